@@ -1,0 +1,31 @@
+"""A step time that no plan of the space can beat, whatever the solver."""
+
+from hexiopt.cost.model import CostModel
+from hexiopt.space import recompute_policies
+
+
+def lower_bound_s(model: CostModel) -> float:
+    """The compute bound, in seconds: every device busy all the time at its best.
+
+    In a step of T seconds a TP group of t devices runs at most T / l micro-batches of b sequences through a
+    layer, l being the layer's forward and backward. Summed over devices: global_batch · layers ≤
+    T · Σ max over (t, b, policy) of b / (t · l). Bubbles, messages, embedding, head, gradient sync, optimiser and
+    memory only add time. The best TP ring of a machine stands for all its groups of that size.
+    """
+    problem = model.problem
+    machines: dict[object, int] = {}
+    example: dict[object, int] = {}
+    for device in problem.usable_devices:
+        m = int(problem.cluster.machine_of[device])
+        kind = problem.cluster.machines[m].kind
+        machines[kind] = machines.get(kind, 0) + 1
+        example.setdefault(kind, m)
+    rate = 0.0
+    for kind, count in machines.items():
+        rate += count * max(
+            size / (site.tp * sum(model.layer_s(site, size, policy)))
+            for site in model.best_sites(example[kind])
+            for size in problem.space.micro_batch_sizes(problem.workload.global_batch)
+            for policy in recompute_policies(problem.workload)
+        )
+    return problem.workload.global_batch * problem.model.num_layers / rate

@@ -1,0 +1,175 @@
+"""Checks a plan against a problem, rule by rule, without trusting whoever made it."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from hexiopt.cost.cost import Cost
+from hexiopt.plan import Pipeline, Plan, Stage, unpriced
+from hexiopt.problem import Problem
+from hexiopt.space import recompute_policies, schedules, sharding_stages
+from hexiopt.units import GIB
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One broken rule; `rule` is a word for programs (`memory` for a device that does not fit), `text` for people."""
+
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def check(problem: Problem, plan: Plan, cost: Cost | None = None) -> list[Violation]:
+    """The rules that `plan` breaks; memory too where its `cost` is given. Empty for a valid plan."""
+    found = [*_devices(problem, plan), *_batch(problem, plan), *_choices(problem, plan)]
+    for p, pipeline in enumerate(plan.pipelines):
+        found += _layers(problem, p, pipeline)
+    if not found:
+        found += _switches(problem, plan)
+    feature = unpriced(plan)
+    if feature is not None:
+        found.append(Violation("unpriced", f"{feature} is part of the plan format but not priced yet"))
+    if cost is not None and not found:
+        found += _memory(problem, plan, cost)
+    return found
+
+
+def _devices(problem: Problem, plan: Plan) -> list[Violation]:
+    cluster, usable, found = problem.cluster, set(problem.usable_devices), []
+    for device, times in Counter(plan.devices()).items():
+        if not 0 <= device < cluster.num_devices:
+            found.append(Violation("device", f"device {device} is not in the cluster"))
+        elif device not in usable:
+            found.append(Violation("exclude", f"device {cluster.device_name(device)} is excluded"))
+        if times > 1:
+            found.append(Violation("device", f"device {cluster.device_name(device)} is used {times} times"))
+    if found:
+        return found
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            for replica in stage.replicas:
+                machines = {int(cluster.machine_of[d]) for d in replica.devices}
+                if not replica.devices:
+                    found.append(Violation("tp", f"stage {s} of pipeline {p} has no device"))
+                elif len(machines) > 1:
+                    names = ", ".join(cluster.machines[m].name for m in sorted(machines))
+                    found.append(
+                        Violation("tp", f"stage {s} of pipeline {p} spans machines {names}; tensor parallelism stays inside one")
+                    )
+                elif len(replica.devices) not in problem.space.allowed_tp(cluster.machines[machines.pop()].num_gpus):
+                    found.append(Violation("tp", f"stage {s} of pipeline {p} has TP degree {len(replica.devices)}, not allowed"))
+    return found
+
+
+def _batch(problem: Problem, plan: Plan) -> list[Violation]:
+    workload, found = problem.workload, []
+    if not plan.pipelines:
+        return [Violation("batch", "the plan has no pipeline")]
+    sizes = problem.space.micro_batch_sizes(workload.global_batch)
+    for p, pipeline in enumerate(plan.pipelines):
+        if pipeline.num_micro_batches < 1:
+            found.append(Violation("batch", f"pipeline {p} has {pipeline.num_micro_batches} micro-batches; at least 1"))
+        if pipeline.micro_batch_size not in sizes:
+            allowed = ", ".join(map(str, sizes))
+            found.append(
+                Violation("batch", f"pipeline {p} has micro-batch size {pipeline.micro_batch_size}; allowed: {allowed}")
+            )
+    total = sum(pipeline.num_sequences for pipeline in plan.pipelines)
+    if total != workload.global_batch:
+        found.append(Violation("batch", f"the pipelines process {total} sequences, the global batch is {workload.global_batch}"))
+    return found
+
+
+def _choices(problem: Problem, plan: Plan) -> list[Violation]:
+    found = []
+    if plan.schedule not in schedules(problem.workload):
+        found.append(Violation("schedule", f"schedule {plan.schedule}; the workload allows {', '.join(schedules(problem.workload))}"))
+    if plan.sharding.stage not in sharding_stages(problem.workload):
+        allowed = ", ".join(map(str, sharding_stages(problem.workload)))
+        found.append(Violation("sharding", f"sharding stage {plan.sharding.stage}; the workload allows {allowed}"))
+    policies = recompute_policies(problem.workload)
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            for policy in set(stage.recompute):
+                if policy not in policies:
+                    found.append(
+                        Violation("recompute", f"stage {s} of pipeline {p} has recompute {policy}; allowed: {', '.join(policies)}")
+                    )
+    space = problem.space
+    if space.num_pipelines is not None and len(plan.pipelines) != space.num_pipelines:
+        found.append(Violation("constraints", f"{len(plan.pipelines)} pipelines; constraints.num_pipelines={space.num_pipelines}"))
+    if space.num_stages is not None:
+        for p, pipeline in enumerate(plan.pipelines):
+            if len(pipeline.stages) != space.num_stages:
+                found.append(
+                    Violation("constraints", f"pipeline {p} has {len(pipeline.stages)} stages; constraints.num_stages={space.num_stages}")
+                )
+    return found
+
+
+def _layers(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
+    total, at = problem.model.num_layers, 0
+    if not pipeline.stages:
+        return [Violation("layers", f"pipeline {p} has no stage")]
+    ranges = len(pipeline.stages[0].layers)
+    if any(len(stage.layers) != ranges for stage in pipeline.stages):
+        return [Violation("layers", f"the stages of pipeline {p} have unequally many layer ranges")]
+    for turn in range(ranges):
+        for s, stage in enumerate(pipeline.stages):
+            first, end = stage.layers[turn]
+            if first != at or end <= first:
+                return [
+                    Violation("layers", f"stage {s} of pipeline {p} holds layers [{first}, {end}); expected a range from {at}")
+                ]
+            at = end
+    if at != total:
+        return [Violation("layers", f"pipeline {p} holds {at} layers, the model has {total}")]
+    return []
+
+
+def _switches(problem: Problem, plan: Plan) -> list[Violation]:
+    space, found = problem.space, []
+    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    if not space.replicas and any(len(stage.replicas) > 1 for stage in stages):
+        found.append(Violation("space.replicas", "a stage is replicated"))
+    if not space.uneven_layers:
+        for p, pipeline in enumerate(plan.pipelines):
+            if _spread([stage.num_layers for stage in pipeline.stages]) > 1:
+                found.append(Violation("space.uneven_layers", f"stages of pipeline {p} differ by more than one layer"))
+    if not space.uneven_tp and len({stage.tp for stage in stages}) > 1:
+        found.append(Violation("space.uneven_tp", "stages differ in TP degree"))
+    if not space.uneven_batch and _spread([p.num_sequences for p in plan.pipelines]) > max(
+        p.micro_batch_size for p in plan.pipelines
+    ):
+        found.append(Violation("space.uneven_batch", "pipelines differ by more than one micro-batch"))
+    if not space.uneven_structure and len({tuple(map(_shape, p.stages)) for p in plan.pipelines}) > 1:
+        found.append(Violation("space.uneven_structure", "pipelines differ in TP degrees or layers"))
+    if not space.recompute_per_stage and len({stage.recompute for stage in stages}) > 1:
+        found.append(Violation("space.recompute_per_stage", "stages differ in recompute policy"))
+    return found
+
+
+def _spread(values: list[int]) -> int:
+    return max(values) - min(values)
+
+
+def _shape(stage: Stage) -> tuple[object, ...]:
+    return (stage.tp, stage.layers)
+
+
+def _memory(problem: Problem, plan: Plan, cost: Cost) -> list[Violation]:
+    found = []
+    for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
+        for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
+            if stage_cost.excess_bytes > 0:
+                names = problem.cluster.device_name(stage.devices[0])
+                found.append(
+                    Violation(
+                        "memory",
+                        f"device {names} (stage {s} of pipeline {p}) needs {stage_cost.memory.total / GIB:.2f} GiB of "
+                        f"{stage_cost.limit_bytes / GIB:.2f} GiB: {stage_cost.excess_bytes / GIB:.2f} GiB too much",
+                    )
+                )
+    return found

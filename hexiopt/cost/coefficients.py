@@ -1,0 +1,37 @@
+"""The coefficients of the cost model that do not belong to a GPU type: name, value, unit, source.
+
+They are data: a plan file carries their hash. Values of a GPU type stand in `gpus.yaml`.
+"""
+
+# Matmul passes of the backward over the forward: one for the input's gradient, one for the weight's.
+GEMM_BACKWARD_PASSES = 2
+# FlashAttention's backward has five matrix products to the forward's two (Dao, arXiv 2307.08691, section 3.1).
+FUSED_ATTENTION_BACKWARD_PASSES = 2.5
+UNFUSED_ATTENTION_BACKWARD_PASSES = 2
+# Kernels of one layer's forward that move memory: two norms, two residual adds, rotary embedding, activation.
+LAYER_MEMORY_KERNELS = 6
+# Elements of a token's hidden vector that norms and residual adds read and write in one layer's forward:
+# a norm reads and writes (2), a residual add reads two and writes one (3), twice each.
+LAYER_HIDDEN_PASSES = 10
+# An element-wise backward reads the saved input and the gradient and writes one: twice the forward's traffic.
+MEMORY_BACKWARD_PASSES = 2
+# Passes over an unfused score matrix in the forward: write scores, softmax reads and writes, values read.
+SCORE_PASSES = 4
+# Passes over the logits in the forward of the loss: maximum, exponential sum, in FP32.
+LOSS_PASSES = 3
+# Bytes of the FP32 copy of a logit that the loss keeps for its backward.
+LOSS_BYTES = 4
+# Collectives of a layer with sequence-parallel norms (Korthikanti et al., arXiv 2205.05198, section 4.2.2):
+# all-gather and reduce-scatter around attention and MLP; the backward gathers the saved inputs again.
+TP_FORWARD_COLLECTIVES = 4
+TP_BACKWARD_COLLECTIVES = 6
+# Bytes that Adam moves for a parameter beside gradient and weight: master and two moments, read and written, FP32.
+ADAM_STATE_TRAFFIC_BYTES = 24
+# What a process holds beside tensors: communicator buffers, 0.25 GiB a process (NCCL's default channels).
+COMMUNICATOR_BYTES = 0.25 * 2**30
+# Share of the transient memory that the caching allocator loses to fragments.
+FRAGMENTATION = 0.05
+
+COEFFICIENTS: dict[str, float] = {
+    name: float(value) for name, value in sorted(globals().items()) if name.isupper() and isinstance(value, int | float)
+}

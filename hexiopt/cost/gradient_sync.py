@@ -1,0 +1,150 @@
+"""Gradient synchronisation across pipelines whose stages and TP degrees differ.
+
+A layer's sharded dimension is cut at the union of all TP boundaries; each slice has one holder per pipeline, and
+slices with the same holders share one buffer and one all-reduce. A group starts when the last backward of its
+holders' stages has ended, so late stages synchronise while early ones still compute. Groups run as rings in the
+order of machines; rings that cross the same interface, uplink, link or device port share it, as in `boundary.py`.
+With tied embeddings, first and last stages hold the matrix together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, lcm, log2
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexiopt.cluster import Cluster
+from hexiopt.model import ModelSpec
+from hexiopt.plan import Pipeline
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SyncGroups:
+    """Groups of devices that hold the same parameters.
+
+    `holders[k]` has shape [groups, devices in a group], devices ascending; `params[k]` shape [groups].
+    """
+
+    holders: tuple[Ints, ...]
+    params: tuple[Floats, ...]
+
+    @property
+    def count(self) -> int:
+        """Groups in all, each one all-reduce."""
+        return sum(len(params) for params in self.params)
+
+
+def slices(degrees: Sequence[int]) -> tuple[list[float], list[list[int]]]:
+    """Widths of the slices between all TP boundaries, and per slice the rank that holds it in each degree."""
+    unit = lcm(*degrees)
+    cuts = sorted({k * (unit // t) for t in set(degrees) for k in range(t + 1)})
+    widths = [(end - start) / unit for start, end in zip(cuts, cuts[1:], strict=False)]
+    ranks = [[start * t // unit for t in degrees] for start in cuts[:-1]]
+    return widths, ranks
+
+
+def sync_groups(pipelines: Sequence[Pipeline], model: ModelSpec) -> SyncGroups:
+    """Who holds what together, for plain stages."""
+    stages = [stage for pipeline in pipelines for stage in pipeline.stages]
+    widest = max(stage.tp for stage in stages)
+    table = np.zeros((len(stages), widest), np.int64)
+    for row, stage in enumerate(stages):
+        table[row, : stage.tp] = stage.devices
+    degree = [stage.tp for stage in stages]
+    offsets = [0]
+    for pipeline in pipelines:
+        offsets.append(offsets[-1] + len(pipeline.stages))
+    rows: dict[int, dict[bytes, list[float]]] = {}
+
+    def add(members: list[int], params: float) -> None:
+        """Slices of a tensor of `params` parameters that the stages `members` hold."""
+        widths, ranks = slices([degree[m] for m in members])
+        if len(members) == 1:
+            return
+        holders = np.sort(table[np.array(members), np.array(ranks)], axis=1)
+        family = rows.setdefault(len(members), {})
+        for row, width in zip(holders, widths, strict=True):
+            family.setdefault(row.tobytes(), [0.0])[0] += width * params
+
+    cuts = sorted({0} | {stage.layers[0][1] for stage in stages})
+    at = [0] * len(pipelines)
+    for first, end in zip(cuts, cuts[1:], strict=False):
+        members = []
+        for k, pipeline in enumerate(pipelines):
+            if pipeline.stages[at[k]].layers[0][1] <= first:
+                at[k] += 1
+            members.append(offsets[k] + at[k])
+        add(members, float(model.layer_params) * (end - first))
+    heads, tails = offsets[:-1], [end - 1 for end in offsets[1:]]
+    if model.tied_embeddings:
+        both = [m for h, t in zip(heads, tails, strict=True) for m in ((h,) if h == t else (h, t))]
+        add(both, float(model.embedding_params))
+    else:
+        add(heads, float(model.embedding_params))
+        add(tails, float(model.head_params))
+    return SyncGroups(
+        tuple(np.frombuffer(b"".join(family), np.int64).reshape(-1, size) for size, family in rows.items()),
+        tuple(np.array([value[0] for value in family.values()]) for family in rows.values()),
+    )
+
+
+class SyncTimes:
+    """Seconds per byte of a parameter, and latency, of every group, all groups at once."""
+
+    def __init__(self, groups: SyncGroups, cluster: Cluster) -> None:
+        self.groups = groups
+        size = cluster.num_devices
+        sources, targets, moved = [], [], []
+        for holders, params in zip(groups.holders, groups.params, strict=True):
+            n = holders.shape[1]
+            sources.append(holders.ravel())
+            targets.append(np.roll(holders, -1, axis=1).ravel())
+            # One pass of a ring: each edge carries (n−1)/n of the buffer.
+            moved.append(np.repeat(params * ((n - 1) / n), n))
+        if not sources:
+            self._per_byte: list[Floats] = []
+            self._latency: list[Floats] = []
+            return
+        codes, where = np.unique(np.concatenate(sources) * size + np.concatenate(targets), return_inverse=True)
+        volume = np.bincount(where, np.concatenate(moved))
+        pair_s, pair_latency_s = self._pairs(cluster, codes, volume)
+        per_edge, latency_per_edge = pair_s[where], pair_latency_s[where]
+        waits = np.zeros(size)  # a device starts its groups one after another
+        self._per_byte, latencies, at = [], [], 0
+        for holders in groups.holders:
+            end = at + holders.size
+            n = holders.shape[1]
+            self._per_byte.append(per_edge[at:end].reshape(holders.shape).max(axis=1))
+            latencies.append(latency_per_edge[at:end].reshape(holders.shape).max(axis=1) * ceil(log2(n)))
+            np.add.at(waits, holders.ravel(), np.repeat(latencies[-1], n))
+            at = end
+        self._latency = [waits[holders].max(axis=1) for holders in groups.holders]
+
+    @staticmethod
+    def _pairs(cluster: Cluster, codes: Ints, volume: Floats) -> tuple[Floats, Floats]:
+        """Per edge (source · devices + target) carrying `volume` parameters: seconds per byte of a parameter,
+        shared, and latency."""
+        network, machine_of, size = cluster.network, cluster.machine_of, cluster.num_devices
+        load: dict[int, float] = {}
+        ways: list[tuple[int, ...]] = []
+        latency_s = np.empty(len(codes))
+        for k, (code, params) in enumerate(zip(codes.tolist(), volume.tolist(), strict=True)):
+            a, b = divmod(code, size)
+            latency_s[k] = network.pair_latency(a, b)
+            if machine_of[a] == machine_of[b]:
+                way: tuple[int, ...] = (-1 - a,)  # the sender's port
+                load[way[0]] = load.get(way[0], 0.0) + params / network.pair_bandwidth(a, b)
+            else:
+                way = network.route(a, b)
+                for resource in way:
+                    load[resource] = load.get(resource, 0.0) + params / float(network.capacity[resource])
+            ways.append(way)
+        return np.array([max(load[r] for r in way) for way in ways]), latency_s
+
+    def pass_s(self, bytes_per_param: float) -> list[Floats]:
+        """Seconds of one ring pass (reduce-scatter or all-gather) of every group, shape as `groups.params`."""
+        return [s * bytes_per_param + wait for s, wait in zip(self._per_byte, self._latency, strict=True)]

@@ -1,0 +1,120 @@
+"""The exact recurrence of a pipeline schedule with unequal stages.
+
+A stage runs its operations in the order of the schedule; a message to a neighbour starts when its operation
+ends and the messages before it on the same link and direction are through; receives are posted early, so a
+stage computes while messages travel. `simulate.py` replays the same rules event by event.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_TOLERANCE = 1e-13
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineTimes:
+    """When each stage ends its last backward, and when the pipeline does. Seconds from the step's start."""
+
+    stage_end_s: tuple[float, ...]
+    end_s: float
+
+
+def gpipe(
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    send_forward_s: Sequence[float],
+    send_backward_s: Sequence[float],
+    num_micro_batches: int,
+) -> PipelineTimes:
+    """All forwards, then all backwards.
+
+    Equal jobs through servers in a row: the last leaves at Σ + (M−1)·max over stages and links (the makespan of
+    a proportionate flow shop; Pinedo, "Scheduling", section 6.1), once forward and once back.
+    `send_forward_s[i]` is stage i to i+1, `send_backward_s[i]` stage i+1 to i: one fewer than stages.
+    """
+    more = num_micro_batches - 1
+    turn = sum(forward_s) + sum(send_forward_s) + more * max((*forward_s, *send_forward_s))
+    ends = []
+    total, slowest = turn, 0.0
+    for i in range(len(backward_s) - 1, -1, -1):
+        if i < len(send_backward_s):
+            total += send_backward_s[i]
+            slowest = max(slowest, send_backward_s[i])
+        total += backward_s[i]
+        slowest = max(slowest, backward_s[i])
+        ends.append(total + more * slowest)
+    ends.reverse()
+    return PipelineTimes(tuple(ends), max(ends))
+
+
+def one_f_one_b(
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    send_forward_s: Sequence[float],
+    send_backward_s: Sequence[float],
+    num_micro_batches: int,
+) -> PipelineTimes:
+    """1F1B (Narayanan et al., PipeDream-Flush): stage i of p warms up with p−1−i forwards, then alternates.
+
+    In round j stage i runs forward p−1−i+j and backward j, where they exist. The steady rounds are a max-plus
+    linear system: once the whole state has moved by one constant over c rounds it does so for ever (Baccelli et
+    al., "Synchronization and Linearity", theorem 3.109), so the remaining rounds are extrapolated.
+    """
+    p, m = len(forward_s), num_micro_batches
+    last = p - 1
+    if last == 0:
+        end = m * (forward_s[0] + backward_s[0])
+        return PipelineTimes((end,), end)
+    busy = [0.0] * p  # when a stage ends its latest operation
+    arrived = [0.0] * p  # when the latest forward message reached stage i; also when link i−1 → i is free
+    returned = [0.0] * p  # when the latest backward message left link i → i−1
+    history: deque[list[float]] = deque(maxlen=p)
+    steady_end = m - p  # the last round in which every stage runs both operations
+    j = -last
+    while j < m:
+        ready = arrived[:]  # messages of the rounds before
+        for i in range(max(0, last + j - m + 1), min(p, p + j)):
+            start = busy[i] if busy[i] > ready[i] else ready[i]
+            busy[i] = end = start + forward_s[i]
+            if i < last:
+                free = arrived[i + 1]
+                arrived[i + 1] = (end if end > free else free) + send_forward_s[i]
+        if j >= 0:
+            came = 0.0
+            for i in range(last, -1, -1):
+                start = busy[i] if busy[i] > came else came
+                busy[i] = end = start + backward_s[i]
+                if i:
+                    free = returned[i]
+                    returned[i] = came = (end if end > free else free) + send_backward_s[i - 1]
+            if j < steady_end:
+                state = busy + arrived[1:] + returned[1:]
+                skip = _skippable(state, history, steady_end - j)
+                if skip:
+                    rounds, shift = skip
+                    j += rounds
+                    busy = [x + shift for x in busy]
+                    arrived = [0.0, *(x + shift for x in arrived[1:])]
+                    returned = [0.0, *(x + shift for x in returned[1:])]
+                    steady_end = -1
+                else:
+                    history.append(state)
+        j += 1
+    return PipelineTimes(tuple(busy), max(busy))
+
+
+def _skippable(
+    state: list[float], history: deque[list[float]], remaining: int
+) -> tuple[int, float] | None:
+    """How many of the `remaining` rounds repeat an earlier period, and by how much time they move the state."""
+    tolerance = _TOLERANCE * state[0]
+    for period, before in enumerate(reversed(history), start=1):
+        shift = state[0] - before[0]
+        if all(abs(x - y - shift) <= tolerance for x, y in zip(state, before, strict=True)):
+            times = remaining // period
+            return (times * period, times * shift) if times else None
+    return None
+
+
+SCHEDULE_TIMES = {"gpipe": gpipe, "1f1b": one_f_one_b}

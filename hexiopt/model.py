@@ -1,0 +1,466 @@
+"""The shape of a decoder-only transformer: what it stores (parameters) and computes (FLOPs), exactly."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from hexiopt.errors import InputError
+
+RANGES: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "num_layers": (1, 10_000),
+        "hidden_size": (1, 2**20),
+        "num_heads": (1, 2**16),
+        "num_kv_heads": (1, 2**16),
+        "head_dim": (1, 2**16),
+        "ffn_size": (1, 2**22),
+        "vocab_size": (1, 2**24),
+        "max_positions": (1, 2**27),
+        "projected_embedding": (1, 2**20),
+        "attention_window": (1, 2**27),
+    }
+)
+MAX_NORM_EPS = 1.0
+MAX_ROPE_THETA = 1e12
+MAX_NAME = 200
+_MAY_BE_NONE = ("projected_embedding", "attention_window")
+_DEFAULTS = {"norm_eps": 1e-5, "rope_theta": 10_000.0}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a `model_type` of Hugging Face fixes, and the names its `config.json` gives the rest.
+
+    `keys` maps fields of `ModelSpec` to keys of `config.json`; what has no key there is fixed: a bias to the
+    value given here (None: as `attention_bias`), key-value heads to the query heads, `head_dim` to
+    hidden_size / num_heads. `learned_rows` are the rows of a learned position embedding beyond
+    `max_positions`, None for RoPE. `gated` has a gated MLP and RMSNorm, else a plain MLP and LayerNorm.
+    """
+
+    keys: Mapping[str, str]
+    gated: bool
+    learned_rows: int | None
+    attention_bias: bool
+    output_bias: bool | None
+    mlp_bias: bool | None
+    tied_embeddings: bool
+    qk_norm: bool = False
+
+
+_PLAIN = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "ffn_size": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "max_positions": "max_position_embeddings",
+    "tied_embeddings": "tie_word_embeddings",
+    "activation": "hidden_act",
+}
+_GROUPED = _PLAIN | {
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "norm_eps": "rms_norm_eps",
+    "rope_theta": "rope_theta",
+    "attention_window": "sliding_window",
+}
+_LLAMA = {name: key for name, key in _GROUPED.items() if name != "attention_window"}
+
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
+    {
+        "llama": Architecture(
+            keys=_LLAMA | {"attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
+            gated=True,
+            learned_rows=None,
+            attention_bias=False,
+            output_bias=None,
+            mlp_bias=False,
+            tied_embeddings=False,
+        ),
+        "mistral": Architecture(
+            keys=_GROUPED,
+            gated=True,
+            learned_rows=None,
+            attention_bias=False,
+            output_bias=False,
+            mlp_bias=False,
+            tied_embeddings=False,
+        ),
+        "qwen2": Architecture(
+            keys=_GROUPED,
+            gated=True,
+            learned_rows=None,
+            attention_bias=True,
+            output_bias=False,
+            mlp_bias=False,
+            tied_embeddings=False,
+        ),
+        "qwen3": Architecture(
+            keys=_GROUPED | {"attention_bias": "attention_bias"},
+            gated=True,
+            learned_rows=None,
+            attention_bias=False,
+            output_bias=None,
+            mlp_bias=False,
+            tied_embeddings=False,
+            qk_norm=True,
+        ),
+        "gpt2": Architecture(
+            keys={
+                "num_layers": "n_layer",
+                "hidden_size": "n_embd",
+                "num_heads": "n_head",
+                "ffn_size": "n_inner",
+                "vocab_size": "vocab_size",
+                "max_positions": "n_positions",
+                "tied_embeddings": "tie_word_embeddings",
+                "activation": "activation_function",
+                "norm_eps": "layer_norm_epsilon",
+            },
+            gated=False,
+            learned_rows=0,
+            attention_bias=True,
+            output_bias=True,
+            mlp_bias=True,
+            tied_embeddings=True,
+        ),
+        "gpt_neo": Architecture(
+            keys=_PLAIN
+            | {
+                "num_layers": "num_layers",
+                "num_heads": "num_heads",
+                "activation": "activation_function",
+                "norm_eps": "layer_norm_epsilon",
+                "attention_window": "window_size",
+            },
+            gated=False,
+            learned_rows=0,
+            attention_bias=False,
+            output_bias=True,
+            mlp_bias=True,
+            tied_embeddings=True,
+        ),
+        "gpt_neox": Architecture(
+            keys=_PLAIN
+            | {
+                "norm_eps": "layer_norm_eps",
+                "rope_theta": "rotary_emb_base",
+                "attention_bias": "attention_bias",
+            },
+            gated=False,
+            learned_rows=None,
+            attention_bias=True,
+            output_bias=None,
+            mlp_bias=True,
+            tied_embeddings=False,
+        ),
+        "opt": Architecture(
+            keys=_PLAIN
+            | {
+                "ffn_size": "ffn_dim",
+                "activation": "activation_function",
+                "attention_bias": "enable_bias",
+                "final_norm": "do_layer_norm_before",
+                "projected_embedding": "word_embed_proj_dim",
+            },
+            gated=False,
+            learned_rows=2,
+            attention_bias=True,
+            output_bias=None,
+            mlp_bias=None,
+            tied_embeddings=True,
+        ),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A decoder-only transformer's shape, checked once; edit it with `dataclasses.replace`.
+
+    All layers are alike. `attention_window` (tokens; None: full attention) is recorded, not planned with: the
+    FLOPs below are those of full causal attention. It holds for every layer, in GPT-Neo for every second one.
+    `norm_eps`, `activation`, `rope_theta` and `rope_type` do not change the shape; training needs them.
+
+    Raises InputError where a value is out of `RANGES` or the architecture cannot have it.
+    """
+
+    name: str
+    architecture: str
+    """A key of `ARCHITECTURES`."""
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_size: int
+    vocab_size: int
+    max_positions: int
+    tied_embeddings: bool = False
+    """The LM head is the token embedding's matrix."""
+    attention_bias: bool = False
+    """Of the query, key and value projections."""
+    mlp_bias: bool = False
+    """Of every projection of the MLP."""
+    final_norm: bool = True
+    projected_embedding: int | None = None
+    """Width of a token embedding that is projected to hidden_size and back (OPT-350M); None elsewhere."""
+    attention_window: int | None = None
+    activation: str = "silu"
+    norm_eps: float = _DEFAULTS["norm_eps"]
+    rope_theta: float = _DEFAULTS["rope_theta"]
+    rope_type: str = "default"
+    """`default` is plain RoPE; other names are Hugging Face's rules for stretching it."""
+
+    def __post_init__(self) -> None:
+        if not _is_word(self.name):
+            raise InputError(f"model: the name must be printable text of at most {MAX_NAME} characters")
+        if not isinstance(self.architecture, str) or self.architecture not in ARCHITECTURES:
+            self._fail(f"the architecture is not modelled; known: {', '.join(ARCHITECTURES)}")
+        self._check_values()
+        self._check_architecture()
+
+    def _check_values(self) -> None:
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            if value is None and name in _MAY_BE_NONE:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                self._fail(f"{name} must be a whole number from {low} to {high}")
+        for name in ("tied_embeddings", "attention_bias", "mlp_bias", "final_norm"):
+            if not isinstance(getattr(self, name), bool):
+                self._fail(f"{name} must be true or false")
+        for name, most in (("norm_eps", MAX_NORM_EPS), ("rope_theta", MAX_ROPE_THETA)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+                self._fail(f"{name} must be a number above 0 and at most {most:g}")
+        for name in ("activation", "rope_type"):
+            if not _is_word(getattr(self, name)):
+                self._fail(f"{name} must be a word of at most {MAX_NAME} characters")
+        if self.num_heads % self.num_kv_heads:
+            self._fail(
+                f"{self.num_heads} heads are not a multiple of {self.num_kv_heads} key-value heads; "
+                "every key-value head serves equally many heads"
+            )
+
+    def _check_architecture(self) -> None:
+        """Refuse what `config.json` of this architecture could not say."""
+        keys = self._facts.keys
+        for name in ("attention_bias", "mlp_bias"):
+            fixed = getattr(self._facts, name)
+            fixed = self.attention_bias if fixed is None else fixed
+            if name not in keys and getattr(self, name) is not fixed:
+                self._fail(f"{self.architecture} has {name} {str(fixed).lower()}; set it so")
+        if "num_kv_heads" not in keys and self.num_kv_heads != self.num_heads:
+            self._fail(f"{self.architecture} has as many key-value heads as heads; state {self.num_heads}")
+        if "head_dim" not in keys and self.head_dim * self.num_heads != self.hidden_size:
+            self._fail(
+                f"hidden_size {self.hidden_size} is not {self.num_heads} heads times head_dim "
+                f"{self.head_dim}; {self.architecture} needs it equal"
+            )
+        if "rope_theta" in keys and self._facts.gated and self.head_dim % 2:
+            self._fail(f"head_dim {self.head_dim} is odd; rotary positions turn pairs, make it even")
+        if "final_norm" not in keys and not self.final_norm:
+            self._fail(f"{self.architecture} always has a final norm; set final_norm true")
+        for name in _MAY_BE_NONE:
+            if name not in keys and getattr(self, name) is not None:
+                self._fail(f"{self.architecture} has no {name}; leave it out")
+        if self.projected_embedding == self.hidden_size:
+            self._fail("projected_embedding equals hidden_size, so nothing is projected; leave it out")
+
+        for name, only in _DEFAULTS.items():
+            if name not in keys and getattr(self, name) != only:
+                self._fail(f"{self.architecture} cannot state {name}; leave it at {only!r}")
+        if self.rope_type != "default" and "rope_theta" not in keys:
+            self._fail(f"{self.architecture} learns its positions; leave rope_type at 'default'")
+        if self.architecture == "gpt_neo" and self.attention_window is not None and self.num_layers == 1:
+            self._fail("in gpt_neo every second layer has the attention_window; with one layer leave it out")
+
+    def _fail(self, rule: str) -> NoReturn:
+        raise InputError(f"model {self.name}: {rule}")
+
+    # What the architecture fixes
+
+    @property
+    def _facts(self) -> Architecture:
+        return ARCHITECTURES[self.architecture]
+
+    @property
+    def gated_mlp(self) -> bool:
+        """The MLP multiplies an activated projection with a plain one (three matrices, not two)."""
+        return self._facts.gated
+
+    @property
+    def norm_bias(self) -> bool:
+        """Norms are LayerNorm (weight and bias), not RMSNorm (weight)."""
+        return not self._facts.gated
+
+    @property
+    def qk_norm(self) -> bool:
+        """Queries and keys are normed per head, one weight of head_dim for all heads."""
+        return self._facts.qk_norm
+
+    @property
+    def output_bias(self) -> bool:
+        """Bias of attention's output projection."""
+        fixed = self._facts.output_bias
+        return self.attention_bias if fixed is None else fixed
+
+    @property
+    def learned_positions(self) -> int:
+        """Rows of the learned position embedding; 0 with RoPE."""
+        extra = self._facts.learned_rows
+        return 0 if extra is None else self.max_positions + extra
+
+    # Widths
+
+    @property
+    def embedding_size(self) -> int:
+        """Width of the token embedding and of the LM head."""
+        return self.hidden_size if self.projected_embedding is None else self.projected_embedding
+
+    @property
+    def q_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key heads together, which is that of all value heads."""
+        return self.num_kv_heads * self.head_dim
+
+    # Parameters
+
+    @property
+    def attention_q_params(self) -> int:
+        """Query projection of one layer with its bias; tensor parallelism splits it by heads."""
+        return (self.hidden_size + self.attention_bias) * self.q_size
+
+    @property
+    def attention_kv_params(self) -> int:
+        """Key and value projections of one layer with their biases; split by key-value heads."""
+        return 2 * (self.hidden_size + self.attention_bias) * self.kv_size
+
+    @property
+    def attention_out_params(self) -> int:
+        """Weight of attention's output projection of one layer; split by heads."""
+        return self.q_size * self.hidden_size
+
+    @property
+    def mlp_params(self) -> int:
+        """MLP weights of one layer, and the biases inside it; split by columns of ffn_size."""
+        inward = 2 if self.gated_mlp else 1
+        return (inward * (self.hidden_size + self.mlp_bias) + self.hidden_size) * self.ffn_size
+
+    @property
+    def replicated_layer_params(self) -> int:
+        """Norms and output biases of one layer: every tensor-parallel rank holds all of them."""
+        norms = 2 * self._norm_params + (2 * self.head_dim if self.qk_norm else 0)
+        return norms + (self.output_bias + self.mlp_bias) * self.hidden_size
+
+    @property
+    def layer_params(self) -> int:
+        """One decoder layer: the sum of the five parts above."""
+        return (
+            self.attention_q_params
+            + self.attention_kv_params
+            + self.attention_out_params
+            + self.mlp_params
+            + self.replicated_layer_params
+        )
+
+    @property
+    def vocabulary_params(self) -> int:
+        """The matrix of the token embedding, and of the LM head; tied, first and last stage both hold it."""
+        return self.vocab_size * self.embedding_size
+
+    @property
+    def embedding_params(self) -> int:
+        """Token embedding, learned positions and the projection to hidden_size."""
+        return self.vocabulary_params + self.learned_positions * self.hidden_size + self._projection
+
+    @property
+    def final_norm_params(self) -> int:
+        """The norm after the last layer."""
+        return self._norm_params if self.final_norm else 0
+
+    @property
+    def head_params(self) -> int:
+        """Final norm, projection from hidden_size, and the LM head's own matrix (none if tied)."""
+        own = 0 if self.tied_embeddings else self.vocabulary_params
+        return self.final_norm_params + self._projection + own
+
+    @property
+    def num_params(self) -> int:
+        """All parameters, a tied matrix once: the count that is published."""
+        return self.embedding_params + self.num_layers * self.layer_params + self.head_params
+
+    @property
+    def _norm_params(self) -> int:
+        return self.hidden_size * (2 if self.norm_bias else 1)
+
+    @property
+    def _projection(self) -> int:
+        return 0 if self.projected_embedding is None else self.projected_embedding * self.hidden_size
+
+    # FLOPs; a multiply-add counts two
+
+    @property
+    def layer_gemm_flops_per_token(self) -> int:
+        """Forward FLOPs per token of one layer's weight matrices: 2·(h·(2q + 2kv) + m·h·f).
+
+        h, q, kv, f are hidden_size, q_size, kv_size, ffn_size; m is 3 with a gated MLP, else 2.
+        """
+        attention = self.hidden_size * 2 * (self.q_size + self.kv_size)
+        mlp = (3 if self.gated_mlp else 2) * self.hidden_size * self.ffn_size
+        return 2 * (attention + mlp)
+
+    def attention_flops_per_token(self, seq_len: int) -> int:
+        """Forward FLOPs per token of one layer's scores and weighted values: 2·s·q, causal half of 4·s·q."""
+        return 2 * seq_len * self.q_size
+
+    @property
+    def embedding_flops_per_token(self) -> int:
+        """Forward FLOPs per token before the first layer: the projection 2·e·h; a look-up is no FLOP."""
+        return 2 * self._projection
+
+    @property
+    def head_flops_per_token(self) -> int:
+        """Forward FLOPs per token after the last layer: LM head 2·e·V, and the projection 2·h·e if any."""
+        return 2 * (self.vocabulary_params + self._projection)
+
+    def model_flops_per_token(self, seq_len: int) -> int:
+        """Training FLOPs per token at `seq_len` tokens; this defines MFU.
+
+        Three times the forward (backward is two): 3·(L·(layer GEMMs + causal attention) + embedding + head),
+        without recompute. Megatron-LM's count (arXiv 2104.04473, less its recompute) is the same but for
+        attention, which it counts whole.
+        """
+        layer = self.layer_gemm_flops_per_token + self.attention_flops_per_token(seq_len)
+        return 3 * (self.num_layers * layer + self.embedding_flops_per_token + self.head_flops_per_token)
+
+    # As a mapping
+
+    def to_dict(self) -> dict[str, Any]:
+        """A `config.json` mapping of JSON values, from which the reader gives back an equal `ModelSpec`."""
+        out: dict[str, Any] = {"name": self.name, "model_type": self.architecture}
+        for name, key in self._facts.keys.items():
+            value = getattr(self, name)
+            out[key] = float(value) if name in ("norm_eps", "rope_theta") else value
+        if "rope_theta" in self._facts.keys and self.rope_type != "default":
+            out["rope_scaling"] = {"rope_type": self.rope_type}
+        if self.architecture in ("qwen2", "qwen3"):
+            out |= {"use_sliding_window": self.attention_window is not None, "max_window_layers": 0}
+        if self.architecture == "gpt_neo":
+            kinds = ["global"] if self.attention_window is None else ["global", "local"]
+            repeats, rest = divmod(self.num_layers, len(kinds))
+            out["attention_types"] = [[kinds, repeats]] * (repeats > 0) + [[["global"], 1]] * rest
+            out["window_size"] = self.attention_window or 256
+        if self.architecture == "opt":
+            out["word_embed_proj_dim"] = self.embedding_size
+        return out
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable() and bool(value.strip()) and len(value) <= MAX_NAME

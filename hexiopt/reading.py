@@ -1,0 +1,269 @@
+"""Users' files and mappings, read as data: bounded in size, without tags, anchors, duplicates or NaN.
+
+Every refusal is an `InputError` that names file and key.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from hexiopt.errors import InputError, closest
+
+MAX_FILE_BYTES = 2**20
+MAX_DEPTH = 64
+_REQUIRED: Any = object()
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Plain YAML data: no tags, no anchors, no duplicate keys, and `1e9` is a number as in YAML 1.2."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            self._refuse(event, "anchors and aliases are not read; write the values out")
+        if getattr(event, "tag", None) is not None:
+            self._refuse(event, f"the tag {event.tag!r} is not read; files are plain data, remove it")
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            self._refuse(event, f"nested deeper than {MAX_DEPTH} levels; flatten the file")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen and isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key.value!r} stands twice; keep one", problem_mark=key.start_mark
+                )
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+        return super().construct_mapping(node, deep)
+
+    def _refuse(self, event: Any, problem: str) -> NoReturn:
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+
+
+_PlainLoader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_PlainLoader.add_implicit_resolver(  # type: ignore[no-untyped-call]
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in out:
+            raise ValueError(f"the key {key!r} stands twice; keep one")
+        out[key] = value
+    return out
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a number of JSON; write a finite value")
+
+
+def parse(text: str, where: str, *, as_json: bool) -> Any:
+    """The plain data in `text`. Raises InputError naming `where` for whatever is not plain data."""
+    try:
+        if as_json:
+            return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        return yaml.load(text, Loader=_PlainLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        raise InputError(f"{where}{line}: {error.problem or error.context or 'malformed YAML'}") from None
+    except RecursionError:
+        raise InputError(f"{where}: nested too deeply; flatten the file") from None
+    except (yaml.YAMLError, ValueError) as error:
+        kind = "JSON" if as_json else "YAML"
+        raise InputError(f"{where}: malformed {kind}: {str(error).splitlines()[0]}; mend the file") from None
+
+
+def read_text(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> str:
+    """The UTF-8 text of a regular file of at most `max_bytes` bytes. Raises InputError otherwise."""
+    try:
+        if not path.is_file():
+            reason = "is not a regular file" if path.exists() else "does not exist"
+            raise InputError(f"{path}: the file {reason}; check the path")
+        with path.open("rb") as file:
+            raw = file.read(max_bytes + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{str(path)!r}: cannot be read ({error}); check path and permissions") from None
+    if len(raw) > max_bytes:
+        raise InputError(f"{path}: larger than {max_bytes / 2**20:g} MiB, the most that is read; shorten it")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8 text; save it as UTF-8") from None
+
+
+def read_mapping(path: str | Path, *, max_bytes: int = MAX_FILE_BYTES) -> dict[str, Any]:
+    """The mapping in a `.json`, `.yaml` or `.yml` file. Raises InputError for anything else."""
+    path = Path(path)
+    text = read_text(path, max_bytes=max_bytes)
+    return as_mapping(parse(text, str(path), as_json=path.suffix == ".json"), str(path))
+
+
+def as_mapping(data: Any, where: str) -> dict[str, Any]:
+    """`data` as a mapping with text keys. Raises InputError naming `where` otherwise."""
+    if not isinstance(data, Mapping):
+        raise InputError(f"{where}: {_shown(data)} is not a mapping of keys to values; see the file format")
+    for key in data:
+        if not isinstance(key, str):
+            raise InputError(f"{where}: the key {_shown(key)} is not text; quote it")
+    return dict(data)
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer beyond Python's limit of printable digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class Section:
+    """One mapping of a user's input, taken key by key; `done()` refuses what was not taken.
+
+    `where` names the mapping in errors, such as `my.yaml: machines[0]`.
+    """
+
+    def __init__(self, data: Any, where: str) -> None:
+        self.where = where
+        self._data = as_mapping(data, where)
+        self._taken: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._data
+
+    def at(self, key: str | int) -> str:
+        """The name of `key` in errors."""
+        if isinstance(key, int):
+            return f"{self.where}[{key}]"
+        return f"{self.where}{'.' if ': ' in self.where else ': '}{key}"
+
+    def keys(self) -> list[str]:
+        """All keys, in the order of the file."""
+        return list(self._data)
+
+    def fail(self, key: str, rule: str) -> NoReturn:
+        """Refuse the value of `key` for breaking `rule` (which ends in the remedy)."""
+        raise InputError(f"{self.at(key)}: {_shown(self._data.get(key))} {rule}")
+
+    def raw(self, key: str, default: Any = _REQUIRED) -> Any:
+        """The value of `key` as it stands; raises InputError if missing without a default, or null."""
+        self._taken.add(key)
+        if key not in self._data:
+            if default is _REQUIRED:
+                raise InputError(f"{self.at(key)}: is missing; state it")
+            return default
+        value = self._data[key]
+        if value is None and default is not None:
+            raise InputError(
+                f"{self.at(key)}: is unknown (null); state it, or measure it with 'hexiopt profile'"
+            )
+        return value
+
+    def number(
+        self,
+        key: str,
+        *,
+        above: float | None = None,
+        at_least: float | None = None,
+        at_most: float,
+        default: Any = _REQUIRED,
+    ) -> Any:
+        """A finite number within the stated range (float), or `default` where the key is absent."""
+        value = self.raw(key, default)
+        if value is default and (key not in self._data or value is None):
+            return value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.fail(key, f"is not a number; state one {_span(above, at_least, at_most)}")
+        if isinstance(value, float) and not math.isfinite(value):
+            self.fail(key, f"is not finite; state a number {_span(above, at_least, at_most)}")
+        if (
+            (above is not None and value <= above)
+            or (at_least is not None and value < at_least)
+            or value > at_most
+        ):
+            self.fail(key, f"is out of range; it must be {_span(above, at_least, at_most)}")
+        return float(value)
+
+    def integer(self, key: str, *, at_least: int, at_most: int, default: Any = _REQUIRED) -> Any:
+        """A whole number within the stated range (int), or `default` where the key is absent."""
+        value = self.number(key, at_least=at_least, at_most=at_most, default=default)
+        if value is default and (key not in self._data or value is None):
+            return value
+        if value != int(value):
+            self.fail(key, f"is not a whole number; state one {_span(None, at_least, at_most)}")
+        return int(value)
+
+    def text(self, key: str, *, choices: Iterable[str] | None = None, default: Any = _REQUIRED) -> Any:
+        """Text, one of `choices` where given, or `default` where the key is absent."""
+        value = self.raw(key, default)
+        if value is default and (key not in self._data or value is None):
+            return value
+        if not isinstance(value, str) or not value:
+            self.fail(key, "is not text; write a word")
+        if choices is not None and value not in (known := sorted(choices)):
+            self.fail(key, f"is not known; {closest(value, known)}")
+        return value
+
+    def flag(self, key: str, default: Any = _REQUIRED) -> Any:
+        """true or false, or `default` where the key is absent."""
+        value = self.raw(key, default)
+        if value is default and (key not in self._data or value is None):
+            return value
+        if not isinstance(value, bool):
+            self.fail(key, "is not true or false; write one of them")
+        return value
+
+    def section(self, key: str, *, optional: bool = False) -> "Section":
+        """The mapping under `key`; an empty one where it is absent and `optional`."""
+        return Section(self.raw(key, {} if optional else _REQUIRED), self.at(key))
+
+    def items(self, key: str, *, optional: bool = False) -> list[Any]:
+        """The list under `key`; an empty one where it is absent and `optional`."""
+        value = self.raw(key, [] if optional else _REQUIRED)
+        if not isinstance(value, list | tuple):
+            self.fail(key, "is not a list; write [...]")
+        return list(value)
+
+    def sections(self, key: str, *, optional: bool = False) -> list["Section"]:
+        """The mappings of the list under `key`."""
+        items = self.items(key, optional=optional)
+        return [Section(item, f"{self.at(key)}[{i}]") for i, item in enumerate(items)]
+
+    def each(self, key: str, check: Callable[[Any], bool], rule: str, *, optional: bool = False) -> list[Any]:
+        """The list under `key`, every item passing `check`; `rule` says what an item must be."""
+        values = self.items(key, optional=optional)
+        for i, value in enumerate(values):
+            if not check(value):
+                raise InputError(f"{self.at(key)}[{i}]: {_shown(value)} {rule}")
+        return values
+
+    def done(self) -> None:
+        """Refuse keys that nothing has taken. Raises InputError naming the first and its likely meaning."""
+        for key in self._data:
+            if key not in self._taken:
+                raise InputError(f"{self.at(key)}: unknown key; {closest(key, self._taken)}")
+
+
+def _span(above: float | None, at_least: float | None, at_most: float) -> str:
+    bounds = [("above", above), ("at least", at_least), ("at most", at_most)]
+    return " and ".join(f"{word} {bound:,.12g}" for word, bound in bounds if bound is not None)

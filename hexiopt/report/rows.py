@@ -1,0 +1,218 @@
+"""A plan as rows of numbers, pipelines that are alike in one row: what tables and pictures show."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from hexiopt.cost.cost import Cost, StageCost
+from hexiopt.plan import Pipeline, Plan, Stage
+from hexiopt.problem import Problem
+from hexiopt.report.style import FULL_MEMORY, device_ranges, gib, gpu_names
+
+# Of the slowest stage, what another may lack to be called slowest too.
+_TIE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class StageRow:
+    """One stage: its choices in words, its costs in seconds (per micro-batch) and bytes."""
+
+    stage: int
+    devices: tuple[int, ...]
+    place: str  # b:0-3 (rtx_3090)
+    gpus: str
+    tp: str
+    layers: str
+    num_layers: int
+    recompute: str
+    compute_s: float  # forward and backward
+    busy: float  # share of the step
+    send_s: float | None  # to the next stage and back; None after the last
+    cost: StageCost
+    binds: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRow:
+    """Pipelines that are alike, shown by the slowest of them. `number` is the shown one's in the plan."""
+
+    number: int
+    hue: int
+    members: tuple[int, ...]
+    num_micro_batches: int
+    micro_batch_size: int
+    end_s: float
+    longest: bool
+    stages: tuple[StageRow, ...]
+
+    @property
+    def title(self) -> str:
+        """`2`, or `2 ×32` where it stands for 32 pipelines."""
+        return f"{self.number}" + (f" ×{len(self.members)}" if len(self.members) > 1 else "")
+
+    @property
+    def batch(self) -> str:
+        """Micro-batches times their size."""
+        return f"{self.num_micro_batches:,} × {self.micro_batch_size}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRows:
+    """The pipelines to show, and how many are left out."""
+
+    pipelines: tuple[PipelineRow, ...]
+    num_left_out: int
+
+    @property
+    def note(self) -> str:
+        """What is not shown one by one, as a sentence; empty where all is."""
+        parts = []
+        if any(len(row.members) > 1 for row in self.pipelines):
+            parts.append("×N: pipelines alike in machines, TP, layers and micro-batches, shown by the slowest")
+        if self.num_left_out:
+            parts.append(f"{self.num_left_out:,} pipelines of other shapes left out")
+        return "; ".join(parts)
+
+
+def alike_pipelines(problem: Problem, plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """Pipelines grouped by machine kinds, TP, layers, recompute and micro-batches, in the order of the plan."""
+    cluster = problem.cluster
+    numbers: dict[Hashable, int] = {}
+    kinds = [numbers.setdefault(machine.kind, len(numbers)) for machine in cluster.machines]
+    machine_of: list[int] = cluster.machine_of.tolist()
+
+    def stage_key(stage: Stage) -> Hashable:
+        parts = tuple(
+            (kinds[machine_of[replica.devices[0]]], len(replica.devices), replica.samples, replica.heads)
+            for replica in stage.replicas
+        )
+        sequence = stage.sequence and tuple(
+            (group.tokens, group.heads, tuple(kinds[machine_of[d]] for d in group.devices))
+            for group in stage.sequence.groups
+        )
+        return parts, sequence, stage.layers, stage.recompute
+
+    groups: dict[Hashable, list[int]] = {}
+    for index, pipeline in enumerate(plan.pipelines):
+        key = (
+            tuple(stage_key(stage) for stage in pipeline.stages),
+            pipeline.num_micro_batches,
+            pipeline.micro_batch_size,
+        )
+        groups.setdefault(key, []).append(index)
+    return tuple(tuple(group) for group in groups.values())
+
+
+def plan_rows(
+    problem: Problem, plan: Plan, cost: Cost, *, max_pipelines: int = 12, max_stages: int = 64
+) -> PlanRows:
+    """One row a pipeline, or a kind of pipeline where there are more than `max_pipelines` pipelines.
+
+    Where even the kinds are more than `max_pipelines`, or their stages more than `max_stages`, the longest
+    pipeline, the one with the least room in memory and then the most frequent are kept, one at least.
+    """
+    num_stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
+    if len(plan.pipelines) <= max_pipelines and num_stages <= max_stages:
+        groups = tuple((index,) for index in range(len(plan.pipelines)))
+    else:
+        groups = alike_pipelines(problem, plan)
+    longest_s = max(priced.end_s for priced in cost.pipelines)
+    tightest = cost.binding_stage()[0]
+
+    def urgency(group: tuple[int, ...]) -> tuple[bool, bool, int]:
+        is_longest = any(cost.pipelines[index].end_s == longest_s for index in group)
+        return not is_longest, tightest not in group, -len(group)
+
+    kept: list[tuple[int, ...]] = []
+    room = max_stages
+    for group in sorted(groups, key=urgency):
+        need = len(plan.pipelines[group[0]].stages)
+        if kept and (len(kept) == max_pipelines or need > room):
+            break
+        kept.append(group)
+        room -= need
+    kept.sort()
+    shown = {group: max(group, key=lambda index: cost.pipelines[index].end_s) for group in kept}
+    rows = tuple(
+        _pipeline_row(problem, plan, cost, number, hue, group, longest_s)
+        for hue, (group, number) in enumerate(shown.items())
+    )
+    return PlanRows(rows, len(plan.pipelines) - sum(len(group) for group in kept))
+
+
+def _pipeline_row(
+    problem: Problem,
+    plan: Plan,
+    cost: Cost,
+    number: int,
+    hue: int,
+    members: tuple[int, ...],
+    longest_s: float,
+) -> PipelineRow:
+    pipeline, priced = plan.pipelines[number], cost.pipelines[number]
+    # That the only pipeline is the longest goes without saying.
+    longest = priced.end_s == longest_s and len(plan.pipelines) > 1
+    times = [stage.forward_s + stage.backward_s for stage in priced.stages]
+    slow_s = max(times) * (1 - _TIE)
+    uneven = min(times) < slow_s
+    rows = []
+    for index, (stage, stage_cost, compute_s) in enumerate(
+        zip(pipeline.stages, priced.stages, times, strict=True)
+    ):
+        slowest = compute_s >= slow_s
+        binds = (["longest"] if longest and slowest else []) + (["slowest"] if slowest and uneven else [])
+        if stage_cost.excess_bytes > 0:
+            binds.append(f"+{gib(stage_cost.excess_bytes)} GiB")
+        elif stage_cost.memory.total > FULL_MEMORY * stage_cost.limit_bytes:
+            binds.append("memory")
+        last = index == len(pipeline.stages) - 1
+        devices = stage.all_devices()
+        gpus = gpu_names(problem.cluster, devices)
+        rows.append(
+            StageRow(
+                stage=index,
+                devices=devices,
+                place=f"{', '.join(device_ranges(problem.cluster, devices))} ({gpus})",
+                gpus=gpus,
+                tp=_tp(stage),
+                layers=" ".join(f"[{first}, {end})" for first, end in stage.layers),
+                num_layers=stage.num_layers,
+                recompute=_recompute(stage.recompute),
+                compute_s=compute_s,
+                busy=pipeline.num_micro_batches * compute_s / cost.step_time_s,
+                send_s=None if last else priced.send_forward_s[index] + priced.send_backward_s[index],
+                cost=stage_cost,
+                binds=tuple(binds),
+            )
+        )
+    return PipelineRow(
+        number=number,
+        hue=hue,
+        members=members,
+        num_micro_batches=pipeline.num_micro_batches,
+        micro_batch_size=pipeline.micro_batch_size,
+        end_s=priced.end_s,
+        longest=longest,
+        stages=tuple(rows),
+    )
+
+
+def _tp(stage: Stage) -> str:
+    """The TP degree, one a replica; for a sequence layout the sizes of its groups."""
+    if stage.sequence is not None:
+        return "seq " + "+".join(str(len(group.devices)) for group in stage.sequence.groups)
+    return "+".join(str(len(replica.devices)) for replica in stage.replicas)
+
+
+def _recompute(policies: Sequence[str]) -> str:
+    return policies[0] if len(set(policies)) == 1 else "mixed"
+
+
+def unused_devices(problem: Problem, plan: Plan) -> tuple[int, ...]:
+    """The cluster's devices that the plan leaves out."""
+    used = set(plan.devices())
+    return tuple(device for device in range(problem.cluster.num_devices) if device not in used)
+
+
+def num_operations(pipeline: Pipeline) -> int:
+    """Forwards and backwards of one step."""
+    return 2 * pipeline.num_micro_batches * len(pipeline.stages)

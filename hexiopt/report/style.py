@@ -1,0 +1,140 @@
+"""What all reports share: the palette, and how numbers and devices are written."""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from hexiopt.cluster import Cluster
+from hexiopt.cost.memory import MEMORY_PARTS
+from hexiopt.units import GIB
+
+# Hues of Paul Tol's colour-blind-safe schemes (https://personal.sron.nl/~pault/), neighbours far apart.
+PIPELINE_HUES = (
+    "#4477AA",
+    "#DD7744",
+    "#44AA99",
+    "#AA4499",
+    "#CCAA44",
+    "#882255",
+    "#55A555",
+    "#6FB7DD",
+    "#CC6677",
+    "#888833",
+)
+INK, MUTED, FAINT, PAPER = "#1F2933", "#616E7C", "#D5DAE0", "#FFFFFF"
+SYNC_COLOUR, OPTIMIZER_COLOUR = "#B8C0CA", "#5F6C7B"
+
+# Model states in greys and blues, what grows with the micro-batch in warm colours.
+MEMORY_COLOURS = dict(
+    zip(
+        MEMORY_PARTS,
+        ("#33475B", "#5B7A99", "#8FA9C1", "#C2D1DF", "#E6A75A", "#C8553D", "#9C6F9E", "#DAD7CF"),
+        strict=True,
+    )
+)
+MEMORY_LABELS = dict(
+    zip(
+        MEMORY_PARTS,
+        (
+            "weights",
+            "gradients",
+            "master weights",
+            "optimizer states",
+            "activations",
+            "logits",
+            "buffers",
+            "reserve",
+        ),
+        strict=True,
+    )
+)
+
+FULL_MEMORY = 0.95
+"""Share of the limit from which memory is said to bind."""
+
+_LIGHTEST = 0.5
+
+
+def mix(colour: str, other: str, share: float) -> str:
+    """`colour` with a `share` of `other` in it; both as #RRGGBB."""
+    channels = (
+        round(int(colour[k : k + 2], 16) * (1 - share) + int(other[k : k + 2], 16) * share) for k in (1, 3, 5)
+    )
+    return "#" + "".join(f"{channel:02X}" for channel in channels)
+
+
+def stage_colour(pipeline: int, stage: int, num_stages: int) -> str:
+    """The pipeline's hue, lighter from stage to stage."""
+    hue = PIPELINE_HUES[pipeline % len(PIPELINE_HUES)]
+    return mix(hue, PAPER, _LIGHTEST * stage / max(1, num_stages - 1))
+
+
+def ink_on(colour: str) -> str:
+    """The colour of legible text on `colour`."""
+    red, green, blue = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
+    return PAPER if 0.299 * red + 0.587 * green + 0.114 * blue < 0.58 else INK
+
+
+def seconds(value: float) -> str:
+    """A duration in words, four significant digits at most."""
+    if value >= 100:
+        return f"{value:,.1f} s"
+    if value >= 1:
+        return f"{value:.2f} s"
+    if value >= 1e-3:
+        return f"{value * 1e3:.3g} ms"
+    return f"{value * 1e6:.3g} µs" if value else "0 s"
+
+
+def milliseconds(value: float) -> str:
+    """The number of milliseconds, with a digit after the point where that says something."""
+    return f"{value * 1e3:,.0f}" if value >= 1 else f"{value * 1e3:.1f}"
+
+
+def gib(value: float) -> str:
+    """The number of GiB."""
+    return f"{value / GIB:.1f}"
+
+
+def rate(bytes_per_s: float) -> str:
+    """The number of GB/s, without needless digits."""
+    return f"{bytes_per_s / 1e9:.4g}"
+
+
+def percent(share: float) -> str:
+    """A share in percent; one decimal below ten."""
+    return f"{share:.0%}" if share >= 0.0995 or share == 0 else f"{share:.1%}"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 stage`, `2 stages`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def clipped(text: str, limit: int) -> str:
+    """`text` in at most `limit` characters, what is cut marked by an ellipsis."""
+    return text if len(text) <= limit else text[: max(0, limit - 1)] + "…"
+
+
+def device_ranges(cluster: Cluster, devices: Iterable[int]) -> list[str]:
+    """Devices by machine with their indices as ranges: `b:0-3`, `c:0,2`."""
+    names = []
+    machine_of, index_of = cluster.machine_of, cluster.index_in_machine
+    for machine, members in groupby(sorted(devices), key=lambda device: int(machine_of[device])):
+        indices = [int(index_of[device]) for device in members]
+        runs = [
+            [index for _, index in run] for _, run in groupby(enumerate(indices), key=lambda at: at[1] - at[0])
+        ]
+        text = ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+        names.append(f"{cluster.machines[machine].name}:{text}")
+    return names
+
+
+def gpu_names(cluster: Cluster, devices: Iterable[int]) -> str:
+    """The types of devices, joined by +."""
+    return " + ".join(dict.fromkeys(cluster.gpu_of(device).name for device in devices))
+
+
+def listed(names: Sequence[str], limit: int) -> str:
+    """The first `limit` names; how many more there are."""
+    rest = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {rest:,} more" if rest > 0 else "")

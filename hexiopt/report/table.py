@@ -1,0 +1,193 @@
+"""A plan as text for a terminal or a log."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from hexiopt.cost.cost import Cost, StageCost
+from hexiopt.plan import Plan
+from hexiopt.problem import Problem
+from hexiopt.report.rows import PipelineRow, PlanRows, StageRow, plan_rows, unused_devices
+from hexiopt.report.style import (
+    FULL_MEMORY,
+    PIPELINE_HUES,
+    clipped,
+    count,
+    device_ranges,
+    gib,
+    listed,
+    milliseconds,
+    percent,
+    seconds,
+)
+
+_BAR = 6
+_NOTE = (
+    "F+B, send (to the next stage and back): per micro-batch. Busy: computing, of the step. Memory: fullest "
+    "device."
+)
+_HEADERS = ("Stage", "Devices", "TP", "Layers", "Recompute", "F+B ms", "Busy %", "Send ms", "Memory GiB", "Binds")
+_LEFT = (True, True, False, False, True, False, False, False, False, True)
+_DEVICES = 1
+_MIN_DEVICES = 12
+
+
+def plan_table(problem: Problem, plan: Plan, cost: Cost) -> RenderableType:
+    """One row a stage, grouped by pipeline; pipelines that are alike in one where there are many."""
+    return _PlanTable(plan_rows(problem, plan, cost, max_pipelines=12, max_stages=36))
+
+
+class _PlanTable:
+    """Draws itself to the width of the console: the devices' column takes what the others leave."""
+
+    def __init__(self, rows: PlanRows) -> None:
+        self._rows = rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        cells = [[_cells(row, stage) for stage in row.stages] for row in self._rows.pipelines]
+        lines = [[Text(header, style="bold") for header in _HEADERS]] + [line for part in cells for line in part]
+        widths = [max(line[k].cell_len for line in lines) for k in range(len(_HEADERS))]
+        free = options.max_width - sum(widths) + widths[_DEVICES] - (len(widths) - 1)
+        widths[_DEVICES] = min(widths[_DEVICES], max(_MIN_DEVICES, free))
+        total = sum(widths) + len(widths) - 1
+        yield _grid(widths, [lines[0]])
+        for row, part in zip(self._rows.pipelines, cells, strict=True):
+            yield Text(_title(row, total), style=f"bold {PIPELINE_HUES[row.hue % len(PIPELINE_HUES)]}")
+            yield _grid(widths, part)
+        if self._rows.note:
+            yield Text(self._rows.note[0].upper() + self._rows.note[1:] + ".", style="italic")
+        yield Text(_NOTE, style="dim")
+
+
+def _title(row: PipelineRow, width: int) -> str:
+    text = (
+        f"── pipeline {row.title} · {row.batch} micro-batches · ends at {seconds(row.end_s)}"
+        f"{' · longest' if row.longest else ''} "
+    )
+    return text + "─" * (width - cell_len(text))
+
+
+def _grid(widths: list[int], lines: list[list[Text]]) -> Table:
+    table = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
+    for width, left in zip(widths, _LEFT, strict=True):
+        table.add_column(width=width, justify="left" if left else "right", overflow="fold")
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def _cells(row: PipelineRow, stage: StageRow) -> list[Text]:
+    more = " …" if len(row.members) > 1 else ""
+    binds = Text(" ".join(stage.binds), style="red" if stage.cost.excess_bytes > 0 else "yellow")
+    return [
+        Text(f"{row.number}·{stage.stage}"),
+        Text(stage.place + more),
+        Text(stage.tp),
+        Text(f"{stage.layers} {stage.num_layers:2d}"),
+        Text(stage.recompute),
+        Text(milliseconds(stage.compute_s)),
+        Text(f"{100 * stage.busy:.0f}"),
+        Text("–" if stage.send_s is None else milliseconds(stage.send_s)),
+        _memory(stage.cost),
+        binds,
+    ]
+
+
+def _memory(cost: StageCost) -> Text:
+    share = cost.memory.total / cost.limit_bytes
+    filled = min(_BAR, max(0, round(share * _BAR)))
+    colour = "green" if share <= FULL_MEMORY else "yellow" if share <= 1 else "red"
+    text = Text(f"{gib(cost.memory.total)}/{gib(cost.limit_bytes)} ")
+    return text.append("█" * filled, colour).append("░" * (_BAR - filled), "dim")
+
+
+def summary_table(
+    problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any] | None = None
+) -> RenderableType:
+    """What a plan achieves and where it comes from; `solver` is the plan file's object of that name."""
+    left = [*performance(problem, cost), *bound(cost, solver)]
+    right = [*choices(problem, plan), *origin(solver)]
+    table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False, expand=False)
+    for kind in ("label", "value", "label", "value"):
+        table.add_column(style="dim" if kind == "label" else "", justify="left", overflow="fold")
+    for k in range(max(len(left), len(right))):
+        pair = [side[k] if k < len(side) else ("", "") for side in (left, right)]
+        table.add_row(*(Text(text, "bold" if k == 0 and j == 1 else "") for p in pair for j, text in enumerate(p)))
+    lines: list[RenderableType] = [Text(headline(problem), style="bold"), table]
+    if not cost.fits:
+        lines.append(Text(misfit(problem, plan, cost), style="bold red"))
+    unused = unused_devices(problem, plan)
+    if unused:
+        lines.append(Text(f"unused: {listed(device_ranges(problem.cluster, unused), 8)}", style="yellow"))
+    return Group(*lines)
+
+
+def headline(problem: Problem) -> str:
+    """Model and cluster in a line."""
+    cluster, model = problem.cluster, problem.model
+    gpus: dict[str, int] = {}
+    for machine in cluster.machines:
+        gpus[machine.gpu.name] = gpus.get(machine.gpu.name, 0) + machine.num_gpus
+    types = listed([f"{number:,} × {name}" for name, number in gpus.items()], 6)
+    return (
+        f"{clipped(model.name, 100)} ({model.num_params / 1e9:.3g} B) on {clipped(cluster.name, 100)}: "
+        f"{count(cluster.num_devices, 'GPU')} ({types})"
+    )
+
+
+def performance(problem: Problem, cost: Cost) -> list[tuple[str, str]]:
+    """Step time, its parts, and what they come to."""
+    step_s = cost.step_time_s
+    parts = (("pipeline", cost.pipeline_s), ("gradient sync", cost.gradient_sync_s), ("optimizer", cost.optimizer_s))
+    return [
+        ("step time", seconds(step_s)),
+        *((f"  {name}", f"{seconds(value)} ({percent(value / step_s)})") for name, value in parts),
+        ("tokens/s", f"{cost.tokens_per_s:,.0f}"),
+        ("MFU", f"{cost.mfu:.1%} of all {problem.cluster.num_devices:,} GPUs"),
+    ]
+
+
+def bound(cost: Cost, solver: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """The lower bound that the solver left, and the gap to it."""
+    bound_s = (solver or {}).get("lower_bound_s")
+    if not isinstance(bound_s, (int, float)) or not 0 < bound_s <= cost.step_time_s * (1 + 1e-9):
+        return []
+    gap = max(0.0, 1 - bound_s / cost.step_time_s)
+    return [("lower bound", f"{seconds(bound_s)} (gap {gap:.1%})")]
+
+
+def choices(problem: Problem, plan: Plan) -> list[tuple[str, str]]:
+    """Workload, and what is chosen once for the plan."""
+    workload = problem.workload
+    stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
+    used = len(plan.devices())
+    return [
+        ("batch", f"{workload.global_batch:,} × {workload.seq_len:,} tokens, {workload.precision}"),
+        ("plan", f"{count(len(plan.pipelines), 'pipeline')}, {count(stages, 'stage')}"),
+        ("devices", f"{used:,} of {problem.cluster.num_devices:,} used"),
+        ("schedule", plan.schedule),
+        ("sharding", f"ZeRO-{plan.sharding.stage}" if plan.sharding.stage else "none"),
+    ]
+
+
+def origin(solver: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Who found the plan."""
+    if not solver or "name" not in solver:
+        return []
+    status = clipped(str(solver.get("status", "")), 40)
+    rows = [("solver", f"{clipped(str(solver['name']), 60)}, seed {clipped(str(solver.get('seed', '')), 20)}")]
+    runtime_s = solver.get("runtime_s")
+    if isinstance(runtime_s, (int, float)):
+        rows.append(("search", f"{seconds(runtime_s)}, {status}"))
+    return rows
+
+
+def misfit(problem: Problem, plan: Plan, cost: Cost) -> str:
+    """Where memory does not suffice, as a sentence."""
+    p, s = cost.binding_stage()
+    devices = device_ranges(problem.cluster, plan.pipelines[p].stages[s].all_devices())
+    return f"does not fit: stage {p}·{s} ({listed(devices, 4)}) is {gib(cost.excess_bytes)} GiB over its memory"

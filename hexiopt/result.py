@@ -1,0 +1,61 @@
+"""What a solver returns."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hexiopt.cost.cost import Cost
+from hexiopt.plan import Plan
+
+OPTIMALITY_TOLERANCE = 1e-6
+
+
+class Status(StrEnum):
+    """How a search ended. `INFEASIBLE` is proven, `NOT_FOUND` only says that the budget was spent."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"
+    NOT_FOUND = "not_found"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One improvement: seconds and steps since the start, and the best step time then."""
+
+    runtime_s: float
+    steps: int
+    step_time_s: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """A plan with its cost, or the reason why there is none.
+
+    `bound_s` is a step time that no plan of the space can beat (0 where none is known). `steps` counts the
+    solver's own unit of work, `reason` is a sentence for the user where `plan` is None.
+    """
+
+    solver: str
+    status: Status
+    seed: int
+    runtime_s: float
+    steps: int
+    plan: Plan | None = None
+    cost: Cost | None = None
+    bound_s: float = 0.0
+    trajectory: tuple[Point, ...] = ()
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        found = self.status in (Status.OPTIMAL, Status.FEASIBLE)
+        assert (self.plan is not None) == (self.cost is not None) == found, "a plan comes with its cost and status"
+
+    @property
+    def objective(self) -> float:
+        """Step time in seconds, infinite without a plan."""
+        return self.cost.objective if self.cost else float("inf")
+
+    @property
+    def gap(self) -> float:
+        """(cost − bound) / cost, 1 where nothing is known."""
+        return (self.cost.step_time_s - self.bound_s) / self.cost.step_time_s if self.cost else 1.0

@@ -1,0 +1,85 @@
+"""How many micro-batches each pipeline takes, so that the longest pipeline is as short as possible.
+
+A pipeline of m micro-batches takes about fill + m · beat. The least T with Σ size · ⌊(T − fill) / beat⌋ ≥ batch is
+found by bisection; what is too much is taken back where it saves most.
+"""
+
+from collections.abc import Sequence
+
+
+def beat_s(stage_s: Sequence[float], hop_s: Sequence[float]) -> float:
+    """Seconds between micro-batches of 1F1B in its steady state: the largest cycle mean of its event graph.
+
+    A cycle goes forward from stage i to j and back, through all stages and messages between, and takes as many
+    rounds as it has stages. `hop_s[i]` is both directions between stages i and i+1.
+    """
+    p = len(stage_s)
+    best = 0.0
+    for i in range(p):
+        length = 0.0
+        for j in range(i, p):
+            length += stage_s[j]
+            mean = length / (j - i + 1)
+            if mean > best:
+                best = mean
+            if j < p - 1:
+                length += hop_s[j]
+    return best
+
+
+def split_batch(
+    fill_s: Sequence[float], beat: Sequence[float], sizes: Sequence[int], global_batch: int, *, even: bool = False
+) -> list[int] | None:
+    """Micro-batches per pipeline (each at least 1), Σ size · count = global_batch; None where that is impossible.
+
+    `even`: equally many sequences for all, within one micro-batch.
+    """
+    if sum(sizes) > global_batch:
+        return None
+    if even:
+        return _even(sizes, global_batch)
+    low, high = 0.0, max(f + b * (global_batch // s + 1) for f, b, s in zip(fill_s, beat, sizes, strict=True))
+    for _ in range(50):
+        middle = 0.5 * (low + high)
+        done = sum(s * max(1, int((middle - f) / b)) for f, b, s in zip(fill_s, beat, sizes, strict=True))
+        low, high = (low, middle) if done >= global_batch else (middle, high)
+        if high - low <= 1e-6 * high:
+            break
+    counts = [max(1, int((high - f) / b)) for f, b in zip(fill_s, beat, strict=True)]
+    return _trim(counts, fill_s, beat, sizes, global_batch)
+
+
+def _trim(
+    counts: list[int], fill_s: Sequence[float], beat: Sequence[float], sizes: Sequence[int], global_batch: int
+) -> list[int] | None:
+    """Take back what is beyond the global batch, the latest pipelines first; exact where sizes allow it."""
+    surplus = sum(s * c for s, c in zip(sizes, counts, strict=True)) - global_batch
+    while surplus > 0:
+        fitting = [k for k, c in enumerate(counts) if c > 1 and sizes[k] <= surplus]
+        if not fitting:
+            break
+        k = max(fitting, key=lambda k: fill_s[k] + beat[k] * counts[k])
+        counts[k] -= 1
+        surplus -= sizes[k]
+    if surplus > 0:
+        # One micro-batch too large to take back whole: return it and fill up with smaller ones.
+        for k in sorted(range(len(counts)), key=lambda k: -(fill_s[k] + beat[k] * counts[k])):
+            if counts[k] > 1 and sizes[k] > surplus:
+                counts[k] -= 1
+                surplus -= sizes[k]
+                break
+    while surplus < 0:
+        fitting = [k for k in range(len(counts)) if sizes[k] <= -surplus]
+        if not fitting:
+            return None
+        k = min(fitting, key=lambda k: fill_s[k] + beat[k] * (counts[k] + 1))
+        counts[k] += 1
+        surplus += sizes[k]
+    return counts if surplus == 0 else None
+
+
+def _even(sizes: Sequence[int], global_batch: int) -> list[int] | None:
+    if len(set(sizes)) > 1 or global_batch % sizes[0]:
+        return None
+    low, extra = divmod(global_batch // sizes[0], len(sizes))
+    return [low + (k < extra) for k in range(len(sizes))] if low else None

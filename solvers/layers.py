@@ -1,0 +1,133 @@
+"""Layers and recompute policies for stages in a given order: the slowest stage as fast as memory allows.
+
+Per stage, t(n) is the least time of n layers over the policies whose memory fits; it never falls with n, so the
+smallest bottleneck T with Σ max{n : t(n) ≤ T} ≥ L is exact, and is found by bisection over the times themselves.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hexiopt.cost.memory import in_flight
+from solvers.base import Pricer
+
+Choice = tuple[int, str]  # layers of a stage, recompute policy
+
+
+@dataclass(frozen=True, slots=True)
+class StageOptions:
+    """What a stage can do: `times[n-1]` is the least time of n layers, `policies[n-1]` the policy that gives it."""
+
+    times: list[float]
+    policies: list[str]
+
+
+class LayerSplitter:
+    """Splits a model's layers over stages. Keeps what it has computed; one for a search."""
+
+    def __init__(self, pricer: Pricer, policies: tuple[str, ...], even: bool) -> None:
+        self._pricer, self._policies, self._even = pricer, policies, even
+        self._num_layers = pricer.problem.model.num_layers
+        self._options: dict[tuple[Any, ...], StageOptions] = {}
+        self._splits: dict[tuple[Any, ...], tuple[Choice, ...] | int] = {}
+
+    def options(
+        self, sites: frozenset[Any], first: bool, last: bool, micro_batch_size: int, held: int, shards: int
+    ) -> StageOptions:
+        """The options of a stage that must hold on every one of `sites` (the slowest and fullest decide)."""
+        key = (sites, first, last, micro_batch_size, held, shards)
+        found = self._options.get(key)
+        if found is None:
+            pricer, best = self._pricer, {}
+            for policy in self._policies:
+                most = min(
+                    pricer.max_layers(site, first, last, micro_batch_size, policy, held, shards) for site in sites
+                )
+                for n in range(1, min(most, self._num_layers) + 1):
+                    seconds = max(
+                        sum(pricer.stage_s(site, n, first, last, micro_batch_size, policy)) for site in sites
+                    )
+                    if n not in best or seconds < best[n][0]:
+                        best[n] = (seconds, policy)
+            ordered = [best[n] for n in sorted(best)]
+            found = StageOptions([seconds for seconds, _ in ordered], [policy for _, policy in ordered])
+            self._options[key] = found
+        return found
+
+    def split(
+        self, sites: Sequence[frozenset[Any]], micro_batch_size: int, schedule: str, num_micro_batches: int, shards: int
+    ) -> tuple[Choice, ...] | int:
+        """Layers and policy per stage, or how many layers find no room."""
+        p = len(sites)
+        batches = num_micro_batches if schedule == "gpipe" else min(num_micro_batches, p)
+        key = (tuple(sites), micro_batch_size, schedule, batches, shards)
+        found = self._splits.get(key)
+        if found is None:
+            if len(self._splits) > 100_000:
+                self._splits.clear()
+            options = [
+                self.options(
+                    site, s == 0, s == p - 1, micro_batch_size, in_flight(schedule, s, p, batches), shards
+                )
+                for s, site in enumerate(sites)
+            ]
+            found = self._splits[key] = self._solve(options)
+        return found
+
+    def _solve(self, options: list[StageOptions]) -> tuple[Choice, ...] | int:
+        layers, p = self._num_layers, len(options)
+        empty = sum(not o.times for o in options)
+        room = sum(len(o.times) for o in options)
+        if p > layers or empty or room < layers:
+            return max(layers - room, empty, p - layers, 1)
+        counts = self._even_counts(options) if self._even else bottleneck_counts([o.times for o in options], layers)
+        if counts is None:
+            return 1
+        return tuple((n, o.policies[n - 1]) for n, o in zip(counts, options, strict=True))
+
+    def _even_counts(self, options: list[StageOptions]) -> list[int] | None:
+        """As many layers everywhere; the remainder goes where it costs least."""
+        low, extra = divmod(self._num_layers, len(options))
+        if any(len(o.times) < low for o in options):
+            return None
+        ranked = sorted(
+            (s for s, o in enumerate(options) if len(o.times) > low), key=lambda s: options[s].times[low]
+        )
+        if len(ranked) < extra:
+            return None
+        more = set(ranked[:extra])
+        return [low + (s in more) for s in range(len(options))]
+
+
+def bottleneck_counts(times: Sequence[Sequence[float]], total: int) -> list[int]:
+    """Counts n_s ≥ 1 with Σ n_s = total that minimise the largest `times[s][n_s - 1]`, then the sum of times.
+
+    `times[s]` never falls. Needs len(times) ≤ total ≤ Σ len(times[s]).
+    """
+    low = max(t[0] for t in times)
+    if sum(bisect_right(t, low) for t in times) < total:
+        high = max(t[-1] for t in times)
+        # Bisection narrows the bottleneck to one of the times; 60 halvings reach float resolution.
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            if not low < middle < high:
+                break
+            if sum(bisect_right(t, middle) for t in times) >= total:
+                high = middle
+            else:
+                low = middle
+            if high - low <= 1e-9 * high:
+                break
+        low = high
+    counts = [bisect_right(t, low) for t in times]
+    surplus = sum(counts) - total
+    while surplus > 0:
+        # Give back the layer that saves most time: it shortens the pipeline's fill and drain.
+        s = max(
+            (s for s in range(len(counts)) if counts[s] > 1),
+            key=lambda s: times[s][counts[s] - 1] - times[s][counts[s] - 2],
+        )
+        counts[s] -= 1
+        surplus -= 1
+    return counts
