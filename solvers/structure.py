@@ -120,6 +120,16 @@ class Builder:
                 return again, second
         return plan, cost
 
+    def rate(self, structure: Structure, sharding: int) -> float:
+        """Estimated sequences per second of `structure` alone under a ZeRO stage; 0 where it does not fit."""
+        total = 0.0
+        for bundle in structure.bundles:
+            found = self._layout(bundle, structure.schedule, bundle.width if sharding else 1, 1 << 20)
+            if isinstance(found, Misfit):
+                return 0.0
+            total += sum(bundle.micro_batch_size / self._rhythm(bundle, k, found)[1] for k in range(bundle.width))
+        return total
+
     def rebalance(self, plan: Plan, cost: Cost) -> Plan | None:
         """`plan` with micro-batches by the priced times of its pipelines; None where nothing would change."""
         ends = [priced.end_s for priced in cost.pipelines]
@@ -141,6 +151,15 @@ class Builder:
             return None
         return replace(plan, pipelines=tuple(map(_with_count, plan.pipelines, counts)))
 
+    def _layout(
+        self, bundle: Bundle, schedule: str, shards: int, num_micro_batches: int, splitter: LayerSplitter | None = None
+    ) -> tuple[Choice, ...] | Misfit:
+        """Layers and policies of a bundle's stages."""
+        sites = [frozenset(self.pricer.site(group) for group in slot) for slot in bundle.stages]
+        splitter = splitter or self._splitters[0]
+        split = splitter.split(sites, bundle.micro_batch_size, schedule, num_micro_batches, shards)
+        return Misfit(split) if isinstance(split, int) else split
+
     def _build(self, structure: Structure, splitter: LayerSplitter) -> tuple[float, Plan] | Misfit:
         schedule, batch = structure.schedule, self.problem.workload.global_batch
         shards = structure.num_pipelines if structure.sharding else 1
@@ -148,13 +167,11 @@ class Builder:
         choices: list[tuple[Choice, ...]] = []
         missing = 0
         for bundle in structure.bundles:
-            sites = [frozenset(self.pricer.site(group) for group in slot) for slot in bundle.stages]
-            size = bundle.micro_batch_size
-            split = splitter.split(sites, size, schedule, max(1, expected // size), shards)
-            if isinstance(split, int):
-                missing += split * bundle.width
+            layout = self._layout(bundle, schedule, shards, max(1, expected // bundle.micro_batch_size), splitter)
+            if isinstance(layout, Misfit):
+                missing += layout.missing * bundle.width
             else:
-                choices.append(split)
+                choices.append(layout)
         if missing:
             return Misfit(missing)
         fills, beats, sizes = [], [], []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hexiopt.cost.cost import Cost, StageCost
 from hexiopt.plan import Pipeline, Plan, Stage
 from hexiopt.problem import Problem
-from hexiopt.report.style import FULL_MEMORY, device_ranges, gib, gpu_names
+from hexiopt.report.style import FULL_MEMORY, gib, gpu_names, place
 
 # Of the slowest stage, what another may lack to be called slowest too.
 _TIE = 1e-3
@@ -63,6 +63,11 @@ class PlanRows:
     num_left_out: int
 
     @property
+    def grouped(self) -> bool:
+        """Whether a row may stand for several pipelines."""
+        return self.num_left_out > 0 or any(len(row.members) > 1 for row in self.pipelines)
+
+    @property
     def note(self) -> str:
         """What is not shown one by one, as a sentence; empty where all is."""
         parts = []
@@ -103,7 +108,7 @@ def alike_pipelines(problem: Problem, plan: Plan) -> tuple[tuple[int, ...], ...]
 
 
 def plan_rows(
-    problem: Problem, plan: Plan, cost: Cost, *, max_pipelines: int = 12, max_stages: int = 64
+    problem: Problem, plan: Plan, cost: Cost, *, max_pipelines: int = 12, max_stages: int = 40
 ) -> PlanRows:
     """One row a pipeline, or a kind of pipeline where there are more than `max_pipelines` pipelines.
 
@@ -158,21 +163,19 @@ def _pipeline_row(
     for index, (stage, stage_cost, compute_s) in enumerate(
         zip(pipeline.stages, priced.stages, times, strict=True)
     ):
-        slowest = compute_s >= slow_s
-        binds = (["longest"] if longest and slowest else []) + (["slowest"] if slowest and uneven else [])
+        binds = ["slowest"] if uneven and compute_s >= slow_s else []
         if stage_cost.excess_bytes > 0:
             binds.append(f"+{gib(stage_cost.excess_bytes)} GiB")
         elif stage_cost.memory.total > FULL_MEMORY * stage_cost.limit_bytes:
             binds.append("memory")
         last = index == len(pipeline.stages) - 1
         devices = stage.all_devices()
-        gpus = gpu_names(problem.cluster, devices)
         rows.append(
             StageRow(
                 stage=index,
                 devices=devices,
-                place=f"{', '.join(device_ranges(problem.cluster, devices))} ({gpus})",
-                gpus=gpus,
+                place=place(problem.cluster, devices),
+                gpus=gpu_names(problem.cluster, devices),
                 tp=_tp(stage),
                 layers=" ".join(f"[{first}, {end})" for first, end in stage.layers),
                 num_layers=stage.num_layers,

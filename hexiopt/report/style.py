@@ -116,17 +116,34 @@ def clipped(text: str, limit: int) -> str:
 
 
 def device_ranges(cluster: Cluster, devices: Iterable[int]) -> list[str]:
-    """Devices by machine with their indices as ranges: `b:0-3`, `c:0,2`."""
-    names = []
-    machine_of, index_of = cluster.machine_of, cluster.index_in_machine
+    """Devices by machine with indices as ranges, machines of a spec in Slurm's way: `b:0-3`, `d-[0-2]:0,2`."""
+    machines, machine_of, index_of = cluster.machines, cluster.machine_of, cluster.index_in_machine
+    parts: list[tuple[int, str]] = []
     for machine, members in groupby(sorted(devices), key=lambda device: int(machine_of[device])):
         indices = [int(index_of[device]) for device in members]
-        runs = [
+        runs = (
             [index for _, index in run] for _, run in groupby(enumerate(indices), key=lambda at: at[1] - at[0])
-        ]
-        text = ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-        names.append(f"{cluster.machines[machine].name}:{text}")
+        )
+        parts.append((machine, ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)))
+    names = []
+    for (_, spec, text), same in groupby(
+        enumerate(parts), key=lambda at: (at[1][0] - at[0], machines[at[1][0]].spec_name, at[1][1])
+    ):
+        run = [machines[machine] for _, (machine, _) in same]
+        if len(run) == 1:
+            names.append(f"{run[0].name}:{text}")
+        else:
+            first, last = (machine.name.removeprefix(f"{spec}-") for machine in (run[0], run[-1]))
+            names.append(f"{spec}-[{first}-{last}]:{text}")
     return names
+
+
+def place(cluster: Cluster, devices: Sequence[int]) -> str:
+    """Devices and their types, `b:0-3 (rtx_3090)`; a type that the machine's name tells is not repeated."""
+    ranges = device_ranges(cluster, devices)
+    gpus = gpu_names(cluster, devices)
+    told = all(name.startswith(gpus) for name in ranges)
+    return ", ".join(ranges) + ("" if told else f" ({gpus})")
 
 
 def gpu_names(cluster: Cluster, devices: Iterable[int]) -> str:

@@ -25,20 +25,18 @@ from hexiopt.report.style import (
     seconds,
 )
 
-_BAR = 6
-_NOTE = (
-    "F+B, send (to the next stage and back): per micro-batch. Busy: computing, of the step. Memory: fullest "
-    "device."
-)
-_HEADERS = ("Stage", "Devices", "TP", "Layers", "Recompute", "F+B ms", "Busy %", "Send ms", "Memory GiB", "Binds")
+_BAR = 5
+_NOTE = "F+B, send (to the next stage and back): per micro-batch. Busy: share of the step. Memory: fullest device."
+_HEADERS = ("Stage", "Devices", "TP", "Layers", "Recomp.", "F+B ms", "Busy %", "Send ms", "Memory GiB", "Binds")
 _LEFT = (True, True, False, False, True, False, False, False, False, True)
-_DEVICES = 1
+_DEVICES, _BINDS = 1, 9
+_SHORT = {"selective": "select."}
 _MIN_DEVICES = 12
 
 
 def plan_table(problem: Problem, plan: Plan, cost: Cost) -> RenderableType:
     """One row a stage, grouped by pipeline; pipelines that are alike in one where there are many."""
-    return _PlanTable(plan_rows(problem, plan, cost, max_pipelines=12, max_stages=36))
+    return _PlanTable(plan_rows(problem, plan, cost, max_pipelines=12, max_stages=64))
 
 
 class _PlanTable:
@@ -51,13 +49,14 @@ class _PlanTable:
         cells = [[_cells(row, stage) for stage in row.stages] for row in self._rows.pipelines]
         lines = [[Text(header, style="bold") for header in _HEADERS]] + [line for part in cells for line in part]
         widths = [max(line[k].cell_len for line in lines) for k in range(len(_HEADERS))]
+        widths[_BINDS] = min(widths[_BINDS], len("slowest"))
         free = options.max_width - sum(widths) + widths[_DEVICES] - (len(widths) - 1)
         widths[_DEVICES] = min(widths[_DEVICES], max(_MIN_DEVICES, free))
         total = sum(widths) + len(widths) - 1
         yield _grid(widths, [lines[0]])
         for row, part in zip(self._rows.pipelines, cells, strict=True):
             yield Text(_title(row, total), style=f"bold {PIPELINE_HUES[row.hue % len(PIPELINE_HUES)]}")
-            yield _grid(widths, part)
+            yield _grid(widths, part, fold=not self._rows.grouped)
         if self._rows.note:
             yield Text(self._rows.note[0].upper() + self._rows.note[1:] + ".", style="italic")
         yield Text(_NOTE, style="dim")
@@ -71,10 +70,16 @@ def _title(row: PipelineRow, width: int) -> str:
     return text + "─" * (width - cell_len(text))
 
 
-def _grid(widths: list[int], lines: list[list[Text]]) -> Table:
+def _grid(widths: list[int], lines: list[list[Text]], fold: bool = True) -> Table:
     table = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
-    for width, left in zip(widths, _LEFT, strict=True):
-        table.add_column(width=width, justify="left" if left else "right", overflow="fold")
+    for k, (width, left) in enumerate(zip(widths, _LEFT, strict=True)):
+        whole = fold or k == _BINDS
+        table.add_column(
+            width=width,
+            justify="left" if left else "right",
+            overflow="fold" if whole else "ellipsis",
+            no_wrap=not whole,
+        )
     for line in lines:
         table.add_row(*line)
     return table
@@ -88,7 +93,7 @@ def _cells(row: PipelineRow, stage: StageRow) -> list[Text]:
         Text(stage.place + more),
         Text(stage.tp),
         Text(f"{stage.layers} {stage.num_layers:2d}"),
-        Text(stage.recompute),
+        Text(_SHORT.get(stage.recompute, stage.recompute)),
         Text(milliseconds(stage.compute_s)),
         Text(f"{100 * stage.busy:.0f}"),
         Text("–" if stage.send_s is None else milliseconds(stage.send_s)),

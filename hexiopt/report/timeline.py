@@ -7,7 +7,7 @@ from hexiopt.cost.cost import Cost
 from hexiopt.plan import Plan
 from hexiopt.problem import Problem
 from hexiopt.report.rows import alike_pipelines, num_operations
-from hexiopt.report.style import device_ranges, gpu_names, listed
+from hexiopt.report.style import place
 from hexiopt.simulate import simulate_pipeline
 from hexiopt.units import MICROSECOND
 
@@ -83,14 +83,12 @@ def _pipeline_events(
     yield _meta("process_name", index, 0, name=f"pipeline {index} ({batch}{others})")
     yield _meta("process_sort_index", index, 0, sort_index=index)
     for k, stage in enumerate(pipeline.stages):
-        devices = stage.all_devices()
-        ranges = listed(device_ranges(problem.cluster, devices), 4)
-        place = f"{ranges} ({gpu_names(problem.cluster, devices)})"
+        where = place(problem.cluster, stage.all_devices())
         for lane, (kind, words) in enumerate(_LANES):
             if (kind == "send_forward" and k == count - 1) or (kind == "send_backward" and k == 0):
                 continue
             tid = 3 * k + lane
-            yield _meta("thread_name", index, tid, name=f"stage {k}{words}" if kind else f"stage {k}: {place}")
+            yield _meta("thread_name", index, tid, name=f"stage {k}{words}" if kind else f"stage {k}: {where}")
             yield _meta("thread_sort_index", index, tid, sort_index=tid)
     if whole:
         for event in simulate_pipeline(index, pipeline, priced, plan.schedule):

@@ -1,0 +1,346 @@
+"""Moves between structures: each takes a structure and a random source and gives another, or None.
+
+A move keeps devices in at most one place and TP groups inside a machine; whether the result obeys the plan
+space and fits memory is for the builder to say.
+"""
+
+import random
+from collections.abc import Callable
+
+from hexiopt.problem import Problem
+from hexiopt.space import schedules, sharding_stages
+from solvers.starts import cut, machine_devices
+from solvers.structure import Bundle, Group, Structure
+
+Slot = tuple[Group, ...]
+Move = Callable[["Neighbourhood", Structure, random.Random], Structure | None]
+
+
+class Neighbourhood:
+    """The moves of one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._machine_of: list[int] = problem.cluster.machine_of.tolist()
+        self._by_machine = machine_devices(problem)
+        self._allowed = {m: set(problem.space.allowed_tp(len(own))) for m, own in self._by_machine.items()}
+        self._sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)
+        self.moves: tuple[Move, ...] = (
+            Neighbourhood.reorder,
+            Neighbourhood.reorder,
+            Neighbourhood.halve_tp,
+            Neighbourhood.double_tp,
+            Neighbourhood.width_to_stages,
+            Neighbourhood.stages_to_width,
+            Neighbourhood.width_to_tp,
+            Neighbourhood.tp_to_width,
+            Neighbourhood.split_bundle,
+            Neighbourhood.merge_bundles,
+            Neighbourhood.move_slot,
+            Neighbourhood.move_slot,
+            Neighbourhood.swap_slots,
+            Neighbourhood.swap_groups,
+            Neighbourhood.join,
+            Neighbourhood.cut_in_two,
+            Neighbourhood.drop,
+            Neighbourhood.use_idle,
+            Neighbourhood.resize_micro_batch,
+            Neighbourhood.other_choice,
+        )
+
+    def random_move(self, structure: Structure, rng: random.Random) -> Structure | None:
+        """One random move, or None where it does not apply."""
+        return rng.choice(self.moves)(self, structure, rng)
+
+    # Inside a bundle.
+
+    def reorder(self, structure: Structure, rng: random.Random) -> Structure | None:
+        """Move a stage to another place, or swap two."""
+        at, bundle = self._pick(structure, rng)
+        p = len(bundle.stages)
+        if p < 2:
+            return None
+        stages = list(bundle.stages)
+        a, b = rng.sample(range(p), 2)
+        if rng.random() < 0.5:
+            stages[a], stages[b] = stages[b], stages[a]
+        else:
+            stages.insert(b, stages.pop(a))
+        return self._with(structure, at, bundle.with_stages(stages))
+
+    def halve_tp(self, structure: Structure, rng: random.Random) -> Structure | None:
+        """A stage becomes two of half its TP degree."""
+        at, bundle = self._pick(structure, rng)
+        s = rng.randrange(len(bundle.stages))
+        halves = self._halves(bundle.stages[s])
+        if halves is None:
+            return None
+        return self._with(structure, at, bundle.with_stages((*bundle.stages[:s], *halves, *bundle.stages[s + 1 :])))
+
+    def double_tp(self, structure: Structure, rng: random.Random) -> Structure | None:
+        """Two stages in the same machines become one of twice the TP degree."""
+        at, bundle = self._pick(structure, rng)
+        p = len(bundle.stages)
+        if p < 2:
+            return None
+        a = rng.randrange(p)
+        partners = [b for b in range(p) if b != a and self._joined(bundle.stages[a], bundle.stages[b])]
+        if not partners:
+            return None
+        b = rng.choice(partners)
+        stages = list(bundle.stages)
+        joined = self._joined(stages[a], stages[b])
+        assert joined is not None
+        stages[a] = joined
+        del stages[b]
+        return self._with(structure, at, bundle.with_stages(stages))
+
+    def width_to_stages(self, structure: Structure, rng: random.Random) -> Structure | None:
+        """Half as many pipelines, every stage followed by a second one on the other half's devices."""
+        at, bundle = self._pick(structure, rng)
+        half = bundle.width // 2
+        if bundle.width % 2:
+            return None
+        stages = [part for slot in bundle.stages for part in (slot[:half], slot[half:])]
+        return self._with(structure, at, bundle.with_stages(stages))
+
+    def stages_to_width(self, structure: Structure, rng: random.Random) -> Structure | None:
+        """Twice as many pipelines, half as long: neighbouring stages of equal TP degree stand side by side."""
+        at, bundle = self._pick(structure, rng)
+        stages = bundle.stages
+        if len(stages) % 2:
+            return None
+        if rng.random() < 0.5:
+            pairs = [(stages[s], stages[s + 1]) for s in range(0, len(stages), 2)]
+        else:
+            half = len(stages) // 2
+            pairs = [(stages[s], stages[s + half]) for s in range(half)]
+        if any(len(a[0]) != len(b[0]) for a, b in pairs):
+            return None
+        return self._with(structure, at, bundle.with_stages(a + b for a, b in pairs))
+
+    def width_to_tp(self, structure: Structure, rng: random.Random) -> Structure | None:
+        """Half as many pipelines, every TP degree doubled."""
+        at, bundle = self._pick(structure, rng)
+        half = bundle.width // 2
+        if bundle.width % 2:
+            return None
+        stages = []
+        for slot in bundle.stages:
+            joined = self._joined(slot[:half], slot[half:]) or self._joined(slot[::2], slot[1::2])
+            if joined is None:
+                return None
+            stages.append(joined)
+        return self._with(structure, at, bundle.with_stages(stages))
+
+    def tp_to_width(self, structure: Structure, rng: random.Random) -> Structure | None:
+        """Twice as many pipelines, every TP degree halved."""
+        at, bundle = self._pick(structure, rng)
+        stages = []
+        for slot in bundle.stages:
+            halves = self._halves(slot)
+            if halves is None:
+                return None
+            stages.append(halves[0] + halves[1])
+        return self._with(structure, at, bundle.with_stages(stages))
+
+    def resize_micro_batch(self, structure: Structure, rng: random.Random) -> Structure | None:
+        """Twice or half the micro-batch, of one bundle or of all."""
+        factor = rng.choice((0.5, 2.0))
+        chosen = range(len(structure.bundles))
+        if rng.random() < 0.5 and self.problem.space.uneven_batch:
+            chosen = range(first := rng.randrange(len(structure.bundles)), first + 1)
+        bundles = list(structure.bundles)
+        for at in chosen:
+            size = int(bundles[at].micro_batch_size * factor)
+            if size not in self._sizes:
+                return None
+            bundles[at] = Bundle(bundles[at].stages, size)
+        return structure.with_bundles(bundles)
+
+    # Between bundles.
+
+    def split_bundle(self, structure: Structure, rng: random.Random) -> Structure | None:
+        """One bundle becomes two of the same stages."""
+        at, bundle = self._pick(structure, rng)
+        if bundle.width < 2:
+            return None
+        k = rng.choice((bundle.width // 2, rng.randrange(1, bundle.width)))
+        left = bundle.with_stages(slot[:k] for slot in bundle.stages)
+        right = bundle.with_stages(slot[k:] for slot in bundle.stages)
+        return self._with(structure, at, left, right)
+
+    def merge_bundles(self, structure: Structure, rng: random.Random) -> Structure | None:
+        """Two bundles with stages of the same TP degrees become one, so that their layers align."""
+        pair = self._pick_two(structure, rng)
+        if pair is None:
+            return None
+        a, b = pair
+        first, second = structure.bundles[a], structure.bundles[b]
+        shapes = [[len(slot[0]) for slot in bundle.stages] for bundle in (first, second)]
+        if shapes[0] != shapes[1]:
+            return None
+        merged = first.with_stages(x + y for x, y in zip(first.stages, second.stages, strict=True))
+        return self._with_two(structure, a, b, merged, None)
+
+    def move_slot(self, structure: Structure, rng: random.Random) -> Structure | None:
+        """A stage leaves a bundle for another; where that is narrower, it becomes several stages there."""
+        pair = self._pick_two(structure, rng)
+        if pair is None:
+            return None
+        a, b = pair
+        giver, taker = structure.bundles[a], structure.bundles[b]
+        if len(giver.stages) < 2 or giver.width % taker.width:
+            return None
+        s, width = rng.randrange(len(giver.stages)), taker.width
+        slot = giver.stages[s]
+        parts = [slot[k : k + width] for k in range(0, giver.width, width)]
+        stages = list(taker.stages)
+        place = rng.randrange(len(stages) + 1)
+        stages[place:place] = parts
+        return self._with_two(
+            structure, a, b, giver.with_stages(giver.stages[:s] + giver.stages[s + 1 :]), taker.with_stages(stages)
+        )
+
+    def swap_slots(self, structure: Structure, rng: random.Random) -> Structure | None:
+        """Two bundles of one width exchange a stage."""
+        pair = self._pick_two(structure, rng)
+        if pair is None:
+            return None
+        a, b = pair
+        first, second = list(structure.bundles[a].stages), list(structure.bundles[b].stages)
+        if len(first[0]) != len(second[0]):
+            return None
+        s, t = rng.randrange(len(first)), rng.randrange(len(second))
+        first[s], second[t] = second[t], first[s]
+        bundles = structure.bundles
+        return self._with_two(structure, a, b, bundles[a].with_stages(first), bundles[b].with_stages(second))
+
+    def swap_groups(self, structure: Structure, rng: random.Random) -> Structure | None:
+        """Two TP groups of one degree exchange places, anywhere."""
+        places = [
+            (b, s, k)
+            for b, bundle in enumerate(structure.bundles)
+            for s, slot in enumerate(bundle.stages)
+            for k in range(len(slot))
+        ]
+        if len(places) < 2:
+            return None
+        one, two = rng.sample(places, 2)
+        bundles = [[list(slot) for slot in bundle.stages] for bundle in structure.bundles]
+        x, y = bundles[one[0]][one[1]][one[2]], bundles[two[0]][two[1]][two[2]]
+        if len(x) != len(y) or self._machine_of[x[0]] == self._machine_of[y[0]]:
+            return None
+        bundles[one[0]][one[1]][one[2]], bundles[two[0]][two[1]][two[2]] = y, x
+        return structure.with_bundles(
+            old.with_stages(tuple(slot) for slot in new) for old, new in zip(structure.bundles, bundles, strict=True)
+        )
+
+    def join(self, structure: Structure, rng: random.Random) -> Structure | None:
+        """Two bundles of one width become one of longer pipelines."""
+        pair = self._pick_two(structure, rng)
+        if pair is None:
+            return None
+        a, b = pair
+        first, second = structure.bundles[a], structure.bundles[b]
+        if first.width != second.width:
+            return None
+        return self._with_two(structure, a, b, first.with_stages(first.stages + second.stages), None)
+
+    def cut_in_two(self, structure: Structure, rng: random.Random) -> Structure | None:
+        """A bundle of long pipelines becomes two of shorter ones."""
+        at, bundle = self._pick(structure, rng)
+        if len(bundle.stages) < 2:
+            return None
+        s = rng.randrange(1, len(bundle.stages))
+        stages = bundle.stages
+        if rng.random() < 0.5:
+            order = list(range(len(stages)))
+            rng.shuffle(order)
+            chosen = set(order[:s])
+            parts = [[x for i, x in enumerate(stages) if (i in chosen) is side] for side in (True, False)]
+        else:
+            parts = [list(stages[:s]), list(stages[s:])]
+        return self._with(structure, at, *(bundle.with_stages(part) for part in parts))
+
+    # In and out of use.
+
+    def drop(self, structure: Structure, rng: random.Random) -> Structure | None:
+        """A stage, or a whole bundle, falls out of use."""
+        at, bundle = self._pick(structure, rng)
+        if len(bundle.stages) > 1 and rng.random() < 0.8:
+            s = rng.randrange(len(bundle.stages))
+            return self._with(structure, at, bundle.with_stages(bundle.stages[:s] + bundle.stages[s + 1 :]))
+        return self._with(structure, at) if len(structure.bundles) > 1 else None
+
+    def use_idle(self, structure: Structure, rng: random.Random) -> Structure | None:
+        """Idle devices of a machine become a stage of a bundle, or a bundle of their own."""
+        used = structure.devices()
+        idle = {m: [d for d in own if d not in used] for m, own in self._by_machine.items()}
+        machines = [m for m, own in idle.items() if own]
+        if not machines:
+            return None
+        machine = rng.choice(machines)
+        tp = rng.choice([t for t in sorted(self._allowed[machine]) if t <= len(idle[machine])])
+        groups = cut(idle[machine], tp)
+        at, bundle = self._pick(structure, rng)
+        if rng.random() < 0.3:
+            width = rng.choice([w for w in range(1, len(groups) + 1) if len(groups) % w == 0])
+            stages = tuple(tuple(groups[k : k + width]) for k in range(0, len(groups), width))
+            return structure.with_bundles((*structure.bundles, Bundle(stages, bundle.micro_batch_size)))
+        if len(groups) < bundle.width:
+            return None
+        place = rng.randrange(len(bundle.stages) + 1)
+        slot = tuple(groups[: bundle.width])
+        return self._with(structure, at, bundle.with_stages((*bundle.stages[:place], slot, *bundle.stages[place:])))
+
+    def other_choice(self, structure: Structure, rng: random.Random) -> Structure | None:
+        """Another schedule or sharding."""
+        workload = self.problem.workload
+        schedule, sharding = rng.choice(schedules(workload)), rng.choice(sharding_stages(workload))
+        if (schedule, sharding) == (structure.schedule, structure.sharding):
+            return None
+        return Structure(structure.bundles, schedule, sharding)
+
+    # Pieces.
+
+    def _joined(self, one: Slot, two: Slot) -> Slot | None:
+        """The groups of two stages joined pairwise into groups of the double degree, where machines allow it."""
+        if len(one[0]) != len(two[0]):
+            return None
+        for a, b in zip(one, two, strict=True):
+            machine = self._machine_of[a[0]]
+            if machine != self._machine_of[b[0]] or 2 * len(a) not in self._allowed[machine]:
+                return None
+        return tuple(tuple(sorted(a + b)) for a, b in zip(one, two, strict=True))
+
+    @staticmethod
+    def _halves(slot: Slot) -> tuple[Slot, Slot] | None:
+        degree = len(slot[0])
+        if degree % 2:
+            return None
+        half = degree // 2
+        return tuple(group[:half] for group in slot), tuple(group[half:] for group in slot)
+
+    @staticmethod
+    def _pick(structure: Structure, rng: random.Random) -> tuple[int, Bundle]:
+        at = rng.randrange(len(structure.bundles))
+        return at, structure.bundles[at]
+
+    @staticmethod
+    def _pick_two(structure: Structure, rng: random.Random) -> tuple[int, int] | None:
+        if len(structure.bundles) < 2:
+            return None
+        a, b = rng.sample(range(len(structure.bundles)), 2)
+        return a, b
+
+    @staticmethod
+    def _with(structure: Structure, at: int, *new: Bundle) -> Structure:
+        bundles = structure.bundles
+        return structure.with_bundles((*bundles[:at], *new, *bundles[at + 1 :]))
+
+    @staticmethod
+    def _with_two(structure: Structure, a: int, b: int, first: Bundle, second: Bundle | None) -> Structure:
+        bundles: list[Bundle | None] = list(structure.bundles)
+        bundles[a], bundles[b] = first, second
+        return structure.with_bundles(bundle for bundle in bundles if bundle is not None)

@@ -1,0 +1,130 @@
+"""Structures to start from: what people build by hand, enumerated.
+
+Every machine is cut into TP groups. A *chain* is a bundle that passes through some machines one after another,
+as wide as every machine has groups for; machines too small for its width are joined with others of their kind.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from hexiopt.problem import Problem
+from hexiopt.space import schedules, sharding_stages
+from solvers.structure import Bundle, Group, Structure
+
+
+def machine_devices(problem: Problem) -> dict[int, tuple[int, ...]]:
+    """Usable devices of each machine that has any."""
+    found: dict[int, list[int]] = defaultdict(list)
+    machine_of = problem.cluster.machine_of
+    for device in problem.usable_devices:
+        found[int(machine_of[device])].append(device)
+    return {machine: tuple(devices) for machine, devices in found.items()}
+
+
+def kinds(problem: Problem) -> list[list[int]]:
+    """Machines by kind (equal hardware and as many usable devices), slowest kind first."""
+    devices = machine_devices(problem)
+    found: dict[object, list[int]] = defaultdict(list)
+    for machine, own in devices.items():
+        found[problem.cluster.machines[machine].kind, len(own)].append(machine)
+    precision = problem.workload.precision
+    return sorted(
+        found.values(),
+        key=lambda members: (problem.cluster.machines[members[0]].gpu.peak_flops(precision) or 0.0, members),
+    )
+
+
+def cut(devices: Sequence[int], tp: int) -> list[Group]:
+    """Consecutive groups of `tp` devices; what is left over stays out."""
+    return [tuple(devices[i : i + tp]) for i in range(0, len(devices) - tp + 1, tp)]
+
+
+def symmetric(problem: Problem, machines: Sequence[int]) -> Iterator[Bundle]:
+    """All symmetric grids (TP × stages × width) over machines of one kind, both ways of laying them out."""
+    devices = machine_devices(problem)
+    size = len(devices[machines[0]])
+    for tp in problem.space.allowed_tp(size):
+        groups = [group for machine in machines for group in cut(devices[machine], tp)]
+        for stages in range(1, min(len(groups), problem.model.num_layers) + 1):
+            width = min(len(groups) // stages, problem.workload.global_batch)
+            if width * stages <= len(groups) - stages and width < problem.workload.global_batch:
+                continue
+            along = [tuple(groups[s * width : (s + 1) * width]) for s in range(stages)]
+            across = [tuple(groups[k * stages + s] for k in range(width)) for s in range(stages)]
+            for layout in [along] if stages == 1 or width == 1 else [along, across]:
+                yield Bundle(tuple(layout))
+
+
+def chain(problem: Problem, machines: Sequence[int], width: int, max_tp: int) -> Bundle | None:
+    """One bundle of `width` pipelines through `machines` in order, with TP degrees up to `max_tp`."""
+    devices, cluster = machine_devices(problem), problem.cluster
+    stages: list[tuple[Group, ...]] = []
+    waiting: dict[object, list[Group]] = defaultdict(list)
+    for machine in machines:
+        own = devices[machine]
+        share = max(1, len(own) // width)
+        tp = max(t for t in problem.space.allowed_tp(len(own)) if t <= min(share, max_tp) or t == 1)
+        pool = waiting[cluster.machines[machine].kind, tp]
+        pool += cut(own, tp)
+        while len(pool) >= width:
+            stages.append(tuple(pool[:width]))
+            del pool[:width]
+    if not stages or len(stages) > problem.model.num_layers:
+        return None
+    return Bundle(tuple(stages))
+
+
+def dealt(problem: Problem, hands: int) -> list[list[int]] | None:
+    """Machines dealt into `hands` chains, every kind as evenly as it goes; each slowest first."""
+    found: list[list[int]] = [[] for _ in range(hands)]
+    at = 0
+    for members in kinds(problem):
+        for machine in members:
+            found[at % hands].append(machine)
+            at += 1
+    return found if all(found) else None
+
+
+def sorted_blocks(problem: Problem, hands: int) -> list[list[int]] | None:
+    """Machines in kind order cut into `hands` blocks of neighbours, so that most chains are of one kind."""
+    ordered = [machine for members in kinds(problem) for machine in members]
+    if hands > len(ordered):
+        return None
+    size, extra = divmod(len(ordered), hands)
+    found, at = [], 0
+    for k in range(hands):
+        end = at + size + (k < extra)
+        found.append(ordered[at:end])
+        at = end
+    return found
+
+
+def chain_structures(problem: Problem) -> Iterator[Structure]:
+    """Chains over all machines: how many, how wide, how much TP, dealt or in blocks, either order of machines."""
+    sizes = [len(own) for own in machine_devices(problem).values()]
+    top = max(sizes)
+    widths = [1 << k for k in range(top.bit_length()) if 1 << k <= top]
+    caps = [t for t in problem.space.allowed_tp(top)]
+    seen: set[tuple[Bundle, ...]] = set()
+    for hands in range(1, len(sizes) + 1):
+        for deal in (dealt, sorted_blocks):
+            parts = deal(problem, hands)
+            if parts is None:
+                continue
+            for width in widths:
+                for max_tp in caps:
+                    for backwards in (False, True):
+                        found = [
+                            chain(problem, part[::-1] if backwards else part, width, max_tp) for part in parts
+                        ]
+                        bundles = tuple(b for b in found if b is not None)
+                        if bundles and bundles not in seen:
+                            seen.add(bundles)
+                            yield first_choice(problem, bundles)
+
+
+def first_choice(problem: Problem, bundles: tuple[Bundle, ...]) -> Structure:
+    """`bundles` with the first schedule (1F1B where it may be) and sharding that the workload allows."""
+    allowed = schedules(problem.workload)
+    schedule = "1f1b" if "1f1b" in allowed else allowed[0]
+    return Structure(bundles, schedule, sharding_stages(problem.workload)[-1])
