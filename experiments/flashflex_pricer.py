@@ -1,35 +1,44 @@
 """FlashFlex's own cost formulas, as a pricer that our solvers can search under.
 
 Written from the formulas of the released scheduler, github.com/Relaxed-System-Lab/FlashFlex, folder
-`experimental/`; the functions cited below are methods of `TimeCost` and `MemoryCost` in `cost_modeling.py` unless
-another file is named. With H, L, V, S the model's hidden size, layers, vocabulary and sequence length, b the
-sequences of a micro-batch, t a stage's TP degree, and 2 bytes an element (`Config.B_type`):
+`experimental/`; the functions cited below are methods of `TimeCost` and `MemoryCost` in `cost_modeling.py`
+unless another file is named. With H, L, V, S the model's hidden size, layers, vocabulary and sequence length,
+b the sequences of a micro-batch, t a stage's TP degree, and 2 bytes an element (`Config.B_type`):
 
-- layer, one micro-batch, forward and backward with full recompute (`mb_tp_layer_comp_cost`):
-  96·b·S·H²·(1 + S/(6H) + V/(16·L·H)) FLOP on t devices;
+- layer, one micro-batch, forward and backward with full recompute (`mb_tp_layer_comp_cost`): 96·b·S·H²·(1 +
+  S/(6H) + V/(16·L·H)) FLOP on t devices;
 - its TP collectives (`mb_tp_layer_comm_cost`): 12·(t−1)/t messages of 2·b·S·H bytes on the machine's links;
-- a stage boundary (`mb_pp_comm_cost`): twice (there and back) one message to the next stage and its scatter there,
-  (t−1)/t of a message. It keeps the *sender* busy: it adds to the sending stage's seconds;
-- a pipeline (`gen_gpipe_map`, `pipeline_cost`): columns of a GPipe diagram, each as long as its slowest busy stage;
-- gradients of one layer (`gen_dp_devices_matrix`, `dp_layer_comm_cost`): with n pipelines and t_min, t_max the least
-  and largest TP degree that hold the layer, ⌊t_max/t_min⌋ rounds, one after the other, each twice the slowest
-  holder's transfers of 12·H²·2/(t_min·n) bytes to every other holder; layers follow each other, and embedding and
-  LM head are not counted;
+- a stage boundary (`mb_pp_comm_cost`): twice (there and back) one message to the next stage and its scatter
+  there, (t−1)/t of a message. It keeps the *sender* busy: it adds to the sending stage's seconds;
+- a pipeline (`gen_gpipe_map`, `pipeline_cost`): columns of a GPipe diagram, each as long as its slowest busy
+  stage;
+- gradients of one layer (`gen_dp_devices_matrix`, `dp_layer_comm_cost`): with n pipelines and t_min, t_max
+  the least and largest TP degree that hold the layer, ⌊t_max/t_min⌋ rounds, one after the other, each twice
+  the slowest holder's transfers of 12·H²·2/(t_min·n) bytes to every other holder; layers follow each other,
+  and embedding and LM head are not counted;
 - a step (`overall_cost`): 1.8 × the slowest pipeline + 1.1 × the gradients;
-- memory of a device (`param_memory`, `activation_memory`, `if_oom`): four times the 2-byte parameters, embedding and
-  head whole on every TP rank, and *one* micro-batch's activations with full recompute, against the nameplate memory.
+- memory of a device (`param_memory`, `activation_memory`, `if_oom`): four times the 2-byte parameters,
+  embedding and head whole on every TP rank, and *one* micro-batch's activations with full recompute, against
+  the nameplate memory.
 
-Rates (`create_specs` in `utils.py`): FLOPS and GB/s count in powers of 1024, a convention that lives in this file
-only. Nothing is shared or overlapped, and latencies are zero.
+Rates (`create_specs` in `utils.py`): FLOPS and GB/s count in powers of 1024, a convention that lives in this
+file only. Nothing is shared or overlapped, and latencies are zero.
 
 Generalised, where the released search keeps one value for all: every pipeline has its own number and size of
-micro-batches. Its rule (`Config` in `config.py`: MB = GLB_MB // npipeline, with GLB_MB the least legal value) gives
-micro-batches of one sequence. Every time above is proportional to b, so larger ones are never faster.
+micro-batches. Every time above but the gradients' is proportional to b, so small micro-batches, whose bubbles
+are small, are always best.
+
+Its micro-batch rule (`Config` in `config.py`) holds instead with `micro_batch_rule`: N_MB = GLB_B // GLB_MB
+micro-batches of GLB_MB // n sequences in each of n pipelines. The figures in `data/flashflex_rows.yaml` are
+with GLB_B = 256 and GLB_MB = 32: running the released search so, with the sequences counted that it really
+processes, gives them again. Where n does not divide GLB_MB, a step processes less than the global batch; the
+step time here is that of the global batch at the same tokens/s.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +61,7 @@ ELEMENT_BYTES = 2.0
 STATES_PER_PARAMETER = 4.0  # weight, gradient, two moments, each as wide as a weight
 PIPELINE_WEIGHT = 1.8  # `overall_cost`; unexplained there
 GRADIENT_WEIGHT = 1.1  # `overall_cost`; unexplained there
+RULE_MICRO_BATCHES = 8  # N_MB of the stated figures: GLB_B // GLB_MB = 256 // 32
 FORWARD_SHARE = 0.25  # of a layer with full recompute; only the sum is FlashFlex's
 
 _KEPT_PIPELINES = 20_000
@@ -74,7 +84,8 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A pipeline apart from the others. Its layers' holders: machine as one-hot [L, machines], TP degree [L]."""
+    """A pipeline apart from the others. Its layers' holders: machine as one-hot [L, machines], TP degree [L].
+    """
 
     pipeline: Pipeline  # keeps its id alive
     cost: PipelineCost
@@ -86,13 +97,21 @@ class _Part:
 class FlashFlexPricer:
     """Prices plans of one problem as FlashFlex does; implements `solvers.base.Pricer`.
 
-    `intra_gb_per_s` overrides the GB/s inside machines by GPU type. Between machines the cluster's bandwidths hold.
-    All seconds of `stage_s` and `hop_s` include the factor 1.8, so that they add up to `Cost.pipeline_s`. Schedule,
-    sharding, micro-batches in flight and latencies have no part in its formulas.
+    `intra_gb_per_s` overrides the GB/s inside machines by GPU type. Between machines the cluster's bandwidths
+    hold. With `micro_batch_rule` the micro-batches are those of FlashFlex's rule, whatever a plan says. All
+    seconds of `stage_s` and `hop_s` include the factor 1.8, so that they add up to `Cost.pipeline_s`.
+    Schedule, sharding, micro-batches in flight and latencies have no part in its formulas.
     """
 
-    def __init__(self, problem: Problem, *, intra_gb_per_s: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        intra_gb_per_s: Mapping[str, float] | None = None,
+        micro_batch_rule: bool = False,
+    ) -> None:
         self.problem = problem
+        self.micro_batch_rule = micro_batch_rule
         cluster, model, workload = problem.cluster, problem.model, problem.workload
         stated = intra_gb_per_s or {}
         rates = cluster.network.bandwidth / GB * BINARY_GIGA
@@ -122,7 +141,7 @@ class FlashFlexPricer:
         self._eye = np.eye(len(cluster.machines))
         self._sites: dict[tuple[int, int], Site] = {}
         self._stages: dict[tuple[Site, int, bool, bool, int], StageCost] = {}
-        self._parts: dict[int, _Part] = {}
+        self._parts: dict[tuple[int, int], _Part] = {}
 
     # What a search asks of one stage.
 
@@ -152,7 +171,9 @@ class FlashFlexPricer:
         """One of a boundary's two messages, times 1.8; both keep the *sending* stage busy."""
         here, there, tp = self._machine_of[senders[0]], self._machine_of[receivers[0]], len(receivers)
         scatter_s = (tp - 1) / tp * self._link_s[there][there]
-        return PIPELINE_WEIGHT * micro_batch_size * self._message_bytes * (self._link_s[here][there] + scatter_s)
+        return (
+            PIPELINE_WEIGHT * micro_batch_size * self._message_bytes * (self._link_s[here][there] + scatter_s)
+        )
 
     def max_layers(
         self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: int, shards: int
@@ -201,11 +222,22 @@ class FlashFlexPricer:
 
         Raises ValueError for what they do not cover: replicated stages, recompute other than full.
         """
-        parts = [self._part(pipeline) for pipeline in plan.pipelines]
-        pipeline_s = max(part.cost.end_s for part in parts)
-        gradient_sync_s = GRADIENT_WEIGHT * self._gradients_s(parts) if len(parts) > 1 else 0.0
+        pipelines, seq_len = plan.pipelines, self.problem.workload.seq_len
+        too_many = False
+        if self.micro_batch_rule:
+            whole = self.problem.workload.global_batch
+            micro = whole // RULE_MICRO_BATCHES // len(pipelines)
+            too_many, micro = micro == 0, max(micro, 1)
+            parts = [self._part(pipeline, RULE_MICRO_BATCHES, micro) for pipeline in pipelines]
+            steps = whole / (len(pipelines) * RULE_MICRO_BATCHES * micro)
+            tokens = whole * seq_len
+        else:
+            parts = [self._part(p, p.num_micro_batches, p.micro_batch_size) for p in pipelines]
+            steps = 1.0
+            tokens = sum(p.num_sequences for p in pipelines) * seq_len
+        pipeline_s = steps * max(part.cost.end_s for part in parts)
+        gradient_sync_s = steps * GRADIENT_WEIGHT * self._gradients_s(parts) if len(parts) > 1 else 0.0
         step_s = pipeline_s + gradient_sync_s
-        tokens = sum(p.num_sequences for p in plan.pipelines) * self.problem.workload.seq_len
         return Cost(
             step_time_s=step_s,
             pipeline_s=pipeline_s,
@@ -213,18 +245,18 @@ class FlashFlexPricer:
             optimizer_s=0.0,
             tokens_per_s=tokens / step_s,
             mfu=tokens * self._flops_per_token / (step_s * self._peak_flops),
-            excess_bytes=max(part.excess_bytes for part in parts),
+            excess_bytes=inf if too_many else max(part.excess_bytes for part in parts),
             pipelines=tuple(part.cost for part in parts),
         )
 
-    def _part(self, pipeline: Pipeline) -> _Part:
-        found = self._parts.get(id(pipeline))
+    def _part(self, pipeline: Pipeline, num_micro_batches: int, size: int) -> _Part:
+        found = self._parts.get((id(pipeline), size))
         if found is not None and found.pipeline is pipeline:
             return found
         feature = unpriced(Plan((pipeline,)))
         if feature is not None:
             raise ValueError(f"{feature} has no price in FlashFlex's formulas")
-        count, size = len(pipeline.stages), pipeline.micro_batch_size
+        count = len(pipeline.stages)
         costs, sends, busy = [], [], []
         machines = np.zeros(self._num_layers, np.int64)
         tp = np.zeros(self._num_layers, np.int64)
@@ -241,12 +273,17 @@ class FlashFlexPricer:
             first, end = stage.layers[0]
             machines[first:end] = self._machine_of[stage.devices[0]]
             tp[first:end] = site.tp
-        ends = stage_ends_s(busy, pipeline.num_micro_batches)
-        cost = PipelineCost(tuple(costs), tuple(sends), tuple(sends), ends, ends[-1])
+        ends = stage_ends_s(busy, num_micro_batches)
         excess = max(stage.excess_bytes for stage in costs)
         if len(self._parts) >= _KEPT_PIPELINES:
             self._parts.clear()
-        found = self._parts[id(pipeline)] = _Part(pipeline, cost, excess, self._eye[machines], tp)
+        found = self._parts[id(pipeline), size] = _Part(
+            pipeline,
+            PipelineCost(tuple(costs), tuple(sends), tuple(sends), ends, ends[-1]),
+            excess,
+            self._eye[machines],
+            tp,
+        )
         return found
 
     def _stage_cost(self, site: Site, num_layers: int, first: bool, last: bool, size: int) -> StageCost:
@@ -266,8 +303,8 @@ class FlashFlexPricer:
     def _gradients_s(self, parts: list[_Part]) -> float:
         """Seconds of all layers' gradients, without the factor 1.1.
 
-        A round's devices are one of each pipeline, and which of a TP group's makes no difference inside a machine:
-        the holder in machine m sends to the others of m and to those elsewhere.
+        A round's devices are one of each pipeline, and which of a TP group's makes no difference inside a
+        machine: the holder in machine m sends to the others of m and to those elsewhere.
         """
         holders_lm = sum((part.machines for part in parts[1:]), start=parts[0].machines)
         degrees = np.array([part.tp for part in parts])
@@ -290,9 +327,9 @@ class FlashFlexPricer:
 def stage_ends_s(busy_s: list[float], num_micro_batches: int) -> tuple[float, ...]:
     """When each stage ends, in a GPipe diagram whose columns last as long as their slowest busy stage.
 
-    Stage k is busy in the columns k to k + M − 1. While the pipeline fills, the columns' lengths are prefix maxima
-    of the stages, then the largest of all, and suffix maxima while it drains; with fewer micro-batches than stages,
-    maxima of a window of M stages instead of the largest.
+    Stage k is busy in the columns k to k + M − 1. While the pipeline fills, the columns' lengths are prefix
+    maxima of the stages, then the largest of all, and suffix maxima while it drains; with fewer micro-batches
+    than stages, maxima of a window of M stages instead of the largest.
     """
     count = len(busy_s)
     prefix, suffix = list(busy_s), list(busy_s)
@@ -314,4 +351,6 @@ def stage_ends_s(busy_s: list[float], num_micro_batches: int) -> tuple[float, ..
 
 def _only_full(policy: str) -> None:
     if policy != "full":
-        raise ValueError(f"recompute {policy!r} has no price here; FlashFlex's figures are with full recompute")
+        raise ValueError(
+            f"recompute {policy!r} has no price here; FlashFlex's figures are with full recompute"
+        )

@@ -1,12 +1,12 @@
 """The contract of every solver: a problem and a budget in, a `Result` out, never an exception for a hard problem."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hexiopt.bounds import lower_bound_s
-from hexiopt.cost.cost import Cost
+from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.model import CostModel
 from hexiopt.plan import Plan
 from hexiopt.problem import Problem
@@ -48,8 +48,11 @@ class Pricer(Protocol):
     def policies(self) -> tuple[str, ...]:
         """The recompute policies worth considering."""
 
-    def price(self, plan: Plan) -> Cost:
-        """The cost of a whole plan."""
+    def pipelines(self, plan: Plan) -> Sequence[PipelineCost]:
+        """The cost of each pipeline; none ends after the step does."""
+
+    def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
+        """The cost of a whole plan; `pipelines` where they are already priced."""
 
 
 @dataclass(frozen=True)

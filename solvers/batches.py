@@ -7,26 +7,6 @@ found by bisection; what is too much is taken back where it saves most.
 from collections.abc import Sequence
 
 
-def beat_s(stage_s: Sequence[float], hop_s: Sequence[float]) -> float:
-    """Seconds between micro-batches of 1F1B in its steady state: the largest cycle mean of its event graph.
-
-    A cycle goes forward from stage i to j and back, through all stages and messages between, and takes as many
-    rounds as it has stages. `hop_s[i]` is both directions between stages i and i+1.
-    """
-    p = len(stage_s)
-    best = 0.0
-    for i in range(p):
-        length = 0.0
-        for j in range(i, p):
-            length += stage_s[j]
-            mean = length / (j - i + 1)
-            if mean > best:
-                best = mean
-            if j < p - 1:
-                length += hop_s[j]
-    return best
-
-
 def split_batch(
     fill_s: Sequence[float], beat: Sequence[float], sizes: Sequence[int], global_batch: int, *, even: bool = False
 ) -> list[int] | None:

@@ -13,10 +13,11 @@ from hexiopt.result import Result
 from hexiopt.space import sharding_stages
 from solvers.base import Budget, Listener, Pricer, Search
 from solvers.moves import Neighbourhood
+from solvers.reason import explain
 from solvers.starts import chain_structures, first_choice, kinds, symmetric
 from solvers.structure import Builder, Bundle, Misfit, Structure
 
-_HOT, _COLD = 0.06, 0.001  # temperatures: an accepted worsening of 6 % and of 0.1 %
+_HOT, _COLD = 0.02, 0.0005  # temperatures: an accepted worsening of 2 % and of 0.05 %
 _MISFIT = 100.0  # energy of a structure that no plan follows, far above any step time's logarithm
 _ROUNDS = 4  # annealing rounds, each from another of the best structures
 
@@ -29,19 +30,27 @@ class Annealer:
         self._neighbourhood = Neighbourhood(search.problem)
         self._seen: dict[Structure, float] = {}
 
-    def energy(self, structure: Structure) -> float:
-        """Logarithm of the step time, or beyond `_MISFIT` where no plan follows the structure."""
+    def energy(self, structure: Structure, limit: float = math.inf) -> float:
+        """Logarithm of the step time, or beyond `_MISFIT` where no plan follows the structure.
+
+        Infinite, without pricing, where it is certainly beyond `limit`.
+        """
         found = self._seen.get(structure)
         if found is None:
             if len(self._seen) > 100_000:
                 self._seen.clear()
-            found = self._seen[structure] = self._evaluate(structure)
+            found = self._evaluate(structure, limit)
+            if found is None:
+                return math.inf
+            self._seen[structure] = found
         return found
 
-    def _evaluate(self, structure: Structure) -> float:
+    def _evaluate(self, structure: Structure, limit: float) -> float | None:
         if not self.builder.allowed(structure):
             return math.inf
-        priced = self.builder.price(structure)
+        priced = self.builder.price(structure, math.exp(limit) if limit < _MISFIT / 2 else math.inf)
+        if priced is None:
+            return None
         if isinstance(priced, Misfit):
             return _MISFIT + math.log(priced.missing)
         cost = priced[1]
@@ -64,8 +73,9 @@ class Annealer:
             candidate = self._neighbourhood.random_move(current, rng)
             if candidate is None or candidate == current:
                 continue
-            energy = self.energy(candidate)
-            if energy <= now or rng.random() < math.exp((now - energy) / temperature):
+            limit = now - temperature * math.log(1.0 - rng.random())
+            energy = self.energy(candidate, limit)
+            if energy <= limit:
                 current, now = candidate, energy
                 if energy < least:
                     best, least = candidate, energy
@@ -87,7 +97,7 @@ def own_grids(problem: Problem, builder: Builder) -> Iterator[Structure]:
                 best: tuple[float, Bundle] | None = None
                 for bundle in symmetric(problem, members):
                     sized = Bundle(bundle.stages, size)
-                    rate = builder.rate(first_choice(problem, (sized,)), sharding)
+                    rate = builder.rate(first_choice(problem, (sized,)), sized.width if sharding else 1)
                     if rate > 0.0 and (best is None or rate > best[0]):
                         best = (rate, sized)
                 if best is not None:
@@ -139,4 +149,4 @@ class LocalSearch:
         search = Search(self.name, problem, budget, seed, pricer, listen)
         builder = Builder(search)
         improve(search, builder, hand_made(problem, builder), random.Random(seed), 1.0)
-        return search.result()
+        return explain(search, builder)

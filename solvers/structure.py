@@ -5,15 +5,16 @@ Bundles of one pipeline say anything a plan can say; wider ones keep pipelines a
 the same machines, and move as one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hexiopt.cost.cost import Cost
+from hexiopt.cost.cost import Cost, PipelineCost
+from hexiopt.cost.schedule import beat_s
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem import Problem
 from solvers.base import Pricer, Search
-from solvers.batches import beat_s, split_batch
+from solvers.batches import split_batch
 from solvers.layers import Choice, LayerSplitter
 
 Group = tuple[int, ...]  # devices of a TP group
@@ -75,7 +76,7 @@ class Builder:
         space, policies = self.problem.space, search.pricer.policies()
         sets = [policies] if space.recompute_per_stage else [(policy,) for policy in policies]
         self._splitters = [LayerSplitter(search.pricer, chosen, not space.uneven_layers) for chosen in sets]
-        self._rhythms: dict[tuple[Any, ...], tuple[float, float]] = {}
+        self._laid: dict[tuple[Any, ...], list[_Line] | Misfit] = {}
 
     def allowed(self, structure: Structure) -> bool:
         """Whether the structure obeys the switches and constraints of the plan space."""
@@ -96,7 +97,7 @@ class Builder:
         return space.uneven_batch or len({b.micro_batch_size for b in bundles}) == 1
 
     def build(self, structure: Structure) -> Plan | Misfit:
-        """The best completion of `structure`, by estimated step time over the splitters."""
+        """The best completion of `structure`, by estimated time over the recompute choices."""
         best: tuple[float, Plan] | None = None
         missing = 1 << 30
         for splitter in self._splitters:
@@ -107,43 +108,49 @@ class Builder:
                 best = found
         return best[1] if best else Misfit(missing)
 
-    def price(self, structure: Structure) -> tuple[Plan, Cost] | Misfit:
-        """Plan and cost of `structure`; the batch split once more by the priced times where that helps."""
+    def price(self, structure: Structure, limit_s: float = float("inf")) -> tuple[Plan, Cost] | Misfit | None:
+        """Plan and cost of `structure`; the batch split once more by the priced times where that helps.
+
+        None, without the whole price, where the step certainly takes longer than `limit_s`.
+        """
         plan = self.build(structure)
         if isinstance(plan, Misfit):
             return plan
-        cost = self.search.offer(plan)
-        again = self.rebalance(plan, cost)
+        priced = self.pricer.pipelines(plan)
+        again = self.rebalance(plan, priced)
         if again is not None:
-            second = self.search.offer(again)
-            if second.objective < cost.objective:
-                return again, second
-        return plan, cost
+            second = self.pricer.pipelines(again)
+            if max(p.end_s for p in second) < max(p.end_s for p in priced):
+                plan, priced = again, second
+        if max(p.end_s for p in priced) > limit_s:
+            return None
+        return plan, self.search.offer(plan, self.pricer.price(plan, priced))
 
-    def rate(self, structure: Structure, sharding: int) -> float:
-        """Estimated sequences per second of `structure` alone under a ZeRO stage; 0 where it does not fit."""
+    def rate(self, structure: Structure, shards: int) -> float:
+        """Estimated sequences per second of `structure` alone, ZeRO-1 over `shards`; 0 where it does not fit."""
         total = 0.0
+        expected = max(1, self.problem.workload.global_batch // max(structure.num_pipelines, shards))
         for bundle in structure.bundles:
-            found = self._layout(bundle, structure.schedule, bundle.width if sharding else 1, 1 << 20)
-            if isinstance(found, Misfit):
+            laid = self._lay(bundle, structure.schedule, shards, expected, self._splitters[0])
+            if isinstance(laid, Misfit):
                 return 0.0
-            total += sum(bundle.micro_batch_size / self._rhythm(bundle, k, found)[1] for k in range(bundle.width))
+            total += sum(bundle.micro_batch_size / one.beat_s for one in laid)
         return total
 
-    def rebalance(self, plan: Plan, cost: Cost) -> Plan | None:
+    def rebalance(self, plan: Plan, priced: Sequence[PipelineCost]) -> Plan | None:
         """`plan` with micro-batches by the priced times of its pipelines; None where nothing would change."""
-        ends = [priced.end_s for priced in cost.pipelines]
+        ends = [cost.end_s for cost in priced]
         if len(ends) < 2 or not self.problem.space.uneven_batch or plan.schedule == "gpipe":
             return None
-        if max(ends) - sum(ends) / len(ends) < 0.002 * cost.step_time_s:
+        if max(ends) - sum(ends) / len(ends) < 0.002 * max(ends):
             return None
         fills, beats = [], []
-        for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
-            stages = [s.forward_s + s.backward_s for s in priced.stages]
-            fill = sum(stages) + sum(priced.send_forward_s) + sum(priced.send_backward_s)
+        for pipeline, cost in zip(plan.pipelines, priced, strict=True):
+            stages = [s.forward_s + s.backward_s for s in cost.stages]
+            fill = sum(stages) + sum(cost.send_forward_s) + sum(cost.send_backward_s)
             more = pipeline.num_micro_batches - 1
-            beat = max((priced.end_s - fill) / more if more else 0.0, max(stages))
-            fills.append(priced.end_s - (more + 1) * beat)
+            beat = max((cost.end_s - fill) / more if more else 0.0, max(stages))
+            fills.append(cost.end_s - (more + 1) * beat)
             beats.append(beat)
         sizes = [pipeline.micro_batch_size for pipeline in plan.pipelines]
         counts = split_batch(fills, beats, sizes, self.problem.workload.global_batch)
@@ -151,70 +158,72 @@ class Builder:
             return None
         return replace(plan, pipelines=tuple(map(_with_count, plan.pipelines, counts)))
 
-    def _layout(
-        self, bundle: Bundle, schedule: str, shards: int, num_micro_batches: int, splitter: LayerSplitter | None = None
-    ) -> tuple[Choice, ...] | Misfit:
-        """Layers and policies of a bundle's stages."""
-        sites = [frozenset(self.pricer.site(group) for group in slot) for slot in bundle.stages]
-        splitter = splitter or self._splitters[0]
-        split = splitter.split(sites, bundle.micro_batch_size, schedule, num_micro_batches, shards)
-        return Misfit(split) if isinstance(split, int) else split
-
     def _build(self, structure: Structure, splitter: LayerSplitter) -> tuple[float, Plan] | Misfit:
         schedule, batch = structure.schedule, self.problem.workload.global_batch
         shards = structure.num_pipelines if structure.sharding else 1
         expected = max(1, -(-batch // structure.num_pipelines))
-        choices: list[tuple[Choice, ...]] = []
+        lines: list[_Line] = []
+        sizes: list[int] = []
         missing = 0
         for bundle in structure.bundles:
-            layout = self._layout(bundle, schedule, shards, max(1, expected // bundle.micro_batch_size), splitter)
-            if isinstance(layout, Misfit):
-                missing += layout.missing * bundle.width
+            laid = self._lay(bundle, schedule, shards, expected, splitter)
+            if isinstance(laid, Misfit):
+                missing += laid.missing * bundle.width
             else:
-                choices.append(layout)
+                lines += laid
+                sizes += [bundle.micro_batch_size] * bundle.width
         if missing:
             return Misfit(missing)
-        fills, beats, sizes = [], [], []
-        for bundle, split in zip(structure.bundles, choices, strict=True):
-            for k in range(bundle.width):
-                fill, beat = self._rhythm(bundle, k, split)
-                fills.append(fill)
-                beats.append(beat)
-                sizes.append(bundle.micro_batch_size)
+        fills, beats = [line.fill_s for line in lines], [line.beat_s for line in lines]
         counts = split_batch(fills, beats, sizes, batch, even=not self.problem.space.uneven_batch)
         if counts is None:
             return Misfit(1)
-        pipelines, at = [], 0
-        for bundle, split in zip(structure.bundles, choices, strict=True):
-            for k in range(bundle.width):
-                stages, layer = [], 0
-                for slot, (n, policy) in zip(bundle.stages, split, strict=True):
-                    stages.append(Stage.of(slot[k], layer, layer + n, policy))
-                    layer += n
-                pipelines.append(Pipeline(tuple(stages), counts[at], bundle.micro_batch_size))
-                at += 1
         longest = max(f + b * c for f, b, c in zip(fills, beats, counts, strict=True))
-        return longest, Plan(tuple(pipelines), schedule, Sharding(structure.sharding))
+        pipelines = tuple(Pipeline(line.stages, count, size) for line, count, size in zip(lines, counts, sizes, strict=True))
+        return longest, Plan(pipelines, schedule, Sharding(structure.sharding))
 
-    def _rhythm(self, bundle: Bundle, k: int, split: tuple[Choice, ...]) -> tuple[float, float]:
-        """(fill beyond a beat per micro-batch, beat) of pipeline k, on an idle network."""
-        key = (tuple(slot[k] for slot in bundle.stages), bundle.micro_batch_size, split)
-        found = self._rhythms.get(key)
+    def _lay(
+        self, bundle: Bundle, schedule: str, shards: int, expected: int, splitter: LayerSplitter
+    ) -> list["_Line"] | Misfit:
+        """The bundle's pipelines with layers and policies; `expected` sequences each."""
+        size, p = bundle.micro_batch_size, len(bundle.stages)
+        batches = max(1, expected // size)
+        if schedule != "gpipe":
+            batches = min(batches, p)
+        key = (bundle, schedule, shards, batches, splitter)
+        found = self._laid.get(key)
         if found is None:
-            if len(self._rhythms) > 200_000:
-                self._rhythms.clear()
-            pricer, size, p = self.pricer, bundle.micro_batch_size, len(bundle.stages)
-            groups = [slot[k] for slot in bundle.stages]
-            stage_s = [
-                sum(pricer.stage_s(pricer.site(group), n, s == 0, s == p - 1, size, policy))
-                for s, (group, (n, policy)) in enumerate(zip(groups, split, strict=True))
-            ]
-            hop_s = [
-                pricer.hop_s(a, b, size) + pricer.hop_s(b, a, size) for a, b in zip(groups, groups[1:], strict=False)
-            ]
-            beat = beat_s(stage_s, hop_s)
-            found = self._rhythms[key] = (max(0.0, sum(stage_s) + sum(hop_s) - beat), beat)
+            if len(self._laid) > 50_000:
+                self._laid.clear()
+            sites = [frozenset(self.pricer.site(group) for group in slot) for slot in bundle.stages]
+            split = splitter.split(sites, size, schedule, batches, shards)
+            if isinstance(split, int):
+                found = Misfit(split)
+            else:
+                found = [self._line(tuple(slot[k] for slot in bundle.stages), size, split) for k in range(bundle.width)]
+            self._laid[key] = found
         return found
+
+    def _line(self, groups: tuple[Group, ...], size: int, split: tuple[Choice, ...]) -> "_Line":
+        """One pipeline on an idle network."""
+        pricer, last = self.pricer, len(groups) - 1
+        stages, stage_s, layer = [], [], 0
+        for s, (group, (n, policy)) in enumerate(zip(groups, split, strict=True)):
+            stages.append(Stage.of(group, layer, layer + n, policy))
+            stage_s.append(sum(pricer.stage_s(pricer.site(group), n, s == 0, s == last, size, policy)))
+            layer += n
+        hop_s = [pricer.hop_s(a, b, size) + pricer.hop_s(b, a, size) for a, b in zip(groups, groups[1:], strict=False)]
+        beat = beat_s(stage_s, hop_s)
+        return _Line(tuple(stages), max(0.0, sum(stage_s) + sum(hop_s) - beat), beat)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A pipeline's stages; m micro-batches take about fill + m · beat seconds."""
+
+    stages: tuple[Stage, ...]
+    fill_s: float
+    beat_s: float
 
 
 def _with_count(pipeline: Pipeline, count: int) -> Pipeline:

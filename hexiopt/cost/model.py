@@ -5,6 +5,7 @@ groups by the plan's structure. Pricing a plan that differs from a priced one in
 and the sharing between pipelines.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -30,6 +31,9 @@ from hexiopt.problem import Problem
 from hexiopt.space import recompute_policies
 
 
+_KEPT = 50_000  # pipelines, times and stages remembered before memory is given back
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """Where a stage runs, as far as its own time and memory go: equal sites cost the same."""
@@ -49,7 +53,7 @@ class _Parts:
     stages: tuple[StageCost, ...]
     hops: tuple[tuple[Hop, Hop], ...]  # forward and backward, per boundary
     message_bytes: float
-    loads: tuple[Load, ...]
+    load: tuple[tuple[int, float], ...]  # shared resource, seconds: what its messages need
 
 
 class CostModel:
@@ -185,23 +189,32 @@ class CostModel:
 
     # The price of a plan.
 
-    def price(self, plan: Plan) -> Cost:
-        """The exact cost of `plan`. Raises ValueError for what the format allows but is not priced yet."""
+    def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
+        """The exact cost of `plan`; `pipelines` are its pipelines where already priced.
+
+        Raises ValueError for what the format allows but is not priced yet.
+        """
+        return self._finish(plan, tuple(pipelines or self.pipelines(plan)))
+
+    def pipelines(self, plan: Plan) -> tuple[PipelineCost, ...]:
+        """The cost of each pipeline of `plan`, sharing the network with the others. Raises as `price`."""
         feature = unpriced(plan)
         if feature is not None:
             raise ValueError(f"{feature} is part of the plan format but not priced yet")
+        if len(self._parts) > _KEPT or len(self._times) > _KEPT or len(self._stages) > _KEPT:
+            self._parts.clear()
+            self._times.clear()
+            self._stages.clear()
         shards = len(plan.pipelines) if plan.sharding.stage else 1
         parts = [self._pipeline_parts(pipeline, plan.schedule, shards) for pipeline in plan.pipelines]
         load: Load = {}
         for part in parts:
-            for stage in part.loads:
-                for resource, seconds in stage.items():
-                    load[resource] = load.get(resource, 0.0) + seconds
-        pipelines = tuple(
+            for resource, seconds in part.load:
+                load[resource] = load.get(resource, 0.0) + seconds
+        return tuple(
             self._pipeline_cost(pipeline, part, load, plan.schedule)
             for pipeline, part in zip(plan.pipelines, parts, strict=True)
         )
-        return self._finish(plan, pipelines)
 
     def _pipeline_parts(self, pipeline: Pipeline, schedule: str, shards: int) -> _Parts:
         key = (pipeline, schedule, shards)
@@ -231,7 +244,7 @@ class CostModel:
                 costs,
                 hops,
                 message,
-                tuple(loads),
+                tuple(item for stage in loads for item in stage.items()),
             )
         return found
 

@@ -108,15 +108,14 @@ def alike_pipelines(problem: Problem, plan: Plan) -> tuple[tuple[int, ...], ...]
 
 
 def plan_rows(
-    problem: Problem, plan: Plan, cost: Cost, *, max_pipelines: int = 12, max_stages: int = 40
+    problem: Problem, plan: Plan, cost: Cost, *, group_above: int, max_pipelines: int, max_stages: int
 ) -> PlanRows:
-    """One row a pipeline, or a kind of pipeline where there are more than `max_pipelines` pipelines.
+    """One row a pipeline, or a kind of pipeline where there are more than `group_above` pipelines.
 
-    Where even the kinds are more than `max_pipelines`, or their stages more than `max_stages`, the longest
+    Where even the kinds are more than `max_pipelines`, or have more than `max_stages` stages, the longest
     pipeline, the one with the least room in memory and then the most frequent are kept, one at least.
     """
-    num_stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
-    if len(plan.pipelines) <= max_pipelines and num_stages <= max_stages:
+    if len(plan.pipelines) <= group_above and sum(len(p.stages) for p in plan.pipelines) <= max_stages:
         groups = tuple((index,) for index in range(len(plan.pipelines)))
     else:
         groups = alike_pipelines(problem, plan)

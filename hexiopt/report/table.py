@@ -26,17 +26,22 @@ from hexiopt.report.style import (
 )
 
 _BAR = 5
-_NOTE = "F+B, send (to the next stage and back): per micro-batch. Busy: share of the step. Memory: fullest device."
+_NOTE = "F+B and send (next stage and back): per micro-batch. Busy: of the step. Memory: fullest device."
 _HEADERS = ("Stage", "Devices", "TP", "Layers", "Recomp.", "F+B ms", "Busy %", "Send ms", "Memory GiB", "Binds")
 _LEFT = (True, True, False, False, True, False, False, False, False, True)
 _DEVICES, _BINDS = 1, 9
+# All pipelines of a small plan are shown, alike ones in one row; a table of a large one keeps to 60 lines.
+_FEW_DEVICES = 128
+_MANY = {"max_pipelines": 12, "max_stages": 40}
 _SHORT = {"selective": "select."}
 _MIN_DEVICES = 12
 
 
 def plan_table(problem: Problem, plan: Plan, cost: Cost) -> RenderableType:
     """One row a stage, grouped by pipeline; pipelines that are alike in one where there are many."""
-    return _PlanTable(plan_rows(problem, plan, cost, max_pipelines=12, max_stages=64))
+    few = len(plan.devices()) <= _FEW_DEVICES
+    limits = {"max_pipelines": _FEW_DEVICES, "max_stages": _FEW_DEVICES} if few else _MANY
+    return _PlanTable(plan_rows(problem, plan, cost, group_above=12, **limits))
 
 
 class _PlanTable:

@@ -1,0 +1,94 @@
+"""`hexiopt VERB [Hydra overrides]`.
+
+Exit codes: 0 done, 2 bad input, 3 no feasible plan, 1 anything unexpected, 130 interrupted.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+VERBS = {
+    "plan": "finds a plan and prints it; writes plan.json, plan.png, timeline.json, report.html",
+    "compare": "runs compare.solvers=[...] on one problem; writes comparison.csv, comparison.png",
+    "price": "prices and checks the plan file plan=...; writes plan.json with a new prediction",
+    "explain": "says where every value of a plan's cost comes from, and what binds",
+    "collect": "gathers the jobs of a sweep; writes results.csv (and results.parquet with pyarrow)",
+}
+_COMPLETION = ("-sc", "--shell-completion")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _main(args)
+    except KeyboardInterrupt:
+        print("hexiopt: interrupted; nothing was written", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _main(args: list[str]) -> int:
+    if "--version" in args:
+        print(f"hexiopt {_version()}")
+        return 0
+    if args and args[0] in _COMPLETION:
+        args = _completion(args)
+        if not args:
+            return 0
+    if not args:
+        print(f"hexiopt: no verb; state one of {', '.join(VERBS)} (hexiopt --help)", file=sys.stderr)
+        return 2
+    if args[0] in ("-h", "--help"):
+        print(_usage())
+        return 0
+    verb, overrides = args[0], args[1:]
+    if verb not in VERBS:
+        print(f"hexiopt: {verb!r} is not a verb; known: {', '.join(VERBS)}", file=sys.stderr)
+        return 2
+    from experiments.hydra_app import run
+
+    return run(verb, overrides)
+
+
+def _version() -> str:
+    try:
+        return version("hexiopt")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _usage() -> str:
+    lines = ["hexiopt VERB [key=value ...]", ""]
+    lines += [f"  {verb:9} {does}" for verb, does in VERBS.items()]
+    lines += [
+        "",
+        "  hexiopt plan cluster=small_mixed model=llama2_7b",
+        "  hexiopt plan --help    groups, configurations and values of a verb; -m sweeps",
+        "",
+        "Exit codes: 0 done, 2 bad input, 3 no feasible plan, 1 unexpected (HEXIOPT_DEBUG=1: traceback)",
+    ]
+    return "\n".join(lines)
+
+
+def _completion(args: list[str]) -> list[str]:
+    """Completion asks `hexiopt -sc query=SHELL` with the line so far in COMP_LINE: take the verb out of it.
+
+    Completes the verb itself, and returns [], while the line has no more than a part of it.
+    """
+    if not any(arg.startswith("query=") for arg in args):
+        return ["plan", *args]
+    words = os.environ.get("COMP_LINE", "").split(" ")
+    program, rest = words[0], [word for word in words[1:] if word] + [""] * (words[-1] == "")
+    if len(rest) < 2:
+        print(" ".join(verb for verb in VERBS if verb.startswith(rest[0] if rest else "")))
+        return []
+    os.environ["COMP_LINE"] = " ".join([program, *rest[1:]])
+    return [rest[0] if rest[0] in VERBS else "plan", *args]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,300 @@
+"""What the verbs share: a job with its inputs and outputs, a search with Ctrl-C, and how a job ends."""
+
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from experiments.config import Config
+from hexiopt.cluster import cluster_from_section
+from hexiopt.cost.cost import Cost
+from hexiopt.errors import InputError
+from hexiopt.huggingface import model_from_config
+from hexiopt.plan import Plan
+from hexiopt.plan_file import PlanFile, read_plan, write_text
+from hexiopt.problem import Problem
+from hexiopt.reading import Section, read_mapping
+from hexiopt.result import Result
+from solvers.base import Budget, Listener, Progress, Solver
+
+STATUS_FILE = "status.json"
+INTERRUPTED = 130
+_FILE_CHOICES = {"cluster": "file", "model": "hf"}
+_PROBLEM_KEYS = ("cluster", "model", "workload", "space", "constraints", "solver", "seed", "experiment")
+_WIDTH = 120  # of tables, where the output is no terminal
+
+
+class NoPlanError(Exception):
+    """No feasible plan; one line with what binds and what would fit."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+class InterruptedSearchError(Exception):
+    """Ctrl-C; one line with what was kept."""
+
+
+class Outcome(float):
+    """How a job ended: metric (step time in seconds, infinite without one), exit code, one-line message.
+
+    A float, so that a sweeper minimises it; picklable, so that it comes back from a launcher's process.
+    """
+
+    exit_code: int
+    message: str
+
+    def __new__(cls, metric: float, exit_code: int = 0, message: str = "") -> "Outcome":
+        self = super().__new__(cls, metric)
+        self.exit_code, self.message = exit_code, message
+        return self
+
+
+def worst(codes: Sequence[int]) -> int:
+    """The exit code of a sweep: an unexpected error before bad input before no plan before success."""
+    return next((code for code in (INTERRUPTED, 1, 2, 3) if code in codes), 0)
+
+
+def failure(error: BaseException) -> Outcome:
+    """The outcome of an exception that ended a job or the program."""
+    if isinstance(error, InputError):
+        return Outcome(math.inf, 2, str(error))
+    if isinstance(error, NoPlanError):
+        return Outcome(math.inf, 3, str(error))
+    if isinstance(error, KeyboardInterrupt | InterruptedSearchError):
+        return Outcome(math.inf, INTERRUPTED, str(error) or "interrupted; nothing was written")
+    if os.environ.get("HEXIOPT_DEBUG") == "1":
+        traceback.print_exception(error, file=sys.stderr)
+        hint = "see the traceback above"
+    else:
+        hint = "set HEXIOPT_DEBUG=1 for the traceback"
+    text = " ".join(str(error).split())
+    what = f"unexpected {type(error).__name__}" + (f": {text[:500]}" if text else "")
+    return Outcome(math.inf, 1, f"{what}; {hint}")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a verb: its configuration and folder, what was chosen and overridden, whether it sweeps."""
+
+    verb: str
+    config: Config
+    folder: Path
+    choices: Mapping[str, Any]
+    overrides: Sequence[str]
+    in_sweep: bool
+
+    @property
+    def pictures(self) -> bool:
+        """Whether to draw."""
+        return not self.in_sweep if self.config.report is None else self.config.report
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The problem of the configuration. Raises InputError."""
+        if self.config.plan:
+            what = f"plan: {self.config.plan!r} does not apply to {self.verb}"
+            raise InputError(f"{what}; a plan file can be priced and explained")
+        return Problem(
+            cluster=cluster_from_section(self._section("cluster")),
+            model=model_from_config(self._section("model")),
+            workload=self.config.workload.workload(),
+            space=self.config.plan_space(),
+        )
+
+    @property
+    def budget(self) -> Budget:
+        """The solver's budget."""
+        return Budget(self.config.solver.time_limit_s, self.config.solver.max_steps)
+
+    def plan_file(self) -> PlanFile:
+        """The plan file `plan=...`. Raises InputError, also for overrides of what stands in the file."""
+        if not self.config.plan:
+            raise InputError(f"plan: is missing; give the file: hexiopt {self.verb} plan=path/plan.json")
+        for override in self.overrides:
+            key = override.lstrip("+~").partition("=")[0]
+            if key.partition(".")[0].partition("/")[0] in _PROBLEM_KEYS:
+                raise InputError(
+                    f"{override.lstrip('+')}: does not apply to a plan file, which holds its whole problem; "
+                    "remove it, or plan again"
+                )
+        return read_plan(self.config.plan)
+
+    def _section(self, group: str) -> Section:
+        """The mapping of `cluster` or `model`: a named one, or the user's file under further overrides."""
+        data, choice = getattr(self.config, group), self.choices.get(group)
+        file_choice = _FILE_CHOICES[group]
+        if data is None or choice is None:
+            names = ", ".join(name for name in config_names(group) if name != file_choice)
+            raise InputError(
+                f"{group}: is missing; choose {group}={file_choice} {group}.path=FILE, or {group}=NAME "
+                f"with one of {names}"
+            )
+        if choice != file_choice:
+            return Section(data, f"{group}={choice}")
+        path = data.pop("path", None)
+        if not isinstance(path, str) or not path:
+            raise InputError(f"{group}.path: {path!r} is not a path; state {group}.path=FILE")
+        return Section(overlay(read_mapping(path), data), path)
+
+    def write(self, name: str, content: str | bytes) -> None:
+        """Write a result file whole or not at all. Raises InputError where the folder cannot be written."""
+        if isinstance(content, str):
+            self.draw(name, lambda path: write_text(path, content))
+        else:
+            self.draw(name, lambda path: path.write_bytes(content))
+
+    def draw(self, name: str, draw: Callable[[Path], Any]) -> None:
+        """Have `draw` write a result file, which appears whole or not at all. Raises InputError."""
+        path = self.folder / name
+        partial = path.with_name(f".{name}.partial")
+        try:
+            draw(partial)
+            partial.replace(path)
+        except OSError as error:
+            why = f"cannot be written ({error.strerror})"
+            raise InputError(f"{path}: {why}; choose another hydra.run.dir") from None
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Write a result file of plain data."""
+        self.write(name, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+    def show(self, *renderables: Any) -> None:
+        """Print, for people; nothing in a sweep, whose jobs would drown each other."""
+        if self.in_sweep:
+            return
+        from rich.console import Console
+
+        console = Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else _WIDTH)
+        for renderable in renderables:
+            console.print(renderable, markup=False)
+
+    def show_files(self, *names: str) -> None:
+        """Print the paths of result files, relative to where the command was started."""
+        if not self.in_sweep:
+            print()
+            for name in names:
+                print(os.path.relpath(self.folder / name))
+
+
+def config_names(group: str) -> list[str]:
+    """The named configurations of a group."""
+    found = (entry.name for entry in files("conf").joinpath(group).iterdir())
+    return sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
+
+
+def overlay(base: Any, over: Any) -> Any:
+    """`over` merged into `base`: mappings by key, lists by index where `over` has indices, else replaced."""
+    if not isinstance(over, dict):
+        return over
+    if isinstance(base, list) and over:
+        merged = list(base)
+        for key, value in over.items():
+            index = int(key) if str(key).isdecimal() else len(merged)
+            if index >= len(merged):
+                rule = f"is no index of a list of {len(merged)} items"
+                raise InputError(f"{key!r} {rule}; replace the whole list")
+            merged[index] = overlay(merged[index], value)
+        return merged
+    if not isinstance(base, dict):
+        return over
+    return base | {key: overlay(base.get(key), value) for key, value in over.items()}
+
+
+# -------------------------------------------------------------------------------------------------- searching
+
+
+def search(job: Job, solver: Solver, problem: Problem) -> Result:
+    """Run a solver with progress on a terminal. Ctrl-C stops it, and the best plan so far is the result's."""
+    with _listener(job) as listen:
+        return solver.solve(problem, job.budget, seed=job.config.seed, listen=listen)
+
+
+def found(result: Result) -> tuple[Plan, Cost]:
+    """The plan of a result and its cost. Raises NoPlanError with the reason."""
+    if result.plan is None or result.cost is None:
+        raise NoPlanError(f"no plan ({result.status}): {result.reason or f'{result.solver} found none'}")
+    return result.plan, result.cost
+
+
+class Interrupt:
+    """Ctrl-C as a flag while a search runs: the first one asks it to stop, the second one raises."""
+
+    def __init__(self) -> None:
+        self.pressed = False
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Within, Ctrl-C sets the flag (where the main thread runs this)."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.getsignal(signal.SIGINT)
+        if before is not signal.default_int_handler:
+            yield
+            return
+
+        def press(number: int, frame: Any) -> None:
+            if self.pressed:
+                raise KeyboardInterrupt
+            self.pressed = True
+
+        signal.signal(signal.SIGINT, press)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+interrupt = Interrupt()
+
+
+@contextmanager
+def _listener(job: Job) -> Iterator[Listener]:
+    def go_on(_: Progress) -> bool:
+        return not interrupt.pressed
+
+    with interrupt.caught():
+        if job.in_sweep or not sys.stderr.isatty():
+            yield go_on
+            return
+        yield go_on
+
+
+# ---------------------------------------------------------------------------------------------------- running
+
+
+def run_verb(verb: str, start: Callable[[], Job]) -> Outcome:
+    """Run `experiments.<verb>.run` on the job that `start` makes; any exception becomes an outcome."""
+    try:
+        interrupt.pressed = False
+        job = start()
+        metric: float = import_module(f"experiments.{verb}").run(job)
+        if interrupt.pressed:
+            return Outcome(metric, INTERRUPTED, "interrupted; the best so far is kept")
+        return Outcome(metric)
+    except Exception as error:
+        return failure(error)
+
+
+def status_of(outcome: Outcome, overrides: Sequence[str]) -> dict[str, Any]:
+    """What a job of a sweep leaves in `status.json`."""
+    return {
+        "exit_code": outcome.exit_code,
+        "message": outcome.message,
+        "overrides": list(overrides),
+        "step_time_s": float(outcome) if math.isfinite(outcome) else None,
+    }

@@ -1,0 +1,42 @@
+"""`hexiopt compare 'compare.solvers=[random,metis]' cluster=... model=...`: solvers on one problem."""
+
+import sys
+
+from experiments.cli import main
+from experiments.common import Job, NoPlanError, interrupt, search
+from hexiopt.result import Result
+from solvers.registry import make_solver
+
+
+def run(job: Job) -> float:
+    """Run the solvers one after the other with one budget each; returns the best step time in seconds.
+
+    Raises InputError, and NoPlanError where no solver finds a plan.
+    """
+    problem = job.problem
+    solvers = [make_solver(name) for name in job.config.compare.solvers]
+    results: list[Result] = []
+    for solver in solvers:
+        results.append(search(job, solver, problem))
+        if interrupt.pressed:
+            break
+    if all(result.plan is None for result in results):
+        said = (f"{result.solver} ({result.status}): {result.reason or 'found none'}" for result in results)
+        raise NoPlanError(f"no plan: {'; '.join(said)}")
+    from hexiopt.report.comparison import comparison_csv, comparison_table
+    from hexiopt.report.table import headline
+
+    job.write("comparison.csv", comparison_csv(results))
+    written = ["comparison.csv"]
+    if job.pictures:
+        from hexiopt.report.comparison import draw_comparison
+
+        job.draw("comparison.png", lambda path: draw_comparison(results, headline(problem), path))
+        written.append("comparison.png")
+    job.show(headline(problem), "", comparison_table(results))
+    job.show_files(*written)
+    return min(result.objective for result in results)
+
+
+if __name__ == "__main__":
+    sys.exit(main(["compare", *sys.argv[1:]]))

@@ -1,0 +1,137 @@
+"""The schema of the command line's configuration: what may be overridden, of which type, within which range.
+
+`cluster` and `model` are free mappings that their own readers check; everything else is typed here, so that
+`seed=abc` is refused when the configuration is composed, and ranges are checked in `__post_init__`.
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+from hexiopt.errors import InputError
+from hexiopt.reading import Section
+from hexiopt.space import Space, space_from_sections
+from hexiopt.workload import Workload, workload_from_section
+
+MAX_TIME_LIMIT_S = 30 * 86_400.0
+MAX_STEPS = 10**12
+MAX_SEED = 2**32 - 1
+
+
+@dataclass
+class WorkloadConfig:
+    """See `hexiopt.workload.Workload`."""
+
+    global_batch: int = 256
+    seq_len: int = 4096
+    precision: str = "bf16"
+    recompute: str = "auto"
+    schedule: str = "auto"
+    optimizer_sharding: str = "auto"
+    gradient_bytes: int = 2
+
+    def __post_init__(self) -> None:
+        self.workload()
+
+    def workload(self) -> Workload:
+        """The workload. Raises InputError."""
+        return workload_from_section(Section(asdict(self), "workload"))
+
+
+@dataclass
+class SolverConfig:
+    """Which solver, and when it stops: after `time_limit_s` seconds, or `max_steps` of its own steps."""
+
+    name: str = MISSING
+    time_limit_s: float = 10.0
+    max_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        section = Section(asdict(self), "solver")
+        section.number("time_limit_s", above=0, at_most=MAX_TIME_LIMIT_S)
+        section.integer("max_steps", at_least=1, at_most=MAX_STEPS, default=None)
+
+
+@dataclass
+class SpaceConfig:
+    """The freedoms of a plan; see `hexiopt.space.Space`."""
+
+    tp_degrees: str = "powers_of_two"
+    max_micro_batch_size: int = 16
+    replicas: bool = True
+    uneven_layers: bool = True
+    uneven_tp: bool = True
+    uneven_batch: bool = True
+    uneven_structure: bool = True
+    recompute_per_stage: bool = True
+
+    def __post_init__(self) -> None:
+        space_from_sections(Section(asdict(self), "space"), Section({}, "constraints"))
+
+
+@dataclass
+class ConstraintsConfig:
+    """What a plan must keep to; null leaves free. `exclude` names machines, or devices as `machine:index`."""
+
+    num_pipelines: int | None = None
+    num_stages: int | None = None
+    max_tp: int | None = None
+    exclude: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        space_from_sections(Section({}, "space"), Section(asdict(self), "constraints"))
+
+
+@dataclass
+class CompareConfig:
+    """The solvers that `compare` runs on one problem."""
+
+    solvers: list[str] = field(default_factory=lambda: ["random", "metis", "portfolio"])
+
+    def __post_init__(self) -> None:
+        if not self.solvers:
+            raise InputError("compare.solvers: [] names no solver; name one or more")
+        for name in self.solvers:
+            if self.solvers.count(name) > 1:
+                raise InputError(f"compare.solvers: {name!r} stands twice; name every solver once")
+
+
+@dataclass
+class CollectConfig:
+    """The sweep folders that `collect` gathers; empty stands for the newest below multirun/."""
+
+    folders: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Config:
+    """All of it. `report` draws pictures (null: yes, but not in a sweep); `plan` is a plan file."""
+
+    cluster: Any = None
+    model: Any = None
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    solver: SolverConfig = field(default_factory=SolverConfig)
+    space: SpaceConfig = field(default_factory=SpaceConfig)
+    constraints: ConstraintsConfig = field(default_factory=ConstraintsConfig)
+    seed: int = 0
+    report: bool | None = None
+    plan: str | None = None
+    compare: CompareConfig = field(default_factory=CompareConfig)
+    collect: CollectConfig = field(default_factory=CollectConfig)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed <= MAX_SEED:
+            raise InputError(f"seed: {self.seed} is out of range; it must be from 0 to {MAX_SEED}")
+
+    def plan_space(self) -> Space:
+        """The plan space. Raises InputError."""
+        return space_from_sections(
+            Section(asdict(self.space), "space"), Section(asdict(self.constraints), "constraints")
+        )
+
+
+def register() -> None:
+    """Make the schema known to Hydra."""
+    ConfigStore.instance().store(name="schema", node=Config)

@@ -1,0 +1,277 @@
+"""`hexiopt explain plan=path/plan.json`, or with cluster= and model= like plan: where every value comes from.
+
+Tables of the GPU types, the links, the workload's choices and the cost model's coefficients behind a plan's
+price, each with its source, and per stage what binds its time and its memory.
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from inspect import getsource
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from experiments.cli import main
+from experiments.common import Job, found, search
+from experiments.price import priced
+from experiments.reports import show_plan
+from hexiopt.cluster import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATENCY_US, Machine
+from hexiopt.cost import coefficients
+from hexiopt.cost.cost import Cost
+from hexiopt.cost.memory import MEMORY_PARTS
+from hexiopt.cost.model import CostModel, Site
+from hexiopt.plan import Plan, Stage
+from hexiopt.plan_file import solver_to_dict
+from hexiopt.problem import Problem
+from hexiopt.report.style import MEMORY_LABELS, gib, milliseconds, percent, place, rate, seconds
+from hexiopt.units import GIB, MICROSECOND, TFLOP
+from solvers.registry import make_solver
+
+_MAX_STAGES = 40
+
+
+def run(job: Job) -> float:
+    """Explain a plan file, or the plan found; returns its step time. Raises like plan and price."""
+    if job.config.plan:
+        file = job.plan_file()
+        problem, plan, cost, made_by = file.problem, file.plan, priced(file, job.config.plan), file.solver
+    else:
+        problem = job.problem
+        result = search(job, make_solver(job.config.solver.name), problem)
+        plan, cost = found(result)
+        made_by = solver_to_dict(result)
+    show_plan(job, problem, plan, cost, made_by)
+    source = job.config.plan or f"cluster={job.choices.get('cluster')}"
+    for title, header, rows in (
+        ("Step", ("part", "value", "what binds"), step_rows(problem, plan, cost)),
+        (
+            "Stages, per micro-batch",
+            ("stage", "what binds its time", "what binds its memory"),
+            stage_rows(problem, plan, cost),
+        ),
+        ("GPU types", ("value", "is", "from"), gpu_rows(problem)),
+        ("Links", ("value", "is", "from"), link_rows(problem, source)),
+        ("Workload", ("value", "is", "from"), workload_rows(problem, plan)),
+        ("Coefficients", ("name", "is", "from"), coefficient_rows()),
+    ):
+        job.show("", Text(title, style="bold"), _table(header, rows))
+    return cost.step_time_s
+
+
+Row = tuple[str, str, str]
+
+
+def step_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
+    """The parts of the step time, and which pipeline, boundary and device bind."""
+    longest = max(range(len(plan.pipelines)), key=lambda p: cost.pipelines[p].end_s)
+    pipeline, priced_pipeline = plan.pipelines[longest], cost.pipelines[longest]
+    busy = [stage.forward_s + stage.backward_s for stage in priced_pipeline.stages]
+    sends = [
+        a + b for a, b in zip(priced_pipeline.send_forward_s, priced_pipeline.send_backward_s, strict=True)
+    ]
+    slowest = max(range(len(busy)), key=busy.__getitem__)
+    binds = f"stage {slowest} takes longest, {milliseconds(busy[slowest])} ms a micro-batch"
+    if sends and max(sends) > busy[slowest]:
+        k = sends.index(max(sends))
+        binds = (
+            f"the messages between stages {k} and {k + 1} take longest, {milliseconds(sends[k])} ms each time"
+        )
+    filled = pipeline.num_micro_batches * busy[slowest] / priced_pipeline.end_s
+    rest = (
+        f"stage {slowest} computes {percent(filled)} of the time, the rest is filling, draining and waiting"
+    )
+    yield "pipeline", seconds(cost.pipeline_s), f"pipeline {longest} ends last; in it {binds}; {rest}"
+    hidden = (
+        "overlapped with the backward" if cost.gradient_sync_s == 0 else "what the backward does not hide"
+    )
+    yield "gradient sync", seconds(cost.gradient_sync_s), hidden
+    gathers = ", and the all-gather of sharded weights" if plan.sharding.stage else ""
+    yield (
+        "optimizer",
+        seconds(cost.optimizer_s),
+        f"memory traffic of Adam on the last device to start{gathers}",
+    )
+    p, s = cost.binding_stage()
+    tight = cost.pipelines[p].stages[s]
+    room = -tight.excess_bytes
+    yield (
+        "memory",
+        f"{gib(tight.memory.total)} of {gib(tight.limit_bytes)} GiB",
+        f"stage {s} of pipeline {p} has the least room, {gib(room)} GiB"
+        if room >= 0
+        else f"stage {s} of pipeline {p} lacks {gib(-room)} GiB",
+    )
+
+
+def stage_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
+    """Per stage, the largest parts of its time and of its memory; stages that are alike once."""
+    model = CostModel(problem)
+    seen: dict[tuple[Any, ...], int] = {}
+    rows: list[Row] = []
+    for p, (pipeline, priced_pipeline) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
+        for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced_pipeline.stages, strict=True)):
+            site = model.site(stage.devices)
+            key = (site, stage.num_layers, stage.policy, stage_cost, pipeline.micro_batch_size)
+            if key in seen:
+                continue
+            seen[key] = len(rows)
+            parts = _time_parts(
+                model, stage, site, pipeline.micro_batch_size, s == 0, s == len(pipeline.stages) - 1
+            )
+            total = stage_cost.forward_s + stage_cost.backward_s
+            memory = stage_cost.memory
+            largest = sorted(MEMORY_PARTS, key=lambda part: -getattr(memory, part))[:3]
+            rows.append(
+                (
+                    f"{p}·{s} {place(problem.cluster, stage.devices)}",
+                    f"{milliseconds(total)} ms: "
+                    + ", ".join(f"{name} {percent(part / total)}" for name, part in parts),
+                    f"{gib(memory.total)} of {gib(stage_cost.limit_bytes)} GiB: "
+                    + ", ".join(f"{MEMORY_LABELS[part]} {gib(getattr(memory, part))}" for part in largest),
+                )
+            )
+    yield from rows[:_MAX_STAGES]
+    if len(rows) > _MAX_STAGES:
+        yield "", f"and {len(rows) - _MAX_STAGES:,} stages of other kinds", ""
+
+
+def _time_parts(
+    model: CostModel, stage: Stage, site: Site, size: int, first: bool, last: bool
+) -> list[tuple[str, float]]:
+    """Seconds of a stage's forward and backward by what they do, largest first."""
+    alone = Site(site.gpu, site.tp, float("inf"), 0.0)
+    layers, policy = stage.num_layers, stage.policy
+    plain = sum(model.layer_s(alone, size, "none")) * layers
+    again = sum(model.layer_s(alone, size, policy)) * layers - plain
+    whole = sum(model.layer_s(site, size, policy)) * layers
+    embedding, head = model.ends_s(site, size)
+    parts = [
+        ("compute of its layers", plain),
+        (f"recompute ({policy})", again),
+        (f"TP collectives at {rate(site.bandwidth)} GB/s", whole - plain - again),
+        ("embedding", (embedding.forward_s + embedding.backward_s) if first else 0.0),
+        ("LM head and loss", (head.forward_s + head.backward_s) if last else 0.0),
+    ]
+    return sorted((part for part in parts if part[1] > 0), key=lambda part: -part[1])
+
+
+def gpu_rows(problem: Problem) -> Iterator[Row]:
+    """Every value of the GPU types in the cluster, with its source."""
+    precision = problem.workload.precision
+    for gpu in problem.cluster.types:
+        peak = gpu.peak_flops(precision)
+        assert peak is not None
+        yield f"{gpu.name}: {precision} peak", f"{peak / TFLOP:g} TFLOPS, dense", gpu.source
+        yield f"{gpu.name}: memory bandwidth", f"{gpu.hbm_bytes_per_s / 1e9:g} GB/s", gpu.source
+        usable = f"{gpu.usable_memory_bytes / GIB:g} of {gpu.memory_bytes / GIB:g} GiB"
+        yield (
+            f"{gpu.name}: usable memory",
+            usable,
+            "what a process can allocate: gpus.yaml, or the cluster file",
+        )
+        attention = "fused" if gpu.flash_attention else "scores are stored"
+        yield f"{gpu.name}: attention", attention, "compute capability"
+        efficiency = gpu.efficiency
+        values = {
+            "largest GEMM": f"{efficiency.gemm_max:g} of the peak",
+            "GEMM of half that": f"{efficiency.gemm_half_flops / 1e9:g} GFLOP",
+            "attention": f"{efficiency.attention_max:g} of the peak",
+            "memory-bound work": f"{efficiency.memory_max:g} of the bandwidth",
+            "least operator": f"{efficiency.launch_s / MICROSECOND:g} µs",
+        }
+        assert len(values) == len(fields(efficiency))
+        said = ", ".join(f"{name} {value}" for name, value in values.items())
+        yield f"{gpu.name}: efficiency", said, "the type's family in gpus.yaml, or the cluster file"
+
+
+def link_rows(problem: Problem, source: str) -> Iterator[Row]:
+    """Every stated link, machines of one kind once; `source` is where the cluster was read."""
+    cluster = problem.cluster
+    kinds: dict[Any, list[Machine]] = {}
+    for machine in cluster.machines:
+        kinds.setdefault((machine.spec_name, machine.kind), []).append(machine)
+    for machines in kinds.values():
+        machine = machines[0]
+        name = machine.spec_name + (f" ×{len(machines)}" if len(machines) > 1 else "")
+        if machine.num_gpus > 1:
+            latency_us = machine.intra_latency_s / MICROSECOND
+            yield (
+                f"{name}: inside",
+                f"{rate(machine.intra_bandwidth_bytes_per_s)} GB/s, {latency_us:g} µs",
+                source + _or_default(latency_us, DEFAULT_INTRA_LATENCY_US),
+            )
+            for inner in machine.intra_links:
+                latency_us = inner.latency_s / MICROSECOND
+                said = f"{rate(inner.bandwidth_bytes_per_s)} GB/s, {latency_us:g} µs"
+                yield f"{name}: {inner.a} to {inner.b}", said, source
+        if len(cluster.machines) > 1:
+            latency_us = machine.nic_latency_s / MICROSECOND
+            yield (
+                f"{name}: {machine.num_interfaces} network interface(s)",
+                f"{rate(machine.nic_bandwidth_bytes_per_s)} GB/s each way, {latency_us:g} µs",
+                source + _or_default(latency_us, DEFAULT_INTER_LATENCY_US),
+            )
+    for group in cluster.groups:
+        said = f"{rate(group.uplink_bytes_per_s)} GB/s, {group.latency_s / MICROSECOND:g} µs more"
+        yield f"{group.name}: uplink", said, source
+    for link in cluster.links:
+        latency = "" if link.latency_s is None else f", {link.latency_s / MICROSECOND:g} µs"
+        arrow = "and" if link.both else "to"
+        yield (
+            f"{link.source} {arrow} {link.target}",
+            f"{rate(link.bandwidth_bytes_per_s)} GB/s{latency}",
+            source,
+        )
+
+
+def _or_default(value: float, default: float) -> str:
+    return "; latency as by default" if abs(value - default) < 1e-9 else ""
+
+
+def workload_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
+    """The workload, what the plan chose for `auto`, and the bytes per parameter that follow."""
+    workload = problem.workload
+    yield "batch", f"{workload.global_batch:,} sequences of {workload.seq_len:,} tokens", "workload"
+    yield "precision", f"{workload.precision}, {workload.element_bytes} B an element", "workload"
+    gradient, master, moments = (
+        workload.stored_gradient_bytes,
+        workload.master_bytes,
+        workload.optimizer_bytes,
+    )
+    states = f"{workload.element_bytes} + {gradient} + {master} + {moments} B"
+    yield "per parameter", states, "weight, gradient, master, Adam's moments: mixed precision"
+    for name, chosen in (("schedule", plan.schedule), ("optimizer_sharding", str(plan.sharding.stage))):
+        stated = getattr(workload, name)
+        yield name, chosen, "chosen by the search (auto)" if stated == "auto" else "workload"
+
+
+def coefficient_rows() -> Iterator[Row]:
+    """The cost model's coefficients; what their definitions say is their source."""
+    said: list[str] = []
+    comment: list[str] = []
+    for line in getsource(coefficients).splitlines():
+        name = re.match(r"([A-Z][A-Z0-9_]+) *=", line)
+        if line.startswith("#"):
+            comment = [line.lstrip("# ")] if not comment else [*comment, line.lstrip("# ")]
+        elif name and name[1] in coefficients.COEFFICIENTS:
+            said = comment or said
+            comment = []
+            yield name[1].lower(), f"{coefficients.COEFFICIENTS[name[1]]:,g}", " ".join(said)
+        else:
+            comment = []
+
+
+def _table(header: tuple[str, str, str], rows: Iterable[Row]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, ratio in zip(header, (3, 4, 5), strict=True):
+        table.add_column(name, ratio=ratio, overflow="fold", header_style="dim")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main(["explain", *sys.argv[1:]]))

@@ -1,0 +1,223 @@
+"""Our plans beside FlashFlex's, both judged by FlashFlex's own formulas.
+
+    python -m experiments.flashflex_comparison                       # all rows, 30 s a search, about 11 minutes
+    python -m experiments.flashflex_comparison --rows 1 --time-limit 5
+
+For each row of `data/flashflex_rows.yaml` the portfolio solver searches three times: under the formulas of
+`flashflex_pricer.py` with micro-batches of its choice; under the formulas with FlashFlex's micro-batch rule, as in
+the figures it is compared with; and under our own cost model and memory, whose plan FlashFlex's formulas then judge.
+"""
+
+import argparse
+import csv
+import math
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from experiments.flashflex_pricer import FlashFlexPricer
+from hexiopt.cluster import cluster_from_section
+from hexiopt.huggingface import model_from_config
+from hexiopt.plan import Plan
+from hexiopt.problem import Problem
+from hexiopt.reading import Section
+from hexiopt.workload import Workload
+from solvers.base import Budget, Pricer
+from solvers.registry import make_solver
+
+NO_PLAN = 0.0  # tokens/s where a search found none
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison: a setting of HexiScale, a model, GB/s between machines, and what others reach in tokens/s."""
+
+    setting: int
+    model: str
+    inter_gb_per_s: float
+    flashflex_tokens_per_s: float
+    annealer_tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What our three searches reach in a row, in tokens/s by FlashFlex's formulas.
+
+    `fits` and `fits_rule`: whether FlashFlex's memory formula accepts the plan of our own cost model, with its
+    micro-batches and with those of FlashFlex's rule.
+    """
+
+    formulas: float
+    rule: float
+    own: float
+    own_rule: float
+    fits: bool
+    fits_rule: bool
+
+
+def read_rows() -> tuple[Row, ...]:
+    """The rows of `data/flashflex_rows.yaml`."""
+    text = files("experiments").joinpath("data/flashflex_rows.yaml").read_text(encoding="utf-8")
+    return tuple(Row(**row) for row in yaml.safe_load(text)["rows"])
+
+
+def problem_of(row: Row) -> Problem:
+    """The problem of a row: 256 sequences of 4,096 tokens, full recompute."""
+    name = f"hexiscale_setting_{row.setting}"
+    cluster = _conf(f"cluster/{name}.yaml")
+    cluster["inter_machine"]["bandwidth_gb_per_s"] = row.inter_gb_per_s
+    return Problem(
+        cluster=cluster_from_section(Section(cluster, name)),
+        model=model_from_config(Section(_conf(f"model/{row.model}.yaml"), row.model)),
+        workload=Workload(recompute="full"),
+    )
+
+
+def _conf(path: str) -> dict[str, Any]:
+    data: dict[str, Any] = yaml.safe_load(files("conf").joinpath(path).read_text(encoding="utf-8"))
+    return data
+
+
+def compare(row: Row, budget: Budget, seed: int) -> Outcome:
+    """Search three times and judge the plans."""
+    problem = problem_of(row)
+    as_planned = FlashFlexPricer(problem)
+    by_rule = FlashFlexPricer(problem, micro_batch_rule=True)
+
+    def search(pricer: Pricer | None) -> Plan | None:
+        return make_solver("portfolio").solve(problem, budget, seed=seed, pricer=pricer).plan
+
+    own = search(None)
+    return Outcome(
+        formulas=_tokens_per_s(as_planned, search(as_planned)),
+        rule=_tokens_per_s(by_rule, search(by_rule)),
+        own=_tokens_per_s(as_planned, own),
+        own_rule=_tokens_per_s(by_rule, own),
+        fits=own is not None and as_planned.price(own).fits,
+        fits_rule=own is not None and by_rule.price(own).fits,
+    )
+
+
+def _tokens_per_s(pricer: FlashFlexPricer, plan: Plan | None) -> float:
+    return NO_PLAN if plan is None else pricer.price(plan).tokens_per_s
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """The geometric mean; zero where a value is."""
+    values = list(values)
+    return math.exp(math.fsum(map(math.log, values)) / len(values)) if all(values) else 0.0
+
+
+def table(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Table:
+    """The comparison in tokens/s; × is the ratio to FlashFlex, the last line its geometric mean."""
+    result = Table(title="tokens/s by FlashFlex's formulas; × is the ratio to FlashFlex's plan")
+    for heading in ("setting", "model", "GB/s", "FlashFlex", "annealer", "×"):
+        result.add_column(heading, justify="left" if heading == "model" else "right")
+    searched = ("our search\nits formulas", "our search\nits formulas\n+ its rule")
+    for heading in (*searched, "our search\nour model", "the same\nby its rule"):
+        result.add_column(heading, justify="right")
+        result.add_column("×", justify="right")
+    result.add_column("its memory\naccepts")
+    for row, outcome in zip(rows, outcomes, strict=True):
+        cells = [str(row.setting), row.model, f"{row.inter_gb_per_s:g}", f"{row.flashflex_tokens_per_s:,.0f}"]
+        reached = (
+            row.annealer_tokens_per_s,
+            outcome.formulas,
+            outcome.rule,
+            outcome.own,
+            outcome.own_rule,
+        )
+        for value in reached:
+            cells += [f"{value:,.0f}" if value else "no plan", f"{value / row.flashflex_tokens_per_s:.2f}"]
+        accepts = {(True, True): "yes", (True, False): "not by rule", (False, True): "by rule"}
+        result.add_row(*cells, accepts.get((outcome.fits, outcome.fits_rule), "no"))
+    cells = ["", "geometric mean", "", ""]
+    for name in ("annealer", "formulas", "rule", "own", "own_rule"):
+        cells += ["", f"{geometric_mean(_ratios(rows, outcomes, name)):.2f}"]
+    result.add_section()
+    result.add_row(*cells, "")
+    return result
+
+
+def _ratios(rows: Sequence[Row], outcomes: Sequence[Outcome], name: str) -> list[float]:
+    """Ratios to FlashFlex of a field of `Outcome`, or of the annealer."""
+    return [
+        (row.annealer_tokens_per_s if name == "annealer" else getattr(outcome, name))
+        / row.flashflex_tokens_per_s
+        for row, outcome in zip(rows, outcomes, strict=True)
+    ]
+
+
+def conditions(arguments: argparse.Namespace) -> str:
+    """What the figures depend on, as stated above the table."""
+    return "\n".join(
+        (
+            "hardware: the settings of HexiScale (arXiv 2409.01143); 3080Ti 56.9 TFLOPS 12 GB, 3090 80/24, 4090 "
+            "165.2/24, A800 312/80;",
+            "  for FlashFlex's formulas TFLOPS of 1024⁴, GB of 1024³, 20 GB/s inside machines, 400 in A800 ones",
+            "workload: 256 sequences of 4,096 tokens, full recompute; its rule: 8 micro-batches of ⌊32 / pipelines⌋",
+            "FlashFlex: released search, corrected, 30 iterations for each of 1 to 8 pipelines; "
+            "annealer: a quick one of ours, earlier",
+            f"ours: solver portfolio, seed {arguments.seed}, {arguments.time_limit:g} s a search, "
+            f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+            f"command: {shlex.join(['python', '-m', 'experiments.flashflex_comparison', *sys.argv[1:]])}",
+        )
+    )
+
+
+def write_csv(path: Path, rows: Sequence[Row], outcomes: Sequence[Outcome]) -> None:
+    """The rows with what our searches reach."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    row_names = [field.name for field in fields(Row)]
+    names = [field.name for field in fields(Outcome)]
+    header = [name if name.startswith("fits") else f"{name}_tokens_per_s" for name in names]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow([*row_names, *header])
+        for row, outcome in zip(rows, outcomes, strict=True):
+            reached = [getattr(outcome, name) for name in names]
+            shown = [value if isinstance(value, bool) else round(value, 1) for value in reached]
+            writer.writerow([*(getattr(row, name) for name in row_names), *shown])
+
+
+def main() -> None:
+    """Run the comparison of the command line."""
+    rows = read_rows()
+    parser = argparse.ArgumentParser(description="Our plans beside FlashFlex's, by FlashFlex's own formulas.")
+    parser.add_argument("--time-limit", type=float, default=30.0, help="seconds a search (default 30)")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        nargs="+",
+        choices=range(1, len(rows) + 1),
+        metavar="ROW",
+        help=f"rows 1 to {len(rows)}",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the searches (default 0)")
+    parser.add_argument("--out", type=Path, default=Path("results/flashflex_comparison.csv"), help="csv file")
+    arguments = parser.parse_args()
+    if arguments.rows:
+        rows = tuple(rows[k - 1] for k in arguments.rows)
+    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
+    console.print(conditions(arguments), markup=False)
+    budget = Budget(arguments.time_limit)
+    outcomes = []
+    for row in rows:
+        outcomes.append(compare(row, budget, arguments.seed))
+        write_csv(arguments.out, rows[: len(outcomes)], outcomes)
+    console.print(table(rows, outcomes))
+    console.print(str(arguments.out), markup=False)
+
+
+if __name__ == "__main__":
+    main()

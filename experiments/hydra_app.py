@@ -1,0 +1,295 @@
+"""Hydra behind the command line: composes the configuration, runs a job or a sweep, words errors in a line.
+
+Hydra's own `hydra.main` exits with 1 and several lines for whatever it does not like, and a sweep ends at its
+first bad job; so its application object is used directly.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra import version as hydra_version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_automatic_config_search_path, get_args_parser
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+    ValidationError,
+)
+
+from experiments.cli import VERBS
+from experiments.common import STATUS_FILE, Job, Outcome, failure, run_verb, status_of, worst
+from experiments.config import Config, register
+from hexiopt.errors import InputError, closest
+
+_CONFIG_ERRORS = (HydraException, OmegaConfBaseException)
+_REFUSED = "refused"
+_TYPES = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
+
+
+def run(verb: str, args: Sequence[str]) -> int:
+    """Run a verb with Hydra's arguments; returns the exit code."""
+    try:
+        return _run(verb, args)
+    except _CONFIG_ERRORS as error:
+        outcome = Outcome(float("inf"), 2, one_line(error))
+    except OSError as error:
+        if not error.filename:
+            outcome = failure(error)
+        else:
+            what = f"{error.filename}: {error.strerror}; choose another folder for the results"
+            outcome = Outcome(float("inf"), 2, what)
+    except Exception as error:
+        outcome = failure(error)
+    return _ended(outcome)
+
+
+def _ended(outcome: Outcome) -> int:
+    if outcome.exit_code:
+        print(f"hexiopt: {outcome.message}", file=sys.stderr)
+    return outcome.exit_code
+
+
+def _run(verb: str, args: Sequence[str]) -> int:
+    parsed = _parse(args)
+    overrides = [_open(override) for override in parsed.overrides]
+    hydra_version.setbase("1.3")
+    register()
+    search_path = create_automatic_config_search_path(None, None, parsed.config_path or "pkg://conf")
+    if parsed.config_dir is not None:
+        folder = Path(parsed.config_dir)
+        if not folder.is_dir():
+            raise InputError(f"--config-dir: {str(folder)!r} is not a folder; check the path")
+        search_path.prepend("command-line", f"file://{folder.absolute()}")
+    GlobalHydra.instance().clear()
+    hydra = Hydra.create_main_hydra2(task_name=verb, config_search_path=search_path)
+    hydra.config_loader = loader = _Loader(search_path)
+    name = parsed.config_name or "config"
+    try:
+        if parsed.help:
+            print(f"hexiopt {verb} [key=value ...]: {VERBS[verb]}\n")
+            hydra.app_help(config_name=name, args_parser=get_args_parser(), args=parsed)
+        elif parsed.hydra_help:
+            hydra.hydra_help(config_name=name, args_parser=get_args_parser(), args=parsed)
+        elif parsed.cfg is not None:
+            hydra.show_cfg(name, overrides, parsed.cfg, parsed.package, parsed.resolve)
+        elif parsed.shell_completion:
+            hydra.shell_completion(config_name=name, overrides=parsed.overrides)
+        elif parsed.info is not None:
+            hydra.show_info(parsed.info, config_name=name, overrides=overrides)
+        elif parsed.multirun or hydra.get_mode(name, overrides) == RunMode.MULTIRUN:
+            return _sweep(hydra, name, verb, [*overrides, "hydra.mode=MULTIRUN"])
+        else:
+            return _one(hydra, loader, name, verb, [*overrides, "hydra.mode=RUN"])
+    except SystemExit as leave:  # Hydra's way of saying that a package of --cfg is unknown
+        return 2 if leave.code else 0
+    finally:
+        GlobalHydra.instance().clear()
+    return 0
+
+
+def _parse(args: Sequence[str]) -> argparse.Namespace:
+    def refuse(message: str) -> NoReturn:
+        raise InputError(f"{message}; see --hydra-help")
+
+    parser = get_args_parser()
+    parser.error = refuse  # type: ignore[method-assign]
+    parsed = parser.parse_intermixed_args(list(args))
+    if parsed.experimental_rerun is not None:
+        raise InputError("--experimental-rerun: pickles are not read; a plan file says what made it")
+    for override in parsed.overrides:
+        if "=" not in override and not override.startswith("~") and not parsed.shell_completion:
+            raise InputError(f"{override!r}: is not an override; write key=value")
+    return parsed
+
+
+def _open(override: str) -> str:
+    """Any value below `cluster` and `model` may be overridden or added: their readers know the keys."""
+    return f"++{override}" if override.startswith(("cluster.", "model.")) else override
+
+
+def _one(hydra: Hydra, loader: "_Loader", name: str, verb: str, overrides: list[str]) -> int:
+    returned = hydra.run(config_name=name, task_function=partial(task, verb, False), overrides=overrides)
+    outcome: Outcome = returned.return_value
+    for folder in loader.new_folders:  # what Hydra made, unless results are in it
+        try:
+            folder.rmdir()
+        except OSError:
+            break
+    return _ended(outcome)
+
+
+def _sweep(hydra: Hydra, name: str, verb: str, overrides: list[str]) -> int:
+    batches = hydra.multirun(config_name=name, task_function=partial(task, verb, True), overrides=overrides)
+    jobs = [job for batch in batches or () for job in batch]
+    for job in jobs:
+        if job.return_value.exit_code:
+            print(f"hexiopt: job {job.hydra_cfg.hydra.job.num}: {job.return_value.message}", file=sys.stderr)
+    codes = [job.return_value.exit_code for job in jobs]
+    if jobs:
+        folder = Path(jobs[0].hydra_cfg.hydra.sweep.dir)
+        print(
+            f"{codes.count(0)} of {len(codes)} jobs done: {folder} (hexiopt collect collect.folders=[{folder}])"
+        )
+    return worst(codes)
+
+
+def task(verb: str, in_sweep: bool, cfg: DictConfig) -> Outcome:
+    """One job, in this process or a launcher's. Never raises; in a sweep it leaves `status.json`."""
+    hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
+    given: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    overrides = [override.removeprefix("++") for override in given]
+
+    def start() -> Job:
+        refused = OmegaConf.select(cfg, _REFUSED)
+        if refused is not None:
+            raise InputError(refused)
+        try:
+            config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
+        except OmegaConfBaseException as error:
+            raise InputError(one_line(error)) from None
+        choices: dict[str, Any] = {k: v for k, v in hydra.runtime.choices.items() if v not in (None, "null")}
+        return Job(verb, config, folder, choices, overrides, in_sweep)
+
+    outcome = run_verb(verb, start)
+    if in_sweep:
+        status = status_of(outcome, overrides)
+        Job(verb, Config(), folder, {}, overrides, True).write_json(STATUS_FILE, status)
+        said = f"{outcome:.6g} s" if not outcome.exit_code else f"exit code {outcome.exit_code}"
+        print(f"#{hydra.job.num}: {said}", flush=True)
+    return outcome
+
+
+class _Loader(ConfigLoaderImpl):
+    """Composes configurations. A job of a sweep that does not compose becomes one that says so when it runs.
+
+    `new_folders` are the folders that a single run will make, innermost first.
+    """
+
+    new_folders: tuple[Path, ...] = ()
+
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        try:
+            cfg = super().load_configuration(
+                config_name, overrides, run_mode, from_shell, validate_sweep_overrides
+            )
+        except ValueError as error:  # such as workload=null
+            raise ConfigCompositionException(str(error)) from None
+        if run_mode == RunMode.RUN:
+            try:
+                folder = Path(str(cfg.hydra.run.dir)).absolute()
+            except OmegaConfBaseException:
+                return cfg
+            self.new_folders = tuple(path for path in (folder, *folder.parents) if not path.exists())
+        return cfg
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        try:
+            return super().load_sweep_config(master_config, sweep_overrides)
+        except _CONFIG_ERRORS as error:
+            refused = one_line(error)
+        hydra_only = [override for override in sweep_overrides if override.startswith("hydra.")]
+        cfg = super().load_sweep_config(master_config, hydra_only)
+        with open_dict(cfg):
+            cfg[_REFUSED] = refused
+            cfg.hydra.overrides.task = [o for o in sweep_overrides if not o.startswith("hydra.")]
+        return cfg
+
+
+# ----------------------------------------------------------------------------------------------------- errors
+
+
+def one_line(error: BaseException) -> str:
+    """What Hydra or OmegaConf has to say, as one line: value, rule, remedy."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    for part in chain:
+        said = _said(part)
+        if said:
+            return " ".join(said.split())
+    text = next((str(part) for part in chain if str(part)), type(error).__name__)
+    said = " ".join(text.partition("\n\n")[0].split()).rstrip(".")
+    return f"{said}; see --help for groups and keys"
+
+
+def _said(error: BaseException) -> str | None:
+    if isinstance(error, MissingConfigException):
+        return _unknown_choice(error)
+    if isinstance(error, OverrideParseException):
+        reason = error.message.splitlines()[0].split(": ", 1)[-1].rstrip(".")
+        what = f"{error.override!r}: is not an override ({reason})"
+        return f"{what}; write key=value, and quote what is not a plain word"
+    if isinstance(error, ConfigAttributeError | ConfigKeyError):
+        return _unknown_key(error)
+    if isinstance(error, ValidationError):
+        key, text = error.full_key, str(error).splitlines()[0]
+        kind = next((words for name, words in _TYPES.items() if text.endswith(name)), None)
+        if text.startswith("Value ") and kind:
+            return f"{key}: {text.removeprefix('Value ').split(' of type ')[0]} is not {kind}; state one"
+        return f"{key}: {text[:1].lower()}{text[1:]}; see --help for its type"
+    if isinstance(error, MissingMandatoryValue):
+        key = getattr(error, "full_key", None) or str(error).rsplit(": ", 1)[-1]
+        return f"{key}: is missing; state {key}=..."
+    said = str(error)
+    if said.startswith("Could not append to config"):
+        key = said.partition("'")[2].partition("'")[0]
+        return f"{key}: is there already; remove the + before it"
+    if said.startswith("Error merging override "):
+        override = said.splitlines()[0].removeprefix("Error merging override ").lstrip("+")
+        reason = next(
+            (str(part) for part in (error.__cause__, error.__context__) if part and str(part)), "wrong type"
+        )
+        return f"{override}: cannot be merged ({reason.splitlines()[0]}); see --help for keys and types"
+    if said.startswith("Ambiguous value for argument"):
+        argument = said.splitlines()[0].removeprefix("Ambiguous value for argument ").strip("'")
+        return f"{argument!r}: has several values; sweep over them with -m, or write a list as key=[a,b]"
+    if said.startswith("Sweep parameters "):
+        override = said.removeprefix("Sweep parameters ").split(" requires")[0]
+        return f"{override}: has several values; sweep over them with -m"
+    return None
+
+
+def _unknown_choice(error: MissingConfigException) -> str | None:
+    group, slash, name = (error.missing_cfg_file or "").rpartition("/")
+    if not slash or not error.options:
+        return None
+    hint = closest(name, error.options)
+    if (group, name) == ("hydra/launcher", "joblib"):
+        hint = "it comes with pip install -e '.[joblib]'"
+    return f"{group}: {name!r} is not known; {hint}"
+
+
+def _unknown_key(error: ConfigAttributeError | ConfigKeyError) -> str | None:
+    key = str(error.full_key or error.key or "")
+    parent = error.parent_node
+    if not key or not OmegaConf.is_dict(parent):
+        return None
+    known = [str(name) for name in parent if name != "hydra"]
+    return f"{key}: unknown key; {closest(key.rpartition('.')[2], known)}"

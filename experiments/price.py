@@ -1,0 +1,39 @@
+"""`hexiopt price plan=path/plan.json`: checks a plan file, prices it again and writes the new prediction."""
+
+import sys
+
+from experiments.cli import main
+from experiments.common import Job, NoPlanError
+from experiments.reports import show_plan
+from hexiopt.check import check
+from hexiopt.cost.cost import Cost
+from hexiopt.cost.model import CostModel
+from hexiopt.errors import InputError
+from hexiopt.plan_file import PlanFile, plan_file_to_dict
+
+
+def run(job: Job) -> float:
+    """Price a plan; returns its step time in seconds. Raises InputError, and NoPlanError beyond memory."""
+    file = job.plan_file()
+    cost = priced(file, str(job.config.plan))
+    job.write_json("plan.json", plan_file_to_dict(file.problem, file.plan, cost, file.solver))
+    show_plan(job, file.problem, file.plan, cost, file.solver)
+    job.show_files("plan.json")
+    short = check(file.problem, file.plan, cost)
+    if short:
+        more = f" (and {len(short) - 1} more stages)" if len(short) > 1 else ""
+        raise NoPlanError(f"{job.config.plan}: {short[0]}{more}; plan again, or give the stage fewer layers")
+    return cost.step_time_s
+
+
+def priced(file: PlanFile, where: str) -> Cost:
+    """The cost of a plan that breaks no rule but memory's. Raises InputError naming the first broken."""
+    broken = check(file.problem, file.plan)
+    if broken:
+        more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+        raise InputError(f"{where}: {broken[0]}{more}; mend the plan, or plan again")
+    return CostModel(file.problem).price(file.plan)
+
+
+if __name__ == "__main__":
+    sys.exit(main(["price", *sys.argv[1:]]))

@@ -1,0 +1,170 @@
+"""Solvers side by side on one problem: a table, CSV, and a picture of what they reached and how fast."""
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.table import Table
+from rich.text import Text
+
+from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, count, seconds
+from hexiopt.result import Result
+
+_COLUMNS = (
+    "solver",
+    "status",
+    "step_time_s",
+    "tokens_per_s",
+    "mfu",
+    "over_best",
+    "lower_bound_s",
+    "gap",
+    "runtime_s",
+    "time_to_best_s",
+    "steps",
+    "seed",
+    "reason",
+)
+
+
+def comparison_csv(results: Sequence[Result]) -> str:
+    """One row a solver; a solver without a plan has empty cells and its reason."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    best_s = min((result.objective for result in results), default=math.inf)
+    for result in results:
+        cost = result.cost
+        achieved = (
+            (cost.step_time_s, cost.tokens_per_s, cost.mfu, cost.step_time_s / best_s - 1)
+            if cost
+            else ("",) * 4
+        )
+        writer.writerow(
+            [
+                result.solver,
+                str(result.status),
+                *achieved,
+                result.bound_s or "",
+                result.gap if cost else "",
+                result.runtime_s,
+                result.trajectory[-1].runtime_s if result.trajectory else "",
+                result.steps,
+                result.seed,
+                result.reason,
+            ]
+        )
+    return text.getvalue()
+
+
+def comparison_table(results: Sequence[Result]) -> Table:
+    """The same for people, the best first."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in (
+        "Solver",
+        "Step time",
+        "Over best",
+        "Tokens/s",
+        "MFU",
+        "Gap",
+        "Best after",
+        "Search",
+        "Steps",
+        "Status",
+    ):
+        table.add_column(name, justify="left" if name in ("Solver", "Status") else "right")
+    ordered = sorted(results, key=lambda result: result.objective)
+    for result in ordered:
+        cells = [result.solver]
+        if result.cost:
+            over = result.cost.step_time_s / ordered[0].objective - 1
+            cells += [
+                seconds(result.cost.step_time_s),
+                f"+{over:.1%}" if over else "best",
+                f"{result.cost.tokens_per_s:,.0f}",
+                f"{result.cost.mfu:.1%}",
+                f"{result.gap:.1%}" if result.bound_s else "",
+                seconds(result.trajectory[-1].runtime_s) if result.trajectory else "",
+            ]
+        else:
+            cells += ["–", *[""] * 5]
+        status = str(result.status) + (f": {result.reason}" if result.reason else "")
+        table.add_row(
+            *(Text(cell) for cell in (*cells, seconds(result.runtime_s), f"{result.steps:,}", status))
+        )
+    return table
+
+
+def draw_comparison(results: Sequence[Result], title: str, path: str | Path) -> None:
+    """Trajectories over time and a bar a solver, as a PNG."""
+    figure = Figure(figsize=(11, 4.6), facecolor=PAPER, layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    draw_trajectories(results, left)
+    draw_bars(results, right)
+    figure.suptitle(title, color=INK, fontsize=12, x=0.01, ha="left")
+    figure.savefig(path, format="png", dpi=150, metadata={"Software": None})
+
+
+def draw_trajectories(results: Sequence[Result], ax: Axes) -> Axes:
+    """Best step time over search time, each solver's to its end, above the best lower bound."""
+    ends = [result.runtime_s for result in results]
+    start_s = min((p.runtime_s for result in results for p in result.trajectory), default=1e-3)
+    for k, result in enumerate(results):
+        if not result.trajectory:
+            continue
+        times = [point.runtime_s for point in result.trajectory]
+        values = [point.step_time_s for point in result.trajectory]
+        colour = _colour(k)
+        ax.step(
+            [*times, result.runtime_s], [*values, values[-1]], where="post", color=colour, label=result.solver
+        )
+        ax.plot(times, values, ".", color=colour, markersize=4)
+    bound_s = max((result.bound_s for result in results), default=0.0)
+    if bound_s > 0:
+        ax.axhline(bound_s, color=MUTED, linestyle=":", linewidth=1, label="lower bound")
+    ax.set_xscale("log")
+    ax.set_xlim(max(start_s / 2, 1e-4), max([*ends, start_s * 2]) * 1.1)
+    ax.set_xlabel("search time (s)")
+    ax.set_ylabel("best step time (s)")
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(frameon=False, fontsize=9)
+    return _plain(ax)
+
+
+def draw_bars(results: Sequence[Result], ax: Axes) -> Axes:
+    """Step time of each solver, in the order given; a solver without a plan says so."""
+    top = max((result.objective for result in results if result.cost), default=1.0)
+    for k, result in enumerate(results):
+        y = len(results) - 1 - k
+        if result.cost:
+            ax.barh(y, result.cost.step_time_s, color=_colour(k), height=0.6)
+            ax.text(
+                result.cost.step_time_s + 0.01 * top,
+                y,
+                seconds(result.cost.step_time_s),
+                va="center",
+                color=INK,
+            )
+        else:
+            ax.text(0.01 * top, y, f"{result.status}", va="center", color=MUTED)
+    ax.set_yticks(range(len(results)), [result.solver for result in reversed(results)])
+    ax.set_xlim(0, top * 1.2)
+    ax.set_xlabel(f"step time (s), {count(len(results), 'solver')}")
+    return _plain(ax)
+
+
+def _colour(k: int) -> str:
+    return PIPELINE_HUES[k % len(PIPELINE_HUES)]
+
+
+def _plain(ax: Axes) -> Axes:
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(FAINT)
+    ax.tick_params(colors=MUTED)
+    return ax

@@ -1,0 +1,109 @@
+"""`random`: a random graph partition, the baseline of HexiScale's own evaluation (arXiv 2409.01143, section 5).
+
+GPUs go to pipelines at random, the GPUs of a machine in one pipeline are cut into random TP groups, stages come
+in random order. Layers, recompute and micro-batches are then computed as for every other solver, so a plan is
+feasible by construction, and the comparison shows what the partition alone is worth.
+"""
+
+import random
+
+from hexiopt.problem import Problem
+from hexiopt.result import Result
+from hexiopt.space import schedules, sharding_stages
+from solvers.base import Budget, Listener, Pricer, Search
+from solvers.reason import explain
+from solvers.structure import Builder, Bundle, Group, Structure
+
+
+def random_groups(problem: Problem, devices: list[int], rng: random.Random) -> list[Group]:
+    """Devices cut into TP groups: machine by machine, degrees at random, groups in random order."""
+    by_machine: dict[int, list[int]] = {}
+    for device in devices:
+        by_machine.setdefault(int(problem.cluster.machine_of[device]), []).append(device)
+    groups: list[Group] = []
+    for machine, own in by_machine.items():
+        allowed = problem.space.allowed_tp(problem.cluster.machines[machine].num_gpus)
+        rng.shuffle(own)
+        while own:
+            tp = rng.choice([t for t in allowed if t <= len(own)])
+            groups.append(tuple(sorted(own[:tp])))
+            del own[:tp]
+    rng.shuffle(groups)
+    return groups
+
+
+def random_structure(problem: Problem, rng: random.Random) -> Structure | None:
+    """A random partition; None where a pipeline came out empty or too long."""
+    devices = list(problem.usable_devices)
+    space, layers = problem.space, problem.model.num_layers
+    most = min(len(devices), problem.workload.global_batch, 64)
+    count = space.num_pipelines or rng.randint(1, most)
+    if not space.uneven_structure or not space.uneven_tp:
+        return _regular(problem, rng)
+    parts: list[list[int]] = [[] for _ in range(count)]
+    for device in devices:
+        rng.choice(parts).append(device)
+    size = rng.choice(problem.space.micro_batch_sizes(max(1, problem.workload.global_batch // count)))
+    bundles = []
+    for part in parts:
+        groups = random_groups(problem, part, rng)
+        if space.num_stages is not None:
+            groups = groups[: space.num_stages]
+        if not groups or len(groups) > layers:
+            return None
+        bundles.append(Bundle(tuple((group,) for group in groups), size))
+    return Structure(
+        tuple(bundles), rng.choice(schedules(problem.workload)), rng.choice(sharding_stages(problem.workload))
+    )
+
+
+def _regular(problem: Problem, rng: random.Random) -> Structure | None:
+    """A random partition where all stages have one TP degree, and all pipelines one structure."""
+    space = problem.space
+    by_machine: dict[int, list[int]] = {}
+    for device in problem.usable_devices:
+        by_machine.setdefault(int(problem.cluster.machine_of[device]), []).append(device)
+    tp = rng.choice(space.allowed_tp(max(map(len, by_machine.values()))))
+    groups: list[Group] = []
+    for machine, own in by_machine.items():
+        if tp in space.allowed_tp(problem.cluster.machines[machine].num_gpus):
+            rng.shuffle(own)
+            groups += [tuple(sorted(own[k : k + tp])) for k in range(0, len(own) - tp + 1, tp)]
+    rng.shuffle(groups)
+    most = min(len(groups), problem.workload.global_batch)
+    if not most:
+        return None
+    count = space.num_pipelines or rng.randint(1, most)
+    stages = space.num_stages or rng.randint(1, max(1, min(len(groups) // count, problem.model.num_layers)))
+    if count * stages > len(groups):
+        return None
+    size = rng.choice(problem.space.micro_batch_sizes(max(1, problem.workload.global_batch // count)))
+    bundle = Bundle(tuple(tuple(groups[s * count : (s + 1) * count]) for s in range(stages)), size)
+    return Structure(
+        (bundle,), rng.choice(schedules(problem.workload)), rng.choice(sharding_stages(problem.workload))
+    )
+
+
+class RandomPartition:
+    """Draws random partitions until the budget is spent, and keeps the best."""
+
+    name = "random"
+
+    def solve(
+        self,
+        problem: Problem,
+        budget: Budget,
+        *,
+        seed: int = 0,
+        pricer: Pricer | None = None,
+        listen: Listener | None = None,
+    ) -> Result:
+        """The best of the partitions drawn within `budget`; a step is one draw."""
+        search = Search(self.name, problem, budget, seed, pricer, listen)
+        builder, rng = Builder(search), random.Random(seed)
+        while search.go_on():
+            search.step()
+            structure = random_structure(problem, rng)
+            if structure is not None and builder.allowed(structure):
+                builder.price(structure)
+        return explain(search, builder)
