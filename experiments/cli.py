@@ -26,17 +26,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("hexiopt: interrupted; nothing was written", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        mute()
         return 0
+
+
+def mute() -> None:
+    """Send what is still printed nowhere: whoever read it (`| head`) has enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _main(args: list[str]) -> int:
     if "--version" in args:
         print(f"hexiopt {_version()}")
         return 0
-    if args and args[0] in _COMPLETION:
-        args = _completion(args)
+    if any(arg in _COMPLETION for arg in args):
+        args = _completion([arg for arg in args if arg not in VERBS])
         if not args:
             return 0
     if not args:

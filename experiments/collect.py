@@ -102,8 +102,8 @@ def _plan_row(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parquet(header: list[str], table: list[list[Any]]) -> bytes:
-    import pyarrow  # type: ignore[import-not-found,unused-ignore]
-    import pyarrow.parquet  # type: ignore[import-not-found,unused-ignore]
+    import pyarrow
+    import pyarrow.parquet
 
     columns = {name: [row[k] for row in table] for k, name in enumerate(header)}
     sink = pyarrow.BufferOutputStream()

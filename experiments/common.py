@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from experiments.cli import mute
 from experiments.config import Config
 from hexiopt.cluster import cluster_from_section
 from hexiopt.cost.cost import Cost
@@ -26,13 +27,14 @@ from hexiopt.plan_file import PlanFile, read_plan, write_text
 from hexiopt.problem import Problem
 from hexiopt.reading import Section, read_mapping
 from hexiopt.result import Result
-from solvers.base import Budget, Listener, Progress, Solver
+from solvers.base import Budget, Listener, Solver
 
 STATUS_FILE = "status.json"
 INTERRUPTED = 130
 _FILE_CHOICES = {"cluster": "file", "model": "hf"}
 _PROBLEM_KEYS = ("cluster", "model", "workload", "space", "constraints", "solver", "seed", "experiment")
 _WIDTH = 120  # of tables, where the output is no terminal
+_LONG_S = 60.0  # a search from which on a log tells its progress
 
 
 class NoPlanError(Exception):
@@ -178,7 +180,13 @@ class Job:
             return
         from rich.console import Console
 
-        console = Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else _WIDTH)
+        class Terminal(Console):
+            """Tells of a reader that went away, instead of ending the program."""
+
+            def on_broken_pipe(self) -> None:
+                raise BrokenPipeError
+
+        console = Terminal(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
         for renderable in renderables:
             console.print(renderable, markup=False)
 
@@ -219,14 +227,14 @@ def overlay(base: Any, over: Any) -> Any:
 
 def search(job: Job, solver: Solver, problem: Problem) -> Result:
     """Run a solver with progress on a terminal. Ctrl-C stops it, and the best plan so far is the result's."""
-    with _listener(job) as listen:
+    with _listener(job, problem) as listen:
         return solver.solve(problem, job.budget, seed=job.config.seed, listen=listen)
 
 
 def found(result: Result) -> tuple[Plan, Cost]:
     """The plan of a result and its cost. Raises NoPlanError with the reason."""
     if result.plan is None or result.cost is None:
-        raise NoPlanError(f"no plan ({result.status}): {result.reason or f'{result.solver} found none'}")
+        raise NoPlanError(f"{result.status}: {result.reason or f'{result.solver} found none'}")
     return result.plan, result.cost
 
 
@@ -263,15 +271,17 @@ interrupt = Interrupt()
 
 
 @contextmanager
-def _listener(job: Job) -> Iterator[Listener]:
-    def go_on(_: Progress) -> bool:
-        return not interrupt.pressed
-
+def _listener(job: Job, problem: Problem) -> Iterator[Listener]:
+    """Stops at Ctrl-C; shows progress on a terminal, and in a log where the search is long."""
     with interrupt.caught():
-        if job.in_sweep or not sys.stderr.isatty():
-            yield go_on
+        long = job.budget.time_limit_s > _LONG_S
+        if job.in_sweep or not (sys.stderr.isatty() or long):
+            yield lambda _: not interrupt.pressed
             return
-        yield go_on
+        from hexiopt.report.progress import SearchProgress
+
+        with SearchProgress(problem.workload.tokens) as shown:
+            yield lambda progress: shown(progress) and not interrupt.pressed
 
 
 # ---------------------------------------------------------------------------------------------------- running
@@ -286,6 +296,9 @@ def run_verb(verb: str, start: Callable[[], Job]) -> Outcome:
         if interrupt.pressed:
             return Outcome(metric, INTERRUPTED, "interrupted; the best so far is kept")
         return Outcome(metric)
+    except BrokenPipeError:  # files are written before anything is printed
+        mute()
+        return Outcome(math.inf)
     except Exception as error:
         return failure(error)
 

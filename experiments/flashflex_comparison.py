@@ -1,11 +1,12 @@
 """Our plans beside FlashFlex's, both judged by FlashFlex's own formulas.
 
-    python -m experiments.flashflex_comparison                       # all rows, 30 s a search, about 11 minutes
+    python -m experiments.flashflex_comparison                          # 30 s a search, about 11 minutes
     python -m experiments.flashflex_comparison --rows 1 --time-limit 5
 
 For each row of `data/flashflex_rows.yaml` the portfolio solver searches three times: under the formulas of
-`flashflex_pricer.py` with micro-batches of its choice; under the formulas with FlashFlex's micro-batch rule, as in
-the figures it is compared with; and under our own cost model and memory, whose plan FlashFlex's formulas then judge.
+`flashflex_pricer.py` with micro-batches of its choice; under the formulas with FlashFlex's micro-batch rule,
+as in the figures it is compared with; and under our own cost model and memory, whose plan FlashFlex's
+formulas then judge.
 """
 
 import argparse
@@ -40,7 +41,7 @@ NO_PLAN = 0.0  # tokens/s where a search found none
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison: a setting of HexiScale, a model, GB/s between machines, and what others reach in tokens/s."""
+    """One comparison: HexiScale's setting, a model, GB/s between machines; what others reach in tokens/s."""
 
     setting: int
     model: str
@@ -53,8 +54,8 @@ class Row:
 class Outcome:
     """What our three searches reach in a row, in tokens/s by FlashFlex's formulas.
 
-    `fits` and `fits_rule`: whether FlashFlex's memory formula accepts the plan of our own cost model, with its
-    micro-batches and with those of FlashFlex's rule.
+    `fits` and `fits_rule`: whether FlashFlex's memory formula accepts the plan of our own cost model, with
+    its micro-batches and with those of FlashFlex's rule.
     """
 
     formulas: float
@@ -162,10 +163,11 @@ def conditions(arguments: argparse.Namespace) -> str:
     """What the figures depend on, as stated above the table."""
     return "\n".join(
         (
-            "hardware: the settings of HexiScale (arXiv 2409.01143); 3080Ti 56.9 TFLOPS 12 GB, 3090 80/24, 4090 "
-            "165.2/24, A800 312/80;",
-            "  for FlashFlex's formulas TFLOPS of 1024⁴, GB of 1024³, 20 GB/s inside machines, 400 in A800 ones",
-            "workload: 256 sequences of 4,096 tokens, full recompute; its rule: 8 micro-batches of ⌊32 / pipelines⌋",
+            "hardware: the settings of HexiScale (arXiv 2409.01143); 3080Ti 56.9 TFLOPS 12 GB, 3090 80/24, "
+            "4090 165.2/24, A800 312/80;",
+            "  for FlashFlex's formulas TFLOPS of 1024⁴, GB of 1024³, 20 GB/s inside machines, 400 in A800's",
+            "workload: 256 sequences of 4,096 tokens, full recompute",
+            "its rule, as in its and the annealer's figures: 8 micro-batches of ⌊32 / pipelines⌋ sequences",
             "FlashFlex: released search, corrected, 30 iterations for each of 1 to 8 pipelines; "
             "annealer: a quick one of ours, earlier",
             f"ours: solver portfolio, seed {arguments.seed}, {arguments.time_limit:g} s a search, "

@@ -30,12 +30,13 @@ are small, are always best.
 
 Its micro-batch rule (`Config` in `config.py`) holds instead with `micro_batch_rule`: N_MB = GLB_B // GLB_MB
 micro-batches of GLB_MB // n sequences in each of n pipelines. The figures in `data/flashflex_rows.yaml` are
-with GLB_B = 256 and GLB_MB = 32: running the released search so, with the sequences counted that it really
-processes, gives them again. Where n does not divide GLB_MB, a step processes less than the global batch; the
-step time here is that of the global batch at the same tokens/s.
+with GLB_B = 256 and GLB_MB = 32: run so, counting the sequences that it really processes, the released search
+gives six of the seven again exactly, and the one at 5 GB/s within 1 % (it draws at random). Where n does not
+divide GLB_MB, a step processes less than the global batch; the step time here is that of the global batch at
+the same tokens/s.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -84,11 +85,11 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A pipeline apart from the others. Its layers' holders: machine as one-hot [L, machines], TP degree [L].
-    """
+    """A pipeline apart from the others; its layers' machines, one-hot [L, machines], and TP degrees [L]."""
 
     pipeline: Pipeline  # keeps its id alive
     cost: PipelineCost
+    num_sequences: int
     excess_bytes: float
     machines: NDArray[np.float64]
     tp: NDArray[np.int64]
@@ -102,6 +103,8 @@ class FlashFlexPricer:
     seconds of `stage_s` and `hop_s` include the factor 1.8, so that they add up to `Cost.pipeline_s`.
     Schedule, sharding, micro-batches in flight and latencies have no part in its formulas.
     """
+
+    sends_occupy_stages = True  # a stage's messages to the next add to its own seconds
 
     def __init__(
         self,
@@ -217,24 +220,24 @@ class FlashFlexPricer:
 
     # The price of a plan.
 
-    def price(self, plan: Plan) -> Cost:
+    def pipelines(self, plan: Plan) -> tuple[PipelineCost, ...]:
+        """The cost of each pipeline; they do not share anything. Raises as `price`."""
+        return tuple(part.cost for part in self._all_parts(plan))
+
+    def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
         """The cost of `plan` by FlashFlex's formulas, whatever its schedule and sharding.
 
-        Raises ValueError for what they do not cover: replicated stages, recompute other than full.
+        `pipelines` are not needed: they are kept. Raises ValueError for what the formulas do not cover:
+        replicated stages, recompute other than full.
         """
-        pipelines, seq_len = plan.pipelines, self.problem.workload.seq_len
-        too_many = False
+        parts = self._all_parts(plan)
+        sequences = sum(part.num_sequences for part in parts)
+        steps, too_many = 1.0, False
         if self.micro_batch_rule:
             whole = self.problem.workload.global_batch
-            micro = whole // RULE_MICRO_BATCHES // len(pipelines)
-            too_many, micro = micro == 0, max(micro, 1)
-            parts = [self._part(pipeline, RULE_MICRO_BATCHES, micro) for pipeline in pipelines]
-            steps = whole / (len(pipelines) * RULE_MICRO_BATCHES * micro)
-            tokens = whole * seq_len
-        else:
-            parts = [self._part(p, p.num_micro_batches, p.micro_batch_size) for p in pipelines]
-            steps = 1.0
-            tokens = sum(p.num_sequences for p in pipelines) * seq_len
+            too_many = sequences > whole
+            steps, sequences = whole / sequences, whole
+        tokens = sequences * self.problem.workload.seq_len
         pipeline_s = steps * max(part.cost.end_s for part in parts)
         gradient_sync_s = steps * GRADIENT_WEIGHT * self._gradients_s(parts) if len(parts) > 1 else 0.0
         step_s = pipeline_s + gradient_sync_s
@@ -248,6 +251,12 @@ class FlashFlexPricer:
             excess_bytes=inf if too_many else max(part.excess_bytes for part in parts),
             pipelines=tuple(part.cost for part in parts),
         )
+
+    def _all_parts(self, plan: Plan) -> list[_Part]:
+        if not self.micro_batch_rule:
+            return [self._part(p, p.num_micro_batches, p.micro_batch_size) for p in plan.pipelines]
+        micro = self.problem.workload.global_batch // RULE_MICRO_BATCHES // len(plan.pipelines)
+        return [self._part(p, RULE_MICRO_BATCHES, max(micro, 1)) for p in plan.pipelines]
 
     def _part(self, pipeline: Pipeline, num_micro_batches: int, size: int) -> _Part:
         found = self._parts.get((id(pipeline), size))
@@ -280,6 +289,7 @@ class FlashFlexPricer:
         found = self._parts[id(pipeline), size] = _Part(
             pipeline,
             PipelineCost(tuple(costs), tuple(sends), tuple(sends), ends, ends[-1]),
+            num_micro_batches * size,
             excess,
             self._eye[machines],
             tp,

@@ -5,6 +5,7 @@ first bad job; so its application object is used directly.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -40,6 +41,7 @@ from hexiopt.errors import InputError, closest
 
 _CONFIG_ERRORS = (HydraException, OmegaConfBaseException)
 _REFUSED = "refused"
+_MERGING = "Error merging override "
 _TYPES = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
 
 
@@ -49,6 +51,8 @@ def run(verb: str, args: Sequence[str]) -> int:
         return _run(verb, args)
     except _CONFIG_ERRORS as error:
         outcome = Outcome(float("inf"), 2, one_line(error))
+    except BrokenPipeError:
+        raise
     except OSError as error:
         if not error.filename:
             outcome = failure(error)
@@ -120,7 +124,7 @@ def _parse(args: Sequence[str]) -> argparse.Namespace:
 
 
 def _open(override: str) -> str:
-    """Any value below `cluster` and `model` may be overridden or added: their readers know the keys."""
+    """Any value below `cluster` and `model` may be set or added; their readers know the keys."""
     return f"++{override}" if override.startswith(("cluster.", "model.")) else override
 
 
@@ -143,7 +147,7 @@ def _sweep(hydra: Hydra, name: str, verb: str, overrides: list[str]) -> int:
             print(f"hexiopt: job {job.hydra_cfg.hydra.job.num}: {job.return_value.message}", file=sys.stderr)
     codes = [job.return_value.exit_code for job in jobs]
     if jobs:
-        folder = Path(jobs[0].hydra_cfg.hydra.sweep.dir)
+        folder = os.path.relpath(Path(jobs[0].hydra_cfg.hydra.runtime.output_dir).parent)
         print(
             f"{codes.count(0)} of {len(codes)} jobs done: {folder} (hexiopt collect collect.folders=[{folder}])"
         )
@@ -234,9 +238,11 @@ def one_line(error: BaseException) -> str:
         said = _said(part)
         if said:
             return " ".join(said.split())
-    text = next((str(part) for part in chain if str(part)), type(error).__name__)
-    said = " ".join(text.partition("\n\n")[0].split()).rstrip(".")
-    return f"{said}; see --help for groups and keys"
+    texts = [str(part).splitlines()[0].rstrip(".") for part in chain if str(part)] or [type(error).__name__]
+    if texts[0].startswith(_MERGING):
+        override = texts[0].removeprefix(_MERGING).lstrip("+")
+        texts = [f"{override}: cannot be merged ({' '.join(texts[1:2])})"]
+    return f"{texts[0]}; see --help for groups and keys"
 
 
 def _said(error: BaseException) -> str | None:
@@ -253,6 +259,12 @@ def _said(error: BaseException) -> str | None:
         kind = next((words for name, words in _TYPES.items() if text.endswith(name)), None)
         if text.startswith("Value ") and kind:
             return f"{key}: {text.removeprefix('Value ').split(' of type ')[0]} is not {kind}; state one"
+        if "is not a valid bool" in text:
+            return (
+                f"{key}: {text.removeprefix('Value ').split(' is not ')[0]} is not true or false; state one"
+            )
+        if "is not a ListConfig" in text:
+            return f"{key}: is not a list; write {key}=[a,b]"
         return f"{key}: {text[:1].lower()}{text[1:]}; see --help for its type"
     if isinstance(error, MissingMandatoryValue):
         key = getattr(error, "full_key", None) or str(error).rsplit(": ", 1)[-1]
@@ -261,12 +273,6 @@ def _said(error: BaseException) -> str | None:
     if said.startswith("Could not append to config"):
         key = said.partition("'")[2].partition("'")[0]
         return f"{key}: is there already; remove the + before it"
-    if said.startswith("Error merging override "):
-        override = said.splitlines()[0].removeprefix("Error merging override ").lstrip("+")
-        reason = next(
-            (str(part) for part in (error.__cause__, error.__context__) if part and str(part)), "wrong type"
-        )
-        return f"{override}: cannot be merged ({reason.splitlines()[0]}); see --help for keys and types"
     if said.startswith("Ambiguous value for argument"):
         argument = said.splitlines()[0].removeprefix("Ambiguous value for argument ").strip("'")
         return f"{argument!r}: has several values; sweep over them with -m, or write a list as key=[a,b]"

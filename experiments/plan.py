@@ -16,7 +16,7 @@ def run(job: Job) -> float:
     plan, cost = found(result)
     made_by = solver_to_dict(result)
     job.write_json("plan.json", plan_file_to_dict(problem, plan, cost, made_by))
-    written = plan_reports(job, problem, plan, cost, made_by) if job.pictures else []
+    written = plan_reports(job, problem, plan, cost, made_by, result.trajectory) if job.pictures else []
     show_plan(job, problem, plan, cost, made_by)
     job.show_files("plan.json", *written)
     return cost.step_time_s

@@ -1,13 +1,15 @@
 """Tables and pictures of a plan, drawn by `hexiopt.report`, into a job's folder and onto the terminal."""
 
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.common import Job
 from hexiopt.cost.cost import Cost
 from hexiopt.plan import Plan
 from hexiopt.problem import Problem
+from hexiopt.result import Point
 
 
 def show_plan(job: Job, problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any]) -> None:
@@ -19,11 +21,23 @@ def show_plan(job: Job, problem: Problem, plan: Plan, cost: Cost, solver: Mappin
     job.show(plan_table(problem, plan, cost), "", summary_table(problem, plan, cost, solver))
 
 
-def plan_reports(job: Job, problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any]) -> list[str]:
+def plan_reports(
+    job: Job,
+    problem: Problem,
+    plan: Plan,
+    cost: Cost,
+    solver: Mapping[str, Any],
+    trajectory: Sequence[Point] = (),
+) -> list[str]:
     """Draw a plan; returns the names of the files written."""
     from hexiopt.report.figure import draw_plan
+    from hexiopt.report.html import report_html
     from hexiopt.report.timeline import timeline_events
 
     job.draw("plan.png", lambda path: draw_plan(problem, plan, cost, path))
     job.write("timeline.json", json.dumps(timeline_events(problem, plan, cost), allow_nan=False))
-    return ["plan.png", "timeline.json"]
+    command = shlex.join(["hexiopt", job.verb, *job.overrides])
+    picture = job.folder / "plan.png"
+    page = report_html(problem, plan, cost, picture, solver=solver, trajectory=trajectory, command=command)
+    job.write("report.html", page)
+    return ["plan.png", "timeline.json", "report.html"]

@@ -7,6 +7,7 @@ that no plan follows weigh by how many layers find no place, so that the search 
 import math
 import random
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from hexiopt.problem import Problem
 from hexiopt.result import Result
@@ -20,47 +21,65 @@ from solvers.structure import Builder, Bundle, Misfit, Structure
 _HOT, _COLD = 0.02, 0.0005  # temperatures: an accepted worsening of 2 % and of 0.05 %
 _MISFIT = 100.0  # energy of a structure that no plan follows, far above any step time's logarithm
 _ROUNDS = 4  # annealing rounds, each from another of the best structures
+_TRUST = 0.8  # how far a neighbour's factor of price over estimate is believed
+_ANYWAY = 0.05  # share of structures priced although their estimate speaks against it
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A structure's energy, and by which factor the price exceeds the estimate."""
+
+    energy: float
+    factor: float = 1.0
 
 
 class Annealer:
     """Anneals structures of one search."""
 
-    def __init__(self, search: Search, builder: Builder) -> None:
-        self.search, self.builder = search, builder
+    def __init__(self, search: Search, builder: Builder, rng: random.Random) -> None:
+        self.search, self.builder, self.rng = search, builder, rng
         self._neighbourhood = Neighbourhood(search.problem)
-        self._seen: dict[Structure, float] = {}
+        self._seen: dict[Structure, Judged] = {}
 
-    def energy(self, structure: Structure, limit: float = math.inf) -> float:
-        """Logarithm of the step time, or beyond `_MISFIT` where no plan follows the structure.
+    def judge(self, structure: Structure, limit: float = math.inf, factor: float = 1.0) -> Judged | None:
+        """The energy of `structure`: logarithm of the step time, or beyond `_MISFIT` where no plan follows it.
 
-        Infinite, without pricing, where it is certainly beyond `limit`.
+        None where that is, or very likely is, beyond `limit`: the price is taken to exceed the estimate by
+        `factor`, as a neighbour's did; now and then a structure is priced all the same.
         """
         found = self._seen.get(structure)
         if found is None:
-            if len(self._seen) > 100_000:
+            if len(self._seen) > 50_000:
                 self._seen.clear()
-            found = self._evaluate(structure, limit)
-            if found is None:
-                return math.inf
-            self._seen[structure] = found
+            found = self._evaluate(structure, limit, factor)
+            if found is not None:
+                self._seen[structure] = found
         return found
 
-    def _evaluate(self, structure: Structure, limit: float) -> float | None:
+    def _evaluate(self, structure: Structure, limit: float, factor: float) -> Judged | None:
         if not self.builder.allowed(structure):
-            return math.inf
-        priced = self.builder.price(structure, math.exp(limit) if limit < _MISFIT / 2 else math.inf)
+            return Judged(math.inf)
+        built = self.builder.build(structure)
+        if isinstance(built, Misfit):
+            return Judged(_MISFIT + math.log(built.missing))
+        plan, estimate_s = built
+        limit_s = math.exp(limit) if limit < _MISFIT / 2 else math.inf
+        if estimate_s * factor**_TRUST > limit_s and self.rng.random() > _ANYWAY:
+            return None
+        priced = self.builder.price_built(plan, limit_s)
         if priced is None:
             return None
-        if isinstance(priced, Misfit):
-            return _MISFIT + math.log(priced.missing)
         cost = priced[1]
-        return math.log(cost.step_time_s) if cost.fits else _MISFIT - 1.0 + math.log(cost.step_time_s) / 1e3
+        energy = math.log(cost.step_time_s)
+        return Judged(energy if cost.fits else _MISFIT - 1.0 + energy / 1e3, max(1.0, cost.step_time_s / estimate_s))
 
-    def anneal(self, start: Structure, rng: random.Random, until: float, max_steps: int | None) -> Structure:
+    def anneal(self, start: Structure, until: float, max_steps: int | None) -> Structure:
         """The best structure met from `start` until the fraction `until` of the time, or `max_steps` steps."""
-        search = self.search
+        search, rng = self.search, self.rng
         current = best = start
-        now = least = self.energy(start)
+        now = self.judge(start)
+        assert now is not None
+        least = now.energy
         began_s, began_steps = search.runtime_s, search.steps
         span_s = max(1e-9, until * search.budget.time_limit_s - began_s)
         while search.go_on(until) and (max_steps is None or search.steps - began_steps < max_steps):
@@ -73,12 +92,12 @@ class Annealer:
             candidate = self._neighbourhood.random_move(current, rng)
             if candidate is None or candidate == current:
                 continue
-            limit = now - temperature * math.log(1.0 - rng.random())
-            energy = self.energy(candidate, limit)
-            if energy <= limit:
-                current, now = candidate, energy
-                if energy < least:
-                    best, least = candidate, energy
+            limit = now.energy - temperature * math.log(1.0 - rng.random())
+            judged = self.judge(candidate, limit, now.factor)
+            if judged is not None and judged.energy <= limit:
+                current, now = candidate, judged
+                if now.energy < least:
+                    best, least = candidate, now.energy
         return best
 
 
@@ -109,15 +128,17 @@ def own_grids(problem: Problem, builder: Builder) -> Iterator[Structure]:
 
 def improve(search: Search, builder: Builder, starts: Iterable[Structure], rng: random.Random, until: float) -> None:
     """Price `starts`, then anneal from the best of them."""
-    annealer = Annealer(search, builder)
+    annealer = Annealer(search, builder, rng)
     ranked: list[tuple[float, int, Structure]] = []
     for number, start in enumerate(starts):
         if not search.go_on(0.4 * until):
             break
         search.step()
-        ranked.append((annealer.energy(start), number, start))
+        judged = annealer.judge(start)
+        if judged is not None and judged.energy < math.inf:
+            ranked.append((judged.energy, number, start))
     ranked.sort(key=lambda item: item[:2])
-    pool = [structure for energy, _, structure in ranked if energy < math.inf][:_ROUNDS]
+    pool = ranked[:_ROUNDS]
     if not pool:
         return
     begin = search.runtime_s / search.budget.time_limit_s
@@ -125,10 +146,11 @@ def improve(search: Search, builder: Builder, starts: Iterable[Structure], rng: 
     best = pool[0]
     for turn in range(_ROUNDS):
         end = begin + (until - begin) * (turn + 1) / _ROUNDS
-        start = best if turn == _ROUNDS - 1 or turn >= len(pool) else pool[turn]
-        found = annealer.anneal(start, rng, end, None if left is None else max(1, left // _ROUNDS))
-        if annealer.energy(found) < annealer.energy(best):
-            best = found
+        start = best[2] if turn == _ROUNDS - 1 or turn >= len(pool) else pool[turn][2]
+        found = annealer.anneal(start, end, None if left is None else max(1, left // _ROUNDS))
+        judged = annealer.judge(found)
+        if judged is not None and judged.energy < best[0]:
+            best = (judged.energy, -1, found)
 
 
 class LocalSearch:

@@ -5,10 +5,12 @@ fall between pipelines, where gradients travel) and bandwidth (they stay inside,
 the number of groups are iterated. Phase 2 builds each pipeline: a secondary partition on true bandwidth collects
 GPUs with fat links; inside each part, per machine, TP degrees are searched; parts are ordered along fat links,
 exactly where they are few. Where the paper is silent: TP degrees are improved one machine at a time by the
-pipeline's rate, and iterations draw near the best number of pipelines half of the time.
+pipeline's rate, and most iterations partition the GPUs of some pipelines of the best plan again, into as many
+pipelines, one more or one fewer.
 """
 
 import random
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,6 +24,8 @@ from solvers.ordering import best_order
 from solvers.reason import explain
 from solvers.structure import Builder, Bundle, Group, Structure
 
+_AFRESH = 0.3  # share of iterations that partition the whole cluster anew
+_OTHER_CHOICES = 0.15  # share of iterations with another micro-batch size, schedule or sharding
 _LARGEST_GRAPH = 1024  # GPUs; a complete graph beyond this takes METIS longer than a search should
 
 
@@ -38,6 +42,15 @@ def compositions(count: int, allowed: tuple[int, ...]) -> list[tuple[int, ...]]:
     return found[::-1]
 
 
+@dataclass(frozen=True)
+class _Incumbent:
+    """The best plan's partition: positions of each pipeline's GPUs, and the pipelines built from them."""
+
+    step_time_s: float
+    parts: tuple[tuple[int, ...], ...]
+    structure: Structure
+
+
 class HierarchicalPartition:
     """The two phases on one problem."""
 
@@ -48,35 +61,66 @@ class HierarchicalPartition:
         with np.errstate(divide="ignore"):
             self._reciprocal = 1.0 / self._graph.bandwidth
         np.fill_diagonal(self._reciprocal, 0.0)
-        self._best: tuple[float, int] = (float("inf"), 0)
+        self._reciprocal /= self._reciprocal.max()
+        self._direct = self._graph.bandwidth / self._graph.bandwidth.max()
+        self.best: _Incumbent | None = None
 
-    def iterate(self) -> Structure | None:
-        """One pass of both phases with other choices; prices what it builds."""
-        rng, space, workload = self.rng, self.problem.space, self.problem.workload
-        most = min(len(self._graph.devices), workload.global_batch, 64)
-        count = space.num_pipelines or rng.randint(1, most)
-        if space.num_pipelines is None and self._best[1] and rng.random() < 0.5:
-            count = min(most, max(1, self._best[1] + rng.choice((-1, 0, 0, 1))))
-        mix = rng.choice((1.0, 1.0, 0.75, 0.5, 0.0))
-        weights = mix * self._reciprocal / self._reciprocal.max() + (1 - mix) * self._graph.bandwidth / self._graph.bandwidth.max()
-        parts = partition(self._graph, count, weights, rng.randrange(1 << 30))
-        sizes = space.micro_batch_sizes(max(1, workload.global_batch // count))
-        size = rng.choice(sizes[:3])
-        schedule, sharding = rng.choice(schedules(workload)), rng.choice(sharding_stages(workload))
-        shards = count if sharding else 1
+    def iterate(self) -> None:
+        """One pass of both phases: afresh, or on some pipelines of the best plan so far."""
+        parts, kept = self._phase_one()
+        size, schedule, sharding = self._choices(len(parts))
         bundles = []
         for part in parts:
-            bundle = self._pipeline(self._graph.subset(part), size, schedule, shards)
-            if bundle is None:
-                return None
-            bundles.append(bundle)
+            old = kept.get(part)
+            if old is None:
+                shards = len(parts) if sharding else 1
+                old = self._pipeline(self._graph.subset(list(part)), size, schedule, shards)
+            if old is None:
+                return
+            bundles.append(Bundle(old.stages, size))
         structure = Structure(tuple(bundles), schedule, sharding)
         if not self.builder.allowed(structure):
-            return None
-        priced = self.builder.price(structure)
-        if isinstance(priced, tuple) and priced[1].objective < self._best[0]:
-            self._best = (priced[1].objective, count)
-        return structure
+            return
+        least = self.best.step_time_s if self.best else float("inf")
+        priced = self.builder.price(structure, least)
+        if isinstance(priced, tuple) and priced[1].objective < least:
+            self.best = _Incumbent(priced[1].objective, parts, structure)
+
+    def _phase_one(self) -> tuple[tuple[tuple[int, ...], ...], dict[tuple[int, ...], Bundle]]:
+        """GPUs per pipeline, and the pipelines that stay as they are."""
+        rng, space, best = self.rng, self.problem.space, self.best
+        most = max(1, min(len(self._graph.devices) // 2, self.problem.workload.global_batch, 64))
+        if best is None or rng.random() < _AFRESH:
+            count = space.num_pipelines or rng.randint(1, most)
+            everything = tuple(range(len(self._graph.devices)))
+            return self._partition(everything, count), {}
+        kept = dict(zip(best.parts, best.structure.bundles, strict=True))
+        chosen = rng.sample(best.parts, min(len(best.parts), rng.choice((1, 2, 2, 3))))
+        rest = tuple(part for part in best.parts if part not in chosen)
+        change = 0 if space.num_pipelines else rng.choice((-1, 0, 0, 0, 1))
+        union = tuple(sorted(position for part in chosen for position in part))
+        count = min(max(1, len(chosen) + change), max(1, len(union) // 2))
+        if space.num_pipelines:
+            count = len(chosen)
+        return rest + self._partition(union, count), {part: kept[part] for part in rest}
+
+    def _partition(self, positions: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ...]:
+        """METIS on some of the GPUs, edge weights mixed from reciprocal and true bandwidth."""
+        mix = self.rng.choice((1.0, 1.0, 0.75, 0.5, 0.0))
+        graph = self._graph.subset(list(positions))
+        at = np.ix_(positions, positions)
+        weights = mix * self._reciprocal[at] + (1 - mix) * self._direct[at]
+        parts = partition(graph, count, weights, self.rng.randrange(1 << 30))
+        return tuple(tuple(positions[i] for i in part) for part in parts)
+
+    def _choices(self, count: int) -> tuple[int, str, int]:
+        """Micro-batch size, schedule and sharding: those of the best plan, or now and then others."""
+        rng, workload = self.rng, self.problem.workload
+        if self.best is not None and rng.random() > _OTHER_CHOICES:
+            old = self.best.structure
+            return old.bundles[0].micro_batch_size, old.schedule, old.sharding
+        sizes = self.problem.space.micro_batch_sizes(max(1, workload.global_batch // count))
+        return rng.choice(sizes[:3]), rng.choice(schedules(workload)), rng.choice(sharding_stages(workload))
 
     def _pipeline(self, graph: DeviceGraph, size: int, schedule: str, shards: int) -> Bundle | None:
         """Phase 2 for the GPUs of one pipeline."""

@@ -96,8 +96,11 @@ class Builder:
             return False
         return space.uneven_batch or len({b.micro_batch_size for b in bundles}) == 1
 
-    def build(self, structure: Structure) -> Plan | Misfit:
-        """The best completion of `structure`, by estimated time over the recompute choices."""
+    def build(self, structure: Structure) -> tuple[Plan, float] | Misfit:
+        """The best completion of `structure` over the recompute choices, and an estimate of its longest pipeline.
+
+        The estimate is for an idle network, without gradient sync and optimiser.
+        """
         best: tuple[float, Plan] | None = None
         missing = 1 << 30
         for splitter in self._splitters:
@@ -106,16 +109,15 @@ class Builder:
                 missing = min(missing, found.missing)
             elif best is None or found[0] < best[0]:
                 best = found
-        return best[1] if best else Misfit(missing)
+        return (best[1], best[0]) if best else Misfit(missing)
 
     def price(self, structure: Structure, limit_s: float = float("inf")) -> tuple[Plan, Cost] | Misfit | None:
-        """Plan and cost of `structure`; the batch split once more by the priced times where that helps.
+        """Plan and cost of `structure`. None, without the whole price, where it certainly exceeds `limit_s`."""
+        built = self.build(structure)
+        return built if isinstance(built, Misfit) else self.price_built(built[0], limit_s)
 
-        None, without the whole price, where the step certainly takes longer than `limit_s`.
-        """
-        plan = self.build(structure)
-        if isinstance(plan, Misfit):
-            return plan
+    def price_built(self, plan: Plan, limit_s: float = float("inf")) -> tuple[Plan, Cost] | None:
+        """`plan`, its batch split once more by the priced times where that helps, and its cost; None as above."""
         priced = self.pricer.pipelines(plan)
         again = self.rebalance(plan, priced)
         if again is not None:

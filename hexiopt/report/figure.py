@@ -33,7 +33,6 @@ from hexiopt.report.style import (
     SYNC_COLOUR,
     clipped,
     count,
-    gib,
     ink_on,
     listed,
     mix,
@@ -61,12 +60,18 @@ _MARGIN, _LABELS = 0.35, 1.5  # inches: around the figure, left of lanes
 
 
 def draw_plan(problem: Problem, plan: Plan, cost: Cost, path: str | Path) -> None:
-    """Write plan.png: cluster, layers, timeline and memory, in the same colours. 14 inches wide, about 10 high."""
+    """Write plan.png: `plan_figure` at 150 dots an inch."""
+    figure = plan_figure(problem, plan, cost)
+    figure.savefig(path, format="png", dpi=DPI, metadata={"Software": None})
+
+
+def plan_figure(problem: Problem, plan: Plan, cost: Cost) -> Figure:
+    """Cluster, layers, timeline and memory in the same colours, 14 inches wide and about 10 high."""
     rows = shown_rows(problem, plan, cost)
     machines = min(MAX_MACHINES, len(problem.cluster.machines))
     lanes = sum(len(row.stages) for row in rows.pipelines)
-    top = max(1.5 + 0.5 * (machines > 4) + 1.0 * (machines > 8), 0.4 + 0.3 * len(rows.pipelines))
-    middle = min(1.4 + 0.21 * lanes, 6.5)
+    top = max(1.5 + 0.5 * (machines > 4) + 1.0 * (machines > 8), 0.4 + 0.28 * len(rows.pipelines))
+    middle = min(1.4 + 0.2 * lanes, 5.8)
     bottom = 1.8
     # From the lower edge: the memory panel, the timeline, cluster beside layers; a title over each.
     y_memory = 0.62
@@ -82,8 +87,9 @@ def draw_plan(problem: Problem, plan: Plan, cost: Cost, path: str | Path) -> Non
     right = WIDTH_INCHES - _MARGIN
     draw_cluster(problem, plan, cost, panel(_MARGIN, y_top, 7.3, top))
     draw_layers(problem, plan, cost, panel(8.75, y_top + 0.28, right - 8.75, top - 0.28))
-    draw_timeline(problem, plan, cost, panel(_MARGIN + _LABELS, y_timeline, right - _MARGIN - _LABELS, middle))
-    draw_memory(problem, plan, cost, panel(_MARGIN + _LABELS, y_memory, right - _MARGIN - _LABELS, bottom))
+    left = _MARGIN + _LABELS
+    draw_timeline(problem, plan, cost, panel(left, y_timeline, right - left, middle))
+    draw_memory(problem, plan, cost, panel(left, y_memory, right - left, bottom))
     used = len(plan.devices())
     facts = (
         f"{seconds(cost.step_time_s)} a step · {cost.tokens_per_s:,.0f} tokens/s · MFU {cost.mfu:.1%} · "
@@ -103,7 +109,7 @@ def draw_plan(problem: Problem, plan: Plan, cost: Cost, path: str | Path) -> Non
         parse_math=False,
     )
     figure.text(right / WIDTH_INCHES, line, facts, fontsize=11, color=MUTED, va="center", ha="right")
-    figure.savefig(path, format="png", dpi=DPI, metadata={"Software": None})
+    return figure
 
 
 def shown_rows(problem: Problem, plan: Plan, cost: Cost) -> PlanRows:
@@ -129,14 +135,14 @@ def _inches(ax: Axes) -> tuple[float, float]:
     return box.width * width, box.height * height
 
 
-def _title(ax: Axes, letter: str, text: str, note: str = "", outdent: float = 0.0, room: float = 100.0) -> None:
-    """The panel's title at its upper left, the note beside it; `room` inches for both."""
+def _title(ax: Axes, letter: str, text: str, note: str = "", outdent: float = 0.0) -> None:
+    """The panel's title at its upper left, `outdent` inches left of the axes; the note beside it."""
     width, _ = _inches(ax)
     title = f"({letter})  {text}"
     taken = _text_inches(title, _TITLE, bold=True) + 0.15 - outdent
     for x, words, size, weight in (
         (-outdent, title, _TITLE, "bold"),
-        (taken, _clipped(note, min(width, room) - taken, _SMALL), _SMALL, "normal"),
+        (taken, _clipped(note, width - taken, _SMALL), _SMALL, "normal"),
     ):
         ax.annotate(
             words,
@@ -157,14 +163,14 @@ def _title(ax: Axes, letter: str, text: str, note: str = "", outdent: float = 0.
 def _text_inches(text: str, size: float, bold: bool = False) -> float:
     """How wide a line is."""
     font = FontProperties(size=size, weight="bold" if bold else "normal")
-    width, _, _ = _renderer().get_text_width_height_descent(text, font, False)
+    width, _, _ = _renderer().get_text_width_height_descent(text, font, False)  # type: ignore[no-untyped-call]
     return float(width) / DPI
 
 
 @lru_cache(maxsize=1)
 def _renderer() -> RendererAgg:
     """Measures text as it will be drawn, hinting included."""
-    return RendererAgg(16, 16, DPI)
+    return RendererAgg(16, 16, DPI)  # type: ignore[no-untyped-call]
 
 
 def _clipped(text: str, width: float, size: float, bold: bool = False) -> str:
@@ -177,7 +183,10 @@ def _clipped(text: str, width: float, size: float, bold: bool = False) -> str:
 
 def _fitting(choices: Iterable[str], width: float, size: float) -> str:
     """The first choice that fits `width` inches; nothing where none does."""
-    return next((text for text in choices if max(_text_inches(t, size) for t in text.split("\n")) <= width), "")
+    for text in choices:
+        if max(_text_inches(line, size) for line in text.split("\n")) <= width:
+            return text
+    return ""
 
 
 def _stage_name(row: PipelineRow, stage: StageRow) -> str:
@@ -206,12 +215,14 @@ def draw_cluster(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = Non
     shown = [(cluster.machines[members[0]], len(members), squares) for members, squares in kept]
 
     left_out = len(cluster.machines) - sum(number for _, number, _ in shown)
-    notes = [f"label: pipeline·stage{', as one of those alike' if rows.grouped else ''}"]
+    notes = ["label: pipeline·stage" + (" of the one shown" if rows.grouped else "")]
     if left_out:
         notes.append(f"{count(left_out, 'machine')} left out")
     unused = len(unused_devices(problem, plan))
     if unused:
         notes.append(f"hatched: {count(unused, 'device')} unused")
+    if rows.num_left_out:
+        notes.append("grey: in pipelines left out")
     _title(ax, "a", "Cluster", "; ".join(notes))
 
     width, height = _inches(ax)
@@ -222,8 +233,8 @@ def draw_cluster(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = Non
         ax.text(0, 0.0, foot, fontsize=_SMALL, color=MUTED, va="bottom", parse_math=False)
     space = height - (0.2 if foot else 0.0)
 
-    columns = max(_columns(min(machine.num_gpus, _MAX_SQUARES)) for machine, _, _ in shown)
-    lines = max(-(-min(m.num_gpus, _MAX_SQUARES) // _columns(min(m.num_gpus, _MAX_SQUARES))) for m, _, _ in shown)
+    columns = max(_columns(len(squares)) for _, _, squares in shown)
+    lines = max(-(-len(squares) // _columns(len(squares))) for _, _, squares in shown)
     best = (0.0, 1, 1)
     # Inches: between boxes; for a box's texts; the least width of a box.
     margin, text, least = 0.12, 0.46 if all(_named_by_gpu(machine) for machine, _, _ in shown) else 0.58, 1.3
@@ -304,7 +315,7 @@ def _draw_machine(
     left_room = room - _text_inches(times, _SMALL)
     size = max(6.0, min(_NORMAL, _NORMAL * left_room / _text_inches(name, _NORMAL, bold=True)))
     name = _clipped(name, left_room, size, bold=True)
-    for text, at, align, colour, weight, size in (
+    for text, at, align, colour, weight, points in (
         (name, x + 0.09, "left", INK, "bold", size),
         (times, x + width - 0.09, "right", MUTED, "normal", _SMALL),
     ):
@@ -312,7 +323,7 @@ def _draw_machine(
             at,
             y + height - 0.07,
             text,
-            fontsize=size,
+            fontsize=points,
             fontweight=weight,
             color=colour,
             ha=align,
@@ -381,7 +392,8 @@ def _machine_notes(machine: Machine) -> list[str]:
     inside = [rate(machine.intra_bandwidth_bytes_per_s)] if machine.num_gpus > 1 else []
     inside += sorted({rate(link.bandwidth_bytes_per_s) for link in machine.intra_links}, key=float)
     interfaces = f"{machine.num_interfaces} × " if machine.num_interfaces > 1 else ""
-    outside = interfaces + rate(machine.nic_bandwidth_bytes_per_s) if machine.nic_bandwidth_bytes_per_s < _NO_LIMIT else ""
+    networked = machine.nic_bandwidth_bytes_per_s < _NO_LIMIT
+    outside = interfaces + rate(machine.nic_bandwidth_bytes_per_s) if networked else ""
     speeds = [f"{name} {value}" for name, value in (("in", " / ".join(inside)), ("out", outside)) if value]
     text = " · ".join(speeds)
     if _named_by_gpu(machine):
@@ -418,6 +430,8 @@ def draw_layers(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None
     _title(ax, "b", "Layers", "; ".join(notes), outdent=0.8)
     width, height = _inches(ax)
     lines = len(rows.pipelines)
+    # The axis ends with the layers, the axes with the texts beside them.
+    stretch = 1 / (1 - (max(_text_inches(row.batch, _SMALL) for row in rows.pipelines) + 0.1) / width)
     bar = min(0.8, 0.62 / (height / lines))  # of a line; not thicker than 0.62 inches
     two_lines = bar * height / lines > 0.3
     for k, row in enumerate(rows.pipelines):
@@ -425,11 +439,15 @@ def draw_layers(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None
             colour = stage_colour(row.hue, stage.stage, len(row.stages))
             for first, end in plan.pipelines[row.number].stages[stage.stage].layers:
                 ax.barh(k, end - first, bar, first, color=colour, edgecolor=PAPER, linewidth=1.2)
-                room = (end - first) / num_layers * width - 0.06
+                room = (end - first) / (num_layers * stretch) * width - 0.1
                 tp = f"TP {stage.tp}"
                 layers = f"{end - first}"
                 wordings = (
-                    [f"{stage.gpus}\n{tp} · {layers} layers", f"{stage.gpus}\n{tp} · {layers}", f"{tp}\n{layers}"]
+                    [
+                        f"{stage.gpus}\n{tp} · {layers} layers",
+                        f"{stage.gpus}\n{tp} · {layers}",
+                        f"{tp}\n{layers}",
+                    ]
                     if two_lines
                     else [f"{stage.gpus} · {tp} · {layers}", f"{tp} · {layers}"]
                 )
@@ -444,11 +462,10 @@ def draw_layers(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None
                     linespacing=1.15,
                     parse_math=False,
                 )
-        ax.text(num_layers * 1.012, k, row.batch, fontsize=_SMALL, color=INK, va="center")
-    longest = max(_text_inches(row.batch, _SMALL) for row in rows.pipelines)
-    ax.set(xlim=(0, num_layers * (1 + (longest + 0.1) / width)), ylim=(lines - 0.5, -0.5))
+        ax.text(num_layers * (1 + 0.06 / width), k, row.batch, fontsize=_SMALL, color=INK, va="center")
+    ax.set(xlim=(0, num_layers * stretch), ylim=(lines - 0.5, -0.5))
     ax.set_yticks(range(lines), [row.title for row in rows.pipelines])
-    step = next(s for s in (1, 2, 4, 5, 8, 10, 20, 25, 50, 100, 200, 500, 1000, 10**9) if num_layers / s <= 10)
+    step = next(step for step in (1, 2, 4, 5, 8, 10, 20, 50, 100, 200, 500, 10**9) if num_layers / step <= 10)
     ax.set_xticks(range(0, num_layers + 1, step))
     _plain_axes(ax)
     ax.spines["left"].set_visible(False)
@@ -489,7 +506,8 @@ class _TimeAxis:
     def spans(self, start: float, end: float) -> list[tuple[float, float]]:
         """(left, width) on paper of what is visible of an interval."""
         found = []
-        for low, high, shift in ((0.0, self.cut, 0.0), (self.resume, self.end, self.cut + self.gap - self.resume)):
+        second = self.cut + self.gap - self.resume
+        for low, high, shift in ((0.0, self.cut, 0.0), (self.resume, self.end, second)):
             left, right = max(start, low), min(end, high)
             if right > left:
                 found.append((left + shift, right - left))
@@ -541,17 +559,19 @@ def draw_timeline(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = No
             ax.axvline(edge, color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)), zorder=5)
     size = min(_NORMAL, lane_inches * 72 * 0.62)
     ax.set_yticks([])
+    inch = axis.width / width
     for y, row, stage in lanes:
         colour = stage_colour(row.hue, stage.stage, len(row.stages))
         ax.add_patch(
-            Rectangle((-0.32 * axis.width / width, y + 0.06), 0.26 * axis.width / width, 0.84,
-                      facecolor=colour, clip_on=False, linewidth=0)
+            Rectangle(
+                (-0.32 * inch, y + 0.06), 0.26 * inch, 0.84, facecolor=colour, clip_on=False, linewidth=0
+            )
         )
         name = _stage_name(row, stage)
         fit = min(size, size * 0.24 / _text_inches(name, size))
-        ax.text(-0.19 * axis.width / width, y + 0.5, name, fontsize=fit, color=ink_on(colour), ha="center", va="center")
+        ax.text(-0.19 * inch, y + 0.5, name, fontsize=fit, color=ink_on(colour), ha="center", va="center")
         ax.text(
-            -0.37 * axis.width / width,
+            -0.37 * inch,
             y + 0.5,
             _clipped(f"{stage.tp} × {stage.gpus}", _LABELS - 0.37, min(_SMALL, size)),
             fontsize=min(_SMALL, size),
@@ -576,7 +596,9 @@ def draw_timeline(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = No
         sync = f"gradient sync and waiting for it ({seconds(cost.gradient_sync_s)} after the last pipeline)"
         entries.append(Patch(facecolor=PAPER, edgecolor=SYNC_COLOUR, hatch="/////", linewidth=0, label=sync))
     optimizer = f"optimizer ({seconds(cost.optimizer_s)})"
-    entries.append(Patch(facecolor=SYNC_COLOUR, edgecolor=OPTIMIZER_COLOUR, hatch="xxxxx", linewidth=0, label=optimizer))
+    entries.append(
+        Patch(facecolor=SYNC_COLOUR, edgecolor=OPTIMIZER_COLOUR, hatch="xxxxx", linewidth=0, label=optimizer)
+    )
     _legend(ax, entries)
     return ax
 
@@ -613,7 +635,7 @@ def _draw_pipeline(
     boxes: dict[tuple[int, str], list[tuple[float, float]]] = {}
     labels: list[tuple[float, int, str, int]] = []
     size = min(6.0, lane_inches * 72 * 0.45)
-    room = _text_inches("0" * len(str(pipeline.num_micro_batches - 1)), size) + 0.02
+    room = _text_inches("0" * len(str(pipeline.num_micro_batches - 1)), size) + 0.03
     if num_operations(pipeline) <= _MAX_OPERATIONS:
         for event in simulate_pipeline(row.number, pipeline, priced, plan.schedule):
             spans = axis.spans(event.start_s, event.end_s)
@@ -636,14 +658,18 @@ def _draw_pipeline(
                 (at[k] + 0.12, 0.72),
                 facecolors=forward if kind == "forward" else backward,
                 edgecolors=PAPER,
-                linewidth=0.35 if len(spans) < 400 else 0.0,
+                linewidth=0.35
+                if spans and min(w for _, w in spans[1:-1] or spans) * per_second > 0.04
+                else 0.0,
                 zorder=2,
             )
     if size >= 4:
         for x, k, kind, batch in labels:
             forward, backward = _step_colours(row, k)
             colour = ink_on(forward if kind == "forward" else backward)
-            ax.text(x, at[k] + 0.48, str(batch), fontsize=size, color=colour, ha="center", va="center", zorder=3)
+            ax.text(
+                x, at[k] + 0.48, f"{batch}", fontsize=size, color=colour, ha="center", va="center", zorder=3
+            )
     synced_s = cost.pipeline_s + cost.gradient_sync_s
     for k, end_s in enumerate(priced.stage_end_s):
         place = (at[k] + 0.12, 0.72)
@@ -719,12 +745,14 @@ def draw_memory(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None
             ax.bar(x, size, bar, low, color=MEMORY_COLOURS[part], linewidth=0, zorder=2)
             low += size
         share = held.total / stage.cost.limit_bytes
-        ax.plot([x - 0.55 * bar, x + 0.55 * bar], [limit, limit], color=INK, linewidth=1.6, solid_capstyle="butt", zorder=3)
+        ax.hlines(limit, x - 0.55 * bar, x + 0.55 * bar, color=INK, linewidth=1.6, zorder=3)
         full = share > FULL_MEMORY
         ax.text(
             x,
             max(limit, low) + top * 0.025,
-            _fitting([f"{percent(share)} of {gib(stage.cost.limit_bytes)}", percent(share)], 0.94 * per_bar, _SMALL),
+            _fitting(
+                [f"{percent(share)} of {limit:.1f}", percent(share), f"{share:.0f}×"], 0.94 * per_bar, _SMALL
+            ),
             fontsize=_SMALL,
             color="#B3261E" if full else MUTED,
             fontweight="bold" if full else "normal",
@@ -735,7 +763,14 @@ def draw_memory(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None
         name = _stage_name(row, stage)
         chip = min(bar, 0.4 / per_bar)
         ax.add_patch(
-            Rectangle((x - chip / 2, -0.24 * line), chip, 0.17 * line, facecolor=colour, clip_on=False, linewidth=0)
+            Rectangle(
+                (x - chip / 2, -0.24 * line),
+                chip,
+                0.17 * line,
+                facecolor=colour,
+                clip_on=False,
+                linewidth=0,
+            )
         )
         ax.text(
             x,
@@ -746,11 +781,12 @@ def draw_memory(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None
             ha="center",
             va="center",
         )
-        wordings = [f"{stage.tp} × {stage.gpus}", stage.gpus]
+        wordings = [f"{stage.tp} × {stage.gpus}", stage.gpus, stage.gpus.replace("_", "_\n", 1)]
+        wordings.append(clipped(stage.gpus, 8))
         ax.text(
             x,
             -0.3 * line,
-            _fitting(wordings, 0.96 * per_bar, _SMALL) or _clipped(stage.gpus, 0.96 * per_bar, _SMALL),
+            _fitting(wordings, 0.96 * per_bar, _SMALL),
             fontsize=_SMALL,
             color=MUTED,
             ha="center",
@@ -758,6 +794,7 @@ def draw_memory(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None
             parse_math=False,
         )
     ax.set_xticks([])
+    ax.set_yticks([tick for tick in MaxNLocator(5).tick_values(0, top) if tick <= top * 1.16])
     ax.set_ylabel("GiB", fontsize=_NORMAL, color=MUTED)
     _plain_axes(ax)
     _title(ax, "d", "Memory", "fullest device of each stage; line: its limit", outdent=_LABELS)

@@ -29,32 +29,45 @@ from hexiopt.result import Point
 
 _MAX_PIPELINES, _MAX_STAGES = 200, 600
 _MAX_POINTS = 500
+_NUMBER = ' class="n"'
 _CSS = """
-:root { color-scheme: light dark; --ink: #1f2933; --muted: #616e7c; --line: #d5dae0; --page: #f6f7f9; --card: #fff;
-  --accent: #3a6ea5; --warn: #b3261e; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e7eb; --muted: #9aa5b1; --line: #3a4450; --page: #14181d;
-  --card: #1d232a; --accent: #7fb2e5; --warn: #ff8a80; } }
+:root { color-scheme: light dark; --ink: #1f2933; --muted: #616e7c; --line: #d5dae0; --page: #f6f7f9;
+  --card: #fff; --accent: #3a6ea5; --warn: #b3261e; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e4e7eb; --muted: #9aa5b1; --line: #3a4450; --page: #14181d; --card: #1d232a;
+    --accent: #7fb2e5; --warn: #ff8a80; }
+}
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
 main { max-width: 1180px; margin: 0 auto; padding: 2rem 1rem 4rem; }
-h1 { font-size: 1.6rem; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margin: 0 0 .8rem; }
-p { margin: .3rem 0; } .muted { color: var(--muted); } .warn { color: var(--warn); font-weight: 600; }
-section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 1.2rem;
-  margin-top: 1.2rem; overflow-x: auto; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: .8rem; margin-top: 1.2rem; }
-.tiles div { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: .8rem 1rem; }
+h1 { font-size: 1.6rem; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 1.1rem; margin: 0 0 .8rem; }
+p { margin: .3rem 0; }
+.muted { color: var(--muted); }
+.warn { color: var(--warn); font-weight: 600; }
+section, .tiles div { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
+section { padding: 1.2rem; margin-top: 1.2rem; overflow-x: auto; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: .8rem;
+  margin-top: 1.2rem; }
+.tiles div { padding: .8rem 1rem; }
 .tiles b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums; }
 img { display: block; width: 100%; height: auto; background: #fff; border-radius: 6px; }
 table { border-collapse: collapse; width: 100%; font-size: .86rem; font-variant-numeric: tabular-nums; }
 th { color: var(--muted); font-weight: 600; text-align: left; vertical-align: bottom; }
-th, td { padding: .28rem .55rem; border-bottom: 1px solid var(--line); } td { overflow-wrap: anywhere; }
-.n { text-align: right; white-space: nowrap; } tr.group td { font-weight: 600; padding-top: .9rem; }
+th, td { padding: .28rem .55rem; border-bottom: 1px solid var(--line); }
+td { overflow-wrap: anywhere; }
+.n { text-align: right; white-space: nowrap; }
+tr.group td { font-weight: 600; padding-top: .9rem; }
 .chip { display: inline-block; min-width: 2.6em; padding: 0 .4em; border-radius: 4px; text-align: center; }
-.bar { display: flex; width: 130px; height: 12px; background: var(--line); border-radius: 3px; overflow: hidden; }
-.bar i { height: 100%; } .pairs { width: auto; } .pairs th { font-weight: 400; padding-left: 0; }
+.bar { display: flex; width: 130px; height: 12px; background: var(--line); border-radius: 3px;
+  overflow: hidden; }
+.bar i { height: 100%; }
+.pairs { width: auto; }
+.pairs th { font-weight: 400; padding-left: 0; }
 .swatch { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .3em; }
-pre { overflow-x: auto; background: var(--page); border: 1px solid var(--line); border-radius: 6px; padding: .8rem;
-  font-size: .84rem; } svg { max-width: 100%; height: auto; }
+pre { overflow-x: auto; background: var(--page); border: 1px solid var(--line); border-radius: 6px;
+  padding: .8rem; font-size: .84rem; }
+svg { max-width: 100%; height: auto; }
 .columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(320px, 1fr)); gap: 1.5rem; }
 """
 
@@ -95,7 +108,7 @@ def report_html(
             + _pairs([*table.choices(problem, plan), *table.origin(solver)])
             + "</div>",
         ),
-        _section("Stages", _stages(rows.pipelines) + (f'<p class="muted">{escape(rows.note)}</p>' if rows.note else "")),
+        _section("Stages", f'{_stages(rows.pipelines)}<p class="muted">{escape(rows.note)}</p>'),
         _section("Memory", _memory(rows.pipelines)),
         _search(cost, solver, trajectory),
         _section("The problem", _problem(problem)),
@@ -124,7 +137,8 @@ def _tiles(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any] |
     ]
     if table.bound(cost, solver):
         assert solver is not None
-        tiles.insert(3, ("gap to the bound", f"{max(0.0, 1 - solver['lower_bound_s'] / cost.step_time_s):.1%}"))
+        gap = max(0.0, 1 - solver["lower_bound_s"] / cost.step_time_s)
+        tiles.insert(3, ("gap to the bound", f"{gap:.1%}"))
     cells = (f'<div><span class="muted">{name}</span><b>{escape(value)}</b></div>' for name, value in tiles)
     return f'<div class="tiles">{"".join(cells)}</div>'
 
@@ -150,24 +164,25 @@ def _pairs(pairs: Iterable[tuple[str, str]]) -> str:
 
 def _table(headers: Sequence[tuple[str, bool]], body: Iterable[str]) -> str:
     """Headers with whether the column holds numbers; rows as HTML."""
-    cells = "".join(f'<th class="n">{escape(h)}</th>' if number else f"<th>{escape(h)}</th>" for h, number in headers)
+    cells = "".join(f"<th{_NUMBER if number else ''}>{escape(name)}</th>" for name, number in headers)
     return f"<table><thead><tr>{cells}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
 
 def _chip(row: PipelineRow, stage: StageRow) -> str:
     colour = stage_colour(row.hue, stage.stage, len(row.stages))
-    return (
-        f'<span class="chip" style="background:{colour};color:{ink_on(colour)}">{row.number}·{stage.stage}</span>'
-    )
+    style = f"background:{colour};color:{ink_on(colour)}"
+    return f'<span class="chip" style="{style}">{row.number}·{stage.stage}</span>'
 
 
 def _row(*cells: tuple[str, bool]) -> str:
-    return "<tr>" + "".join(f'<td class="n">{c}</td>' if number else f"<td>{c}</td>" for c, number in cells) + "</tr>"
+    parts = (f"<td{_NUMBER if number else ''}>{cell}</td>" for cell, number in cells)
+    return f"<tr>{''.join(parts)}</tr>"
 
 
 def _heading(row: PipelineRow, span: int) -> str:
     text = f"pipeline {row.title}: {row.batch} micro-batches, ends at {seconds(row.end_s)}"
-    return f'<tr class="group"><td colspan="{span}">{escape(text)}{", the longest" if row.longest else ""}</td></tr>'
+    text += ", the longest" if row.longest else ""
+    return f'<tr class="group"><td colspan="{span}">{escape(text)}</td></tr>'
 
 
 def _stages(rows: Sequence[PipelineRow]) -> str:
@@ -216,9 +231,10 @@ def _memory(rows: Sequence[PipelineRow]) -> str:
         for stage in row.stages:
             held, limit = stage.cost.memory, stage.cost.limit_bytes
             whole = max(held.total, limit)
+            widths = [(part, 100 * getattr(held, part) / whole) for part in MEMORY_PARTS]
             bars = "".join(
-                f'<i style="width:{100 * getattr(held, part) / whole:.2f}%;background:{MEMORY_COLOURS[part]}"></i>'
-                for part in MEMORY_PARTS
+                f'<i style="width:{width:.2f}%;background:{MEMORY_COLOURS[part]}"></i>'
+                for part, width in widths
             )
             share = f"{100 * held.total / limit:.0f}"
             body.append(
@@ -275,11 +291,13 @@ def _trajectory_svg(trajectory: Sequence[Point], bound_s: float | None, runtime_
         path += f"H{x:.1f}V{y:.1f}"
     path += f"H{left + width:.1f}"
     dots = "".join(
-        f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5" fill="var(--accent)"/>' for a, b in (at(*p) for p in points[:100])
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="var(--accent)"/>'
+        for x, y in (at(*point) for point in points[:100])
     )
     labels = []
     for value in dict.fromkeys([points[0][1], points[-1][1]]):
-        labels.append(f'<text x="{left - 8}" y="{at(0, value)[1] + 4:.1f}" text-anchor="end">{seconds(value)}</text>')
+        y = at(0, value)[1] + 4
+        labels.append(f'<text x="{left - 8}" y="{y:.1f}" text-anchor="end">{seconds(value)}</text>')
     bound = ""
     if bound_s:
         y = at(0, bound_s)[1]
@@ -288,13 +306,14 @@ def _trajectory_svg(trajectory: Sequence[Point], bound_s: float | None, runtime_
             f'stroke-dasharray="5 4"/><text x="{left + width}" y="{y - 5:.1f}" text-anchor="end">'
             f"lower bound {seconds(bound_s)}</text>"
         )
+    right, low_edge = left + width, top + height
     return (
-        f'<svg viewBox="0 0 {left + width + 20:.0f} {top + height + 40:.0f}" width="{left + width + 20:.0f}" role="img" '
+        f'<svg viewBox="0 0 {right + 20:.0f} {low_edge + 40:.0f}" width="{right + 20:.0f}" role="img" '
         'aria-label="best step time over runtime" style="font:12px system-ui,sans-serif;fill:var(--muted)">'
-        f'<path d="M{left} {top}V{top + height}H{left + width}" fill="none" stroke="var(--line)"/>{bound}'
+        f'<path d="M{left} {top}V{low_edge}H{right}" fill="none" stroke="var(--line)"/>{bound}'
         f'<path d="{path}" fill="none" stroke="var(--accent)" stroke-width="2"/>{dots}{"".join(labels)}'
-        f'<text x="{left}" y="{top + height + 18}" text-anchor="middle">0</text>'
-        f'<text x="{left + width}" y="{top + height + 18}" text-anchor="end">{seconds(end)} of search</text></svg>'
+        f'<text x="{left}" y="{low_edge + 18}" text-anchor="middle">0</text>'
+        f'<text x="{right}" y="{low_edge + 18}" text-anchor="end">{seconds(end)} of search</text></svg>'
     )
 
 

@@ -72,14 +72,15 @@ class PlanRows:
         """What is not shown one by one, as a sentence; empty where all is."""
         parts = []
         if any(len(row.members) > 1 for row in self.pipelines):
-            parts.append("×N: pipelines alike in machines, TP, layers and micro-batches, shown by the slowest")
+            alike = "×N: pipelines alike in machines, TP, layers and micro-batches; the slowest is shown"
+            parts.append(alike)
         if self.num_left_out:
             parts.append(f"{self.num_left_out:,} pipelines of other shapes left out")
         return "; ".join(parts)
 
 
 def alike_pipelines(problem: Problem, plan: Plan) -> tuple[tuple[int, ...], ...]:
-    """Pipelines grouped by machine kinds, TP, layers, recompute and micro-batches, in the order of the plan."""
+    """Pipelines grouped by machine kinds, TP, layers, recompute and micro-batches; in the plan's order."""
     cluster = problem.cluster
     numbers: dict[Hashable, int] = {}
     kinds = [numbers.setdefault(machine.kind, len(numbers)) for machine in cluster.machines]
@@ -116,7 +117,7 @@ def plan_rows(
     pipeline, the one with the least room in memory and then the most frequent are kept, one at least.
     """
     if len(plan.pipelines) <= group_above and sum(len(p.stages) for p in plan.pipelines) <= max_stages:
-        groups = tuple((index,) for index in range(len(plan.pipelines)))
+        groups: tuple[tuple[int, ...], ...] = tuple((index,) for index in range(len(plan.pipelines)))
     else:
         groups = alike_pipelines(problem, plan)
     longest_s = max(priced.end_s for priced in cost.pipelines)
@@ -164,9 +165,9 @@ def _pipeline_row(
     ):
         binds = ["slowest"] if uneven and compute_s >= slow_s else []
         if stage_cost.excess_bytes > 0:
-            binds.append(f"+{gib(stage_cost.excess_bytes)} GiB")
+            binds.insert(0, f"+{gib(stage_cost.excess_bytes)} GiB")
         elif stage_cost.memory.total > FULL_MEMORY * stage_cost.limit_bytes:
-            binds.append("memory")
+            binds.insert(0, "memory")
         last = index == len(pipeline.stages) - 1
         devices = stage.all_devices()
         rows.append(

@@ -116,15 +116,12 @@ def clipped(text: str, limit: int) -> str:
 
 
 def device_ranges(cluster: Cluster, devices: Iterable[int]) -> list[str]:
-    """Devices by machine with indices as ranges, machines of a spec in Slurm's way: `b:0-3`, `d-[0-2]:0,2`."""
+    """Devices by machine with ranges, machines of a spec as Slurm writes them: `b:0-3`, `d-[0-2]:0,2`."""
     machines, machine_of, index_of = cluster.machines, cluster.machine_of, cluster.index_in_machine
     parts: list[tuple[int, str]] = []
     for machine, members in groupby(sorted(devices), key=lambda device: int(machine_of[device])):
         indices = [int(index_of[device]) for device in members]
-        runs = (
-            [index for _, index in run] for _, run in groupby(enumerate(indices), key=lambda at: at[1] - at[0])
-        )
-        parts.append((machine, ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)))
+        parts.append((machine, _index_ranges(indices)))
     names = []
     for (_, spec, text), same in groupby(
         enumerate(parts), key=lambda at: (at[1][0] - at[0], machines[at[1][0]].spec_name, at[1][1])
@@ -136,6 +133,13 @@ def device_ranges(cluster: Cluster, devices: Iterable[int]) -> list[str]:
             first, last = (machine.name.removeprefix(f"{spec}-") for machine in (run[0], run[-1]))
             names.append(f"{spec}-[{first}-{last}]:{text}")
     return names
+
+
+def _index_ranges(indices: Sequence[int]) -> str:
+    """Ascending numbers with runs as ranges: `0-3,6`."""
+    runs = groupby(enumerate(indices), key=lambda at: at[1] - at[0])
+    whole = [[index for _, index in run] for _, run in runs]
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in whole)
 
 
 def place(cluster: Cluster, devices: Sequence[int]) -> str:

@@ -27,7 +27,18 @@ from hexiopt.report.style import (
 
 _BAR = 5
 _NOTE = "F+B and send (next stage and back): per micro-batch. Busy: of the step. Memory: fullest device."
-_HEADERS = ("Stage", "Devices", "TP", "Layers", "Recomp.", "F+B ms", "Busy %", "Send ms", "Memory GiB", "Binds")
+_HEADERS = (
+    "Stage",
+    "Devices",
+    "TP",
+    "Layers",
+    "Recomp.",
+    "F+B ms",
+    "Busy %",
+    "Send ms",
+    "Memory GiB",
+    "Binds",
+)
 _LEFT = (True, True, False, False, True, False, False, False, False, True)
 _DEVICES, _BINDS = 1, 9
 # All pipelines of a small plan are shown, alike ones in one row; a table of a large one keeps to 60 lines.
@@ -52,13 +63,14 @@ class _PlanTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         cells = [[_cells(row, stage) for stage in row.stages] for row in self._rows.pipelines]
-        lines = [[Text(header, style="bold") for header in _HEADERS]] + [line for part in cells for line in part]
+        header = [Text(name, style="bold") for name in _HEADERS]
+        lines = [header, *(line for part in cells for line in part)]
         widths = [max(line[k].cell_len for line in lines) for k in range(len(_HEADERS))]
-        widths[_BINDS] = min(widths[_BINDS], len("slowest"))
+        widths[_BINDS] = min(widths[_BINDS], len("+0.0 GiB"))
         free = options.max_width - sum(widths) + widths[_DEVICES] - (len(widths) - 1)
         widths[_DEVICES] = min(widths[_DEVICES], max(_MIN_DEVICES, free))
         total = sum(widths) + len(widths) - 1
-        yield _grid(widths, [lines[0]])
+        yield _grid(widths, [header])
         for row, part in zip(self._rows.pipelines, cells, strict=True):
             yield Text(_title(row, total), style=f"bold {PIPELINE_HUES[row.hue % len(PIPELINE_HUES)]}")
             yield _grid(widths, part, fold=not self._rows.grouped)
@@ -77,13 +89,12 @@ def _title(row: PipelineRow, width: int) -> str:
 
 def _grid(widths: list[int], lines: list[list[Text]], fold: bool = True) -> Table:
     table = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
-    for k, (width, left) in enumerate(zip(widths, _LEFT, strict=True)):
-        whole = fold or k == _BINDS
+    for width, left in zip(widths, _LEFT, strict=True):
         table.add_column(
             width=width,
             justify="left" if left else "right",
-            overflow="fold" if whole else "ellipsis",
-            no_wrap=not whole,
+            overflow="fold" if fold else "ellipsis",
+            no_wrap=not fold,
         )
     for line in lines:
         table.add_row(*line)
@@ -126,7 +137,8 @@ def summary_table(
         table.add_column(style="dim" if kind == "label" else "", justify="left", overflow="fold")
     for k in range(max(len(left), len(right))):
         pair = [side[k] if k < len(side) else ("", "") for side in (left, right)]
-        table.add_row(*(Text(text, "bold" if k == 0 and j == 1 else "") for p in pair for j, text in enumerate(p)))
+        (a, b), (c, d) = pair
+        table.add_row(Text(a), Text(b, "bold" if k == 0 else ""), Text(c), Text(d))
     lines: list[RenderableType] = [Text(headline(problem), style="bold"), table]
     if not cost.fits:
         lines.append(Text(misfit(problem, plan, cost), style="bold red"))
@@ -152,7 +164,11 @@ def headline(problem: Problem) -> str:
 def performance(problem: Problem, cost: Cost) -> list[tuple[str, str]]:
     """Step time, its parts, and what they come to."""
     step_s = cost.step_time_s
-    parts = (("pipeline", cost.pipeline_s), ("gradient sync", cost.gradient_sync_s), ("optimizer", cost.optimizer_s))
+    parts = (
+        ("pipeline", cost.pipeline_s),
+        ("gradient sync", cost.gradient_sync_s),
+        ("optimizer", cost.optimizer_s),
+    )
     return [
         ("step time", seconds(step_s)),
         *((f"  {name}", f"{seconds(value)} ({percent(value / step_s)})") for name, value in parts),
@@ -189,7 +205,8 @@ def origin(solver: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if not solver or "name" not in solver:
         return []
     status = clipped(str(solver.get("status", "")), 40)
-    rows = [("solver", f"{clipped(str(solver['name']), 60)}, seed {clipped(str(solver.get('seed', '')), 20)}")]
+    seed = clipped(str(solver.get("seed", "")), 20)
+    rows = [("solver", f"{clipped(str(solver['name']), 60)}, seed {seed}")]
     runtime_s = solver.get("runtime_s")
     if isinstance(runtime_s, (int, float)):
         rows.append(("search", f"{seconds(runtime_s)}, {status}"))
@@ -200,4 +217,5 @@ def misfit(problem: Problem, plan: Plan, cost: Cost) -> str:
     """Where memory does not suffice, as a sentence."""
     p, s = cost.binding_stage()
     devices = device_ranges(problem.cluster, plan.pipelines[p].stages[s].all_devices())
-    return f"does not fit: stage {p}·{s} ({listed(devices, 4)}) is {gib(cost.excess_bytes)} GiB over its memory"
+    where = f"stage {p}·{s} ({listed(devices, 4)})"
+    return f"does not fit: {where} is {gib(cost.excess_bytes)} GiB over its memory"

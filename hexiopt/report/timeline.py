@@ -70,7 +70,9 @@ def _num_fixed(plan: Plan, index: int) -> int:
 
 
 def _num_events(plan: Plan, index: int) -> int:
-    return _num_fixed(plan, index) + 2 * num_operations(plan.pipelines[index])
+    pipeline = plan.pipelines[index]
+    num_messages = 2 * pipeline.num_micro_batches * (len(pipeline.stages) - 1)
+    return _num_fixed(plan, index) + num_operations(pipeline) + num_messages
 
 
 def _pipeline_events(
@@ -88,7 +90,8 @@ def _pipeline_events(
             if (kind == "send_forward" and k == count - 1) or (kind == "send_backward" and k == 0):
                 continue
             tid = 3 * k + lane
-            yield _meta("thread_name", index, tid, name=f"stage {k}{words}" if kind else f"stage {k}: {where}")
+            name = f"stage {k}{words}" if kind else f"stage {k}: {where}"
+            yield _meta("thread_name", index, tid, name=name)
             yield _meta("thread_sort_index", index, tid, sort_index=tid)
     if whole:
         for event in simulate_pipeline(index, pipeline, priced, plan.schedule):
@@ -127,8 +130,8 @@ def has_gradient_sync(plan: Plan) -> bool:
     )
 
 
-def _meta(name: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
-    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
+def _meta(kind: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}
 
 
 def _slice(

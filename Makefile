@@ -1,0 +1,42 @@
+# make install, make demo and make test need nothing but Python 3.11 or newer.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DELETE_ON_ERROR:
+.PHONY: install demo test lint bench stress results clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[metis,joblib,dev]'
+	touch $(STAMP)
+
+# Two real plans: HexiScale's second mixed cluster with Llama-2 7B, and a small lab with a config.json on disk.
+demo: install
+	$(BIN)/hexiopt plan cluster=small_mixed model=hf model.path=experiments/data/config.json \
+	  workload.seq_len=2048 solver.time_limit_s=5 hydra.run.dir=outputs/demo/small_mixed
+	$(BIN)/hexiopt plan cluster=hexiscale_setting_2 model=llama2_7b solver.time_limit_s=20 \
+	  hydra.run.dir=outputs/demo/hexiscale_setting_2
+
+test: install lint
+	$(BIN)/python -m pytest -n 2
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/codespell
+
+bench: install
+	$(BIN)/python -m experiments.bench
+
+stress: install
+	$(BIN)/python -m experiments.stress
+
+results: install
+	$(BIN)/python -m experiments.flashflex_comparison
+
+clean:
+	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis outputs multirun

@@ -1,0 +1,135 @@
+"""Hill climbing on a finished plan: single layers, micro-batches and recompute policies.
+
+The builder balances every pipeline by itself; moving a layer so that stages of several pipelines hold the same
+layers in one machine keeps gradients off the network, which only the whole price shows.
+"""
+
+import random
+from dataclasses import replace
+
+from hexiopt.cost.cost import Cost
+from hexiopt.cost.memory import in_flight
+from hexiopt.plan import Pipeline, Plan, Stage
+from solvers.base import Pricer, Search
+from solvers.structure import Builder
+
+
+class Polisher:
+    """Improves one plan step by step."""
+
+    def __init__(self, search: Search, builder: Builder, rng: random.Random) -> None:
+        self.search, self.builder, self.rng = search, builder, rng
+        self._pricer: Pricer = search.pricer
+        self._policies = search.pricer.policies()
+
+    def climb(self, until: float, max_steps: int | None = None, patience: int = 400) -> None:
+        """Improve the search's best plan until `patience` steps in a row brought nothing."""
+        search = self.search
+        plan, cost, idle, steps = search.plan, search.cost, 0, 0
+        if plan is None or cost is None:
+            return
+        while idle < patience and search.go_on(until) and (max_steps is None or steps < max_steps):
+            search.step()
+            steps += 1
+            idle += 1
+            trial = self._neighbour(plan, cost)
+            if trial is None:
+                continue
+            priced = self.builder.price_built(trial, cost.step_time_s)
+            if priced is not None and priced[1].objective < cost.step_time_s * (1 - 1e-9):
+                (plan, cost), idle = priced, 0
+
+    def _neighbour(self, plan: Plan, cost: Cost) -> Plan | None:
+        space = self.search.problem.space
+        kinds = []
+        if space.uneven_layers and space.uneven_structure:
+            kinds += [self._shift_layer] * 3
+        if space.recompute_per_stage and len(self._policies) > 1:
+            kinds.append(self._other_policy)
+        if space.uneven_batch and len(plan.pipelines) > 1:
+            kinds.append(self._shift_batch)
+        return self.rng.choice(kinds)(plan, cost) if kinds else None
+
+    def _shift_layer(self, plan: Plan, cost: Cost) -> Plan | None:
+        """A layer crosses a boundary, in one pipeline or in all that are cut there; policies follow memory."""
+        rng = self.rng
+        p = rng.randrange(len(plan.pipelines))
+        if len(plan.pipelines[p].stages) < 2:
+            return None
+        s = rng.randrange(len(plan.pipelines[p].stages) - 1)
+        change = rng.choice((-1, 1))
+        if rng.random() < 0.3:  # aim at a boundary of another pipeline
+            other = rng.choice(plan.pipelines)
+            ends = [stage.layers[0][1] for stage in other.stages[:-1]]
+            here = plan.pipelines[p].stages[s].layers[0][1]
+            if ends:
+                change = min((end - here for end in ends), key=abs) or change
+        chosen = [p]
+        if rng.random() < 0.4:
+            shape = [stage.layers for stage in plan.pipelines[p].stages]
+            chosen = [k for k, q in enumerate(plan.pipelines) if [stage.layers for stage in q.stages] == shape]
+        pipelines = list(plan.pipelines)
+        for k in chosen:
+            moved = self._with_boundary(plan, pipelines[k], s, change)
+            if moved is None:
+                return None
+            pipelines[k] = moved
+        return replace(plan, pipelines=tuple(pipelines))
+
+    def _with_boundary(self, plan: Plan, pipeline: Pipeline, s: int, change: int) -> Pipeline | None:
+        left, right = pipeline.stages[s], pipeline.stages[s + 1]
+        (first, middle), (_, end) = left.layers[0], right.layers[0]
+        if not first < middle + change < end:
+            return None
+        stages = list(pipeline.stages)
+        for at, (a, b) in ((s, (first, middle + change)), (s + 1, (middle + change, end))):
+            fitted = self._fitted(plan, pipeline, at, Stage.of(stages[at].devices, a, b, stages[at].policy))
+            if fitted is None:
+                return None
+            stages[at] = fitted
+        return replace(pipeline, stages=tuple(stages))
+
+    def _fitted(self, plan: Plan, pipeline: Pipeline, s: int, stage: Stage) -> Stage | None:
+        """`stage` with the fastest policy whose memory fits (its own alone where policies may not differ)."""
+        count = len(pipeline.stages)
+        held = in_flight(plan.schedule, s, count, pipeline.num_micro_batches)
+        shards = len(plan.pipelines) if plan.sharding.stage else 1
+        site, size = self._pricer.site(stage.devices), pipeline.micro_batch_size
+        policies = self._policies if self.search.problem.space.recompute_per_stage else (stage.policy,)
+        fitting = [
+            policy
+            for policy in policies
+            if self._pricer.max_layers(site, s == 0, s == count - 1, size, policy, held, shards) >= stage.num_layers
+        ]
+        if not fitting:
+            return None
+        best = min(
+            fitting,
+            key=lambda policy: sum(self._pricer.stage_s(site, stage.num_layers, s == 0, s == count - 1, size, policy)),
+        )
+        return Stage.of(stage.devices, *stage.layers[0], best)
+
+    def _other_policy(self, plan: Plan, cost: Cost) -> Plan | None:
+        rng = self.rng
+        p = rng.randrange(len(plan.pipelines))
+        pipeline = plan.pipelines[p]
+        s = rng.randrange(len(pipeline.stages))
+        stage = pipeline.stages[s]
+        policy = rng.choice(self._policies)
+        if policy == stage.policy:
+            return None
+        stages = (*pipeline.stages[:s], replace(stage, recompute=(policy,)), *pipeline.stages[s + 1 :])
+        return replace(plan, pipelines=(*plan.pipelines[:p], replace(pipeline, stages=stages), *plan.pipelines[p + 1 :]))
+
+    def _shift_batch(self, plan: Plan, cost: Cost) -> Plan | None:
+        """A micro-batch goes from the latest pipeline to another of the same size."""
+        ends = [priced.end_s for priced in cost.pipelines]
+        a = max(range(len(ends)), key=ends.__getitem__)
+        b = self.rng.randrange(len(ends))
+        giver, taker = plan.pipelines[a], plan.pipelines[b]
+        if a == b or giver.num_micro_batches < 2 or giver.micro_batch_size != taker.micro_batch_size:
+            return None
+        pipelines = list(plan.pipelines)
+        pipelines[a] = replace(giver, num_micro_batches=giver.num_micro_batches - 1)
+        pipelines[b] = replace(taker, num_micro_batches=taker.num_micro_batches + 1)
+        return replace(plan, pipelines=tuple(pipelines))

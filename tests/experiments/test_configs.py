@@ -1,0 +1,93 @@
+"""Every file of conf/ composes, builds and plans."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf, open_dict
+
+from experiments.common import Job, config_names
+from experiments.config import Config, ConstraintsConfig, SpaceConfig, WorkloadConfig, register
+from hexiopt.check import check
+from hexiopt.problem import Problem
+from hexiopt.space import Space
+from hexiopt.workload import Workload
+from solvers import registry
+from tests.conftest import ROOT, Run
+
+CLUSTERS = [name for name in config_names("cluster") if name != "file"]
+MODELS = [name for name in config_names("model") if name != "hf"]
+EXPERIMENTS = config_names("experiment")
+
+
+def job_of(tmp_path: Path, overrides: Sequence[str]) -> Job:
+    register()
+    with initialize_config_module("conf", version_base="1.3"):
+        cfg = compose("config", list(overrides), return_hydra_config=True)
+        choices = dict(cfg.hydra.runtime.choices)
+    with open_dict(cfg):
+        del cfg["hydra"]
+    config = OmegaConf.to_object(cfg)
+    assert isinstance(config, Config)
+    return Job("plan", config, tmp_path, choices, overrides, in_sweep=True)
+
+
+def test_every_group_is_known_here() -> None:
+    groups = {path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and any(path.glob("*.yaml"))}
+    assert groups - {"train"} == {"cluster", "model", "workload", "solver", "experiment"}
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_every_cluster_builds_a_problem(tmp_path: Path, name: str) -> None:
+    overrides = [f"cluster={name}", "model=tiny", "workload.precision=fp32"]
+    problem = job_of(tmp_path, overrides).problem
+    assert isinstance(problem, Problem)
+    assert problem.cluster.name == name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_builds_a_problem(tmp_path: Path, name: str) -> None:
+    overrides = ["cluster=small_mixed", f"model={name}", "workload.seq_len=512"]
+    assert job_of(tmp_path, overrides).problem.model.name == name
+
+
+def test_solver_files_are_the_registry() -> None:
+    assert set(config_names("solver")) == set(registry.NAMES)
+
+
+@pytest.mark.parametrize("name", registry.NAMES)
+def test_every_solver_finds_a_valid_plan(tmp_path: Path, name: str) -> None:
+    if name == "metis":
+        pytest.importorskip("pymetis")
+    job = job_of(tmp_path, ["cluster=small_mixed", "model=tiny", f"solver={name}", "solver.time_limit_s=0.4"])
+    assert job.config.solver.name == name
+    result = registry.make_solver(name).solve(job.problem, job.budget, seed=job.config.seed)
+    assert result.plan is not None
+    assert result.cost is not None
+    assert check(job.problem, result.plan, result.cost) == []
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_runs_by_the_command_in_its_header(hexiopt: Run, name: str) -> None:
+    header = (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text()
+    line = next(line for line in header.splitlines() if line.startswith("#   hexiopt "))
+    assert f"experiment={name}" in line
+    ran = hexiopt(*line.split()[2:], "solver=local_search", "solver.time_limit_s=1", "report=false")
+    assert ran.code == 0, ran.err
+
+
+def test_the_even_experiment_takes_every_freedom(tmp_path: Path) -> None:
+    space = job_of(tmp_path, ["experiment=even"]).config.plan_space()
+    assert not any(getattr(space, field.name) for field in fields(Space) if field.type in (bool, "bool"))
+
+
+def test_the_schema_has_the_defaults_of_the_library(tmp_path: Path) -> None:
+    config = job_of(tmp_path, []).config
+    assert config.workload.workload() == Workload()
+    assert config.plan_space() == Space()
+    assert asdict(config.workload) == asdict(WorkloadConfig())
+    assert {field.name for field in fields(WorkloadConfig)} == {field.name for field in fields(Workload)}
+    stated = {field.name for field in (*fields(SpaceConfig), *fields(ConstraintsConfig))}
+    assert stated == {field.name for field in fields(Space)}

@@ -1,0 +1,71 @@
+"""The folders import each other only along the arrows: hexiopt ← solvers, runtime ← experiments."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("hexiopt", "solvers", "runtime", "conf", "experiments", "tests")
+ALLOWED = {
+    "hexiopt": {"hexiopt"},
+    "solvers": {"hexiopt", "solvers"},
+    "runtime": {"hexiopt", "runtime"},
+    "conf": set(),
+    "experiments": {"hexiopt", "solvers", "runtime", "conf", "experiments"},
+}
+LAW_PACKAGES = {"numpy", "scipy", "yaml"}
+REPORT_PACKAGES = LAW_PACKAGES | {"rich", "matplotlib"}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import; write the whole name"
+            yield node.module or ""
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def files(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("folder", ALLOWED)
+def test_folders_import_along_the_arrows(folder: str) -> None:
+    for path in files(folder):
+        for name in imports(path):
+            top = name.partition(".")[0]
+            assert top not in FOLDERS or top in ALLOWED[folder], f"{path} imports {name}"
+
+
+def test_laws_import_only_numpy_scipy_and_yaml() -> None:
+    for path in files("hexiopt"):
+        in_report = "report" in path.relative_to(ROOT).parts
+        packages = REPORT_PACKAGES if in_report else LAW_PACKAGES
+        for name in imports(path):
+            top = name.partition(".")[0]
+            known = top in packages or top == "hexiopt" or top in sys.stdlib_module_names
+            assert known, f"{path} imports {name}"
+
+
+def test_no_law_imports_the_reports() -> None:
+    for path in files("hexiopt") + files("solvers"):
+        if "report" not in path.relative_to(ROOT).parts:
+            assert not any(name.startswith("hexiopt.report") for name in imports(path)), path
+
+
+def test_only_the_runtime_imports_torch() -> None:
+    for folder in ("hexiopt", "solvers", "experiments"):
+        for path in files(folder):
+            assert not any(name.partition(".")[0] == "torch" for name in imports(path)), path
+
+
+def test_a_cycle_would_be_seen(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.py"
+    path.write_text("def f():\n    from solvers.registry import make_solver\n")
+    assert "solvers.registry" in list(imports(path))
