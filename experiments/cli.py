@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _main(args)
     except KeyboardInterrupt:
-        print("hexiopt: interrupted; nothing was written", file=sys.stderr)
+        print("hexiopt: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         mute()

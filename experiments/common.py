@@ -44,10 +44,6 @@ class NoPlanError(Exception):
         super().__init__(" ".join(message.split()))
 
 
-class InterruptedSearchError(Exception):
-    """Ctrl-C; one line with what was kept."""
-
-
 class Outcome(float):
     """How a job ended: metric (step time in seconds, infinite without one), exit code, one-line message.
 
@@ -68,14 +64,12 @@ def worst(codes: Sequence[int]) -> int:
     return next((code for code in (INTERRUPTED, 1, 2, 3) if code in codes), 0)
 
 
-def failure(error: BaseException) -> Outcome:
+def failure(error: Exception) -> Outcome:
     """The outcome of an exception that ended a job or the program."""
     if isinstance(error, InputError):
         return Outcome(math.inf, 2, str(error))
     if isinstance(error, NoPlanError):
         return Outcome(math.inf, 3, str(error))
-    if isinstance(error, KeyboardInterrupt | InterruptedSearchError):
-        return Outcome(math.inf, INTERRUPTED, str(error) or "interrupted; nothing was written")
     if os.environ.get("HEXIOPT_DEBUG") == "1":
         traceback.print_exception(error, file=sys.stderr)
         hint = "see the traceback above"
@@ -222,7 +216,7 @@ def overlay(base: Any, over: Any) -> Any:
     return base | {key: overlay(base.get(key), value) for key, value in over.items()}
 
 
-# -------------------------------------------------------------------------------------------------- searching
+# --------------------------------------------------------------------------------- searching
 
 
 def search(job: Job, solver: Solver, problem: Problem) -> Result:
@@ -272,10 +266,13 @@ interrupt = Interrupt()
 
 @contextmanager
 def _listener(job: Job, problem: Problem) -> Iterator[Listener]:
-    """Stops at Ctrl-C; shows progress on a terminal, and in a log where the search is long."""
+    """Stops at Ctrl-C (which ends a sweep); shows progress on a terminal, and in a log if long."""
+    if job.in_sweep:
+        yield lambda _: True
+        return
     with interrupt.caught():
         long = job.budget.time_limit_s > _LONG_S
-        if job.in_sweep or not (sys.stderr.isatty() or long):
+        if not (sys.stderr.isatty() or long):
             yield lambda _: not interrupt.pressed
             return
         from hexiopt.report.progress import SearchProgress
@@ -284,7 +281,7 @@ def _listener(job: Job, problem: Problem) -> Iterator[Listener]:
             yield lambda progress: shown(progress) and not interrupt.pressed
 
 
-# ---------------------------------------------------------------------------------------------------- running
+# ----------------------------------------------------------------------------------- running
 
 
 def run_verb(verb: str, start: Callable[[], Job]) -> Outcome:

@@ -148,9 +148,8 @@ def _sweep(hydra: Hydra, name: str, verb: str, overrides: list[str]) -> int:
     codes = [job.return_value.exit_code for job in jobs]
     if jobs:
         folder = os.path.relpath(Path(jobs[0].hydra_cfg.hydra.runtime.output_dir).parent)
-        print(
-            f"{codes.count(0)} of {len(codes)} jobs done: {folder} (hexiopt collect collect.folders=[{folder}])"
-        )
+        print(f"{codes.count(0)} of {len(codes)} jobs done: {folder}")
+        print(f"as a table: hexiopt collect collect.folders=[{folder}]")
     return worst(codes)
 
 
@@ -224,7 +223,7 @@ class _Loader(ConfigLoaderImpl):
         return cfg
 
 
-# ----------------------------------------------------------------------------------------------------- errors
+# ------------------------------------------------------------------------------------ errors
 
 
 def one_line(error: BaseException) -> str:

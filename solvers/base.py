@@ -28,6 +28,7 @@ class Pricer(Protocol):
     """
 
     problem: Problem
+    sends_occupy_stages: bool  # whether a stage's messages to the next take its own time, rather than overlap
 
     def site(self, devices: tuple[int, ...]) -> Any:
         """The site of a TP group."""

@@ -56,12 +56,18 @@ class LayerSplitter:
         return found
 
     def split(
-        self, sites: Sequence[frozenset[Any]], micro_batch_size: int, schedule: str, num_micro_batches: int, shards: int
+        self,
+        sites: Sequence[frozenset[Any]],
+        micro_batch_size: int,
+        schedule: str,
+        num_micro_batches: int,
+        shards: int,
+        added_s: tuple[float, ...] = (),
     ) -> tuple[Choice, ...] | int:
-        """Layers and policy per stage, or how many layers find no room."""
+        """Layers and policy per stage, or how many layers find no room. `added_s`: what a stage does beside layers."""
         p = len(sites)
         batches = num_micro_batches if schedule == "gpipe" else min(num_micro_batches, p)
-        key = (tuple(sites), micro_batch_size, schedule, batches, shards)
+        key = (tuple(sites), micro_batch_size, schedule, batches, shards, added_s)
         found = self._splits.get(key)
         if found is None:
             if len(self._splits) > 100_000:
@@ -72,16 +78,16 @@ class LayerSplitter:
                 )
                 for s, site in enumerate(sites)
             ]
-            found = self._splits[key] = self._solve(options)
+            found = self._splits[key] = self._solve(options, added_s or (0.0,) * p)
         return found
 
-    def _solve(self, options: list[StageOptions]) -> tuple[Choice, ...] | int:
+    def _solve(self, options: list[StageOptions], added_s: Sequence[float]) -> tuple[Choice, ...] | int:
         layers, p = self._num_layers, len(options)
         empty = sum(not o.times for o in options)
         room = sum(len(o.times) for o in options)
         if p > layers or empty or room < layers:
             return max(layers - room, empty, p - layers, 1)
-        counts = self._even_counts(options) if self._even else bottleneck_counts([o.times for o in options], layers)
+        counts = self._even_counts(options) if self._even else bottleneck_counts([o.times for o in options], layers, added_s)
         if counts is None:
             return 1
         return tuple((n, o.policies[n - 1]) for n, o in zip(counts, options, strict=True))
@@ -100,25 +106,23 @@ class LayerSplitter:
         return [low + (s in more) for s in range(len(options))]
 
 
-def bottleneck_counts(times: Sequence[Sequence[float]], total: int) -> list[int]:
-    """Counts n_s ≥ 1 with Σ n_s = total that minimise the largest `times[s][n_s - 1]`, then the sum of times.
+def bottleneck_counts(times: Sequence[Sequence[float]], total: int, added: Sequence[float] = ()) -> list[int]:
+    """Counts n_s ≥ 1 with Σ n_s = total that minimise the largest `times[s][n_s - 1] + added[s]`, then the sum.
 
     `times[s]` never falls. Needs len(times) ≤ total ≤ Σ len(times[s]).
     """
+    if any(added):
+        times = [[x + more for x in t] for t, more in zip(times, added, strict=True)]
     low = max(t[0] for t in times)
     if sum(bisect_right(t, low) for t in times) < total:
         high = max(t[-1] for t in times)
-        # Bisection narrows the bottleneck to one of the times; 60 halvings reach float resolution.
-        for _ in range(60):
+        # Bisection narrows the bottleneck to one of the times.
+        while high - low > 1e-9 * high:
             middle = 0.5 * (low + high)
-            if not low < middle < high:
-                break
             if sum(bisect_right(t, middle) for t in times) >= total:
                 high = middle
             else:
                 low = middle
-            if high - low <= 1e-9 * high:
-                break
         low = high
     counts = [bisect_right(t, low) for t in times]
     surplus = sum(counts) - total

@@ -18,9 +18,9 @@ from solvers.reason import explain
 from solvers.starts import chain_structures, first_choice, kinds, symmetric
 from solvers.structure import Builder, Bundle, Misfit, Structure
 
-_HOT, _COLD = 0.02, 0.0005  # temperatures: an accepted worsening of 2 % and of 0.05 %
+_HOT, _COLD = 0.01, 0.0005  # temperatures: an accepted worsening of 1 % and of 0.05 %
 _MISFIT = 100.0  # energy of a structure that no plan follows, far above any step time's logarithm
-_ROUNDS = 4  # annealing rounds, each from another of the best structures
+_POOLS = (48, 16, 5, 2)  # structures annealed in each round of equal time
 _TRUST = 0.8  # how far a neighbour's factor of price over estimate is believed
 _ANYWAY = 0.05  # share of structures priced although their estimate speaks against it
 
@@ -127,30 +127,31 @@ def own_grids(problem: Problem, builder: Builder) -> Iterator[Structure]:
 
 
 def improve(search: Search, builder: Builder, starts: Iterable[Structure], rng: random.Random, until: float) -> None:
-    """Price `starts`, then anneal from the best of them."""
+    """Price `starts`, then anneal the best of them in rounds, each with fewer structures and more time for each.
+
+    Successive halving (Jamieson and Talwalkar, 2016): a start shows soon whether it leads anywhere.
+    """
     annealer = Annealer(search, builder, rng)
-    ranked: list[tuple[float, int, Structure]] = []
+    pool: list[tuple[float, int, Structure]] = []
     for number, start in enumerate(starts):
         if not search.go_on(0.4 * until):
             break
         search.step()
         judged = annealer.judge(start)
         if judged is not None and judged.energy < math.inf:
-            ranked.append((judged.energy, number, start))
-    ranked.sort(key=lambda item: item[:2])
-    pool = ranked[:_ROUNDS]
-    if not pool:
-        return
+            pool.append((judged.energy, number, start))
     begin = search.runtime_s / search.budget.time_limit_s
-    left = None if search.budget.max_steps is None else search.budget.max_steps - search.steps
-    best = pool[0]
-    for turn in range(_ROUNDS):
-        end = begin + (until - begin) * (turn + 1) / _ROUNDS
-        start = best[2] if turn == _ROUNDS - 1 or turn >= len(pool) else pool[turn][2]
-        found = annealer.anneal(start, end, None if left is None else max(1, left // _ROUNDS))
-        judged = annealer.judge(found)
-        if judged is not None and judged.energy < best[0]:
-            best = (judged.energy, -1, found)
+    left = None if search.budget.max_steps is None else max(0, search.budget.max_steps - search.steps)
+    for turn, size in enumerate(_POOLS):
+        pool = sorted(pool, key=lambda item: item[:2])[:size]
+        share = (until - begin) / len(_POOLS)
+        for k, (energy, number, start) in enumerate(pool):
+            end = begin + share * (turn + (k + 1) / len(pool))
+            steps = None if left is None else left // (len(_POOLS) * len(pool))
+            found = annealer.anneal(start, end, steps)
+            judged = annealer.judge(found)
+            if judged is not None and judged.energy < energy:
+                pool[k] = (judged.energy, number, found)
 
 
 class LocalSearch:

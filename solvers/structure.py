@@ -198,13 +198,22 @@ class Builder:
             if len(self._laid) > 50_000:
                 self._laid.clear()
             sites = [frozenset(self.pricer.site(group) for group in slot) for slot in bundle.stages]
-            split = splitter.split(sites, size, schedule, batches, shards)
+            added_s = self._sends_s(bundle) if self.pricer.sends_occupy_stages else ()
+            split = splitter.split(sites, size, schedule, batches, shards, added_s)
             if isinstance(split, int):
                 found = Misfit(split)
             else:
                 found = [self._line(tuple(slot[k] for slot in bundle.stages), size, split) for k in range(bundle.width)]
             self._laid[key] = found
         return found
+
+    def _sends_s(self, bundle: Bundle) -> tuple[float, ...]:
+        """What each stage spends on its messages to the next, both directions, where senders wait for them."""
+        hop_s, size = self.pricer.hop_s, bundle.micro_batch_size
+        return tuple(
+            max(hop_s(a, b, size) + hop_s(b, a, size) for a, b in zip(one, two, strict=True))
+            for one, two in zip(bundle.stages, bundle.stages[1:], strict=False)
+        ) + (0.0,)
 
     def _line(self, groups: tuple[Group, ...], size: int, split: tuple[Choice, ...]) -> "_Line":
         """One pipeline on an idle network."""

@@ -59,6 +59,8 @@ class _Parts:
 class CostModel:
     """Prices plans of one problem. Implements what solvers ask of a pricer (`solvers/base.py`)."""
 
+    sends_occupy_stages = False
+
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         cluster = problem.cluster

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from rich.text import Text
 
-from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, count, seconds
+from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped, count, seconds
 from hexiopt.result import Result
 
 _COLUMNS = (
@@ -107,7 +107,7 @@ def draw_comparison(results: Sequence[Result], title: str, path: str | Path) -> 
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     draw_trajectories(results, left)
     draw_bars(results, right)
-    figure.suptitle(title, color=INK, fontsize=12, x=0.01, ha="left")
+    figure.suptitle(clipped(title, 120), color=INK, fontsize=12, x=0.01, ha="left")
     figure.savefig(path, format="png", dpi=150, metadata={"Software": None})
 
 

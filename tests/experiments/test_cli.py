@@ -59,7 +59,7 @@ def refused(ran: Ran) -> str:
     return ran.err
 
 
-# ------------------------------------------------------------------------------------------------------ verbs
+# ------------------------------------------------------------------------------------- verbs
 
 
 def test_plan_writes_its_files_and_says_where(hexiopt: Run, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_no_plan_exits_3_with_the_shortfall(hexiopt: Run, tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.yaml"]
 
 
-# ------------------------------------------------------------------------------------------------ user's files
+# ------------------------------------------------------------------------------- user's files
 
 
 def test_a_users_cluster_under_overrides(hexiopt: Run, tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_overlay_merges_mappings_and_list_items() -> None:
         overlay([1], {"1": 2})
 
 
-# ------------------------------------------------------------------------------------------------------ errors
+# ------------------------------------------------------------------------------------- errors
 
 BAD_FILES = {
     "malformed.yaml": "name: [x\n",
@@ -361,7 +361,7 @@ def test_a_failed_picture_leaves_no_half_of_it(
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["plan.json"]
 
 
-# ------------------------------------------------------------------------------------------------ the program
+# ------------------------------------------------------------------------------- the program
 
 
 def test_help_and_version(hexiopt: Run) -> None:
@@ -415,10 +415,20 @@ def test_ctrl_c_keeps_the_best_plan_so_far(tmp_path: Path) -> None:
     process = in_process(*args, cwd=tmp_path)
     time.sleep(3)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    err = process.communicate(timeout=30)[1]
     assert process.returncode == 130, err
     assert err == "hexiopt: interrupted; the best so far is kept\n"
     assert (tmp_path / "out" / "plan.json").is_file()
+
+
+def test_ctrl_c_ends_a_sweep(tmp_path: Path) -> None:
+    args = ("plan", "-m", *TINY, "solver.time_limit_s=60", "seed=0,1", "hydra.sweep.dir=sweep")
+    process = in_process(*args, cwd=tmp_path)
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    err = process.communicate(timeout=30)[1]
+    assert (process.returncode, err) == (130, "hexiopt: interrupted\n")
+    assert not list(tmp_path.rglob("status.json"))
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:

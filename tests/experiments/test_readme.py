@@ -1,8 +1,8 @@
 """The README's commands run.
 
 Every line of a `bash` block that starts with hexiopt is run, in order, in one folder that holds the README's
-files (a `yaml` block whose first line is `# NAME`) and experiments/data. `solver.time_limit_s=0.3` is appended
-to commands that search. Lines that start with make or source are not run.
+files (a `yaml` block whose first line is `# NAME`) and experiments/data. `solver.time_limit_s=0.3` is
+appended to commands that search. Lines that start with make or source are not run.
 """
 
 import re
