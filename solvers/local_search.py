@@ -21,6 +21,7 @@ from solvers.structure import Builder, Bundle, Misfit, Structure
 _HOT, _COLD = 0.01, 0.0005  # temperatures: an accepted worsening of 1 % and of 0.05 %
 _MISFIT = 100.0  # energy of a structure that no plan follows, far above any step time's logarithm
 _POOLS = (48, 16, 5, 2)  # structures annealed in each round of equal time
+_HOPELESS = 0.3  # a start whose pipelines alone take e^0.3 times the best step is left out
 _TRUST = 0.8  # how far a neighbour's factor of price over estimate is believed
 _ANYWAY = 0.05  # share of structures priced although their estimate speaks against it
 
@@ -137,7 +138,8 @@ def improve(search: Search, builder: Builder, starts: Iterable[Structure], rng: 
         if not search.go_on(0.4 * until):
             break
         search.step()
-        judged = annealer.judge(start)
+        least = min((energy for energy, _, _ in pool), default=math.inf)
+        judged = annealer.judge(start, least + _HOPELESS)
         if judged is not None and judged.energy < math.inf:
             pool.append((judged.energy, number, start))
     begin = search.runtime_s / search.budget.time_limit_s

@@ -6,10 +6,14 @@ as wide as every machine has groups for; machines too small for its width are jo
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import permutations
 
 from hexiopt.problem import Problem
 from hexiopt.space import schedules, sharding_stages
 from solvers.structure import Bundle, Group, Structure
+
+_MOST_PERMUTED = 4  # kinds whose orders are all tried
+_ALL_HANDS = 8  # machines up to which every number of chains is tried
 
 
 def machine_devices(problem: Problem) -> dict[int, tuple[int, ...]]:
@@ -74,20 +78,17 @@ def chain(problem: Problem, machines: Sequence[int], width: int, max_tp: int) ->
     return Bundle(tuple(stages))
 
 
-def dealt(problem: Problem, hands: int) -> list[list[int]] | None:
-    """Machines dealt into `hands` chains, every kind as evenly as it goes; each slowest first."""
+def dealt(members: Sequence[Sequence[int]], hands: int) -> list[list[int]] | None:
+    """Machines dealt into `hands` chains, every kind as evenly as it goes; slowest kind first in each."""
     found: list[list[int]] = [[] for _ in range(hands)]
-    at = 0
-    for members in kinds(problem):
-        for machine in members:
-            found[at % hands].append(machine)
-            at += 1
+    for at, machine in enumerate(machine for kind in members for machine in kind):
+        found[at % hands].append(machine)
     return found if all(found) else None
 
 
-def sorted_blocks(problem: Problem, hands: int) -> list[list[int]] | None:
+def sorted_blocks(members: Sequence[Sequence[int]], hands: int) -> list[list[int]] | None:
     """Machines in kind order cut into `hands` blocks of neighbours, so that most chains are of one kind."""
-    ordered = [machine for members in kinds(problem) for machine in members]
+    ordered = [machine for kind in members for machine in kind]
     if hands > len(ordered):
         return None
     size, extra = divmod(len(ordered), hands)
@@ -99,28 +100,52 @@ def sorted_blocks(problem: Problem, hands: int) -> list[list[int]] | None:
     return found
 
 
+def orders(problem: Problem, machines: Sequence[int]) -> Iterator[list[int]]:
+    """Orders of `machines` by kind: every permutation of up to four kinds, else slowest first and fastest first."""
+    by_kind: dict[object, list[int]] = defaultdict(list)
+    for machine in machines:
+        by_kind[problem.cluster.machines[machine].kind].append(machine)
+    blocks = list(by_kind.values())
+    if len(blocks) > _MOST_PERMUTED:
+        yield [m for block in blocks for m in block]
+        yield [m for block in blocks[::-1] for m in block]
+        return
+    for order in permutations(blocks):
+        yield [m for block in order for m in block]
+
+
 def chain_structures(problem: Problem) -> Iterator[Structure]:
-    """Chains over all machines: how many, how wide, how much TP, dealt or in blocks, either order of machines."""
-    sizes = [len(own) for own in machine_devices(problem).values()]
-    top = max(sizes)
-    widths = [1 << k for k in range(top.bit_length()) if 1 << k <= top]
-    caps = [t for t in problem.space.allowed_tp(top)]
-    seen: set[tuple[Bundle, ...]] = set()
-    for hands in range(1, len(sizes) + 1):
-        for deal in (dealt, sorted_blocks):
-            parts = deal(problem, hands)
-            if parts is None:
-                continue
+    """Chains over all machines, and over all but the slowest kinds.
+
+    How many chains, how wide, how much TP, machines dealt or in blocks, and for one chain every order of kinds.
+    """
+    groups = kinds(problem)
+    for left_out in range(len(groups)):
+        members = groups[left_out:]
+        machines = [machine for kind in members for machine in kind]
+        top = max(len(machine_devices(problem)[m]) for m in machines)
+        widths = [1 << k for k in range(top.bit_length()) if 1 << k <= top]
+        seen: set[tuple[Bundle, ...]] = set()
+        for hands in hand_counts(len(machines)):
+            deals = [[order] for order in orders(problem, machines)]
+            if hands > 1:
+                parts = [p for p in (dealt(members, hands), sorted_blocks(members, hands)) if p is not None]
+                deals = [[part[::way] for part in p] for p in parts for way in (1, -1)]
             for width in widths:
-                for max_tp in caps:
-                    for backwards in (False, True):
-                        found = [
-                            chain(problem, part[::-1] if backwards else part, width, max_tp) for part in parts
-                        ]
+                for max_tp in problem.space.allowed_tp(top):
+                    for deal in deals:
+                        found = [chain(problem, part, width, max_tp) for part in deal]
                         bundles = tuple(b for b in found if b is not None)
                         if bundles and bundles not in seen:
                             seen.add(bundles)
                             yield first_choice(problem, bundles)
+
+
+def hand_counts(machines: int) -> list[int]:
+    """Numbers of chains to try: all for a few machines, powers of two beyond."""
+    if machines <= _ALL_HANDS:
+        return list(range(1, machines + 1))
+    return [1 << k for k in range(machines.bit_length())]
 
 
 def first_choice(problem: Problem, bundles: tuple[Bundle, ...]) -> Structure:

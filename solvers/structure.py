@@ -129,14 +129,21 @@ class Builder:
         return plan, self.search.offer(plan, self.pricer.price(plan, priced))
 
     def rate(self, structure: Structure, shards: int) -> float:
-        """Estimated sequences per second of `structure` alone, ZeRO-1 over `shards`; 0 where it does not fit."""
+        """Estimated sequences per second of `structure` alone, ZeRO-1 over `shards`; 0 where it does not fit.
+
+        Of a wide bundle, first, middle and last pipeline stand for all.
+        """
         total = 0.0
         expected = max(1, self.problem.workload.global_batch // max(structure.num_pipelines, shards))
         for bundle in structure.bundles:
+            width = bundle.width
+            if width > 3:
+                chosen = (0, width // 2, width - 1)
+                bundle = bundle.with_stages(tuple(slot[k] for k in chosen) for slot in bundle.stages)
             laid = self._lay(bundle, structure.schedule, shards, expected, self._splitters[0])
             if isinstance(laid, Misfit):
                 return 0.0
-            total += sum(bundle.micro_batch_size / one.beat_s for one in laid)
+            total += sum(bundle.micro_batch_size / one.beat_s for one in laid) * width / bundle.width
         return total
 
     def rebalance(self, plan: Plan, priced: Sequence[PipelineCost]) -> Plan | None:

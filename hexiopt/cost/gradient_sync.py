@@ -9,6 +9,7 @@ With tied embeddings, first and last stages hold the matrix together.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, lcm, log2
 
 import numpy as np
@@ -38,12 +39,13 @@ class SyncGroups:
         return sum(len(params) for params in self.params)
 
 
-def slices(degrees: Sequence[int]) -> tuple[list[float], list[list[int]]]:
+@lru_cache(maxsize=4096)
+def slices(degrees: tuple[int, ...]) -> tuple[list[float], Ints]:
     """Widths of the slices between all TP boundaries, and per slice the rank that holds it in each degree."""
     unit = lcm(*degrees)
     cuts = sorted({k * (unit // t) for t in set(degrees) for k in range(t + 1)})
     widths = [(end - start) / unit for start, end in zip(cuts, cuts[1:], strict=False)]
-    ranks = [[start * t // unit for t in degrees] for start in cuts[:-1]]
+    ranks = np.array([[start * t // unit for t in degrees] for start in cuts[:-1]])
     return widths, ranks
 
 
@@ -62,10 +64,10 @@ def sync_groups(pipelines: Sequence[Pipeline], model: ModelSpec) -> SyncGroups:
 
     def add(members: list[int], params: float) -> None:
         """Slices of a tensor of `params` parameters that the stages `members` hold."""
-        widths, ranks = slices([degree[m] for m in members])
         if len(members) == 1:
             return
-        holders = np.sort(table[np.array(members), np.array(ranks)], axis=1)
+        widths, ranks = slices(tuple([degree[m] for m in members]))
+        holders = np.sort(table[np.array(members), ranks], axis=1)
         family = rows.setdefault(len(members), {})
         for row, width in zip(holders, widths, strict=True):
             family.setdefault(row.tobytes(), [0.0])[0] += width * params

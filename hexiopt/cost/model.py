@@ -34,9 +34,12 @@ from hexiopt.space import recompute_policies
 _KEPT = 50_000  # pipelines, times and stages remembered before memory is given back
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """Where a stage runs, as far as its own time and memory go: equal sites cost the same."""
+    """Where a stage runs, as far as its own time and memory go: one object for all places that cost the same.
+
+    Compared by identity, so that the tables of the cost model look it up fast.
+    """
 
     gpu: Gpu
     tp: int
@@ -68,9 +71,10 @@ class CostModel:
         self._index_of: list[int] = cluster.index_in_machine.tolist()
         self._sites: dict[tuple[int, ...], Site] = {}
         self._site_by_place: dict[tuple[object, tuple[int, ...]], Site] = {}
+        self._site_by_value: dict[tuple[str, int, float, float], Site] = {}
         self._layers: dict[tuple[Site, int, str], tuple[float, float]] = {}
         self._ends: dict[tuple[Site, int], tuple[ComputeTimes, ComputeTimes]] = {}
-        self._memory_models: dict[tuple[Gpu, int, int], MemoryModel] = {}
+        self._memory_models: dict[tuple[str, int, int], MemoryModel] = {}
         self._stages: dict[tuple[object, ...], StageCost] = {}
         self._hops: dict[tuple[tuple[int, ...], tuple[int, ...]], Hop] = {}
         self._parts: dict[tuple[Pipeline, str, int], _Parts] = {}
@@ -88,8 +92,15 @@ class CostModel:
             found = self._site_by_place.get(place)
             if found is None:
                 bandwidth, latency_s = machine.ring(place[1]) if len(devices) > 1 else (float("inf"), 0.0)
-                found = self._site_by_place[place] = Site(machine.gpu, len(devices), bandwidth, latency_s)
+                found = self._site_by_place[place] = self._site_of(machine.gpu, len(devices), bandwidth, latency_s)
             self._sites[devices] = found
+        return found
+
+    def _site_of(self, gpu: Gpu, tp: int, bandwidth: float, latency_s: float) -> Site:
+        key = (gpu.name, tp, bandwidth, latency_s)
+        found = self._site_by_value.get(key)
+        if found is None:
+            found = self._site_by_value[key] = Site(gpu, tp, bandwidth, latency_s)
         return found
 
     def best_sites(self, machine: int) -> list[Site]:
@@ -99,7 +110,7 @@ class CostModel:
         bandwidth = max((spec.pair_bandwidth(i, j) for i, j in pairs), default=float("inf"))
         latency_s = min((spec.pair_latency(i, j) for i, j in pairs), default=0.0)
         return [
-            Site(spec.gpu, tp, bandwidth if tp > 1 else float("inf"), latency_s if tp > 1 else 0.0)
+            self._site_of(spec.gpu, tp, bandwidth if tp > 1 else float("inf"), latency_s if tp > 1 else 0.0)
             for tp in self.problem.space.allowed_tp(spec.num_gpus)
         ]
 
@@ -140,7 +151,7 @@ class CostModel:
 
     def memory_model(self, site: Site, micro_batch_size: int) -> MemoryModel:
         """Bytes of stages of any length at a site."""
-        key = (site.gpu, site.tp, micro_batch_size)
+        key = (site.gpu.name, site.tp, micro_batch_size)
         found = self._memory_models.get(key)
         if found is None:
             found = self._memory_models[key] = MemoryModel(

@@ -1,0 +1,208 @@
+"""Schedules: the recurrences against the event simulation and against a longest path written here."""
+
+import time
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from hexiopt.cost.cost import PipelineCost, StageCost
+from hexiopt.cost.memory import Memory
+from hexiopt.cost.schedule import SCHEDULE_TIMES, beat_s, one_f_one_b
+from hexiopt.plan import Pipeline, Stage
+from hexiopt.simulate import operations, simulate_pipeline
+
+Times = tuple[list[float], list[float], list[float], list[float]]
+SCHEDULES = sorted(SCHEDULE_TIMES)
+
+
+def plain(schedule: str, times: Times, num_micro_batches: int) -> list[float]:
+    """When each stage ends: the longest path through all operations and messages, none left out."""
+    forward, backward, ahead, back = times
+    p, m = len(forward), num_micro_batches
+    orders = []
+    for i in range(p):
+        warm_up = m if schedule == "gpipe" else min(m, p - 1 - i)
+        order = [("f", k) for k in range(warm_up)]
+        for k in range(m):
+            order += [("f", warm_up + k)] * (warm_up + k < m) + [("b", k)]
+        orders.append(order)
+    came: dict[tuple[str, int, int], float] = {("f", 0, k): 0.0 for k in range(m)}
+    ends, at = [0.0] * p, [0] * p
+    link = {("f", i): 0.0 for i in range(p)} | {("b", i): 0.0 for i in range(p)}
+    moved = True
+    while moved:
+        moved = False
+        for i in range(p):
+            while at[i] < 2 * m:
+                kind, k = orders[i][at[i]]
+                local = kind == "b" and i == p - 1
+                if not local and (kind, i, k) not in came:
+                    break
+                start = ends[i] if local else max(ends[i], came[kind, i, k])
+                ends[i] = start + (forward if kind == "f" else backward)[i]
+                target = i + 1 if kind == "f" else i - 1
+                if 0 <= target < p:
+                    seconds = ahead[i] if kind == "f" else back[target]
+                    link[kind, i] = came[kind, target, k] = max(link[kind, i], ends[i]) + seconds
+                at[i] += 1
+                moved = True
+    assert at == [2 * m] * p
+    return ends
+
+
+def simulated(schedule: str, times: Times, num_micro_batches: int) -> list[float]:
+    """When each stage ends in the event simulation."""
+    forward, backward, ahead, back = times
+    nothing = Memory(0, 0, 0, 0, 0, 0, 0, 0)
+    stages = tuple(StageCost(f, b, nothing, 0.0, 0.0) for f, b in zip(forward, backward, strict=True))
+    priced = PipelineCost(stages, tuple(ahead), tuple(back), (), 0.0)
+    p = len(forward)
+    pipeline = Pipeline(tuple(Stage.of((i,), i, i + 1) for i in range(p)), num_micro_batches)
+    ends = [0.0] * p
+    count = 0
+    for event in simulate_pipeline(0, pipeline, priced, schedule):
+        if event.kind in ("forward", "backward"):
+            ends[event.stage] = max(ends[event.stage], event.end_s)
+            count += 1
+    assert count == 2 * p * num_micro_batches
+    return ends
+
+
+def of(schedule: str, times: Times, num_micro_batches: int) -> list[float]:
+    found = SCHEDULE_TIMES[schedule](*times, num_micro_batches)
+    assert found.end_s == max(found.stage_end_s)
+    return list(found.stage_end_s)
+
+
+def same(a: Sequence[float], b: Sequence[float]) -> bool:
+    return list(a) == pytest.approx(list(b), rel=1e-9, abs=1e-300)
+
+
+SECONDS = st.one_of(
+    st.floats(1e-6, 10.0), st.sampled_from((1.0, 2.0, 0.5, 1.0 + 1e-12, 1.0 + 1e-6)), st.floats(0.9, 1.1)
+)
+HOPS = st.one_of(st.just(0.0), SECONDS, st.floats(1e-9, 1e-3), st.sampled_from((1e3, 1e6)))
+
+
+@st.composite
+def step_times(draw: st.DrawFn, max_stages: int = 10) -> Times:
+    p = draw(st.integers(1, max_stages))
+    if draw(st.integers(0, 4)) == 0:  # all equal, as in a homogeneous pipeline
+        f, b, h = draw(SECONDS), draw(SECONDS), draw(HOPS)
+        return [f] * p, [b] * p, [h] * (p - 1), [h] * (p - 1)
+
+    def several(seconds: st.SearchStrategy[float], count: int) -> list[float]:
+        return draw(st.lists(seconds, min_size=count, max_size=count))
+
+    return several(SECONDS, p), several(SECONDS, p), several(HOPS, p - 1), several(HOPS, p - 1)
+
+
+COUNTS = st.integers(1, 25) | st.integers(1, 25) | st.integers(1, 25) | st.integers(26, 400)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@settings(max_examples=120, deadline=None)
+@given(times=step_times(), num_micro_batches=COUNTS)
+@example(times=([1.0] * 10, [2.0] * 10, [0.0] * 9, [0.0] * 9), num_micro_batches=400)
+@example(times=([1.0, 3.0], [2.0, 1.0], [1e6], [0.0]), num_micro_batches=37)
+@example(times=([0.0, 1.0], [0.0, 2.0], [0.0], [0.0]), num_micro_batches=5)
+def test_every_stage_ends_when_the_event_simulation_says(
+    schedule: str, times: Times, num_micro_batches: int
+) -> None:
+    assert same(of(schedule, times, num_micro_batches), simulated(schedule, times, num_micro_batches))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@settings(max_examples=150, deadline=None)
+@given(times=step_times(), num_micro_batches=COUNTS)
+def test_every_stage_ends_at_its_longest_path(schedule: str, times: Times, num_micro_batches: int) -> None:
+    assert same(of(schedule, times, num_micro_batches), plain(schedule, times, num_micro_batches))
+
+
+def test_two_stages_by_hand() -> None:
+    """f = 1, 2; b = 3, 1; messages 0.5 and 0.25; two micro-batches.
+
+    1F1B: stage 0 runs f0 [0, 1], f1 [1, 2]. Stage 1 gets f0 at 1.5: f0 to 3.5, b0 to 4.5, f1 to 6.5, b1 to 7.5.
+    Stage 0: b0 from 4.75 to 7.75, b1 (there at 7.75) to 10.75. GPipe: stage 1 f0 to 3.5, f1 to 5.5, b0 to 6.5,
+    b1 to 7.5; stage 0 b0 from 6.75 to 9.75, b1 to 12.75.
+    """
+    times = ([1.0, 2.0], [3.0, 1.0], [0.5], [0.25])
+    assert of("1f1b", times, 2) == pytest.approx([10.75, 7.5])
+    assert of("gpipe", times, 2) == pytest.approx([12.75, 7.5])
+
+
+@settings(max_examples=100, deadline=None)
+@given(num_stages=st.integers(1, 10), num_micro_batches=st.integers(1, 60), schedule=st.sampled_from(SCHEDULES))
+def test_a_stage_runs_everything_once_and_backward_after_forward(
+    num_stages: int, num_micro_batches: int, schedule: str
+) -> None:
+    for stage in range(num_stages):
+        order = operations(schedule, stage, num_stages, num_micro_batches)
+        every = [(kind, k) for kind in ("forward", "backward") for k in range(num_micro_batches)]
+        assert sorted(order) == sorted(every)
+        for k in range(num_micro_batches):
+            assert order.index(("forward", k)) < order.index(("backward", k))
+
+
+# ------------------------------------------------------------------ many micro-batches
+
+
+@settings(max_examples=6, deadline=None)
+@given(times=step_times(max_stages=6), num_micro_batches=st.integers(2_000, 6_000))
+def test_extrapolation_equals_the_whole_recurrence(times: Times, num_micro_batches: int) -> None:
+    assert same(of("1f1b", times, num_micro_batches), plain("1f1b", times, num_micro_batches))
+
+
+MANY = 10**6
+UNEVEN: Times = ([0.31, 0.52, 0.47, 0.11], [0.7, 0.9, 1.1, 0.2], [0.01, 0.2, 0.0], [0.03, 0.4, 0.5])
+HOMOGENEOUS: Times = ([1.0] * 8, [2.0] * 8, [0.1] * 7, [0.1] * 7)
+SLOW_NETWORK: Times = ([0.1, 0.2, 0.3], [0.2, 0.4, 0.6], [5.0, 0.1], [0.1, 7.0])
+TWO_BOTTLENECKS: Times = ([1.0, 0.2, 1.0, 0.2, 1.0], [2.0, 0.1, 2.0, 0.1, 2.0], [0.3] * 4, [0.1] * 4)
+
+
+@pytest.mark.parametrize("times", [UNEVEN, HOMOGENEOUS, SLOW_NETWORK, TWO_BOTTLENECKS])
+def test_a_million_micro_batches_are_extrapolated(times: Times) -> None:
+    begin = time.process_time()
+    far = of("1f1b", times, MANY)
+    assert time.process_time() - begin < 0.05
+    # 5,040 rounds are whole periods of up to ten stages.
+    near, nearer = plain("1f1b", times, 7_040), plain("1f1b", times, 2_000)
+    rounds, left = divmod(MANY - 2_000, 5_040)
+    assert left + 2_000 < 7_040
+    start = plain("1f1b", times, 2_000 + left)
+    expected = [s + rounds * (a - b) for s, a, b in zip(start, near, nearer, strict=True)]
+    assert same(far, expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_million_micro_batches_of_random_stages_answer_at_once(data: st.DataObject) -> None:
+    seconds = st.floats(0.5, 2.0)
+    p = data.draw(st.integers(2, 10))
+    f, b, s, r = (
+        data.draw(st.lists(seconds, min_size=n, max_size=n, unique=True)) for n in (p, p, p - 1, p - 1)
+    )
+    begin = time.process_time()
+    one_f_one_b(f, b, s, r, MANY)
+    assert time.process_time() - begin < 0.05
+
+
+@settings(max_examples=60, deadline=None)
+@given(times=step_times(max_stages=7))
+def test_the_beat_is_the_slope_of_the_steady_state(times: Times) -> None:
+    f, b, ahead, back = times
+    beat = beat_s(
+        [x + y for x, y in zip(f, b, strict=True)], [x + y for x, y in zip(ahead, back, strict=True)]
+    )
+    beat = max(beat, *ahead, *back) if ahead else beat
+    rounds = 420 * 2  # whole periods of up to seven stages
+    slope = (of("1f1b", times, 2_000 + rounds)[0] - of("1f1b", times, 2_000)[0]) / rounds
+    assert slope == pytest.approx(beat, rel=1e-6)
+
+
+def test_the_beat_by_hand() -> None:
+    assert beat_s([3.0, 2.0], [4.0]) == 4.5  # (3 + 4 + 2) / 2: the message is in the way
+    assert beat_s([3.0, 2.0], [0.5]) == 3.0  # the slower stage
+    assert beat_s([1.0, 1.0, 1.0], [0.0, 5.0]) == 3.5  # (1 + 5 + 1) / 2 of the last two

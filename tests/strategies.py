@@ -1,0 +1,228 @@
+"""Hypothesis strategies: small random clusters, models, problems, and valid asymmetric plans of them."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from hexiopt.cluster import Cluster, cluster_from_section
+from hexiopt.model import ModelSpec
+from hexiopt.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.problem import Problem
+from hexiopt.reading import Section
+from hexiopt.space import Space, recompute_policies, schedules, sharding_stages
+from hexiopt.workload import AUTO, RECOMPUTE_POLICIES, Workload
+
+GPUS = ("rtx_3090", "rtx_4090", "a100_80gb_sxm", "h100_80gb_sxm", "v100_32gb_sxm", "t4")
+BANDWIDTHS_GB_PER_S = (0.01, 0.125, 1.25, 12.5, 50.0, 400.0)
+LATENCIES_US = (0.0, 5.0, 50.0, 20_000.0)
+
+
+def rates() -> st.SearchStrategy[float]:
+    """GB/s, from a slow office network to NVLink."""
+    return st.sampled_from(BANDWIDTHS_GB_PER_S)
+
+
+def latencies() -> st.SearchStrategy[float]:
+    """µs, from none to a link across the sea."""
+    return st.sampled_from(LATENCIES_US)
+
+
+@st.composite
+def clusters(draw: st.DrawFn, max_specs: int = 3, max_gpus: int = 5) -> Cluster:
+    """A cluster of one to three machine kinds: bridges, several interfaces, counts, racks, exceptional links."""
+    machines: list[dict[str, Any]] = []
+    for k in range(draw(st.integers(1, max_specs))):
+        num_gpus = draw(st.integers(1, max_gpus))
+        machine: dict[str, Any] = {
+            "name": "abc"[k % 3] * (k // 3 + 1),
+            "gpu": draw(st.sampled_from(GPUS)),
+            "num_gpus": num_gpus,
+            "intra_bandwidth_gb_per_s": draw(rates()),
+            "intra_latency_us": draw(latencies()),
+            "network_interfaces": draw(st.integers(1, 2)),
+            "count": draw(st.integers(1, 2)),
+        }
+        if num_gpus > 1 and draw(st.booleans()):
+            machine["intra_links"] = [{"between": [0, 1], "bandwidth_gb_per_s": draw(rates())}]
+        if draw(st.booleans()):
+            machine["nic_bandwidth_gb_per_s"] = draw(rates())
+        machines.append(machine)
+    data: dict[str, Any] = {
+        "name": "random",
+        "inter_machine": {"bandwidth_gb_per_s": draw(rates()), "latency_us": draw(latencies())},
+        "machines": machines,
+    }
+    if draw(st.booleans()):
+        data["groups"] = [{"name": "rack", "members": [machines[0]["name"]], "latency_us": draw(latencies())}]
+        if draw(st.booleans()):
+            data["groups"][0]["uplink_gb_per_s"] = draw(rates())
+    if len(machines) > 1 and draw(st.booleans()):
+        ends = [machines[0]["name"], machines[1]["name"]]
+        way = {"between": ends} if draw(st.booleans()) else {"from": ends[0], "to": ends[1]}
+        data["links"] = [{**way, "bandwidth_gb_per_s": draw(rates())}]
+    return cluster_from_section(Section(data, "random"))
+
+
+@st.composite
+def models(draw: st.DrawFn, max_layers: int = 9) -> ModelSpec:
+    """A small Llama (grouped queries, tied or not) or GPT-2 (biases, learned positions)."""
+    head_dim, num_kv_heads = 2 * draw(st.integers(1, 16)), draw(st.integers(1, 4))
+    sizes: dict[str, Any] = {
+        "name": "small",
+        "num_layers": draw(st.integers(1, max_layers)),
+        "head_dim": head_dim,
+        "ffn_size": draw(st.integers(1, 300)),
+        "vocab_size": draw(st.integers(1, 2000)),
+        "max_positions": 4096,
+        "tied_embeddings": draw(st.booleans()),
+    }
+    if draw(st.booleans()):
+        return ModelSpec(
+            architecture="llama",
+            hidden_size=draw(st.integers(1, 256)),
+            num_heads=num_kv_heads * draw(st.integers(1, 4)),
+            num_kv_heads=num_kv_heads,
+            attention_bias=draw(st.booleans()),
+            mlp_bias=draw(st.booleans()),
+            **sizes,
+        )
+    return ModelSpec(
+        architecture="gpt2",
+        hidden_size=num_kv_heads * head_dim,
+        num_heads=num_kv_heads,
+        num_kv_heads=num_kv_heads,
+        attention_bias=True,
+        mlp_bias=True,
+        activation="gelu_new",
+        **sizes,
+    )
+
+
+def workloads(max_batch: int = 60) -> st.SearchStrategy[Workload]:
+    """A workload in an arithmetic that every GPU has."""
+    return st.builds(
+        Workload,
+        global_batch=st.integers(1, max_batch),
+        seq_len=st.sampled_from((1, 16, 100, 512, 4096)),
+        precision=st.sampled_from(("fp16", "fp32")),
+        recompute=st.sampled_from((AUTO, AUTO, *RECOMPUTE_POLICIES)),
+        schedule=st.sampled_from((AUTO, AUTO, "gpipe", "1f1b")),
+        optimizer_sharding=st.sampled_from((AUTO, AUTO, "0", "1")),
+        gradient_bytes=st.sampled_from((2, 4)),
+    )
+
+
+@st.composite
+def problems(draw: st.DrawFn, max_batch: int = 60) -> Problem:
+    """A problem with a free plan space; sometimes one device is excluded."""
+    cluster = draw(clusters())
+    last = cluster.device_name(cluster.num_devices - 1)
+    space = Space(
+        tp_degrees=draw(st.sampled_from(("powers_of_two", "all"))),
+        max_micro_batch_size=draw(st.sampled_from((1, 3, 16))),
+        max_tp=draw(st.sampled_from((None, None, 2))),
+        exclude=(last,) if cluster.num_devices > 1 and draw(st.booleans()) else (),
+    )
+    return Problem(cluster, draw(models()), draw(workloads(max_batch)), space)
+
+
+def compositions(total: int, parts: int) -> st.SearchStrategy[list[int]]:
+    """`parts` whole numbers from 1 that sum to `total`."""
+    cuts = st.lists(
+        st.integers(1, max(1, total - 1)), min_size=parts - 1, max_size=parts - 1, unique=True
+    ).map(sorted)
+    return cuts.map(lambda at: [b - a for a, b in zip([0, *at], [*at, total], strict=True)])
+
+
+@st.composite
+def plans(draw: st.DrawFn, problem: Problem) -> Plan:
+    """A valid plan of a problem without freedoms taken away: unequal TP, stages, layers, batches, policies.
+
+    It may leave devices unused, and it may need more memory than there is.
+    """
+    cluster, model, workload, space = problem.cluster, problem.model, problem.workload, problem.space
+    groups: list[tuple[int, ...]] = []
+    for m, machine in enumerate(cluster.machines):
+        left = [d for d in problem.usable_devices if cluster.machine_of[d] == m]
+        if draw(st.booleans()):
+            left = draw(st.permutations(left))
+        while left:
+            allowed = [t for t in space.allowed_tp(machine.num_gpus) if t <= len(left)]
+            degree = draw(st.sampled_from(allowed))
+            groups.append(tuple(left[:degree]))
+            left = left[degree:]
+    groups = draw(st.permutations(groups))
+    used = draw(st.integers(max(1, len(groups) - 1), len(groups)))
+    groups = groups[:used]
+    count = draw(st.integers(1, min(3, len(groups), workload.global_batch)))
+    num_sequences = draw(compositions(workload.global_batch, count))
+    pipelines, at = [], 0
+    for sequences, num_groups in zip(num_sequences, draw(compositions(len(groups), count)), strict=True):
+        mine = groups[at : at + num_groups][: model.num_layers]
+        at += num_groups
+        layers = draw(compositions(model.num_layers, len(mine)))
+        policies = draw(
+            st.lists(
+                st.sampled_from(recompute_policies(workload)), min_size=len(mine), max_size=len(mine)
+            )
+        )
+        stages, first = [], 0
+        for devices, num_layers, policy in zip(mine, layers, policies, strict=True):
+            stages.append(Stage.of(devices, first, first + num_layers, policy))
+            first += num_layers
+        sizes = [b for b in space.micro_batch_sizes(workload.global_batch) if sequences % b == 0]
+        size = draw(st.sampled_from(sizes))
+        pipelines.append(Pipeline(tuple(stages), sequences // size, size))
+    sharding = Sharding(draw(st.sampled_from(sharding_stages(workload))))
+    return Plan(tuple(pipelines), draw(st.sampled_from(schedules(workload))), sharding)
+
+
+@st.composite
+def problems_with_plans(draw: st.DrawFn, max_batch: int = 60) -> tuple[Problem, Plan]:
+    """A problem and a valid plan of it."""
+    problem = draw(problems(max_batch))
+    return problem, draw(plans(problem))
+
+
+@st.composite
+def format_plans(draw: st.DrawFn, cluster: Cluster) -> Plan:
+    """A plan with any feature of the file format, priced or not; it need not be valid for any problem."""
+    device = st.integers(0, cluster.num_devices - 1)
+    devices = st.lists(device, min_size=1, max_size=4).map(tuple)
+    whole = st.integers(0, 5000)
+    some = st.lists(whole, min_size=1, max_size=4).map(tuple)
+    positive = st.integers(1, 10**7)
+    replica = st.builds(Replica, devices, st.none(), st.none() | some)
+    replicas = st.lists(st.builds(Replica, devices, positive, st.none() | some), min_size=1, max_size=3)
+    group = st.builds(SequenceGroup, devices, some, some)
+    layout = st.builds(
+        SequenceLayout,
+        st.lists(group, min_size=1, max_size=3).map(tuple),
+        st.sampled_from(("contiguous", "zigzag")),
+    )
+    ranges = st.lists(st.tuples(whole, whole), min_size=1, max_size=3).map(tuple)
+    policies = st.lists(st.sampled_from(RECOMPUTE_POLICIES), min_size=1, max_size=4).map(tuple)
+    holders: st.SearchStrategy[tuple[tuple[Replica, ...], SequenceLayout | None]] = st.one_of(
+        replica.map(lambda one: ((one,), None)),
+        replicas.map(lambda many: (tuple(many), None)),
+        layout.map(lambda sequence: ((), sequence)),
+    )
+    stage = st.builds(
+        lambda held, layers, recompute: Stage(held[0], layers, recompute, held[1]), holders, ranges, policies
+    )
+    pipeline = st.builds(
+        Pipeline, st.lists(stage, min_size=1, max_size=3).map(tuple), positive, positive
+    )
+    sharding = st.builds(
+        Sharding,
+        st.integers(0, 3),
+        st.sampled_from(("all", "machine")) | st.lists(devices, max_size=3).map(tuple),
+    )
+    return draw(
+        st.builds(
+            Plan,
+            st.lists(pipeline, min_size=1, max_size=2).map(tuple),
+            st.sampled_from(("gpipe", "1f1b", "interleaved")),
+            sharding,
+        )
+    )
