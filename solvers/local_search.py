@@ -15,7 +15,7 @@ from hexiopt.space import sharding_stages
 from solvers.base import Budget, Listener, Pricer, Search
 from solvers.moves import Neighbourhood
 from solvers.reason import explain
-from solvers.starts import chain_structures, first_choice, kinds, symmetric
+from solvers.starts import chain_structures, first_choice, kinds, shared_structures, symmetric
 from solvers.structure import Builder, Bundle, Misfit, Structure
 
 _HOT, _COLD = 0.01, 0.0005  # temperatures: an accepted worsening of 1 % and of 0.05 %
@@ -106,6 +106,7 @@ def hand_made(problem: Problem, builder: Builder) -> Iterator[Structure]:
     """Structures that people would try: chains, and every kind of machine with its own symmetric grid."""
     yield from own_grids(problem, builder)
     yield from chain_structures(problem)
+    yield from shared_structures(problem)
 
 
 def own_grids(problem: Problem, builder: Builder) -> Iterator[Structure]:

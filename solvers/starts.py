@@ -5,8 +5,8 @@ as wide as every machine has groups for; machines too small for its width are jo
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import permutations
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations, product
 
 from hexiopt.problem import Problem
 from hexiopt.space import schedules, sharding_stages
@@ -59,9 +59,18 @@ def symmetric(problem: Problem, machines: Sequence[int]) -> Iterator[Bundle]:
                 yield Bundle(tuple(layout))
 
 
-def chain(problem: Problem, machines: Sequence[int], width: int, max_tp: int) -> Bundle | None:
-    """One bundle of `width` pipelines through `machines` in order, with TP degrees up to `max_tp`."""
-    devices, cluster = machine_devices(problem), problem.cluster
+def chain(
+    problem: Problem,
+    machines: Sequence[int],
+    width: int,
+    max_tp: int,
+    devices: Mapping[int, tuple[int, ...]] | None = None,
+) -> Bundle | None:
+    """One bundle of `width` pipelines through `machines` in order, with TP degrees up to `max_tp`.
+
+    `devices` of each machine to use; all by default.
+    """
+    devices, cluster = devices or machine_devices(problem), problem.cluster
     stages: list[tuple[Group, ...]] = []
     waiting: dict[object, list[Group]] = defaultdict(list)
     for machine in machines:
@@ -139,6 +148,35 @@ def chain_structures(problem: Problem) -> Iterator[Structure]:
                         if bundles and bundles not in seen:
                             seen.add(bundles)
                             yield first_choice(problem, bundles)
+
+
+def shared_structures(problem: Problem) -> Iterator[Structure]:
+    """Two chains side by side: every kind serves one of them or, its machines halved, both."""
+    groups = kinds(problem)
+    if not 2 <= len(groups) <= _MOST_PERMUTED:
+        return
+    devices = machine_devices(problem)
+    top = max(len(own) for own in devices.values())
+    widths = [1 << k for k in range(top.bit_length() - 1) if 1 << k <= top]
+    for roles in product((0, 1, 2), repeat=len(groups)):
+        sides = [[k for k, role in enumerate(roles) if role in (side, 2)] for side in (0, 1)]
+        if 2 not in roles or not sides[0] or not sides[1] or sides[0] < sides[1]:
+            continue
+        halves: list[dict[int, tuple[int, ...]]] = [{}, {}]
+        for k, members in enumerate(groups):
+            for machine in members:
+                own = devices[machine]
+                middle = (len(own) + 1) // 2
+                parts = (own[:middle], own[middle:]) if roles[k] == 2 else (own, own)
+                for side in (0, 1):
+                    if roles[k] in (side, 2) and parts[side]:
+                        halves[side][machine] = parts[side]
+        for width in widths:
+            for max_tp in problem.space.allowed_tp(top):
+                for way in (1, -1):
+                    found = [chain(problem, list(half)[::way], width, max_tp, half) for half in halves]
+                    if all(found):
+                        yield first_choice(problem, tuple(b for b in found if b is not None))
 
 
 def hand_counts(machines: int) -> list[int]:
