@@ -101,7 +101,7 @@ def easy(space: Space = Space(), **machines: Any) -> Problem:
 
 def hopeless() -> Problem:
     """A model far too large for all devices together, though single layers fit."""
-    return replace(easy(), model=replace(TINY, num_layers=400))
+    return replace(easy(), model=replace(TINY, num_layers=2000))
 
 
 def hopeless_layer() -> Problem:
@@ -111,8 +111,10 @@ def hopeless_layer() -> Problem:
 
 def hopeless_constraint() -> Problem:
     """Fits, but not under the constraint that every device holds the whole model."""
-    own = cluster(("a", "fast", 2), ("b", "fast", 2), ("c", "slow", 4), fast_gib=1.5, slow_gib=1.5)
-    return Problem(own, replace(TINY, num_layers=6), Workload(global_batch=16, seq_len=512), Space(num_pipelines=8))
+    own = cluster(("a", "fast", 2), ("b", "fast", 2), ("c", "slow", 4), fast_gib=0.8, slow_gib=0.8)
+    return Problem(
+        own, replace(TINY, num_layers=6), Workload(global_batch=16, seq_len=512), Space(num_pipelines=8)
+    )
 
 
 INFEASIBLE = {"model": hopeless, "layer": hopeless_layer, "constraint": hopeless_constraint}

@@ -1,0 +1,231 @@
+"""Gradient groups against brute force over parameter fractions, and their times by hand."""
+
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hexiopt.cluster import Cluster, cluster_from_section
+from hexiopt.cost.gradient_sync import SyncGroups, SyncTimes, slices, sync_groups
+from hexiopt.cost.model import CostModel
+from hexiopt.model import ModelSpec
+from hexiopt.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem import Problem
+from hexiopt.reading import Section
+from hexiopt.workload import Workload
+from tests.strategies import problems_with_plans
+
+MODEL = ModelSpec(
+    name="m",
+    architecture="llama",
+    num_layers=6,
+    hidden_size=64,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=16,
+    ffn_size=100,
+    vocab_size=1000,
+    max_positions=1000,
+)
+TIED = replace(MODEL, tied_embeddings=True)
+Holders = tuple[int, ...]
+
+
+def found(groups: SyncGroups) -> dict[Holders, float]:
+    """Parameters by holders; every group of devices stands once."""
+    rows = [
+        (tuple(row), params)
+        for holders, values in zip(groups.holders, groups.params, strict=True)
+        for row, params in zip(holders.tolist(), values.tolist(), strict=True)
+    ]
+    assert len(dict(rows)) == len(rows) == groups.count
+    return dict(rows)
+
+
+def brute_force(pipelines: tuple[Pipeline, ...], model: ModelSpec) -> dict[Holders, float]:
+    """Parameters by holders, asking for small equal parts of every tensor which rank of each stage holds them."""
+    stages = [stage for pipeline in pipelines for stage in pipeline.stages]
+    parts = int(np.lcm.reduce([stage.tp for stage in stages]))
+    out: Counter[Holders] = Counter()
+
+    def add(members: list[Stage], params: float) -> None:
+        for k in range(parts):
+            middle = Fraction(2 * k + 1, 2 * parts)
+            holders = sorted(stage.devices[int(middle * stage.tp)] for stage in members)
+            if len(holders) > 1:
+                out[tuple(holders)] += params / parts  # type: ignore[assignment]
+
+    for layer in range(model.num_layers):
+        add(
+            [s for p in pipelines for s in p.stages if s.layers[0][0] <= layer < s.layers[0][1]],
+            model.layer_params,
+        )
+    firsts, lasts = [p.stages[0] for p in pipelines], [p.stages[-1] for p in pipelines]
+    if model.tied_embeddings:
+        both = firsts + [last for first, last in zip(firsts, lasts, strict=True) if last is not first]
+        add(both, model.vocabulary_params)
+        add(firsts, model.embedding_params - model.vocabulary_params)
+        add(lasts, model.head_params)
+    else:
+        add(firsts, model.embedding_params)
+        add(lasts, model.head_params)
+    return {holders: params for holders, params in out.items() if params}
+
+
+@settings(max_examples=150, deadline=None)
+@given(pair=problems_with_plans())
+def test_groups_hold_what_brute_force_finds(pair: tuple[Problem, Plan]) -> None:
+    problem, plan = pair
+    assert found(sync_groups(plan.pipelines, problem.model)) == pytest.approx(
+        brute_force(plan.pipelines, problem.model)
+    )
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=5))
+def test_slices_cut_where_a_rank_ends(degrees: list[int]) -> None:
+    widths, ranks = slices(tuple(degrees))
+    assert sum(widths) == pytest.approx(1.0)
+    at = Fraction(0)
+    for width, row in zip(widths, np.asarray(ranks).tolist(), strict=True):
+        end = at + Fraction(width).limit_denominator(10**6)
+        for degree, rank in zip(degrees, row, strict=True):
+            assert Fraction(rank, degree) <= at < end <= Fraction(rank + 1, degree)
+        at = end
+    assert at == 1
+    assert len(widths) <= sum(degrees)
+
+
+def two_pipelines(*degrees: int) -> tuple[Pipeline, ...]:
+    """One stage per pipeline, its devices numbered on."""
+    out, at = [], 0
+    for degree in degrees:
+        out.append(Pipeline((Stage.of(tuple(range(at, at + degree)), 0, 6),), 1))
+        at += degree
+    return tuple(out)
+
+
+def test_degrees_1_2_and_4() -> None:
+    total = MODEL.num_params
+    assert found(sync_groups(two_pipelines(1, 2, 4), MODEL)) == pytest.approx(
+        {(0, 1, 3): total / 4, (0, 1, 4): total / 4, (0, 2, 5): total / 4, (0, 2, 6): total / 4}
+    )
+
+
+def test_degrees_3_and_2() -> None:
+    total = MODEL.num_params
+    assert found(sync_groups(two_pipelines(3, 2), MODEL)) == pytest.approx(
+        {(0, 3): total / 3, (1, 3): total / 6, (1, 4): total / 6, (2, 4): total / 3}
+    )
+
+
+def test_one_pipeline_synchronises_nothing() -> None:
+    plan = (Pipeline((Stage.of((0, 1), 0, 3), Stage.of((2,), 3, 6)), 1),)
+    assert sync_groups(plan, MODEL).count == 0
+    assert sync_groups(two_pipelines(2), TIED).count == 0
+
+
+def test_tied_embeddings_join_first_and_last_stage() -> None:
+    plan = (Pipeline((Stage.of((0, 1), 0, 3), Stage.of((2,), 3, 6)), 1),)
+    half = TIED.vocabulary_params / 2
+    assert found(sync_groups(plan, TIED)) == pytest.approx({(0, 2): half, (1, 2): half})
+
+
+def test_aligned_cuts_make_few_groups() -> None:
+    """All layers of equal stages share a buffer per rank; unaligned cuts add one for each piece."""
+
+    def stages(base: int, *cuts: int) -> Pipeline:
+        ends = [*cuts, 6]
+        starts = [0, *cuts]
+        return Pipeline(
+            tuple(
+                Stage.of((base + 2 * k, base + 2 * k + 1), a, b)
+                for k, (a, b) in enumerate(zip(starts, ends, strict=True))
+            ),
+            1,
+        )
+
+    aligned = sync_groups((stages(0, 2), stages(4, 2), stages(8, 2)), MODEL)
+    assert aligned.count == 4  # two stages of two ranks; embedding and head in their buffers
+    assert sync_groups((stages(0, 2), stages(4, 3), stages(8, 2)), MODEL).count == 6
+
+
+# ------------------------------------------------------------------ times
+
+
+def two_machines(**changes: Any) -> Cluster:
+    return cluster_from_section(
+        Section(
+            {
+                "name": "two",
+                "inter_machine": {"bandwidth_gb_per_s": 1, "latency_us": 1000},
+                "machines": [
+                    {"name": n, "gpu": "rtx_3090", "num_gpus": 2, "intra_bandwidth_gb_per_s": 4, **changes}
+                    for n in "ab"
+                ],
+            },
+            "test",
+        )
+    )
+
+
+def test_two_rings_share_the_interfaces_by_hand() -> None:
+    """Groups {a0, b0} and {a1, b1} of 3e8 and 1e8 parameters: each ring sends half of its buffer each way.
+
+    Interface a transmits (1.5 + 0.5)e8 parameters; at 2 bytes and 1 GB/s that is 0.4 s for both groups.
+    """
+    groups = SyncGroups((np.array([[0, 2], [1, 3]]),), (np.array([3e8, 1e8]),))
+    (seconds,) = SyncTimes(groups, two_machines()).pass_s(2)
+    assert seconds.tolist() == pytest.approx([0.401, 0.401])
+    (seconds,) = SyncTimes(groups, two_machines(network_interfaces=2)).pass_s(2)
+    assert seconds.tolist() == pytest.approx([0.301, 0.101])
+
+
+def test_a_ring_crosses_each_machine_boundary_once() -> None:
+    """Holders a0, a1, b0, b1 of 4e8 parameters: every edge carries 3e8; inside at 4 GB/s, outside at 1 GB/s."""
+    groups = SyncGroups((np.array([[0, 1, 2, 3]]),), (np.array([4e8]),))
+    (seconds,) = SyncTimes(groups, two_machines()).pass_s(2)
+    assert seconds.tolist() == pytest.approx([0.6 + 2 * 1e-3])  # two levels of 1 ms
+
+
+def test_a_device_starts_its_groups_one_after_another() -> None:
+    """b0 is in two groups, so both wait two latencies."""
+    groups = SyncGroups((np.array([[0, 2], [1, 2]]),), (np.array([1.0, 1.0]),))
+    (seconds,) = SyncTimes(groups, two_machines()).pass_s(2)
+    assert seconds.tolist() == pytest.approx([2e-3, 2e-3])
+
+
+def test_zero_1_moves_the_bytes_of_plain_data_parallelism() -> None:
+    """Two ring passes of gradients, or one of gradients and one of weights: the same where both have 2 bytes."""
+    wide = replace(MODEL, ffn_size=10**6)  # so that the optimiser takes longer than a launch
+    problem = Problem(two_machines(), wide, Workload(global_batch=2, seq_len=10))
+    pipelines = (Pipeline((Stage.of((0, 1), 0, 6),), 1), Pipeline((Stage.of((2, 3), 0, 6),), 1))
+    model = CostModel(problem)
+    plain, sharded = (model.price(Plan(pipelines, "1f1b", Sharding(stage))) for stage in (0, 1))
+    passes = [model.sync_times(Plan(pipelines)).pass_s(2)[0].max() for _ in range(2)]
+    assert plain.gradient_sync_s == pytest.approx(sum(passes))
+    assert sharded.gradient_sync_s == pytest.approx(passes[0])
+    assert sharded.optimizer_s - passes[1] == pytest.approx(plain.optimizer_s / 2)
+
+
+def test_late_stages_synchronise_while_early_ones_compute() -> None:
+    """Only what is not hidden counts: the last stages end long before the first ones do."""
+    cluster = two_machines(nic_bandwidth_gb_per_s=400, nic_latency_us=0)
+    problem = Problem(cluster, MODEL, Workload(global_batch=2, seq_len=1000))
+    pipelines = (
+        Pipeline((Stage.of((0,), 0, 3), Stage.of((1,), 3, 6)), 1),
+        Pipeline((Stage.of((2,), 0, 3), Stage.of((3,), 3, 6)), 1),
+    )
+    model = CostModel(problem)
+    plan = Plan(pipelines)
+    cost = model.price(plan)
+    first, last = cost.pipelines[0].stage_end_s
+    assert first > last
+    sync = model.sync_times(plan)
+    seconds = dict(zip(map(tuple, sync.groups.holders[0].tolist()), sync.pass_s(2)[0], strict=True))
+    assert last + 2 * seconds[1, 3] < first
+    assert cost.gradient_sync_s == pytest.approx(2 * seconds[0, 2])

@@ -1,0 +1,192 @@
+"""Memory: parameters, activations by schedule position, the largest stage that fits, Llama-2 7B by hand."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hexiopt.cost import coefficients as c
+from hexiopt.cost.memory import MEMORY_PARTS, MemoryModel, in_flight
+from hexiopt.gpus import catalogue
+from hexiopt.huggingface import read_model
+from hexiopt.model import ModelSpec
+from hexiopt.simulate import operations
+from hexiopt.units import GIB
+from hexiopt.workload import RECOMPUTE_POLICIES, Workload
+from tests.strategies import compositions, models, workloads
+
+A100, V100 = catalogue()["a100_80gb_sxm"], catalogue()["v100_32gb_sxm"]
+LLAMA = read_model(Path(__file__).parents[2] / "conf" / "model" / "llama2_7b.yaml")
+OPTIONS = {
+    "model": models(),
+    "workload": workloads(),
+    "gpu": st.sampled_from((A100, V100)),
+    "tp": st.integers(1, 8),
+    "size": st.sampled_from((1, 2, 8)),
+}
+
+
+# ------------------------------------------------------------------ parameters
+
+
+@settings(max_examples=100, deadline=None)
+@given(model=models(), data=st.data())
+def test_stages_of_a_pipeline_hold_every_parameter_once(model: ModelSpec, data: st.DataObject) -> None:
+    """A tied matrix has a second copy on the last stage, unless that is also the first."""
+    memory = MemoryModel(model, Workload(), A100, 1, 1)
+    count = data.draw(st.integers(1, model.num_layers))
+    layers = data.draw(compositions(model.num_layers, count))
+    total = sum(memory.num_params(n, k == 0, k == count - 1) for k, n in enumerate(layers))
+    copy = model.vocabulary_params if model.tied_embeddings and count > 1 else 0
+    assert total == model.num_params + copy
+
+
+@settings(max_examples=100, deadline=None)
+@given(model=models(), tp=st.integers(1, 8))
+def test_the_fullest_rank_holds_at_least_its_share(model: ModelSpec, tp: int) -> None:
+    memory = MemoryModel(model, Workload(), A100, tp, 1)
+    share = memory.num_params(model.num_layers, True, True)
+    assert share >= model.num_params / tp * (1 - 1e-12)
+    assert share <= model.num_params
+
+
+def test_bytes_per_parameter() -> None:
+    """BF16: weight 2, gradient 2 or 4, master 4, Adam 8. FP32: 4 + 4 + 8."""
+    for workload, expected in (
+        (Workload(), (2, 2, 4, 8)),
+        (Workload(gradient_bytes=4), (2, 4, 4, 8)),
+        (Workload(precision="fp32"), (4, 4, 0, 8)),
+        (Workload(precision="tf32", gradient_bytes=2), (4, 4, 0, 8)),
+    ):
+        memory = MemoryModel(LLAMA, workload, A100, 1, 1).stage(32, True, True, "none", 1)
+        states = (memory.weights, memory.gradients, memory.master, memory.optimizer)
+        assert [part / LLAMA.num_params for part in states] == pytest.approx(expected)
+
+
+def test_zero_1_shards_master_and_moments_only() -> None:
+    model = MemoryModel(LLAMA, Workload(), A100, 2, 1)
+    whole, sharded = (model.stage(8, True, False, "none", 4, shards) for shards in (1, 4))
+    assert (sharded.master, sharded.optimizer) == (whole.master / 4, whole.optimizer / 4)
+    assert replace(sharded, master=0, optimizer=0) == replace(whole, master=0, optimizer=0)
+
+
+# ------------------------------------------------------------------ Llama-2 7B by hand
+
+
+def test_llama2_7b_by_hand() -> None:
+    """One A100, one sequence of 4,096 tokens, BF16, all in one stage.
+
+    A layer keeps 4 h + q + 2 kv + attention output + 3 f numbers a token: (4 + 4)·4096 + 3·11008 = 65,792, that
+    is 514 MiB, and 4 bytes of log-sum-exp for each token and head. The loss keeps BF16 logits and FP32 copies.
+    """
+    tokens = 4096
+    layer = tokens * 2 * 65_792
+    internals = tokens * 32 * 4
+    assert layer == 514 * 2**20
+    model = MemoryModel(LLAMA, Workload(), A100, 1, 1)
+    assert model.layer_activation_bytes("none") == layer + internals
+    assert model.layer_activation_bytes("selective") == layer
+    assert model.layer_activation_bytes("full") == tokens * 2 * 4096
+
+    memory = model.stage(32, True, True, "none", 1)
+    assert memory.weights + memory.gradients + memory.master + memory.optimizer == 6_738_415_616 * 16
+    assert memory.activations == 32 * (layer + internals) + 2 * tokens * 2 * 4096
+    assert memory.logits == tokens * 32_000 * 6
+    assert memory.buffers == 4 * tokens * 2 * 4096
+    transient = memory.activations + memory.logits + memory.buffers
+    assert memory.reserve == c.COMMUNICATOR_BYTES + c.FRAGMENTATION * transient
+    assert memory.total == pytest.approx(sum(getattr(memory, part) for part in MEMORY_PARTS))
+    assert 117 * GIB < memory.total < 120 * GIB
+
+    full = model.stage(32, True, True, "full", 1)
+    assert full.activations == 32 * tokens * 2 * 4096 + (layer + internals - tokens * 2 * 4096) + 2 * tokens * 2 * 4096
+
+
+def test_llama2_7b_over_four_ranks_by_hand() -> None:
+    """Everything of a layer is split by four; norms' parameters are not."""
+    model = MemoryModel(LLAMA, Workload(), A100, 4, 1)
+    tokens = 4096
+    assert model.layer_activation_bytes("selective") == tokens * 2 * 65_792 / 4
+    assert model.layer_activation_bytes("full") == tokens * 2 * 1024
+    norms = 2 * 4096
+    assert model.num_params(1, False, False) == (LLAMA.layer_params - norms) / 4 + norms
+
+
+def test_unfused_attention_keeps_its_probabilities() -> None:
+    """V100: 32 heads · 4,096² · 2 bytes = 1 GiB a layer, which selective recompute saves."""
+    model = MemoryModel(LLAMA, Workload(precision="fp16"), V100, 1, 1)
+    assert model.layer_activation_bytes("none") - model.layer_activation_bytes("selective") == GIB
+
+
+# ------------------------------------------------------------------ activations
+
+
+@settings(max_examples=100, deadline=None)
+@given(**OPTIONS, layers=st.integers(1, 9), held=st.integers(1, 9), last=st.booleans())
+def test_recompute_stores_less(model, workload, gpu, tp, size, layers, held, last) -> None:  # type: ignore[no-untyped-def]
+    memory = MemoryModel(model, workload, gpu, tp, size)
+    none, selective, full = (memory.layer_activation_bytes(policy) for policy in RECOMPUTE_POLICIES)
+    assert none >= selective >= full > 0
+    # Recomputing a layer needs no more than having stored it.
+    for policy in RECOMPUTE_POLICIES:
+        kept, working = memory.layer_activation_bytes(policy), memory.recompute_working_set_bytes(policy)
+        assert working >= 0
+        assert kept + working <= none * (1 + 1e-12)
+    stages = [memory.stage(layers, False, last, policy, held).total for policy in RECOMPUTE_POLICIES]
+    assert stages[0] >= stages[1] * (1 - 1e-12) >= stages[2] * (1 - 1e-12) ** 2
+    more = memory.stage(layers, False, last, "none", held + 1)
+    assert more.activations > memory.stage(layers, False, last, "none", held).activations
+
+
+@settings(max_examples=100, deadline=None)
+@given(num_stages=st.integers(1, 9), batches=st.integers(1, 30), schedule=st.sampled_from(("1f1b", "gpipe")))
+def test_micro_batches_in_flight_are_those_that_the_schedule_has_begun(
+    num_stages: int, batches: int, schedule: str
+) -> None:
+    for stage in range(num_stages):
+        begun = most = 0
+        for kind, _ in operations(schedule, stage, num_stages, batches):
+            begun += 1 if kind == "forward" else -1
+            most = max(most, begun)
+        assert in_flight(schedule, stage, num_stages, batches) == most
+
+
+def test_logits_and_final_norm_stand_on_the_last_stage_only() -> None:
+    model = MemoryModel(LLAMA, Workload(), A100, 1, 1)
+    middle, last = (model.stage(4, False, end, "full", 2) for end in (False, True))
+    assert middle.logits == 0
+    assert last.logits == 2 * 4096 * 32_000 * 6
+    assert last.activations - middle.activations == 2 * 2 * 4096 * 2 * 4096
+
+
+# ------------------------------------------------------------------ what fits
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    **OPTIONS,
+    first=st.booleans(),
+    last=st.booleans(),
+    policy=st.sampled_from(RECOMPUTE_POLICIES),
+    held=st.integers(1, 8),
+    shards=st.integers(1, 4),
+    layers=st.integers(0, 60),
+    nudge=st.sampled_from((-1.0, -1e-9, 0.0, 1e-9, 1.0)),
+)
+def test_max_layers_is_the_largest_that_fits(  # type: ignore[no-untyped-def]
+    model, workload, gpu, tp, size, first, last, policy, held, shards, layers, nudge
+) -> None:
+    """Limits exactly at, just below and just above what some number of layers takes."""
+    memory = MemoryModel(model, workload, gpu, tp, size)
+    at = (first, last, policy, held, shards)
+    limit = memory.stage(layers, *at).total + nudge
+    scan = max((n for n in range(200) if memory.stage(n, *at).total <= limit), default=-1)
+    found = memory.max_layers(limit, *at)
+    assert found == scan or (scan == -1 and found < 0)
+
+
+def test_max_layers_is_negative_where_nothing_fits() -> None:
+    model = MemoryModel(LLAMA, Workload(), A100, 1, 1)
+    assert model.max_layers(0.0, True, True, "none", 1) < 0

@@ -1,0 +1,70 @@
+"""Splitting the global batch, against all ways to split it."""
+
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from solvers.batches import split_batch
+
+seconds = st.floats(0.01, 10.0)
+
+
+def all_counts(sizes: list[int], global_batch: int) -> list[tuple[int, ...]]:
+    ranges = [range(1, global_batch // size + 1) for size in sizes]
+    return [
+        counts
+        for counts in itertools.product(*ranges)
+        if sum(size * count for size, count in zip(sizes, counts, strict=True)) == global_batch
+    ]
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> tuple[list[float], list[float], list[int], int]:
+    count = draw(st.integers(1, 4))
+    fills = [draw(st.one_of(st.just(0.0), seconds)) for _ in range(count)]
+    beats = [draw(seconds) for _ in range(count)]
+    sizes = [draw(st.sampled_from((1, 2, 4))) for _ in range(count)]
+    return fills, beats, sizes, draw(st.integers(1, 14))
+
+
+@settings(max_examples=400, deadline=None)
+@given(lines())
+def test_against_all_splits(line: tuple[list[float], list[float], list[int], int]) -> None:
+    """Exact sums, none only where there is no split, and at most one micro-batch longer than the best."""
+    fills, beats, sizes, batch = line
+    ways = all_counts(sizes, batch)
+    counts = split_batch(fills, beats, sizes, batch)
+    if not ways:
+        assert counts is None
+        return
+    assert counts is not None
+    assert tuple(counts) in ways
+
+    def longest(chosen: tuple[int, ...]) -> float:
+        return max(f + b * c for f, b, c in zip(fills, beats, chosen, strict=True))
+
+    best = min(map(longest, ways))
+    assert longest(tuple(counts)) <= best + max(beats)
+    if len(set(sizes)) == 1:
+        assert longest(tuple(counts)) <= best * (1 + 1e-5)
+
+
+def test_the_faster_pipeline_takes_more() -> None:
+    assert split_batch([0.0, 0.0], [1.0, 3.0], [1, 1], 8) == [6, 2]
+    assert split_batch([0.0, 5.0], [1.0, 1.0], [1, 1], 9) == [7, 2]
+    assert split_batch([0.0, 0.0], [1.0, 1.0], [1, 2], 9) == [3, 3]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 6), st.sampled_from((1, 2, 4)), st.integers(1, 40))
+def test_even(pipelines: int, size: int, batch: int) -> None:
+    """Within one micro-batch; none only where the batch does not divide, or does not go round."""
+    counts = split_batch([0.0] * pipelines, [1.0] * pipelines, [size] * pipelines, batch, even=True)
+    if batch % size or batch < size * pipelines:
+        assert counts is None
+        return
+    assert counts is not None
+    assert size * sum(counts) == batch
+    assert max(counts) - min(counts) <= 1
+    assert min(counts) >= 1

@@ -1,0 +1,319 @@
+"""The contract that every solver keeps, run on each of them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from hexiopt.bounds import lower_bound_s
+from hexiopt.check import check
+from hexiopt.cost.model import CostModel
+from hexiopt.errors import InputError
+from hexiopt.problem import Problem
+from hexiopt.result import Result, Status
+from hexiopt.space import SWITCHES, Space
+from solvers.base import Budget, Listener, Progress
+from solvers.registry import NAMES, make_solver
+from tests.conftest import ROOT
+from tests.solvers import oracle, problems
+
+EVERY = pytest.mark.parametrize("name", NAMES)
+GOOD = ("local_search", "portfolio")
+LONG_S = 60.0  # a time limit that a budget in steps never meets
+
+
+def solve(
+    name: str, problem: Problem, *, time_limit_s: float = LONG_S, steps: int | None = None, seed: int = 0, **more: Any
+) -> Result:
+    return make_solver(name).solve(problem, Budget(time_limit_s, steps), seed=seed, **more)
+
+
+def assert_sound(problem: Problem, result: Result) -> None:
+    """A feasible result with a valid plan, a true price and an honest trajectory."""
+    assert result.status in (Status.FEASIBLE, Status.OPTIMAL), result.reason
+    assert result.plan is not None
+    assert result.cost is not None
+    priced = CostModel(problem).price(result.plan)
+    assert check(problem, result.plan, priced) == []
+    assert result.cost == priced
+    assert priced.fits
+    assert 0.0 < result.bound_s <= priced.step_time_s
+    assert result.bound_s >= lower_bound_s(CostModel(problem))
+    assert result.gap == pytest.approx(1 - result.bound_s / priced.step_time_s)
+    bests = [point.step_time_s for point in result.trajectory]
+    assert bests == sorted(set(bests), reverse=True)
+    assert bests[-1] == priced.step_time_s
+    times = [point.runtime_s for point in result.trajectory]
+    assert times == sorted(times)
+    assert 0.0 <= times[0] <= times[-1] <= result.runtime_s
+    assert result.reason == ""
+
+
+@cache
+def best_step_s(problem: str) -> float:
+    return oracle.best_step_s(problems.TINY_PROBLEMS[problem]())
+
+
+# What a plan is worth.
+
+
+@EVERY
+@pytest.mark.parametrize("kind", problems.TINY_PROBLEMS)
+def test_never_better_than_all_plans(name: str, kind: str) -> None:
+    """And the search solvers within a hundredth of the best."""
+    problem = problems.TINY_PROBLEMS[kind]()
+    result = solve(name, problem, steps=3000 if name != "metis" else 300)
+    assert_sound(problem, result)
+    assert result.objective >= best_step_s(kind) * (1 - 1e-12)
+    if name in GOOD:
+        assert result.objective <= 1.01 * best_step_s(kind)
+
+
+@EVERY
+def test_a_real_cluster(name: str) -> None:
+    problem = problems.thirty_two_gpus()
+    assert_sound(problem, solve(name, problem, steps=100))
+
+
+# The plan space.
+
+SPACES = {
+    **{f"{switch}=false": Space(**{switch: False}) for switch in SWITCHES},
+    "all_switches=false": Space(**dict.fromkeys(SWITCHES, False)),
+    **{f"num_pipelines={n}": Space(num_pipelines=n) for n in (1, 2, 4)},
+    **{f"num_stages={n}": Space(num_stages=n) for n in (1, 2, 3)},
+    "num_pipelines=2,num_stages=3": Space(num_pipelines=2, num_stages=3),
+    "num_pipelines=2,uneven_batch=false": Space(num_pipelines=2, uneven_batch=False),
+    **{f"max_tp={n}": Space(max_tp=n) for n in (1, 2)},
+    "max_micro_batch_size=1": Space(max_micro_batch_size=1),
+    "exclude=machine": Space(exclude=("b",)),
+    "exclude=devices": Space(exclude=("a:0", "c:1", "c:3")),
+    "exclude=all_but_one": Space(exclude=("a", "b", "c:0", "c:1", "c:2")),
+}
+
+
+@EVERY
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_switches_and_constraints(name: str, space: str) -> None:
+    problem = problems.easy(SPACES[space])
+    result = solve(name, problem, steps=400)
+    assert_sound(problem, result)
+    assert result.plan is not None
+    assert set(result.plan.devices()) <= set(problem.usable_devices)
+
+
+@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize("stages", [4, 5, 6])
+def test_a_number_of_stages_that_no_start_has(name: str, stages: int) -> None:
+    problem = problems.easy(Space(num_stages=stages))
+    assert_sound(problem, solve(name, problem, steps=1000))
+
+
+@EVERY
+@pytest.mark.parametrize("tp_degrees", ["all", "powers_of_two"])
+def test_a_machine_of_three(name: str, tp_degrees: str) -> None:
+    """A machine that memory forces to be used whole, by its one group of three or by unequal groups."""
+    problem = problems.three_gpus()
+    problem = replace(problem, space=replace(problem.space, tp_degrees=tp_degrees))
+    result = solve(name, problem, steps=200)
+    assert_sound(problem, result)
+
+
+@EVERY
+@pytest.mark.parametrize("fixed", ["gpipe", "1f1b"])
+def test_fixed_choices(name: str, fixed: str) -> None:
+    problem = problems.easy()
+    workload = replace(problem.workload, schedule=fixed, recompute="full", optimizer_sharding="0")
+    problem = replace(problem, workload=workload)
+    result = solve(name, problem, steps=200)
+    assert_sound(problem, result)
+    assert result.plan is not None
+    assert (result.plan.schedule, result.plan.sharding.stage) == (fixed, 0)
+    assert {stage.policy for p in result.plan.pipelines for stage in p.stages} == {"full"}
+
+
+# Determinism.
+
+_FRESH = """
+import json
+from tests.solvers.test_contract import outcomes
+print(json.dumps(outcomes()))
+"""
+
+
+def outcomes() -> dict[str, list[Any]]:
+    """Per solver, plan and cost for a budget in steps, on a small cluster and on a real one."""
+    found = {}
+    for name in NAMES:
+        small = solve(name, problems.easy(), steps=300, seed=7)
+        real = solve(name, problems.thirty_two_gpus(), steps=60, seed=7)
+        found[name] = [repr(small.plan), small.objective, small.steps, repr(real.plan), real.objective, real.steps]
+    return found
+
+
+@pytest.fixture(scope="module")
+def here_and_elsewhere() -> tuple[dict[str, list[Any]], ...]:
+    """The outcomes here, here again, and in a fresh process with another hash seed."""
+    ran = subprocess.run(
+        [sys.executable, "-c", _FRESH],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "12345"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return outcomes(), outcomes(), json.loads(ran.stdout)
+
+
+@EVERY
+def test_same_seed_and_steps_same_plan(name: str, here_and_elsewhere: tuple[dict[str, list[Any]], ...]) -> None:
+    first, again, elsewhere = here_and_elsewhere
+    assert again[name] == first[name]
+    assert elsewhere[name] == first[name]
+
+
+@pytest.mark.parametrize("name", ["random", *GOOD])
+def test_the_seed_matters(name: str) -> None:
+    plans = {solve(name, problems.thirty_two_gpus(), steps=500, seed=seed).plan for seed in range(3)}
+    assert len(plans) > 1
+
+
+def test_cores_do_not_change_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problems.thirty_two_gpus()
+    ran = []
+    for cores in (1, 4):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
+        ran.append(solve("portfolio", problem, steps=100))
+    assert ran[0].plan == ran[1].plan
+    assert ran[0].cost == ran[1].cost
+
+
+@EVERY
+def test_steps_bind(name: str) -> None:
+    """Few steps end soon, whatever the time limit; the count is the solver's own."""
+    result = solve(name, problems.easy(), steps=10)
+    assert result.steps <= 10
+    assert result.runtime_s < 2.0
+
+
+# Time.
+
+
+@EVERY
+@pytest.mark.parametrize("limit_s", [1.0, 3.0])
+def test_keeps_the_time_limit(name: str, limit_s: float) -> None:
+    problem, solver = problems.thirty_two_gpus(), make_solver(name)
+    began = time.perf_counter()
+    result = solver.solve(problem, Budget(limit_s))
+    took_s = time.perf_counter() - began
+    assert took_s <= limit_s + max(0.1 * limit_s, 0.5)
+    assert result.runtime_s <= took_s
+    assert_sound(problem, result)
+
+
+# Who listens.
+
+
+@EVERY
+def test_a_listener_hears_progress(name: str) -> None:
+    problem = problems.thirty_two_gpus()
+    heard: list[Progress] = []
+
+    def listen(progress: Progress) -> bool:
+        heard.append(progress)
+        return True
+
+    result = solve(name, problem, time_limit_s=1.0, listen=listen)
+    assert heard
+    assert {progress.solver for progress in heard} == {name}
+    assert {progress.time_limit_s for progress in heard} == {1.0}
+    for field in ("runtime_s", "steps"):
+        values = [getattr(progress, field) for progress in heard]
+        assert values == sorted(values)
+    bests = [progress.best_s for progress in heard]
+    assert bests == sorted(bests, reverse=True)
+    assert bests[-1] >= result.objective
+    assert all(0.0 < progress.bound_s <= progress.best_s for progress in heard)
+
+
+@EVERY
+def test_a_listener_may_stop(name: str) -> None:
+    problem = problems.thirty_two_gpus()
+    stopped: list[tuple[float, float]] = []
+
+    def listen(progress: Progress) -> bool:
+        if progress.best_s == float("inf"):
+            return True
+        stopped.append((time.perf_counter(), progress.best_s))
+        return False
+
+    result = solve(name, problem, time_limit_s=5.0, listen=listen)
+    ended = time.perf_counter()
+    assert len(stopped) == 1
+    assert ended - stopped[0][0] < 0.5
+    assert_sound(problem, result)
+    assert result.objective <= stopped[0][1]
+
+
+@EVERY
+def test_a_listener_may_stop_before_any_plan(name: str) -> None:
+    """Then there is none, or the one that came last; never an exception."""
+    listen: Listener = lambda progress: False  # noqa: E731
+    began = time.perf_counter()
+    result = solve(name, problems.hopeless(), time_limit_s=5.0, listen=listen)
+    assert time.perf_counter() - began < 2.0
+    assert result.plan is None
+    assert result.reason
+
+
+# Nothing fits.
+
+
+@EVERY
+@pytest.mark.parametrize("kind", problems.INFEASIBLE)
+def test_an_infeasible_problem_has_a_reason(name: str, kind: str) -> None:
+    problem = problems.INFEASIBLE[kind]()
+    began = time.perf_counter()
+    result = solve(name, problem, time_limit_s=0.5)
+    assert time.perf_counter() - began <= 1.0
+    assert result.status in (Status.INFEASIBLE, Status.NOT_FOUND)
+    assert kind == "constraint" or result.status is Status.INFEASIBLE
+    assert (result.plan, result.cost, result.trajectory) == (None, None, ())
+    assert (result.objective, result.gap) == (float("inf"), 1.0)
+    assert result.reason.strip()
+    assert "\n" not in result.reason
+    assert re.search(r"\b[abc]:\d\b", result.reason), result.reason
+    assert re.search(r"\d GiB", result.reason), result.reason
+
+
+# What is not installed.
+
+
+def test_metis_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    with pytest.raises(InputError) as caught:
+        solve("metis", problems.easy(), steps=10)
+    assert "pymetis" in str(caught.value)
+    assert "pip install" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "metis"])
+def test_other_solvers_work_without_metis(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    problem = problems.thirty_two_gpus()
+    assert_sound(problem, solve(name, problem, steps=50))
+
+
+def test_an_unknown_solver_is_refused() -> None:
+    with pytest.raises(InputError, match="did you mean metis") as caught:
+        make_solver("mettis")
+    assert "\n" not in str(caught.value)

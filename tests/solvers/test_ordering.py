@@ -1,0 +1,64 @@
+"""Orders of stages, against all orders where they are few, and against random ones where they are many."""
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from solvers.ordering import EXACT, best_order, path_length
+
+Hops = list[list[float]]
+
+
+@st.composite
+def hop_tables(draw: st.DrawFn) -> Hops:
+    count = draw(st.integers(1, 6))
+    # Few values, so that ties happen; directions differ.
+    value = st.one_of(st.sampled_from((0.0, 1.0, 2.0)), st.floats(0.0, 100.0))
+    return [[0.0 if a == b else draw(value) for b in range(count)] for a in range(count)]
+
+
+def shortest(hops: Hops) -> float:
+    return min(path_length(hops, order) for order in itertools.permutations(range(len(hops))))
+
+
+@settings(max_examples=200, deadline=None)
+@given(hop_tables())
+def test_exact_where_few(hops: Hops) -> None:
+    order = best_order(hops)
+    assert sorted(order) == list(range(len(hops)))
+    assert path_length(hops, order) == pytest.approx(shortest(hops), rel=1e-12, abs=1e-12)
+
+
+def test_exact_for_seven() -> None:
+    rng = random.Random(1)
+    for _ in range(3):
+        hops = [[rng.random() for _ in range(7)] for _ in range(7)]
+        assert path_length(hops, best_order(hops)) == pytest.approx(shortest(hops), rel=1e-12)
+
+
+def test_no_stage_and_path_length() -> None:
+    assert best_order([]) == []
+    assert path_length([[0.0, 3.0], [5.0, 0.0]], [1, 0]) == 5.0
+    assert best_order([[0.0, 5.0], [3.0, 0.0]]) == [1, 0]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_never_worse_than_random_where_many(seed: int) -> None:
+    """Machines in racks: fat links inside, thin ones between."""
+    rng = random.Random(seed)
+    count = rng.randrange(EXACT + 1, 24)
+    rack = [rng.randrange(4) for _ in range(count)]
+    hops = [
+        [rng.uniform(1.0, 1.5) if rack[a] == rack[b] else rng.uniform(5.0, 20.0) for b in range(count)]
+        for a in range(count)
+    ]
+    order = best_order(hops)
+    assert sorted(order) == list(range(count))
+    found = path_length(hops, order)
+    others = [path_length(hops, rng.sample(range(count), count)) for _ in range(2000)]
+    assert found <= min(others)
+    # Every rack but the first must be entered once; a good order hardly enters any twice.
+    assert sum(rack[a] != rack[b] for a, b in itertools.pairwise(order)) <= len(set(rack))
