@@ -25,7 +25,7 @@ from hexiopt.space import schedules, sharding_stages
 from solvers.base import Budget, Listener, Pricer, Search
 from solvers.layers import LayerSplitter
 from solvers.reason import explain
-from solvers.starts import kinds, machine_devices
+from solvers.starts import cut, kinds, machine_devices
 from solvers.structure import Builder, Bundle, Group, Structure
 
 Floats = NDArray[np.float64]
@@ -151,6 +151,10 @@ class ShapeProgram:
                 break
         return solution
 
+    def allowed(self, machine: int) -> tuple[int, ...]:
+        """TP degrees in a machine."""
+        return self._problem.space.allowed_tp(len(self.devices[machine]))
+
     def usage(self, shape: Shape) -> Floats:
         """Devices of each kind that a shape takes."""
         used = np.zeros(len(self.kinds))
@@ -238,17 +242,19 @@ def rounded(program: ShapeProgram, step_s: float) -> list[tuple[Shape, int]]:
     return [(shape, round(x)) for shape, x in zip(columns, answer.x, strict=True) if round(x) > 0]
 
 
-def laid_out(program: ShapeProgram, chosen: Sequence[tuple[Shape, int]]) -> list[Bundle]:
-    """Shapes on devices: wide groups first, a pipeline's stages of a kind in one machine where they fit."""
+def laid_out(program: ShapeProgram, chosen: Sequence[tuple[Shape, int]], aligned: bool) -> list[Bundle]:
+    """Shapes on devices, frequent ones first.
+
+    Either a pipeline's stages of a kind share a machine, so that messages stay inside; or (`aligned`) a stage of
+    several pipelines does, so that a machine holds few layers and its interface carries few gradients.
+    """
     free = {m: list(own) for m, own in program.devices.items()}
-    copies = [shape for shape, count in sorted(chosen, key=lambda c: -c[1]) for _ in range(count)]
-    placed: dict[Shape, list[list[Group]]] = defaultdict(list)
-    for shape in copies:
-        stages = _place(program, shape, free)
-        if stages:
-            placed[shape].append(stages)
     bundles = []
-    for shape, pipelines in placed.items():
+    for shape, count in sorted(chosen, key=lambda c: -c[1]):
+        if aligned:
+            pipelines = _place_aligned(program, shape, count, free)
+        else:
+            pipelines = [stages for stages in (_place(program, shape, free) for _ in range(count)) if stages]
         by_degrees: dict[tuple[int, ...], list[list[Group]]] = defaultdict(list)
         for stages in pipelines:
             by_degrees[tuple(len(group) for group in stages)].append(stages)
@@ -256,6 +262,31 @@ def laid_out(program: ShapeProgram, chosen: Sequence[tuple[Shape, int]]) -> list
             slots = tuple(tuple(stages[s] for stages in same) for s in range(len(same[0])))
             bundles.append(Bundle(slots, shape.micro_batch_size))
     return bundles
+
+
+def _place_aligned(program: ShapeProgram, shape: Shape, count: int, free: dict[int, list[int]]) -> list[list[Group]]:
+    """`count` pipelines, as many at a time as a machine has groups of the widest degree; stage after stage."""
+    items = program.items[shape.micro_batch_size]
+    order = [item for item, n in zip(items, shape.counts, strict=True) for _ in range(n)]
+    largest = max(len(own) for own in program.devices.values())
+    together = max(1, largest // max(item.tp for item in order))
+    pipelines: list[list[Group]] = []
+    while count > 0:
+        width = min(count, together)
+        count -= width
+        stages: list[list[Group]] = [[] for _ in range(width)]
+        for item in order:
+            members = sorted(program.kinds[item.kind], key=lambda m: -len(free[m]))
+            machine = next((m for m in reversed(members) if len(free[m]) >= item.tp * width), members[0])
+            for pipeline in stages:
+                if len(free[machine]) < item.tp:
+                    machine = max(members, key=lambda m: len(free[m]))
+                taken = free[machine][: item.tp]
+                del free[machine][: item.tp]
+                if taken:  # a group that no machine has room for comes out narrower
+                    pipeline += cut(taken, max(t for t in program.allowed(machine) if t <= len(taken)))
+        pipelines += [stages_of for stages_of in stages if stages_of]
+    return pipelines
 
 
 def _place(program: ShapeProgram, shape: Shape, free: dict[int, list[int]]) -> list[Group]:
@@ -301,12 +332,13 @@ def shape_structures(search: Search) -> Iterator[Structure]:
                 answer = program.solve()
                 if answer is None:
                     continue
-                bundles = laid_out(program, rounded(program, answer[0]))
-                if bundles:
-                    yield Structure(tuple(bundles), schedule, sharding)
-                    yield Structure(
-                        tuple(bundle.with_stages(bundle.stages[::-1]) for bundle in bundles), schedule, sharding
-                    )
+                chosen = rounded(program, answer[0])
+                for aligned in (True, False):
+                    bundles = laid_out(program, chosen, aligned)
+                    if bundles:
+                        yield Structure(tuple(bundles), schedule, sharding)
+                        backwards = tuple(bundle.with_stages(bundle.stages[::-1]) for bundle in bundles)
+                        yield Structure(backwards, schedule, sharding)
 
 
 class Shapes:
