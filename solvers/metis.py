@@ -10,6 +10,7 @@ pipelines, one more or one fewer.
 """
 
 import random
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +25,13 @@ from solvers.ordering import best_order
 from solvers.reason import explain
 from solvers.structure import Builder, Bundle, Group, Structure
 
-_AFRESH = 0.3  # share of iterations that partition the whole cluster anew
-_OTHER_CHOICES = 0.15  # share of iterations with another micro-batch size, schedule or sharding
+_AFRESH = 0.25  # share of iterations that partition the whole cluster anew
+_NEXT_BEST = 0.4  # chance to pass over a number of pipelines for the next best one
+_MOST_PIPELINES = 64
+_SEARCHED_BLOCKS = 3  # machines of a pipeline whose TP degrees an iteration searches
+_LIKED = 0.8  # chance to begin with the TP degrees of a good plan
+_OTHER_STYLE = 0.2  # share of iterations with another micro-batch size, schedule, sharding or order of kinds
+_TIE = 1e-3  # how little the order of kinds weighs against the time of a message
 _LARGEST_GRAPH = 1024  # GPUs; a complete graph beyond this takes METIS longer than a search should
 
 
@@ -44,11 +50,12 @@ def compositions(count: int, allowed: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class _Incumbent:
-    """The best plan's partition: positions of each pipeline's GPUs, and the pipelines built from them."""
+    """A good plan's partition: positions of each pipeline's GPUs, and the pipelines built from them."""
 
     step_time_s: float
     parts: tuple[tuple[int, ...], ...]
     structure: Structure
+    style: "_Style"
 
 
 class HierarchicalPartition:
@@ -57,51 +64,71 @@ class HierarchicalPartition:
     def __init__(self, search: Search, builder: Builder, rng: random.Random) -> None:
         self.search, self.builder, self.rng = search, builder, rng
         self.problem: Problem = search.problem
+        numbers: dict[Hashable, int] = {}
+        self._kind_of = [numbers.setdefault(m.kind, len(numbers)) for m in self.problem.cluster.machines]
         self._graph = device_graph(self.problem)
         with np.errstate(divide="ignore"):
             self._reciprocal = 1.0 / self._graph.bandwidth
         np.fill_diagonal(self._reciprocal, 0.0)
         self._reciprocal /= self._reciprocal.max()
         self._direct = self._graph.bandwidth / self._graph.bandwidth.max()
-        self.best: _Incumbent | None = None
+        self._best: dict[int, _Incumbent] = {}  # by number of pipelines
+        self._liked: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    @property
+    def best(self) -> Structure | None:
+        """The best structure found."""
+        return min(self._best.values(), key=lambda found: found.step_time_s).structure if self._best else None
 
     def iterate(self) -> None:
-        """One pass of both phases: afresh, or on some pipelines of the best plan so far."""
-        parts, kept = self._phase_one()
-        size, schedule, sharding = self._choices(len(parts))
+        """One pass of both phases: afresh, or on some pipelines of a good plan."""
+        base = self._base()
+        style = self._style(base)
+        parts, kept = self._phase_one(base)
+        shards = len(parts) if style.sharding else 1
         bundles = []
         for part in parts:
-            old = kept.get(part)
-            if old is None:
-                shards = len(parts) if sharding else 1
-                old = self._pipeline(self._graph.subset(list(part)), size, schedule, shards)
+            old = kept.get(part) or self._pipeline(self._graph.subset(list(part)), style, shards)
             if old is None:
                 return
-            bundles.append(Bundle(old.stages, size))
-        structure = Structure(tuple(bundles), schedule, sharding)
+            bundles.append(Bundle(old.stages, style.size))
+        structure = Structure(tuple(bundles), style.schedule, style.sharding)
         if not self.builder.allowed(structure):
             return
-        least = self.best.step_time_s if self.best else float("inf")
+        rival = self._best.get(len(parts))
+        least = rival.step_time_s if rival else float("inf")
         priced = self.builder.price(structure, least)
         if isinstance(priced, tuple) and priced[1].objective < least:
-            self.best = _Incumbent(priced[1].objective, parts, structure)
+            self._best[len(parts)] = _Incumbent(priced[1].objective, parts, structure, style)
+            self._like(structure)
 
-    def _phase_one(self) -> tuple[tuple[tuple[int, ...], ...], dict[tuple[int, ...], Bundle]]:
+    def _base(self) -> _Incumbent | None:
+        """The plan to work on: one of the best for their numbers of pipelines, the better the likelier."""
+        if not self._best or self.rng.random() < _AFRESH:
+            return None
+        ranked = sorted(self._best.values(), key=lambda found: found.step_time_s)
+        at = 0
+        while at + 1 < len(ranked) and self.rng.random() < _NEXT_BEST:
+            at += 1
+        return ranked[at]
+
+    def _phase_one(
+        self, base: _Incumbent | None
+    ) -> tuple[tuple[tuple[int, ...], ...], dict[tuple[int, ...], Bundle]]:
         """GPUs per pipeline, and the pipelines that stay as they are."""
-        rng, space, best = self.rng, self.problem.space, self.best
-        most = max(1, min(len(self._graph.devices) // 2, self.problem.workload.global_batch, 64))
-        if best is None or rng.random() < _AFRESH:
-            count = space.num_pipelines or rng.randint(1, most)
-            everything = tuple(range(len(self._graph.devices)))
-            return self._partition(everything, count), {}
-        kept = dict(zip(best.parts, best.structure.bundles, strict=True))
-        chosen = rng.sample(best.parts, min(len(best.parts), rng.choice((1, 2, 2, 3))))
-        rest = tuple(part for part in best.parts if part not in chosen)
-        change = 0 if space.num_pipelines else rng.choice((-1, 0, 0, 0, 1))
+        rng, fixed = self.rng, self.problem.space.num_pipelines
+        gpus = len(self._graph.devices)
+        if base is None:
+            most = max(1, min(gpus // 2, self.problem.workload.global_batch, _MOST_PIPELINES))
+            # Few pipelines are likelier: numbers are drawn evenly on a logarithmic scale.
+            count = fixed or round(most ** rng.random())
+            return self._partition(tuple(range(gpus)), count), {}
+        kept = dict(zip(base.parts, base.structure.bundles, strict=True))
+        chosen = rng.sample(base.parts, min(len(base.parts), rng.choice((1, 2, 2, 3))))
+        rest = tuple(part for part in base.parts if part not in chosen)
         union = tuple(sorted(position for part in chosen for position in part))
-        count = min(max(1, len(chosen) + change), max(1, len(union) // 2))
-        if space.num_pipelines:
-            count = len(chosen)
+        change = 0 if fixed else rng.choice((-1, 0, 0, 0, 0, 1))
+        count = len(chosen) if fixed else min(max(1, len(chosen) + change), max(1, len(union) // 2))
         return rest + self._partition(union, count), {part: kept[part] for part in rest}
 
     def _partition(self, positions: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ...]:
@@ -113,78 +140,119 @@ class HierarchicalPartition:
         parts = partition(graph, count, weights, self.rng.randrange(1 << 30))
         return tuple(tuple(positions[i] for i in part) for part in parts)
 
-    def _choices(self, count: int) -> tuple[int, str, int]:
-        """Micro-batch size, schedule and sharding: those of the best plan, or now and then others."""
+    def _style(self, base: _Incumbent | None) -> "_Style":
+        """The style of `base`, or now and then another."""
         rng, workload = self.rng, self.problem.workload
-        if self.best is not None and rng.random() > _OTHER_CHOICES:
-            old = self.best.structure
-            return old.bundles[0].micro_batch_size, old.schedule, old.sharding
-        sizes = self.problem.space.micro_batch_sizes(max(1, workload.global_batch // count))
-        return rng.choice(sizes[:3]), rng.choice(schedules(workload)), rng.choice(sharding_stages(workload))
+        if base is not None and rng.random() > _OTHER_STYLE:
+            return base.style
+        ranks = list(range(max(self._kind_of) + 1))
+        rng.shuffle(ranks)
+        return _Style(
+            rng.choice(self.problem.space.micro_batch_sizes(workload.global_batch)[:3]),
+            rng.choice(schedules(workload)),
+            rng.choice(sharding_stages(workload)),
+            tuple(ranks),
+        )
 
-    def _pipeline(self, graph: DeviceGraph, size: int, schedule: str, shards: int) -> Bundle | None:
+    def _pipeline(self, graph: DeviceGraph, style: "_Style", shards: int) -> Bundle | None:
         """Phase 2 for the GPUs of one pipeline."""
-        machine_of = self.problem.cluster.machine_of
-        machines = sorted({int(machine_of[d]) for d in graph.devices})
-        wanted = self.rng.randint(1, max(1, len(machines)))
+        cluster = self.problem.cluster
+        by_machine: dict[int, list[int]] = {}
         blocks: list[list[int]] = []  # GPUs of one machine in one part
-        for part in partition(graph, wanted, graph.bandwidth, self.rng.randrange(1 << 30)):
-            for machine in machines:
-                own = [graph.devices[i] for i in part if machine_of[graph.devices[i]] == machine]
-                if own:
-                    blocks.append(own)
-        space = self.problem.space
+        for part in partition(graph, self._secondary(graph), graph.bandwidth, self.rng.randrange(1 << 30)):
+            by_machine.clear()
+            for i in part:
+                by_machine.setdefault(int(cluster.machine_of[graph.devices[i]]), []).append(graph.devices[i])
+            blocks += [own for _, own in sorted(by_machine.items())]
         choices = [
-            compositions(len(own), space.allowed_tp(self.problem.cluster.machines[int(machine_of[own[0]])].num_gpus))
+            compositions(
+                len(own), self.problem.space.allowed_tp(cluster.machines[int(cluster.machine_of[own[0]])].num_gpus)
+            )
             for own in blocks
         ]
+        order = self._order(blocks, style)
+        sequences = self.problem.workload.global_batch * float(graph.speed.sum() / self._graph.speed.sum())
+
+        def built(chosen: list[int]) -> tuple[float, Bundle | None]:
+            stages = [group for at in order for group in _groups(blocks[at], choices[at][chosen[at]])]
+            stages = stages[: self.problem.space.num_stages or self.problem.model.num_layers]
+            bundle = Bundle(tuple((group,) for group in stages), style.size)
+            return self.builder.finish_s(bundle, style.schedule, shards, sequences), bundle
+
+        chosen = [self._first_option(block, options) for block, options in zip(blocks, choices, strict=True)]
+        best_s, best = built(chosen)
+        for at in self.rng.sample(order, min(len(order), _SEARCHED_BLOCKS)):
+            for option in range(len(choices[at])):
+                if option == chosen[at]:
+                    continue
+                trial = [*chosen[:at], option, *chosen[at + 1 :]]
+                trial_s, bundle = built(trial)
+                if trial_s < best_s:
+                    best_s, best, chosen = trial_s, bundle, trial
+        return best
+
+    def _first_option(self, block: list[int], options: list[tuple[int, ...]]) -> int:
+        """The TP degrees that served such a block in a good plan, or any."""
+        liked = self._liked.get((self._kind(block[0]), len(block)))
+        if liked in options and self.rng.random() < _LIKED:
+            return options.index(liked)
+        return self.rng.randrange(len(options))
+
+    def _kind(self, device: int) -> int:
+        return self._kind_of[int(self.problem.cluster.machine_of[device])]
+
+    def _like(self, structure: Structure) -> None:
+        """Remember the TP degrees of a good plan, by machine kind and number of GPUs."""
+        machine_of = self.problem.cluster.machine_of
+        for bundle in structure.bundles:
+            blocks: dict[int, list[Group]] = {}
+            for (group,) in bundle.stages:
+                blocks.setdefault(int(machine_of[group[0]]), []).append(group)
+            for groups in blocks.values():
+                degrees = tuple(sorted((len(group) for group in groups), reverse=True))
+                self._liked[self._kind(groups[0][0]), sum(degrees)] = degrees
+
+    def _secondary(self, graph: DeviceGraph) -> int:
+        """How many parts the secondary partition makes: from all GPUs together to one part a machine."""
+        machines = len({int(self.problem.cluster.machine_of[d]) for d in graph.devices})
+        return self.rng.randint(1, machines)
+
+    def _order(self, blocks: list[list[int]], style: "_Style") -> list[int]:
+        """Blocks along fat links; where those are equal, kinds in the order of the style, alike in all pipelines."""
         network = self.problem.cluster.network
-        message = 1e6 * size
+        message = float(style.size * self.problem.workload.seq_len * self.problem.model.hidden_size)
+        rank = [style.ranks[self._kind(block[0])] for block in blocks]
         hops = [
-            [message / network.pair_bandwidth(a[0], b[0]) + network.pair_latency(a[0], b[0]) if a is not b else 0.0 for b in blocks]
-            for a in blocks
+            [
+                message / network.pair_bandwidth(a[0], b[0]) * (1 + _TIE * abs(rank[i] - rank[j]))
+                + network.pair_latency(a[0], b[0])
+                if i != j
+                else 0.0
+                for j, b in enumerate(blocks)
+            ]
+            for i, a in enumerate(blocks)
         ]
         order = best_order(hops)
-        if self.rng.random() < 0.5:
-            order.reverse()
-        chosen = [self.rng.randrange(len(options)) for options in choices]
-        best = self._rate(blocks, choices, chosen, order, size, schedule, shards)
-        for at in order:
-            for option in range(len(choices[at])):
-                trial = [*chosen[:at], option, *chosen[at + 1 :]]
-                rate = self._rate(blocks, choices, trial, order, size, schedule, shards)
-                if rate > best:
-                    best, chosen = rate, trial
-        return self._bundle(blocks, choices, chosen, order, size)
+        return order if rank[order[0]] <= rank[order[-1]] else order[::-1]
 
-    def _bundle(
-        self, blocks: list[list[int]], choices: list[list[tuple[int, ...]]], chosen: list[int], order: list[int], size: int
-    ) -> Bundle | None:
-        stages: list[tuple[Group]] = []
-        for at in order:
-            start = 0
-            for degree in choices[at][chosen[at]]:
-                stages.append((tuple(blocks[at][start : start + degree]),))
-                start += degree
-        space = self.problem.space
-        if space.num_stages is not None:
-            stages = stages[: space.num_stages]
-        return Bundle(tuple(stages), size) if len(stages) <= self.problem.model.num_layers else None
 
-    def _rate(
-        self,
-        blocks: list[list[int]],
-        choices: list[list[tuple[int, ...]]],
-        chosen: list[int],
-        order: list[int],
-        size: int,
-        schedule: str,
-        shards: int,
-    ) -> float:
-        bundle = self._bundle(blocks, choices, chosen, order, size)
-        if bundle is None:
-            return 0.0
-        return self.builder.rate(Structure((bundle,), schedule, 0), shards)
+def _groups(block: list[int], degrees: tuple[int, ...]) -> list[Group]:
+    """The GPUs of a block cut into TP groups of `degrees`."""
+    found, start = [], 0
+    for degree in degrees:
+        found.append(tuple(block[start : start + degree]))
+        start += degree
+    return found
+
+
+@dataclass(frozen=True)
+class _Style:
+    """What all pipelines of an iteration share: micro-batch size, schedule, sharding, and the order of kinds."""
+
+    size: int
+    schedule: str
+    sharding: int
+    ranks: tuple[int, ...]
 
 
 class Metis:

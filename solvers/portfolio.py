@@ -43,7 +43,7 @@ def starts(search: Search, builder: Builder, lane: int, rng: random.Random) -> I
             search.step()
             hierarchy.iterate()
         if hierarchy.best is not None:
-            yield hierarchy.best.structure
+            yield hierarchy.best
     if lane == 1:
         yield from shape_structures(search)
     yield from hand_made(problem, builder)

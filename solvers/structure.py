@@ -146,6 +146,13 @@ class Builder:
             total += sum(bundle.micro_batch_size / one.beat_s for one in laid) * width / bundle.width
         return total
 
+    def finish_s(self, bundle: Bundle, schedule: str, shards: int, sequences: float) -> float:
+        """Estimated seconds in which the first pipeline of `bundle` processes `sequences`; infinite if it never fits."""
+        laid = self._lay(bundle, schedule, shards, max(1, round(sequences)), self._splitters[0])
+        if isinstance(laid, Misfit):
+            return float("inf")
+        return laid[0].fill_s + sequences / bundle.micro_batch_size * laid[0].beat_s
+
     def rebalance(self, plan: Plan, priced: Sequence[PipelineCost]) -> Plan | None:
         """`plan` with micro-batches by the priced times of its pipelines; None where nothing would change."""
         ends = [cost.end_s for cost in priced]

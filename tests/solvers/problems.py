@@ -1,4 +1,4 @@
-"""Small problems for solvers: two machine kinds, memory and network each generous or scarce, and hopeless ones."""
+"""Small problems for solvers: two machine kinds; memory and network generous or scarce; and hopeless ones."""
 
 from dataclasses import replace
 from functools import cache
@@ -29,6 +29,7 @@ TINY = ModelSpec(
 )
 BATCH_OF_4 = Workload(global_batch=4, seq_len=512)
 FIXED = {"schedule": "1f1b", "optimizer_sharding": "1"}
+ANY = Space()
 SMALL_SPACE = Space(max_micro_batch_size=2)
 
 
@@ -43,7 +44,13 @@ def cluster(
         "name": "small",
         "inter_machine": {"bandwidth_gb_per_s": network_gb_per_s, "latency_us": 20},
         "machines": [
-            {"name": name, "gpu": gpu, "num_gpus": count, "intra_bandwidth_gb_per_s": 25, "intra_latency_us": 5}
+            {
+                "name": name,
+                "gpu": gpu,
+                "num_gpus": count,
+                "intra_bandwidth_gb_per_s": 25,
+                "intra_latency_us": 5,
+            }
             for name, gpu, count in machines
         ],
         "gpus": {
@@ -60,7 +67,7 @@ def loose() -> Problem:
 
 
 def tight() -> Problem:
-    """As `loose` with five layers, but no device holds the model, and stored activations do not fit either."""
+    """As `loose` with five layers, but no device holds the model or its stored activations."""
     small = cluster(("a", "fast", 1), ("b", "slow", 2), fast_gib=1.5, slow_gib=1.1)
     workload = replace(BATCH_OF_4, seq_len=4096, schedule="1f1b")
     return Problem(small, replace(TINY, num_layers=5), workload, SMALL_SPACE)
@@ -93,7 +100,7 @@ TINY_PROBLEMS = {
 }
 
 
-def easy(space: Space = Space(), **machines: Any) -> Problem:
+def easy(space: Space = ANY, **machines: Any) -> Problem:
     """Eight devices in three machines of two kinds, memory for everything: any structure fits."""
     own = cluster(("a", "fast", 2), ("b", "fast", 2), ("c", "slow", 4), **machines)
     return Problem(own, replace(TINY, num_layers=6), Workload(global_batch=16, seq_len=512), space)
@@ -106,7 +113,9 @@ def hopeless() -> Problem:
 
 def hopeless_layer() -> Problem:
     """A model of which not one layer fits a device."""
-    return replace(easy(), model=replace(TINY, hidden_size=32768, num_heads=256, num_kv_heads=256, ffn_size=65536))
+    return replace(
+        easy(), model=replace(TINY, hidden_size=32768, num_heads=256, num_kv_heads=256, ffn_size=65536)
+    )
 
 
 def hopeless_constraint() -> Problem:

@@ -30,7 +30,13 @@ LONG_S = 60.0  # a time limit that a budget in steps never meets
 
 
 def solve(
-    name: str, problem: Problem, *, time_limit_s: float = LONG_S, steps: int | None = None, seed: int = 0, **more: Any
+    name: str,
+    problem: Problem,
+    *,
+    time_limit_s: float = LONG_S,
+    steps: int | None = None,
+    seed: int = 0,
+    **more: Any,
 ) -> Result:
     return make_solver(name).solve(problem, Budget(time_limit_s, steps), seed=seed, **more)
 
@@ -155,7 +161,14 @@ def outcomes() -> dict[str, list[Any]]:
     for name in NAMES:
         small = solve(name, problems.easy(), steps=300, seed=7)
         real = solve(name, problems.thirty_two_gpus(), steps=60, seed=7)
-        found[name] = [repr(small.plan), small.objective, small.steps, repr(real.plan), real.objective, real.steps]
+        found[name] = [
+            repr(small.plan),
+            small.objective,
+            small.steps,
+            repr(real.plan),
+            real.objective,
+            real.steps,
+        ]
     return found
 
 
@@ -174,7 +187,9 @@ def here_and_elsewhere() -> tuple[dict[str, list[Any]], ...]:
 
 
 @EVERY
-def test_same_seed_and_steps_same_plan(name: str, here_and_elsewhere: tuple[dict[str, list[Any]], ...]) -> None:
+def test_same_seed_and_steps_same_plan(
+    name: str, here_and_elsewhere: tuple[dict[str, list[Any]], ...]
+) -> None:
     first, again, elsewhere = here_and_elsewhere
     assert again[name] == first[name]
     assert elsewhere[name] == first[name]

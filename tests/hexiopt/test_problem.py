@@ -1,0 +1,181 @@
+"""Problems: parts that fit each other, their hash, and the mapping of a plan file."""
+
+import copy
+import hashlib
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hexiopt.cluster import cluster_from_section
+from hexiopt.errors import InputError
+from hexiopt.model import ModelSpec
+from hexiopt.problem import Problem, calibration_sha256, problem_from_section, problem_to_dict
+from hexiopt.reading import Section
+from hexiopt.space import Space
+from hexiopt.workload import Workload
+from tests.strategies import problems
+
+MODEL = ModelSpec(
+    name="m",
+    architecture="llama",
+    num_layers=4,
+    hidden_size=64,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=16,
+    ffn_size=100,
+    vocab_size=1000,
+    max_positions=1000,
+)
+CLUSTER = cluster_from_section(
+    Section(
+        {
+            "name": "lab",
+            "inter_machine": {"bandwidth_gb_per_s": 1.25},
+            "machines": [
+                {"name": "a", "gpu": "rtx_3090", "num_gpus": 4, "intra_bandwidth_gb_per_s": 12},
+                {"name": "v", "gpu": "v100_32gb_sxm", "num_gpus": 2, "intra_bandwidth_gb_per_s": 12, "count": 2},
+            ],
+        },
+        "test",
+    )
+)
+FP16 = Workload(precision="fp16", global_batch=8)
+
+
+def again(data: Any) -> Problem:
+    return problem_from_section(Section(data, "plan.json: problem"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems())
+def test_round_trip_through_json(problem: Problem) -> None:
+    text = json.dumps(problem_to_dict(problem), allow_nan=False)
+    found = again(json.loads(text))
+    assert found == problem
+    assert found.sha256 == problem.sha256
+
+
+def test_the_hash_is_that_of_the_mapping() -> None:
+    """SHA-256 of UTF-8 JSON with sorted keys and no spaces."""
+    problem = Problem(CLUSTER, replace(MODEL, name="modèle"), FP16)
+    data = problem_to_dict(problem)
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert problem.sha256 == hashlib.sha256(text.encode("utf-8")).hexdigest()
+    assert data["cost_model"]["calibration_sha256"] == calibration_sha256()
+    assert {"cluster", "model", "workload", "cost_model"} <= set(data)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Problem(CLUSTER, MODEL, replace(FP16, global_batch=9)),
+        Problem(CLUSTER, replace(MODEL, ffn_size=101), FP16),
+        Problem(replace(CLUSTER, name="other"), MODEL, FP16),
+        Problem(CLUSTER, MODEL, FP16, Space(replicas=False)),
+    ],
+)
+def test_another_problem_has_another_hash(other: Problem) -> None:
+    assert other.sha256 != Problem(CLUSTER, MODEL, FP16).sha256
+
+
+def test_usable_devices() -> None:
+    def usable(*exclude: str) -> tuple[int, ...]:
+        return Problem(CLUSTER, MODEL, FP16, Space(exclude=exclude)).usable_devices
+
+    assert usable() == tuple(range(8))
+    assert usable("v") == (0, 1, 2, 3)
+    assert usable("v-1", "a:0", "a:0") == (1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"workload": Workload()}, r"bf16.*v100_32gb_sxm.*fp16 or fp32.*exclude=\[v\]"),
+        ({"workload": replace(FP16, precision="tf32")}, "tf32"),
+        ({"space": Space(exclude=("a", "v"))}, "leaves no device"),
+        ({"space": Space(exclude=("w",))}, "no machine"),
+        ({"space": Space(exclude=("a:4",))}, "out of range"),
+        ({"space": Space(num_stages=5)}, "4 layers"),
+        ({"space": Space(num_pipelines=9)}, "8 sequences"),
+        ({"space": Space(num_pipelines=3, num_stages=3)}, "need 9 devices"),
+        ({"space": Space(num_pipelines=2, num_stages=3, exclude=("v",))}, "cluster has 4"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Problem(**({"cluster": CLUSTER, "model": MODEL, "workload": FP16} | changes))
+
+
+def test_a_gpu_without_the_arithmetic_may_be_left_out() -> None:
+    problem = Problem(CLUSTER, MODEL, Workload(), Space(exclude=("v",)))
+    assert problem.usable_devices == (0, 1, 2, 3)
+    assert again(problem_to_dict(problem)) == problem
+
+
+def test_learned_positions_limit_the_sequence() -> None:
+    learned = replace(MODEL, architecture="gpt2", attention_bias=True, mlp_bias=True, tied_embeddings=True)
+    Problem(CLUSTER, learned, replace(FP16, seq_len=1000))
+    with pytest.raises(InputError, match="1001 is more than the 1000 positions"):
+        Problem(CLUSTER, learned, replace(FP16, seq_len=1001))
+    Problem(CLUSTER, MODEL, replace(FP16, seq_len=1001))  # rotary positions go on
+
+
+# ------------------------------------------------------------------ damaged mappings
+
+WHOLE = problem_to_dict(Problem(CLUSTER, MODEL, FP16))
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(10**30), 10**30)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(("auto", "all", "a:0", "a", "1f1b", "none")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_damaged_mapping_is_read_or_refused(data: st.DataObject) -> None:
+    """Some value anywhere inside replaced, removed or joined by a key: a problem or InputError, nothing else."""
+    damaged = copy.deepcopy(WHOLE)
+    for _ in range(data.draw(st.integers(1, 2))):
+        here: Any = damaged
+        while True:
+            keys = sorted(here) if isinstance(here, dict) else range(len(here))
+            key = data.draw(st.sampled_from(list(keys)))
+            deeper = isinstance(here[key], dict | list) and len(here[key])
+            if not deeper or data.draw(st.integers(0, 3)) == 0:
+                break
+            here = here[key]
+        if data.draw(st.booleans()):
+            here[key] = data.draw(JSON)
+        elif isinstance(here, dict):
+            here[data.draw(st.text(max_size=5))] = data.draw(JSON)
+        else:
+            del here[key]
+    try:
+        again(damaged)
+    except InputError as error:
+        assert "\n" not in str(error)
+
+
+@settings(max_examples=200, deadline=None)
+@given(JSON)
+def test_any_data_is_refused(data: Any) -> None:
+    with pytest.raises(InputError):
+        again(data)
+
+
+def test_another_cost_model_is_refused() -> None:
+    data = copy.deepcopy(WHOLE)
+    data["cost_model"]["version"] = "0"
+    with pytest.raises(InputError, match="cost_model.version: '0' is not the cost model '1'"):
+        again(data)

@@ -1,0 +1,398 @@
+"""Users' files: data or one InputError, whatever the bytes; sections key by key."""
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from hexiopt.errors import InputError, closest
+from hexiopt.plan_file import plan_from_section
+from hexiopt.problem import problem_from_section
+from hexiopt.reading import MAX_DEPTH, MAX_FILE_BYTES, Section, as_mapping, parse, read_mapping, read_text
+from hexiopt.space import Space, space_from_dict
+from hexiopt.workload import Workload, workload_from_section
+from tests.hexiopt.test_problem import CLUSTER, JSON
+
+
+def yaml(text: str) -> Any:
+    return parse(text, "my.yaml", as_json=False)
+
+
+def from_json(text: str) -> Any:
+    return parse(text, "my.json", as_json=True)
+
+
+def one_line(error: InputError) -> str:
+    """The message, which a terminal must be able to print on one line."""
+    message = str(error)
+    assert message
+    assert len(message.splitlines()) == 1
+    message.encode()
+    return message
+
+
+# ------------------------------------------------------------------ random text
+
+PIECES = st.lists(
+    st.sampled_from(
+        [*"-:,[]{}&*!|>'\"%@`#?=~ \n\t0189aex._", "- ", ": ", "\n  ", "<<: ", "!!", "0x", "0b", ".inf", ".nan", "null"]
+    ),
+    max_size=25,
+).map("".join)
+
+
+@settings(max_examples=800, deadline=None)
+@given(text=PIECES | st.text(max_size=30))
+@example("a: 1" + ":1" * 300 + ".0")  # sexagesimal
+@example("a: 0x" + "f" * 5000)
+@example("a: " + "9" * 5000)
+@example("? [a]\n: 1")
+@example("<<: 1")
+@example("<<: [{a: 1}, {a: 2}]")
+@example("=: 1")
+@example("0b_: 0x_")
+@example("2020-01-01: 2020-99-99")
+@example("!!python/object/apply:os.system [ls]")
+def test_any_text_as_yaml_is_data_or_refused(text: str) -> None:
+    try:
+        data = yaml(text)
+    except InputError as error:
+        assert one_line(error).startswith("my.yaml")
+    else:
+        try:
+            Section(data, "my.yaml").done()
+        except InputError as error:
+            one_line(error)
+
+
+@settings(max_examples=500, deadline=None)
+@given(text=st.text(alphabet='{}[]":,.0123456789eE+-truefalsnN \\\nu\ud800"', max_size=30) | st.text(max_size=30))
+@example('{"a": ' + "9" * 5000 + "}")
+@example('{"a": 1e999}')
+@example('{"\\ud800": 1}')
+@example('{"\\u001b[31m": 1}')
+def test_any_text_as_json_is_data_or_refused(text: str) -> None:
+    try:
+        data = from_json(text)
+    except InputError as error:
+        assert one_line(error).startswith("my.json")
+    else:
+        try:
+            Section(data, "my.json").done()
+        except InputError as error:
+            one_line(error)
+
+
+@settings(max_examples=300, deadline=None)
+@given(raw=st.binary(max_size=40), suffix=st.sampled_from((".yaml", ".json")))
+def test_any_bytes_are_a_mapping_or_refused(
+    raw: bytes, suffix: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / f"any{suffix}"
+    path.write_bytes(raw)
+    try:
+        assert isinstance(read_mapping(path), dict)
+    except InputError as error:
+        assert one_line(error).startswith(str(path))
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=JSON)
+def test_plain_data_survives_both_languages(data: Any) -> None:
+    try:
+        text = json.dumps(data, allow_nan=False)
+    except ValueError:
+        with pytest.raises(InputError, match="is not a number of JSON"):
+            from_json(json.dumps(data))
+    else:
+        assert from_json(text) == data
+        assert yaml(text) == data
+
+
+# ------------------------------------------------------------------ random mappings
+
+KEYS = {
+    "workload": ("global_batch", "seq_len", "precision", "recompute", "optimizer_sharding", "gradient_bytes"),
+    "space": ("tp_degrees", "max_micro_batch_size", "replicas", "num_pipelines", "exclude", "max_tp"),
+}
+PLAN_VALUES = st.recursive(
+    JSON | st.sampled_from((["a:0"], ["a:1", "v-0:1"], [0, 4], [[0, 2], [2, 4]], 1, "none", "1f1b")),
+    lambda inner: st.lists(inner, max_size=2)
+    | st.dictionaries(
+        st.sampled_from(
+            (
+                *("schedule", "sharding", "stage", "groups", "pipelines", "stages", "num_micro_batches"),
+                *("micro_batch_size", "devices", "layers", "recompute", "replicas", "samples", "heads"),
+                *("sequence", "tokens", "order"),
+            )
+        ),
+        inner,
+        max_size=5,
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.dictionaries(st.sampled_from(KEYS["workload"]) | st.text(max_size=3), JSON, max_size=4))
+def test_any_mapping_is_a_workload_or_refused(data: Any) -> None:
+    try:
+        assert isinstance(workload_from_section(Section(data, "w.yaml")), Workload)
+    except InputError as error:
+        one_line(error)
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=JSON | st.dictionaries(st.sampled_from(KEYS["space"]) | st.text(max_size=3), JSON, max_size=4))
+def test_any_data_is_a_space_or_refused(data: Any) -> None:
+    try:
+        assert isinstance(space_from_dict(data, "s.yaml"), Space)
+    except InputError as error:
+        one_line(error)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.dictionaries(st.sampled_from(("cluster", "model", "workload", "space", "cost_model")), JSON))
+def test_any_mapping_is_no_problem(data: Any) -> None:
+    with pytest.raises(InputError) as caught:
+        problem_from_section(Section(data, "p.json"))
+    one_line(caught.value)
+
+
+@settings(max_examples=500, deadline=None)
+@given(stages=st.lists(PLAN_VALUES, max_size=2), other=PLAN_VALUES, whole=PLAN_VALUES)
+def test_any_data_is_a_plan_or_refused(stages: Any, other: Any, whole: Any) -> None:
+    pipeline = {"num_micro_batches": 1, "micro_batch_size": 1, "stages": stages}
+    for data in (
+        whole,
+        {"schedule": "1f1b", "pipelines": [pipeline]},
+        {"schedule": "1f1b", "pipelines": [pipeline], "sharding": other},
+        {"schedule": "1f1b", "pipelines": other},
+    ):
+        try:
+            plan_from_section(Section(data, "plan.json"), CLUSTER)
+        except InputError as error:
+            one_line(error)
+
+
+# ------------------------------------------------------------------ what plain data is
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: &x 1\nb: *x", "line 1: anchors and aliases"),
+        ("a: 1\nb: *x", "line 2: anchors and aliases"),
+        ("a: !!python/object:os.system {}", "tag"),
+        ("a: !include other.yaml", "tag '!include'"),
+        ("a: !!str 1", "tag"),
+        ("a: 1\nb:\n  c: 1\n  c: 2", "line 4: the key 'c' stands twice"),
+        ("{a: 1, a: 1}", "stands twice"),
+        ("? [1, 2]\n: 3", "unhashable|not text"),
+        ("a: 1\n--- \nb: 2", "document"),
+        ("a: [1, 2", "line"),
+        ("a: 'x", "line"),
+        ("\tb: 1", "line"),
+        ("a: \x00", "malformed"),
+    ],
+)
+def test_yaml_that_is_not_plain_data_is_refused(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        as_mapping(yaml(text), "my.yaml")
+    one_line(caught.value)
+
+
+def test_billion_laughs_cost_nothing() -> None:
+    text = "a0: &a0 [x, x]\n" + "".join(f"a{k}: &a{k} [*a{k - 1}, *a{k - 1}]\n" for k in range(1, 60))
+    begin = time.process_time()
+    with pytest.raises(InputError, match="anchors and aliases"):
+        yaml(text)
+    assert time.process_time() - begin < 0.5
+
+
+def test_a_long_sexagesimal_is_no_trap() -> None:
+    """`1:1:1:...` is a number to the base of 60 in YAML 1.1; of a megabyte it must not take minutes."""
+    begin = time.process_time()
+    try:
+        yaml("a: 1" + ":1" * 150_000)
+    except InputError as error:
+        one_line(error)
+    assert time.process_time() - begin < 1.0
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
+def test_deep_yaml_is_refused(opening: str) -> None:
+    closing = {"[": "]", "{a: ": "}", "- ": ""}[opening]
+    for depth in (MAX_DEPTH + 1, 5_000):
+        inner = "1" if opening == "- " else ""
+        with pytest.raises(InputError, match="nested"):
+            yaml(opening * depth + (inner or "1") + closing * depth)
+    assert yaml("[" * (MAX_DEPTH - 1) + "1" + "]" * (MAX_DEPTH - 1))
+
+
+def test_deep_json_is_refused() -> None:
+    """However deep, reading and then refusing a value of it gives one line."""
+    for depth in (*range(MAX_DEPTH + 1, 1000), 100_000):
+        with pytest.raises(InputError) as caught:
+            data = from_json('{"schedule": "1f1b", "pipelines": [{"stages": [{"devices": ["a:0"], "layers": '
+                             + "[" * depth + "]" * depth + "}]}]}")
+            plan_from_section(Section(data, "my.json"), CLUSTER)
+        one_line(caught.value)
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", '{"a": NaN}', '{"a": [1, -Infinity]}'])
+def test_json_has_no_nan(text: str) -> None:
+    with pytest.raises(InputError, match="is not a number of JSON"):
+        from_json(text)
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '{"b": {"a": 1, "a": 1}}'])
+def test_json_with_a_key_twice_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="'a' stands twice"):
+        from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e9", 1e9), ("1E9", 1e9), ("-1.5e-3", -1.5e-3), ("2.e3", 2e3), ("1_000", 1000), ("1e", "1e"), ("e9", "e9")],
+)
+def test_numbers_of_yaml(text: str, value: Any) -> None:
+    found = yaml(f"a: {text}")["a"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_dates_stay_text() -> None:
+    assert yaml("a: 2024-01-31") == {"a": "2024-01-31"}
+
+
+# ------------------------------------------------------------------ files
+
+
+def test_a_file_of_each_language(tmp_path: Path) -> None:
+    for name, text in (("a.yaml", "a: 1e3"), ("a.yml", "a: 1e3"), ("a.json", '{"a": 1e3}')):
+        (tmp_path / name).write_text(text)
+        assert read_mapping(tmp_path / name) == read_mapping(str(tmp_path / name)) == {"a": 1000.0}
+
+
+def test_a_byte_order_mark_is_no_key(tmp_path: Path) -> None:
+    for name, text in (("a.yaml", "a: é"), ("a.json", '{"a": "é"}')):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode())
+        assert read_mapping(tmp_path / name) == {"a": "é"}
+
+
+def test_other_encodings_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    for raw in (b"a: \xff", "a: é".encode("latin-1"), "a: é".encode("utf-16"), b"a: \xed\xa0\x80"):
+        path.write_bytes(raw)
+        with pytest.raises(InputError, match="not UTF-8 text; save it as UTF-8"):
+            read_mapping(path)
+
+
+def test_a_huge_sparse_file_is_refused_without_reading_it(tmp_path: Path) -> None:
+    path = tmp_path / "huge.yaml"
+    with path.open("wb") as file:
+        file.truncate(100 * 2**20)
+    begin = time.process_time()
+    with pytest.raises(InputError, match="larger than 1 MiB"):
+        read_mapping(path)
+    assert time.process_time() - begin < 0.5
+
+
+def test_the_limit_is_exact(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_bytes(b"#" * MAX_FILE_BYTES)
+    assert len(read_text(path)) == MAX_FILE_BYTES
+    path.write_bytes(b"#" * (MAX_FILE_BYTES + 1))
+    with pytest.raises(InputError, match="larger than 1 MiB"):
+        read_text(path)
+    assert len(read_text(path, max_bytes=MAX_FILE_BYTES + 1)) == MAX_FILE_BYTES + 1
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "dir.yaml").mkdir()
+    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    for path, words in (
+        (tmp_path / "pipe.yaml", "not a regular file"),
+        (tmp_path / "dir.yaml", "not a regular file"),
+        (Path("/dev/zero"), "not a regular file"),
+        (tmp_path / "none.yaml", "does not exist"),
+        (tmp_path / "loop.yaml", "does not exist|cannot be read"),
+        (Path("a\x00b"), "does not exist|cannot be read"),
+        (Path("a" * 5000), "cannot be read"),
+    ):
+        with pytest.raises(InputError, match=words):
+            read_mapping(path)
+
+
+@pytest.mark.parametrize("text", ["", "1", "[1]", "- a: 1", "text", "null", "{1: 2}", "{true: 1}"])
+def test_only_mappings_with_text_keys(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match="is not a mapping|is not text"):
+        read_mapping(path)
+
+
+# ------------------------------------------------------------------ sections
+
+
+def test_errors_name_file_and_key() -> None:
+    section = Section({"machines": [{"name": 3}]}, "my.yaml")
+    (machine,) = section.sections("machines")
+    with pytest.raises(InputError, match=r"^my\.yaml: machines\[0\]\.name: 3 is not text; write a word$"):
+        machine.text("name")
+    with pytest.raises(InputError, match=r"^my\.yaml: machines\[0\]\.gpu: is missing; state it$"):
+        machine.text("gpu")
+
+
+def test_keys_that_nothing_took_are_refused() -> None:
+    section = Section({"name": "a", "nmae": "b"}, "my.yaml")
+    section.text("name")
+    with pytest.raises(InputError, match="nmae: unknown key; did you mean name"):
+        section.done()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (True, "not a number"),
+        ("3", "not a number"),
+        ([3], "not a number"),
+        (math.nan, "not finite"),
+        (math.inf, "not finite"),
+        (0, "out of range"),
+        (11, "out of range"),
+        (10**400, "out of range"),
+        (None, "null"),
+    ],
+)
+def test_numbers_have_ranges(value: Any, words: str) -> None:
+    section = Section({"x": value}, "my.yaml")
+    with pytest.raises(InputError, match=words):
+        section.number("x", above=0, at_most=10, default=1.0)
+    with pytest.raises(InputError, match=words):
+        section.integer("x", at_least=1, at_most=10)
+
+
+def test_a_default_of_none_takes_null() -> None:
+    assert Section({"x": None}, "a").number("x", at_most=1, default=None) is None
+    assert Section({}, "a").integer("x", at_least=0, at_most=1, default=None) is None
+    assert Section({}, "a").number("x", at_most=1, default=0.5) == 0.5
+
+
+@pytest.mark.parametrize("word", ["globl_batch", "zzz"])
+def test_closest_names_a_cure(word: str) -> None:
+    hint = closest(word, ["global_batch", "seq_len"])
+    assert hint == ("did you mean global_batch?" if word != "zzz" else "known: global_batch, seq_len")
+
+
+@given(st.text())
+def test_an_input_error_is_one_line(text: str) -> None:
+    assert len(str(InputError(text)).splitlines()) <= 1

@@ -1,0 +1,73 @@
+"""The hierarchical partition: TP compositions, and both phases on clusters where the answer is plain."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from hexiopt.errors import InputError
+from hexiopt.problem import Problem
+from hexiopt.space import Space
+from solvers.base import Budget, Search
+from solvers.metis import HierarchicalPartition, Metis, compositions
+from solvers.structure import Builder
+from tests.solvers import problems
+from tests.solvers.test_starts import assert_legal
+
+
+@pytest.mark.parametrize("allowed", [(1, 2, 4, 8), (1, 2, 3, 4, 5, 6, 7, 8), (1,), (1, 2)])
+@pytest.mark.parametrize("count", range(1, 9))
+def test_compositions(count: int, allowed: tuple[int, ...]) -> None:
+    found = compositions(count, allowed)
+    assert found
+    assert len(found) == len(set(found))
+    assert all(sum(parts) == count and set(parts) <= set(allowed) for parts in found)
+    assert (1,) * count in found
+    if count in allowed:
+        assert (count,) in found
+
+
+def test_compositions_by_hand() -> None:
+    assert compositions(6, (1, 2, 4, 8)) == [(4, 2), (2, 2, 2), (1, 1, 1, 1, 1, 1)]
+    assert compositions(3, (1, 2)) == [(2, 1), (1, 1, 1)]
+
+
+@pytest.mark.parametrize("exclude", [(), ("a:0", "c:2")])
+def test_what_both_phases_keep_is_legal_and_gets_better(exclude: tuple[str, ...]) -> None:
+    problem = problems.easy(Space(exclude=exclude))
+    search = Search("metis", problem, Budget(60.0), 0)
+    hierarchy = HierarchicalPartition(search, Builder(search), random.Random(0))
+    bests = []
+    for _ in range(80):
+        hierarchy.iterate()
+        if hierarchy.best is not None:
+            assert_legal(problem, hierarchy.best)
+            bests.append(search.best_s)
+    assert bests == sorted(bests, reverse=True)
+    assert bests[-1] < bests[0]
+
+
+@pytest.mark.parametrize("pipelines", [1, 2, 3, 5, 8])
+def test_a_fixed_number_of_pipelines(pipelines: int) -> None:
+    problem = problems.easy(Space(num_pipelines=pipelines))
+    result = Metis().solve(problem, Budget(60.0, 100))
+    assert result.plan is not None, result.reason
+    assert len(result.plan.pipelines) == pipelines
+
+
+def test_no_pipeline_crosses_a_dead_slow_network() -> None:
+    """Gradients must cross it once a step, activations would for every micro-batch."""
+    problem = problems.easy(network_gb_per_s=0.02)
+    workload = replace(problem.workload, global_batch=256)
+    problem = Problem(problem.cluster, replace(problems.TINY, num_layers=3, vocab_size=1000), workload)
+    result = Metis().solve(problem, Budget(60.0, 600))
+    assert result.plan is not None
+    for pipeline in result.plan.pipelines:
+        devices = [device for stage in pipeline.stages for device in stage.devices]
+        assert len({int(problem.cluster.machine_of[device]) for device in devices}) == 1
+
+
+def test_a_cluster_too_large_for_a_complete_graph_is_refused() -> None:
+    problem = Problem(problems.cluster(*((f"m{k}", "fast", 64) for k in range(17))), problems.TINY)
+    with pytest.raises(InputError, match=r"more than .* solver=portfolio"):
+        Metis().solve(problem, Budget(1.0))

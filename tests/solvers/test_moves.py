@@ -1,0 +1,96 @@
+"""Moves between structures keep them legal; every one applies somewhere, together they reach any shape."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hexiopt.problem import Problem
+from hexiopt.space import Space
+from solvers.moves import Neighbourhood
+from solvers.starts import first_choice
+from solvers.structure import Bundle, Structure
+from tests.solvers import oracle, problems
+from tests.solvers.test_starts import CASES, assert_legal
+
+
+def whole(problem: Problem) -> Structure:
+    """Every device a pipeline of its own."""
+    return first_choice(problem, tuple(Bundle((((device,),),)) for device in problem.usable_devices))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(sorted(CASES)), st.integers(0, 2**32 - 1))
+def test_every_sequence_of_moves_is_legal(case: str, seed: int) -> None:
+    problem, rng = CASES[case], random.Random(seed)
+    neighbourhood = Neighbourhood(problem)
+    structure = whole(problem)
+    for _ in range(60):
+        before = structure
+        found = neighbourhood.random_move(structure, rng)
+        assert structure == before  # a move gives another structure, it does not change its own
+        if found is not None:
+            assert_legal(problem, found)
+            structure = found
+
+
+def test_every_move_applies_on_a_walk() -> None:
+    problem, rng = problems.easy(), random.Random(0)
+    neighbourhood = Neighbourhood(problem)
+    applied: Counter[str] = Counter()
+    structure = whole(problem)
+    for _ in range(6000):
+        move = rng.choice(neighbourhood.moves)
+        found = move(neighbourhood, structure, rng)
+        if found is not None and found != structure:
+            applied[move.__name__] += 1
+            structure = found
+    assert set(applied) == {move.__name__ for move in neighbourhood.moves}
+
+
+def test_a_walk_reaches_every_shape_of_four_devices() -> None:
+    """All structures of two machines of two devices, told apart by machines, TP degrees and order."""
+    problem, rng = problems.fast_network(), random.Random(0)
+    machine_of = problem.cluster.machine_of
+
+    def shape(pipelines: list[tuple[tuple[int, ...], ...]]) -> tuple[object, ...]:
+        return tuple(sorted(tuple((int(machine_of[g[0]]), len(g)) for g in groups) for groups in pipelines))
+
+    wanted = {
+        shape([tuple(stage.devices for stage in pipeline.stages) for pipeline in plan.pipelines])
+        for plan in oracle.all_plans(problem)
+    }
+    neighbourhood, structure = Neighbourhood(problem), whole(problem)
+    met = set()
+    for _ in range(40_000):
+        found = neighbourhood.random_move(structure, rng)
+        if found is not None:
+            structure = found
+            pipelines = [
+                tuple(slot[k] for slot in bundle.stages)
+                for bundle in structure.bundles
+                for k in range(bundle.width)
+            ]
+            met.add(shape(pipelines))
+            if wanted <= met:
+                break
+    assert wanted - met == set()
+
+
+@pytest.mark.parametrize("space", [Space(max_tp=1), Space(tp_degrees="all"), Space(max_micro_batch_size=1)])
+def test_moves_keep_to_the_degrees_and_sizes_of_the_space(space: Space) -> None:
+    problem, rng = problems.easy(space), random.Random(3)
+    neighbourhood, structure = Neighbourhood(problem), whole(problem)
+    for _ in range(1500):
+        structure = neighbourhood.random_move(structure, rng) or structure
+        assert_legal(problem, structure)
+
+
+def test_a_lonely_device_has_few_moves_and_no_error() -> None:
+    problem = problems.easy(Space(exclude=("a", "b", "c:0", "c:1", "c:2")))
+    neighbourhood, structure, rng = Neighbourhood(problem), whole(problem), random.Random(0)
+    for _ in range(500):
+        structure = neighbourhood.random_move(structure, rng) or structure
+        assert structure.devices() == {7}

@@ -1,0 +1,120 @@
+"""Why there is no plan: proofs are right, texts name the device, the GiB and a remedy."""
+
+from dataclasses import replace
+
+import pytest
+
+from hexiopt.cost.model import CostModel
+from hexiopt.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem import Problem
+from hexiopt.result import Result, Status
+from hexiopt.space import Space
+from solvers.base import Budget, Search
+from solvers.reason import explain
+from solvers.structure import Builder
+from tests.solvers import oracle, problems
+
+
+def explained(problem: Problem, *offered: Plan) -> Result:
+    """What a search that has found nothing says, after it was offered some plans."""
+    search = Search("test", problem, Budget(), 0)
+    for plan in offered:
+        search.offer(plan)
+    return explain(search, Builder(search))
+
+
+def small(gib: float, layers: int, space: Space, machines: tuple[tuple[str, str, int], ...]) -> Problem:
+    base = problems.tight()
+    own = problems.cluster(*machines, fast_gib=gib, slow_gib=gib)
+    workload = replace(base.workload, global_batch=2, recompute="full", optimizer_sharding="0", seq_len=512)
+    return Problem(own, replace(base.model, num_layers=layers, vocab_size=500), workload, space)
+
+
+@pytest.mark.parametrize("tp_degrees", ["powers_of_two", "all"])
+@pytest.mark.parametrize(
+    "machines",
+    [(("a", "fast", 3),), (("a", "fast", 2), ("b", "slow", 1)), (("a", "fast", 1), ("b", "fast", 1))],
+)
+def test_infeasible_is_never_said_of_what_fits(
+    machines: tuple[tuple[str, str, int], ...], tp_degrees: str
+) -> None:
+    """Over memory sizes from too little to enough, against all plans."""
+    space = replace(problems.SMALL_SPACE, tp_degrees=tp_degrees)
+    fits, proven = set(), set()
+    for layers in (4, 5):
+        for tenth in range(4, 16):
+            problem = small(tenth / 10, layers, space, machines)
+            status = explained(problem).status
+            best = oracle.best_step_s(problem)
+            fits.add(best < float("inf"))
+            proven.add(status is Status.INFEASIBLE)
+            assert status is Status.NOT_FOUND or best == float("inf"), (tenth, layers)
+    assert fits == proven == {True, False}
+
+
+def test_the_text_of_a_proof() -> None:
+    layer, model = explained(problems.hopeless_layer()), explained(problems.hopeless())
+    assert (layer.status, model.status) == (Status.INFEASIBLE, Status.INFEASIBLE)
+    assert "one layer of tiny does not fit any device" in layer.reason
+    assert "of the 2000 layers of tiny" in model.reason
+    for reason in (layer.reason, model.reason):
+        assert "GiB" in reason
+        assert "try " in reason
+        assert "\n" not in reason
+
+
+def test_the_nearest_plan_names_its_fullest_device() -> None:
+    """The first stage of six layers is over memory; of two plans the nearer one is named."""
+    problem = replace(problems.tight(), space=Space(num_pipelines=1))
+    whole = Pipeline((Stage.of((0,), 0, 5, "full"),), 4)
+    halves = Pipeline((Stage.of((0,), 0, 1, "full"), Stage.of((1,), 1, 5, "full")), 4)
+    plans = [Plan((pipeline,), "1f1b", Sharding(0)) for pipeline in (halves, whole)]
+    model = Search("test", problem, Budget(), 0).pricer
+    costs = [model.price(plan) for plan in plans]
+    nearer = min(range(2), key=lambda k: costs[k].excess_bytes)
+    assert costs[nearer].excess_bytes > 0
+    result = explained(problem, *plans)
+    assert result.status is Status.NOT_FOUND
+    assert result.plan is None
+    assert ("b:0", "a:0")[nearer] in result.reason
+    assert f"{costs[nearer].excess_bytes / 2**30:.2f} GiB" in result.reason
+    assert "try without constraints" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "remedy"),
+    [
+        ({"recompute": "none"}, "workload.recompute=full"),
+        ({"optimizer_sharding": "0"}, "workload.optimizer_sharding=1"),
+        ({"seq_len": 4096}, "workload.seq_len=2048"),
+    ],
+)
+def test_the_remedy_is_what_the_workload_withholds(change: dict[str, object], remedy: str) -> None:
+    problem = problems.hopeless()
+    assert remedy in explained(replace(problem, workload=replace(problem.workload, **change))).reason
+
+
+class Foreign:
+    """Another cost model: ours behind its own name, with nothing but what a search may ask of it."""
+
+    sends_occupy_stages = False
+    _ASKED = ("problem", "site", "stage_s", "max_layers", "hop_s", "policies", "pipelines", "price")
+
+    def __init__(self, model: CostModel) -> None:
+        for name in self._ASKED:
+            setattr(self, name, getattr(model, name))
+
+
+def test_a_foreign_cost_model_gets_a_reason_too() -> None:
+    problem = problems.hopeless()
+    search = Search("test", problem, Budget(), 0, Foreign(CostModel(problem)))
+    result = explain(search, Builder(search))
+    assert result.status is Status.NOT_FOUND  # proofs are about our own memory model
+    assert result.reason
+
+
+def test_a_found_plan_needs_no_reason() -> None:
+    problem = problems.loose()
+    result = explained(problem, Plan((Pipeline((Stage.of((0,), 0, 4),), 4),)))
+    assert (result.status, result.reason) == (Status.FEASIBLE, "")
+    assert result.plan is not None

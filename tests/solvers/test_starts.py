@@ -1,0 +1,100 @@
+"""Structures to start from: all are legal, and the ones that people would build are among them."""
+
+from dataclasses import replace
+
+import pytest
+
+from hexiopt.problem import Problem
+from hexiopt.space import Space
+from solvers.starts import chain_structures, cut, first_choice, kinds, machine_devices, symmetric
+from solvers.structure import Bundle, Structure
+from tests.solvers import problems
+
+CASES = {
+    "easy": problems.easy(),
+    "excluded": problems.easy(Space(exclude=("a:0", "c:1"))),
+    "max_tp": problems.easy(Space(max_tp=2)),
+    "three_gpus": problems.three_gpus(),
+    "loose": problems.loose(),
+    "thirty_two": problems.thirty_two_gpus(),
+}
+
+
+def assert_legal(problem: Problem, structure: Structure) -> None:
+    """Devices usable and in one place, TP groups inside a machine, bundles rectangular and not empty."""
+    machine_of = problem.cluster.machine_of
+    groups = [group for bundle in structure.bundles for slot in bundle.stages for group in slot]
+    devices = [device for group in groups for device in group]
+    assert len(devices) == len(set(devices))
+    assert set(devices) <= set(problem.usable_devices)
+    for group in groups:
+        machines = {int(machine_of[device]) for device in group}
+        assert len(machines) == 1
+        assert len(group) in problem.space.allowed_tp(problem.cluster.machines[machines.pop()].num_gpus)
+    assert structure.bundles
+    for bundle in structure.bundles:
+        assert bundle.stages
+        assert bundle.width >= 1
+        assert {len(slot) for slot in bundle.stages} == {bundle.width}
+        assert all(len({len(group) for group in slot}) == 1 for slot in bundle.stages)
+        assert bundle.micro_batch_size in problem.space.micro_batch_sizes(problem.workload.global_batch)
+
+
+def test_cut() -> None:
+    assert cut((3, 4, 5, 6, 7), 2) == [(3, 4), (5, 6)]
+    assert cut((3,), 2) == []
+
+
+def test_machines_without_excluded_devices() -> None:
+    assert machine_devices(CASES["excluded"]) == {0: (1,), 1: (2, 3), 2: (4, 6, 7)}
+
+
+def test_kinds_slowest_first() -> None:
+    assert kinds(CASES["easy"]) == [[2], [0, 1]]
+    assert sorted(map(sorted, kinds(CASES["excluded"]))) == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_chains_are_legal_and_differ(case: str) -> None:
+    problem = CASES[case]
+    found = list(chain_structures(problem))
+    assert found
+    assert len(found) == len({structure.bundles for structure in found})
+    for structure in found:
+        assert_legal(problem, structure)
+        assert all(len(bundle.stages) <= problem.model.num_layers for bundle in structure.bundles)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_symmetric_grids_are_legal(case: str) -> None:
+    problem = CASES[case]
+    for members in kinds(problem):
+        bundles = list(symmetric(problem, members))
+        assert bundles
+        for bundle in bundles:
+            assert_legal(problem, first_choice(problem, (bundle,)))
+            assert all(
+                int(problem.cluster.machine_of[device]) in members
+                for slot in bundle.stages
+                for group in slot
+                for device in group
+            )
+
+
+def test_what_people_would_build() -> None:
+    """One pipeline through all machines, slow ones first; data and tensor parallelism in a machine."""
+    problem = CASES["easy"]
+    chains = {structure.bundles for structure in chain_structures(problem)}
+    assert (Bundle((((4, 5, 6, 7),), ((0, 1),), ((2, 3),))),) in chains
+    grids = set(symmetric(problem, [2]))
+    assert Bundle((((4,), (5,), (6,), (7,)),)) in grids
+    assert Bundle((((4,),), ((5,),), ((6,),), ((7,),))) in grids
+    assert Bundle((((4, 5, 6, 7),),)) in grids
+
+
+@pytest.mark.parametrize(("fixed", "expected"), [("auto", "1f1b"), ("gpipe", "gpipe"), ("1f1b", "1f1b")])
+def test_first_choice_obeys_the_workload(fixed: str, expected: str) -> None:
+    problem = problems.easy()
+    problem = replace(problem, workload=replace(problem.workload, schedule=fixed, optimizer_sharding="0"))
+    structure = first_choice(problem, (Bundle((((0,),),)),))
+    assert (structure.schedule, structure.sharding) == (expected, 0)
