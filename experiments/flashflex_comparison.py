@@ -18,20 +18,17 @@ import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from importlib.resources import files
+from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 
+from experiments.configurations import named_cluster, named_model
 from experiments.flashflex_pricer import FlashFlexPricer
-from hexiopt.cluster import cluster_from_section
-from hexiopt.huggingface import model_from_config
 from hexiopt.plan import Plan
 from hexiopt.problem import Problem
-from hexiopt.reading import Section
+from hexiopt.reading import read_mapping
 from hexiopt.workload import Workload
 from solvers.base import Budget, Pricer
 from solvers.registry import make_solver
@@ -68,25 +65,17 @@ class Outcome:
 
 def read_rows() -> tuple[Row, ...]:
     """The rows of `data/flashflex_rows.yaml`."""
-    text = files("experiments").joinpath("data/flashflex_rows.yaml").read_text(encoding="utf-8")
-    return tuple(Row(**row) for row in yaml.safe_load(text)["rows"])
+    with as_file(files("experiments").joinpath("data/flashflex_rows.yaml")) as file:
+        return tuple(Row(**row) for row in read_mapping(file)["rows"])
 
 
 def problem_of(row: Row) -> Problem:
     """The problem of a row: 256 sequences of 4,096 tokens, full recompute."""
-    name = f"hexiscale_setting_{row.setting}"
-    cluster = _conf(f"cluster/{name}.yaml")
-    cluster["inter_machine"]["bandwidth_gb_per_s"] = row.inter_gb_per_s
     return Problem(
-        cluster=cluster_from_section(Section(cluster, name)),
-        model=model_from_config(Section(_conf(f"model/{row.model}.yaml"), row.model)),
+        cluster=named_cluster(f"hexiscale_setting_{row.setting}", inter_gb_per_s=row.inter_gb_per_s),
+        model=named_model(row.model),
         workload=Workload(recompute="full"),
     )
-
-
-def _conf(path: str) -> dict[str, Any]:
-    data: dict[str, Any] = yaml.safe_load(files("conf").joinpath(path).read_text(encoding="utf-8"))
-    return data
 
 
 def compare(row: Row, budget: Budget, seed: int) -> Outcome:

@@ -56,10 +56,20 @@ def _devices(problem: Problem, plan: Plan) -> list[Violation]:
                 elif len(machines) > 1:
                     names = ", ".join(cluster.machines[m].name for m in sorted(machines))
                     found.append(
-                        Violation("tp", f"stage {s} of pipeline {p} spans machines {names}; tensor parallelism stays inside one")
+                        Violation(
+                            "tp",
+                            f"stage {s} of pipeline {p} spans machines {names}; tensor parallelism stays inside one",
+                        )
                     )
-                elif len(replica.devices) not in problem.space.allowed_tp(cluster.machines[machines.pop()].num_gpus):
-                    found.append(Violation("tp", f"stage {s} of pipeline {p} has TP degree {len(replica.devices)}, not allowed"))
+                elif len(replica.devices) not in problem.space.allowed_tp(
+                    cluster.machines[machines.pop()].num_gpus
+                ):
+                    found.append(
+                        Violation(
+                            "tp",
+                            f"stage {s} of pipeline {p} has TP degree {len(replica.devices)}, not allowed",
+                        )
+                    )
     return found
 
 
@@ -70,41 +80,69 @@ def _batch(problem: Problem, plan: Plan) -> list[Violation]:
     sizes = problem.space.micro_batch_sizes(workload.global_batch)
     for p, pipeline in enumerate(plan.pipelines):
         if pipeline.num_micro_batches < 1:
-            found.append(Violation("batch", f"pipeline {p} has {pipeline.num_micro_batches} micro-batches; at least 1"))
+            found.append(
+                Violation("batch", f"pipeline {p} has {pipeline.num_micro_batches} micro-batches; at least 1")
+            )
         if pipeline.micro_batch_size not in sizes:
             allowed = ", ".join(map(str, sizes))
             found.append(
-                Violation("batch", f"pipeline {p} has micro-batch size {pipeline.micro_batch_size}; allowed: {allowed}")
+                Violation(
+                    "batch",
+                    f"pipeline {p} has micro-batch size {pipeline.micro_batch_size}; allowed: {allowed}",
+                )
             )
     total = sum(pipeline.num_sequences for pipeline in plan.pipelines)
     if total != workload.global_batch:
-        found.append(Violation("batch", f"the pipelines process {total} sequences, the global batch is {workload.global_batch}"))
+        found.append(
+            Violation(
+                "batch",
+                f"the pipelines process {total} sequences, the global batch is {workload.global_batch}",
+            )
+        )
     return found
 
 
 def _choices(problem: Problem, plan: Plan) -> list[Violation]:
     found = []
     if plan.schedule not in schedules(problem.workload):
-        found.append(Violation("schedule", f"schedule {plan.schedule}; the workload allows {', '.join(schedules(problem.workload))}"))
+        found.append(
+            Violation(
+                "schedule",
+                f"schedule {plan.schedule}; the workload allows {', '.join(schedules(problem.workload))}",
+            )
+        )
     if plan.sharding.stage not in sharding_stages(problem.workload):
         allowed = ", ".join(map(str, sharding_stages(problem.workload)))
-        found.append(Violation("sharding", f"sharding stage {plan.sharding.stage}; the workload allows {allowed}"))
+        found.append(
+            Violation("sharding", f"sharding stage {plan.sharding.stage}; the workload allows {allowed}")
+        )
     policies = recompute_policies(problem.workload)
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             for policy in set(stage.recompute):
                 if policy not in policies:
                     found.append(
-                        Violation("recompute", f"stage {s} of pipeline {p} has recompute {policy}; allowed: {', '.join(policies)}")
+                        Violation(
+                            "recompute",
+                            f"stage {s} of pipeline {p} has recompute {policy}; allowed: {', '.join(policies)}",
+                        )
                     )
     space = problem.space
     if space.num_pipelines is not None and len(plan.pipelines) != space.num_pipelines:
-        found.append(Violation("constraints", f"{len(plan.pipelines)} pipelines; constraints.num_pipelines={space.num_pipelines}"))
+        found.append(
+            Violation(
+                "constraints",
+                f"{len(plan.pipelines)} pipelines; constraints.num_pipelines={space.num_pipelines}",
+            )
+        )
     if space.num_stages is not None:
         for p, pipeline in enumerate(plan.pipelines):
             if len(pipeline.stages) != space.num_stages:
                 found.append(
-                    Violation("constraints", f"pipeline {p} has {len(pipeline.stages)} stages; constraints.num_stages={space.num_stages}")
+                    Violation(
+                        "constraints",
+                        f"pipeline {p} has {len(pipeline.stages)} stages; constraints.num_stages={space.num_stages}",
+                    )
                 )
     return found
 
@@ -121,7 +159,10 @@ def _layers(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
             first, end = stage.layers[turn]
             if first != at or end <= first:
                 return [
-                    Violation("layers", f"stage {s} of pipeline {p} holds layers [{first}, {end}); expected a range from {at}")
+                    Violation(
+                        "layers",
+                        f"stage {s} of pipeline {p} holds layers [{first}, {end}); expected a range from {at}",
+                    )
                 ]
             at = end
     if at != total:
@@ -137,7 +178,9 @@ def _switches(problem: Problem, plan: Plan) -> list[Violation]:
     if not space.uneven_layers:
         for p, pipeline in enumerate(plan.pipelines):
             if _spread([stage.num_layers for stage in pipeline.stages]) > 1:
-                found.append(Violation("space.uneven_layers", f"stages of pipeline {p} differ by more than one layer"))
+                found.append(
+                    Violation("space.uneven_layers", f"stages of pipeline {p} differ by more than one layer")
+                )
     if not space.uneven_tp and len({stage.tp for stage in stages}) > 1:
         found.append(Violation("space.uneven_tp", "stages differ in TP degree"))
     if not space.uneven_batch and _spread([p.num_sequences for p in plan.pipelines]) > max(

@@ -61,7 +61,8 @@ def _stage_to_dict(stage: Stage, cluster: Cluster) -> dict[str, Any]:
     data: dict[str, Any] = {}
     if stage.sequence is not None:
         groups = [
-            {"devices": names(g.devices), "tokens": list(g.tokens), "heads": list(g.heads)} for g in stage.sequence.groups
+            {"devices": names(g.devices), "tokens": list(g.tokens), "heads": list(g.heads)}
+            for g in stage.sequence.groups
         ]
         data["sequence"] = {"groups": groups, "order": stage.sequence.order}
     elif len(stage.replicas) == 1 and stage.replicas[0].samples is None:
@@ -141,7 +142,9 @@ def write_text(path: Path, text: str) -> None:
 
 def write_plan(path: Path, problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any]) -> None:
     """Write a plan file."""
-    write_text(path, json.dumps(plan_file_to_dict(problem, plan, cost, solver), indent=1, allow_nan=False) + "\n")
+    write_text(
+        path, json.dumps(plan_file_to_dict(problem, plan, cost, solver), indent=1, allow_nan=False) + "\n"
+    )
 
 
 def read_plan(path: str | Path) -> PlanFile:
@@ -154,7 +157,9 @@ def read_plan(path: str | Path) -> PlanFile:
     problem = problem_from_section(section.section("problem"))
     stated = section.text("problem_sha256", default=problem.sha256)
     if stated != problem.sha256:
-        section.fail("problem_sha256", "does not belong to the problem in the file; plan again, or remove the key")
+        section.fail(
+            "problem_sha256", "does not belong to the problem in the file; plan again, or remove the key"
+        )
     plan = plan_from_section(section, problem.cluster)
     section.section("prediction", optional=True)
     solver = section.section("solver", optional=True)
@@ -195,29 +200,43 @@ def plan_from_section(section: Section, cluster: Cluster) -> Plan:
 def _stage(section: Section, cluster: Cluster) -> Stage:
     ways = [key for key in ("devices", "replicas", "sequence") if key in section]
     if len(ways) != 1:
-        raise InputError(f"{section.where}: states {' and '.join(ways) or 'no devices'}; state devices, replicas or sequence")
+        raise InputError(
+            f"{section.where}: states {' and '.join(ways) or 'no devices'}; state devices, replicas or sequence"
+        )
     replicas: tuple[Replica, ...] = ()
     sequence = None
     if ways == ["devices"]:
-        replicas = (Replica(_devices(section, cluster), None, _whole(section, "heads", optional=True) or None),)
+        replicas = (
+            Replica(_devices(section, cluster), None, _whole(section, "heads", optional=True) or None),
+        )
     elif ways == ["replicas"]:
         found = []
         for entry in section.sections("replicas"):
             samples = entry.integer("samples", at_least=1, at_most=10**7)
-            found.append(Replica(_devices(entry, cluster), samples, _whole(entry, "heads", optional=True) or None))
+            found.append(
+                Replica(_devices(entry, cluster), samples, _whole(entry, "heads", optional=True) or None)
+            )
             entry.done()
         replicas = tuple(found)
     else:
         layout = section.section("sequence")
         parts = []
         for entry in layout.sections("groups"):
-            parts.append(SequenceGroup(_devices(entry, cluster), _whole(entry, "tokens"), _whole(entry, "heads")))
+            parts.append(
+                SequenceGroup(_devices(entry, cluster), _whole(entry, "tokens"), _whole(entry, "heads"))
+            )
             entry.done()
-        sequence = SequenceLayout(tuple(parts), layout.text("order", choices=("contiguous", "zigzag"), default="contiguous"))
+        sequence = SequenceLayout(
+            tuple(parts), layout.text("order", choices=("contiguous", "zigzag"), default="contiguous")
+        )
         layout.done()
     layers = section.items("layers")
     nested = layers and all(isinstance(item, list) for item in layers)
-    pairs = [Section({"layers": item}, f"{section.at('layers')}[{k}]") for k, item in enumerate(layers)] if nested else [section]
+    pairs = (
+        [Section({"layers": item}, f"{section.at('layers')}[{k}]") for k, item in enumerate(layers)]
+        if nested
+        else [section]
+    )
     ranges = tuple(_whole(pair, "layers") for pair in pairs)
     if not ranges or any(len(pair) != 2 for pair in ranges):
         section.fail("layers", "is not a range; write [first, end], end not included")
@@ -232,7 +251,9 @@ def _stage(section: Section, cluster: Cluster) -> Stage:
 
 
 def _devices(section: Section, cluster: Cluster) -> tuple[int, ...]:
-    names = section.each("devices", lambda name: isinstance(name, str), "is not a device; write machine:index")
+    names = section.each(
+        "devices", lambda name: isinstance(name, str), "is not a device; write machine:index"
+    )
     if not names:
         section.fail("devices", "is empty; name at least one device as machine:index")
     return tuple(cluster.device_index(name, where=section.at("devices")) for name in names)

@@ -35,7 +35,8 @@ class Problem:
         usable = self.usable_devices
         if not usable:
             raise InputError("constraints: exclude: leaves no device; exclude fewer machines")
-        for machine in {self.cluster.gpu_of(d).name: self.cluster.machines[self.cluster.machine_of[d]] for d in usable}.values():
+        for m in dict.fromkeys(self.cluster.machine_of[list(usable)].tolist()):
+            machine = self.cluster.machines[m]
             if machine.gpu.peak_flops(precision) is None:
                 others = " or ".join(p for p in ("fp16", "fp32") if machine.gpu.peak_flops(p) is not None)
                 raise InputError(

@@ -83,7 +83,9 @@ def workload_from_section(section: Section) -> Workload:
         recompute=section.text("recompute", choices=(AUTO, *RECOMPUTE_POLICIES), default=default.recompute),
         schedule=section.text("schedule", choices=(AUTO, *SCHEDULES), default=default.schedule),
         optimizer_sharding=str(sharding),
-        gradient_bytes=section.integer("gradient_bytes", at_least=2, at_most=4, default=default.gradient_bytes),
+        gradient_bytes=section.integer(
+            "gradient_bytes", at_least=2, at_most=4, default=default.gradient_bytes
+        ),
     )
     if workload.gradient_bytes == 3:
         section.fail("gradient_bytes", "is not a width; choose 2 or 4")

@@ -111,7 +111,6 @@ class Search:
         self.cost: Cost | None = None
         self.nearest: tuple[Plan, Cost] | None = None  # the plan with the smallest excess of memory
         self.steps = 0
-        self.reason = ""
         self._trajectory: list[Point] = []
         self._listen = listen
         self._stopped = False
@@ -131,6 +130,11 @@ class Search:
         """Seconds left of the fraction `until` of the time limit."""
         return self.budget.time_limit_s * until - self.runtime_s
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the listener has asked to stop."""
+        return self._stopped
+
     def go_on(self, until: float = 1.0) -> bool:
         """Whether budget is left (time up to a fraction `until`), and nobody has stopped the search."""
         if self._stopped or (self.budget.max_steps is not None and self.steps >= self.budget.max_steps):
@@ -138,7 +142,9 @@ class Search:
         now = self.runtime_s
         if self._listen is not None and now - self._told_s > 0.1:
             self._told_s = now
-            progress = Progress(self.name, now, self.budget.time_limit_s, self.steps, self.best_s, self.bound_s)
+            progress = Progress(
+                self.name, now, self.budget.time_limit_s, self.steps, self.best_s, self.bound_s
+            )
             self._stopped = not self._listen(progress)
         return now < self.budget.time_limit_s * until
 
@@ -174,5 +180,4 @@ class Search:
             cost=self.cost,
             bound_s=self.bound_s,
             trajectory=tuple(self._trajectory),
-            reason="" if found else self.reason,
         )

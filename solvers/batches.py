@@ -8,7 +8,12 @@ from collections.abc import Sequence
 
 
 def split_batch(
-    fill_s: Sequence[float], beat: Sequence[float], sizes: Sequence[int], global_batch: int, *, even: bool = False
+    fill_s: Sequence[float],
+    beat: Sequence[float],
+    sizes: Sequence[int],
+    global_batch: int,
+    *,
+    even: bool = False,
 ) -> list[int] | None:
     """Micro-batches per pipeline (each at least 1), Σ size · count = global_batch; None where that is impossible.
 

@@ -21,7 +21,9 @@ class DeviceGraph:
     def subset(self, members: list[int]) -> "DeviceGraph":
         """The graph over the devices at positions `members`."""
         return DeviceGraph(
-            tuple(self.devices[i] for i in members), self.speed[members], self.bandwidth[np.ix_(members, members)]
+            tuple(self.devices[i] for i in members),
+            self.speed[members],
+            self.bandwidth[np.ix_(members, members)],
         )
 
 
@@ -46,7 +48,9 @@ def scaled(weights: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.maximum(1, np.rint(weights / top * _LARGEST)).astype(np.int64)
 
 
-def partition(graph: DeviceGraph, parts: int, edge_weights: NDArray[np.float64], seed: int) -> list[list[int]]:
+def partition(
+    graph: DeviceGraph, parts: int, edge_weights: NDArray[np.float64], seed: int
+) -> list[list[int]]:
     """METIS: `parts` sets of positions of about equal speed that cut little edge weight; none empty.
 
     Raises ImportError where pymetis is missing.
@@ -63,8 +67,7 @@ def partition(graph: DeviceGraph, parts: int, edge_weights: NDArray[np.float64],
     starts = np.arange(0, count * (count - 1) + 1, count - 1)
     _, labels = pymetis.part_graph(
         parts,
-        xadj=starts,
-        adjncy=adjacency,
+        adjacency=pymetis.CSRAdjacency(starts, adjacency),
         vweights=scaled(graph.speed),
         eweights=scaled(edge_weights[others]),
         options=pymetis.Options(seed=seed),

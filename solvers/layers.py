@@ -42,7 +42,8 @@ class LayerSplitter:
             pricer, best = self._pricer, {}
             for policy in self._policies:
                 most = min(
-                    pricer.max_layers(site, first, last, micro_batch_size, policy, held, shards) for site in sites
+                    pricer.max_layers(site, first, last, micro_batch_size, policy, held, shards)
+                    for site in sites
                 )
                 for n in range(1, min(most, self._num_layers) + 1):
                     seconds = max(
@@ -87,7 +88,11 @@ class LayerSplitter:
         room = sum(len(o.times) for o in options)
         if p > layers or empty or room < layers:
             return max(layers - room, empty, p - layers, 1)
-        counts = self._even_counts(options) if self._even else bottleneck_counts([o.times for o in options], layers, added_s)
+        counts = (
+            self._even_counts(options)
+            if self._even
+            else bottleneck_counts([o.times for o in options], layers, added_s)
+        )
         if counts is None:
             return 1
         return tuple((n, o.policies[n - 1]) for n, o in zip(counts, options, strict=True))
@@ -107,9 +112,9 @@ class LayerSplitter:
 
 
 def bottleneck_counts(times: Sequence[Sequence[float]], total: int, added: Sequence[float] = ()) -> list[int]:
-    """Counts n_s ≥ 1 with Σ n_s = total that minimise the largest `times[s][n_s - 1] + added[s]`, then the sum.
+    """Counts n_s ≥ 1 with Σ n_s = total that minimise the largest `times[s][n_s - 1] + added[s]`.
 
-    `times[s]` never falls. Needs len(times) ≤ total ≤ Σ len(times[s]).
+    Among those, the sum is small too (least where times are convex). `times[s]` never falls. Needs len(times) ≤ total ≤ Σ len(times[s]).
     """
     if any(added):
         times = [[x + more for x in t] for t, more in zip(times, added, strict=True)]

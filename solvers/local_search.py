@@ -14,14 +14,18 @@ from hexiopt.result import Result
 from hexiopt.space import sharding_stages
 from solvers.base import Budget, Listener, Pricer, Search
 from solvers.moves import Neighbourhood
+from solvers.polish import Polisher
 from solvers.reason import explain
 from solvers.starts import chain_structures, first_choice, kinds, shared_structures, symmetric
 from solvers.structure import Builder, Bundle, Misfit, Structure
 
 _HOT, _COLD = 0.01, 0.0005  # temperatures: an accepted worsening of 1 % and of 0.05 %
 _MISFIT = 100.0  # energy of a structure that no plan follows, far above any step time's logarithm
+_FORBIDDEN = 200.0  # energy of a structure that the plan space forbids
 _POOLS = (48, 16, 5, 2)  # structures annealed in each round of equal time
 _HOPELESS = 0.3  # a start whose pipelines alone take e^0.3 times the best step is left out
+_STARTS = 0.4  # most of the budget that goes into pricing starts
+ANNEAL = 0.93  # annealing ends here, the rest polishes
 _TRUST = 0.8  # how far a neighbour's factor of price over estimate is believed
 _ANYWAY = 0.05  # share of structures priced although their estimate speaks against it
 
@@ -58,8 +62,9 @@ class Annealer:
         return found
 
     def _evaluate(self, structure: Structure, limit: float, factor: float) -> Judged | None:
-        if not self.builder.allowed(structure):
-            return Judged(math.inf)
+        distance = self.builder.distance(structure)
+        if distance:
+            return Judged(_FORBIDDEN + math.log(distance))
         built = self.builder.build(structure)
         if isinstance(built, Misfit):
             return Judged(_MISFIT + math.log(built.missing))
@@ -72,7 +77,9 @@ class Annealer:
             return None
         cost = priced[1]
         energy = math.log(cost.step_time_s)
-        return Judged(energy if cost.fits else _MISFIT - 1.0 + energy / 1e3, max(1.0, cost.step_time_s / estimate_s))
+        return Judged(
+            energy if cost.fits else _MISFIT - 1.0 + energy / 1e3, max(1.0, cost.step_time_s / estimate_s)
+        )
 
     def anneal(self, start: Structure, until: float, max_steps: int | None) -> Structure:
         """The best structure met from `start` until the fraction `until` of the time, or `max_steps` steps."""
@@ -128,30 +135,31 @@ def own_grids(problem: Problem, builder: Builder) -> Iterator[Structure]:
                 yield Structure(base.bundles, base.schedule, sharding)
 
 
-def improve(search: Search, builder: Builder, starts: Iterable[Structure], rng: random.Random, until: float) -> None:
+def improve(
+    search: Search, builder: Builder, starts: Iterable[Structure], rng: random.Random, until: float
+) -> None:
     """Price `starts`, then anneal the best of them in rounds, each with fewer structures and more time for each.
 
     Successive halving (Jamieson and Talwalkar, 2016): a start shows soon whether it leads anywhere.
     """
-    annealer = Annealer(search, builder, rng)
+    annealer, steps = Annealer(search, builder, rng), search.budget.max_steps
     pool: list[tuple[float, int, Structure]] = []
     for number, start in enumerate(starts):
-        if not search.go_on(0.4 * until):
+        if not search.go_on(_STARTS * until) or (steps is not None and search.steps > _STARTS * steps):
             break
         search.step()
         least = min((energy for energy, _, _ in pool), default=math.inf)
         judged = annealer.judge(start, least + _HOPELESS)
-        if judged is not None and judged.energy < math.inf:
+        if judged is not None:
             pool.append((judged.energy, number, start))
     begin = search.runtime_s / search.budget.time_limit_s
-    left = None if search.budget.max_steps is None else max(0, search.budget.max_steps - search.steps)
+    left = None if steps is None else max(0, int(until * steps) - search.steps)
     for turn, size in enumerate(_POOLS):
         pool = sorted(pool, key=lambda item: item[:2])[:size]
         share = (until - begin) / len(_POOLS)
         for k, (energy, number, start) in enumerate(pool):
             end = begin + share * (turn + (k + 1) / len(pool))
-            steps = None if left is None else left // (len(_POOLS) * len(pool))
-            found = annealer.anneal(start, end, steps)
+            found = annealer.anneal(start, end, None if left is None else left // (len(_POOLS) * len(pool)))
             judged = annealer.judge(found)
             if judged is not None and judged.energy < energy:
                 pool[k] = (judged.energy, number, found)
@@ -174,5 +182,7 @@ class LocalSearch:
         """The best plan found within `budget`."""
         search = Search(self.name, problem, budget, seed, pricer, listen)
         builder = Builder(search)
-        improve(search, builder, hand_made(problem, builder), random.Random(seed), 1.0)
+        rng = random.Random(seed)
+        improve(search, builder, hand_made(problem, builder), rng, ANNEAL)
+        Polisher(search, builder, rng).finish()
         return explain(search, builder)

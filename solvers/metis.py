@@ -28,6 +28,7 @@ from solvers.structure import Builder, Bundle, Group, Structure
 _AFRESH = 0.25  # share of iterations that partition the whole cluster anew
 _NEXT_BEST = 0.4  # chance to pass over a number of pipelines for the next best one
 _MOST_PIPELINES = 64
+_SOME_MACHINES = 0.2  # share of new partitions that leave machines unused
 _SEARCHED_BLOCKS = 3  # machines of a pipeline whose TP degrees an iteration searches
 _LIKED = 0.8  # chance to begin with the TP degrees of a good plan
 _OTHER_STYLE = 0.2  # share of iterations with another micro-batch size, schedule, sharding or order of kinds
@@ -70,8 +71,8 @@ class HierarchicalPartition:
         with np.errstate(divide="ignore"):
             self._reciprocal = 1.0 / self._graph.bandwidth
         np.fill_diagonal(self._reciprocal, 0.0)
-        self._reciprocal /= self._reciprocal.max()
-        self._direct = self._graph.bandwidth / self._graph.bandwidth.max()
+        self._reciprocal /= self._reciprocal.max() or 1.0
+        self._direct = self._graph.bandwidth / (self._graph.bandwidth.max() or 1.0)
         self._best: dict[int, _Incumbent] = {}  # by number of pipelines
         self._liked: dict[tuple[int, int], tuple[int, ...]] = {}
 
@@ -122,7 +123,7 @@ class HierarchicalPartition:
             most = max(1, min(gpus // 2, self.problem.workload.global_batch, _MOST_PIPELINES))
             # Few pipelines are likelier: numbers are drawn evenly on a logarithmic scale.
             count = fixed or round(most ** rng.random())
-            return self._partition(tuple(range(gpus)), count), {}
+            return self._partition(self._used(count), count), {}
         kept = dict(zip(base.parts, base.structure.bundles, strict=True))
         chosen = rng.sample(base.parts, min(len(base.parts), rng.choice((1, 2, 2, 3))))
         rest = tuple(part for part in base.parts if part not in chosen)
@@ -130,6 +131,16 @@ class HierarchicalPartition:
         change = 0 if fixed else rng.choice((-1, 0, 0, 0, 0, 1))
         count = len(chosen) if fixed else min(max(1, len(chosen) + change), max(1, len(union) // 2))
         return rest + self._partition(union, count), {part: kept[part] for part in rest}
+
+    def _used(self, count: int) -> tuple[int, ...]:
+        """The GPUs to partition: all, or now and then those of some machines, which pays on slow networks."""
+        gpus = range(len(self._graph.devices))
+        machines = sorted({int(self.problem.cluster.machine_of[d]) for d in self._graph.devices})
+        if len(machines) < 2 or self.rng.random() > _SOME_MACHINES:
+            return tuple(gpus)
+        kept = set(self.rng.sample(machines, self.rng.randint(1, len(machines) - 1)))
+        found = tuple(i for i in gpus if int(self.problem.cluster.machine_of[self._graph.devices[i]]) in kept)
+        return found if len(found) >= count else tuple(gpus)
 
     def _partition(self, positions: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ...]:
         """METIS on some of the GPUs, edge weights mixed from reciprocal and true bandwidth."""
@@ -166,7 +177,8 @@ class HierarchicalPartition:
             blocks += [own for _, own in sorted(by_machine.items())]
         choices = [
             compositions(
-                len(own), self.problem.space.allowed_tp(cluster.machines[int(cluster.machine_of[own[0]])].num_gpus)
+                len(own),
+                self.problem.space.allowed_tp(cluster.machines[int(cluster.machine_of[own[0]])].num_gpus),
             )
             for own in blocks
         ]

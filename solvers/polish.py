@@ -13,6 +13,8 @@ from hexiopt.plan import Pipeline, Plan, Stage
 from solvers.base import Pricer, Search
 from solvers.structure import Builder
 
+_PATIENCE = 300
+
 
 class Polisher:
     """Improves one plan step by step."""
@@ -22,27 +24,47 @@ class Polisher:
         self._pricer: Pricer = search.pricer
         self._policies = search.pricer.policies()
 
-    def climb(self, until: float, max_steps: int | None = None, patience: int = 400) -> None:
-        """Improve the search's best plan until `patience` steps in a row brought nothing."""
-        search = self.search
-        plan, cost, idle, steps = search.plan, search.cost, 0, 0
-        if plan is None or cost is None:
+    def finish(self) -> None:
+        """Improve the search's best plan, and the same plan with micro-batches of twice and half the size.
+
+        With few micro-batches another size may win, but only with other layers.
+        """
+        plan = self.search.plan
+        if plan is None:
             return
-        while idle < patience and search.go_on(until) and (max_steps is None or steps < max_steps):
+        for start in (plan, self._resized(plan, 2.0), self._resized(plan, 0.5)):
+            if start is not None:
+                self._climb(start)
+
+    def _climb(self, plan: Plan) -> None:
+        """Take steps that help until `_PATIENCE` in a row brought nothing."""
+        search, idle = self.search, 0
+        cost = search.offer(plan)
+        while idle < _PATIENCE and search.go_on():
             search.step()
-            steps += 1
             idle += 1
             trial = self._neighbour(plan, cost)
             if trial is None:
                 continue
-            priced = self.builder.price_built(trial, cost.step_time_s)
-            if priced is not None and priced[1].objective < cost.step_time_s * (1 - 1e-9):
+            priced = self.builder.price_built(trial, cost.objective)
+            if priced is not None and priced[1].objective < cost.objective * (1 - 1e-9):
                 (plan, cost), idle = priced, 0
+
+    def _resized(self, plan: Plan, factor: float) -> Plan | None:
+        """All micro-batches `factor` times as large, where sizes and counts allow it."""
+        sizes = self.search.problem.space.micro_batch_sizes(self.search.problem.workload.global_batch)
+        pipelines = []
+        for pipeline in plan.pipelines:
+            size, count = int(pipeline.micro_batch_size * factor), pipeline.num_micro_batches / factor
+            if size not in sizes or count != int(count):
+                return None
+            pipelines.append(replace(pipeline, micro_batch_size=size, num_micro_batches=int(count)))
+        return replace(plan, pipelines=tuple(pipelines))
 
     def _neighbour(self, plan: Plan, cost: Cost) -> Plan | None:
         space = self.search.problem.space
         kinds = []
-        if space.uneven_layers and space.uneven_structure:
+        if space.uneven_layers:
             kinds += [self._shift_layer] * 3
         if space.recompute_per_stage and len(self._policies) > 1:
             kinds.append(self._other_policy)
@@ -65,9 +87,12 @@ class Polisher:
             if ends:
                 change = min((end - here for end in ends), key=abs) or change
         chosen = [p]
-        if rng.random() < 0.4:
+        together = not self.search.problem.space.uneven_structure
+        if together or rng.random() < 0.4:
             shape = [stage.layers for stage in plan.pipelines[p].stages]
-            chosen = [k for k, q in enumerate(plan.pipelines) if [stage.layers for stage in q.stages] == shape]
+            chosen = [
+                k for k, q in enumerate(plan.pipelines) if [stage.layers for stage in q.stages] == shape
+            ]
         pipelines = list(plan.pipelines)
         for k in chosen:
             moved = self._with_boundary(plan, pipelines[k], s, change)
@@ -99,13 +124,16 @@ class Polisher:
         fitting = [
             policy
             for policy in policies
-            if self._pricer.max_layers(site, s == 0, s == count - 1, size, policy, held, shards) >= stage.num_layers
+            if self._pricer.max_layers(site, s == 0, s == count - 1, size, policy, held, shards)
+            >= stage.num_layers
         ]
         if not fitting:
             return None
         best = min(
             fitting,
-            key=lambda policy: sum(self._pricer.stage_s(site, stage.num_layers, s == 0, s == count - 1, size, policy)),
+            key=lambda policy: sum(
+                self._pricer.stage_s(site, stage.num_layers, s == 0, s == count - 1, size, policy)
+            ),
         )
         return Stage.of(stage.devices, *stage.layers[0], best)
 
@@ -119,7 +147,9 @@ class Polisher:
         if policy == stage.policy:
             return None
         stages = (*pipeline.stages[:s], replace(stage, recompute=(policy,)), *pipeline.stages[s + 1 :])
-        return replace(plan, pipelines=(*plan.pipelines[:p], replace(pipeline, stages=stages), *plan.pipelines[p + 1 :]))
+        return replace(
+            plan, pipelines=(*plan.pipelines[:p], replace(pipeline, stages=stages), *plan.pipelines[p + 1 :])
+        )
 
     def _shift_batch(self, plan: Plan, cost: Cost) -> Plan | None:
         """A micro-batch goes from the latest pipeline to another of the same size."""

@@ -13,13 +13,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from typing import Any
 
+from hexiopt.cost.cost import Cost
 from hexiopt.plan import Plan
 from hexiopt.problem import Problem
 from hexiopt.result import Result
 from solvers.base import Budget, Listener, Pricer, Search
-from solvers.local_search import hand_made, improve, own_grids
+from solvers.local_search import ANNEAL, hand_made, improve, own_grids
 from solvers.metis import HierarchicalPartition
 from solvers.polish import Polisher
 from solvers.reason import explain
@@ -28,7 +30,7 @@ from solvers.structure import Builder, Structure
 
 _LANES = 2
 _PARTITION = 0.2  # share of the time for HexiScale's partition, in the first lane
-_ANNEAL = 0.93  # annealing ends here, the rest polishes
+_GRACE_S = 0.2  # how long a lane may take to notice that time is up
 _LARGE = 200  # GPUs beyond which a structure takes too long to price for annealing thousands
 
 
@@ -52,15 +54,17 @@ def starts(search: Search, builder: Builder, lane: int, rng: random.Random) -> I
 def run_lane(search: Search, lane: int, seed: int) -> Builder:
     """One lane, to the end of its budget."""
     builder, rng = Builder(search), random.Random(seed * _LANES + lane)
-    improve(search, builder, starts(search, builder, lane, rng), rng, _ANNEAL)
-    Polisher(search, builder, rng).climb(1.0)
+    improve(search, builder, starts(search, builder, lane, rng), rng, ANNEAL)
+    Polisher(search, builder, rng).finish()
     return builder
 
 
-def _second_lane(problem: Problem, budget: Budget, seed: int, pricer: Pricer | None, pipe: Connection) -> None:
-    """In another process: run lane 1 and send back its plan, with when and at which step it was found."""
+def _second_lane(
+    problem: Problem, budget: Budget, seed: int, pricer: Pricer | None, stop: Event, pipe: Connection
+) -> None:
+    """In another process: run lane 1 until `stop`, and send back what it found."""
     try:
-        search = Search("portfolio", problem, budget, seed, pricer)
+        search = Search("portfolio", problem, budget, seed, pricer, lambda _: not stop.is_set())
         run_lane(search, 1, seed)
         pipe.send((search.plan, search.steps, search.nearest))
     except BaseException as error:
@@ -85,44 +89,53 @@ class Portfolio:
         listen: Listener | None = None,
     ) -> Result:
         """The best plan found within `budget`; steps are shared equally by the lanes."""
-        search = Search(self.name, problem, budget, seed, pricer, listen)
-        half = budget if budget.max_steps is None else replace(budget, max_steps=-(-budget.max_steps // _LANES))
-        search.budget = half
-        builder = self._run(search, problem, half, seed, pricer)
-        search.budget = budget
+        half = (
+            budget if budget.max_steps is None else replace(budget, max_steps=-(-budget.max_steps // _LANES))
+        )
+        search = Search(self.name, problem, half, seed, pricer, listen)
+        if len(os.sched_getaffinity(0)) >= _LANES and "fork" in multiprocessing.get_all_start_methods():
+            builder = _side_by_side(search, pricer)
+        else:
+            builder = run_lane(search, 0, seed)
+            if half.max_steps is not None and not search.stopped:
+                other = Search(self.name, problem, half, seed, pricer, listen)
+                run_lane(other, 1, seed)
+                _merge(search, other.plan, other.steps, other.nearest)
         return explain(search, builder)
 
-    @staticmethod
-    def _run(search: Search, problem: Problem, half: Budget, seed: int, pricer: Pricer | None) -> Builder:
-        if len(os.sched_getaffinity(0)) < _LANES or "fork" not in multiprocessing.get_all_start_methods():
-            if half.max_steps is None:
-                return run_lane(search, 0, seed)
-            builder = run_lane(search, 0, seed)
-            other = Search(search.name, problem, half, seed, pricer)
-            run_lane(other, 1, seed)
-            _merge(search, (other.plan, other.steps, other.nearest))
-            return builder
-        context = multiprocessing.get_context("fork")
-        here, there = context.Pipe(duplex=False)
-        child = context.Process(target=_second_lane, args=(problem, half, seed, pricer, there), daemon=True)
-        child.start()
-        there.close()
-        try:
-            builder = run_lane(search, 0, seed)
+
+def _side_by_side(search: Search, pricer: Pricer | None) -> Builder:
+    """Both lanes at once, the second in a forked process; its error is ours."""
+    context = multiprocessing.get_context("fork")
+    stop = context.Event()
+    here, there = context.Pipe(duplex=False)
+    child = context.Process(
+        target=_second_lane,
+        args=(search.problem, search.budget, search.seed, pricer, stop, there),
+        daemon=True,
+    )
+    child.start()
+    there.close()
+    try:
+        builder = run_lane(search, 0, search.seed)
+        if search.stopped or not here.poll(max(0.0, search.left_s()) + _GRACE_S):
+            stop.set()
+        if here.poll(_GRACE_S):
             message: Any = here.recv()
-        finally:
-            child.terminate() if not here.closed and child.is_alive() and not here.poll(0) else None
-            child.join(1.0)
-            here.close()
-        if isinstance(message, BaseException):
-            raise message
-        _merge(search, message)
-        return builder
+            if isinstance(message, BaseException):
+                raise message
+            _merge(search, *message)
+    finally:
+        if child.is_alive():
+            child.join(0.05)
+            child.terminate()
+        child.join()
+        here.close()
+    return builder
 
 
-def _merge(search: Search, found: tuple[Plan | None, int, Any]) -> None:
+def _merge(search: Search, plan: Plan | None, steps: int, nearest: tuple[Plan, Cost] | None) -> None:
     """Take over what another lane found."""
-    plan, steps, nearest = found
     search.steps += steps
     if plan is not None:
         search.offer(plan)

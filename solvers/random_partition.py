@@ -12,6 +12,7 @@ from hexiopt.result import Result
 from hexiopt.space import schedules, sharding_stages
 from solvers.base import Budget, Listener, Pricer, Search
 from solvers.reason import explain
+from solvers.starts import machine_devices
 from solvers.structure import Builder, Bundle, Group, Structure
 
 
@@ -32,9 +33,17 @@ def random_groups(problem: Problem, devices: list[int], rng: random.Random) -> l
     return groups
 
 
+def _some_devices(problem: Problem, rng: random.Random) -> list[int]:
+    """All usable devices, or for a third of the draws those of a random set of machines."""
+    machines = list(machine_devices(problem).values())
+    if len(machines) > 1 and rng.random() < 1 / 3:
+        machines = rng.sample(machines, rng.randint(1, len(machines)))
+    return sorted(device for own in machines for device in own)
+
+
 def random_structure(problem: Problem, rng: random.Random) -> Structure | None:
     """A random partition; None where a pipeline came out empty or too long."""
-    devices = list(problem.usable_devices)
+    devices = _some_devices(problem, rng)
     space, layers = problem.space, problem.model.num_layers
     most = min(len(devices), problem.workload.global_batch, 64)
     count = space.num_pipelines or rng.randint(1, most)
@@ -61,7 +70,7 @@ def _regular(problem: Problem, rng: random.Random) -> Structure | None:
     """A random partition where all stages have one TP degree, and all pipelines one structure."""
     space = problem.space
     by_machine: dict[int, list[int]] = {}
-    for device in problem.usable_devices:
+    for device in _some_devices(problem, rng):
         by_machine.setdefault(int(problem.cluster.machine_of[device]), []).append(device)
     tp = rng.choice(space.allowed_tp(max(map(len, by_machine.values()))))
     groups: list[Group] = []

@@ -1,101 +1,214 @@
 """Why no plan was found: the binding device, what it lacks in GiB, and the nearest change that fits."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 from hexiopt.cost.model import CostModel
+from hexiopt.errors import InputError
+from hexiopt.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem import Problem
 from hexiopt.result import Result, Status
-from hexiopt.space import recompute_policies, sharding_stages
+from hexiopt.space import Space, recompute_policies, schedules, sharding_stages
 from hexiopt.units import GIB
-from solvers.base import Search
-from solvers.starts import machine_devices
-from solvers.structure import Builder
+from hexiopt.workload import AUTO
+from solvers.base import Budget, Search
+from solvers.starts import chain_structures, cut, machine_devices
+from solvers.structure import Builder, Misfit
+
+_TRIED = 300  # hand-made structures built to see whether a changed problem has a plan
 
 
 def explain(search: Search, builder: Builder) -> Result:
     """The result of `search`; without a plan, with the reason, and `infeasible` where that is proven."""
     result = search.result()
-    if result.plan is not None or not isinstance(search.pricer, CostModel):
+    if result.plan is not None:
         return result
-    shortfall = _total_shortfall(search.problem, search.pricer)
-    if shortfall is not None:
-        return replace(result, status=Status.INFEASIBLE, reason=shortfall)
-    return replace(result, reason=_not_found(search))
+    if not isinstance(search.pricer, CostModel):
+        return replace(result, reason=f"no plan found in {search.steps} steps: {_nearest(search)}")
+    proof = shortfall(search.problem, search.pricer)
+    remedy = nearest_change(search.problem, 0 if proof is None else proof.missing_layers)
+    if proof is not None:
+        return replace(result, status=Status.INFEASIBLE, reason=f"no plan fits: {proof.text}; {remedy}")
+    return replace(result, reason=f"no plan found in {search.steps} steps: {_nearest(search)}; {remedy}")
 
 
-def _total_shortfall(problem: Problem, model: CostModel) -> str | None:
-    """A proof that nothing fits: even one pipeline of all devices, at its leanest, holds too few layers."""
+class Shortfall:
+    """A proof that nothing fits: how many layers find no room, and the words for it."""
+
+    def __init__(self, missing_layers: int, text: str) -> None:
+        self.missing_layers, self.text = missing_layers, text
+
+
+def shortfall(problem: Problem, model: CostModel) -> Shortfall | None:
+    """The proof that no plan fits memory, if a count of rooms gives one.
+
+    Every device holds at most as many layers as fit it with one micro-batch in flight, its TP group as wide,
+    its policy as lean and its optimiser as sharded as may be; all devices together must hold the model once.
+    """
     policies, shards = recompute_policies(problem.workload), 1
     if sharding_stages(problem.workload)[-1]:
         shards = min(len(problem.usable_devices), problem.workload.global_batch)
-    layers = 0
-    best: tuple[float, int, str] | None = None
+    total, best = 0, (math.inf, 0, "")
+    rooms: dict[object, int] = {}
+    per_layer_gib = 0.0
     for machine, own in machine_devices(problem).items():
-        allowed = problem.space.allowed_tp(len(own))
-        room = 0
-        for tp in allowed:
-            site = model.site(own[:tp])
-            held = [max(0, model.max_layers(site, False, False, 1, policy, 1, shards)) for policy in policies]
-            room = max(room, max(held) * (len(own) // tp))
-            memory = min(
-                model.memory_model(site, 1).stage(1, False, False, policy, 1, shards).total for policy in policies
-            )
-            excess = memory - site.gpu.usable_memory_bytes
-            if best is None or excess < best[0]:
-                best = (excess, own[0], site.gpu.name)
-        layers += room
+        key = (problem.cluster.machines[machine].kind, len(own))
+        if key not in rooms:
+            held: dict[int, int] = {}  # layers that a TP group holds, by degree
+            for tp in problem.space.allowed_tp(len(own)):
+                site = model.site(own[:tp])
+                memory = model.memory_model(site, 1)
+                held[tp] = max(
+                    model.max_layers(site, False, False, 1, policy, 1, shards) for policy in policies
+                )
+                for policy in policies:
+                    needs = [memory.stage(n, False, False, policy, 1, shards).total for n in (1, 2)]
+                    excess = needs[0] - site.gpu.usable_memory_bytes
+                    if excess < best[0]:
+                        best = (excess, own[0], site.gpu.name)
+                        per_layer_gib = tp * (needs[1] - needs[0]) / GIB
+            rooms[key] = _room(held, len(own))
+        total += rooms[key]
     needed = problem.model.num_layers
-    if layers >= needed or best is None:
+    if total >= needed:
         return None
     excess, device, gpu = best
     name = problem.cluster.device_name(device)
     if excess > 0:
-        return (
-            f"no plan fits: one layer of {problem.model.name} does not fit any device; the nearest, {name} ({gpu}), "
-            f"lacks {excess / GIB:.2f} GiB even at its largest TP degree with {policies[-1]} recompute; "
-            f"{_remedy(problem)}"
+        return Shortfall(
+            needed,
+            f"not one layer of {problem.model.name} fits a device; the nearest, {name} ({gpu}), lacks "
+            f"{excess / GIB:.2f} GiB even at its best TP degree",
         )
-    share = _layer_gib(problem, model, device)
-    return (
-        f"no plan fits: all devices together hold {layers} of the {needed} layers of {problem.model.name}; "
-        f"memory binds everywhere, {name} ({gpu}) first, and {(needed - layers) * share:.2f} GiB are missing; "
-        f"{_remedy(problem)}"
+    return Shortfall(
+        needed - total,
+        f"all devices together have room for {total} of the {needed} layers of {problem.model.name}; memory binds on "
+        f"every device, {name} ({gpu}) the roomiest, and {(needed - total) * per_layer_gib:.2f} GiB are missing",
     )
 
 
-def _layer_gib(problem: Problem, model: CostModel, device: int) -> float:
-    memory = model.memory_model(model.site((device,)), 1)
-    policy = recompute_policies(problem.workload)[-1]
-    one, two = (memory.stage(n, False, False, policy, 1).total for n in (1, 2))
-    return (two - one) / GIB
+def _room(held: dict[int, int], devices: int) -> int:
+    """The most layers on a machine of `devices` whose TP groups of each degree hold `held`: a knapsack."""
+    best = [0] * (devices + 1)
+    for size in range(1, devices + 1):
+        best[size] = max([best[size - 1], *(best[size - tp] + n for tp, n in held.items() if tp <= size)])
+    return best[devices]
 
 
-def _not_found(search: Search) -> str:
+def _nearest(search: Search) -> str:
+    """The nearest plan met, or else the plainest one that obeys the constraints, in words."""
     problem = search.problem
-    if search.nearest is not None:
-        plan, cost = search.nearest
-        p, s = cost.binding_stage()
-        stage = plan.pipelines[p].stages[s]
-        device = problem.cluster.device_name(stage.devices[0])
-        return (
-            f"no plan found in {search.steps} steps; in the nearest one device {device} lacks "
-            f"{cost.excess_bytes / GIB:.2f} GiB; {_remedy(problem)}, or a longer solver.time_limit_s"
+    if search.nearest is None:
+        for plan in _plain_plans(problem):
+            search.offer(plan)
+    if search.nearest is None:
+        return "the TP degrees and numbers of pipelines and stages asked for do not go together"
+    plan, cost = search.nearest
+    p, s = cost.binding_stage()
+    device = problem.cluster.device_name(plan.pipelines[p].stages[s].devices[0])
+    return f"in the nearest one device {device} lacks {cost.excess_bytes / GIB:.2f} GiB"
+
+
+def _plain_plans(problem: Problem) -> Iterator[Plan]:
+    """Equal pipelines of equal stages, in the order of devices, at the leanest; one for each TP degree."""
+    space, workload, layers = problem.space, problem.workload, problem.model.num_layers
+    machines = machine_devices(problem).values()
+    for tp in sorted({t for own in machines for t in space.allowed_tp(len(own))}):
+        groups = [group for own in machines if tp in space.allowed_tp(len(own)) for group in cut(own, tp)]
+        pipelines = space.num_pipelines or 1
+        stages = space.num_stages or min(layers, len(groups) // pipelines)
+        if not stages or pipelines * stages > len(groups):
+            continue
+        ends = [layers * s // stages for s in range(stages + 1)]
+        counts = [
+            workload.global_batch // pipelines + (k < workload.global_batch % pipelines)
+            for k in range(pipelines)
+        ]
+        policy = recompute_policies(workload)[-1]
+        yield Plan(
+            tuple(
+                Pipeline(
+                    tuple(
+                        Stage.of(groups[k * stages + s], ends[s], ends[s + 1], policy) for s in range(stages)
+                    ),
+                    counts[k],
+                )
+                for k in range(pipelines)
+            ),
+            schedules(workload)[-1],
+            Sharding(sharding_stages(workload)[-1]),
         )
-    return (
-        f"no plan found in {search.steps} steps: no arrangement tried has room for all "
-        f"{problem.model.num_layers} layers within the constraints; {_remedy(problem)}, or a longer solver.time_limit_s"
+
+
+def nearest_change(problem: Problem, missing_layers: int) -> str:
+    """The smallest change of the request under which a plan was built, in words."""
+    for changed, words in _changes(problem, missing_layers):
+        if _has_plan(changed):
+            return f"it fits with {words}"
+    return "no change of the workload, nor more machines of a kind it has, was seen to fit; choose a smaller model"
+
+
+def _changes(problem: Problem, missing_layers: int) -> Iterator[tuple[Problem, str]]:
+    """Changed problems, the least change first."""
+    workload = problem.workload
+    space = problem.space
+    if (space.num_pipelines, space.num_stages, space.max_tp, space.exclude) != (None, None, None, ()):
+        yield (
+            replace(
+                problem, space=replace(space, num_pipelines=None, num_stages=None, max_tp=None, exclude=())
+            ),
+            ("the constraints left out"),
+        )
+    if space != Space():
+        yield replace(problem, space=Space()), "all freedoms of the plan space and no constraints"
+        problem = replace(problem, space=Space())
+    if workload.recompute not in (AUTO, "full"):
+        workload = replace(workload, recompute=AUTO)
+        yield replace(problem, workload=workload), "workload.recompute=auto"
+    if workload.optimizer_sharding == "0":
+        workload = replace(workload, optimizer_sharding=AUTO)
+        yield replace(problem, workload=workload), "workload.optimizer_sharding=auto"
+    if workload.gradient_bytes == 4 and workload.element_bytes == 2:
+        yield replace(problem, workload=replace(workload, gradient_bytes=2)), "workload.gradient_bytes=2"
+    for factor in (2, 4, 8):
+        if workload.seq_len // factor >= 512:
+            shorter = replace(workload, seq_len=workload.seq_len // factor)
+            yield replace(problem, workload=shorter), f"workload.seq_len={shorter.seq_len}"
+    yield from _larger_clusters(replace(problem, workload=workload))
+
+
+def _larger_clusters(problem: Problem) -> Iterator[tuple[Problem, str]]:
+    """More machines of the kind with most memory: 1, 2, 3, 4, 6, 8, 12, ... of them."""
+    machine = max(
+        problem.cluster.machines,
+        key=lambda m: (m.num_gpus * m.gpu.usable_memory_bytes, -problem.cluster.machines.index(m)),
     )
+    for more in sorted({base << k for k in range(11) for base in (1, 3)}):
+        extra = tuple(replace(machine, name=f"more-{k}", spec_name="more") for k in range(more))
+        cluster = replace(problem.cluster, machines=problem.cluster.machines + extra)
+        plural = "machine" if more == 1 else "machines"
+        words = f"{more} more {plural} like {machine.name} ({machine.num_gpus} × {machine.gpu.name})"
+        yield replace(problem, cluster=cluster), words
 
 
-def _remedy(problem: Problem) -> str:
-    """The nearest change that may fit, by what the workload and the space still withhold."""
-    workload, space = problem.workload, problem.space
-    if recompute_policies(workload) != ("full",) and "full" not in recompute_policies(workload):
-        return "try workload.recompute=full"
-    if 1 not in sharding_stages(workload):
-        return "try workload.optimizer_sharding=1"
-    if space.num_pipelines is not None or space.num_stages is not None or space.max_tp is not None:
-        return "try without constraints"
-    if workload.seq_len > 1024:
-        return f"try workload.seq_len={workload.seq_len // 2}, a smaller model, or more memory"
-    return "try a smaller model, or more memory"
+def _has_plan(problem: Problem) -> bool:
+    """Whether one of the first hand-made structures makes a plan that fits."""
+    try:
+        search = Search("change", problem, Budget(1.0), 0)
+    except InputError:
+        return False
+    model = search.pricer
+    assert isinstance(model, CostModel)
+    if shortfall(problem, model) is not None:
+        return False
+    builder = Builder(search)
+    for structure in islice(chain_structures(problem), _TRIED):
+        if not search.go_on():
+            return False
+        if builder.allowed(structure) and not isinstance(builder.build(structure), Misfit):
+            priced = builder.price(structure)
+            if isinstance(priced, tuple) and priced[1].fits:
+                return True
+    return False

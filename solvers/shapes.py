@@ -11,9 +11,11 @@ Gomory, 1961). T follows by Newton's method, since the optimum is convex in T. A
 the columns met rounds the solution; then groups are laid onto machines, a pipeline's stages near each other.
 """
 
+import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, count, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +26,9 @@ from hexiopt.result import Result
 from hexiopt.space import schedules, sharding_stages
 from solvers.base import Budget, Listener, Pricer, Search
 from solvers.layers import LayerSplitter
+from solvers.random_partition import random_structure
 from solvers.reason import explain
-from solvers.starts import cut, kinds, machine_devices
+from solvers.starts import chain_structures, cut, kinds, machine_devices
 from solvers.structure import Builder, Bundle, Group, Structure
 
 Floats = NDArray[np.float64]
@@ -63,6 +66,7 @@ class ShapeProgram:
 
     def __init__(self, search: Search, sharding: int, held: int, same_kind: bool) -> None:
         problem = self._problem = search.problem
+        self._search = search
         self._pricer = pricer = search.pricer
         self._same_kind = same_kind
         self.kinds = kinds(problem)
@@ -114,6 +118,8 @@ class ShapeProgram:
         answer = None
         for _ in range(8):
             mix = self._generate(step_s)
+            if not self._search.go_on():
+                break
             if not mix:
                 step_s *= 2.0
                 continue
@@ -125,6 +131,11 @@ class ShapeProgram:
             if abs(change) < 0.005 * step_s:
                 break
         return answer
+
+    def constraints(self) -> tuple[Floats, Floats]:
+        """Left and right side of Σ x · usage ≤ supply: devices of each kind, and a micro-batch for every pipeline."""
+        usage = [np.append(self.usage(shape), shape.micro_batch_size) for shape in self._columns]
+        return np.array(usage).T, np.append(self.supply, self._problem.workload.global_batch)
 
     def columns(self) -> list[Shape]:
         """All shapes met."""
@@ -140,12 +151,12 @@ class ShapeProgram:
                 self._price(duals, step_s)
         solution: list[tuple[Shape, float]] = []
         for _ in range(_COLUMNS):
-            if not self._columns:
-                return []
+            if not self._columns or not self._search.go_on():
+                return solution
             values = np.array([shape.sequences(step_s) for shape in self._columns])
-            usage = np.array([self.usage(shape) for shape in self._columns]).T
-            program = linprog(-values, A_ub=usage, b_ub=self.supply, method="highs")
-            duals = -program.ineqlin.marginals
+            usage, supply = self.constraints()
+            program = linprog(-values, A_ub=usage, b_ub=supply, method="highs")
+            duals = -program.ineqlin.marginals[:-1]
             solution = [(s, float(x)) for s, x in zip(self._columns, program.x, strict=True) if x > 1e-9]
             if not self._price(duals, step_s):
                 break
@@ -168,7 +179,9 @@ class ShapeProgram:
         for size in self.sizes:
             groups: list[list[int]] = [list(range(len(self.items[size])))]
             if self._same_kind:
-                groups = [[i for i in groups[0] if self.items[size][i].kind == k] for k in range(len(self.kinds))]
+                groups = [
+                    [i for i in groups[0] if self.items[size][i].kind == k] for k in range(len(self.kinds))
+                ]
             for members in groups:
                 found = self._knapsack(size, members, duals, step_s)
                 if found is None:
@@ -225,17 +238,17 @@ class ShapeProgram:
         return Shape(tuple(counts), float(beats[at]), fill_s, size)
 
 
-def rounded(program: ShapeProgram, step_s: float) -> list[tuple[Shape, int]]:
+def rounded(program: ShapeProgram, step_s: float, time_limit_s: float) -> list[tuple[Shape, int]]:
     """Whole numbers of shapes that process the most in `step_s` seconds, among all columns met."""
     columns = program.columns()
     values = np.array([shape.sequences(step_s) for shape in columns])
-    usage = np.array([program.usage(shape) for shape in columns]).T
+    usage, supply = program.constraints()
     answer = milp(
         -values,
-        constraints=LinearConstraint(usage, -np.inf, program.supply),
+        constraints=LinearConstraint(usage, -np.inf, supply),
         integrality=np.ones(len(columns)),
         bounds=Bounds(0, np.inf),
-        options={"time_limit": _MIP_S, "mip_rel_gap": 0.002},
+        options={"time_limit": min(_MIP_S, time_limit_s), "mip_rel_gap": 0.002},
     )
     if answer.x is None:
         return []
@@ -264,7 +277,9 @@ def laid_out(program: ShapeProgram, chosen: Sequence[tuple[Shape, int]], aligned
     return bundles
 
 
-def _place_aligned(program: ShapeProgram, shape: Shape, count: int, free: dict[int, list[int]]) -> list[list[Group]]:
+def _place_aligned(
+    program: ShapeProgram, shape: Shape, count: int, free: dict[int, list[int]]
+) -> list[list[Group]]:
     """`count` pipelines, as many at a time as a machine has groups of the widest degree; stage after stage."""
     items = program.items[shape.micro_batch_size]
     order = [item for item, n in zip(items, shape.counts, strict=True) for _ in range(n)]
@@ -305,7 +320,9 @@ def _place(program: ShapeProgram, shape: Shape, free: dict[int, list[int]]) -> l
         while degrees:
             total = sum(degrees)
             roomy = [m for m in members if len(free[m]) >= total]
-            machine = min(roomy, key=lambda m: len(free[m])) if roomy else max(members, key=lambda m: len(free[m]))
+            machine = (
+                min(roomy, key=lambda m: len(free[m])) if roomy else max(members, key=lambda m: len(free[m]))
+            )
             if not free[machine]:
                 break
             left = []
@@ -328,11 +345,15 @@ def shape_structures(search: Search) -> Iterator[Structure]:
     for sharding in sharding_stages(problem.workload)[::-1]:
         for held in (4, 8):
             for same_kind in (False, True):
+                if not search.go_on():
+                    return
                 program = ShapeProgram(search, sharding, held, same_kind)
                 answer = program.solve()
                 if answer is None:
                     continue
-                chosen = rounded(program, answer[0])
+                if search.left_s() <= 0.0:
+                    return
+                chosen = rounded(program, answer[0], search.left_s())
                 for aligned in (True, False):
                     bundles = laid_out(program, chosen, aligned)
                     if bundles:
@@ -355,15 +376,15 @@ class Shapes:
         pricer: Pricer | None = None,
         listen: Listener | None = None,
     ) -> Result:
-        """The best rounding found within `budget`."""
+        """The best rounding found within `budget`; a hand-made structure where the space allows none of them."""
         search = Search(self.name, problem, budget, seed, pricer, listen)
-        builder = Builder(search)
-        for structure in shape_structures(search):
-            search.step()
-            if builder.allowed(structure):
-                builder.price(structure)
+        builder, rng = Builder(search), random.Random(seed)
+        programs = shape_structures(search)
+        others = chain(chain_structures(problem), (random_structure(problem, rng) for _ in count()))
+        for structure in chain(programs, takewhile(lambda _: search.plan is None, others)):
             if not search.go_on():
                 break
+            search.step()
+            if structure is not None and builder.allowed(structure):
+                builder.price(structure)
         return explain(search, builder)
-
-

@@ -129,12 +129,12 @@ def chain_structures(problem: Problem) -> Iterator[Structure]:
     How many chains, how wide, how much TP, machines dealt or in blocks, and for one chain every order of kinds.
     """
     groups = kinds(problem)
+    seen: set[tuple[Bundle, ...]] = set()
     for left_out in range(len(groups)):
         members = groups[left_out:]
         machines = [machine for kind in members for machine in kind]
         top = max(len(machine_devices(problem)[m]) for m in machines)
         widths = [1 << k for k in range(top.bit_length()) if 1 << k <= top]
-        seen: set[tuple[Bundle, ...]] = set()
         for hands in hand_counts(len(machines)):
             deals = [[order] for order in orders(problem, machines)]
             if hands > 1:

@@ -80,21 +80,25 @@ class Builder:
 
     def allowed(self, structure: Structure) -> bool:
         """Whether the structure obeys the switches and constraints of the plan space."""
-        space = self.problem.space
-        bundles = structure.bundles
-        if not bundles or structure.num_pipelines > self.problem.workload.global_batch:
-            return False
-        if space.num_pipelines is not None and structure.num_pipelines != space.num_pipelines:
-            return False
-        if space.num_stages is not None and any(len(b.stages) != space.num_stages for b in bundles):
-            return False
-        if any(len(b.stages) > self.problem.model.num_layers for b in bundles):
-            return False
-        if not space.uneven_structure and len(bundles) > 1:
-            return False
-        if not space.uneven_tp and len({len(slot[0]) for b in bundles for slot in b.stages}) > 1:
-            return False
-        return space.uneven_batch or len({b.micro_batch_size for b in bundles}) == 1
+        return self.distance(structure) == 0
+
+    def distance(self, structure: Structure) -> int:
+        """How far the structure is from obeying the switches and constraints of the plan space; 0 if it does."""
+        space, bundles = self.problem.space, structure.bundles
+        pipelines, most = structure.num_pipelines, self.problem.workload.global_batch
+        far = max(0, pipelines - most) + (not bundles)
+        far += sum(max(0, len(b.stages) - self.problem.model.num_layers) for b in bundles)
+        if space.num_pipelines is not None:
+            far += 10 * abs(pipelines - space.num_pipelines)
+        if space.num_stages is not None:
+            far += sum(abs(len(b.stages) - space.num_stages) for b in bundles)
+        if not space.uneven_structure:
+            far += max(0, len(bundles) - 1)
+        if not space.uneven_tp:
+            far += len({len(slot[0]) for b in bundles for slot in b.stages}) - 1
+        if not space.uneven_batch:
+            far += len({b.micro_batch_size for b in bundles}) - 1
+        return far
 
     def build(self, structure: Structure) -> tuple[Plan, float] | Misfit:
         """The best completion of `structure` over the recompute choices, and an estimate of its longest pipeline.
@@ -195,7 +199,9 @@ class Builder:
         if counts is None:
             return Misfit(1)
         longest = max(f + b * c for f, b, c in zip(fills, beats, counts, strict=True))
-        pipelines = tuple(Pipeline(line.stages, count, size) for line, count, size in zip(lines, counts, sizes, strict=True))
+        pipelines = tuple(
+            Pipeline(line.stages, count, size) for line, count, size in zip(lines, counts, sizes, strict=True)
+        )
         return longest, Plan(pipelines, schedule, Sharding(structure.sharding))
 
     def _lay(
@@ -217,7 +223,10 @@ class Builder:
             if isinstance(split, int):
                 found = Misfit(split)
             else:
-                found = [self._line(tuple(slot[k] for slot in bundle.stages), size, split) for k in range(bundle.width)]
+                found = [
+                    self._line(tuple(slot[k] for slot in bundle.stages), size, split)
+                    for k in range(bundle.width)
+                ]
             self._laid[key] = found
         return found
 
@@ -237,7 +246,10 @@ class Builder:
             stages.append(Stage.of(group, layer, layer + n, policy))
             stage_s.append(sum(pricer.stage_s(pricer.site(group), n, s == 0, s == last, size, policy)))
             layer += n
-        hop_s = [pricer.hop_s(a, b, size) + pricer.hop_s(b, a, size) for a, b in zip(groups, groups[1:], strict=False)]
+        hop_s = [
+            pricer.hop_s(a, b, size) + pricer.hop_s(b, a, size)
+            for a, b in zip(groups, groups[1:], strict=False)
+        ]
         beat = beat_s(stage_s, hop_s)
         return _Line(tuple(stages), max(0.0, sum(stage_s) + sum(hop_s) - beat), beat)
 

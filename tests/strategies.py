@@ -15,6 +15,38 @@ from hexiopt.workload import AUTO, RECOMPUTE_POLICIES, Workload
 GPUS = ("rtx_3090", "rtx_4090", "a100_80gb_sxm", "h100_80gb_sxm", "v100_32gb_sxm", "t4")
 BANDWIDTHS_GB_PER_S = (0.01, 0.125, 1.25, 12.5, 50.0, 400.0)
 LATENCIES_US = (0.0, 5.0, 50.0, 20_000.0)
+# A fixed small cluster: devices a:0 to a:3, v-0:0, v-0:1, v-1:0, v-1:1.
+LAB = cluster_from_section(
+    Section(
+        {
+            "name": "lab",
+            "inter_machine": {"bandwidth_gb_per_s": 1.25},
+            "machines": [
+                {"name": "a", "gpu": "rtx_3090", "num_gpus": 4, "intra_bandwidth_gb_per_s": 12},
+                {
+                    "name": "v",
+                    "gpu": "v100_32gb_sxm",
+                    "num_gpus": 2,
+                    "intra_bandwidth_gb_per_s": 12,
+                    "count": 2,
+                },
+            ],
+        },
+        "test",
+    )
+)
+# Any data of JSON, some of it in words that hexiopt's files use.
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(10**30), 10**30)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(("auto", "all", "a:0", "a", "1f1b", "none")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
 
 
 def rates() -> st.SearchStrategy[float]:
@@ -29,7 +61,7 @@ def latencies() -> st.SearchStrategy[float]:
 
 @st.composite
 def clusters(draw: st.DrawFn, max_specs: int = 3, max_gpus: int = 5) -> Cluster:
-    """A cluster of one to three machine kinds: bridges, several interfaces, counts, racks, exceptional links."""
+    """One to three machine kinds: bridges, several interfaces, counts, racks, exceptional links."""
     machines: list[dict[str, Any]] = []
     for k in range(draw(st.integers(1, max_specs))):
         num_gpus = draw(st.integers(1, max_gpus))
@@ -162,9 +194,7 @@ def plans(draw: st.DrawFn, problem: Problem) -> Plan:
         at += num_groups
         layers = draw(compositions(model.num_layers, len(mine)))
         policies = draw(
-            st.lists(
-                st.sampled_from(recompute_policies(workload)), min_size=len(mine), max_size=len(mine)
-            )
+            st.lists(st.sampled_from(recompute_policies(workload)), min_size=len(mine), max_size=len(mine))
         )
         stages, first = [], 0
         for devices, num_layers, policy in zip(mine, layers, policies, strict=True):
@@ -210,9 +240,7 @@ def format_plans(draw: st.DrawFn, cluster: Cluster) -> Plan:
     stage = st.builds(
         lambda held, layers, recompute: Stage(held[0], layers, recompute, held[1]), holders, ranges, policies
     )
-    pipeline = st.builds(
-        Pipeline, st.lists(stage, min_size=1, max_size=3).map(tuple), positive, positive
-    )
+    pipeline = st.builds(Pipeline, st.lists(stage, min_size=1, max_size=3).map(tuple), positive, positive)
     sharding = st.builds(
         Sharding,
         st.integers(0, 3),

@@ -77,13 +77,20 @@ class ComputeTimes:
     attention_s: float = 0.0
 
 
-def layer_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> ComputeTimes:
+def layer_compute(
+    model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int
+) -> ComputeTimes:
     """One decoder layer on the busiest rank, for a micro-batch of `micro_batch_size` sequences."""
     clock, shard, width = Clock(gpu, workload.precision), largest_shard(model, tp), workload.element_bytes
     seq, hidden = workload.seq_len, model.hidden_size
     tokens = micro_batch_size * seq
     q, kv = shard.heads * model.head_dim, shard.kv_heads * model.head_dim
-    matrices = [hidden * (q + 2 * kv), q * hidden, (2 if model.gated_mlp else 1) * hidden * shard.ffn, shard.ffn * hidden]
+    matrices = [
+        hidden * (q + 2 * kv),
+        q * hidden,
+        (2 if model.gated_mlp else 1) * hidden * shard.ffn,
+        shard.ffn * hidden,
+    ]
     gemm_forward_s = sum(clock.gemm_s(2.0 * tokens * size) for size in matrices)
 
     # softmax(QK')V: two products of tokens × seq × q, of which the causal mask needs half.
@@ -99,8 +106,10 @@ def layer_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro
             clock.attention_s(attention_flops * c.UNFUSED_ATTENTION_BACKWARD_PASSES)
             + c.MEMORY_BACKWARD_PASSES * scores_s
         )
-    moved = tokens * width * (
-        c.LAYER_HIDDEN_PASSES * hidden / tp + 2 * (q + kv) + (3 if model.gated_mlp else 2) * shard.ffn
+    moved = (
+        tokens
+        * width
+        * (c.LAYER_HIDDEN_PASSES * hidden / tp + 2 * (q + kv) + (3 if model.gated_mlp else 2) * shard.ffn)
     )
     elementwise_s = clock.memory_s(moved, c.LAYER_MEMORY_KERNELS)
     return ComputeTimes(
@@ -112,7 +121,9 @@ def layer_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro
     )
 
 
-def embedding_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> ComputeTimes:
+def embedding_compute(
+    model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int
+) -> ComputeTimes:
     """The embedding look-up (a gather) and its backward (a scatter-add into the gradient)."""
     clock = Clock(gpu, workload.precision)
     tokens = micro_batch_size * workload.seq_len
@@ -120,13 +131,17 @@ def embedding_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, m
     return ComputeTimes(clock.memory_s(moved), c.MEMORY_BACKWARD_PASSES * clock.memory_s(moved))
 
 
-def head_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> ComputeTimes:
+def head_compute(
+    model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int
+) -> ComputeTimes:
     """Final norm, LM head and cross-entropy over the rank's part of the vocabulary."""
     clock, shard = Clock(gpu, workload.precision), largest_shard(model, tp)
     tokens = micro_batch_size * workload.seq_len
     gemm_s = clock.gemm_s(2.0 * tokens * model.hidden_size * shard.vocab)
     norm_s = clock.memory_s(2.0 * tokens * model.hidden_size * workload.element_bytes / tp)
-    loss_s = clock.memory_s(float(tokens) * shard.vocab * (workload.element_bytes + c.LOSS_BYTES) * c.LOSS_PASSES, c.LOSS_PASSES)
+    loss_s = clock.memory_s(
+        float(tokens) * shard.vocab * (workload.element_bytes + c.LOSS_BYTES) * c.LOSS_PASSES, c.LOSS_PASSES
+    )
     return ComputeTimes(
         gemm_s + norm_s + loss_s, c.GEMM_BACKWARD_PASSES * gemm_s + c.MEMORY_BACKWARD_PASSES * norm_s + loss_s
     )

@@ -111,7 +111,9 @@ class SyncTimes:
             self._per_byte: list[Floats] = []
             self._latency: list[Floats] = []
             return
-        codes, where = np.unique(np.concatenate(sources) * size + np.concatenate(targets), return_inverse=True)
+        codes, where = np.unique(
+            np.concatenate(sources) * size + np.concatenate(targets), return_inverse=True
+        )
         volume = np.bincount(where, np.concatenate(moved))
         pair_s, pair_latency_s = self._pairs(cluster, codes, volume)
         per_edge, latency_per_edge = pair_s[where], pair_latency_s[where]

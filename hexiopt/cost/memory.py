@@ -46,7 +46,9 @@ class MemoryModel:
     without dropout, with true shapes.
     """
 
-    def __init__(self, model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> None:
+    def __init__(
+        self, model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int
+    ) -> None:
         shard = largest_shard(model, tp)
         self._workload = workload
         width, hidden = workload.element_bytes, model.hidden_size

@@ -30,7 +30,6 @@ from hexiopt.plan import Pipeline, Plan, Stage, unpriced
 from hexiopt.problem import Problem
 from hexiopt.space import recompute_policies
 
-
 _KEPT = 50_000  # pipelines, times and stages remembered before memory is given back
 
 
@@ -92,7 +91,9 @@ class CostModel:
             found = self._site_by_place.get(place)
             if found is None:
                 bandwidth, latency_s = machine.ring(place[1]) if len(devices) > 1 else (float("inf"), 0.0)
-                found = self._site_by_place[place] = self._site_of(machine.gpu, len(devices), bandwidth, latency_s)
+                found = self._site_by_place[place] = self._site_of(
+                    machine.gpu, len(devices), bandwidth, latency_s
+                )
             self._sites[devices] = found
         return found
 
@@ -195,10 +196,14 @@ class CostModel:
     def message_bytes(self, micro_batch_size: int) -> float:
         """Bytes of a boundary's message: one micro-batch's hidden states."""
         workload = self.problem.workload
-        return float(micro_batch_size * workload.seq_len * self.problem.model.hidden_size * workload.element_bytes)
+        return float(
+            micro_batch_size * workload.seq_len * self.problem.model.hidden_size * workload.element_bytes
+        )
 
     def _collective_s(self, site: Site, micro_batch_size: int) -> float:
-        return ring_collective_s(self.message_bytes(micro_batch_size), site.tp, site.bandwidth, site.latency_s)
+        return ring_collective_s(
+            self.message_bytes(micro_batch_size), site.tp, site.bandwidth, site.latency_s
+        )
 
     # The price of a plan.
 
@@ -215,9 +220,7 @@ class CostModel:
         if feature is not None:
             raise ValueError(f"{feature} is part of the plan format but not priced yet")
         if len(self._parts) > _KEPT or len(self._times) > _KEPT or len(self._stages) > _KEPT:
-            self._parts.clear()
-            self._times.clear()
-            self._stages.clear()
+            self.forget_plans()
         shards = len(plan.pipelines) if plan.sharding.stage else 1
         parts = [self._pipeline_parts(pipeline, plan.schedule, shards) for pipeline in plan.pipelines]
         load: Load = {}
@@ -229,6 +232,13 @@ class CostModel:
             for pipeline, part in zip(plan.pipelines, parts, strict=True)
         )
 
+    def forget_plans(self) -> None:
+        """Give back what is remembered of pipelines and plans; layers, hops and memory models stay."""
+        self._parts.clear()
+        self._times.clear()
+        self._stages.clear()
+        self._sync = None
+
     def _pipeline_parts(self, pipeline: Pipeline, schedule: str, shards: int) -> _Parts:
         key = (pipeline, schedule, shards)
         found = self._parts.get(key)
@@ -236,7 +246,12 @@ class CostModel:
             size, count = pipeline.micro_batch_size, len(pipeline.stages)
             costs = tuple(
                 self._stage_cost(
-                    stage, k == 0, k == count - 1, size, in_flight(schedule, k, count, pipeline.num_micro_batches), shards
+                    stage,
+                    k == 0,
+                    k == count - 1,
+                    size,
+                    in_flight(schedule, k, count, pipeline.num_micro_batches),
+                    shards,
                 )
                 for k, stage in enumerate(pipeline.stages)
             )
@@ -261,7 +276,9 @@ class CostModel:
             )
         return found
 
-    def _stage_cost(self, stage: Stage, first: bool, last: bool, size: int, held: int, shards: int) -> StageCost:
+    def _stage_cost(
+        self, stage: Stage, first: bool, last: bool, size: int, held: int, shards: int
+    ) -> StageCost:
         site, layers, policy = self.site(stage.devices), stage.num_layers, stage.policy
         key = (site, layers, policy, first, last, size, held, shards)
         found = self._stages.get(key)
@@ -301,11 +318,18 @@ class CostModel:
         workload = self.problem.workload
         pipeline_s = max(pipeline.end_s for pipeline in pipelines)
         ready = np.array([end for pipeline in pipelines for end in pipeline.stage_end_s])
-        stages = [(stage, cost) for p, q in zip(plan.pipelines, pipelines, strict=True) for stage, cost in zip(p.stages, q.stages, strict=True)]
+        stages = [
+            (stage, cost)
+            for p, q in zip(plan.pipelines, pipelines, strict=True)
+            for stage, cost in zip(p.stages, q.stages, strict=True)
+        ]
         sharded = plan.sharding.stage >= 1
         shards = len(plan.pipelines) if sharded else 1
         optimizer = np.array(
-            [optimizer_compute_s(workload, self.site(stage.devices).gpu, cost.num_params / shards) for stage, cost in stages]
+            [
+                optimizer_compute_s(workload, self.site(stage.devices).gpu, cost.num_params / shards)
+                for stage, cost in stages
+            ]
         )
         sync = self.sync_times(plan)
         ended = ready.copy()

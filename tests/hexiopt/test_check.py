@@ -105,7 +105,10 @@ BROKEN: dict[str, tuple[Plan, str]] = {
     "stages in the wrong order": (with_first(stages=FIRST.stages[::-1]), "layers"),
     "no stage": (with_first(stages=()), "layers"),
     "unequally many ranges": (with_stage(Stage((Replica((4,)),), ((12, 15), (15, 20)))), "layers"),
-    "a policy for a layer too many": (with_stage(Stage((Replica((4,)),), ((12, 20),), ("none",) * 9)), "recompute"),
+    "a policy for a layer too many": (
+        with_stage(Stage((Replica((4,)),), ((12, 20),), ("none",) * 9)),
+        "recompute",
+    ),
     "too few sequences": (with_first(num_micro_batches=4), "batch"),
     "too many sequences": (with_first(num_micro_batches=6), "batch"),
     "no micro-batch": (
@@ -225,7 +228,7 @@ def test_replicas_switched_off() -> None:
 
 
 def test_an_even_plan_passes_every_switch() -> None:
-    """30 layers as 8, 8, 7, 7 in both pipelines; nine and seven sequences differ by one micro-batch of two."""
+    """30 layers as 8, 8, 7, 7 in both pipelines; batches may differ by one micro-batch."""
 
     def pipeline(base: int, batches: int, size: int) -> Pipeline:
         cuts = (0, 8, 16, 23, 30)

@@ -48,7 +48,7 @@ def found(groups: SyncGroups) -> dict[Holders, float]:
 
 
 def brute_force(pipelines: tuple[Pipeline, ...], model: ModelSpec) -> dict[Holders, float]:
-    """Parameters by holders, asking for small equal parts of every tensor which rank of each stage holds them."""
+    """Parameters by holders: for small equal parts of every tensor, which rank of each stage holds them."""
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     parts = int(np.lcm.reduce([stage.tp for stage in stages]))
     out: Counter[Holders] = Counter()
@@ -186,7 +186,7 @@ def test_two_rings_share_the_interfaces_by_hand() -> None:
 
 
 def test_a_ring_crosses_each_machine_boundary_once() -> None:
-    """Holders a0, a1, b0, b1 of 4e8 parameters: every edge carries 3e8; inside at 4 GB/s, outside at 1 GB/s."""
+    """Holders a0, a1, b0, b1 of 4e8 parameters: every edge carries 3e8; 4 GB/s inside, 1 GB/s outside."""
     groups = SyncGroups((np.array([[0, 1, 2, 3]]),), (np.array([4e8]),))
     (seconds,) = SyncTimes(groups, two_machines()).pass_s(2)
     assert seconds.tolist() == pytest.approx([0.6 + 2 * 1e-3])  # two levels of 1 ms
@@ -200,7 +200,7 @@ def test_a_device_starts_its_groups_one_after_another() -> None:
 
 
 def test_zero_1_moves_the_bytes_of_plain_data_parallelism() -> None:
-    """Two ring passes of gradients, or one of gradients and one of weights: the same where both have 2 bytes."""
+    """Two ring passes of gradients, or one of gradients and one of weights: the same bytes in BF16."""
     wide = replace(MODEL, ffn_size=10**6)  # so that the optimiser takes longer than a launch
     problem = Problem(two_machines(), wide, Workload(global_batch=2, seq_len=10))
     pipelines = (Pipeline((Stage.of((0, 1), 0, 6),), 1), Pipeline((Stage.of((2, 3), 0, 6),), 1))

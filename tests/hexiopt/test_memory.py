@@ -78,8 +78,9 @@ def test_zero_1_shards_master_and_moments_only() -> None:
 def test_llama2_7b_by_hand() -> None:
     """One A100, one sequence of 4,096 tokens, BF16, all in one stage.
 
-    A layer keeps 4 h + q + 2 kv + attention output + 3 f numbers a token: (4 + 4)·4096 + 3·11008 = 65,792, that
-    is 514 MiB, and 4 bytes of log-sum-exp for each token and head. The loss keeps BF16 logits and FP32 copies.
+    A layer keeps 4 h + q + 2 kv + attention output + 3 f numbers a token: (4 + 4)·4096 + 3·11008 = 65,792,
+    that is 514 MiB, and 4 bytes of log-sum-exp for each token and head. The loss keeps BF16 logits and FP32
+    copies.
     """
     tokens = 4096
     layer = tokens * 2 * 65_792
@@ -101,7 +102,10 @@ def test_llama2_7b_by_hand() -> None:
     assert 117 * GIB < memory.total < 120 * GIB
 
     full = model.stage(32, True, True, "full", 1)
-    assert full.activations == 32 * tokens * 2 * 4096 + (layer + internals - tokens * 2 * 4096) + 2 * tokens * 2 * 4096
+    assert (
+        full.activations
+        == 32 * tokens * 2 * 4096 + (layer + internals - tokens * 2 * 4096) + 2 * tokens * 2 * 4096
+    )
 
 
 def test_llama2_7b_over_four_ranks_by_hand() -> None:

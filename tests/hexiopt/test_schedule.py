@@ -124,9 +124,9 @@ def test_every_stage_ends_at_its_longest_path(schedule: str, times: Times, num_m
 def test_two_stages_by_hand() -> None:
     """f = 1, 2; b = 3, 1; messages 0.5 and 0.25; two micro-batches.
 
-    1F1B: stage 0 runs f0 [0, 1], f1 [1, 2]. Stage 1 gets f0 at 1.5: f0 to 3.5, b0 to 4.5, f1 to 6.5, b1 to 7.5.
-    Stage 0: b0 from 4.75 to 7.75, b1 (there at 7.75) to 10.75. GPipe: stage 1 f0 to 3.5, f1 to 5.5, b0 to 6.5,
-    b1 to 7.5; stage 0 b0 from 6.75 to 9.75, b1 to 12.75.
+    1F1B: stage 0 runs f0 to 1, f1 to 2. Stage 1 gets f0 at 1.5: f0 to 3.5, b0 to 4.5, f1 to 6.5, b1 to 7.5.
+    Stage 0: b0 from 4.75 to 7.75, b1 (there at 7.75) to 10.75. GPipe: stage 1 f0 to 3.5, f1 to 5.5, b0 to
+    6.5, b1 to 7.5; stage 0 b0 from 6.75 to 9.75, b1 to 12.75.
     """
     times = ([1.0, 2.0], [3.0, 1.0], [0.5], [0.25])
     assert of("1f1b", times, 2) == pytest.approx([10.75, 7.5])
@@ -134,7 +134,9 @@ def test_two_stages_by_hand() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(num_stages=st.integers(1, 10), num_micro_batches=st.integers(1, 60), schedule=st.sampled_from(SCHEDULES))
+@given(
+    num_stages=st.integers(1, 10), num_micro_batches=st.integers(1, 60), schedule=st.sampled_from(SCHEDULES)
+)
 def test_a_stage_runs_everything_once_and_backward_after_forward(
     num_stages: int, num_micro_batches: int, schedule: str
 ) -> None:

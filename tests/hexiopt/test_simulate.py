@@ -1,6 +1,7 @@
 """The event simulation: nothing overlaps, nothing starts before its input, and it ends when the cost says."""
 
 from collections import defaultdict
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -54,7 +55,7 @@ def test_every_event_waits_for_its_input_and_its_place(pair: tuple[Problem, Plan
         places[event.pipeline, event.stage, kind].append(event)
     for held in places.values():
         held.sort(key=lambda e: (e.start_s, e.end_s))
-        for before, after in zip(held, held[1:], strict=False):
+        for before, after in pairwise(held):
             assert before.end_s <= after.start_s
 
 

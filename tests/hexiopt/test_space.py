@@ -76,7 +76,11 @@ def test_choices_follow_the_workload() -> None:
     assert schedules(free) == ("gpipe", "1f1b")
     assert sharding_stages(free) == (0, 1)
     bound = Workload(recompute="full", schedule="gpipe", optimizer_sharding="1")
-    assert (recompute_policies(bound), schedules(bound), sharding_stages(bound)) == (("full",), ("gpipe",), (1,))
+    assert (recompute_policies(bound), schedules(bound), sharding_stages(bound)) == (
+        ("full",),
+        ("gpipe",),
+        (1,),
+    )
 
 
 @pytest.mark.parametrize(

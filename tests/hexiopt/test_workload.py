@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from hexiopt.errors import InputError
 from hexiopt.reading import Section

@@ -19,6 +19,7 @@ from hexiopt.errors import InputError
 from hexiopt.problem import Problem
 from hexiopt.result import Result, Status
 from hexiopt.space import SWITCHES, Space
+from hexiopt.workload import Workload
 from solvers.base import Budget, Listener, Progress
 from solvers.registry import NAMES, make_solver
 from tests.conftest import ROOT
@@ -65,6 +66,27 @@ def assert_sound(problem: Problem, result: Result) -> None:
 @cache
 def best_step_s(problem: str) -> float:
     return oracle.best_step_s(problems.TINY_PROBLEMS[problem]())
+
+
+def test_the_oracle_counts_what_there_is() -> None:
+    """Two devices, two layers, two sequences, counted by hand.
+
+    In one machine: one device (whose name does not matter), both by TP, both as stages, both as pipelines.
+    With a machine each: either device, two orders of stages, two pipelines, no TP.
+    """
+    workload = Workload(2, 512, recompute="none", schedule="1f1b", optimizer_sharding="0")
+    space = Space(max_micro_batch_size=1)
+    model = replace(problems.TINY, num_layers=2)
+    together, apart = [("a", "fast", 2)], [("a", "fast", 1), ("b", "slow", 1)]
+    for machines, plans in ((together, 4), (apart, 5)):
+        problem = Problem(problems.cluster(*machines), model, workload, space)
+        found = list(oracle.all_plans(problem))
+        assert len(found) == len(set(found)) == plans
+        assert not any(check(problem, plan) for plan in found)
+    free = replace(problem, workload=Workload(2, 512), space=Space())
+    # Per structure: policies times splits of the batch, then schedules times shardings.
+    one, stages, pipelines = 3 * 2, 9 * 2, 9 * 1
+    assert len(list(oracle.all_plans(free))) == (2 * one + 2 * stages + pipelines) * 2 * 2
 
 
 # What a plan is worth.

@@ -1,0 +1,215 @@
+"""Speed and quality claims, measured as ratios within one run: `python -m experiments.bench [--only NAME ...]`.
+
+Every row states its budget, seeds and machine; `--quick` takes a tenth of the time (for a smoke test, not a claim).
+Writes `bench.csv` into `--out`.
+"""
+
+import argparse
+import csv
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import geometric_mean, median
+
+from rich.console import Console
+from rich.table import Table
+
+from experiments.configurations import named_cluster, named_model
+from hexiopt.cost.model import CostModel
+from hexiopt.plan import Plan
+from hexiopt.problem import Problem
+from hexiopt.workload import Workload
+from solvers.base import Budget, Search
+from solvers.local_search import own_grids
+from solvers.registry import make_solver
+from solvers.structure import Builder
+
+SETTINGS = (
+    ("hexiscale_setting_1", "llama2_7b"),
+    ("hexiscale_setting_1", "llama2_13b"),
+    ("hexiscale_setting_2", "llama2_7b"),
+    ("hexiscale_setting_2", "llama2_13b"),
+    ("hexiscale_setting_3", "llama_30b"),
+)
+SEEDS = 5
+WARM_REPEATS = 200
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured claim. `holds` compares with the target; None where there is none."""
+
+    name: str
+    what: str
+    measured: float
+    unit: str
+    target: str
+    holds: bool | None
+
+
+def problem(cluster: str, model: str, **overrides: float) -> Problem:
+    """A shipped cluster and model under the default workload."""
+    return Problem(named_cluster(cluster), named_model(model), Workload(**overrides))  # type: ignore[arg-type]
+
+
+def best_s(solver: str, task: Problem, limit_s: float, seed: int) -> float:
+    """Step time of the plan that a solver finds."""
+    return make_solver(solver).solve(task, Budget(limit_s), seed=seed).objective
+
+
+def partition(scale: float) -> Iterator[Row]:
+    """HexiScale's partition against random partition, and the portfolio against both: settings 1 to 3."""
+    limit_s = 10.0 * scale
+    metis_gain, portfolio_gain, worst = [], [], 0.0
+    for cluster, model in SETTINGS:
+        task = problem(cluster, model)
+        for seed in range(SEEDS):
+            times = {name: best_s(name, task, limit_s, seed) for name in ("random", "metis", "portfolio")}
+            metis_gain.append(times["random"] / times["metis"])
+            portfolio_gain.append(times["metis"] / times["portfolio"])
+            worst = max(worst, times["portfolio"] / times["metis"])
+        ours = metis_gain[-SEEDS:]
+        yield Row("partition", f"random / metis, {cluster} {model}", geometric_mean(ours), "×", "", None)
+    what = f"step times, geometric mean over settings 1 to 3, {SEEDS} seeds, {limit_s:g} s"
+    yield Row(
+        "partition",
+        f"random / metis: {what}",
+        geometric_mean(metis_gain),
+        "×",
+        "≥ 1.3",
+        geometric_mean(metis_gain) >= 1.3,
+    )
+    yield Row(
+        "partition",
+        f"metis / portfolio: {what}",
+        geometric_mean(portfolio_gain),
+        "×",
+        "> 1",
+        geometric_mean(portfolio_gain) > 1.0,
+    )
+    yield Row("partition", "portfolio / metis, the worst of these runs", worst, "×", "≤ 1", worst <= 1.0)
+
+
+def speed(scale: float) -> Iterator[Row]:
+    """The portfolio's plan after 5 s against that after 120 s."""
+    for cluster, model in SETTINGS:
+        task = problem(cluster, model)
+        short, long = (best_s("portfolio", task, limit_s * scale, 0) for limit_s in (5.0, 120.0))
+        ratio = short / min(short, long)
+        yield Row(
+            "speed",
+            f"plan after {5 * scale:g} s / after {120 * scale:g} s, {cluster} {model}",
+            ratio,
+            "×",
+            "≤ 1.03",
+            ratio <= 1.03,
+        )
+
+
+def pricing(scale: float) -> Iterator[Row]:
+    """Pricing one plan on 56 GPUs: with empty tables, and when two pipelines changed."""
+    task = problem("hexiscale_setting_3", "llama_30b")
+    result = make_solver("local_search").solve(task, Budget(5.0 * scale))
+    assert result.plan is not None, "setting 3 has a plan"
+    cold = [_priced_s(CostModel(task), result.plan) for _ in range(20)]
+    yield Row("pricing", "one plan on 56 GPUs, nothing remembered", 1e3 * median(cold), "ms", "", None)
+    model = CostModel(task)
+    _priced_s(model, result.plan)
+    again = []
+    for _ in range(WARM_REPEATS):
+        model.forget_plans()
+        again.append(_priced_s(model, result.plan))
+    yield Row(
+        "pricing",
+        "one plan on 56 GPUs, layers and hops known",
+        1e3 * median(again),
+        "ms",
+        "≤ 2",
+        median(again) <= 2e-3,
+    )
+
+
+def _priced_s(model: CostModel, plan: Plan) -> float:
+    start = time.perf_counter()
+    model.price(plan)
+    return time.perf_counter() - start
+
+
+def large(scale: float) -> Iterator[Row]:
+    """Synthetic clusters of four types: time, memory, and the plan against each type's own symmetric pipelines."""
+    for gpus, limit_s, most_s in ((1024, 27.0, 30.0), (10_240, 160.0, 180.0)):
+        cluster = named_cluster("synthetic", num_machines=gpus // 8)
+        task = Problem(cluster, named_model("llama2_13b"), Workload(global_batch=8 * gpus))
+        search = Search("own grids", task, Budget(1e9), 0)
+        builder = Builder(search)
+        for structure in own_grids(task, builder):
+            builder.price(structure)
+        start = time.perf_counter()
+        result = make_solver("portfolio").solve(task, Budget(limit_s * scale))
+        took_s = time.perf_counter() - start
+        ratio = search.best_s / result.objective
+        yield Row("large", f"{gpus} GPUs: seconds to a plan", took_s, "s", f"≤ {most_s:g}", took_s <= most_s)
+        yield Row(
+            "large",
+            f"{gpus} GPUs: each type's own symmetric pipelines / portfolio",
+            ratio,
+            "×",
+            "≥ 1",
+            ratio >= 1.0,
+        )
+    peak = (
+        sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        / 2**20
+    )
+    yield Row("large", "10240 GPUs: peak memory, both processes", peak, "GiB", "≤ 4", peak <= 4.0)
+
+
+BENCHES: dict[str, Callable[[float], Iterator[Row]]] = {
+    "pricing": pricing,
+    "speed": speed,
+    "large": large,
+    "partition": partition,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print and write; 1 if a target is missed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=sorted(BENCHES), default=list(BENCHES))
+    parser.add_argument("--quick", action="store_true", help="a tenth of every budget")
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    options = parser.parse_args(argv)
+    console = Console()
+    console.print(
+        f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}; every ratio from this run"
+    )
+    rows = []
+    for name in options.only:
+        for row in BENCHES[name](0.1 if options.quick else 1.0):
+            rows.append(row)
+            verdict = {True: "holds", False: "missed", None: ""}[row.holds]
+            console.print(
+                f"{row.what}: {row.measured:.4g} {row.unit} {row.target} {verdict}", highlight=False
+            )
+    table = Table("bench", "what", "measured", "target", "")
+    for row in rows:
+        verdict = {True: "✓", False: "missed", None: ""}[row.holds]
+        table.add_row(row.name, row.what, f"{row.measured:.4g} {row.unit}", row.target, verdict)
+    console.print(table)
+    options.out.mkdir(parents=True, exist_ok=True)
+    with (options.out / "bench.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["bench", "what", "measured", "unit", "target", "holds"])
+        writer.writerows([row.name, row.what, row.measured, row.unit, row.target, row.holds] for row in rows)
+    return 1 if any(row.holds is False for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
