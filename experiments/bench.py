@@ -162,10 +162,7 @@ def large(scale: float) -> Iterator[Row]:
             "≥ 1",
             ratio >= 1.0,
         )
-    peak = (
-        sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        / 2**20
-    )
+    peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 2**20
     yield Row("large", "10240 GPUs: peak memory, both processes", peak, "GiB", "≤ 4", peak <= 4.0)
 
 
@@ -179,9 +176,7 @@ BENCHES: dict[str, Callable[[float], Iterator[Row]]] = {
 
 def main(argv: list[str] | None = None) -> int:
     """Measure, print and write; 1 if a target is missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=sorted(BENCHES), default=list(BENCHES))
     parser.add_argument("--quick", action="store_true", help="a tenth of every budget")
     parser.add_argument("--out", type=Path, default=Path("results"))
@@ -195,9 +190,7 @@ def main(argv: list[str] | None = None) -> int:
         for row in BENCHES[name](0.1 if options.quick else 1.0):
             rows.append(row)
             verdict = {True: "holds", False: "missed", None: ""}[row.holds]
-            console.print(
-                f"{row.what}: {row.measured:.4g} {row.unit} {row.target} {verdict}", highlight=False
-            )
+            console.print(f"{row.what}: {row.measured:.4g} {row.unit} {row.target} {verdict}", highlight=False)
     table = Table("bench", "what", "measured", "target", "")
     for row in rows:
         verdict = {True: "✓", False: "missed", None: ""}[row.holds]

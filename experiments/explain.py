@@ -69,24 +69,16 @@ def step_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
     longest = max(range(len(plan.pipelines)), key=lambda p: cost.pipelines[p].end_s)
     pipeline, priced_pipeline = plan.pipelines[longest], cost.pipelines[longest]
     busy = [stage.forward_s + stage.backward_s for stage in priced_pipeline.stages]
-    sends = [
-        a + b for a, b in zip(priced_pipeline.send_forward_s, priced_pipeline.send_backward_s, strict=True)
-    ]
+    sends = [a + b for a, b in zip(priced_pipeline.send_forward_s, priced_pipeline.send_backward_s, strict=True)]
     slowest = max(range(len(busy)), key=busy.__getitem__)
     binds = f"stage {slowest} takes longest, {milliseconds(busy[slowest])} ms a micro-batch"
     if sends and max(sends) > busy[slowest]:
         k = sends.index(max(sends))
-        binds = (
-            f"the messages between stages {k} and {k + 1} take longest, {milliseconds(sends[k])} ms each time"
-        )
+        binds = f"the messages between stages {k} and {k + 1} take longest, {milliseconds(sends[k])} ms each time"
     filled = pipeline.num_micro_batches * busy[slowest] / priced_pipeline.end_s
-    rest = (
-        f"stage {slowest} computes {percent(filled)} of the time, the rest is filling, draining and waiting"
-    )
+    rest = f"stage {slowest} computes {percent(filled)} of the time, the rest is filling, draining and waiting"
     yield "pipeline", seconds(cost.pipeline_s), f"pipeline {longest} ends last; in it {binds}; {rest}"
-    hidden = (
-        "overlapped with the backward" if cost.gradient_sync_s == 0 else "what the backward does not hide"
-    )
+    hidden = "overlapped with the backward" if cost.gradient_sync_s == 0 else "what the backward does not hide"
     yield "gradient sync", seconds(cost.gradient_sync_s), hidden
     gathers = ", and the all-gather of sharded weights" if plan.sharding.stage else ""
     yield (
@@ -118,9 +110,7 @@ def stage_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
             if key in seen:
                 continue
             seen[key] = len(rows)
-            parts = _time_parts(
-                model, stage, site, pipeline.micro_batch_size, s == 0, s == len(pipeline.stages) - 1
-            )
+            parts = _time_parts(model, stage, site, pipeline.micro_batch_size, s == 0, s == len(pipeline.stages) - 1)
             total = stage_cost.forward_s + stage_cost.backward_s
             memory = stage_cost.memory
             largest = sorted(MEMORY_PARTS, key=lambda part: -getattr(memory, part))[:3]

@@ -142,8 +142,7 @@ def table(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Table:
 def _ratios(rows: Sequence[Row], outcomes: Sequence[Outcome], name: str) -> list[float]:
     """Ratios to FlashFlex of a field of `Outcome`, or of the annealer."""
     return [
-        (row.annealer_tokens_per_s if name == "annealer" else getattr(outcome, name))
-        / row.flashflex_tokens_per_s
+        (row.annealer_tokens_per_s if name == "annealer" else getattr(outcome, name)) / row.flashflex_tokens_per_s
         for row, outcome in zip(rows, outcomes, strict=True)
     ]
 

@@ -125,8 +125,7 @@ class FlashFlexPricer:
         self._link_s: list[list[float]] = self._s_per_byte.tolist()
         self._machine_of: list[int] = cluster.machine_of.tolist()
         self._flops = [
-            (machine.gpu.peak_flops(workload.precision) or 0.0) / TFLOP * BINARY_TERA
-            for machine in cluster.machines
+            (machine.gpu.peak_flops(workload.precision) or 0.0) / TFLOP * BINARY_TERA for machine in cluster.machines
         ]
         hidden, layers, vocab = float(model.hidden_size), model.num_layers, model.vocab_size
         seq_len = workload.seq_len
@@ -174,9 +173,7 @@ class FlashFlexPricer:
         """One of a boundary's two messages, times 1.8; both keep the *sending* stage busy."""
         here, there, tp = self._machine_of[senders[0]], self._machine_of[receivers[0]], len(receivers)
         scatter_s = (tp - 1) / tp * self._link_s[there][there]
-        return (
-            PIPELINE_WEIGHT * micro_batch_size * self._message_bytes * (self._link_s[here][there] + scatter_s)
-        )
+        return PIPELINE_WEIGHT * micro_batch_size * self._message_bytes * (self._link_s[here][there] + scatter_s)
 
     def max_layers(
         self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: int, shards: int
@@ -361,6 +358,4 @@ def stage_ends_s(busy_s: list[float], num_micro_batches: int) -> tuple[float, ..
 
 def _only_full(policy: str) -> None:
     if policy != "full":
-        raise ValueError(
-            f"recompute {policy!r} has no price here; FlashFlex's figures are with full recompute"
-        )
+        raise ValueError(f"recompute {policy!r} has no price here; FlashFlex's figures are with full recompute")

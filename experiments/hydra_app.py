@@ -197,9 +197,7 @@ class _Loader(ConfigLoaderImpl):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         try:
-            cfg = super().load_configuration(
-                config_name, overrides, run_mode, from_shell, validate_sweep_overrides
-            )
+            cfg = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
         except ValueError as error:  # such as workload=null
             raise ConfigCompositionException(str(error)) from None
         if run_mode == RunMode.RUN:
@@ -259,9 +257,7 @@ def _said(error: BaseException) -> str | None:
         if text.startswith("Value ") and kind:
             return f"{key}: {text.removeprefix('Value ').split(' of type ')[0]} is not {kind}; state one"
         if "is not a valid bool" in text:
-            return (
-                f"{key}: {text.removeprefix('Value ').split(' is not ')[0]} is not true or false; state one"
-            )
+            return f"{key}: {text.removeprefix('Value ').split(' is not ')[0]} is not true or false; state one"
         if "is not a ListConfig" in text:
             return f"{key}: is not a list; write {key}=[a,b]"
         return f"{key}: {text[:1].lower()}{text[1:]}; see --help for its type"

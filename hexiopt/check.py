@@ -26,9 +26,10 @@ def check(problem: Problem, plan: Plan, cost: Cost | None = None) -> list[Violat
     found = [*_devices(problem, plan), *_batch(problem, plan), *_choices(problem, plan)]
     for p, pipeline in enumerate(plan.pipelines):
         found += _layers(problem, p, pipeline)
+    whole = all(stage.replicas or stage.sequence for pipeline in plan.pipelines for stage in pipeline.stages)
+    feature = unpriced(plan) if whole else None
     if not found:
         found += _switches(problem, plan)
-    feature = unpriced(plan)
     if feature is not None:
         found.append(Violation("unpriced", f"{feature} is part of the plan format but not priced yet"))
     if cost is not None and not found:
@@ -41,7 +42,8 @@ def _devices(problem: Problem, plan: Plan) -> list[Violation]:
     for device, times in Counter(plan.devices()).items():
         if not 0 <= device < cluster.num_devices:
             found.append(Violation("device", f"device {device} is not in the cluster"))
-        elif device not in usable:
+            continue
+        if device not in usable:
             found.append(Violation("exclude", f"device {cluster.device_name(device)} is excluded"))
         if times > 1:
             found.append(Violation("device", f"device {cluster.device_name(device)} is used {times} times"))
@@ -49,6 +51,9 @@ def _devices(problem: Problem, plan: Plan) -> list[Violation]:
         return found
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
+            if not stage.all_devices():
+                found.append(Violation("tp", f"stage {s} of pipeline {p} has no device"))
+                continue
             for replica in stage.replicas:
                 machines = {int(cluster.machine_of[d]) for d in replica.devices}
                 if not replica.devices:
@@ -61,9 +66,7 @@ def _devices(problem: Problem, plan: Plan) -> list[Violation]:
                             f"stage {s} of pipeline {p} spans machines {names}; tensor parallelism stays inside one",
                         )
                     )
-                elif len(replica.devices) not in problem.space.allowed_tp(
-                    cluster.machines[machines.pop()].num_gpus
-                ):
+                elif len(replica.devices) not in problem.space.allowed_tp(cluster.machines[machines.pop()].num_gpus):
                     found.append(
                         Violation(
                             "tp",
@@ -80,9 +83,7 @@ def _batch(problem: Problem, plan: Plan) -> list[Violation]:
     sizes = problem.space.micro_batch_sizes(workload.global_batch)
     for p, pipeline in enumerate(plan.pipelines):
         if pipeline.num_micro_batches < 1:
-            found.append(
-                Violation("batch", f"pipeline {p} has {pipeline.num_micro_batches} micro-batches; at least 1")
-            )
+            found.append(Violation("batch", f"pipeline {p} has {pipeline.num_micro_batches} micro-batches; at least 1"))
         if pipeline.micro_batch_size not in sizes:
             allowed = ", ".join(map(str, sizes))
             found.append(
@@ -113,12 +114,13 @@ def _choices(problem: Problem, plan: Plan) -> list[Violation]:
         )
     if plan.sharding.stage not in sharding_stages(problem.workload):
         allowed = ", ".join(map(str, sharding_stages(problem.workload)))
-        found.append(
-            Violation("sharding", f"sharding stage {plan.sharding.stage}; the workload allows {allowed}")
-        )
+        found.append(Violation("sharding", f"sharding stage {plan.sharding.stage}; the workload allows {allowed}"))
     policies = recompute_policies(problem.workload)
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
+            if len(stage.recompute) not in (1, stage.num_layers):
+                text = f"{len(stage.recompute)} recompute policies for {stage.num_layers} layers"
+                found.append(Violation("recompute", f"stage {s} of pipeline {p} has {text}"))
             for policy in set(stage.recompute):
                 if policy not in policies:
                     found.append(
@@ -178,10 +180,9 @@ def _switches(problem: Problem, plan: Plan) -> list[Violation]:
     if not space.uneven_layers:
         for p, pipeline in enumerate(plan.pipelines):
             if _spread([stage.num_layers for stage in pipeline.stages]) > 1:
-                found.append(
-                    Violation("space.uneven_layers", f"stages of pipeline {p} differ by more than one layer")
-                )
-    if not space.uneven_tp and len({stage.tp for stage in stages}) > 1:
+                found.append(Violation("space.uneven_layers", f"stages of pipeline {p} differ by more than one layer"))
+    degrees = {len(replica.devices) for stage in stages for replica in stage.replicas}
+    if not space.uneven_tp and len(degrees) > 1:
         found.append(Violation("space.uneven_tp", "stages differ in TP degree"))
     if not space.uneven_batch and _spread([p.num_sequences for p in plan.pipelines]) > max(
         p.micro_batch_size for p in plan.pipelines
@@ -189,7 +190,7 @@ def _switches(problem: Problem, plan: Plan) -> list[Violation]:
         found.append(Violation("space.uneven_batch", "pipelines differ by more than one micro-batch"))
     if not space.uneven_structure and len({tuple(map(_shape, p.stages)) for p in plan.pipelines}) > 1:
         found.append(Violation("space.uneven_structure", "pipelines differ in TP degrees or layers"))
-    if not space.recompute_per_stage and len({stage.recompute for stage in stages}) > 1:
+    if not space.recompute_per_stage and len({policy for stage in stages for policy in stage.recompute}) > 1:
         found.append(Violation("space.recompute_per_stage", "stages differ in recompute policy"))
     return found
 
@@ -199,7 +200,7 @@ def _spread(values: list[int]) -> int:
 
 
 def _shape(stage: Stage) -> tuple[object, ...]:
-    return (stage.tp, stage.layers)
+    return (tuple(len(replica.devices) for replica in stage.replicas), stage.layers)
 
 
 def _memory(problem: Problem, plan: Plan, cost: Cost) -> list[Violation]:

@@ -108,9 +108,7 @@ class Machine:
         links = tuple(link for link in self.intra_links if link.a in inside and link.b in inside)
         if not links:
             return self.intra_bandwidth_bytes_per_s, self.intra_latency_s
-        return _best_ring(
-            self.intra_bandwidth_bytes_per_s, self.intra_latency_s, links, tuple(sorted(indices))
-        )
+        return _best_ring(self.intra_bandwidth_bytes_per_s, self.intra_latency_s, links, tuple(sorted(indices)))
 
 
 @lru_cache(maxsize=65536)
@@ -155,9 +153,7 @@ def _best_ring(
 
     off_diagonal = [(a, b) for a in range(size) for b in range(a)]
     slowest = next(
-        value
-        for value in sorted({bandwidths[a][b] for a, b in off_diagonal}, reverse=True)
-        if closes(value, math.inf)
+        value for value in sorted({bandwidths[a][b] for a, b in off_diagonal}, reverse=True) if closes(value, math.inf)
     )
     return slowest, next(
         value for value in sorted({latencies[a][b] for a, b in off_diagonal}) if closes(slowest, value)
@@ -230,8 +226,7 @@ class Cluster:
         for name, span in _spans(self.machines).items():
             expanded = [self.machines[m] for m in span]
             assert len(expanded) == 1 or all(
-                machine.name == f"{name}-{i}" and machine.kind == expanded[0].kind
-                for i, machine in enumerate(expanded)
+                machine.name == f"{name}-{i}" and machine.kind == expanded[0].kind for i, machine in enumerate(expanded)
             ), f"machines of {name!r} are not one numbered run of equal machines"
 
     @cached_property
@@ -333,9 +328,7 @@ class Cluster:
 
     def total_peak_flops(self, precision: str) -> float:
         """Σ dense peak of all devices in FLOP/s; devices without the precision count as zero."""
-        return math.fsum(
-            machine.num_gpus * (machine.gpu.peak_flops(precision) or 0.0) for machine in self.machines
-        )
+        return math.fsum(machine.num_gpus * (machine.gpu.peak_flops(precision) or 0.0) for machine in self.machines)
 
 
 def _frozen(array: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -506,9 +499,7 @@ def _read_intra_links(entry: Section, num_gpus: int, latency: float) -> tuple[In
         pair = section.items("between")
         whole = [value for value in pair if isinstance(value, int) and not isinstance(value, bool)]
         if len(pair) != 2 or len(whole) != 2 or not all(0 <= value < num_gpus for value in whole):
-            section.fail(
-                "between", f"is not a pair of the machine's devices; write two of 0 to {num_gpus - 1}"
-            )
+            section.fail("between", f"is not a pair of the machine's devices; write two of 0 to {num_gpus - 1}")
         a, b = sorted(whole)
         if a == b:
             section.fail("between", "links a device with itself; name two devices")
@@ -520,9 +511,7 @@ def _read_intra_links(entry: Section, num_gpus: int, latency: float) -> tuple[In
     return tuple(links[pair] for pair in sorted(links))
 
 
-def _read_groups(
-    section: Section, machines: tuple[Machine, ...], names: Mapping[str, range]
-) -> tuple[Group, ...]:
+def _read_groups(section: Section, machines: tuple[Machine, ...], names: Mapping[str, range]) -> tuple[Group, ...]:
     entries = section.sections("groups", optional=True)
     numbers: dict[str, int] = {}
     for g, entry in enumerate(entries):
@@ -540,9 +529,7 @@ def _read_groups(
                 entry.fail("members", f"has {_shown(member)}, which is no machine or group; {hint}")
             if member in numbers:
                 if member in parent:
-                    entry.fail(
-                        "members", f"has {member!r}, which is in {parent[member]!r} too; keep it in one group"
-                    )
+                    entry.fail("members", f"has {member!r}, which is in {parent[member]!r} too; keep it in one group")
                 parent[member] = name
             for m in names.get(member, ()):
                 if m in parent_of_machine:
@@ -566,9 +553,7 @@ def _read_groups(
     return tuple(groups)
 
 
-def _read_links(
-    section: Section, machines: tuple[Machine, ...], names: Mapping[str, range]
-) -> tuple[Link, ...]:
+def _read_links(section: Section, machines: tuple[Machine, ...], names: Mapping[str, range]) -> tuple[Link, ...]:
     links = []
     covered = _Covered(machines)
     num_pairs = 0
@@ -664,8 +649,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
         "name": cluster.name,
         "inter_machine": inter,
         "machines": [
-            _machine_to_dict(cluster.machines[span[0]], len(span))
-            for span in _spans(cluster.machines).values()
+            _machine_to_dict(cluster.machines[span[0]], len(span)) for span in _spans(cluster.machines).values()
         ],
         "groups": [
             {

@@ -8,7 +8,7 @@ class InputError(ValueError):
     """Bad input. Its text is one line: where and which value, the rule, the remedy."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(" ".join(message.split()).encode("utf-8", "backslashreplace").decode())
 
 
 def closest(word: str, known: Iterable[str]) -> str:

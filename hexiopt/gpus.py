@@ -90,9 +90,7 @@ def find_gpu(name: str, extra: Mapping[str, Gpu], where: str) -> Gpu:
     gpu = extra.get(name) or catalogue().get(name)
     if gpu is None:
         hint = _suggest(name, {*extra, *catalogue()})
-        raise InputError(
-            f"{where}: {name!r} is not a known GPU; {hint} (a new type is described under 'gpus')"
-        )
+        raise InputError(f"{where}: {name!r} is not a known GPU; {hint} (a new type is described under 'gpus')")
     return gpu
 
 
@@ -238,9 +236,7 @@ def _family_efficiency(family: Section, peak_flops: float) -> Efficiency:
     return out
 
 
-def _stated(
-    section: Section, key: str, unit: float, default: float | None, most: float, zero: bool = False
-) -> float:
+def _stated(section: Section, key: str, unit: float, default: float | None, most: float, zero: bool = False) -> float:
     """`key` in units inside; where absent, `default` (already inside), or InputError without one."""
     limits: dict[str, Any] = {"at_least" if zero else "above": 0, "at_most": most}
     if default is not None:

@@ -207,8 +207,7 @@ class _Config:
     def numerics(self) -> dict[str, Any]:
         """What training needs beside the shape."""
         out: dict[str, Any] = {
-            "activation": self._section.text(self._keys["activation"], default=None)
-            or self._defaults["activation"]
+            "activation": self._section.text(self._keys["activation"], default=None) or self._defaults["activation"]
         }
         if "norm_eps" in self._keys:
             out["norm_eps"] = self._number(
@@ -286,9 +285,7 @@ class _Config:
 
     def _qwen_layer_type(self, num_layers: int) -> str:
         """Qwen's older way to say it: layers from `max_window_layers` (28) on have the window."""
-        first = self._section.integer(
-            "max_window_layers", at_least=0, at_most=RANGES["num_layers"][1], default=None
-        )
+        first = self._section.integer("max_window_layers", at_least=0, at_most=RANGES["num_layers"][1], default=None)
         first = 28 if first is None else first
         if 0 < first < num_layers:
             raise InputError(
@@ -299,9 +296,7 @@ class _Config:
 
     def _layer_type(self, num_layers: int) -> str | None:
         """The one kind in `layer_types`; None where that key is absent or null."""
-        if "layer_types" not in _EXTRA.get(self._architecture, ()) or (
-            self._section.raw("layer_types", None) is None
-        ):
+        if "layer_types" not in _EXTRA.get(self._architecture, ()) or (self._section.raw("layer_types", None) is None):
             return None
         kinds = self._section.each(
             "layer_types",
@@ -313,9 +308,7 @@ class _Config:
                 f"{self._section.at('layer_types')}: {len(kinds)} entries for {num_layers} layers; state each"
             )
         if len(set(kinds)) > 1:
-            raise InputError(
-                f"{self._section.at('layer_types')}: a mixture of kinds is not modelled; make them alike"
-            )
+            raise InputError(f"{self._section.at('layer_types')}: a mixture of kinds is not modelled; make them alike")
         return str(kinds[0])
 
     def _alternates(self, num_layers: int) -> bool:

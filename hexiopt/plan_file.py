@@ -13,7 +13,7 @@ from hexiopt.cost.cost import Cost
 from hexiopt.cost.memory import MEMORY_PARTS
 from hexiopt.errors import InputError
 from hexiopt.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
-from hexiopt.problem import Problem, problem_from_section, problem_to_dict
+from hexiopt.problem import Problem, problem_from_section, problem_to_dict, sha256_of
 from hexiopt.reading import Section, read_mapping
 from hexiopt.result import Result
 from hexiopt.units import GIB
@@ -142,9 +142,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_plan(path: Path, problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any]) -> None:
     """Write a plan file."""
-    write_text(
-        path, json.dumps(plan_file_to_dict(problem, plan, cost, solver), indent=1, allow_nan=False) + "\n"
-    )
+    write_text(path, json.dumps(plan_file_to_dict(problem, plan, cost, solver), indent=1, allow_nan=False) + "\n")
 
 
 def read_plan(path: str | Path) -> PlanFile:
@@ -152,18 +150,16 @@ def read_plan(path: str | Path) -> PlanFile:
     section = Section(read_mapping(path, max_bytes=MAX_PLAN_BYTES), str(path))
     if section.text("format") != FORMAT:
         section.fail("format", f"is not {FORMAT}; give a plan.json that this program wrote")
-    if section.raw("version") != VERSION:
+    if type(version := section.raw("version")) is not int or version != VERSION:
         section.fail("version", f"is not read here; this program reads version {VERSION}")
-    problem = problem_from_section(section.section("problem"))
-    stated = section.text("problem_sha256", default=problem.sha256)
-    if stated != problem.sha256:
-        section.fail(
-            "problem_sha256", "does not belong to the problem in the file; plan again, or remove the key"
-        )
+    whole = section.section("problem")
+    if section.text("problem_sha256", default=None) not in (None, sha256_of(section.raw("problem"))):
+        section.fail("problem_sha256", "does not belong to the problem in the file; plan again, or remove the key")
+    problem = problem_from_section(whole)
     plan = plan_from_section(section, problem.cluster)
     section.section("prediction", optional=True)
     solver = section.section("solver", optional=True)
-    read = {key: solver.raw(key, None) for key in solver.keys()}
+    read = {key: solver.raw(key, None) for key in list(solver.keys())}
     section.done()
     return PlanFile(problem, plan, read)
 
@@ -206,30 +202,28 @@ def _stage(section: Section, cluster: Cluster) -> Stage:
     replicas: tuple[Replica, ...] = ()
     sequence = None
     if ways == ["devices"]:
-        replicas = (
-            Replica(_devices(section, cluster), None, _whole(section, "heads", optional=True) or None),
-        )
+        replicas = (Replica(_devices(section, cluster), None, _whole(section, "heads", optional=True) or None),)
     elif ways == ["replicas"]:
         found = []
+        if not section.items("replicas"):
+            section.fail("replicas", "is empty; name at least one replica")
         for entry in section.sections("replicas"):
             samples = entry.integer("samples", at_least=1, at_most=10**7)
-            found.append(
-                Replica(_devices(entry, cluster), samples, _whole(entry, "heads", optional=True) or None)
-            )
+            found.append(Replica(_devices(entry, cluster), samples, _whole(entry, "heads", optional=True) or None))
             entry.done()
         replicas = tuple(found)
     else:
         layout = section.section("sequence")
         parts = []
         for entry in layout.sections("groups"):
-            parts.append(
-                SequenceGroup(_devices(entry, cluster), _whole(entry, "tokens"), _whole(entry, "heads"))
-            )
+            parts.append(SequenceGroup(_devices(entry, cluster), _whole(entry, "tokens"), _whole(entry, "heads")))
             entry.done()
         sequence = SequenceLayout(
             tuple(parts), layout.text("order", choices=("contiguous", "zigzag"), default="contiguous")
         )
         layout.done()
+        if not parts:
+            layout.fail("groups", "is empty; name at least one group")
     layers = section.items("layers")
     nested = layers and all(isinstance(item, list) for item in layers)
     pairs = (
@@ -251,9 +245,7 @@ def _stage(section: Section, cluster: Cluster) -> Stage:
 
 
 def _devices(section: Section, cluster: Cluster) -> tuple[int, ...]:
-    names = section.each(
-        "devices", lambda name: isinstance(name, str), "is not a device; write machine:index"
-    )
+    names = section.each("devices", lambda name: isinstance(name, str), "is not a device; write machine:index")
     if not names:
         section.fail("devices", "is empty; name at least one device as machine:index")
     return tuple(cluster.device_index(name, where=section.at("devices")) for name in names)

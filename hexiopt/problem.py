@@ -2,11 +2,12 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from hexiopt.cluster import Cluster, cluster_from_section, cluster_to_dict
+from hexiopt.cost.coefficients import COEFFICIENTS
 from hexiopt.errors import InputError
 from hexiopt.huggingface import model_from_config
 from hexiopt.model import ModelSpec
@@ -27,8 +28,8 @@ class Problem:
 
     cluster: Cluster
     model: ModelSpec
-    workload: Workload = Workload()
-    space: Space = Space()
+    workload: Workload = field(default_factory=Workload)
+    space: Space = field(default_factory=Space)
 
     def __post_init__(self) -> None:
         precision, space = self.workload.precision, self.space
@@ -80,8 +81,7 @@ class Problem:
     @cached_property
     def sha256(self) -> str:
         """SHA-256 of the problem as UTF-8 JSON with sorted keys and no spaces."""
-        text = json.dumps(problem_to_dict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return sha256_of(problem_to_dict(self))
 
 
 def problem_to_dict(problem: Problem) -> dict[str, Any]:
@@ -118,7 +118,10 @@ def problem_from_section(section: Section) -> Problem:
 
 def calibration_sha256() -> str:
     """SHA-256 of the coefficients of the cost model, so that a plan tells which ones priced it."""
-    from hexiopt.cost.coefficients import COEFFICIENTS
+    return sha256_of(COEFFICIENTS)
 
-    text = json.dumps(COEFFICIENTS, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+
+def sha256_of(data: Any) -> str:
+    """SHA-256 of plain data as UTF-8 JSON with sorted keys and no spaces."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

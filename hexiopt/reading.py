@@ -25,7 +25,7 @@ class _PlainLoader(yaml.SafeLoader):
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
+        event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             self._refuse(event, "anchors and aliases are not read; write the values out")
         if getattr(event, "tag", None) is not None:
@@ -40,7 +40,7 @@ class _PlainLoader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key, _ in node.value:
-            if key.value in seen and isinstance(key, yaml.ScalarNode):
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
                 raise yaml.MarkedYAMLError(
                     problem=f"the key {key.value!r} stands twice; keep one", problem_mark=key.start_mark
                 )
@@ -52,13 +52,26 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 _PlainLoader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    first: [
+        (tag, regexp)
+        for tag, regexp in resolvers
+        if tag not in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+    ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_PlainLoader.add_implicit_resolver(  # type: ignore[no-untyped-call]
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+# Without numbers to the base of 60, as YAML 1.2.
+_PlainLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"^[-+]?(?:0b[0-1_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"),
     list("-+0123456789"),
+)
+_PlainLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+"
+        r"|\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))$|^\.(?:nan|NaN|NAN)$"
+    ),
+    list("-+0123456789."),
 )
 
 
@@ -174,9 +187,7 @@ class Section:
             return default
         value = self._data[key]
         if value is None and default is not None:
-            raise InputError(
-                f"{self.at(key)}: is unknown (null); state it, or measure it with 'hexiopt profile'"
-            )
+            raise InputError(f"{self.at(key)}: is unknown (null); state it, or measure it with 'hexiopt profile'")
         return value
 
     def number(
@@ -196,11 +207,7 @@ class Section:
             self.fail(key, f"is not a number; state one {_span(above, at_least, at_most)}")
         if isinstance(value, float) and not math.isfinite(value):
             self.fail(key, f"is not finite; state a number {_span(above, at_least, at_most)}")
-        if (
-            (above is not None and value <= above)
-            or (at_least is not None and value < at_least)
-            or value > at_most
-        ):
+        if (above is not None and value <= above) or (at_least is not None and value < at_least) or value > at_most:
             self.fail(key, f"is out of range; it must be {_span(above, at_least, at_most)}")
         return float(value)
 

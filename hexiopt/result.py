@@ -48,9 +48,7 @@ class Result:
 
     def __post_init__(self) -> None:
         found = self.status in (Status.OPTIMAL, Status.FEASIBLE)
-        assert (self.plan is not None) == (self.cost is not None) == found, (
-            "a plan comes with its cost and status"
-        )
+        assert (self.plan is not None) == (self.cost is not None) == found, "a plan comes with its cost and status"
 
     @property
     def objective(self) -> float:

@@ -81,9 +81,7 @@ def simulate_pipeline(index: int, pipeline: Pipeline, cost: PipelineCost, schedu
         yield event
         if event.kind in ("forward", "backward"):
             running[event.stage] = False
-            if (event.kind == "forward" and event.stage < count - 1) or (
-                event.kind == "backward" and event.stage > 0
-            ):
+            if (event.kind == "forward" and event.stage < count - 1) or (event.kind == "backward" and event.stage > 0):
                 send(event.kind, event.stage, event.micro_batch, now)
             begin(event.stage, now)
         else:

@@ -8,8 +8,8 @@ policy; devices may stay unused. Switches take freedoms away, for ablations and 
 from dataclasses import dataclass, fields
 from typing import Any
 
-from hexiopt.errors import InputError
-from hexiopt.reading import Section
+from hexiopt.errors import InputError, closest
+from hexiopt.reading import Section, as_mapping
 from hexiopt.workload import AUTO, PRICED_SCHEDULES, PRICED_SHARDING_STAGES, RECOMPUTE_POLICIES, Workload
 
 
@@ -80,16 +80,22 @@ SWITCHES = (
 )
 
 
+_BOUNDS = ("num_pipelines", "num_stages", "max_tp", "exclude")
+
+
 def space_from_sections(space: Section, constraints: Section) -> Space:
     """The plan space of the `space` and `constraints` mappings of the command line. Raises InputError."""
-    whole = {"at_least": 1, "at_most": 10**6, "default": None}
+
+    def whole(key: str) -> Any:
+        return constraints.integer(key, at_least=1, at_most=10**6, default=None)
+
     result = Space(
         tp_degrees=space.text("tp_degrees", choices=("powers_of_two", "all"), default="powers_of_two"),
         max_micro_batch_size=space.integer("max_micro_batch_size", at_least=1, at_most=1024, default=16),
         **{name: space.flag(name, True) for name in SWITCHES},
-        num_pipelines=constraints.integer("num_pipelines", **whole),
-        num_stages=constraints.integer("num_stages", **whole),
-        max_tp=constraints.integer("max_tp", **whole),
+        num_pipelines=whole("num_pipelines"),
+        num_stages=whole("num_stages"),
+        max_tp=whole("max_tp"),
         exclude=tuple(
             constraints.each(
                 "exclude",
@@ -112,14 +118,11 @@ def space_to_dict(space: Space) -> dict[str, Any]:
 
 def space_from_dict(data: Any, where: str) -> Space:
     """The space that `space_to_dict` wrote. Raises InputError."""
-    section = Section(data, where)
+    whole = as_mapping(data, where)
     known = {field.name for field in fields(Space)}
-    bound = ("num_pipelines", "num_stages", "max_tp", "exclude")
-    for key in section.keys():
+    for key in whole:
         if key not in known:
-            raise InputError(f"{section.at(key)}: unknown key; known: {', '.join(sorted(known))}")
-    pick = {key: section.raw(key, None) for key in section.keys()}
-    return space_from_sections(
-        Section({k: v for k, v in pick.items() if k not in bound}, where),
-        Section({k: v for k, v in pick.items() if k in bound and v is not None}, where),
-    )
+            raise InputError(f"{where}.{key}: unknown key; {closest(key, known)}")
+    bounds = {key: whole[key] for key in _BOUNDS if whole.get(key) is not None}
+    freedoms = {key: value for key, value in whole.items() if key not in _BOUNDS}
+    return space_from_sections(Section(freedoms, where), Section(bounds, where))

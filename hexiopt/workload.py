@@ -74,7 +74,11 @@ def workload_from_section(section: Section) -> Workload:
     """The workload of a mapping whose keys are the fields of `Workload`. Raises InputError."""
     default = Workload()
     sharding = section.raw("optimizer_sharding", default.optimizer_sharding)
-    if isinstance(sharding, bool) or str(sharding) not in (AUTO, "0", "1", "2", "3"):
+    if (
+        isinstance(sharding, bool)
+        or sharding not in (AUTO, "0", "1", "2", "3", 0, 1, 2, 3)
+        or isinstance(sharding, float)
+    ):
         section.fail("optimizer_sharding", f"is not known; choose {AUTO}, 0 or 1")
     workload = Workload(
         global_batch=section.integer("global_batch", at_least=1, at_most=10**7, default=default.global_batch),
@@ -83,9 +87,7 @@ def workload_from_section(section: Section) -> Workload:
         recompute=section.text("recompute", choices=(AUTO, *RECOMPUTE_POLICIES), default=default.recompute),
         schedule=section.text("schedule", choices=(AUTO, *SCHEDULES), default=default.schedule),
         optimizer_sharding=str(sharding),
-        gradient_bytes=section.integer(
-            "gradient_bytes", at_least=2, at_most=4, default=default.gradient_bytes
-        ),
+        gradient_bytes=section.integer("gradient_bytes", at_least=2, at_most=4, default=default.gradient_bytes),
     )
     if workload.gradient_bytes == 3:
         section.fail("gradient_bytes", "is not a width; choose 2 or 4")

@@ -142,9 +142,7 @@ class Search:
         now = self.runtime_s
         if self._listen is not None and now - self._told_s > 0.1:
             self._told_s = now
-            progress = Progress(
-                self.name, now, self.budget.time_limit_s, self.steps, self.best_s, self.bound_s
-            )
+            progress = Progress(self.name, now, self.budget.time_limit_s, self.steps, self.best_s, self.bound_s)
             self._stopped = not self._listen(progress)
         return now < self.budget.time_limit_s * until
 
@@ -166,13 +164,10 @@ class Search:
         """The outcome."""
         found = self.plan is not None and self.cost is not None
         gap = (self.best_s - self.bound_s) / self.best_s if found else 1.0
-        if found:
-            status = Status.OPTIMAL if gap <= OPTIMALITY_TOLERANCE else Status.FEASIBLE
-        else:
-            status = Status.NOT_FOUND
+        status = Status.OPTIMAL if gap <= OPTIMALITY_TOLERANCE else Status.FEASIBLE
         return Result(
             solver=self.name,
-            status=status,
+            status=status if found else Status.NOT_FOUND,
             seed=self.seed,
             runtime_s=self.runtime_s,
             steps=self.steps,

@@ -48,9 +48,7 @@ def scaled(weights: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.maximum(1, np.rint(weights / top * _LARGEST)).astype(np.int64)
 
 
-def partition(
-    graph: DeviceGraph, parts: int, edge_weights: NDArray[np.float64], seed: int
-) -> list[list[int]]:
+def partition(graph: DeviceGraph, parts: int, edge_weights: NDArray[np.float64], seed: int) -> list[list[int]]:
     """METIS: `parts` sets of positions of about equal speed that cut little edge weight; none empty.
 
     Raises ImportError where pymetis is missing.

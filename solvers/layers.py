@@ -39,16 +39,14 @@ class LayerSplitter:
         key = (sites, first, last, micro_batch_size, held, shards)
         found = self._options.get(key)
         if found is None:
-            pricer, best = self._pricer, {}
+            pricer = self._pricer
+            best: dict[int, tuple[float, str]] = {}
             for policy in self._policies:
                 most = min(
-                    pricer.max_layers(site, first, last, micro_batch_size, policy, held, shards)
-                    for site in sites
+                    pricer.max_layers(site, first, last, micro_batch_size, policy, held, shards) for site in sites
                 )
                 for n in range(1, min(most, self._num_layers) + 1):
-                    seconds = max(
-                        sum(pricer.stage_s(site, n, first, last, micro_batch_size, policy)) for site in sites
-                    )
+                    seconds = max(sum(pricer.stage_s(site, n, first, last, micro_batch_size, policy)) for site in sites)
                     if n not in best or seconds < best[n][0]:
                         best[n] = (seconds, policy)
             ordered = [best[n] for n in sorted(best)]
@@ -74,9 +72,7 @@ class LayerSplitter:
             if len(self._splits) > 100_000:
                 self._splits.clear()
             options = [
-                self.options(
-                    site, s == 0, s == p - 1, micro_batch_size, in_flight(schedule, s, p, batches), shards
-                )
+                self.options(site, s == 0, s == p - 1, micro_batch_size, in_flight(schedule, s, p, batches), shards)
                 for s, site in enumerate(sites)
             ]
             found = self._splits[key] = self._solve(options, added_s or (0.0,) * p)
@@ -89,9 +85,7 @@ class LayerSplitter:
         if p > layers or empty or room < layers:
             return max(layers - room, empty, p - layers, 1)
         counts = (
-            self._even_counts(options)
-            if self._even
-            else bottleneck_counts([o.times for o in options], layers, added_s)
+            self._even_counts(options) if self._even else bottleneck_counts([o.times for o in options], layers, added_s)
         )
         if counts is None:
             return 1
@@ -102,9 +96,7 @@ class LayerSplitter:
         low, extra = divmod(self._num_layers, len(options))
         if any(len(o.times) < low for o in options):
             return None
-        ranked = sorted(
-            (s for s, o in enumerate(options) if len(o.times) > low), key=lambda s: options[s].times[low]
-        )
+        ranked = sorted((s for s, o in enumerate(options) if len(o.times) > low), key=lambda s: options[s].times[low])
         if len(ranked) < extra:
             return None
         more = set(ranked[:extra])
@@ -114,7 +106,8 @@ class LayerSplitter:
 def bottleneck_counts(times: Sequence[Sequence[float]], total: int, added: Sequence[float] = ()) -> list[int]:
     """Counts n_s ≥ 1 with Σ n_s = total that minimise the largest `times[s][n_s - 1] + added[s]`.
 
-    Among those, the sum is small too (least where times are convex). `times[s]` never falls. Needs len(times) ≤ total ≤ Σ len(times[s]).
+    Among those, the sum is small too (least where times are convex). `times[s]` never falls; total is from
+    len(times) to Σ len(times[s]).
     """
     if any(added):
         times = [[x + more for x in t] for t, more in zip(times, added, strict=True)]

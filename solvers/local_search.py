@@ -77,9 +77,7 @@ class Annealer:
             return None
         cost = priced[1]
         energy = math.log(cost.step_time_s)
-        return Judged(
-            energy if cost.fits else _MISFIT - 1.0 + energy / 1e3, max(1.0, cost.step_time_s / estimate_s)
-        )
+        return Judged(energy if cost.fits else _MISFIT - 1.0 + energy / 1e3, max(1.0, cost.step_time_s / estimate_s))
 
     def anneal(self, start: Structure, until: float, max_steps: int | None) -> Structure:
         """The best structure met from `start` until the fraction `until` of the time, or `max_steps` steps."""
@@ -135,9 +133,7 @@ def own_grids(problem: Problem, builder: Builder) -> Iterator[Structure]:
                 yield Structure(base.bundles, base.schedule, sharding)
 
 
-def improve(
-    search: Search, builder: Builder, starts: Iterable[Structure], rng: random.Random, until: float
-) -> None:
+def improve(search: Search, builder: Builder, starts: Iterable[Structure], rng: random.Random, until: float) -> None:
     """Price `starts`, then anneal the best of them in rounds, each with fewer structures and more time for each.
 
     Successive halving (Jamieson and Talwalkar, 2016): a start shows soon whether it leads anywhere.

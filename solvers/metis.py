@@ -113,9 +113,7 @@ class HierarchicalPartition:
             at += 1
         return ranked[at]
 
-    def _phase_one(
-        self, base: _Incumbent | None
-    ) -> tuple[tuple[tuple[int, ...], ...], dict[tuple[int, ...], Bundle]]:
+    def _phase_one(self, base: _Incumbent | None) -> tuple[tuple[tuple[int, ...], ...], dict[tuple[int, ...], Bundle]]:
         """GPUs per pipeline, and the pipelines that stay as they are."""
         rng, fixed = self.rng, self.problem.space.num_pipelines
         gpus = len(self._graph.devices)

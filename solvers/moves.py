@@ -26,9 +26,7 @@ class Neighbourhood:
         self._allowed = {m: set(problem.space.allowed_tp(len(own))) for m, own in self._by_machine.items()}
         # Machines whose devices are not interchangeable: some share a faster link, or an interface.
         self._uneven = {
-            m
-            for m, spec in enumerate(problem.cluster.machines)
-            if spec.intra_links or spec.num_interfaces > 1
+            m for m, spec in enumerate(problem.cluster.machines) if spec.intra_links or spec.num_interfaces > 1
         }
         self._sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)
         self.moves: tuple[Move, ...] = (
@@ -81,9 +79,7 @@ class Neighbourhood:
         halves = self._halves(bundle.stages[s])
         if halves is None:
             return None
-        return self._with(
-            structure, at, bundle.with_stages((*bundle.stages[:s], *halves, *bundle.stages[s + 1 :]))
-        )
+        return self._with(structure, at, bundle.with_stages((*bundle.stages[:s], *halves, *bundle.stages[s + 1 :])))
 
     def double_tp(self, structure: Structure, rng: random.Random) -> Structure | None:
         """Two stages in the same machines become one of twice the TP degree."""
@@ -246,8 +242,7 @@ class Neighbourhood:
             return None
         bundles[one[0]][one[1]][one[2]], bundles[two[0]][two[1]][two[2]] = y, x
         return structure.with_bundles(
-            old.with_stages(tuple(slot) for slot in new)
-            for old, new in zip(structure.bundles, bundles, strict=True)
+            old.with_stages(tuple(slot) for slot in new) for old, new in zip(structure.bundles, bundles, strict=True)
         )
 
     def join(self, structure: Structure, rng: random.Random) -> Structure | None:
@@ -306,9 +301,7 @@ class Neighbourhood:
             return None
         place = rng.randrange(len(bundle.stages) + 1)
         slot = tuple(groups[: bundle.width])
-        return self._with(
-            structure, at, bundle.with_stages((*bundle.stages[:place], slot, *bundle.stages[place:]))
-        )
+        return self._with(structure, at, bundle.with_stages((*bundle.stages[:place], slot, *bundle.stages[place:])))
 
     def other_choice(self, structure: Structure, rng: random.Random) -> Structure | None:
         """Another schedule or sharding."""

@@ -5,6 +5,7 @@ greedy: from every start follow the τ cheapest next hops, keeping the τ best p
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 EXACT = 9
 TAU = 4
@@ -12,7 +13,7 @@ TAU = 4
 
 def path_length(hops: Sequence[Sequence[float]], order: Sequence[int]) -> float:
     """Sum of `hops[a][b]` along `order`."""
-    return sum(hops[a][b] for a, b in zip(order, order[1:], strict=False))
+    return sum(hops[a][b] for a, b in pairwise(order))
 
 
 def best_order(hops: Sequence[Sequence[float]]) -> list[int]:

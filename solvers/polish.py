@@ -90,9 +90,7 @@ class Polisher:
         together = not self.search.problem.space.uneven_structure
         if together or rng.random() < 0.4:
             shape = [stage.layers for stage in plan.pipelines[p].stages]
-            chosen = [
-                k for k, q in enumerate(plan.pipelines) if [stage.layers for stage in q.stages] == shape
-            ]
+            chosen = [k for k, q in enumerate(plan.pipelines) if [stage.layers for stage in q.stages] == shape]
         pipelines = list(plan.pipelines)
         for k in chosen:
             moved = self._with_boundary(plan, pipelines[k], s, change)
@@ -124,16 +122,13 @@ class Polisher:
         fitting = [
             policy
             for policy in policies
-            if self._pricer.max_layers(site, s == 0, s == count - 1, size, policy, held, shards)
-            >= stage.num_layers
+            if self._pricer.max_layers(site, s == 0, s == count - 1, size, policy, held, shards) >= stage.num_layers
         ]
         if not fitting:
             return None
         best = min(
             fitting,
-            key=lambda policy: sum(
-                self._pricer.stage_s(site, stage.num_layers, s == 0, s == count - 1, size, policy)
-            ),
+            key=lambda policy: sum(self._pricer.stage_s(site, stage.num_layers, s == 0, s == count - 1, size, policy)),
         )
         return Stage.of(stage.devices, *stage.layers[0], best)
 

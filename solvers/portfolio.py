@@ -89,9 +89,7 @@ class Portfolio:
         listen: Listener | None = None,
     ) -> Result:
         """The best plan found within `budget`; steps are shared equally by the lanes."""
-        half = (
-            budget if budget.max_steps is None else replace(budget, max_steps=-(-budget.max_steps // _LANES))
-        )
+        half = budget if budget.max_steps is None else replace(budget, max_steps=-(-budget.max_steps // _LANES))
         search = Search(self.name, problem, half, seed, pricer, listen)
         if len(os.sched_getaffinity(0)) >= _LANES and "fork" in multiprocessing.get_all_start_methods():
             builder = _side_by_side(search, pricer)

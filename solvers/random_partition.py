@@ -88,9 +88,7 @@ def _regular(problem: Problem, rng: random.Random) -> Structure | None:
         return None
     size = rng.choice(problem.space.micro_batch_sizes(max(1, problem.workload.global_batch // count)))
     bundle = Bundle(tuple(tuple(groups[s * count : (s + 1) * count]) for s in range(stages)), size)
-    return Structure(
-        (bundle,), rng.choice(schedules(problem.workload)), rng.choice(sharding_stages(problem.workload))
-    )
+    return Structure((bundle,), rng.choice(schedules(problem.workload)), rng.choice(sharding_stages(problem.workload)))
 
 
 class RandomPartition:

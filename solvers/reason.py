@@ -60,9 +60,7 @@ def shortfall(problem: Problem, model: CostModel) -> Shortfall | None:
             for tp in problem.space.allowed_tp(len(own)):
                 site = model.site(own[:tp])
                 memory = model.memory_model(site, 1)
-                held[tp] = max(
-                    model.max_layers(site, False, False, 1, policy, 1, shards) for policy in policies
-                )
+                held[tp] = max(model.max_layers(site, False, False, 1, policy, 1, shards) for policy in policies)
                 for policy in policies:
                     needs = [memory.stage(n, False, False, policy, 1, shards).total for n in (1, 2)]
                     excess = needs[0] - site.gpu.usable_memory_bytes
@@ -123,16 +121,13 @@ def _plain_plans(problem: Problem) -> Iterator[Plan]:
             continue
         ends = [layers * s // stages for s in range(stages + 1)]
         counts = [
-            workload.global_batch // pipelines + (k < workload.global_batch % pipelines)
-            for k in range(pipelines)
+            workload.global_batch // pipelines + (k < workload.global_batch % pipelines) for k in range(pipelines)
         ]
         policy = recompute_policies(workload)[-1]
         yield Plan(
             tuple(
                 Pipeline(
-                    tuple(
-                        Stage.of(groups[k * stages + s], ends[s], ends[s + 1], policy) for s in range(stages)
-                    ),
+                    tuple(Stage.of(groups[k * stages + s], ends[s], ends[s + 1], policy) for s in range(stages)),
                     counts[k],
                 )
                 for k in range(pipelines)
@@ -156,9 +151,7 @@ def _changes(problem: Problem, missing_layers: int) -> Iterator[tuple[Problem, s
     space = problem.space
     if (space.num_pipelines, space.num_stages, space.max_tp, space.exclude) != (None, None, None, ()):
         yield (
-            replace(
-                problem, space=replace(space, num_pipelines=None, num_stages=None, max_tp=None, exclude=())
-            ),
+            replace(problem, space=replace(space, num_pipelines=None, num_stages=None, max_tp=None, exclude=())),
             ("the constraints left out"),
         )
     if space != Space():

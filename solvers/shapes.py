@@ -11,11 +11,11 @@ Gomory, 1961). T follows by Newton's method, since the optimum is convex in T. A
 the columns met rounds the solution; then groups are laid onto machines, a pipeline's stages near each other.
 """
 
+import itertools
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,8 +156,9 @@ class ShapeProgram:
             values = np.array([shape.sequences(step_s) for shape in self._columns])
             usage, supply = self.constraints()
             program = linprog(-values, A_ub=usage, b_ub=supply, method="highs")
+            assert program.x is not None, "no pipelines at all is always possible"
             duals = -program.ineqlin.marginals[:-1]
-            solution = [(s, float(x)) for s, x in zip(self._columns, program.x, strict=True) if x > 1e-9]
+            solution = [(s, float(x)) for s, x in zip(self._columns, program.x.tolist(), strict=True) if x > 1e-9]
             if not self._price(duals, step_s):
                 break
         return solution
@@ -179,9 +180,7 @@ class ShapeProgram:
         for size in self.sizes:
             groups: list[list[int]] = [list(range(len(self.items[size])))]
             if self._same_kind:
-                groups = [
-                    [i for i in groups[0] if self.items[size][i].kind == k] for k in range(len(self.kinds))
-                ]
+                groups = [[i for i in groups[0] if self.items[size][i].kind == k] for k in range(len(self.kinds))]
             for members in groups:
                 found = self._knapsack(size, members, duals, step_s)
                 if found is None:
@@ -246,7 +245,7 @@ def rounded(program: ShapeProgram, step_s: float, time_limit_s: float) -> list[t
     answer = milp(
         -values,
         constraints=LinearConstraint(usage, -np.inf, supply),
-        integrality=np.ones(len(columns)),
+        integrality=np.ones(len(columns), np.int64),
         bounds=Bounds(0, np.inf),
         options={"time_limit": min(_MIP_S, time_limit_s), "mip_rel_gap": 0.002},
     )
@@ -277,9 +276,7 @@ def laid_out(program: ShapeProgram, chosen: Sequence[tuple[Shape, int]], aligned
     return bundles
 
 
-def _place_aligned(
-    program: ShapeProgram, shape: Shape, count: int, free: dict[int, list[int]]
-) -> list[list[Group]]:
+def _place_aligned(program: ShapeProgram, shape: Shape, count: int, free: dict[int, list[int]]) -> list[list[Group]]:
     """`count` pipelines, as many at a time as a machine has groups of the widest degree; stage after stage."""
     items = program.items[shape.micro_batch_size]
     order = [item for item, n in zip(items, shape.counts, strict=True) for _ in range(n)]
@@ -320,9 +317,7 @@ def _place(program: ShapeProgram, shape: Shape, free: dict[int, list[int]]) -> l
         while degrees:
             total = sum(degrees)
             roomy = [m for m in members if len(free[m]) >= total]
-            machine = (
-                min(roomy, key=lambda m: len(free[m])) if roomy else max(members, key=lambda m: len(free[m]))
-            )
+            machine = min(roomy, key=lambda m: len(free[m])) if roomy else max(members, key=lambda m: len(free[m]))
             if not free[machine]:
                 break
             left = []
@@ -380,8 +375,9 @@ class Shapes:
         search = Search(self.name, problem, budget, seed, pricer, listen)
         builder, rng = Builder(search), random.Random(seed)
         programs = shape_structures(search)
-        others = chain(chain_structures(problem), (random_structure(problem, rng) for _ in count()))
-        for structure in chain(programs, takewhile(lambda _: search.plan is None, others)):
+        drawn = (random_structure(problem, rng) for _ in itertools.count())
+        others = itertools.chain(chain_structures(problem), drawn)
+        for structure in itertools.chain(programs, itertools.takewhile(lambda _: search.plan is None, others)):
             if not search.go_on():
                 break
             search.step()

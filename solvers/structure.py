@@ -7,6 +7,7 @@ the same machines, and move as one.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from hexiopt.cost.cost import Cost, PipelineCost
@@ -151,7 +152,7 @@ class Builder:
         return total
 
     def finish_s(self, bundle: Bundle, schedule: str, shards: int, sequences: float) -> float:
-        """Estimated seconds in which the first pipeline of `bundle` processes `sequences`; infinite if it never fits."""
+        """Estimated seconds in which the first pipeline of `bundle` processes `sequences`; infinite if none fits."""
         laid = self._lay(bundle, schedule, shards, max(1, round(sequences)), self._splitters[0])
         if isinstance(laid, Misfit):
             return float("inf")
@@ -223,20 +224,18 @@ class Builder:
             if isinstance(split, int):
                 found = Misfit(split)
             else:
-                found = [
-                    self._line(tuple(slot[k] for slot in bundle.stages), size, split)
-                    for k in range(bundle.width)
-                ]
+                found = [self._line(tuple(slot[k] for slot in bundle.stages), size, split) for k in range(bundle.width)]
             self._laid[key] = found
         return found
 
     def _sends_s(self, bundle: Bundle) -> tuple[float, ...]:
         """What each stage spends on its messages to the next, both directions, where senders wait for them."""
         hop_s, size = self.pricer.hop_s, bundle.micro_batch_size
-        return tuple(
+        waits = [
             max(hop_s(a, b, size) + hop_s(b, a, size) for a, b in zip(one, two, strict=True))
-            for one, two in zip(bundle.stages, bundle.stages[1:], strict=False)
-        ) + (0.0,)
+            for one, two in pairwise(bundle.stages)
+        ]
+        return (*waits, 0.0)
 
     def _line(self, groups: tuple[Group, ...], size: int, split: tuple[Choice, ...]) -> "_Line":
         """One pipeline on an idle network."""
@@ -246,10 +245,7 @@ class Builder:
             stages.append(Stage.of(group, layer, layer + n, policy))
             stage_s.append(sum(pricer.stage_s(pricer.site(group), n, s == 0, s == last, size, policy)))
             layer += n
-        hop_s = [
-            pricer.hop_s(a, b, size) + pricer.hop_s(b, a, size)
-            for a, b in zip(groups, groups[1:], strict=False)
-        ]
+        hop_s = [pricer.hop_s(a, b, size) + pricer.hop_s(b, a, size) for a, b in pairwise(groups)]
         beat = beat_s(stage_s, hop_s)
         return _Line(tuple(stages), max(0.0, sum(stage_s) + sum(hop_s) - beat), beat)
 

@@ -160,9 +160,7 @@ def problems(draw: st.DrawFn, max_batch: int = 60) -> Problem:
 
 def compositions(total: int, parts: int) -> st.SearchStrategy[list[int]]:
     """`parts` whole numbers from 1 that sum to `total`."""
-    cuts = st.lists(
-        st.integers(1, max(1, total - 1)), min_size=parts - 1, max_size=parts - 1, unique=True
-    ).map(sorted)
+    cuts = st.lists(st.integers(1, max(1, total - 1)), min_size=parts - 1, max_size=parts - 1, unique=True).map(sorted)
     return cuts.map(lambda at: [b - a for a, b in zip([0, *at], [*at, total], strict=True)])
 
 
@@ -193,9 +191,7 @@ def plans(draw: st.DrawFn, problem: Problem) -> Plan:
         mine = groups[at : at + num_groups][: model.num_layers]
         at += num_groups
         layers = draw(compositions(model.num_layers, len(mine)))
-        policies = draw(
-            st.lists(st.sampled_from(recompute_policies(workload)), min_size=len(mine), max_size=len(mine))
-        )
+        policies = draw(st.lists(st.sampled_from(recompute_policies(workload)), min_size=len(mine), max_size=len(mine)))
         stages, first = [], 0
         for devices, num_layers, policy in zip(mine, layers, policies, strict=True):
             stages.append(Stage.of(devices, first, first + num_layers, policy))

@@ -33,7 +33,5 @@ COMMUNICATOR_BYTES = 0.25 * 2**30
 FRAGMENTATION = 0.05
 
 COEFFICIENTS: dict[str, float] = {
-    name: float(value)
-    for name, value in sorted(globals().items())
-    if name.isupper() and isinstance(value, int | float)
+    name: float(value) for name, value in sorted(globals().items()) if name.isupper() and isinstance(value, int | float)
 }

@@ -76,10 +76,12 @@ class ComputeTimes:
     backward_s: float
     attention_s: float = 0.0
 
+    def beside(self, more_s: float) -> "ComputeTimes":
+        """The same with `more_s` seconds in the forward and in the backward."""
+        return ComputeTimes(self.forward_s + more_s, self.backward_s + more_s, self.attention_s)
 
-def layer_compute(
-    model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int
-) -> ComputeTimes:
+
+def layer_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> ComputeTimes:
     """One decoder layer on the busiest rank, for a micro-batch of `micro_batch_size` sequences."""
     clock, shard, width = Clock(gpu, workload.precision), largest_shard(model, tp), workload.element_bytes
     seq, hidden = workload.seq_len, model.hidden_size
@@ -121,23 +123,31 @@ def layer_compute(
     )
 
 
-def embedding_compute(
-    model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int
-) -> ComputeTimes:
+def embedding_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> ComputeTimes:
     """The embedding look-up (a gather) and its backward (a scatter-add into the gradient)."""
     clock = Clock(gpu, workload.precision)
     tokens = micro_batch_size * workload.seq_len
     moved = 2.0 * tokens * model.hidden_size * workload.element_bytes
-    return ComputeTimes(clock.memory_s(moved), c.MEMORY_BACKWARD_PASSES * clock.memory_s(moved))
+    gather_s, projection_s = clock.memory_s(moved), _projection_s(model, clock, tokens)
+    return ComputeTimes(
+        projection_s + gather_s,
+        c.GEMM_BACKWARD_PASSES * projection_s + c.MEMORY_BACKWARD_PASSES * gather_s,
+    )
 
 
-def head_compute(
-    model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int
-) -> ComputeTimes:
+def _projection_s(model: ModelSpec, clock: Clock, tokens: int) -> float:
+    """The product between hidden states and a narrower embedding, at either end of a model that has one."""
+    if model.projected_embedding is None:
+        return 0.0
+    return clock.gemm_s(2.0 * tokens * model.hidden_size * model.projected_embedding)
+
+
+def head_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> ComputeTimes:
     """Final norm, LM head and cross-entropy over the rank's part of the vocabulary."""
     clock, shard = Clock(gpu, workload.precision), largest_shard(model, tp)
     tokens = micro_batch_size * workload.seq_len
-    gemm_s = clock.gemm_s(2.0 * tokens * model.hidden_size * shard.vocab)
+    gemm_s = clock.gemm_s(2.0 * tokens * model.embedding_size * shard.vocab)
+    gemm_s += _projection_s(model, clock, tokens)
     norm_s = clock.memory_s(2.0 * tokens * model.hidden_size * workload.element_bytes / tp)
     loss_s = clock.memory_s(
         float(tokens) * shard.vocab * (workload.element_bytes + c.LOSS_BYTES) * c.LOSS_PASSES, c.LOSS_PASSES

@@ -10,6 +10,7 @@ With tied embeddings, first and last stages hold the matrix together.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from math import ceil, lcm, log2
 
 import numpy as np
@@ -44,7 +45,7 @@ def slices(degrees: tuple[int, ...]) -> tuple[list[float], Ints]:
     """Widths of the slices between all TP boundaries, and per slice the rank that holds it in each degree."""
     unit = lcm(*degrees)
     cuts = sorted({k * (unit // t) for t in set(degrees) for k in range(t + 1)})
-    widths = [(end - start) / unit for start, end in zip(cuts, cuts[1:], strict=False)]
+    widths = [(end - start) / unit for start, end in pairwise(cuts)]
     ranks = np.array([[start * t // unit for t in degrees] for start in cuts[:-1]])
     return widths, ranks
 
@@ -64,7 +65,7 @@ def sync_groups(pipelines: Sequence[Pipeline], model: ModelSpec) -> SyncGroups:
 
     def add(members: list[int], params: float) -> None:
         """Slices of a tensor of `params` parameters that the stages `members` hold."""
-        if len(members) == 1:
+        if len(members) == 1 or not params:
             return
         widths, ranks = slices(tuple([degree[m] for m in members]))
         holders = np.sort(table[np.array(members), ranks], axis=1)
@@ -74,7 +75,7 @@ def sync_groups(pipelines: Sequence[Pipeline], model: ModelSpec) -> SyncGroups:
 
     cuts = sorted({0} | {stage.layers[0][1] for stage in stages})
     at = [0] * len(pipelines)
-    for first, end in zip(cuts, cuts[1:], strict=False):
+    for first, end in pairwise(cuts):
         members = []
         for k, pipeline in enumerate(pipelines):
             if pipeline.stages[at[k]].layers[0][1] <= first:
@@ -84,10 +85,11 @@ def sync_groups(pipelines: Sequence[Pipeline], model: ModelSpec) -> SyncGroups:
     heads, tails = offsets[:-1], [end - 1 for end in offsets[1:]]
     if model.tied_embeddings:
         both = [m for h, t in zip(heads, tails, strict=True) for m in ((h,) if h == t else (h, t))]
-        add(both, float(model.embedding_params))
+        add(both, float(model.vocabulary_params))
+        add(heads, float(model.embedding_params - model.vocabulary_params))
     else:
         add(heads, float(model.embedding_params))
-        add(tails, float(model.head_params))
+    add(tails, float(model.head_params))
     return SyncGroups(
         tuple(np.frombuffer(b"".join(family), np.int64).reshape(-1, size) for size, family in rows.items()),
         tuple(np.array([value[0] for value in family.values()]) for family in rows.values()),
@@ -111,10 +113,8 @@ class SyncTimes:
             self._per_byte: list[Floats] = []
             self._latency: list[Floats] = []
             return
-        codes, where = np.unique(
-            np.concatenate(sources) * size + np.concatenate(targets), return_inverse=True
-        )
-        volume = np.bincount(where, np.concatenate(moved))
+        codes, where = np.unique(np.concatenate(sources) * size + np.concatenate(targets), return_inverse=True)
+        volume = np.bincount(where, np.concatenate(moved)).astype(np.float64)
         pair_s, pair_latency_s = self._pairs(cluster, codes, volume)
         per_edge, latency_per_edge = pair_s[where], pair_latency_s[where]
         waits = np.zeros(size)  # a device starts its groups one after another

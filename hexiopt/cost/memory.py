@@ -26,7 +26,8 @@ class Memory:
     @cached_property
     def total(self) -> float:
         """Bytes of all parts."""
-        return sum(getattr(self, part) for part in MEMORY_PARTS)
+        states = self.weights + self.gradients + self.master + self.optimizer
+        return states + self.activations + self.logits + self.buffers + self.reserve
 
 
 MEMORY_PARTS = tuple(field.name for field in fields(Memory))
@@ -46,9 +47,7 @@ class MemoryModel:
     without dropout, with true shapes.
     """
 
-    def __init__(
-        self, model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int
-    ) -> None:
+    def __init__(self, model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> None:
         shard = largest_shard(model, tp)
         self._workload = workload
         width, hidden = workload.element_bytes, model.hidden_size
@@ -95,9 +94,7 @@ class MemoryModel:
             params += self._head_params_beside_embedding if first else self._head_params_alone
         return params
 
-    def stage(
-        self, num_layers: int, first: bool, last: bool, policy: str, held: int, shards: int = 1
-    ) -> Memory:
+    def stage(self, num_layers: int, first: bool, last: bool, policy: str, held: int, shards: int = 1) -> Memory:
         """Bytes on the fullest device of a stage that holds `held` micro-batches in flight.
 
         `shards`: over how many devices ZeRO-1 spreads master weights and moments (1: not sharded).
@@ -122,9 +119,7 @@ class MemoryModel:
             reserve=c.COMMUNICATOR_BYTES + c.FRAGMENTATION * transient,
         )
 
-    def max_layers(
-        self, limit_bytes: float, first: bool, last: bool, policy: str, held: int, shards: int = 1
-    ) -> int:
+    def max_layers(self, limit_bytes: float, first: bool, last: bool, policy: str, held: int, shards: int = 1) -> int:
         """The most layers that fit `limit_bytes`, possibly negative where not even none fits. Linear, so exact."""
         zero = self.stage(0, first, last, policy, held, shards).total
         one = self.stage(1, first, last, policy, held, shards).total

@@ -8,6 +8,7 @@ and the sharing between pipelines.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from hexiopt.cost.compute import (
     optimizer_compute_s,
 )
 from hexiopt.cost.cost import Cost, PipelineCost, StageCost
-from hexiopt.cost.gradient_sync import Floats, SyncTimes, sync_groups
+from hexiopt.cost.gradient_sync import Floats, Ints, SyncTimes, sync_groups
 from hexiopt.cost.memory import MemoryModel, in_flight
 from hexiopt.cost.schedule import SCHEDULE_TIMES, PipelineTimes
 from hexiopt.gpus import Gpu
@@ -91,9 +92,7 @@ class CostModel:
             found = self._site_by_place.get(place)
             if found is None:
                 bandwidth, latency_s = machine.ring(place[1]) if len(devices) > 1 else (float("inf"), 0.0)
-                found = self._site_by_place[place] = self._site_of(
-                    machine.gpu, len(devices), bandwidth, latency_s
-                )
+                found = self._site_by_place[place] = self._site_of(machine.gpu, len(devices), bandwidth, latency_s)
             self._sites[devices] = found
         return found
 
@@ -141,13 +140,9 @@ class CostModel:
             model, workload = self.problem.model, self.problem.workload
             # One collective each way: the embedding's sums are scattered, the head's input is gathered.
             extra_s = self._collective_s(site, micro_batch_size)
-            found = self._ends[key] = tuple(  # type: ignore[assignment]
-                ComputeTimes(times.forward_s + extra_s, times.backward_s + extra_s)
-                for times in (
-                    function(model, workload, site.gpu, site.tp, micro_batch_size)
-                    for function in (embedding_compute, head_compute)
-                )
-            )
+            embedding = embedding_compute(model, workload, site.gpu, site.tp, micro_batch_size)
+            head = head_compute(model, workload, site.gpu, site.tp, micro_batch_size)
+            found = self._ends[key] = (embedding.beside(extra_s), head.beside(extra_s))
         return found
 
     def memory_model(self, site: Site, micro_batch_size: int) -> MemoryModel:
@@ -196,14 +191,10 @@ class CostModel:
     def message_bytes(self, micro_batch_size: int) -> float:
         """Bytes of a boundary's message: one micro-batch's hidden states."""
         workload = self.problem.workload
-        return float(
-            micro_batch_size * workload.seq_len * self.problem.model.hidden_size * workload.element_bytes
-        )
+        return float(micro_batch_size * workload.seq_len * self.problem.model.hidden_size * workload.element_bytes)
 
     def _collective_s(self, site: Site, micro_batch_size: int) -> float:
-        return ring_collective_s(
-            self.message_bytes(micro_batch_size), site.tp, site.bandwidth, site.latency_s
-        )
+        return ring_collective_s(self.message_bytes(micro_batch_size), site.tp, site.bandwidth, site.latency_s)
 
     # The price of a plan.
 
@@ -256,7 +247,7 @@ class CostModel:
                 for k, stage in enumerate(pipeline.stages)
             )
             groups = [stage.devices for stage in pipeline.stages]
-            hops = tuple((self.hop(a, b), self.hop(b, a)) for a, b in zip(groups, groups[1:], strict=False))
+            hops = tuple((self.hop(a, b), self.hop(b, a)) for a, b in pairwise(groups))
             message = self.message_bytes(size)
             loads = []
             for k in range(count):
@@ -276,9 +267,7 @@ class CostModel:
             )
         return found
 
-    def _stage_cost(
-        self, stage: Stage, first: bool, last: bool, size: int, held: int, shards: int
-    ) -> StageCost:
+    def _stage_cost(self, stage: Stage, first: bool, last: bool, size: int, held: int, shards: int) -> StageCost:
         site, layers, policy = self.site(stage.devices), stage.num_layers, stage.policy
         key = (site, layers, policy, first, last, size, held, shards)
         found = self._stages.get(key)
@@ -354,7 +343,7 @@ class CostModel:
             pipelines=pipelines,
         )
 
-    def _stage_of(self, stages: list[Stage]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _stage_of(self, stages: list[Stage]) -> Ints:
         stage_of = np.zeros(self.problem.cluster.num_devices, np.int64)
         for k, stage in enumerate(stages):
             stage_of[list(stage.devices)] = k
@@ -369,7 +358,7 @@ class CostModel:
         return self.problem.cluster.total_peak_flops(self.problem.workload.precision)
 
 
-def _after_groups(sync: SyncTimes, stage_of: np.ndarray, start: Floats, seconds: list[Floats]) -> Floats:  # type: ignore[type-arg]
+def _after_groups(sync: SyncTimes, stage_of: Ints, start: Floats, seconds: list[Floats]) -> Floats:
     """When each stage has ended all its groups, every group starting when all its holders' stages have."""
     ended = start.copy()
     for holders, duration in zip(sync.groups.holders, seconds, strict=True):

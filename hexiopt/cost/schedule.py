@@ -9,7 +9,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 _TOLERANCE = 1e-13
+_PATIENCE = 256  # rounds until a matrix power is cheaper than waiting for a period
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,15 @@ def one_f_one_b(
             if j < steady_end:
                 state = busy + arrived[1:] + returned[1:]
                 skip = _skippable(state, history, beat, steady_end - j)
-                if skip:
+                if not skip and j >= _PATIENCE and steady_end - j >= _PATIENCE:
+                    state = _after_rounds(state, steady_end - j, forward_s, backward_s, send_forward_s, send_backward_s)
+                    busy, arrived, returned = (
+                        state[:p],
+                        [0.0, *state[p : 2 * p - 1]],
+                        [0.0, *state[2 * p - 1 :]],
+                    )
+                    j, steady_end = steady_end, -1
+                elif skip:
                     rounds, shift = skip
                     j += rounds
                     busy = [x + shift for x in busy]
@@ -130,6 +141,45 @@ def one_f_one_b(
                     history.append(state)
         j += 1
     return PipelineTimes(tuple(busy), max(busy))
+
+
+def _after_rounds(
+    state: list[float],
+    rounds: int,
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    send_forward_s: Sequence[float],
+    send_backward_s: Sequence[float],
+) -> list[float]:
+    """The state after `rounds` steady rounds, by repeated squaring of the round's max-plus matrix.
+
+    For stages so nearly equal that the state takes thousands of rounds to become periodic.
+    """
+    p = len(forward_s)
+    n = len(state)
+    unit = np.full((n, n), -np.inf)
+    np.fill_diagonal(unit, 0.0)
+    busy, arrived, returned = unit[:p].copy(), unit[p - 1 : 2 * p - 1].copy(), unit[2 * p - 2 :].copy()
+    arrived[0] = -np.inf
+    ready = arrived.copy()
+    for i in range(p):
+        busy[i] = np.maximum(busy[i], ready[i]) + forward_s[i]
+        if i < p - 1:
+            arrived[i + 1] = np.maximum(busy[i], arrived[i + 1]) + send_forward_s[i]
+    came = np.full(n, -np.inf)
+    for i in range(p - 1, -1, -1):
+        busy[i] = np.maximum(busy[i], came) + backward_s[i]
+        if i:
+            returned[i] = came = np.maximum(busy[i], returned[i]) + send_backward_s[i - 1]
+    matrix = np.concatenate([busy, arrived[1:], returned[1:]])
+    found = np.array(state)
+    while rounds:
+        if rounds & 1:
+            found = (matrix + found).max(axis=1)
+        rounds >>= 1
+        if rounds:
+            matrix = (matrix[:, :, None] + matrix[None, :, :]).max(axis=1)
+    return [float(x) for x in found]
 
 
 def _skippable(

@@ -40,11 +40,7 @@ def comparison_csv(results: Sequence[Result]) -> str:
     best_s = min((result.objective for result in results), default=math.inf)
     for result in results:
         cost = result.cost
-        achieved = (
-            (cost.step_time_s, cost.tokens_per_s, cost.mfu, cost.step_time_s / best_s - 1)
-            if cost
-            else ("",) * 4
-        )
+        achieved = (cost.step_time_s, cost.tokens_per_s, cost.mfu, cost.step_time_s / best_s - 1) if cost else ("",) * 4
         writer.writerow(
             [
                 result.solver,
@@ -94,9 +90,7 @@ def comparison_table(results: Sequence[Result]) -> Table:
         else:
             cells += ["–", *[""] * 5]
         status = str(result.status) + (f": {result.reason}" if result.reason else "")
-        table.add_row(
-            *(Text(cell) for cell in (*cells, seconds(result.runtime_s), f"{result.steps:,}", status))
-        )
+        table.add_row(*(Text(cell) for cell in (*cells, seconds(result.runtime_s), f"{result.steps:,}", status)))
     return table
 
 
@@ -121,9 +115,7 @@ def draw_trajectories(results: Sequence[Result], ax: Axes) -> Axes:
         times = [point.runtime_s for point in result.trajectory]
         values = [point.step_time_s for point in result.trajectory]
         colour = _colour(k)
-        ax.step(
-            [*times, result.runtime_s], [*values, values[-1]], where="post", color=colour, label=result.solver
-        )
+        ax.step([*times, result.runtime_s], [*values, values[-1]], where="post", color=colour, label=result.solver)
         ax.plot(times, values, ".", color=colour, markersize=4)
     bound_s = max((result.bound_s for result in results), default=0.0)
     if bound_s > 0:

@@ -115,9 +115,7 @@ def plan_figure(problem: Problem, plan: Plan, cost: Cost) -> Figure:
 def shown_rows(problem: Problem, plan: Plan, cost: Cost) -> PlanRows:
     """The pipelines in the picture, alike ones together in big plans."""
     group_above = MAX_PIPELINES if len(plan.devices()) <= 64 else 1
-    return plan_rows(
-        problem, plan, cost, group_above=group_above, max_pipelines=MAX_PIPELINES, max_stages=MAX_STAGES
-    )
+    return plan_rows(problem, plan, cost, group_above=group_above, max_pipelines=MAX_PIPELINES, max_stages=MAX_STAGES)
 
 
 def _new_axes(ax: Axes | None, width: float, height: float) -> Axes:
@@ -260,9 +258,7 @@ def _columns(num_devices: int) -> int:
     return -(-num_devices // 2) if num_devices <= 16 else 8
 
 
-def _machine_kinds(
-    problem: Problem, plan: Plan, rows: PlanRows
-) -> list[tuple[list[int], tuple[_Square, ...]]]:
+def _machine_kinds(problem: Problem, plan: Plan, rows: PlanRows) -> list[tuple[list[int], tuple[_Square, ...]]]:
     """Machines that look alike (in clusters too large to draw each), and the squares of their devices."""
     cluster = problem.cluster
     on: dict[int, tuple[PipelineRow, StageRow]] = {}
@@ -563,9 +559,7 @@ def draw_timeline(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = No
     for y, row, stage in lanes:
         colour = stage_colour(row.hue, stage.stage, len(row.stages))
         ax.add_patch(
-            Rectangle(
-                (-0.32 * inch, y + 0.06), 0.26 * inch, 0.84, facecolor=colour, clip_on=False, linewidth=0
-            )
+            Rectangle((-0.32 * inch, y + 0.06), 0.26 * inch, 0.84, facecolor=colour, clip_on=False, linewidth=0)
         )
         name = _stage_name(row, stage)
         fit = min(size, size * 0.24 / _text_inches(name, size))
@@ -658,18 +652,14 @@ def _draw_pipeline(
                 (at[k] + 0.12, 0.72),
                 facecolors=forward if kind == "forward" else backward,
                 edgecolors=PAPER,
-                linewidth=0.35
-                if spans and min(w for _, w in spans[1:-1] or spans) * per_second > 0.04
-                else 0.0,
+                linewidth=0.35 if spans and min(w for _, w in spans[1:-1] or spans) * per_second > 0.04 else 0.0,
                 zorder=2,
             )
     if size >= 4:
         for x, k, kind, batch in labels:
             forward, backward = _step_colours(row, k)
             colour = ink_on(forward if kind == "forward" else backward)
-            ax.text(
-                x, at[k] + 0.48, f"{batch}", fontsize=size, color=colour, ha="center", va="center", zorder=3
-            )
+            ax.text(x, at[k] + 0.48, f"{batch}", fontsize=size, color=colour, ha="center", va="center", zorder=3)
     synced_s = cost.pipeline_s + cost.gradient_sync_s
     for k, end_s in enumerate(priced.stage_end_s):
         place = (at[k] + 0.12, 0.72)
@@ -750,9 +740,7 @@ def draw_memory(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None
         ax.text(
             x,
             max(limit, low) + top * 0.025,
-            _fitting(
-                [f"{percent(share)} of {limit:.1f}", percent(share), f"{share:.0f}×"], 0.94 * per_bar, _SMALL
-            ),
+            _fitting([f"{percent(share)} of {limit:.1f}", percent(share), f"{share:.0f}×"], 0.94 * per_bar, _SMALL),
             fontsize=_SMALL,
             color="#B3261E" if full else MUTED,
             fontweight="bold" if full else "normal",

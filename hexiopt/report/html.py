@@ -88,9 +88,7 @@ def report_html(
     """
     picture = png if isinstance(png, bytes) else Path(png).read_bytes()
     name = f"{problem.model.name} on {problem.cluster.name}"
-    rows = plan_rows(
-        problem, plan, cost, group_above=12, max_pipelines=_MAX_PIPELINES, max_stages=_MAX_STAGES
-    )
+    rows = plan_rows(problem, plan, cost, group_above=12, max_pipelines=_MAX_PIPELINES, max_stages=_MAX_STAGES)
     body = [
         f"<h1>{escape(name)}</h1>",
         f'<p class="muted">{escape(table.headline(problem))}</p>',
@@ -233,8 +231,7 @@ def _memory(rows: Sequence[PipelineRow]) -> str:
             whole = max(held.total, limit)
             widths = [(part, 100 * getattr(held, part) / whole) for part in MEMORY_PARTS]
             bars = "".join(
-                f'<i style="width:{width:.2f}%;background:{MEMORY_COLOURS[part]}"></i>'
-                for part, width in widths
+                f'<i style="width:{width:.2f}%;background:{MEMORY_COLOURS[part]}"></i>' for part, width in widths
             )
             share = f"{100 * held.total / limit:.0f}"
             body.append(

@@ -160,9 +160,7 @@ def _pipeline_row(
     slow_s = max(times) * (1 - _TIE)
     uneven = min(times) < slow_s
     rows = []
-    for index, (stage, stage_cost, compute_s) in enumerate(
-        zip(pipeline.stages, priced.stages, times, strict=True)
-    ):
+    for index, (stage, stage_cost, compute_s) in enumerate(zip(pipeline.stages, priced.stages, times, strict=True)):
         binds = ["slowest"] if uneven and compute_s >= slow_s else []
         if stage_cost.excess_bytes > 0:
             binds.insert(0, f"+{gib(stage_cost.excess_bytes)} GiB")

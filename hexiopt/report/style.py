@@ -56,9 +56,7 @@ _LIGHTEST = 0.5
 
 def mix(colour: str, other: str, share: float) -> str:
     """`colour` with a `share` of `other` in it; both as #RRGGBB."""
-    channels = (
-        round(int(colour[k : k + 2], 16) * (1 - share) + int(other[k : k + 2], 16) * share) for k in (1, 3, 5)
-    )
+    channels = (round(int(colour[k : k + 2], 16) * (1 - share) + int(other[k : k + 2], 16) * share) for k in (1, 3, 5))
     return "#" + "".join(f"{channel:02X}" for channel in channels)
 
 

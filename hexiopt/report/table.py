@@ -126,9 +126,7 @@ def _memory(cost: StageCost) -> Text:
     return text.append("█" * filled, colour).append("░" * (_BAR - filled), "dim")
 
 
-def summary_table(
-    problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any] | None = None
-) -> RenderableType:
+def summary_table(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any] | None = None) -> RenderableType:
     """What a plan achieves and where it comes from; `solver` is the plan file's object of that name."""
     left = [*performance(problem, cost), *bound(cost, solver)]
     right = [*choices(problem, plan), *origin(solver)]

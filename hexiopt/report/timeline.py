@@ -134,9 +134,7 @@ def _meta(kind: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}
 
 
-def _slice(
-    name: str, kind: str, pid: int, tid: int, start_s: float, end_s: float, **args: int
-) -> dict[str, Any]:
+def _slice(name: str, kind: str, pid: int, tid: int, start_s: float, end_s: float, **args: int) -> dict[str, Any]:
     return {
         "ph": "X",
         "name": name,

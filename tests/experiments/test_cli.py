@@ -314,9 +314,7 @@ BAD_COMMANDS: list[tuple[tuple[str, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("command", "said"), BAD_COMMANDS, ids=[" ".join(c[-1:]) or "none" for c, _ in BAD_COMMANDS]
-)
+@pytest.mark.parametrize(("command", "said"), BAD_COMMANDS, ids=[" ".join(c[-1:]) or "none" for c, _ in BAD_COMMANDS])
 def test_bad_input_is_one_line_and_writes_nothing(
     hexiopt: Run, tmp_path: Path, command: tuple[str, ...], said: str
 ) -> None:
@@ -349,9 +347,7 @@ def test_the_unexpected_exits_1(hexiopt: Run, monkeypatch: pytest.MonkeyPatch) -
     assert "Traceback" in ran.err
 
 
-def test_a_failed_picture_leaves_no_half_of_it(
-    hexiopt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_picture_leaves_no_half_of_it(hexiopt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any) -> None:
         Path(args[-1]).write_bytes(b"half")
         raise RuntimeError("no ink")

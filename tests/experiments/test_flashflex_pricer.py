@@ -155,8 +155,7 @@ class Slow:
         total_s = 0.0
         for layer in range(self.layers):
             groups = [
-                next(s.devices for s in p.stages if s.layers[0][0] <= layer < s.layers[0][1])
-                for p in plan.pipelines
+                next(s.devices for s in p.stages if s.layers[0][0] <= layer < s.layers[0][1]) for p in plan.pipelines
             ]
             least, largest = min(map(len, groups)), max(map(len, groups))
             for k in range(largest // least):
@@ -211,9 +210,7 @@ def test_price_equals_slow_evaluation(row, seed: int) -> None:  # type: ignore[n
 @pytest.mark.parametrize(("where", "pipelines", "step_s", "excess_gib"), GOLDEN)
 def test_price_equals_released_code(where, pipelines, step_s: float, excess_gib: float) -> None:  # type: ignore[no-untyped-def]
     row, num_micro_batches, micro_batch_size = where
-    cost = FlashFlexPricer(problem_of(ROWS[row])).price(
-        make_plan(pipelines, num_micro_batches, micro_batch_size)
-    )
+    cost = FlashFlexPricer(problem_of(ROWS[row])).price(make_plan(pipelines, num_micro_batches, micro_batch_size))
     assert cost.step_time_s == pytest.approx(step_s, rel=1e-12)
     assert cost.excess_bytes / GIB == pytest.approx(excess_gib, rel=1e-12)
 
@@ -233,9 +230,7 @@ def test_rule_counts_only_the_sequences_really_processed() -> None:
     problem = problem_of(ROWS[0])
     by_rule = FlashFlexPricer(problem, micro_batch_rule=True)
     three = replace(aligned(1, 1), pipelines=aligned(1, 1).pipelines[:3])
-    tens = replace(
-        aligned(8, 1), pipelines=tuple(replace(p, micro_batch_size=10) for p in aligned(8, 1).pipelines[:3])
-    )
+    tens = replace(aligned(8, 1), pipelines=tuple(replace(p, micro_batch_size=10) for p in aligned(8, 1).pipelines[:3]))
     as_planned = FlashFlexPricer(problem).price(tens)
     cost = by_rule.price(three)
     assert cost.tokens_per_s == pytest.approx(as_planned.tokens_per_s)
@@ -267,9 +262,7 @@ def test_pricer_is_what_a_search_asks() -> None:
 def test_max_layers_is_where_the_excess_begins(row) -> None:  # type: ignore[no-untyped-def]
     pricer = FlashFlexPricer(problem_of(row))
     total = pricer.problem.model.num_layers
-    for machine, first in zip(
-        pricer.problem.cluster.machines, pricer.problem.cluster.first_device, strict=True
-    ):
+    for machine, first in zip(pricer.problem.cluster.machines, pricer.problem.cluster.first_device, strict=True):
         for tp in (1, 2, 4):
             devices = tuple(range(int(first), int(first) + tp))
             assert tp <= machine.num_gpus

@@ -48,9 +48,7 @@ def test_pictures_on_request(hexiopt: Run, tmp_path: Path) -> None:
     assert names == ["plan.json", "plan.png", "report.html", "status.json", "timeline.json"]
 
 
-def test_no_plan_and_an_unexpected_error(
-    hexiopt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_plan_and_an_unexpected_error(hexiopt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = hexiopt("plan", "-m", *TINY, "model=tiny,llama2_70b")
     assert ran.code == 3
     assert [status["exit_code"] for status in statuses(tmp_path)] == [0, 3]

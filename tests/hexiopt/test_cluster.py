@@ -355,9 +355,7 @@ ERRORS = [
         r"my\.yaml: groups\[1\]\.members: .*'b-1', which is in 'g' too",
     ),
     (
-        with_groups(
-            {"name": "g", "members": ["h"]}, {"name": "i", "members": ["h"]}, {"name": "h", "members": ["a"]}
-        ),
+        with_groups({"name": "g", "members": ["h"]}, {"name": "i", "members": ["h"]}, {"name": "h", "members": ["a"]}),
         r"my\.yaml: groups\[1\]\.members: .*'h', which is in 'g' too",
     ),
     (

@@ -24,9 +24,7 @@ from tests.strategies import models
 A100 = catalogue()["a100_80gb_sxm"]
 PEAK = 1e12
 # A GPU on which only FLOPs take time.
-PURE = replace(
-    A100, flops_bf16=PEAK, hbm_bytes_per_s=math.inf, efficiency=Efficiency(1.0, 0.0, 1.0, 1.0, 0.0)
-)
+PURE = replace(A100, flops_bf16=PEAK, hbm_bytes_per_s=math.inf, efficiency=Efficiency(1.0, 0.0, 1.0, 1.0, 0.0))
 GROUPED = ModelSpec(
     name="m",
     architecture="llama",

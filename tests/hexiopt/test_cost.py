@@ -55,9 +55,7 @@ def test_parts_make_up_the_step(pair: tuple[Problem, Plan]) -> None:
     assert cost.gradient_sync_s >= 0.0
     assert cost.optimizer_s > 0.0
     assert cost.pipeline_s == max(p.end_s for p in cost.pipelines)
-    assert cost.pipeline_s + cost.gradient_sync_s + cost.optimizer_s == pytest.approx(
-        cost.step_time_s, rel=1e-12
-    )
+    assert cost.pipeline_s + cost.gradient_sync_s + cost.optimizer_s == pytest.approx(cost.step_time_s, rel=1e-12)
     if len(plan.pipelines) == 1 and not problem.model.tied_embeddings:
         assert cost.gradient_sync_s == 0.0
     work, model, cluster = problem.workload, problem.model, problem.cluster
@@ -109,8 +107,7 @@ def test_recompute_costs_time_and_one_more_micro_batch_too(pair: tuple[Problem, 
         return replace(
             plan,
             pipelines=tuple(
-                replace(p, stages=tuple(replace(s, recompute=(policy,)) for s in p.stages))
-                for p in plan.pipelines
+                replace(p, stages=tuple(replace(s, recompute=(policy,)) for s in p.stages)) for p in plan.pipelines
             ),
         )
 
@@ -130,12 +127,8 @@ def test_a_tp_stage_by_hand(policy: str) -> None:
     ends = [f(MODEL, work, gpu, 2, 1) for f in (embedding_compute, head_compute)]
     collective_s = ring_collective_s(2048 * 1024 * 2, 2, 100e9, 10e-6)
     forward_s = 6 * (layer.forward_s + 4 * collective_s) + sum(e.forward_s + collective_s for e in ends)
-    again_s = {"none": 0.0, "selective": layer.attention_s, "full": layer.forward_s + 4 * collective_s}[
-        policy
-    ]
-    backward_s = 6 * (layer.backward_s + 6 * collective_s + again_s) + sum(
-        e.backward_s + collective_s for e in ends
-    )
+    again_s = {"none": 0.0, "selective": layer.attention_s, "full": layer.forward_s + 4 * collective_s}[policy]
+    backward_s = 6 * (layer.backward_s + 6 * collective_s + again_s) + sum(e.backward_s + collective_s for e in ends)
     (stage,) = cost.pipelines[0].stages
     assert (stage.forward_s, stage.backward_s) == pytest.approx((forward_s, backward_s))
     assert cost.pipeline_s == pytest.approx(8 * (forward_s + backward_s))

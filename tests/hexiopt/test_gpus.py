@@ -69,10 +69,7 @@ def test_values_are_sane(name: str) -> None:
 
 
 def test_which_types_lack_what() -> None:
-    none = {
-        p: {n for n in NAMES if catalogue()[n].peak_flops(p) is None}
-        for p in ("bf16", "fp16", "tf32", "fp32")
-    }
+    none = {p: {n for n in NAMES if catalogue()[n].peak_flops(p) is None} for p in ("bf16", "fp16", "tf32", "fp32")}
     before_ampere = {
         *("k80", "p100", "v100_16gb_sxm", "v100_32gb_sxm", "v100_16gb_pcie"),
         *("t4", "rtx_2080", "rtx_2080_ti", "titan_rtx"),
@@ -140,9 +137,7 @@ def test_new_type_and_its_defaults() -> None:
 
 
 def test_stated_values_go_before_defaults() -> None:
-    gpu = read(
-        NEW | {"tflops_bf16": 60, "tflops_fp32": 20, "usable_memory_gib": 22.5, "flash_attention": False}
-    )
+    gpu = read(NEW | {"tflops_bf16": 60, "tflops_fp32": 20, "usable_memory_gib": 22.5, "flash_attention": False})
     assert (gpu.flops_bf16, gpu.flops_fp16, gpu.flops_fp32) == (60e12, 80e12, 20e12)
     assert gpu.usable_memory_bytes == 22.5 * 2**30
     assert not gpu.flash_attention
@@ -169,9 +164,7 @@ def test_override_changes_only_what_it_states() -> None:
 
 def test_usable_memory_follows_memory() -> None:
     base = catalogue()["rtx_3090"]
-    assert override("rtx_3090", memory_gib=48).usable_memory_bytes == pytest.approx(
-        2 * base.usable_memory_bytes
-    )
+    assert override("rtx_3090", memory_gib=48).usable_memory_bytes == pytest.approx(2 * base.usable_memory_bytes)
     both = override("rtx_3090", memory_gib=48, usable_memory_gib=40)
     assert both.usable_memory_bytes == 40 * 2**30
 

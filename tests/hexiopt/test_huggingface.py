@@ -78,9 +78,7 @@ def refusal(base: dict[str, Any], **change: Any) -> str:
             7_615_616_512,
             id="qwen2_5_7b",
         ),
-        pytest.param(
-            GPT2 | {"n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}, 124_439_808, id="gpt2"
-        ),
+        pytest.param(GPT2 | {"n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}, 124_439_808, id="gpt2"),
         pytest.param(
             GPT2 | {"n_embd": 1600, "n_layer": 48, "n_head": 25, "vocab_size": 50257},
             1_557_611_200,
@@ -135,9 +133,7 @@ DEFAULTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("base", "expected"), DEFAULTS, ids=[str(base["model_type"]) for base, _ in DEFAULTS]
-)
+@pytest.mark.parametrize(("base", "expected"), DEFAULTS, ids=[str(base["model_type"]) for base, _ in DEFAULTS])
 def test_defaults_of_transformers(base: dict[str, Any], expected: dict[str, Any]) -> None:
     model = read(base)
     assert {name: getattr(model, name) for name in expected} == expected

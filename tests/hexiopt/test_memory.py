@@ -102,10 +102,7 @@ def test_llama2_7b_by_hand() -> None:
     assert 117 * GIB < memory.total < 120 * GIB
 
     full = model.stage(32, True, True, "full", 1)
-    assert (
-        full.activations
-        == 32 * tokens * 2 * 4096 + (layer + internals - tokens * 2 * 4096) + 2 * tokens * 2 * 4096
-    )
+    assert full.activations == 32 * tokens * 2 * 4096 + (layer + internals - tokens * 2 * 4096) + 2 * tokens * 2 * 4096
 
 
 def test_llama2_7b_over_four_ranks_by_hand() -> None:

@@ -122,9 +122,7 @@ def test_parts_sum_to_the_layer_and_layers_to_the_model(model: ModelSpec) -> Non
     )
     assert all(part > 0 for part in parts)
     assert sum(parts) == model.layer_params
-    assert (
-        model.embedding_params + model.num_layers * model.layer_params + model.head_params == model.num_params
-    )
+    assert model.embedding_params + model.num_layers * model.layer_params + model.head_params == model.num_params
 
 
 @given(specs())
@@ -234,8 +232,7 @@ def test_tied_head_has_flops_but_no_parameters() -> None:
         ({"architecture": "gpt_neo", "mlp_bias": True, "num_kv_heads": 4, "rope_theta": 5.0}, "cannot state"),
         ({"architecture": "gpt_neo", "mlp_bias": True, "num_kv_heads": 4, "rope_type": "yarn"}, "learns its"),
         (
-            {"architecture": "gpt_neo", "mlp_bias": True, "num_kv_heads": 4, "num_layers": 1}
-            | {"attention_window": 8},
+            {"architecture": "gpt_neo", "mlp_bias": True, "num_kv_heads": 4, "num_layers": 1} | {"attention_window": 8},
             "every second layer",
         ),
         ({"architecture": "opt", "num_kv_heads": 4, "mlp_bias": True}, "mlp_bias false"),

@@ -152,9 +152,7 @@ def large(num_racks: int) -> Cluster:
             "name": "large",
             "inter_machine": {"bandwidth_gb_per_s": 25},
             "machines": [{"name": f"m{r}", "count": per_rack, **machine} for r in range(num_racks)],
-            "groups": [
-                {"name": f"rack{r}", "members": [f"m{r}"], "uplink_gb_per_s": 100} for r in range(num_racks)
-            ],
+            "groups": [{"name": f"rack{r}", "members": [f"m{r}"], "uplink_gb_per_s": 100} for r in range(num_racks)],
             "links": [{"between": ["m0", "m1"], "bandwidth_gb_per_s": 1}],
         }
     )

@@ -301,15 +301,7 @@ def test_a_damaged_file_is_read_or_refused(data: st.DataObject) -> None:
     damaged = copy.deepcopy(
         {key: value for key, value in whole().items() if key in ("schedule", "sharding", "pipelines")}
     )
-    values = (
-        st.none()
-        | st.booleans()
-        | st.integers()
-        | st.floats()
-        | st.text(max_size=4)
-        | st.just([])
-        | st.just({})
-    )
+    values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just([]) | st.just({})
     here: Any = damaged
     while True:
         key = data.draw(st.sampled_from(sorted(here) if isinstance(here, dict) else list(range(len(here)))))

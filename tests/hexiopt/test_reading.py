@@ -85,9 +85,7 @@ def test_any_text_as_yaml_is_data_or_refused(text: str) -> None:
 
 
 @settings(max_examples=500, deadline=None)
-@given(
-    text=st.text(alphabet='{}[]":,.0123456789eE+-truefalsnN \\\nu\ud800"', max_size=30) | st.text(max_size=30)
-)
+@given(text=st.text(alphabet='{}[]":,.0123456789eE+-truefalsnN \\\nu\ud800"', max_size=30) | st.text(max_size=30))
 @example('{"a": ' + "9" * 5000 + "}")
 @example('{"a": 1e999}')
 @example('{"\\ud800": 1}')
@@ -107,9 +105,7 @@ def test_any_text_as_json_is_data_or_refused(text: str) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(raw=st.binary(max_size=40), suffix=st.sampled_from((".yaml", ".json")))
-def test_any_bytes_are_a_mapping_or_refused(
-    raw: bytes, suffix: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_any_bytes_are_a_mapping_or_refused(raw: bytes, suffix: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / f"any{suffix}"
     path.write_bytes(raw)
     try:

@@ -64,9 +64,7 @@ def small() -> Case:
         Stage.of((2, 3), 13, 23, "full"),
         Stage.of((4, 5), 23, 32, "full"),
     )
-    return priced(
-        read_cluster(CONF / "cluster/small_mixed.yaml"), Plan((Pipeline(stages, 32),)), global_batch=32
-    )
+    return priced(read_cluster(CONF / "cluster/small_mixed.yaml"), Plan((Pipeline(stages, 32),)), global_batch=32)
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +116,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 def printed(renderable: RenderableType, width: int = 100, color: bool = False) -> str:
     out = io.StringIO()
-    Console(file=out, width=width, force_terminal=color, color_system="truecolor" if color else None).print(
-        renderable
-    )
+    Console(file=out, width=width, force_terminal=color, color_system="truecolor" if color else None).print(renderable)
     return out.getvalue()
 
 
@@ -303,9 +299,7 @@ def test_too_many_events_are_cut_and_said(large: Case, monkeypatch: pytest.Monke
     assert "stands for 107 alike" in json.dumps(trace)
 
 
-def test_a_pipeline_that_alone_is_too_long_is_one_event_a_stage(
-    small: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipeline_that_alone_is_too_long_is_one_event_a_stage(small: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hexiopt.report.timeline.MAX_EVENTS", 100)
     events = timeline_events(*small)["traceEvents"]
     assert len(events) <= 100
@@ -400,9 +394,7 @@ def test_many_micro_batches_are_cut(mixed: Case) -> None:
 
 def test_page_is_self_contained(mixed: Case) -> None:
     trajectory = (Point(0.1, 1, 50.0), Point(0.5, 10, 40.0), Point(2.0, 99, mixed[2].step_time_s))
-    page = report_html(
-        *mixed, b"\x89PNG", solver=SOLVER, trajectory=trajectory, command="hexiopt plan seed=3"
-    )
+    page = report_html(*mixed, b"\x89PNG", solver=SOLVER, trajectory=trajectory, command="hexiopt plan seed=3")
     assert not re.search(r"https?:|<script|<link|@import|url\(", page)
     assert re.findall(r'src="([^"]{0,22})', page) == ["data:image/png;base64,"]
     for word in ("m3080ti:7", "hexiopt plan seed=3", "<svg", mixed[0].sha256, "prefers-color-scheme: dark"):

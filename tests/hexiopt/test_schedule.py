@@ -108,9 +108,7 @@ COUNTS = st.integers(1, 25) | st.integers(1, 25) | st.integers(1, 25) | st.integ
 @example(times=([1.0] * 10, [2.0] * 10, [0.0] * 9, [0.0] * 9), num_micro_batches=400)
 @example(times=([1.0, 3.0], [2.0, 1.0], [1e6], [0.0]), num_micro_batches=37)
 @example(times=([0.0, 1.0], [0.0, 2.0], [0.0], [0.0]), num_micro_batches=5)
-def test_every_stage_ends_when_the_event_simulation_says(
-    schedule: str, times: Times, num_micro_batches: int
-) -> None:
+def test_every_stage_ends_when_the_event_simulation_says(schedule: str, times: Times, num_micro_batches: int) -> None:
     assert same(of(schedule, times, num_micro_batches), simulated(schedule, times, num_micro_batches))
 
 
@@ -134,9 +132,7 @@ def test_two_stages_by_hand() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    num_stages=st.integers(1, 10), num_micro_batches=st.integers(1, 60), schedule=st.sampled_from(SCHEDULES)
-)
+@given(num_stages=st.integers(1, 10), num_micro_batches=st.integers(1, 60), schedule=st.sampled_from(SCHEDULES))
 def test_a_stage_runs_everything_once_and_backward_after_forward(
     num_stages: int, num_micro_batches: int, schedule: str
 ) -> None:
@@ -194,9 +190,7 @@ def test_a_million_micro_batches_of_nearly_equal_stages_answer_at_once() -> None
 def test_a_million_micro_batches_of_random_stages_answer_at_once(data: st.DataObject) -> None:
     seconds = st.floats(0.5, 2.0)
     p = data.draw(st.integers(2, 10))
-    f, b, s, r = (
-        data.draw(st.lists(seconds, min_size=n, max_size=n, unique=True)) for n in (p, p, p - 1, p - 1)
-    )
+    f, b, s, r = (data.draw(st.lists(seconds, min_size=n, max_size=n, unique=True)) for n in (p, p, p - 1, p - 1))
     begin = time.process_time()
     one_f_one_b(f, b, s, r, MANY)
     assert time.process_time() - begin < 0.05
@@ -206,9 +200,7 @@ def test_a_million_micro_batches_of_random_stages_answer_at_once(data: st.DataOb
 @given(times=step_times(max_stages=7))
 def test_the_beat_is_the_slope_of_the_steady_state(times: Times) -> None:
     f, b, ahead, back = times
-    beat = beat_s(
-        [x + y for x, y in zip(f, b, strict=True)], [x + y for x, y in zip(ahead, back, strict=True)]
-    )
+    beat = beat_s([x + y for x, y in zip(f, b, strict=True)], [x + y for x, y in zip(ahead, back, strict=True)])
     beat = max(beat, *ahead, *back) if ahead else beat
     rounds = 420 * 2  # whole periods of up to seven stages
     slope = (of("1f1b", times, 2_000 + rounds)[0] - of("1f1b", times, 2_000)[0]) / rounds

@@ -26,9 +26,7 @@ def test_the_simulation_ends_when_the_cost_says(pair: tuple[Problem, Plan]) -> N
             ends[at] = max(ends[at], event.end_s)
     assert max(ends.values()) == pytest.approx(cost.pipeline_s, rel=1e-9)
     for p, pipeline in enumerate(cost.pipelines):
-        assert [ends[p, s] for s in range(len(pipeline.stages))] == pytest.approx(
-            list(pipeline.stage_end_s), rel=1e-9
-        )
+        assert [ends[p, s] for s in range(len(pipeline.stages))] == pytest.approx(list(pipeline.stage_end_s), rel=1e-9)
         assert pipeline.end_s == max(pipeline.stage_end_s)
 
 
@@ -38,9 +36,7 @@ def test_every_event_waits_for_its_input_and_its_place(pair: tuple[Problem, Plan
     problem, plan = pair
     events = simulate(plan, CostModel(problem).price(plan))
     found = {(e.kind, e.pipeline, e.stage, e.micro_batch): e for e in events}
-    expected = sum(
-        p.num_micro_batches * (2 * len(p.stages) + 2 * (len(p.stages) - 1)) for p in plan.pipelines
-    )
+    expected = sum(p.num_micro_batches * (2 * len(p.stages) + 2 * (len(p.stages) - 1)) for p in plan.pipelines)
     assert len(events) == len(found) == expected
 
     for event in events:

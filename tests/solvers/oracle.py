@@ -22,9 +22,7 @@ def all_plans(problem: Problem) -> Iterator[Plan]:
         stages = [list(_staged(problem, groups)) for groups in grouped]
         batches = list(_batches(workload.global_batch, len(grouped), sizes))
         for chosen, batch in itertools.product(itertools.product(*stages), batches):
-            pipelines = tuple(
-                Pipeline(s, count, size) for s, (count, size) in zip(chosen, batch, strict=True)
-            )
+            pipelines = tuple(Pipeline(s, count, size) for s, (count, size) in zip(chosen, batch, strict=True))
             for schedule in schedules(workload):
                 for sharding in sharding_stages(workload):
                     yield Plan(pipelines, schedule, Sharding(sharding))
@@ -52,18 +50,14 @@ def _structures(problem: Problem) -> Iterator[tuple[tuple[Group, ...], ...]]:
                                 yield found
 
 
-def _canonical(
-    problem: Problem, pipelines: Sequence[Sequence[Sequence[int]]]
-) -> tuple[tuple[Group, ...], ...]:
+def _canonical(problem: Problem, pipelines: Sequence[Sequence[Sequence[int]]]) -> tuple[tuple[Group, ...], ...]:
     """The structure with devices named in the order of their use, pipelines sorted by what they look like."""
     cluster = problem.cluster
     look = sorted(tuple((int(cluster.machine_of[g[0]]), len(g)) for g in groups) for groups in pipelines)
     free: dict[int, list[int]] = {}
     for device in problem.usable_devices[::-1]:
         free.setdefault(int(cluster.machine_of[device]), []).append(device)
-    return tuple(
-        tuple(tuple(free[machine].pop() for _ in range(tp)) for machine, tp in groups) for groups in look
-    )
+    return tuple(tuple(tuple(free[machine].pop() for _ in range(tp)) for machine, tp in groups) for groups in look)
 
 
 def _is_group(problem: Problem, group: Sequence[int]) -> bool:
@@ -91,9 +85,7 @@ def _staged(problem: Problem, groups: Sequence[Group]) -> Iterator[tuple[Stage, 
     for cuts in itertools.combinations(range(1, layers), len(groups) - 1):
         bounds = list(itertools.pairwise((0, *cuts, layers)))
         for chosen in itertools.product(policies, repeat=len(groups)):
-            yield tuple(
-                Stage.of(g, a, b, policy) for g, (a, b), policy in zip(groups, bounds, chosen, strict=True)
-            )
+            yield tuple(Stage.of(g, a, b, policy) for g, (a, b), policy in zip(groups, bounds, chosen, strict=True))
 
 
 def _batches(total: int, pipelines: int, sizes: Sequence[int]) -> Iterator[tuple[tuple[int, int], ...]]:

@@ -113,17 +113,13 @@ def hopeless() -> Problem:
 
 def hopeless_layer() -> Problem:
     """A model of which not one layer fits a device."""
-    return replace(
-        easy(), model=replace(TINY, hidden_size=32768, num_heads=256, num_kv_heads=256, ffn_size=65536)
-    )
+    return replace(easy(), model=replace(TINY, hidden_size=32768, num_heads=256, num_kv_heads=256, ffn_size=65536))
 
 
 def hopeless_constraint() -> Problem:
     """Fits, but not under the constraint that every device holds the whole model."""
     own = cluster(("a", "fast", 2), ("b", "fast", 2), ("c", "slow", 4), fast_gib=0.8, slow_gib=0.8)
-    return Problem(
-        own, replace(TINY, num_layers=6), Workload(global_batch=16, seq_len=512), Space(num_pipelines=8)
-    )
+    return Problem(own, replace(TINY, num_layers=6), Workload(global_batch=16, seq_len=512), Space(num_pipelines=8))
 
 
 INFEASIBLE = {"model": hopeless, "layer": hopeless_layer, "constraint": hopeless_constraint}

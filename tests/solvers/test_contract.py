@@ -209,9 +209,7 @@ def here_and_elsewhere() -> tuple[dict[str, list[Any]], ...]:
 
 
 @EVERY
-def test_same_seed_and_steps_same_plan(
-    name: str, here_and_elsewhere: tuple[dict[str, list[Any]], ...]
-) -> None:
+def test_same_seed_and_steps_same_plan(name: str, here_and_elsewhere: tuple[dict[str, list[Any]], ...]) -> None:
     first, again, elsewhere = here_and_elsewhere
     assert again[name] == first[name]
     assert elsewhere[name] == first[name]

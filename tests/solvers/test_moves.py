@@ -69,9 +69,7 @@ def test_a_walk_reaches_every_shape_of_four_devices() -> None:
         if found is not None:
             structure = found
             pipelines = [
-                tuple(slot[k] for slot in bundle.stages)
-                for bundle in structure.bundles
-                for k in range(bundle.width)
+                tuple(slot[k] for slot in bundle.stages) for bundle in structure.bundles for k in range(bundle.width)
             ]
             met.add(shape(pipelines))
             if wanted <= met:

@@ -35,9 +35,7 @@ def small(gib: float, layers: int, space: Space, machines: tuple[tuple[str, str,
     "machines",
     [(("a", "fast", 3),), (("a", "fast", 2), ("b", "slow", 1)), (("a", "fast", 1), ("b", "fast", 1))],
 )
-def test_infeasible_is_never_said_of_what_fits(
-    machines: tuple[tuple[str, str, int], ...], tp_degrees: str
-) -> None:
+def test_infeasible_is_never_said_of_what_fits(machines: tuple[tuple[str, str, int], ...], tp_degrees: str) -> None:
     """Over memory sizes from too little to enough, against all plans."""
     space = replace(problems.SMALL_SPACE, tp_degrees=tp_degrees)
     fits, proven = set(), set()
