@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -77,6 +78,16 @@ class Problem:
         for name in self.space.exclude:
             out.update(self.cluster.devices_named(name, where="constraints: exclude"))
         return tuple(d for d in range(self.cluster.num_devices) if d not in out)
+
+    @cached_property
+    def usable_by_machine(self) -> Mapping[int, tuple[int, ...]]:
+        """Usable devices of each machine (by index) that has any, ascending."""
+        found: dict[int, list[int]] = {}
+        for device, machine in zip(
+            self.usable_devices, self.cluster.machine_of[list(self.usable_devices)].tolist(), strict=True
+        ):
+            found.setdefault(machine, []).append(device)
+        return {machine: tuple(devices) for machine, devices in found.items()}
 
     @cached_property
     def sha256(self) -> str:

@@ -273,4 +273,4 @@ class Section:
 
 def _span(above: float | None, at_least: float | None, at_most: float) -> str:
     bounds = [("above", above), ("at least", at_least), ("at most", at_most)]
-    return " and ".join(f"{word} {bound:,.12g}" for word, bound in bounds if bound is not None)
+    return " and ".join(f"{word} {bound:.12g}" for word, bound in bounds if bound is not None)

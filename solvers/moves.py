@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from hexiopt.problem import Problem
 from hexiopt.space import schedules, sharding_stages
-from solvers.starts import cut, machine_devices
+from solvers.starts import cut
 from solvers.structure import Bundle, Group, Structure
 
 Slot = tuple[Group, ...]
@@ -22,7 +22,7 @@ class Neighbourhood:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._machine_of: list[int] = problem.cluster.machine_of.tolist()
-        self._by_machine = machine_devices(problem)
+        self._by_machine = problem.usable_by_machine
         self._allowed = {m: set(problem.space.allowed_tp(len(own))) for m, own in self._by_machine.items()}
         # Machines whose devices are not interchangeable: some share a faster link, or an interface.
         self._uneven = {

@@ -12,7 +12,6 @@ from hexiopt.result import Result
 from hexiopt.space import schedules, sharding_stages
 from solvers.base import Budget, Listener, Pricer, Search
 from solvers.reason import explain
-from solvers.starts import machine_devices
 from solvers.structure import Builder, Bundle, Group, Structure
 
 
@@ -35,7 +34,7 @@ def random_groups(problem: Problem, devices: list[int], rng: random.Random) -> l
 
 def _some_devices(problem: Problem, rng: random.Random) -> list[int]:
     """All usable devices, or for a third of the draws those of a random set of machines."""
-    machines = list(machine_devices(problem).values())
+    machines = list(problem.usable_by_machine.values())
     if len(machines) > 1 and rng.random() < 1 / 3:
         machines = rng.sample(machines, rng.randint(1, len(machines)))
     return sorted(device for own in machines for device in own)

@@ -1,6 +1,7 @@
 """Why no plan was found: the binding device, what it lacks in GiB, and the nearest change that fits."""
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -14,10 +15,11 @@ from hexiopt.space import Space, recompute_policies, schedules, sharding_stages
 from hexiopt.units import GIB
 from hexiopt.workload import AUTO
 from solvers.base import Budget, Search
-from solvers.starts import chain_structures, cut, machine_devices
+from solvers.starts import chain_structures, cut
 from solvers.structure import Builder, Misfit
 
 _TRIED = 300  # hand-made structures built to see whether a changed problem has a plan
+_THOUGHT_S = 0.3  # most seconds spent on looking for a change that fits
 
 
 def explain(search: Search, builder: Builder) -> Result:
@@ -28,21 +30,14 @@ def explain(search: Search, builder: Builder) -> Result:
     if not isinstance(search.pricer, CostModel):
         return replace(result, reason=f"no plan found in {search.steps} steps: {_nearest(search)}")
     proof = shortfall(search.problem, search.pricer)
-    remedy = nearest_change(search.problem, 0 if proof is None else proof.missing_layers)
+    remedy = nearest_change(search.problem)
     if proof is not None:
-        return replace(result, status=Status.INFEASIBLE, reason=f"no plan fits: {proof.text}; {remedy}")
+        return replace(result, status=Status.INFEASIBLE, reason=f"no plan fits: {proof}; {remedy}")
     return replace(result, reason=f"no plan found in {search.steps} steps: {_nearest(search)}; {remedy}")
 
 
-class Shortfall:
-    """A proof that nothing fits: how many layers find no room, and the words for it."""
-
-    def __init__(self, missing_layers: int, text: str) -> None:
-        self.missing_layers, self.text = missing_layers, text
-
-
-def shortfall(problem: Problem, model: CostModel) -> Shortfall | None:
-    """The proof that no plan fits memory, if a count of rooms gives one.
+def shortfall(problem: Problem, model: CostModel) -> str | None:
+    """In words, the proof that no plan fits memory, if a count of rooms gives one.
 
     Every device holds at most as many layers as fit it with one micro-batch in flight, its TP group as wide,
     its policy as lean and its optimiser as sharded as may be; all devices together must hold the model once.
@@ -53,7 +48,7 @@ def shortfall(problem: Problem, model: CostModel) -> Shortfall | None:
     total, best = 0, (math.inf, 0, "")
     rooms: dict[object, int] = {}
     per_layer_gib = 0.0
-    for machine, own in machine_devices(problem).items():
+    for machine, own in problem.usable_by_machine.items():
         key = (problem.cluster.machines[machine].kind, len(own))
         if key not in rooms:
             held: dict[int, int] = {}  # layers that a TP group holds, by degree
@@ -75,15 +70,13 @@ def shortfall(problem: Problem, model: CostModel) -> Shortfall | None:
     excess, device, gpu = best
     name = problem.cluster.device_name(device)
     if excess > 0:
-        return Shortfall(
-            needed,
+        return (
             f"not one layer of {problem.model.name} fits a device; the nearest, {name} ({gpu}), lacks "
-            f"{excess / GIB:.2f} GiB even at its best TP degree",
+            f"{excess / GIB:.2f} GiB even at its best TP degree"
         )
-    return Shortfall(
-        needed - total,
+    return (
         f"all devices together have room for {total} of the {needed} layers of {problem.model.name}; memory binds on "
-        f"every device, {name} ({gpu}) the roomiest, and {(needed - total) * per_layer_gib:.2f} GiB are missing",
+        f"every device, {name} ({gpu}) the roomiest, and {(needed - total) * per_layer_gib:.2f} GiB are missing"
     )
 
 
@@ -112,7 +105,7 @@ def _nearest(search: Search) -> str:
 def _plain_plans(problem: Problem) -> Iterator[Plan]:
     """Equal pipelines of equal stages, in the order of devices, at the leanest; one for each TP degree."""
     space, workload, layers = problem.space, problem.workload, problem.model.num_layers
-    machines = machine_devices(problem).values()
+    machines = problem.usable_by_machine.values()
     for tp in sorted({t for own in machines for t in space.allowed_tp(len(own))}):
         groups = [group for own in machines if tp in space.allowed_tp(len(own)) for group in cut(own, tp)]
         pipelines = space.num_pipelines or 1
@@ -137,15 +130,16 @@ def _plain_plans(problem: Problem) -> Iterator[Plan]:
         )
 
 
-def nearest_change(problem: Problem, missing_layers: int) -> str:
+def nearest_change(problem: Problem) -> str:
     """The smallest change of the request under which a plan was built, in words."""
-    for changed, words in _changes(problem, missing_layers):
-        if _has_plan(changed):
+    deadline_s = time.perf_counter() + _THOUGHT_S
+    for changed, words in _changes(problem):
+        if _has_plan(changed, deadline_s):
             return f"it fits with {words}"
     return "no change of the workload, nor more machines of a kind it has, was seen to fit; choose a smaller model"
 
 
-def _changes(problem: Problem, missing_layers: int) -> Iterator[tuple[Problem, str]]:
+def _changes(problem: Problem) -> Iterator[tuple[Problem, str]]:
     """Changed problems, the least change first."""
     workload = problem.workload
     space = problem.space
@@ -178,7 +172,7 @@ def _larger_clusters(problem: Problem) -> Iterator[tuple[Problem, str]]:
         problem.cluster.machines,
         key=lambda m: (m.num_gpus * m.gpu.usable_memory_bytes, -problem.cluster.machines.index(m)),
     )
-    for more in sorted({base << k for k in range(11) for base in (1, 3)}):
+    for more in sorted({base << k for k in range(6) for base in (1, 3)}):
         extra = tuple(replace(machine, name=f"more-{k}", spec_name="more") for k in range(more))
         cluster = replace(problem.cluster, machines=problem.cluster.machines + extra)
         plural = "machine" if more == 1 else "machines"
@@ -186,8 +180,8 @@ def _larger_clusters(problem: Problem) -> Iterator[tuple[Problem, str]]:
         yield replace(problem, cluster=cluster), words
 
 
-def _has_plan(problem: Problem) -> bool:
-    """Whether one of the first hand-made structures makes a plan that fits."""
+def _has_plan(problem: Problem, deadline_s: float) -> bool:
+    """Whether one of the first hand-made structures makes a plan that fits; no after `deadline_s`."""
     try:
         search = Search("change", problem, Budget(1.0), 0)
     except InputError:
@@ -196,9 +190,11 @@ def _has_plan(problem: Problem) -> bool:
     assert isinstance(model, CostModel)
     if shortfall(problem, model) is not None:
         return False
+    if time.perf_counter() > deadline_s:
+        return False
     builder = Builder(search)
     for structure in islice(chain_structures(problem), _TRIED):
-        if not search.go_on():
+        if time.perf_counter() > deadline_s:
             return False
         if builder.allowed(structure) and not isinstance(builder.build(structure), Misfit):
             priced = builder.price(structure)

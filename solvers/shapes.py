@@ -28,7 +28,7 @@ from solvers.base import Budget, Listener, Pricer, Search
 from solvers.layers import LayerSplitter
 from solvers.random_partition import random_structure
 from solvers.reason import explain
-from solvers.starts import chain_structures, cut, kinds, machine_devices
+from solvers.starts import chain_structures, cut, kinds
 from solvers.structure import Builder, Bundle, Group, Structure
 
 Floats = NDArray[np.float64]
@@ -70,7 +70,7 @@ class ShapeProgram:
         self._pricer = pricer = search.pricer
         self._same_kind = same_kind
         self.kinds = kinds(problem)
-        self.devices = machine_devices(problem)
+        self.devices = problem.usable_by_machine
         self.supply = np.array([sum(len(self.devices[m]) for m in members) for members in self.kinds], float)
         shards = max(1, int(self.supply.sum()) // 8) if sharding else 1
         splitter = LayerSplitter(pricer, pricer.policies(), even=False)

@@ -16,18 +16,9 @@ _MOST_PERMUTED = 4  # kinds whose orders are all tried
 _ALL_HANDS = 8  # machines up to which every number of chains is tried
 
 
-def machine_devices(problem: Problem) -> dict[int, tuple[int, ...]]:
-    """Usable devices of each machine that has any."""
-    found: dict[int, list[int]] = defaultdict(list)
-    machine_of = problem.cluster.machine_of
-    for device in problem.usable_devices:
-        found[int(machine_of[device])].append(device)
-    return {machine: tuple(devices) for machine, devices in found.items()}
-
-
 def kinds(problem: Problem) -> list[list[int]]:
     """Machines by kind (equal hardware and as many usable devices), slowest kind first."""
-    devices = machine_devices(problem)
+    devices = problem.usable_by_machine
     found: dict[object, list[int]] = defaultdict(list)
     for machine, own in devices.items():
         found[problem.cluster.machines[machine].kind, len(own)].append(machine)
@@ -45,7 +36,7 @@ def cut(devices: Sequence[int], tp: int) -> list[Group]:
 
 def symmetric(problem: Problem, machines: Sequence[int]) -> Iterator[Bundle]:
     """All symmetric grids (TP × stages × width) over machines of one kind, both ways of laying them out."""
-    devices = machine_devices(problem)
+    devices = problem.usable_by_machine
     size = len(devices[machines[0]])
     for tp in problem.space.allowed_tp(size):
         groups = [group for machine in machines for group in cut(devices[machine], tp)]
@@ -70,7 +61,7 @@ def chain(
 
     `devices` of each machine to use; all by default.
     """
-    devices, cluster = devices or machine_devices(problem), problem.cluster
+    devices, cluster = devices or problem.usable_by_machine, problem.cluster
     stages: list[tuple[Group, ...]] = []
     waiting: dict[object, list[Group]] = defaultdict(list)
     for machine in machines:
@@ -133,7 +124,7 @@ def chain_structures(problem: Problem) -> Iterator[Structure]:
     for left_out in range(len(groups)):
         members = groups[left_out:]
         machines = [machine for kind in members for machine in kind]
-        top = max(len(machine_devices(problem)[m]) for m in machines)
+        top = max(len(problem.usable_by_machine[m]) for m in machines)
         widths = [1 << k for k in range(top.bit_length()) if 1 << k <= top]
         for hands in hand_counts(len(machines)):
             deals = [[order] for order in orders(problem, machines)]
@@ -155,7 +146,7 @@ def shared_structures(problem: Problem) -> Iterator[Structure]:
     groups = kinds(problem)
     if not 2 <= len(groups) <= _MOST_PERMUTED:
         return
-    devices = machine_devices(problem)
+    devices = problem.usable_by_machine
     top = max(len(own) for own in devices.values())
     widths = [1 << k for k in range(top.bit_length() - 1) if 1 << k <= top]
     for roles in product((0, 1, 2), repeat=len(groups)):

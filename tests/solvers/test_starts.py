@@ -6,7 +6,7 @@ import pytest
 
 from hexiopt.problem import Problem
 from hexiopt.space import Space
-from solvers.starts import chain_structures, cut, first_choice, kinds, machine_devices, symmetric
+from solvers.starts import chain_structures, cut, first_choice, kinds, symmetric
 from solvers.structure import Bundle, Structure
 from tests.solvers import problems
 
@@ -46,7 +46,7 @@ def test_cut() -> None:
 
 
 def test_machines_without_excluded_devices() -> None:
-    assert machine_devices(CASES["excluded"]) == {0: (1,), 1: (2, 3), 2: (4, 6, 7)}
+    assert CASES["excluded"].usable_by_machine == {0: (1,), 1: (2, 3), 2: (4, 6, 7)}
 
 
 def test_kinds_slowest_first() -> None:
