@@ -25,7 +25,7 @@ _FORBIDDEN = 200.0  # energy of a structure that the plan space forbids
 _POOLS = (48, 16, 5, 2)  # structures annealed in each round of equal time
 _HOPELESS = 0.3  # a start whose pipelines alone take e^0.3 times the best step is left out
 _STARTS = 0.4  # most of the budget that goes into pricing starts
-ANNEAL = 0.93  # annealing ends here, the rest polishes
+ANNEAL = 0.9  # annealing ends here, the rest polishes
 _TRUST = 0.8  # how far a neighbour's factor of price over estimate is believed
 _ANYWAY = 0.05  # share of structures priced although their estimate speaks against it
 

@@ -13,8 +13,6 @@ from hexiopt.plan import Pipeline, Plan, Stage
 from solvers.base import Pricer, Search
 from solvers.structure import Builder
 
-_PATIENCE = 300
-
 
 class Polisher:
     """Improves one plan step by step."""
@@ -37,10 +35,11 @@ class Polisher:
                 self._climb(start)
 
     def _climb(self, plan: Plan) -> None:
-        """Take steps that help until `_PATIENCE` in a row brought nothing."""
+        """Take steps that help until many in a row brought nothing: ten for every stage of the plan."""
         search, idle = self.search, 0
+        patience = 30 + 10 * min(30, sum(len(pipeline.stages) for pipeline in plan.pipelines))
         cost = search.offer(plan)
-        while idle < _PATIENCE and search.go_on():
+        while idle < patience and search.go_on():
             search.step()
             idle += 1
             trial = self._neighbour(plan, cost)
