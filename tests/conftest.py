@@ -1,5 +1,6 @@
 """Fixtures of all tests: the command line in this process, in an empty folder."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,13 @@ class Ran:
 Run = Callable[..., Ran]
 
 
+def _end_workers() -> None:
+    """End joblib's worker processes: kept for the next sweep, they would write into this test's folder."""
+    executor = sys.modules.get("joblib.externals.loky.reusable_executor")
+    if executor is not None and executor._executor is not None:
+        executor._executor.shutdown(wait=True)
+
+
 @pytest.fixture
 def hexiopt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs `hexiopt ARGS` with an empty folder as working directory, which is `tmp_path`."""
@@ -33,6 +41,7 @@ def hexiopt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         capsys.readouterr()
         code = main(list(args))
         captured = capsys.readouterr()
+        _end_workers()
         return Ran(code, captured.out, captured.err)
 
     return run

@@ -70,6 +70,6 @@ def stage_load(sends: Iterable[tuple[Hop, float]]) -> Load:
     for way, num_bytes in sends:
         for resource, s_per_byte in way.shared:
             seconds = s_per_byte * num_bytes
-            if seconds > load.get(resource, 0.0):
+            if seconds >= load.get(resource, 0.0):
                 load[resource] = seconds
     return load

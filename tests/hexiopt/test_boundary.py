@@ -192,3 +192,11 @@ def test_the_slowest_resource_and_the_longest_latency_count() -> None:
         )
     )
     assert hop(cluster, (0,), (1,)).alone_s(1e9) == pytest.approx(4.0 + 120e-6)
+
+
+def test_an_unlimited_interface_takes_no_time() -> None:
+    """Machines of a cluster that states no network: messages cost their latency only."""
+    one = Hop(shared=((3, 0.0),), port_s_per_byte=0.0, latency_s=1e-5)
+    load = stage_load([(one, 1e6)])
+    assert load == {3: 0.0}
+    assert one.seconds(1e6, load) == 1e-5
