@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexiopt.cluster import Cluster, cluster_from_section
-from hexiopt.cost.boundary import hop, overlaps, stage_load
+from hexiopt.cost.boundary import Hop, hop, overlaps, stage_load
 from hexiopt.cost.model import CostModel
 from hexiopt.model import ModelSpec
 from hexiopt.plan import Pipeline, Plan, Stage
