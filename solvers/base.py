@@ -116,6 +116,12 @@ class Search:
         self._stopped = False
         self._told_s = 0.0
 
+    def beside(self, listen: Listener | None = None) -> "Search":
+        """A search of its own for the same run: same clock, budget, seed and pricer, nothing found yet."""
+        other = Search(self.name, self.problem, self.budget, self.seed, self.pricer, listen or self._listen)
+        other._started = self._started
+        return other
+
     @property
     def runtime_s(self) -> float:
         """Seconds since the start."""

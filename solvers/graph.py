@@ -1,5 +1,6 @@
 """The cluster as a graph for partitioning: GPUs weighted by speed, edges by bandwidth or its reciprocal."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,8 +49,18 @@ def scaled(weights: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.maximum(1, np.rint(weights / top * _LARGEST)).astype(np.int64)
 
 
-def partition(graph: DeviceGraph, parts: int, edge_weights: NDArray[np.float64], seed: int) -> list[list[int]]:
-    """METIS: `parts` sets of positions of about equal speed that cut little edge weight; none empty.
+def partition(
+    graph: DeviceGraph,
+    parts: int,
+    edge_weights: NDArray[np.float64],
+    seed: int,
+    *,
+    shares: Sequence[float] | None = None,
+    exponent: float = 1.0,
+) -> list[list[int]]:
+    """METIS: `parts` sets of positions that cut little edge weight; none empty.
+
+    Each set has about its share (`shares`, summing to 1; equal by default) of Σ speed^`exponent`.
 
     Raises ImportError where pymetis is missing.
     """
@@ -66,7 +77,8 @@ def partition(graph: DeviceGraph, parts: int, edge_weights: NDArray[np.float64],
     _, labels = pymetis.part_graph(
         parts,
         adjacency=pymetis.CSRAdjacency(starts, adjacency),
-        vweights=scaled(graph.speed),
+        vweights=scaled(graph.speed**exponent),
+        tpwgts=None if shares is None else list(shares),
         eweights=scaled(edge_weights[others]),
         options=pymetis.Options(seed=seed),
         recursive=parts <= 8,

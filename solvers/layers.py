@@ -29,6 +29,7 @@ class LayerSplitter:
     def __init__(self, pricer: Pricer, policies: tuple[str, ...], even: bool) -> None:
         self._pricer, self._policies, self._even = pricer, policies, even
         self._num_layers = pricer.problem.model.num_layers
+        self._times: dict[tuple[Any, ...], list[tuple[str, list[float]]]] = {}
         self._options: dict[tuple[Any, ...], StageOptions] = {}
         self._splits: dict[tuple[Any, ...], tuple[Choice, ...] | int] = {}
 
@@ -40,18 +41,37 @@ class LayerSplitter:
         found = self._options.get(key)
         if found is None:
             pricer = self._pricer
-            best: dict[int, tuple[float, str]] = {}
-            for policy in self._policies:
+            times: list[float] = []
+            policies: list[str] = []
+            # From the fastest policy to the leanest: each serves the lengths whose memory the ones before exceed.
+            for policy, seconds in self._by_speed(sites, first, last, micro_batch_size):
                 most = min(
                     pricer.max_layers(site, first, last, micro_batch_size, policy, held, shards) for site in sites
                 )
-                for n in range(1, min(most, self._num_layers) + 1):
-                    seconds = max(sum(pricer.stage_s(site, n, first, last, micro_batch_size, policy)) for site in sites)
-                    if n not in best or seconds < best[n][0]:
-                        best[n] = (seconds, policy)
-            ordered = [best[n] for n in sorted(best)]
-            found = StageOptions([seconds for seconds, _ in ordered], [policy for _, policy in ordered])
-            self._options[key] = found
+                more = seconds[len(times) : max(len(times), most)]
+                times += more
+                policies += [policy] * len(more)
+            found = self._options[key] = StageOptions(times, policies)
+        return found
+
+    def _by_speed(
+        self, sites: frozenset[Any], first: bool, last: bool, micro_batch_size: int
+    ) -> list[tuple[str, list[float]]]:
+        """Per policy, fastest first, the time of 1, 2, ... layers on the slowest of `sites`."""
+        key = (sites, first, last, micro_batch_size)
+        found = self._times.get(key)
+        if found is None:
+            tables = [
+                (
+                    policy,
+                    [
+                        max(sum(self._pricer.stage_s(site, n, first, last, micro_batch_size, policy)) for site in sites)
+                        for n in range(1, self._num_layers + 1)
+                    ],
+                )
+                for policy in self._policies
+            ]
+            found = self._times[key] = sorted(tables, key=lambda table: table[1][-1])
         return found
 
     def split(

@@ -10,12 +10,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from hexiopt.problem import Problem
-from hexiopt.result import Result
 from hexiopt.space import sharding_stages
-from solvers.base import Budget, Listener, Pricer, Search
+from solvers.base import Search
 from solvers.moves import Neighbourhood
 from solvers.polish import Polisher
-from solvers.reason import explain
+from solvers.searching import SearchingSolver
 from solvers.starts import chain_structures, first_choice, kinds, shared_structures, symmetric
 from solvers.structure import Builder, Bundle, Misfit, Structure
 
@@ -161,24 +160,12 @@ def improve(search: Search, builder: Builder, starts: Iterable[Structure], rng: 
                 pool[k] = (judged.energy, number, found)
 
 
-class LocalSearch:
-    """`local_search`: hand-made structures, annealed."""
+class LocalSearch(SearchingSolver):
+    """`local_search`: hand-made structures, annealed, the best plan polished; a step is one structure or move."""
 
     name = "local_search"
 
-    def solve(
-        self,
-        problem: Problem,
-        budget: Budget,
-        *,
-        seed: int = 0,
-        pricer: Pricer | None = None,
-        listen: Listener | None = None,
-    ) -> Result:
-        """The best plan found within `budget`."""
-        search = Search(self.name, problem, budget, seed, pricer, listen)
-        builder = Builder(search)
-        rng = random.Random(seed)
-        improve(search, builder, hand_made(problem, builder), rng, ANNEAL)
+    def run(self, search: Search, builder: Builder, rng: random.Random) -> None:
+        """Anneal, then polish."""
+        improve(search, builder, hand_made(search.problem, builder), rng, ANNEAL)
         Polisher(search, builder, rng).finish()
-        return explain(search, builder)

@@ -11,18 +11,17 @@ pipelines, one more or one fewer.
 
 import random
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hexiopt.errors import InputError
 from hexiopt.problem import Problem
-from hexiopt.result import Result
 from hexiopt.space import schedules, sharding_stages
-from solvers.base import Budget, Listener, Pricer, Search
+from solvers.base import Search
 from solvers.graph import DeviceGraph, device_graph, partition
 from solvers.ordering import best_order
-from solvers.reason import explain
+from solvers.searching import SearchingSolver
 from solvers.structure import Builder, Bundle, Group, Structure
 
 _AFRESH = 0.25  # share of iterations that partition the whole cluster anew
@@ -31,7 +30,9 @@ _MOST_PIPELINES = 64
 _SOME_MACHINES = 0.2  # share of new partitions that leave machines unused
 _SEARCHED_BLOCKS = 3  # machines of a pipeline whose TP degrees an iteration searches
 _LIKED = 0.8  # chance to begin with the TP degrees of a good plan
-_OTHER_STYLE = 0.2  # share of iterations with another micro-batch size, schedule, sharding or order of kinds
+_OTHER_STYLE = 0.25  # share of iterations with another micro-batch size, schedule, sharding or order of kinds
+_UNEVEN = 0.5  # share of partitions into unequal pipelines
+_EXPONENTS = (1.0, 1.0, 0.5, 0.0)  # of a GPU's speed, in its weight
 _TIE = 1e-3  # how little the order of kinds weighs against the time of a message
 _LARGEST_GRAPH = 1024  # GPUs; a complete graph beyond this takes METIS longer than a search should
 
@@ -85,7 +86,7 @@ class HierarchicalPartition:
         """One pass of both phases: afresh, or on some pipelines of a good plan."""
         base = self._base()
         style = self._style(base)
-        parts, kept = self._phase_one(base)
+        parts, kept = self._phase_one(base, style)
         shards = len(parts) if style.sharding else 1
         bundles = []
         for part in parts:
@@ -113,7 +114,9 @@ class HierarchicalPartition:
             at += 1
         return ranked[at]
 
-    def _phase_one(self, base: _Incumbent | None) -> tuple[tuple[tuple[int, ...], ...], dict[tuple[int, ...], Bundle]]:
+    def _phase_one(
+        self, base: _Incumbent | None, style: "_Style"
+    ) -> tuple[tuple[tuple[int, ...], ...], dict[tuple[int, ...], Bundle]]:
         """GPUs per pipeline, and the pipelines that stay as they are."""
         rng, fixed = self.rng, self.problem.space.num_pipelines
         gpus = len(self._graph.devices)
@@ -122,6 +125,8 @@ class HierarchicalPartition:
             # Few pipelines are likelier: numbers are drawn evenly on a logarithmic scale.
             count = fixed or round(most ** rng.random())
             return self._partition(self._used(count), count), {}
+        if style.ranks != base.style.ranks:
+            return base.parts, {}  # another order for all pipelines, so that they stay aligned
         kept = dict(zip(base.parts, base.structure.bundles, strict=True))
         chosen = rng.sample(base.parts, min(len(base.parts), rng.choice((1, 2, 2, 3))))
         rest = tuple(part for part in base.parts if part not in chosen)
@@ -141,27 +146,36 @@ class HierarchicalPartition:
         return found if len(found) >= count else tuple(gpus)
 
     def _partition(self, positions: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ...]:
-        """METIS on some of the GPUs, edge weights mixed from reciprocal and true bandwidth."""
+        """METIS on some of the GPUs: edge weights mixed from reciprocal and true bandwidth, pipelines of equal or of
+        unequal weight, GPUs weighted by a power of their speed.
+        """
         mix = self.rng.choice((1.0, 1.0, 0.75, 0.5, 0.0))
         graph = self._graph.subset(list(positions))
         at = np.ix_(positions, positions)
         weights = mix * self._reciprocal[at] + (1 - mix) * self._direct[at]
-        parts = partition(graph, count, weights, self.rng.randrange(1 << 30))
+        shares = None
+        if self.rng.random() < _UNEVEN:
+            drawn = [self.rng.uniform(0.4, 1.6) for _ in range(count)]
+            shares = [share / sum(drawn) for share in drawn]
+        exponent = self.rng.choice(_EXPONENTS)
+        parts = partition(graph, count, weights, self.rng.randrange(1 << 30), shares=shares, exponent=exponent)
         return tuple(tuple(positions[i] for i in part) for part in parts)
 
     def _style(self, base: _Incumbent | None) -> "_Style":
-        """The style of `base`, or now and then another."""
+        """A new style, or that of `base`, now and then with one thing changed."""
         rng, workload = self.rng, self.problem.workload
-        if base is not None and rng.random() > _OTHER_STYLE:
-            return base.style
+        sizes = self.problem.space.micro_batch_sizes(workload.global_batch)[:3]
         ranks = list(range(max(self._kind_of) + 1))
         rng.shuffle(ranks)
-        return _Style(
-            rng.choice(self.problem.space.micro_batch_sizes(workload.global_batch)[:3]),
-            rng.choice(schedules(workload)),
-            rng.choice(sharding_stages(workload)),
-            tuple(ranks),
+        new = _Style(
+            rng.choice(sizes), rng.choice(schedules(workload)), rng.choice(sharding_stages(workload)), tuple(ranks)
         )
+        if base is None:
+            return new
+        if rng.random() > _OTHER_STYLE:
+            return base.style
+        changed = rng.choice(("size", "schedule", "sharding", "ranks", "ranks", "ranks"))
+        return replace(base.style, **{changed: getattr(new, changed)})
 
     def _pipeline(self, graph: DeviceGraph, style: "_Style", shards: int) -> Bundle | None:
         """Phase 2 for the GPUs of one pipeline."""
@@ -265,34 +279,24 @@ class _Style:
     ranks: tuple[int, ...]
 
 
-class Metis:
-    """Iterates the two phases until the budget is spent, and keeps the best."""
+class Metis(SearchingSolver):
+    """Iterates the two phases until the budget is spent, and keeps the best; a step is one pass of both phases."""
 
     name = "metis"
 
-    def solve(
-        self,
-        problem: Problem,
-        budget: Budget,
-        *,
-        seed: int = 0,
-        pricer: Pricer | None = None,
-        listen: Listener | None = None,
-    ) -> Result:
-        """The best plan found within `budget`; a step is one pass of both phases. Raises InputError without pymetis."""
+    def run(self, search: Search, builder: Builder, rng: random.Random) -> None:
+        """Raises InputError without pymetis, and for more GPUs than its graph takes."""
         require_pymetis()
-        if len(problem.usable_devices) > _LARGEST_GRAPH:
+        gpus = len(search.problem.usable_devices)
+        if gpus > _LARGEST_GRAPH:
             raise InputError(
-                f"solver: metis: {len(problem.usable_devices)} GPUs are more than the {_LARGEST_GRAPH} of its complete "
-                "graph; use solver=portfolio"
+                f"solver: metis: {gpus} GPUs are more than the {_LARGEST_GRAPH} of its complete graph; "
+                "use solver=portfolio"
             )
-        search = Search(self.name, problem, budget, seed, pricer, listen)
-        builder = Builder(search)
-        hierarchy = HierarchicalPartition(search, builder, random.Random(seed))
+        hierarchy = HierarchicalPartition(search, builder, rng)
         while search.go_on():
             search.step()
             hierarchy.iterate()
-        return explain(search, builder)
 
 
 def require_pymetis() -> None:

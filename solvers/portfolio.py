@@ -18,13 +18,11 @@ from typing import Any
 
 from hexiopt.cost.cost import Cost
 from hexiopt.plan import Plan
-from hexiopt.problem import Problem
-from hexiopt.result import Result
-from solvers.base import Budget, Listener, Pricer, Search
+from solvers.base import Search
 from solvers.local_search import ANNEAL, hand_made, improve, own_grids
 from solvers.metis import HierarchicalPartition
 from solvers.polish import Polisher
-from solvers.reason import explain
+from solvers.searching import SearchingSolver
 from solvers.shapes import shape_structures
 from solvers.structure import Builder, Structure
 
@@ -51,71 +49,50 @@ def starts(search: Search, builder: Builder, lane: int, rng: random.Random) -> I
     yield from hand_made(problem, builder)
 
 
-def run_lane(search: Search, lane: int, seed: int) -> Builder:
+def run_lane(search: Search, builder: Builder, lane: int) -> None:
     """One lane, to the end of its budget."""
-    builder, rng = Builder(search), random.Random(seed * _LANES + lane)
+    rng = random.Random(search.seed * _LANES + lane)
     improve(search, builder, starts(search, builder, lane, rng), rng, ANNEAL)
     Polisher(search, builder, rng).finish()
-    return builder
 
 
-def _second_lane(
-    problem: Problem, budget: Budget, seed: int, pricer: Pricer | None, stop: Event, pipe: Connection
-) -> None:
-    """In another process: run lane 1 until `stop`, and send back what it found."""
-    try:
-        search = Search("portfolio", problem, budget, seed, pricer, lambda _: not stop.is_set())
-        run_lane(search, 1, seed)
-        pipe.send((search.plan, search.steps, search.nearest))
-    except BaseException as error:
-        pipe.send(error)
-        raise
-    finally:
-        pipe.close()
-
-
-class Portfolio:
-    """The best plan of all ways."""
+class Portfolio(SearchingSolver):
+    """The best plan of all ways; steps are shared equally by the lanes."""
 
     name = "portfolio"
 
-    def solve(
-        self,
-        problem: Problem,
-        budget: Budget,
-        *,
-        seed: int = 0,
-        pricer: Pricer | None = None,
-        listen: Listener | None = None,
-    ) -> Result:
-        """The best plan found within `budget`; steps are shared equally by the lanes."""
-        half = budget if budget.max_steps is None else replace(budget, max_steps=-(-budget.max_steps // _LANES))
-        search = Search(self.name, problem, half, seed, pricer, listen)
-        if len(os.sched_getaffinity(0)) >= _LANES and "fork" in multiprocessing.get_all_start_methods():
-            builder = _side_by_side(search, pricer)
+    def run(self, search: Search, builder: Builder, rng: random.Random) -> None:
+        """Run both lanes, at once where the machine can."""
+        whole = search.budget
+        if whole.max_steps is not None:
+            search.budget = replace(whole, max_steps=-(-whole.max_steps // _LANES))
+        if _can_fork():
+            _side_by_side(search, builder)
         else:
-            builder = run_lane(search, 0, seed)
-            if half.max_steps is not None and not search.stopped:
-                other = Search(self.name, problem, half, seed, pricer, listen)
-                run_lane(other, 1, seed)
+            run_lane(search, builder, 0)
+            if whole.max_steps is not None and not search.stopped:
+                other = search.beside()
+                run_lane(other, Builder(other), 1)
                 _merge(search, other.plan, other.steps, other.nearest)
-        return explain(search, builder)
+        search.budget = whole
 
 
-def _side_by_side(search: Search, pricer: Pricer | None) -> Builder:
+def _can_fork() -> bool:
+    """Whether a second process can run beside this one: two cores, fork, and no daemon that may not have children."""
+    forks = "fork" in multiprocessing.get_all_start_methods()
+    return forks and len(os.sched_getaffinity(0)) >= _LANES and not multiprocessing.current_process().daemon
+
+
+def _side_by_side(search: Search, builder: Builder) -> None:
     """Both lanes at once, the second in a forked process; its error is ours."""
     context = multiprocessing.get_context("fork")
     stop = context.Event()
     here, there = context.Pipe(duplex=False)
-    child = context.Process(
-        target=_second_lane,
-        args=(search.problem, search.budget, search.seed, pricer, stop, there),
-        daemon=True,
-    )
+    child = context.Process(target=_second_lane, args=(search, stop, there), daemon=True)
     child.start()
     there.close()
     try:
-        builder = run_lane(search, 0, search.seed)
+        run_lane(search, builder, 0)
         if search.stopped or not here.poll(max(0.0, search.left_s()) + _GRACE_S):
             stop.set()
         if here.poll(_GRACE_S):
@@ -129,7 +106,19 @@ def _side_by_side(search: Search, pricer: Pricer | None) -> Builder:
             child.terminate()
         child.join()
         here.close()
-    return builder
+
+
+def _second_lane(search: Search, stop: Event, pipe: Connection) -> None:
+    """In the other process: run lane 1 until `stop`, and send back what it found."""
+    try:
+        own = search.beside(lambda _: not stop.is_set())
+        run_lane(own, Builder(own), 1)
+        pipe.send((own.plan, own.steps, own.nearest))
+    except BaseException as error:
+        pipe.send(error)
+        raise
+    finally:
+        pipe.close()
 
 
 def _merge(search: Search, plan: Plan | None, steps: int, nearest: tuple[Plan, Cost] | None) -> None:

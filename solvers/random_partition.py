@@ -8,10 +8,9 @@ feasible by construction, and the comparison shows what the partition alone is w
 import random
 
 from hexiopt.problem import Problem
-from hexiopt.result import Result
 from hexiopt.space import schedules, sharding_stages
-from solvers.base import Budget, Listener, Pricer, Search
-from solvers.reason import explain
+from solvers.base import Search
+from solvers.searching import SearchingSolver
 from solvers.structure import Builder, Bundle, Group, Structure
 
 
@@ -90,26 +89,15 @@ def _regular(problem: Problem, rng: random.Random) -> Structure | None:
     return Structure((bundle,), rng.choice(schedules(problem.workload)), rng.choice(sharding_stages(problem.workload)))
 
 
-class RandomPartition:
-    """Draws random partitions until the budget is spent, and keeps the best."""
+class RandomPartition(SearchingSolver):
+    """Draws random partitions until the budget is spent, and keeps the best; a step is one draw."""
 
     name = "random"
 
-    def solve(
-        self,
-        problem: Problem,
-        budget: Budget,
-        *,
-        seed: int = 0,
-        pricer: Pricer | None = None,
-        listen: Listener | None = None,
-    ) -> Result:
-        """The best of the partitions drawn within `budget`; a step is one draw."""
-        search = Search(self.name, problem, budget, seed, pricer, listen)
-        builder, rng = Builder(search), random.Random(seed)
+    def run(self, search: Search, builder: Builder, rng: random.Random) -> None:
+        """Draw and price."""
         while search.go_on():
             search.step()
-            structure = random_structure(problem, rng)
+            structure = random_structure(search.problem, rng)
             if structure is not None and builder.allowed(structure):
                 builder.price(structure)
-        return explain(search, builder)

@@ -21,13 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
-from hexiopt.problem import Problem
-from hexiopt.result import Result
 from hexiopt.space import schedules, sharding_stages
-from solvers.base import Budget, Listener, Pricer, Search
+from solvers.base import Search
 from solvers.layers import LayerSplitter
 from solvers.random_partition import random_structure
-from solvers.reason import explain
+from solvers.searching import SearchingSolver
 from solvers.starts import chain_structures, cut, kinds
 from solvers.structure import Builder, Bundle, Group, Structure
 
@@ -357,30 +355,23 @@ def shape_structures(search: Search) -> Iterator[Structure]:
                         yield Structure(backwards, schedule, sharding)
 
 
-class Shapes:
-    """The rounded linear programs, priced; a step is one structure."""
+class Shapes(SearchingSolver):
+    """The rounded linear programs, priced; a step is one structure.
+
+    Where the plan space allows none of them, the first hand-made or random structure that fits.
+    """
 
     name = "shapes"
 
-    def solve(
-        self,
-        problem: Problem,
-        budget: Budget,
-        *,
-        seed: int = 0,
-        pricer: Pricer | None = None,
-        listen: Listener | None = None,
-    ) -> Result:
-        """The best rounding found within `budget`; a hand-made structure where the space allows none of them."""
-        search = Search(self.name, problem, budget, seed, pricer, listen)
-        builder, rng = Builder(search), random.Random(seed)
-        programs = shape_structures(search)
+    def run(self, search: Search, builder: Builder, rng: random.Random) -> None:
+        """Price the roundings."""
+        problem = search.problem
         drawn = (random_structure(problem, rng) for _ in itertools.count())
         others = itertools.chain(chain_structures(problem), drawn)
-        for structure in itertools.chain(programs, itertools.takewhile(lambda _: search.plan is None, others)):
+        until_found = itertools.takewhile(lambda _: search.plan is None, others)
+        for structure in itertools.chain(shape_structures(search), until_found):
             if not search.go_on():
                 break
             search.step()
             if structure is not None and builder.allowed(structure):
                 builder.price(structure)
-        return explain(search, builder)

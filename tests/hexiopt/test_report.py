@@ -21,16 +21,15 @@ from hexiopt.huggingface import read_model
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem import Problem
 from hexiopt.reading import Section
-from hexiopt.report import figure
-from hexiopt.report.figure import (
-    draw_cluster,
-    draw_layers,
-    draw_memory,
-    draw_plan,
-    draw_timeline,
-    plan_figure,
-)
+from hexiopt.report.figure import draw_plan, plan_figure
 from hexiopt.report.html import report_html
+from hexiopt.report.panels.canvas import DPI
+from hexiopt.report.panels.cluster import MAX_MACHINES, draw_cluster
+from hexiopt.report.panels.layers import draw_layers
+from hexiopt.report.panels.memory import draw_memory
+from hexiopt.report.panels.stages import shown_rows
+from hexiopt.report.panels.time_axis import time_axis
+from hexiopt.report.panels.timeline import draw_timeline
 from hexiopt.report.progress import SearchProgress
 from hexiopt.report.rows import alike_pipelines, plan_rows, unused_devices
 from hexiopt.report.style import device_ranges, mix, place, seconds, stage_colour
@@ -319,8 +318,8 @@ def test_picture(case: Case, tmp_path: Path) -> None:
     path = tmp_path / "plan.png"
     draw_plan(*case, path)
     width, height = png_size(path.read_bytes())
-    assert width == 14 * figure.DPI
-    assert 7 * figure.DPI <= height <= 14 * figure.DPI
+    assert width == 14 * DPI
+    assert 7 * DPI <= height <= 14 * DPI
     assert path.stat().st_size > 30_000
 
 
@@ -365,7 +364,7 @@ def test_texts_of_the_picture(mixed: Case) -> None:
 
 def test_large_cluster_shows_few_machines_and_says_so(large: Case) -> None:
     texts = [text.get_text() for text in draw_cluster(*large).texts]
-    assert sum("×" in text for text in texts) <= figure.MAX_MACHINES
+    assert sum("×" in text for text in texts) <= MAX_MACHINES
     assert any("hatched: 5,120 devices unused" in text for text in texts)
 
 
@@ -381,7 +380,7 @@ def test_formula_like_names_are_drawn_as_they_are(small: Case, tmp_path: Path) -
 
 def test_many_micro_batches_are_cut(mixed: Case) -> None:
     problem, plan, cost = mixed
-    axis = figure._time_axis(figure.shown_rows(problem, plan, cost), cost)
+    axis = time_axis(shown_rows(problem, plan, cost), cost)
     assert axis.gap > 0
     assert axis.at(0.0) == 0.0
     assert axis.at((axis.cut + axis.resume) / 2) is None
