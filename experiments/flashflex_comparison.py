@@ -184,7 +184,7 @@ def main() -> None:
     """Run the comparison of the command line."""
     rows = read_rows()
     parser = argparse.ArgumentParser(description="Our plans beside FlashFlex's, by FlashFlex's own formulas.")
-    parser.add_argument("--time-limit", type=float, default=30.0, help="seconds a search (default 30)")
+    parser.add_argument("--time-limit", type=float, default=10.0, help="seconds a search (default 10)")
     parser.add_argument(
         "--rows",
         type=int,
