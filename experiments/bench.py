@@ -31,9 +31,7 @@ from solvers.structure import Builder
 
 SETTINGS = (
     ("hexiscale_setting_1", "llama2_7b"),
-    ("hexiscale_setting_1", "llama2_13b"),
     ("hexiscale_setting_2", "llama2_7b"),
-    ("hexiscale_setting_2", "llama2_13b"),
     ("hexiscale_setting_3", "llama_30b"),
 )
 SEEDS = 5

@@ -8,13 +8,9 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-VERBS = {
-    "plan": "finds a plan and prints it; writes plan.json, plan.png, timeline.json, report.html",
-    "compare": "runs compare.solvers=[...] on one problem; writes comparison.csv, comparison.png",
-    "price": "prices and checks the plan file plan=...; writes plan.json with a new prediction",
-    "explain": "says where every value of a plan's cost comes from, and what binds",
-    "collect": "gathers the jobs of a sweep; writes results.csv (and results.parquet with pyarrow)",
-}
+from experiments.terminal import mute
+from experiments.verbs import VERBS
+
 _COMPLETION = ("-sc", "--shell-completion")
 
 
@@ -29,11 +25,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         mute()
         return 0
-
-
-def mute() -> None:
-    """Send what is still printed nowhere: whoever read it (`| head`) has enough."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _main(args: list[str]) -> int:

@@ -16,9 +16,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from experiments.cli import mute
 from experiments.config import Config
-from hexiopt.cluster import cluster_from_section
+from experiments.terminal import mute, show
+from hexiopt.cluster_file import cluster_from_section
 from hexiopt.cost.cost import Cost
 from hexiopt.errors import InputError
 from hexiopt.huggingface import model_from_config
@@ -33,7 +33,6 @@ STATUS_FILE = "status.json"
 INTERRUPTED = 130
 _FILE_CHOICES = {"cluster": "file", "model": "hf"}
 _PROBLEM_KEYS = ("cluster", "model", "workload", "space", "constraints", "solver", "seed", "experiment")
-_WIDTH = 120  # of tables, where the output is no terminal
 _LONG_S = 60.0  # a search from which on a log tells its progress
 
 
@@ -170,19 +169,8 @@ class Job:
 
     def show(self, *renderables: Any) -> None:
         """Print, for people; nothing in a sweep, whose jobs would drown each other."""
-        if self.in_sweep:
-            return
-        from rich.console import Console
-
-        class Terminal(Console):
-            """Tells of a reader that went away, instead of ending the program."""
-
-            def on_broken_pipe(self) -> None:
-                raise BrokenPipeError
-
-        console = Terminal(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
-        for renderable in renderables:
-            console.print(renderable, markup=False)
+        if not self.in_sweep:
+            show(*renderables)
 
     def show_files(self, *names: str) -> None:
         """Print the paths of result files, relative to where the command was started."""

@@ -3,7 +3,8 @@
 from importlib.resources import as_file, files
 from typing import Any
 
-from hexiopt.cluster import Cluster, cluster_from_section
+from hexiopt.cluster import Cluster
+from hexiopt.cluster_file import cluster_from_section
 from hexiopt.huggingface import model_from_config
 from hexiopt.model import ModelSpec
 from hexiopt.reading import Section, read_mapping

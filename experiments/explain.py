@@ -18,11 +18,12 @@ from experiments.cli import main
 from experiments.common import Job, found, search
 from experiments.price import priced
 from experiments.reports import show_plan
-from hexiopt.cluster import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATENCY_US, Machine
+from hexiopt.cluster_file import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATENCY_US
 from hexiopt.cost import coefficients
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.memory import MEMORY_PARTS
 from hexiopt.cost.model import CostModel, Site
+from hexiopt.machine import Machine
 from hexiopt.plan import Plan, Stage
 from hexiopt.plan_file import solver_to_dict
 from hexiopt.problem import Problem

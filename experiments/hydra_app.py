@@ -34,9 +34,9 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from experiments.cli import VERBS
 from experiments.common import STATUS_FILE, Job, Outcome, failure, run_verb, status_of, worst
 from experiments.config import Config, register
+from experiments.verbs import VERBS
 from hexiopt.errors import InputError, closest
 
 _CONFIG_ERRORS = (HydraException, OmegaConfBaseException)

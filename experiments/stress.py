@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import track
 
 from hexiopt.check import check
-from hexiopt.cluster import cluster_from_section
+from hexiopt.cluster_file import cluster_from_section
 from hexiopt.huggingface import model_from_config
 from hexiopt.problem import Problem
 from hexiopt.reading import Section

@@ -2,6 +2,8 @@
 
 import difflib
 from collections.abc import Iterable
+from itertools import islice
+from typing import Any
 
 
 class InputError(ValueError):
@@ -11,8 +13,23 @@ class InputError(ValueError):
         super().__init__(" ".join(message.split()).encode("utf-8", "backslashreplace").decode())
 
 
+def shown(value: Any) -> str:
+    """The value as a message quotes it, in at most 60 characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer beyond Python's limit of printable digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def closest(word: str, known: Iterable[str]) -> str:
     """`did you mean ...` for the nearest known words, or the list of all of them when none is near."""
     names = sorted(known)
     near = difflib.get_close_matches(word, names, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
+
+
+def closest_of_many(word: str, known: Iterable[str]) -> str:
+    """`closest` among the first 2,000 of what may be many and long words, in at most 304 characters."""
+    text = closest(word[:100], islice(known, 2000))
+    return text if len(text) <= 300 else text[:300] + " ..."

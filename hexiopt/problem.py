@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from hexiopt.cluster import Cluster, cluster_from_section, cluster_to_dict
+from hexiopt.cluster import Cluster
+from hexiopt.cluster_file import cluster_from_section, cluster_to_dict
 from hexiopt.cost.coefficients import COEFFICIENTS
 from hexiopt.errors import InputError
 from hexiopt.huggingface import model_from_config

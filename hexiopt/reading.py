@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from hexiopt.errors import InputError, closest
+from hexiopt.errors import InputError, closest, shown
 
 MAX_FILE_BYTES = 2**20
 MAX_DEPTH = 64
@@ -135,19 +135,11 @@ def read_mapping(path: str | Path, *, max_bytes: int = MAX_FILE_BYTES) -> dict[s
 def as_mapping(data: Any, where: str) -> dict[str, Any]:
     """`data` as a mapping with text keys. Raises InputError naming `where` otherwise."""
     if not isinstance(data, Mapping):
-        raise InputError(f"{where}: {_shown(data)} is not a mapping of keys to values; see the file format")
+        raise InputError(f"{where}: {shown(data)} is not a mapping of keys to values; see the file format")
     for key in data:
         if not isinstance(key, str):
-            raise InputError(f"{where}: the key {_shown(key)} is not text; quote it")
+            raise InputError(f"{where}: the key {shown(key)} is not text; quote it")
     return dict(data)
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an integer beyond Python's limit of printable digits
-        return "a number of thousands of digits"
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 class Section:
@@ -176,7 +168,7 @@ class Section:
 
     def fail(self, key: str, rule: str) -> NoReturn:
         """Refuse the value of `key` for breaking `rule` (which ends in the remedy)."""
-        raise InputError(f"{self.at(key)}: {_shown(self._data.get(key))} {rule}")
+        raise InputError(f"{self.at(key)}: {shown(self._data.get(key))} {rule}")
 
     def raw(self, key: str, default: Any = _REQUIRED) -> Any:
         """The value of `key` as it stands; raises InputError if missing without a default, or null."""
@@ -261,7 +253,7 @@ class Section:
         values = self.items(key, optional=optional)
         for i, value in enumerate(values):
             if not check(value):
-                raise InputError(f"{self.at(key)}[{i}]: {_shown(value)} {rule}")
+                raise InputError(f"{self.at(key)}[{i}]: {shown(value)} {rule}")
         return values
 
     def done(self) -> None:

@@ -9,6 +9,7 @@ pipeline's rate, and most iterations partition the GPUs of some pipelines of the
 pipelines, one more or one fewer.
 """
 
+import math
 import random
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -197,23 +198,21 @@ class HierarchicalPartition:
         order = self._order(blocks, style)
         sequences = self.problem.workload.global_batch * float(graph.speed.sum() / self._graph.speed.sum())
 
-        def built(chosen: list[int]) -> tuple[float, Bundle | None]:
-            stages = [group for at in order for group in _groups(blocks[at], choices[at][chosen[at]])]
-            stages = stages[: self.problem.space.num_stages or self.problem.model.num_layers]
-            bundle = Bundle(tuple((group,) for group in stages), style.size)
-            return self.builder.finish_s(bundle, style.schedule, shards, sequences), bundle
+        def stages(chosen: list[int]) -> list[Group]:
+            found = [group for at in order for group in _groups(blocks[at], choices[at][chosen[at]])]
+            return found[: self.problem.space.num_stages or self.problem.model.num_layers]
 
         chosen = [self._first_option(block, options) for block, options in zip(blocks, choices, strict=True)]
-        best_s, best = built(chosen)
+        best_s = self.builder.finish_s(stages(chosen), style.size, style.schedule, shards, sequences)
         for at in self.rng.sample(order, min(len(order), _SEARCHED_BLOCKS)):
             for option in range(len(choices[at])):
                 if option == chosen[at]:
                     continue
                 trial = [*chosen[:at], option, *chosen[at + 1 :]]
-                trial_s, bundle = built(trial)
+                trial_s = self.builder.finish_s(stages(trial), style.size, style.schedule, shards, sequences)
                 if trial_s < best_s:
-                    best_s, best, chosen = trial_s, bundle, trial
-        return best
+                    best_s, chosen = trial_s, trial
+        return Bundle(tuple((group,) for group in stages(chosen)), style.size) if math.isfinite(best_s) else None
 
     def _first_option(self, block: list[int], options: list[tuple[int, ...]]) -> int:
         """The TP degrees that served such a block in a good plan, or any."""

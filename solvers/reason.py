@@ -22,7 +22,12 @@ _TRIED = 300  # hand-made structures built to see whether a changed problem has 
 _THOUGHT_S = 0.3  # most seconds spent on looking for a change that fits
 
 
-def explain(search: Search, builder: Builder) -> Result:
+def proven_infeasible(search: Search) -> bool:
+    """Whether a count of rooms proves that nothing fits, so that a search would be in vain."""
+    return isinstance(search.pricer, CostModel) and shortfall(search.problem, search.pricer) is not None
+
+
+def explain(search: Search) -> Result:
     """The result of `search`; without a plan, with the reason, and `infeasible` where that is proven."""
     result = search.result()
     if result.plan is not None:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from hexiopt.problem import Problem
 from hexiopt.result import Result
 from solvers.base import Budget, Listener, Pricer, Search
-from solvers.reason import explain
+from solvers.reason import explain, proven_infeasible
 from solvers.structure import Builder
 
 
@@ -31,5 +31,6 @@ class SearchingSolver(ABC):
         """The best plan found within `budget`; without one, the reason. Raises InputError if a package is missing."""
         search = Search(self.name, problem, budget, seed, pricer, listen)
         builder = Builder(search)
-        self.run(search, builder, random.Random(seed))
-        return explain(search, builder)
+        if not proven_infeasible(search):
+            self.run(search, builder, random.Random(seed))
+        return explain(search)

@@ -7,7 +7,7 @@ the same machines, and move as one.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from hexiopt.cost.cost import Cost, PipelineCost
@@ -151,12 +151,17 @@ class Builder:
             total += sum(bundle.micro_batch_size / one.beat_s for one in laid) * width / bundle.width
         return total
 
-    def finish_s(self, bundle: Bundle, schedule: str, shards: int, sequences: float) -> float:
-        """Estimated seconds in which the first pipeline of `bundle` processes `sequences`; infinite if none fits."""
-        laid = self._lay(bundle, schedule, shards, max(1, round(sequences)), self._splitters[0])
-        if isinstance(laid, Misfit):
+    def finish_s(self, groups: Sequence[Group], size: int, schedule: str, shards: int, sequences: float) -> float:
+        """Estimated seconds in which one pipeline of stages `groups` processes `sequences`; infinite if none fits."""
+        batches = max(1, round(sequences / size))
+        sites = [frozenset((self.pricer.site(group),)) for group in groups]
+        split = self._splitters[0].split(
+            sites, size, schedule, batches, shards, self._sends_s([(g,) for g in groups], size)
+        )
+        if isinstance(split, int):
             return float("inf")
-        return laid[0].fill_s + sequences / bundle.micro_batch_size * laid[0].beat_s
+        fill_s, beat_s = self._rhythm(groups, size, split)
+        return fill_s + sequences / size * beat_s
 
     def rebalance(self, plan: Plan, priced: Sequence[PipelineCost]) -> Plan | None:
         """`plan` with micro-batches by the priced times of its pipelines; None where nothing would change."""
@@ -219,7 +224,7 @@ class Builder:
             if len(self._laid) > 50_000:
                 self._laid.clear()
             sites = [frozenset(self.pricer.site(group) for group in slot) for slot in bundle.stages]
-            added_s = self._sends_s(bundle) if self.pricer.sends_occupy_stages else ()
+            added_s = self._sends_s(bundle.stages, size)
             split = splitter.split(sites, size, schedule, batches, shards, added_s)
             if isinstance(split, int):
                 found = Misfit(split)
@@ -228,26 +233,36 @@ class Builder:
             self._laid[key] = found
         return found
 
-    def _sends_s(self, bundle: Bundle) -> tuple[float, ...]:
+    def _sends_s(self, stages: Sequence[tuple[Group, ...]], size: int) -> tuple[float, ...]:
         """What each stage spends on its messages to the next, both directions, where senders wait for them."""
-        hop_s, size = self.pricer.hop_s, bundle.micro_batch_size
+        if not self.pricer.sends_occupy_stages:
+            return ()
+        hop_s = self.pricer.hop_s
         waits = [
             max(hop_s(a, b, size) + hop_s(b, a, size) for a, b in zip(one, two, strict=True))
-            for one, two in pairwise(bundle.stages)
+            for one, two in pairwise(stages)
         ]
         return (*waits, 0.0)
 
     def _line(self, groups: tuple[Group, ...], size: int, split: tuple[Choice, ...]) -> "_Line":
         """One pipeline on an idle network."""
+        ends = [0, *accumulate(n for n, _ in split)]
+        stages = tuple(
+            Stage.of(group, first, end, policy)
+            for group, (first, end), (_, policy) in zip(groups, pairwise(ends), split, strict=True)
+        )
+        return _Line(stages, *self._rhythm(groups, size, split))
+
+    def _rhythm(self, groups: Sequence[Group], size: int, split: tuple[Choice, ...]) -> tuple[float, float]:
+        """(fill, beat) in seconds of one pipeline on an idle network: m micro-batches take about fill + m · beat."""
         pricer, last = self.pricer, len(groups) - 1
-        stages, stage_s, layer = [], [], 0
-        for s, (group, (n, policy)) in enumerate(zip(groups, split, strict=True)):
-            stages.append(Stage.of(group, layer, layer + n, policy))
-            stage_s.append(sum(pricer.stage_s(pricer.site(group), n, s == 0, s == last, size, policy)))
-            layer += n
+        stage_s = [
+            sum(pricer.stage_s(pricer.site(group), n, s == 0, s == last, size, policy))
+            for s, (group, (n, policy)) in enumerate(zip(groups, split, strict=True))
+        ]
         hop_s = [pricer.hop_s(a, b, size) + pricer.hop_s(b, a, size) for a, b in pairwise(groups)]
         beat = beat_s(stage_s, hop_s)
-        return _Line(tuple(stages), max(0.0, sum(stage_s) + sum(hop_s) - beat), beat)
+        return max(0.0, sum(stage_s) + sum(hop_s) - beat), beat
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from hexiopt.cluster import Cluster, cluster_from_section
+from hexiopt.cluster import Cluster
+from hexiopt.cluster_file import cluster_from_section
 from hexiopt.model import ModelSpec
 from hexiopt.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
 from hexiopt.problem import Problem

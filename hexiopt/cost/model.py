@@ -75,6 +75,7 @@ class CostModel:
         self._layers: dict[tuple[Site, int, str], tuple[float, float]] = {}
         self._ends: dict[tuple[Site, int], tuple[ComputeTimes, ComputeTimes]] = {}
         self._memory_models: dict[tuple[str, int, int], MemoryModel] = {}
+        self._rooms: dict[tuple[Site, bool, bool, int, str, int, int], int] = {}
         self._stages: dict[tuple[object, ...], StageCost] = {}
         self._hops: dict[tuple[tuple[int, ...], tuple[int, ...]], Hop] = {}
         self._parts: dict[tuple[Pipeline, str, int], _Parts] = {}
@@ -173,8 +174,13 @@ class CostModel:
         self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: int, shards: int
     ) -> int:
         """The most layers whose memory fits a device of `site`; `held` micro-batches in flight."""
-        model = self.memory_model(site, micro_batch_size)
-        return model.max_layers(site.gpu.usable_memory_bytes, first, last, policy, held, shards)
+        key = (site, first, last, micro_batch_size, policy, held, shards)
+        found = self._rooms.get(key)
+        if found is None:
+            model = self.memory_model(site, micro_batch_size)
+            limit = site.gpu.usable_memory_bytes
+            found = self._rooms[key] = model.max_layers(limit, first, last, policy, held, shards)
+        return found
 
     def hop(self, senders: tuple[int, ...], receivers: tuple[int, ...]) -> Hop:
         """The way of a message between two stages."""

@@ -23,7 +23,6 @@ from hexiopt.report.style import (
     milliseconds,
     rate,
     seconds,
-    stage_colour,
 )
 from hexiopt.result import Point
 
@@ -167,9 +166,9 @@ def _table(headers: Sequence[tuple[str, bool]], body: Iterable[str]) -> str:
 
 
 def _chip(row: PipelineRow, stage: StageRow) -> str:
-    colour = stage_colour(row.hue, stage.stage, len(row.stages))
+    colour = row.stage_colour(stage)
     style = f"background:{colour};color:{ink_on(colour)}"
-    return f'<span class="chip" style="{style}">{row.number}·{stage.stage}</span>'
+    return f'<span class="chip" style="{style}">{row.stage_name(stage)}</span>'
 
 
 def _row(*cells: tuple[str, bool]) -> str:

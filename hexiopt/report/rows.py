@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hexiopt.cost.cost import Cost, StageCost
 from hexiopt.plan import Pipeline, Plan, Stage
 from hexiopt.problem import Problem
-from hexiopt.report.style import FULL_MEMORY, gib, gpu_names, place
+from hexiopt.report.style import FULL_MEMORY, gib, gpu_names, place, stage_colour
 
 # Of the slowest stage, what another may lack to be called slowest too.
 _TIE = 1e-3
@@ -53,6 +53,14 @@ class PipelineRow:
     def batch(self) -> str:
         """Micro-batches times their size."""
         return f"{self.num_micro_batches:,} × {self.micro_batch_size}"
+
+    def stage_name(self, stage: StageRow) -> str:
+        """`2·1`: the pipeline's number, the stage's."""
+        return f"{self.number}·{stage.stage}"
+
+    def stage_colour(self, stage: StageRow) -> str:
+        """The stage's shade of the pipeline's hue."""
+        return stage_colour(self.hue, stage.stage, len(self.stages))
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ def _cells(row: PipelineRow, stage: StageRow) -> list[Text]:
     more = " …" if len(row.members) > 1 else ""
     binds = Text(" ".join(stage.binds), style="red" if stage.cost.excess_bytes > 0 else "yellow")
     return [
-        Text(f"{row.number}·{stage.stage}"),
+        Text(row.stage_name(stage)),
         Text(stage.place + more),
         Text(stage.tp),
         Text(f"{stage.layers} {stage.num_layers:2d}"),

@@ -52,7 +52,7 @@ def test_the_readmes_commands_run(hexiopt: Run, tmp_path: Path) -> None:
 
 
 def test_the_readme_names_every_solver_and_verb() -> None:
-    from experiments.cli import VERBS
+    from experiments.verbs import VERBS
     from solvers.registry import NAMES
 
     for name in (*NAMES, *VERBS):

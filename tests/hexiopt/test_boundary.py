@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexiopt.cluster import Cluster, cluster_from_section
+from hexiopt.cluster import Cluster
+from hexiopt.cluster_file import cluster_from_section
 from hexiopt.cost.boundary import Hop, hop, overlaps, stage_load
 from hexiopt.cost.model import CostModel
 from hexiopt.model import ModelSpec

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 
 from hexiopt.bounds import lower_bound_s
-from hexiopt.cluster import cluster_from_section
+from hexiopt.cluster_file import cluster_from_section
 from hexiopt.cost.model import CostModel
 from hexiopt.model import ModelSpec
 from hexiopt.plan import Pipeline, Plan, Stage

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from hexiopt.check import Violation, check
-from hexiopt.cluster import cluster_from_section
+from hexiopt.cluster_file import cluster_from_section
 from hexiopt.cost.model import CostModel
 from hexiopt.model import ModelSpec
 from hexiopt.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage

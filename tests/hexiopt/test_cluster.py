@@ -11,16 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hexiopt.cluster import (
-    Cluster,
-    IntraLink,
-    Machine,
-    cluster_from_section,
-    cluster_to_dict,
-    read_cluster,
-)
+from hexiopt.cluster import Cluster
+from hexiopt.cluster_file import cluster_from_section, cluster_to_dict, read_cluster
 from hexiopt.errors import InputError
 from hexiopt.gpus import catalogue
+from hexiopt.machine import IntraLink, Machine
 from hexiopt.reading import Section, parse
 
 CONF = Path(__file__).parents[2] / "conf" / "cluster"

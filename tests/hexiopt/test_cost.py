@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexiopt.cluster import cluster_from_section
+from hexiopt.cluster_file import cluster_from_section
 from hexiopt.cost.collectives import ring_collective_s
 from hexiopt.cost.compute import embedding_compute, head_compute, layer_compute, optimizer_compute_s
 from hexiopt.cost.memory import in_flight

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexiopt.cluster import Cluster, cluster_from_section
+from hexiopt.cluster import Cluster
+from hexiopt.cluster_file import cluster_from_section
 from hexiopt.cost.gradient_sync import SyncGroups, SyncTimes, slices, sync_groups
 from hexiopt.cost.model import CostModel
 from hexiopt.model import ModelSpec

@@ -14,7 +14,8 @@ import pytest
 from matplotlib.text import Text
 from rich.console import Console, RenderableType
 
-from hexiopt.cluster import Cluster, cluster_from_section, read_cluster
+from hexiopt.cluster import Cluster
+from hexiopt.cluster_file import cluster_from_section, read_cluster
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
 from hexiopt.huggingface import read_model

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexiopt.cluster import Cluster, cluster_from_section, cluster_to_dict
+from hexiopt.cluster import Cluster
+from hexiopt.cluster_file import cluster_from_section, cluster_to_dict
 from hexiopt.errors import InputError
 from hexiopt.gpus import catalogue
 from hexiopt.reading import Section

@@ -5,7 +5,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hexiopt.cluster import Cluster, cluster_from_section, read_cluster
+from hexiopt.cluster import Cluster
+from hexiopt.cluster_file import cluster_from_section, read_cluster
 from hexiopt.huggingface import read_model
 from hexiopt.model import ModelSpec
 from hexiopt.problem import Problem

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hexiopt.cluster import Cluster, cluster_from_section
+from hexiopt.cluster import Cluster
+from hexiopt.cluster_file import cluster_from_section
 from hexiopt.problem import Problem
 from hexiopt.reading import Section
 from hexiopt.space import Space

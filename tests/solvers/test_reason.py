@@ -11,7 +11,6 @@ from hexiopt.result import Result, Status
 from hexiopt.space import Space
 from solvers.base import Budget, Search
 from solvers.reason import explain
-from solvers.structure import Builder
 from tests.solvers import oracle, problems
 
 
@@ -20,7 +19,7 @@ def explained(problem: Problem, *offered: Plan) -> Result:
     search = Search("test", problem, Budget(), 0)
     for plan in offered:
         search.offer(plan)
-    return explain(search, Builder(search))
+    return explain(search)
 
 
 def small(gib: float, layers: int, space: Space, machines: tuple[tuple[str, str, int], ...]) -> Problem:
@@ -115,7 +114,7 @@ class Foreign:
 def test_a_foreign_cost_model_gets_a_reason_too() -> None:
     problem = problems.hopeless()
     search = Search("test", problem, Budget(), 0, Foreign(CostModel(problem)))
-    result = explain(search, Builder(search))
+    result = explain(search)
     assert result.status is Status.NOT_FOUND  # proofs are about our own memory model
     assert result.reason
 

@@ -1,0 +1,9 @@
+"""The verbs of the command line and what each does. The verb `x` is `run` in `experiments/x.py`."""
+
+VERBS = {
+    "plan": "finds a plan and prints it; writes plan.json, plan.png, timeline.json, report.html",
+    "compare": "runs compare.solvers=[...] on one problem; writes comparison.csv, comparison.png",
+    "price": "prices and checks the plan file plan=...; writes plan.json with a new prediction",
+    "explain": "says where every value of a plan's cost comes from, and what binds",
+    "collect": "gathers the jobs of a sweep; writes results.csv (and results.parquet with pyarrow)",
+}

@@ -1,0 +1,117 @@
+"""What all panels are drawn with: figures, axes and text, measured in inches."""
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.patches import Patch
+
+from hexiopt.report.style import FAINT, INK, MUTED, PAPER, clipped
+
+DPI = 150
+SMALL, NORMAL, TITLE = 7.0, 8.0, 10.5
+LABELS = 1.5  # inches left of the timeline and the memory panel
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Blank paper of that many inches."""
+    figure = Figure(figsize=(width, height), dpi=DPI, facecolor=PAPER)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def new_axes(ax: Axes | None, width: float, height: float) -> Axes:
+    """`ax`, or the axes of a new figure of that many inches."""
+    return new_figure(width, height).add_axes((0.1, 0.14, 0.875, 0.74)) if ax is None else ax
+
+
+def inches(ax: Axes) -> tuple[float, float]:
+    """Width and height of the axes."""
+    box, figure = ax.get_position(), ax.get_figure(root=True)
+    assert figure is not None
+    width, height = figure.get_size_inches()
+    return box.width * width, box.height * height
+
+
+def title(ax: Axes, letter: str, text: str, note: str = "", outdent: float = 0.0) -> None:
+    """The panel's title at its upper left, `outdent` inches left of the axes; the note beside it."""
+    width, _ = inches(ax)
+    heading = f"({letter})  {text}"
+    taken = text_inches(heading, TITLE, bold=True) + 0.15 - outdent
+    for x, words, size, weight in (
+        (-outdent, heading, TITLE, "bold"),
+        (taken, clipped_to(note, width - taken, SMALL), SMALL, "normal"),
+    ):
+        ax.annotate(
+            words,
+            (x / width, 1),
+            (0, 9),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            fontsize=size,
+            fontweight=weight,
+            color=INK if weight == "bold" else MUTED,
+            va="baseline",
+            annotation_clip=False,
+            parse_math=False,
+        )
+
+
+def legend(ax: Axes, entries: Sequence[Patch]) -> None:
+    """The entries in a line, over the upper right corner."""
+    _, height = inches(ax)
+    ax.legend(
+        handles=list(entries),
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1 + 0.06 / height),
+        ncols=len(entries),
+        fontsize=SMALL,
+        labelcolor=MUTED,
+        frameon=False,
+        handlelength=1.3,
+        handleheight=0.9,
+        columnspacing=1.3,
+        borderaxespad=0,
+    )
+
+
+def plain_axes(ax: Axes) -> None:
+    """No frame but a faint left and lower edge."""
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        ax.spines[side].set_color(FAINT)
+    ax.tick_params(labelsize=NORMAL, colors=MUTED, color=FAINT, width=0.8)
+
+
+@lru_cache(maxsize=4096)
+def text_inches(text: str, size: float, bold: bool = False) -> float:
+    """How wide a line is."""
+    font = FontProperties(size=size, weight="bold" if bold else "normal")
+    width, _, _ = _renderer().get_text_width_height_descent(text, font, False)  # type: ignore[no-untyped-call]
+    return float(width) / DPI
+
+
+@lru_cache(maxsize=1)
+def _renderer() -> RendererAgg:
+    """Measures text as it will be drawn, hinting included."""
+    return RendererAgg(16, 16, DPI)  # type: ignore[no-untyped-call]
+
+
+def clipped_to(text: str, width: float, size: float, bold: bool = False) -> str:
+    """`text`, or as much of it as fits `width` inches with an ellipsis."""
+    limit = len(text)
+    while limit > 1 and text_inches(clipped(text, limit), size, bold) > width:
+        limit -= 1
+    return clipped(text, limit)
+
+
+def first_fitting(choices: Iterable[str], width: float, size: float) -> str:
+    """The first choice that fits `width` inches; nothing where none does."""
+    for text in choices:
+        if max(text_inches(line, size) for line in text.split("\n")) <= width:
+            return text
+    return ""

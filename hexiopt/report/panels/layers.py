@@ -1,0 +1,63 @@
+"""The layers of each pipeline, divided among its stages."""
+
+from matplotlib.axes import Axes
+
+from hexiopt.cost.cost import Cost
+from hexiopt.plan import Plan
+from hexiopt.problem import Problem
+from hexiopt.report.panels.canvas import SMALL, first_fitting, inches, new_axes, plain_axes, text_inches, title
+from hexiopt.report.panels.stages import left_out, shown_rows
+from hexiopt.report.style import INK, PAPER, ink_on
+
+
+def draw_layers(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None) -> Axes:
+    """A bar a pipeline, divided into its stages by layers."""
+    ax = new_axes(ax, 7, 3)
+    rows = shown_rows(problem, plan, cost)
+    num_layers = problem.model.num_layers
+    notes = ["left: pipeline; right: micro-batches × size", *left_out(rows)]
+    title(ax, "b", "Layers", "; ".join(notes), outdent=0.8)
+    width, height = inches(ax)
+    lines = len(rows.pipelines)
+    # The axis ends with the layers, the axes with the texts beside them.
+    stretch = 1 / (1 - (max(text_inches(row.batch, SMALL) for row in rows.pipelines) + 0.1) / width)
+    bar = min(0.8, 0.62 / (height / lines))  # of a line; not thicker than 0.62 inches
+    two_lines = bar * height / lines > 0.3
+    for k, row in enumerate(rows.pipelines):
+        for stage in row.stages:
+            colour = row.stage_colour(stage)
+            for first, end in plan.pipelines[row.number].stages[stage.stage].layers:
+                ax.barh(k, end - first, bar, first, color=colour, edgecolor=PAPER, linewidth=1.2)
+                room = (end - first) / (num_layers * stretch) * width - 0.1
+                tp = f"TP {stage.tp}"
+                layers = f"{end - first}"
+                wordings = (
+                    [
+                        f"{stage.gpus}\n{tp} · {layers} layers",
+                        f"{stage.gpus}\n{tp} · {layers}",
+                        f"{tp}\n{layers}",
+                    ]
+                    if two_lines
+                    else [f"{stage.gpus} · {tp} · {layers}", f"{tp} · {layers}"]
+                )
+                ax.text(
+                    (first + end) / 2,
+                    k,
+                    first_fitting([*wordings, layers], room, SMALL),
+                    fontsize=SMALL,
+                    color=ink_on(colour),
+                    ha="center",
+                    va="center",
+                    linespacing=1.15,
+                    parse_math=False,
+                )
+        ax.text(num_layers * (1 + 0.06 / width), k, row.batch, fontsize=SMALL, color=INK, va="center")
+    ax.set(xlim=(0, num_layers * stretch), ylim=(lines - 0.5, -0.5))
+    ax.set_yticks(range(lines), [row.title for row in rows.pipelines])
+    step = next(step for step in (1, 2, 4, 5, 8, 10, 20, 50, 100, 200, 500, 10**9) if num_layers / step <= 10)
+    ax.set_xticks(range(0, num_layers + 1, step))
+    plain_axes(ax)
+    ax.spines["left"].set_visible(False)
+    ax.spines["bottom"].set_bounds(0, num_layers)
+    ax.tick_params(axis="y", length=0)
+    return ax

@@ -1,0 +1,52 @@
+"""The stages in the picture: which are shown, where in a line they stand, and the chips that name them."""
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from hexiopt.cost.cost import Cost
+from hexiopt.plan import Plan
+from hexiopt.problem import Problem
+from hexiopt.report.panels.canvas import text_inches
+from hexiopt.report.rows import PipelineRow, PlanRows, StageRow, plan_rows
+from hexiopt.report.style import count, ink_on
+
+MAX_PIPELINES = 10
+MAX_STAGES = 32
+
+
+def shown_rows(problem: Problem, plan: Plan, cost: Cost) -> PlanRows:
+    """The pipelines in the picture, alike ones together in big plans."""
+    group_above = MAX_PIPELINES if len(plan.devices()) <= 64 else 1
+    return plan_rows(problem, plan, cost, group_above=group_above, max_pipelines=MAX_PIPELINES, max_stages=MAX_STAGES)
+
+
+def left_out(rows: PlanRows) -> list[str]:
+    """The note on pipelines that are not shown, where there are any."""
+    return [f"{count(rows.num_left_out, 'pipeline')} left out"] if rows.num_left_out else []
+
+
+def in_line(rows: PlanRows, gap: float) -> tuple[list[tuple[float, PipelineRow, StageRow]], float]:
+    """Where each stage begins, one unit each with a gap between pipelines; where the last one ends."""
+    places: list[tuple[float, PipelineRow, StageRow]] = []
+    end = 0.0
+    for row in rows.pipelines:
+        places += [(end + k, row, stage) for k, stage in enumerate(row.stages)]
+        end += len(row.stages) + gap
+    return places, end - gap
+
+
+def draw_chip(
+    ax: Axes,
+    row: PipelineRow,
+    stage: StageRow,
+    box: tuple[float, float, float, float],
+    centre: tuple[float, float],
+    room: float,
+    size: float,
+) -> None:
+    """The stage's name in a box of its colour, in letters of `size` or such that fit `room` inches."""
+    left, low, width, height = box
+    name, colour = row.stage_name(stage), row.stage_colour(stage)
+    ax.add_patch(Rectangle((left, low), width, height, facecolor=colour, clip_on=False, linewidth=0))
+    fit = min(size, size * room / text_inches(name, size))
+    ax.text(*centre, name, fontsize=fit, color=ink_on(colour), ha="center", va="center")

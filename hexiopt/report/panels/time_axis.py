@@ -1,0 +1,80 @@
+"""Time on paper: a step as a line, a long one with a cut."""
+
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from hexiopt.cost.cost import Cost
+from hexiopt.report.rows import PlanRows
+
+_WHOLE_MICRO_BATCHES = 48  # up to which the step is drawn without a cut
+_SHOWN_MICRO_BATCHES = 14  # on either side of the cut
+
+
+@dataclass(frozen=True, slots=True)
+class TimeAxis:
+    """Time on paper: all of [0, end], or [0, cut] and [resume, end] with a gap between."""
+
+    cut: float
+    resume: float
+    end: float
+
+    @property
+    def gap(self) -> float:
+        """Width of what stands for the time left out."""
+        return 0.018 * (self.cut + self.end - self.resume) if self.resume > self.cut else 0.0
+
+    @property
+    def width(self) -> float:
+        """The length of the axis, in seconds on paper."""
+        return self.cut + self.gap + self.end - self.resume
+
+    def spans(self, start: float, end: float) -> list[tuple[float, float]]:
+        """(left, width) on paper of what is visible of an interval."""
+        found = []
+        second = self.cut + self.gap - self.resume
+        for low, high, shift in ((0.0, self.cut, 0.0), (self.resume, self.end, second)):
+            left, right = max(start, low), min(end, high)
+            if right > left:
+                found.append((left + shift, right - left))
+        return found
+
+    def at(self, time: float) -> float | None:
+        """Where a moment lies on paper; None in what is left out."""
+        if time <= self.cut:
+            return time
+        return time - self.resume + self.cut + self.gap if time >= self.resume else None
+
+
+def time_axis(rows: PlanRows, cost: Cost) -> TimeAxis:
+    """All of a short step; of a long one its beginning and its end."""
+    whole = TimeAxis(cost.step_time_s, cost.step_time_s, cost.step_time_s)
+    if max(row.num_micro_batches for row in rows.pipelines) <= _WHOLE_MICRO_BATCHES:
+        return whole
+    window_s = 0.0
+    for row in rows.pipelines:
+        fill_s = sum(stage.compute_s / 3 + (stage.send_s or 0.0) for stage in row.stages)
+        window_s = max(window_s, fill_s + _SHOWN_MICRO_BATCHES * max(stage.compute_s for stage in row.stages))
+    tail_s = cost.step_time_s - cost.pipeline_s + window_s
+    if window_s + tail_s > 0.8 * cost.step_time_s:
+        return whole
+    return TimeAxis(window_s, cost.step_time_s - tail_s, cost.step_time_s)
+
+
+def time_ticks(ax: Axes, axis: TimeAxis, width: float) -> None:
+    """Round moments and the end of the step, on axes `width` inches wide."""
+    unit, scale = ("s", 1.0) if axis.end >= 1 else ("ms", 1e3)
+    number = max(4, int(width / (1.0 if not axis.gap else 0.8)))
+    times = MaxNLocator(number).tick_values(0.0, axis.width * scale)
+    step = (times[1] - times[0]) / scale
+    moments = [k * step for k in range(int(axis.end / step + 1e-9) + 1)] if axis.end / step < 1e5 else [0.0]
+    places = [(moment, axis.at(moment)) for moment in moments]
+    shown = [(moment, x) for moment, x in places if x is not None and moment <= axis.end]
+    last = axis.width
+    shown = [item for item in shown if (last - item[1]) * width / axis.width > 0.9]
+    ax.set_xticks(
+        [x for _, x in shown] + [last],
+        [f"{moment * scale:g}" for moment, _ in shown] + [f"{axis.end * scale:.4g} {unit}"],
+    )
+    ax.get_xticklabels()[-1].set_horizontalalignment("right")

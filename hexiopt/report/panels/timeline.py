@@ -1,0 +1,146 @@
+"""The predicted step: a lane a stage, over time."""
+
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from hexiopt.cost.cost import Cost
+from hexiopt.plan import Plan
+from hexiopt.problem import Problem
+from hexiopt.report.panels.canvas import (
+    LABELS,
+    NORMAL,
+    SMALL,
+    clipped_to,
+    inches,
+    legend,
+    new_axes,
+    plain_axes,
+    text_inches,
+    title,
+)
+from hexiopt.report.panels.stages import draw_chip, in_line, left_out, shown_rows
+from hexiopt.report.panels.time_axis import TimeAxis, time_axis, time_ticks
+from hexiopt.report.rows import PipelineRow, num_operations
+from hexiopt.report.style import INK, MUTED, OPTIMIZER_COLOUR, PAPER, SYNC_COLOUR, ink_on, mix, seconds, stage_colour
+from hexiopt.report.timeline import has_gradient_sync
+from hexiopt.simulate import simulate_pipeline
+
+_MAX_OPERATIONS = 100_000  # of a pipeline, to be drawn one by one
+_SYNC: dict[str, Any] = {"facecolor": PAPER, "edgecolor": SYNC_COLOUR, "hatch": "/////", "linewidth": 0}
+_OPTIMIZER: dict[str, Any] = {"facecolor": SYNC_COLOUR, "edgecolor": OPTIMIZER_COLOUR, "hatch": "xxxxx", "linewidth": 0}
+
+
+def draw_timeline(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None) -> Axes:
+    """A lane a stage: forward, backward, messages, gradient sync and optimizer; a long step with a cut."""
+    ax = new_axes(ax, 14, 4)
+    rows = shown_rows(problem, plan, cost)
+    axis = time_axis(rows, cost)
+    width, height = inches(ax)
+    lanes, bottom = in_line(rows, 0.45)
+    ax.set(xlim=(0, axis.width), ylim=(bottom, 0))
+    lane_inches = height / bottom
+    per_second = width / axis.width
+
+    for row in rows.pipelines:
+        at = {stage.stage: y for y, lane_row, stage in lanes if lane_row is row}
+        _draw_pipeline(ax, axis, plan, cost, row, at, per_second, lane_inches)
+    if axis.gap:
+        ax.axvspan(axis.cut, axis.cut + axis.gap, color=PAPER, zorder=4, linewidth=0)
+        for edge in (axis.cut, axis.cut + axis.gap):
+            ax.axvline(edge, color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)), zorder=5)
+    size = min(NORMAL, lane_inches * 72 * 0.62)
+    ax.set_yticks([])
+    inch = axis.width / width
+    for y, row, stage in lanes:
+        box = (-0.32 * inch, y + 0.06, 0.26 * inch, 0.84)
+        draw_chip(ax, row, stage, box, (-0.19 * inch, y + 0.5), 0.24, size)
+        ax.text(
+            -0.37 * inch,
+            y + 0.5,
+            clipped_to(f"{stage.tp} × {stage.gpus}", LABELS - 0.37, min(SMALL, size)),
+            fontsize=min(SMALL, size),
+            color=MUTED,
+            ha="right",
+            va="center",
+            parse_math=False,
+        )
+    time_ticks(ax, axis, width)
+    plain_axes(ax)
+    ax.spines["left"].set_visible(False)
+    hidden = seconds(axis.resume - axis.cut)
+    notes = [f"{hidden} left out at the cut"] if axis.gap else []
+    title(ax, "c", "Predicted step", "; ".join([*notes, *left_out(rows)]), outdent=LABELS)
+    entries = [
+        Patch(facecolor="#C9CFD6", label="forward"),
+        Patch(facecolor="#7B8794", label="backward"),
+        Patch(facecolor=INK, label="message (thin)"),
+    ]
+    if has_gradient_sync(plan):
+        sync = f"gradient sync and waiting for it ({seconds(cost.gradient_sync_s)} after the last pipeline)"
+        entries.append(Patch(label=sync, **_SYNC))
+    optimizer = f"optimizer ({seconds(cost.optimizer_s)})"
+    entries.append(Patch(label=optimizer, **_OPTIMIZER))
+    legend(ax, entries)
+    return ax
+
+
+def _draw_pipeline(
+    ax: Axes,
+    axis: TimeAxis,
+    plan: Plan,
+    cost: Cost,
+    row: PipelineRow,
+    at: dict[int, float],
+    per_second: float,
+    lane_inches: float,
+) -> None:
+    """Draw one pipeline's events; `at` says where the lane of each stage begins."""
+    pipeline, priced = plan.pipelines[row.number], cost.pipelines[row.number]
+    boxes: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    labels: list[tuple[float, int, str, int]] = []
+    size = min(6.0, lane_inches * 72 * 0.45)
+    room = text_inches("0" * len(str(pipeline.num_micro_batches - 1)), size) + 0.03
+    if num_operations(pipeline) <= _MAX_OPERATIONS:
+        for event in simulate_pipeline(row.number, pipeline, priced, plan.schedule):
+            spans = axis.spans(event.start_s, event.end_s)
+            boxes.setdefault((event.stage, event.kind), []).extend(spans)
+            if not event.kind.startswith("send"):
+                for left, span in spans:
+                    if span * per_second > room:
+                        labels.append((left + span / 2, event.stage, event.kind, event.micro_batch))
+    else:
+        for k, end_s in enumerate(priced.stage_end_s):
+            boxes[k, "backward"] = axis.spans(0.0, end_s)
+    for (k, kind), spans in boxes.items():
+        forward, backward = _step_colours(row, k)
+        if kind.startswith("send"):
+            place = (at[k] + (0.86 if kind == "send_forward" else 0.0), 0.1)
+            ax.broken_barh(spans, place, facecolors=INK, linewidth=0, zorder=3)
+        else:
+            ax.broken_barh(
+                spans,
+                (at[k] + 0.12, 0.72),
+                facecolors=forward if kind == "forward" else backward,
+                edgecolors=PAPER,
+                linewidth=0.35 if spans and min(w for _, w in spans[1:-1] or spans) * per_second > 0.04 else 0.0,
+                zorder=2,
+            )
+    if size >= 4:
+        for x, k, kind, batch in labels:
+            forward, backward = _step_colours(row, k)
+            colour = ink_on(forward if kind == "forward" else backward)
+            ax.text(x, at[k] + 0.48, f"{batch}", fontsize=size, color=colour, ha="center", va="center", zorder=3)
+    synced_s = cost.pipeline_s + cost.gradient_sync_s
+    for k, end_s in enumerate(priced.stage_end_s):
+        place = (at[k] + 0.12, 0.72)
+        if has_gradient_sync(plan):
+            ax.broken_barh(axis.spans(end_s, synced_s), place, zorder=1, **_SYNC)
+        ax.broken_barh(axis.spans(synced_s, cost.step_time_s), place, zorder=2, **_OPTIMIZER)
+
+
+def _step_colours(row: PipelineRow, stage: int) -> tuple[str, str]:
+    """Of forward and backward: the stage's colour lightened, and nearer to the pipeline's hue."""
+    colour = row.stage_colour(row.stages[stage])
+    return mix(colour, PAPER, 0.5), mix(colour, stage_colour(row.hue, 0, 1), 0.45)
