@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,17 @@ def test_only_the_runtime_imports_torch() -> None:
             assert not any(name.partition(".")[0] == "torch" for name in imports(path)), path
 
 
-def test_a_cycle_would_be_seen(tmp_path: Path) -> None:
+def module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def test_no_circle_of_imports() -> None:
+    modules = {module(path): path for folder in ALLOWED for path in files(folder)}
+    graph = {name: {found for found in imports(path) if found in modules} - {name} for name, path in modules.items()}
+    assert set(TopologicalSorter(graph).static_order()) == set(modules)  # a circle raises CycleError and names it
+
+
+def test_an_import_inside_a_function_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "wrong.py"
     path.write_text("def f():\n    from solvers.registry import make_solver\n")
     assert "solvers.registry" in list(imports(path))
