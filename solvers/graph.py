@@ -60,7 +60,8 @@ def partition(
 ) -> list[list[int]]:
     """METIS: `parts` sets of positions that cut little edge weight; none empty.
 
-    Each set has about its share (`shares`, summing to 1; equal by default) of Σ speed^`exponent`.
+    Each set has about its share (`shares`, summing to 1; equal by default) of Σ speed^`exponent`. For parts of
+    fewer than two GPUs on average METIS has no vertices left to cut; those are dealt by weight alone.
 
     Raises ImportError where pymetis is missing.
     """
@@ -71,6 +72,8 @@ def partition(
         return [list(range(count))]
     if parts >= count:
         return [[i] for i in range(count)]
+    if 2 * parts > count:
+        return _dealt(graph.speed**exponent, shares or [1.0 / parts] * parts)
     others = ~np.eye(count, dtype=bool)
     adjacency = np.broadcast_to(np.arange(count), (count, count))[others]
     starts = np.arange(0, count * (count - 1) + 1, count - 1)
@@ -87,3 +90,14 @@ def partition(
     for position, label in enumerate(labels):
         found[label].append(position)
     return [members for members in found if members]
+
+
+def _dealt(weights: NDArray[np.float64], shares: Sequence[float]) -> list[list[int]]:
+    """Positions dealt heaviest first, one to every part, then each to the part that has least of its share."""
+    found: list[list[int]] = [[] for _ in shares]
+    filled = [0.0] * len(shares)
+    for turn, position in enumerate(np.argsort(-weights, kind="stable").tolist()):
+        part = turn if turn < len(shares) else min(range(len(shares)), key=lambda k: filled[k] / shares[k])
+        found[part].append(position)
+        filled[part] += float(weights[position])
+    return found

@@ -1,5 +1,6 @@
 """The device graph and METIS's partition of it."""
 
+import random
 from typing import Any
 
 import numpy as np
@@ -95,3 +96,21 @@ def test_partition_balances_speed() -> None:
     speeds = sorted(sum(graph.speed[i] for i in members) for members in found)
     assert len(found) == 2
     assert speeds[0] >= 3e14
+
+
+def test_no_partition_is_empty_or_makes_metis_complain(capfd: pytest.CaptureFixture[str]) -> None:
+    """METIS prints to the terminal where it has too few vertices; it is not asked then."""
+    rng = random.Random(0)
+    graph = device_graph(problems.easy())
+    for _ in range(400):
+        count = rng.randint(1, len(graph.devices))
+        part = graph.subset(sorted(rng.sample(range(len(graph.devices)), count)))
+        parts = rng.randint(1, count)
+        drawn = [rng.uniform(0.4, 1.6) for _ in range(parts)]
+        shares = [share / sum(drawn) for share in drawn] if rng.random() < 0.5 else None
+        found = partition(part, parts, part.bandwidth, rng.randrange(99), shares=shares, exponent=rng.choice((0, 1)))
+        assert sorted(i for members in found for i in members) == list(range(count))
+        assert all(found)
+        assert 2 * parts <= count or len(found) == parts
+    captured = capfd.readouterr()
+    assert captured.out + captured.err == ""
