@@ -138,9 +138,11 @@ def improve(search: Search, builder: Builder, starts: Iterable[Structure], rng: 
     Successive halving (Jamieson and Talwalkar, 2016): a start shows soon whether it leads anywhere.
     """
     annealer, steps = Annealer(search, builder, rng), search.budget.max_steps
+    spent = search.runtime_s / search.budget.time_limit_s if steps is None else search.steps / steps
+    last_start = spent + _STARTS * (until - spent)
     pool: list[tuple[float, int, Structure]] = []
     for number, start in enumerate(starts):
-        if not search.go_on(_STARTS * until) or (steps is not None and search.steps > _STARTS * steps):
+        if not search.go_on(last_start) or (steps is not None and search.steps > last_start * steps):
             break
         search.step()
         least = min((energy for energy, _, _ in pool), default=math.inf)

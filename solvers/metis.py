@@ -78,10 +78,9 @@ class HierarchicalPartition:
         self._best: dict[int, _Incumbent] = {}  # by number of pipelines
         self._liked: dict[tuple[int, int], tuple[int, ...]] = {}
 
-    @property
-    def best(self) -> Structure | None:
-        """The best structure found."""
-        return min(self._best.values(), key=lambda found: found.step_time_s).structure if self._best else None
+    def found(self) -> list[Structure]:
+        """The best structures for their numbers of pipelines, best first."""
+        return [one.structure for one in sorted(self._best.values(), key=lambda one: one.step_time_s)]
 
     def iterate(self) -> None:
         """One pass of both phases: afresh, or on some pipelines of a good plan."""

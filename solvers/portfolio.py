@@ -1,17 +1,17 @@
 """`portfolio`, the default: every way of finding a plan within one time limit, and the best of all.
 
-Two lanes work side by side, on two cores where there are two: one starts from HexiScale's partition, the other
-from the linear program over shapes; both try what people build by hand, and anneal. Large clusters keep to
-structures that can be priced in time. What the lanes do does not depend on the cores, so with a budget in steps
-the plan does not either.
+Two lanes work side by side, on two cores where there are two: one runs HexiScale's partition, as `solver=metis`
+would, so that the portfolio is not worse; the other starts from the linear program over shapes and from what
+people build by hand, and anneals. On large clusters, too large for a complete graph, both start by hand. With a
+budget in steps both lanes run wherever they are, so that the plan does not depend on the cores.
 """
 
 import multiprocessing
 import os
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import chain
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 from typing import Any
@@ -27,33 +27,33 @@ from solvers.shapes import shape_structures
 from solvers.structure import Builder, Structure
 
 _LANES = 2
-_PARTITION = 0.2  # share of the time for HexiScale's partition, in the first lane
+_ALONE = 2  # the lane of a machine that runs only one
+_PARTITION = (1.0, 0.0, 0.25)  # share of each lane's budget for HexiScale's partition
 _GRACE_S = 0.2  # how long a lane may take to notice that time is up
 _LARGE = 200  # GPUs beyond which a structure takes too long to price for annealing thousands
 
 
-def starts(search: Search, builder: Builder, lane: int, rng: random.Random) -> Iterator[Structure]:
-    """What a lane begins with."""
-    problem = search.problem
-    yield from own_grids(problem, builder)
-    if lane == 0 and find_spec("pymetis") and len(problem.usable_devices) <= _LARGE:
-        hierarchy = HierarchicalPartition(search, builder, rng)
-        share = None if search.budget.max_steps is None else int(search.budget.max_steps * _PARTITION)
-        while search.go_on(_PARTITION) and (share is None or search.steps < share):
-            search.step()
-            hierarchy.iterate()
-        if hierarchy.best is not None:
-            yield hierarchy.best
-    if lane == 1:
-        yield from shape_structures(search)
-    yield from hand_made(problem, builder)
-
-
 def run_lane(search: Search, builder: Builder, lane: int) -> None:
-    """One lane, to the end of its budget."""
+    """One lane, to the end of its budget: 0 partitions, 1 does all the rest, `_ALONE` a little of both."""
+    problem = search.problem
+    partitions = find_spec("pymetis") is not None and len(problem.usable_devices) <= _LARGE
+    found = partition(search, builder, _PARTITION[lane]) if partitions else []
     rng = random.Random(search.seed * _LANES + lane)
-    improve(search, builder, starts(search, builder, lane, rng), rng, ANNEAL)
+    starts = (found, own_grids(problem, builder), shape_structures(search) if lane else (), hand_made(problem, builder))
+    improve(search, builder, chain.from_iterable(starts), rng, ANNEAL)
     Polisher(search, builder, rng).finish()
+
+
+def partition(search: Search, builder: Builder, share: float) -> list[Structure]:
+    """What HexiScale's partition finds in a `share` of the budget, drawing as `solver=metis` does."""
+    if share == 0.0:
+        return []
+    hierarchy = HierarchicalPartition(search, builder, random.Random(search.seed))
+    steps = None if search.budget.max_steps is None else int(search.budget.max_steps * share)
+    while search.go_on(share) and (steps is None or search.steps < steps):
+        search.step()
+        hierarchy.iterate()
+    return hierarchy.found()
 
 
 class Portfolio(SearchingSolver):
@@ -69,7 +69,7 @@ class Portfolio(SearchingSolver):
         if _can_fork():
             _side_by_side(search, builder)
         else:
-            run_lane(search, builder, 0)
+            run_lane(search, builder, _ALONE if whole.max_steps is None else 0)
             if whole.max_steps is not None and not search.stopped:
                 other = search.beside()
                 run_lane(other, Builder(other), 1)
