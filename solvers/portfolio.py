@@ -1,9 +1,9 @@
 """`portfolio`, the default: every way of finding a plan within one time limit, and the best of all.
 
 Two lanes work side by side, on two cores where there are two: one runs HexiScale's partition, as `solver=metis`
-would, so that the portfolio is not worse; the other starts from the linear program over shapes and from what
-people build by hand, and anneals. On large clusters, too large for a complete graph, both start by hand. With a
-budget in steps both lanes run wherever they are, so that the plan does not depend on the cores.
+would, so that the portfolio is not worse; the other starts from what people build by hand and, beyond a few
+machines, from the linear program over shapes, and anneals. On large clusters, too large for a complete graph, both
+start by hand. With a budget in steps both lanes run wherever they are, so that the plan does not depend on the cores.
 """
 
 import multiprocessing
@@ -30,6 +30,7 @@ _LANES = 2
 _ALONE = 2  # the lane of a machine that runs only one
 _PARTITION = (1.0, 0.0, 0.25)  # share of each lane's budget for HexiScale's partition
 _GRACE_S = 0.2  # how long a lane may take to notice that time is up
+_FEW = 64  # GPUs up to which rounding the linear program loses to enumerating by hand
 _LARGE = 200  # GPUs beyond which a structure takes too long to price for annealing thousands
 
 
@@ -39,7 +40,8 @@ def run_lane(search: Search, builder: Builder, lane: int) -> None:
     partitions = find_spec("pymetis") is not None and len(problem.usable_devices) <= _LARGE
     found = partition(search, builder, _PARTITION[lane]) if partitions else []
     rng = random.Random(search.seed * _LANES + lane)
-    starts = (found, own_grids(problem, builder), shape_structures(search) if lane else (), hand_made(problem, builder))
+    programs = shape_structures(search) if lane and len(problem.usable_devices) > _FEW else ()
+    starts = (found, own_grids(problem, builder), programs, hand_made(problem, builder))
     improve(search, builder, chain.from_iterable(starts), rng, ANNEAL)
     Polisher(search, builder, rng).finish()
 
