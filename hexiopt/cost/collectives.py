@@ -14,6 +14,6 @@ def ring_collective_s(num_bytes: float, ranks: int, bandwidth: float, latency_s:
     return (ranks - 1) / ranks * num_bytes / bandwidth + (ranks - 1) * latency_s
 
 
-def tree_latency_s(ranks: int, latency_s: float) -> float:
-    """Latency of one pass over `ranks` by a binary tree, as NCCL picks for many ranks (double binary trees)."""
-    return ceil(log2(ranks)) * latency_s if ranks > 1 else 0.0
+def tree_depth(ranks: int) -> int:
+    """Messages one after another in one pass over `ranks` by a binary tree, as NCCL picks for many ranks."""
+    return ceil(log2(ranks)) if ranks > 1 else 0

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from math import ceil, lcm, log2
+from math import lcm
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.cluster import Cluster
+from hexiopt.cost.collectives import tree_depth
 from hexiopt.model import ModelSpec
 from hexiopt.plan import Pipeline
 
@@ -123,7 +124,7 @@ class SyncTimes:
             end = at + holders.size
             n = holders.shape[1]
             self._per_byte.append(per_edge[at:end].reshape(holders.shape).max(axis=1))
-            latencies.append(latency_per_edge[at:end].reshape(holders.shape).max(axis=1) * ceil(log2(n)))
+            latencies.append(latency_per_edge[at:end].reshape(holders.shape).max(axis=1) * tree_depth(n))
             np.add.at(waits, holders.ravel(), np.repeat(latencies[-1], n))
             at = end
         self._latency = [waits[holders].max(axis=1) for holders in groups.holders]

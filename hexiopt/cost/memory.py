@@ -51,7 +51,7 @@ class MemoryModel:
         shard = largest_shard(model, tp)
         self._workload = workload
         width, hidden = workload.element_bytes, model.hidden_size
-        self._tokens = tokens = micro_batch_size * workload.seq_len
+        tokens = micro_batch_size * workload.seq_len
         self.layer_params = layer_params(model, shard)
         self.embedding_params = model.embedding_params * shard.vocab / model.vocab_size
         # With tied embeddings the last stage holds its own copy of the matrix, unless it is also the first.
