@@ -1,12 +1,13 @@
 """Checks a plan against a problem, rule by rule, without trusting whoever made it."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hexiopt.cost.cost import Cost
-from hexiopt.plan import Pipeline, Plan, Stage, unpriced
+from hexiopt.plan import Pipeline, Plan, Stage, irregular, misaligned, unpriced
 from hexiopt.problem import Problem
-from hexiopt.space import recompute_policies, schedules, sharding_stages
+from hexiopt.space import layer_ranges, recompute_policies, schedules, sharding_stages
 from hexiopt.units import GIB
 
 
@@ -26,10 +27,11 @@ def check(problem: Problem, plan: Plan, cost: Cost | None = None) -> list[Violat
     found = [*_devices(problem, plan), *_batch(problem, plan), *_choices(problem, plan)]
     for p, pipeline in enumerate(plan.pipelines):
         found += _layers(problem, p, pipeline)
+        found += _regular(problem, p, pipeline, plan.schedule)
     whole = all(stage.replicas or stage.sequence for pipeline in plan.pipelines for stage in pipeline.stages)
     feature = unpriced(plan) if whole else None
     if not found:
-        found += _switches(problem, plan)
+        found += [*_sharding(problem, plan), *_switches(problem, plan)]
     if feature is not None:
         found.append(Violation("unpriced", f"{feature} is part of the plan format but not priced yet"))
     if cost is not None and not found:
@@ -118,9 +120,6 @@ def _choices(problem: Problem, plan: Plan) -> list[Violation]:
     policies = recompute_policies(problem.workload)
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
-            if len(stage.recompute) not in (1, stage.num_layers):
-                text = f"{len(stage.recompute)} recompute policies for {stage.num_layers} layers"
-                found.append(Violation("recompute", f"stage {s} of pipeline {p} has {text}"))
             for policy in set(stage.recompute):
                 if policy not in policies:
                     found.append(
@@ -153,10 +152,9 @@ def _layers(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
     total, at = problem.model.num_layers, 0
     if not pipeline.stages:
         return [Violation("layers", f"pipeline {p} has no stage")]
-    ranges = len(pipeline.stages[0].layers)
-    if any(len(stage.layers) != ranges for stage in pipeline.stages):
-        return [Violation("layers", f"the stages of pipeline {p} have unequally many layer ranges")]
-    for turn in range(ranges):
+    if any(len(stage.layers) != pipeline.num_chunks for stage in pipeline.stages):
+        return []  # `_regular` says so
+    for turn in range(pipeline.num_chunks):
         for s, stage in enumerate(pipeline.stages):
             first, end = stage.layers[turn]
             if first != at or end <= first:
@@ -169,7 +167,35 @@ def _layers(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
             at = end
     if at != total:
         return [Violation("layers", f"pipeline {p} holds {at} layers, the model has {total}")]
+    equal = layer_ranges([stage.num_layers for stage in pipeline.stages], pipeline.num_chunks)
+    for s, (stage, ranges) in enumerate(zip(pipeline.stages, equal, strict=True)):
+        lengths, expected = ([end - first for first, end in each] for each in (stage.layers, ranges))
+        if lengths != expected:
+            said = f"stage {s} of pipeline {p} has layer ranges of {_listed(lengths)}"
+            return [Violation("layers", f"{said}; divide them equally, longer ones first: {_listed(expected)}")]
     return []
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return " + ".join(map(str, numbers))
+
+
+def _regular(problem: Problem, p: int, pipeline: Pipeline, schedule: str) -> list[Violation]:
+    """What replicas, layer ranges and policies break together."""
+    if not pipeline.stages:
+        return []
+    most = problem.space.max_chunks
+    if pipeline.num_chunks > most:
+        said = f"pipeline {p} has {pipeline.num_chunks} layer ranges a stage"
+        return [Violation("interleaved", f"{said}; space.max_chunks allows {most}")]
+    wrong = irregular(pipeline, schedule)
+    return [Violation(wrong[0], f"pipeline {p}: {wrong[1]}")] if wrong else []
+
+
+def _sharding(problem: Problem, plan: Plan) -> list[Violation]:
+    """What stated groups, ZeRO-2 and ZeRO-3 ask of the plan."""
+    wrong = misaligned(plan, problem.cluster.device_name)
+    return [Violation("sharding", wrong)] if wrong else []
 
 
 def _switches(problem: Problem, plan: Plan) -> list[Violation]:
@@ -207,13 +233,14 @@ def _memory(problem: Problem, plan: Plan, cost: Cost) -> list[Violation]:
     found = []
     for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
         for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
-            if stage_cost.excess_bytes > 0:
-                names = problem.cluster.device_name(stage.devices[0])
-                found.append(
-                    Violation(
-                        "memory",
-                        f"device {names} (stage {s} of pipeline {p}) needs {stage_cost.memory.total / GIB:.2f} GiB of "
-                        f"{stage_cost.limit_bytes / GIB:.2f} GiB: {stage_cost.excess_bytes / GIB:.2f} GiB too much",
+            for replica, one in zip(stage.replicas, stage_cost.each, strict=True):
+                if one.excess_bytes > 0:
+                    name = problem.cluster.device_name(replica.devices[0])
+                    found.append(
+                        Violation(
+                            "memory",
+                            f"device {name} (stage {s} of pipeline {p}) needs {one.memory.total / GIB:.2f} GiB of "
+                            f"{one.limit_bytes / GIB:.2f} GiB: {one.excess_bytes / GIB:.2f} GiB too much",
+                        )
                     )
-                )
     return found

@@ -3,6 +3,8 @@
 Devices are the cluster's integers; names appear in files only (`plan_file.py`).
 """
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -69,8 +71,27 @@ class Stage:
 
     @property
     def policy(self) -> str:
-        """The recompute policy of a plain stage."""
+        """The recompute policy of a stage that has one for all layers."""
         return self.recompute[0]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the stage is one replica that holds one range of layers with one recompute policy."""
+        whole = len(self.replicas) == 1 and self.replicas[0].samples is None
+        return whole and len(self.layers) == 1 == len(self.recompute)
+
+    def samples(self, micro_batch_size: int) -> tuple[int, ...]:
+        """Sequences of a micro-batch that come to each replica, in order."""
+        return tuple(micro_batch_size if r.samples is None else r.samples for r in self.replicas)
+
+    def policies(self) -> tuple[tuple[str, ...], ...]:
+        """The recompute policy of every layer, range by range."""
+        each = self.recompute * self.num_layers if len(self.recompute) == 1 else self.recompute
+        found, at = [], 0
+        for first, end in self.layers:
+            found.append(each[at : at + end - first])
+            at += end - first
+        return tuple(found)
 
     def all_devices(self) -> tuple[int, ...]:
         """Every device of the stage."""
@@ -92,10 +113,23 @@ class Pipeline:
         """Sequences of the global batch that this pipeline processes."""
         return self.num_micro_batches * self.micro_batch_size
 
+    @property
+    def num_chunks(self) -> int:
+        """Layer ranges of every stage: more than one where the pipeline is interleaved."""
+        return len(self.stages[0].layers)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every stage is one replica that holds one range of layers."""
+        return all(len(stage.replicas) == 1 == len(stage.layers) for stage in self.stages)
+
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """ZeRO stage 0 to 3, over all holders, those of a machine, or stated groups of devices."""
+    """ZeRO stage 0 to 3, over all holders, those of a machine, or stated groups of devices.
+
+    From ZeRO-2 on, pipelines must be aligned; see `misaligned`.
+    """
 
     stage: int = 0
     groups: str | tuple[tuple[int, ...], ...] = "all"
@@ -114,24 +148,73 @@ class Plan:
         return tuple(d for p in self.pipelines for s in p.stages for d in s.all_devices())
 
 
+def irregular(pipeline: Pipeline, schedule: str) -> tuple[str, str] | None:
+    """The first rule on replicas, layer ranges and policies that `pipeline` breaks: a word for it, and what is wrong.
+
+    Interleaving: Narayanan et al., arXiv 2104.04473, section 2.2.
+    """
+    count, ranges = len(pipeline.stages), pipeline.num_chunks
+    for s, stage in enumerate(pipeline.stages):
+        size, stated = pipeline.micro_batch_size, [replica.samples for replica in stage.replicas]
+        if None in stated and len(stated) > 1:
+            return "replicas", f"stage {s} has a replica without samples; state them for each"
+        given = stage.samples(size)
+        if given and (sum(given) != size or min(given) < 1):
+            split = " + ".join(map(str, given))
+            return "replicas", f"stage {s} splits micro-batches of {size} into {split}; give each replica at least 1"
+        if len(stage.layers) != ranges:
+            return "layers", f"stage {s} has {len(stage.layers)} layer ranges, stage 0 has {ranges}; give all as many"
+        if len(stage.recompute) not in (1, stage.num_layers):
+            said = f"{len(stage.recompute)} recompute policies for {stage.num_layers} layers"
+            return "recompute", f"stage {s} has {said}; state one, or one a layer"
+    if ranges == 1:
+        return None
+    if schedule != "interleaved":
+        return "interleaved", f"several layer ranges a stage under {schedule}; take the interleaved schedule"
+    if count == 1:
+        return "interleaved", f"{ranges} layer ranges on the only stage; interleave two stages or more"
+    if pipeline.num_micro_batches % count:
+        said = f"{pipeline.num_micro_batches} micro-batches for {count} interleaved stages"
+        return "interleaved", f"{said}; take a multiple of {count}"
+    return None
+
+
+def misaligned(plan: Plan, name: Callable[[int], str] = str) -> str | None:
+    """The first rule on sharding that `plan` breaks, in words, devices by `name`; None if none.
+
+    Stated groups divide the devices. ZeRO-2 and 3 gather and scatter layer by layer in every micro-batch, so that
+    all holders of a layer must hold the same layers and take their turns together.
+    """
+    zero, groups = plan.sharding.stage, plan.sharding.groups
+    if not isinstance(groups, str):
+        listed = Counter(device for group in groups for device in group)
+        for device in plan.devices():
+            if listed[device] != 1:
+                return f"device {name(device)} is in {listed[device]} sharding groups; put it into exactly one"
+    elif groups not in ("all", "machine"):
+        return f"sharding groups are {groups!r}; choose all, machine or lists of devices"
+    if zero < 2:
+        return None
+    if plan.schedule not in ("gpipe", "1f1b"):
+        return f"ZeRO-{zero} under the {plan.schedule} schedule; take 1f1b or gpipe"
+    if len({len(pipeline.stages) for pipeline in plan.pipelines}) > 1:
+        return f"ZeRO-{zero} over pipelines of unequally many stages; give all as many"
+    if len({pipeline.num_micro_batches for pipeline in plan.pipelines}) > 1:
+        return f"ZeRO-{zero} over pipelines of unequally many micro-batches; give all as many"
+    for s, stages in enumerate(zip(*(pipeline.stages for pipeline in plan.pipelines), strict=True)):
+        if len({stage.layers for stage in stages}) > 1:
+            return f"ZeRO-{zero} over pipelines with unequal layers in stage {s}; give all the same"
+        if len({len(replica.devices) for stage in stages for replica in stage.replicas}) > 1:
+            return f"ZeRO-{zero} over pipelines with unequal TP degrees in stage {s}; give all the same"
+    return None
+
+
 def unpriced(plan: Plan) -> str | None:
     """What in `plan` the format allows but the cost model does not price yet, in words; None if nothing."""
-    if plan.schedule == "interleaved":
-        return "the interleaved schedule"
-    if plan.sharding.stage > 1:
-        return f"sharding stage {plan.sharding.stage}"
-    if plan.sharding.groups != "all":
-        return "sharding groups other than 'all'"
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
             if stage.sequence is not None:
                 return "a sequence layout"
-            if len(stage.replicas) > 1 or stage.replicas[0].samples is not None:
-                return "a replicated stage"
-            if stage.replicas[0].heads is not None:
+            if any(replica.heads is not None for replica in stage.replicas):
                 return "stated heads"
-            if len(stage.layers) > 1:
-                return "a stage of several layer ranges"
-            if len(set(stage.recompute)) > 1:
-                return "a recompute policy per layer"
     return None

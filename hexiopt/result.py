@@ -1,6 +1,6 @@
 """What a solver returns."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from hexiopt.cost.cost import Cost
@@ -59,3 +59,9 @@ class Result:
     def gap(self) -> float:
         """(cost − bound) / cost, 1 where nothing is known."""
         return (self.cost.step_time_s - self.bound_s) / self.cost.step_time_s if self.cost else 1.0
+
+    def above(self, bound_s: float) -> "Result":
+        """The result with a lower bound of at least `bound_s`, which must hold; optimal where that closes the gap."""
+        raised = replace(self, bound_s=max(self.bound_s, bound_s))
+        closed = raised.cost is not None and raised.gap <= OPTIMALITY_TOLERANCE
+        return replace(raised, status=Status.OPTIMAL) if closed else raised

@@ -5,8 +5,10 @@ timeline it makes must end when the cost model says.
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.plan import Pipeline, Plan
@@ -14,7 +16,10 @@ from hexiopt.plan import Pipeline, Plan
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that takes time on a stage: `kind` is forward, backward, send_forward or send_backward."""
+    """Something that takes time on a stage: `kind` is forward, backward, send_forward or send_backward.
+
+    `replica` of the stage runs or sends it, `chunk` is the layer range, and a message goes to replica `receiver`.
+    """
 
     kind: str
     pipeline: int
@@ -22,29 +27,54 @@ class Event:
     micro_batch: int
     start_s: float
     end_s: float
+    chunk: int = 0
+    replica: int = 0
+    receiver: int = 0
 
 
-def operations(schedule: str, stage: int, num_stages: int, num_micro_batches: int) -> list[tuple[str, int]]:
-    """What a stage runs, in order: (kind, micro-batch)."""
-    forwards = [("forward", k) for k in range(num_micro_batches)]
-    backwards = [("backward", k) for k in range(num_micro_batches)]
+Operation = tuple[str, int, int]  # forward or backward, layer range, micro-batch
+
+
+def operations(
+    schedule: str, stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1
+) -> list[Operation]:
+    """What a replica of a stage runs, in order.
+
+    Interleaved, micro-batches go through all layer ranges in groups as large as the number of stages.
+    """
+    groups = [
+        range(start, min(start + num_stages, num_micro_batches)) for start in range(0, num_micro_batches, num_stages)
+    ]
+    turns = range(num_chunks)
+    forwards = [("forward", c, k) for group in groups for c in turns for k in group]
+    backwards = [("backward", c, k) for group in groups for c in reversed(turns) for k in group]
     if schedule == "gpipe":
         return forwards + backwards
-    warm_up = min(num_micro_batches, num_stages - 1 - stage)
+    warm_up = num_stages - 1 - stage
+    if num_chunks > 1:
+        warm_up = 2 * warm_up + (num_chunks - 1) * num_stages
+    warm_up = min(warm_up, len(forwards))
     order = forwards[:warm_up]
     for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
         order += [forward, backward]
-    return order + backwards[num_micro_batches - warm_up :]
+    return order + backwards[len(backwards) - warm_up :]
+
+
+_At = tuple[int, int]  # stage, replica
 
 
 def simulate_pipeline(index: int, pipeline: Pipeline, cost: PipelineCost, schedule: str) -> Iterator[Event]:
     """All events of one pipeline, in the order in which they end."""
-    count, batches = len(pipeline.stages), pipeline.num_micro_batches
-    todo = [operations(schedule, s, count, batches)[::-1] for s in range(count)]
-    inbox: list[set[tuple[str, int]]] = [set() for _ in range(count)]
-    inbox[0] = {("forward", k) for k in range(batches)}
-    running = [False] * count
-    link_free: dict[tuple[str, int], float] = {}
+    count, batches, chunks = len(pipeline.stages), pipeline.num_micro_batches, pipeline.num_chunks
+    orders = [operations(schedule, s, count, batches, chunks)[::-1] for s in range(count)]
+    places = [(s, r) for s, stage in enumerate(pipeline.stages) for r in range(len(stage.replicas))]
+    todo = {at: orders[at[0]].copy() for at in places}
+    seconds_of = {(at, kind): _seconds(cost, at, kind) for at in places for kind in ("forward", "backward")}
+    link_s = _link_seconds(cost)
+    partners = _partners(pipeline)
+    came: Counter[tuple[_At, Operation]] = Counter()  # messages of an operation's input
+    running: set[_At] = set()
+    link_free: dict[tuple[str, _At, _At], float] = {}
     events: list[tuple[float, int, Event]] = []
     counter = 0
 
@@ -53,42 +83,84 @@ def simulate_pipeline(index: int, pipeline: Pipeline, cost: PipelineCost, schedu
         heapq.heappush(events, (event.end_s, counter, event))
         counter += 1
 
-    def begin(stage: int, now: float) -> None:
-        """Start the stage's next operation if its input is there."""
-        if running[stage] or not todo[stage]:
+    def begin(at: _At, now: float) -> None:
+        """Start the replica's next operation if its input is there."""
+        if at in running or not todo[at]:
             return
-        kind, batch = todo[stage][-1]
-        own_output = kind == "backward" and stage == count - 1
-        if not own_output and (kind, batch) not in inbox[stage]:
+        kind, chunk, batch = operation = todo[at][-1]
+        source = _neighbour(kind, at[0], chunk, count, chunks, -1)
+        if source is not None and came[at, operation] < len(partners[at, source[0]]):
             return
-        todo[stage].pop()
-        running[stage] = True
-        times = cost.stages[stage]
-        seconds = times.forward_s if kind == "forward" else times.backward_s
-        push(Event(kind, index, stage, batch, now, now + seconds))
+        todo[at].pop()
+        running.add(at)
+        seconds = seconds_of[at, kind][chunk]
+        push(Event(kind, index, at[0], batch, now, now + seconds, chunk, at[1]))
 
-    def send(kind: str, stage: int, batch: int, now: float) -> None:
-        """Put a message on its link, behind those before it."""
-        start = max(now, link_free.get((kind, stage), 0.0))
-        seconds = cost.send_forward_s[stage] if kind == "forward" else cost.send_backward_s[stage - 1]
-        link_free[kind, stage] = start + seconds
-        push(Event(f"send_{kind}", index, stage, batch, start, start + seconds))
+    def send(event: Event, now: float) -> None:
+        """Put an operation's messages on their links, behind those before them."""
+        at = event.stage, event.replica
+        target = _neighbour(event.kind, event.stage, event.chunk, count, chunks, 1)
+        if target is None:
+            return
+        for replica in partners[at, target[0]]:
+            way = event.kind, at, (target[0], replica)
+            start = max(now, link_free.get(way, 0.0))
+            link_free[way] = end = start + link_s[event.kind, *at, replica]
+            kind = f"send_{event.kind}"
+            push(Event(kind, index, event.stage, event.micro_batch, start, end, event.chunk, event.replica, replica))
 
-    for stage in range(count):
-        begin(stage, 0.0)
+    for at in places:
+        begin(at, 0.0)
     while events:
         now, _, event = heapq.heappop(events)
         yield event
         if event.kind in ("forward", "backward"):
-            running[event.stage] = False
-            if (event.kind == "forward" and event.stage < count - 1) or (event.kind == "backward" and event.stage > 0):
-                send(event.kind, event.stage, event.micro_batch, now)
-            begin(event.stage, now)
+            running.discard((event.stage, event.replica))
+            send(event, now)
+            begin((event.stage, event.replica), now)
         else:
             kind = event.kind.removeprefix("send_")
-            target = event.stage + (1 if kind == "forward" else -1)
-            inbox[target].add((kind, event.micro_batch))
-            begin(target, now)
+            target = _neighbour(kind, event.stage, event.chunk, count, chunks, 1)
+            assert target is not None, "a message was sent to a stage"
+            at = target[0], event.receiver
+            came[at, (kind, target[1], event.micro_batch)] += 1
+            begin(at, now)
+
+
+def _seconds(cost: PipelineCost, at: _At, kind: str) -> list[float]:
+    """Seconds of a replica's forwards or backwards, by layer range."""
+    return [chunk[kind == "backward"] for chunk in cost.stages[at[0]].each[at[1]].each_chunk_s]
+
+
+def _link_seconds(cost: PipelineCost) -> dict[tuple[str, int, int, int], float]:
+    """Seconds of a message by kind, stage and replica of the sender, and replica of the receiver."""
+    kinds = ("forward", "backward")
+    return {(kinds[link.backward], link.stage, link.sender, link.receiver): link.seconds for link in cost.each_link}
+
+
+def _partners(pipeline: Pipeline) -> dict[tuple[_At, int], list[int]]:
+    """Per replica and other stage, the replicas there with samples that it has too."""
+    shares = []
+    for stage in pipeline.stages:
+        ends = list(accumulate(stage.samples(pipeline.micro_batch_size), initial=0))
+        shares.append([set(range(first, end)) for first, end in pairwise(ends)])
+    count = len(shares)
+    return {
+        ((s, r), t): [q for q, other in enumerate(shares[t]) if own & other]
+        for s in range(count)
+        for t in {(s - 1) % count, (s + 1) % count}
+        for r, own in enumerate(shares[s])
+    }
+
+
+def _neighbour(
+    kind: str, stage: int, chunk: int, num_stages: int, num_chunks: int, step: int
+) -> tuple[int, int] | None:
+    """(stage, layer range) where an operation's output goes (`step` 1) or its input comes from (-1), if anywhere."""
+    at = chunk * num_stages + stage + (step if kind == "forward" else -step)
+    if not 0 <= at < num_stages * num_chunks:
+        return None
+    return at % num_stages, at // num_stages
 
 
 def simulate(plan: Plan, cost: Cost) -> tuple[Event, ...]:

@@ -1,16 +1,23 @@
 """The plan space, stated once: solvers, oracle, check and bounds ask here what a plan may be.
 
-Tensor parallelism stays inside one machine and one GPU type; a stage holds consecutive layers; pipelines have any
-structure and any number of micro-batches; a pipeline has one micro-batch size; every stage has its own recompute
-policy; devices may stay unused. Switches take freedoms away, for ablations and rivals.
+Tensor parallelism stays inside one machine and one GPU type; a stage holds consecutive layers, or several ranges of
+them, as equal as they go, where the schedule is interleaved; a stage may have replicas, which share the samples of
+each micro-batch; pipelines have any structure and any number of micro-batches; a pipeline has one micro-batch size;
+every stage has its own recompute policy; sharding groups are all holders or those of a machine; devices may stay
+unused. Switches take freedoms away, for ablations and rivals. Policies layer by layer and stated sharding groups are
+priced and checked too, but no solver for the whole space needs to look at them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from typing import Any
 
 from hexiopt.errors import InputError, closest
 from hexiopt.reading import Section, as_mapping
-from hexiopt.workload import AUTO, PRICED_SCHEDULES, PRICED_SHARDING_STAGES, RECOMPUTE_POLICIES, Workload
+from hexiopt.workload import AUTO, RECOMPUTE_POLICIES, SCHEDULES, SHARDING_STAGES, Workload
+
+SHARDING_GROUPS = ("all", "machine")
 
 
 @dataclass(frozen=True)
@@ -18,16 +25,18 @@ class Space:
     """Which freedoms a plan has.
 
     `tp_degrees` is `powers_of_two` or `all`, up to the machine's size. `max_micro_batch_size` bounds the
-    micro-batch sizes 1, 2, 4, ... A freedom set to False binds: `uneven_layers`, equal layers in the stages of
-    a pipeline (within one); `uneven_tp`, one TP degree for all stages; `uneven_batch`, equally many sequences
-    for all pipelines (within one micro-batch); `uneven_structure`, the same TP degrees and layers in all
-    pipelines; `recompute_per_stage`, one recompute policy for all stages; `replicas`, no replicated stages.
+    micro-batch sizes 1, 2, 4, ..., `max_chunks` the layer ranges of an interleaved stage. A freedom set to False
+    binds: `uneven_layers`, equal layers in the stages of a pipeline (within one); `uneven_tp`, one TP degree for
+    all stages; `uneven_batch`, equally many sequences for all pipelines (within one micro-batch);
+    `uneven_structure`, the same TP degrees and layers in all pipelines; `recompute_per_stage`, one recompute
+    policy for all stages; `replicas`, no replicated stages.
     `num_pipelines`, `num_stages` and `max_tp` bind from outside (None leaves free); `exclude` names machines or
     devices (`machine:index`) to leave unused.
     """
 
     tp_degrees: str = "powers_of_two"
     max_micro_batch_size: int = 16
+    max_chunks: int = 8
     replicas: bool = True
     uneven_layers: bool = True
     uneven_tp: bool = True
@@ -53,6 +62,17 @@ class Space:
         return tuple(1 << k for k in range(top.bit_length()) if 1 << k <= top)
 
 
+def layer_ranges(counts: Sequence[int], chunks: int) -> list[tuple[tuple[int, int], ...]]:
+    """The layer ranges of stages that hold `counts` layers, `chunks` ranges each, in the order of interleaving.
+
+    A stage's layers are divided as equally as they go, longer ranges first.
+    """
+    parts = [count // chunks + (c < count % chunks) for c in range(chunks) for count in counts]
+    ends = [0, *accumulate(parts)]
+    turns = range(0, len(parts), len(counts))
+    return [tuple((ends[turn + s], ends[turn + s + 1]) for turn in turns) for s in range(len(counts))]
+
+
 def recompute_policies(workload: Workload) -> tuple[str, ...]:
     """The recompute policies that a stage may have."""
     return RECOMPUTE_POLICIES if workload.recompute == AUTO else (workload.recompute,)
@@ -60,13 +80,13 @@ def recompute_policies(workload: Workload) -> tuple[str, ...]:
 
 def schedules(workload: Workload) -> tuple[str, ...]:
     """The schedules that a plan may have."""
-    return PRICED_SCHEDULES if workload.schedule == AUTO else (workload.schedule,)
+    return SCHEDULES if workload.schedule == AUTO else (workload.schedule,)
 
 
 def sharding_stages(workload: Workload) -> tuple[int, ...]:
-    """The ZeRO stages that a plan may have."""
+    """The ZeRO stages that a plan may have; from ZeRO-2 on, pipelines must be aligned (`hexiopt.plan.misaligned`)."""
     if workload.optimizer_sharding == AUTO:
-        return PRICED_SHARDING_STAGES
+        return SHARDING_STAGES[:2] if workload.schedule == "interleaved" else SHARDING_STAGES
     return (int(workload.optimizer_sharding),)
 
 
@@ -92,6 +112,7 @@ def space_from_sections(space: Section, constraints: Section) -> Space:
     result = Space(
         tp_degrees=space.text("tp_degrees", choices=("powers_of_two", "all"), default="powers_of_two"),
         max_micro_batch_size=space.integer("max_micro_batch_size", at_least=1, at_most=1024, default=16),
+        max_chunks=space.integer("max_chunks", at_least=1, at_most=1024, default=8),
         **{name: space.flag(name, True) for name in SWITCHES},
         num_pipelines=whole("num_pipelines"),
         num_stages=whole("num_stages"),

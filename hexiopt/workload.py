@@ -9,8 +9,7 @@ from hexiopt.reading import Section
 
 RECOMPUTE_POLICIES = ("none", "selective", "full")
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
-PRICED_SCHEDULES = ("gpipe", "1f1b")
-PRICED_SHARDING_STAGES = (0, 1)
+SHARDING_STAGES = (0, 1, 2, 3)
 AUTO = "auto"
 
 
@@ -33,15 +32,10 @@ class Workload:
     gradient_bytes: int = 2
 
     def __post_init__(self) -> None:
-        if self.schedule == "interleaved":
+        if self.schedule == "interleaved" and self.optimizer_sharding in ("2", "3"):
             raise InputError(
-                "workload: schedule: 'interleaved' is part of the plan format but not priced yet; "
-                f"choose {AUTO}, {' or '.join(PRICED_SCHEDULES)}"
-            )
-        if self.optimizer_sharding in ("2", "3"):
-            raise InputError(
-                f"workload: optimizer_sharding: stage {self.optimizer_sharding} is part of the plan format "
-                f"but not priced yet; choose {AUTO}, 0 or 1"
+                f"workload: optimizer_sharding: {self.optimizer_sharding} does not go with the interleaved schedule; "
+                f"choose workload.schedule=1f1b, or {AUTO}, 0 or 1"
             )
 
     @property
@@ -79,7 +73,7 @@ def workload_from_section(section: Section) -> Workload:
         or sharding not in (AUTO, "0", "1", "2", "3", 0, 1, 2, 3)
         or isinstance(sharding, float)
     ):
-        section.fail("optimizer_sharding", f"is not known; choose {AUTO}, 0 or 1")
+        section.fail("optimizer_sharding", f"is not known; choose {AUTO}, 0, 1, 2 or 3")
     workload = Workload(
         global_batch=section.integer("global_batch", at_least=1, at_most=10**7, default=default.global_batch),
         seq_len=section.integer("seq_len", at_least=1, at_most=2**27, default=default.seq_len),

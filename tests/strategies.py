@@ -1,5 +1,6 @@
 """Hypothesis strategies: small random clusters, models, problems, and valid asymmetric plans of them."""
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from hexiopt.model import ModelSpec
 from hexiopt.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
 from hexiopt.problem import Problem
 from hexiopt.reading import Section
-from hexiopt.space import Space, recompute_policies, schedules, sharding_stages
+from hexiopt.space import Space, layer_ranges, recompute_policies, schedules, sharding_stages
 from hexiopt.workload import AUTO, RECOMPUTE_POLICIES, Workload
 
 GPUS = ("rtx_3090", "rtx_4090", "a100_80gb_sxm", "h100_80gb_sxm", "v100_32gb_sxm", "t4")
@@ -134,15 +135,21 @@ def models(draw: st.DrawFn, max_layers: int = 9) -> ModelSpec:
 def workloads(max_batch: int = 60) -> st.SearchStrategy[Workload]:
     """A workload in an arithmetic that every GPU has."""
     return st.builds(
-        Workload,
+        _workload,
         global_batch=st.integers(1, max_batch),
         seq_len=st.sampled_from((1, 16, 100, 512, 4096)),
         precision=st.sampled_from(("fp16", "fp32")),
         recompute=st.sampled_from((AUTO, AUTO, *RECOMPUTE_POLICIES)),
-        schedule=st.sampled_from((AUTO, AUTO, "gpipe", "1f1b")),
-        optimizer_sharding=st.sampled_from((AUTO, AUTO, "0", "1")),
+        schedule=st.sampled_from((AUTO, AUTO, "gpipe", "1f1b", "interleaved")),
+        optimizer_sharding=st.sampled_from((AUTO, AUTO, AUTO, "0", "1", "2", "3")),
         gradient_bytes=st.sampled_from((2, 4)),
     )
+
+
+def _workload(**choices: Any) -> Workload:
+    if choices["optimizer_sharding"] in ("2", "3") and choices["schedule"] == "interleaved":
+        choices["schedule"] = "1f1b"
+    return Workload(**choices)
 
 
 @st.composite
@@ -159,6 +166,15 @@ def problems(draw: st.DrawFn, max_batch: int = 60) -> Problem:
     return Problem(cluster, draw(models()), draw(workloads(max_batch)), space)
 
 
+@st.composite
+def roomy_problems(draw: st.DrawFn) -> Problem:
+    """A problem whose plans may well have replicas and several layer ranges: many devices, layers and sequences."""
+    cluster = draw(clusters().filter(lambda c: c.num_devices >= 6))
+    model = replace(draw(models()), num_layers=draw(st.integers(6, 16)))
+    workload = replace(draw(workloads()), global_batch=12 * draw(st.integers(1, 12)))
+    return Problem(cluster, model, workload, Space(max_tp=2))
+
+
 def compositions(total: int, parts: int) -> st.SearchStrategy[list[int]]:
     """`parts` whole numbers from 1 that sum to `total`."""
     cuts = st.lists(st.integers(1, max(1, total - 1)), min_size=parts - 1, max_size=parts - 1, unique=True).map(sorted)
@@ -166,12 +182,16 @@ def compositions(total: int, parts: int) -> st.SearchStrategy[list[int]]:
 
 
 @st.composite
-def plans(draw: st.DrawFn, problem: Problem) -> Plan:
+def plans(draw: st.DrawFn, problem: Problem, *, plain: bool = False) -> Plan:
     """A valid plan of a problem without freedoms taken away: unequal TP, stages, layers, batches, policies.
 
-    It may leave devices unused, and it may need more memory than there is.
+    Unless `plain`, stages may have replicas, several layer ranges and a policy per layer. It may leave devices
+    unused, and it may need more memory than there is.
     """
     cluster, model, workload, space = problem.cluster, problem.model, problem.workload, problem.space
+    zeros = sharding_stages(workload)
+    if min(zeros) >= 2 or (max(zeros) >= 2 and not plain and draw(st.integers(0, 3)) == 0):
+        return draw(aligned_plans(problem, plain=plain))
     groups: list[tuple[int, ...]] = []
     for m, machine in enumerate(cluster.machines):
         left = [d for d in problem.usable_devices if cluster.machine_of[d] == m]
@@ -187,27 +207,128 @@ def plans(draw: st.DrawFn, problem: Problem) -> Plan:
     groups = groups[:used]
     count = draw(st.integers(1, min(3, len(groups), workload.global_batch)))
     num_sequences = draw(compositions(workload.global_batch, count))
+    schedule = draw(st.sampled_from(schedules(workload)))
     pipelines, at = [], 0
     for sequences, num_groups in zip(num_sequences, draw(compositions(len(groups), count)), strict=True):
-        mine = groups[at : at + num_groups][: model.num_layers]
+        mine = groups[at : at + num_groups]
         at += num_groups
-        layers = draw(compositions(model.num_layers, len(mine)))
-        policies = draw(st.lists(st.sampled_from(recompute_policies(workload)), min_size=len(mine), max_size=len(mine)))
-        stages, first = [], 0
-        for devices, num_layers, policy in zip(mine, layers, policies, strict=True):
-            stages.append(Stage.of(devices, first, first + num_layers, policy))
-            first += num_layers
         sizes = [b for b in space.micro_batch_sizes(workload.global_batch) if sequences % b == 0]
         size = draw(st.sampled_from(sizes))
-        pipelines.append(Pipeline(tuple(stages), sequences // size, size))
-    sharding = Sharding(draw(st.sampled_from(sharding_stages(workload))))
-    return Plan(tuple(pipelines), draw(st.sampled_from(schedules(workload))), sharding)
+        slots = [[group] for group in mine[: model.num_layers]]
+        if not plain and draw(st.integers(0, 2)):
+            counts = range(1, min(len(mine), model.num_layers) + 1)
+            if schedule == "interleaved":  # numbers of stages that may have several ranges
+                counts = [n for n in counts if n > 1 and sequences // size % n == 0] or counts
+            widths = draw(compositions(len(mine), draw(st.sampled_from(counts))))
+            slots = [[mine.pop(0) for _ in range(width)][:size] for width in widths]
+        stages = draw(stages_of(problem, slots, size, schedule, sequences // size, plain=plain))
+        pipelines.append(Pipeline(stages, sequences // size, size))
+    plan = Plan(tuple(pipelines), schedule)
+    zero = draw(st.sampled_from([stage for stage in zeros if stage < 2]))
+    return replace(plan, sharding=Sharding(zero, "all" if plain else draw(sharding_groups(plan))))
+
+
+def sharding_groups(plan: Plan) -> st.SearchStrategy[str | tuple[tuple[int, ...], ...]]:
+    """Sharding groups of any form that divide the devices of `plan`."""
+    devices = plan.devices()
+    marks = st.lists(st.integers(0, 2), min_size=len(devices), max_size=len(devices))
+    lists = marks.map(
+        lambda chosen: tuple(
+            tuple(d for d, mark in zip(devices, chosen, strict=True) if mark == group) for group in sorted(set(chosen))
+        )
+    )
+    return st.sampled_from(("all", "all", "machine")) | lists
 
 
 @st.composite
-def problems_with_plans(draw: st.DrawFn, max_batch: int = 60) -> tuple[Problem, Plan]:
+def aligned_plans(draw: st.DrawFn, problem: Problem, *, plain: bool = False) -> Plan:
+    """A valid ZeRO-2 or 3 plan: equal layers and TP degrees in all pipelines, unequal micro-batch sizes and policies.
+
+    Unless `plain`, stages may have replicas, layers policies of their own, and sharding groups any form.
+    """
+    cluster, model, workload, space = problem.cluster, problem.model, problem.workload, problem.space
+    degree = draw(st.sampled_from(sorted({t for m in cluster.machines for t in space.allowed_tp(m.num_gpus)})))
+    groups = []
+    for own in problem.usable_by_machine.values():
+        if degree in space.allowed_tp(cluster.machines[cluster.machine_of[own[0]]].num_gpus):
+            groups += [own[k : k + degree] for k in range(0, len(own) - degree + 1, degree)]
+    if not groups:
+        degree, groups = 1, [(device,) for device in problem.usable_devices]
+    groups = draw(st.permutations(groups))
+    count = draw(st.integers(1, min(len(groups), model.num_layers)))
+    sizes = [1]
+    if len(groups) // count > 1:
+        one = st.sampled_from(space.micro_batch_sizes(workload.global_batch))
+        sizes = draw(st.lists(one, min_size=1, max_size=min(4, len(groups) // count)))
+        if workload.global_batch % sum(sizes):
+            sizes = [1]
+    layers = draw(compositions(model.num_layers, count))
+    ends = [sum(layers[:k]) for k in range(count + 1)]
+    spare = groups[count * len(sizes) :]
+    pipelines = []
+    for k, size in enumerate(sizes):
+        stages = []
+        for s in range(count):
+            replicas: tuple[Replica, ...] = (Replica(groups[k * count + s]),)
+            if not plain and size > 1 and spare and draw(st.booleans()):
+                first = draw(st.integers(1, size - 1))
+                replicas = (Replica(groups[k * count + s], first), Replica(spare.pop(), size - first))
+            few = 1 if plain or draw(st.booleans()) else layers[s]
+            policy = st.sampled_from(recompute_policies(workload))
+            recompute = tuple(draw(st.lists(policy, min_size=few, max_size=few)))
+            stages.append(Stage(replicas, ((ends[s], ends[s + 1]),), recompute))
+        pipelines.append(Pipeline(tuple(stages), workload.global_batch // sum(sizes), size))
+    schedule = draw(st.sampled_from([s for s in schedules(workload) if s != "interleaved"]))
+    plan = Plan(tuple(pipelines), schedule)
+    zero = draw(st.sampled_from([stage for stage in sharding_stages(workload) if stage >= 2]))
+    return replace(plan, sharding=Sharding(zero, "all" if plain else draw(sharding_groups(plan))))
+
+
+@st.composite
+def stages_of(
+    draw: st.DrawFn,
+    problem: Problem,
+    slots: list[list[tuple[int, ...]]],
+    size: int,
+    schedule: str,
+    num_micro_batches: int,
+    *,
+    plain: bool,
+) -> tuple[Stage, ...]:
+    """Stages of a pipeline whose stage s has the TP groups `slots[s]` as replicas, with all layers of the model."""
+    num_layers, count = problem.model.num_layers, len(slots)
+    chunks = 1
+    if schedule == "interleaved" and not plain and count > 1 and num_micro_batches % count == 0:
+        chunks = draw(st.sampled_from(range(1, min(3, num_layers // count) + 1)[::-1]))
+    more = draw(compositions(num_layers - (chunks - 1) * count, count))
+    layers = layer_ranges([chunks - 1 + n for n in more], chunks)
+    policy = st.sampled_from(recompute_policies(problem.workload))
+    stages = []
+    for s, groups in enumerate(slots):
+        samples: list[int | None] = [None]
+        if len(groups) > 1 or (not plain and draw(st.booleans())):
+            samples = [*draw(compositions(size, len(groups)))]
+        ranges = layers[s]
+        policies = (draw(policy),)
+        if not plain and draw(st.booleans()):
+            total = sum(end - first for first, end in ranges)
+            policies = tuple(draw(st.lists(policy, min_size=total, max_size=total)))
+        replicas = tuple(Replica(devices, own) for devices, own in zip(groups, samples, strict=True))
+        stages.append(Stage(replicas, ranges, policies))
+    return tuple(stages)
+
+
+@st.composite
+def problems_with_plans(draw: st.DrawFn, max_batch: int = 60, *, plain: bool = False) -> tuple[Problem, Plan]:
     """A problem and a valid plan of it."""
     problem = draw(problems(max_batch))
+    return problem, draw(plans(problem, plain=plain))
+
+
+@st.composite
+def roomy_problems_with_plans(draw: st.DrawFn) -> tuple[Problem, Plan]:
+    """A problem and a plan of it that is likely to have replicas or several layer ranges."""
+    problem = draw(roomy_problems())
     return problem, draw(plans(problem))
 
 

@@ -2,15 +2,19 @@
 
 Activations at a boundary are split along the sequence over the TP ranks (sequence parallelism), so receiver j
 needs the part [j/n, (j+1)/n) and takes it from the senders whose parts overlap it: one copy crosses in all.
+Replicas of a stage take consecutive samples of a micro-batch: each sends to those of the next stage whose samples
+overlap its own. Interleaved, the last stage also sends to the first.
+
 Whatever crosses an interface, an uplink or a stated link at once shares it: the load of a resource is the sum
-over stages of the seconds their messages need it alone; forward and backward messages of one stage alternate,
+over replicas of the seconds their messages need it alone; forward and backward messages of one replica alternate,
 so the larger counts. A message takes as long as the most loaded resource on its way, plus the latency.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hexiopt.cluster import Cluster
+from hexiopt.plan import Pipeline
 
 Load = dict[int, float]  # shared resource → seconds (per byte of the message, or in all)
 
@@ -64,12 +68,72 @@ def hop(cluster: Cluster, senders: tuple[int, ...], receivers: tuple[int, ...]) 
     return Hop(tuple(shared.items()), max(ports.values(), default=0.0), latency_s)
 
 
-def stage_load(sends: Iterable[tuple[Hop, float]]) -> Load:
-    """Seconds that one stage's messages (hop, bytes) need each shared resource: the larger of its directions."""
+def sender_load(ahead: Iterable[tuple[Hop, float]], back: Iterable[tuple[Hop, float]]) -> Load:
+    """Seconds that one replica's messages (hop, bytes) need each shared resource: the larger of its directions."""
+    load = _summed(ahead)
+    for resource, seconds in _summed(back).items():
+        if seconds >= load.get(resource, 0.0):
+            load[resource] = seconds
+    return load
+
+
+def _summed(sends: Iterable[tuple[Hop, float]]) -> Load:
     load: Load = {}
     for way, num_bytes in sends:
         for resource, s_per_byte in way.shared:
-            seconds = s_per_byte * num_bytes
-            if seconds >= load.get(resource, 0.0):
-                load[resource] = seconds
+            load[resource] = load.get(resource, 0.0) + s_per_byte * num_bytes
     return load
+
+
+def sample_overlaps(senders: Sequence[int], receivers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(sender, receiver, samples that both have), a micro-batch's samples dealt to either side in order."""
+    i = j = 0
+    here, there = senders[0], receivers[0]  # samples not yet sent, not yet received
+    while True:
+        common = min(here, there)
+        yield i, j, common
+        here, there = here - common, there - common
+        if not here:
+            i += 1
+            if i == len(senders):
+                return
+            here = senders[i]
+        if not there:
+            j += 1
+            there = receivers[j]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """The messages of one direction from a replica of `stage` to a replica of the next stage (before, if backward)."""
+
+    backward: bool
+    stage: int
+    sender: int
+    receiver: int
+    hop: Hop
+    num_bytes: float  # of a message
+
+
+def ways(
+    pipeline: Pipeline, hop_of: Callable[[tuple[int, ...], tuple[int, ...]], Hop], sample_bytes: float
+) -> list[Way]:
+    """All ways of messages in a pipeline; `sample_bytes` are one sequence's hidden states."""
+    stages, count, size = pipeline.stages, len(pipeline.stages), pipeline.micro_batch_size
+    found = []
+    for s in range(count if pipeline.num_chunks > 1 else count - 1):
+        t = (s + 1) % count
+        for a, b, common in sample_overlaps(stages[s].samples(size), stages[t].samples(size)):
+            here, there = stages[s].replicas[a].devices, stages[t].replicas[b].devices
+            num_bytes = common * sample_bytes
+            found.append(Way(False, s, a, b, hop_of(here, there), num_bytes))
+            found.append(Way(True, t, b, a, hop_of(there, here), num_bytes))
+    return found
+
+
+def ways_load(found: Sequence[Way]) -> list[tuple[int, float]]:
+    """(shared resource, seconds) of every sending replica of a pipeline."""
+    sends: dict[tuple[int, int], tuple[list[tuple[Hop, float]], list[tuple[Hop, float]]]] = {}
+    for way in found:
+        sends.setdefault((way.stage, way.sender), ([], []))[way.backward].append((way.hop, way.num_bytes))
+    return [item for ahead, back in sends.values() for item in sender_load(ahead, back).items()]

@@ -7,13 +7,44 @@ from hexiopt.cost.memory import Memory
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """One stage, per micro-batch. Seconds; bytes on its fullest device."""
+    """One stage, or one replica of it, per micro-batch. Seconds; bytes on its fullest device.
+
+    Of a replicated stage: the times of its slowest replica, the memory of its fullest. `chunk_s` has forward and
+    backward of each layer range, where there are several.
+    """
 
     forward_s: float
     backward_s: float  # recompute included
     memory: Memory
     limit_bytes: float
     num_params: float  # on the fullest device
+    chunk_s: tuple[tuple[float, float], ...] = ()
+    replicas: tuple["StageCost", ...] = ()  # where there are several
+
+    @classmethod
+    def of_replicas(cls, replicas: tuple["StageCost", ...]) -> "StageCost":
+        """The stage that `replicas` make up."""
+        slowest = max(replicas, key=lambda one: one.forward_s + one.backward_s)
+        fullest = max(replicas, key=lambda one: one.excess_bytes)
+        return cls(
+            slowest.forward_s,
+            slowest.backward_s,
+            fullest.memory,
+            fullest.limit_bytes,
+            fullest.num_params,
+            slowest.chunk_s,
+            replicas,
+        )
+
+    @property
+    def each(self) -> tuple["StageCost", ...]:
+        """The cost of every replica: of an unreplicated stage, itself."""
+        return self.replicas or (self,)
+
+    @property
+    def each_chunk_s(self) -> tuple[tuple[float, float], ...]:
+        """Forward and backward seconds of every layer range."""
+        return self.chunk_s or ((self.forward_s, self.backward_s),)
 
     @property
     def excess_bytes(self) -> float:
@@ -22,14 +53,50 @@ class StageCost:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkCost:
+    """Seconds of a message from a replica of `stage` to one of the next (of the stage before, if `backward`)."""
+
+    backward: bool
+    stage: int
+    sender: int
+    receiver: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineCost:
-    """One pipeline. `send_*_s[i]` is between stages i and i+1; the last two are seconds from the step's start."""
+    """One pipeline. `send_*_s[i]` is the longest message between stages i and i+1.
+
+    `stage_end_s` and `end_s` are seconds from the step's start. Where stages have replicas or several layer
+    ranges, `links` has every pair of replicas that exchange messages, and `replica_end_s[s]` each replica's end.
+    """
 
     stages: tuple[StageCost, ...]
     send_forward_s: tuple[float, ...]
     send_backward_s: tuple[float, ...]
     stage_end_s: tuple[float, ...]
     end_s: float
+    links: tuple[LinkCost, ...] = ()
+    replica_end_s: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def each_link(self) -> tuple[LinkCost, ...]:
+        """All links; in a chain, two between neighbouring stages."""
+        if self.links:
+            return self.links
+        ahead = (LinkCost(False, s, 0, 0, seconds) for s, seconds in enumerate(self.send_forward_s))
+        back = (LinkCost(True, s, 0, 0, seconds) for s, seconds in enumerate(self.send_backward_s, start=1))
+        return (*ahead, *back)
+
+    @property
+    def each_replica_end_s(self) -> tuple[tuple[float, ...], ...]:
+        """When each replica of each stage ends."""
+        return self.replica_end_s or tuple((end,) for end in self.stage_end_s)
+
+    @property
+    def executor_end_s(self) -> tuple[float, ...]:
+        """When each replica ends, stage by stage in one row."""
+        return tuple(end for ends in self.replica_end_s for end in ends) or self.stage_end_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Gradient synchronisation across pipelines whose stages and TP degrees differ.
 
-A layer's sharded dimension is cut at the union of all TP boundaries; each slice has one holder per pipeline, and
-slices with the same holders share one buffer and one all-reduce. A group starts when the last backward of its
-holders' stages has ended, so late stages synchronise while early ones still compute. Groups run as rings in the
+A layer's sharded dimension is cut at the union of all TP boundaries; each slice has one holder per pipeline and
+replica, and slices with the same holders share one buffer and one all-reduce. A group starts when the last backward
+of its holders' stages has ended, so late stages synchronise while early ones still compute. Groups run as rings in the
 order of machines; rings that cross the same interface, uplink, link or device port share it, as in `boundary.py`.
 With tied embeddings, first and last stages hold the matrix together.
 """
@@ -52,20 +52,30 @@ def slices(degrees: tuple[int, ...]) -> tuple[list[float], Ints]:
 
 
 def sync_groups(pipelines: Sequence[Pipeline], model: ModelSpec) -> SyncGroups:
-    """Who holds what together, for plain stages."""
-    stages = [stage for pipeline in pipelines for stage in pipeline.stages]
-    widest = max(stage.tp for stage in stages)
-    table = np.zeros((len(stages), widest), np.int64)
-    for row, stage in enumerate(stages):
-        table[row, : stage.tp] = stage.devices
-    degree = [stage.tp for stage in stages]
-    offsets = [0]
+    """Who holds what together."""
+    table_rows: list[tuple[int, ...]] = []
+    holds = []  # per pipeline: the end of each range of layers, in order, and the rows of the replicas that hold it
     for pipeline in pipelines:
-        offsets.append(offsets[-1] + len(pipeline.stages))
+        rows_of = []
+        for stage in pipeline.stages:
+            start = len(table_rows)
+            table_rows += [replica.devices for replica in stage.replicas]
+            rows_of.append(range(start, len(table_rows)))
+        holds.append(
+            [
+                (stage.layers[chunk][1], own)
+                for chunk in range(pipeline.num_chunks)
+                for stage, own in zip(pipeline.stages, rows_of, strict=True)
+            ]
+        )
+    degree = [len(devices) for devices in table_rows]
+    table = np.zeros((len(degree), max(degree)), np.int64)
+    for row, devices in enumerate(table_rows):
+        table[row, : len(devices)] = devices
     rows: dict[int, dict[bytes, list[float]]] = {}
 
     def add(members: list[int], params: float) -> None:
-        """Slices of a tensor of `params` parameters that the stages `members` hold."""
+        """Slices of a tensor of `params` parameters that the replicas `members` hold."""
         if len(members) == 1 or not params:
             return
         widths, ranks = slices(tuple([degree[m] for m in members]))
@@ -74,19 +84,19 @@ def sync_groups(pipelines: Sequence[Pipeline], model: ModelSpec) -> SyncGroups:
         for row, width in zip(holders, widths, strict=True):
             family.setdefault(row.tobytes(), [0.0])[0] += width * params
 
-    cuts = sorted({0} | {stage.layers[0][1] for stage in stages})
+    cuts = sorted({0} | {end for ranges in holds for end, _ in ranges})
     at = [0] * len(pipelines)
     for first, end in pairwise(cuts):
-        members = []
-        for k, pipeline in enumerate(pipelines):
-            if pipeline.stages[at[k]].layers[0][1] <= first:
+        members: list[int] = []
+        for k, ranges in enumerate(holds):
+            if ranges[at[k]][0] <= first:
                 at[k] += 1
-            members.append(offsets[k] + at[k])
+            members += ranges[at[k]][1]
         add(members, float(model.layer_params) * (end - first))
-    heads, tails = offsets[:-1], [end - 1 for end in offsets[1:]]
+    heads = [m for ranges in holds for m in ranges[0][1]]
+    tails = [m for ranges in holds for m in ranges[-1][1]]
     if model.tied_embeddings:
-        both = [m for h, t in zip(heads, tails, strict=True) for m in ((h,) if h == t else (h, t))]
-        add(both, float(model.vocabulary_params))
+        add(sorted({*heads, *tails}), float(model.vocabulary_params))
         add(heads, float(model.embedding_params - model.vocabulary_params))
     else:
         add(heads, float(model.embedding_params))
@@ -95,6 +105,17 @@ def sync_groups(pipelines: Sequence[Pipeline], model: ModelSpec) -> SyncGroups:
         tuple(np.frombuffer(b"".join(family), np.int64).reshape(-1, size) for size, family in rows.items()),
         tuple(np.array([value[0] for value in family.values()]) for family in rows.values()),
     )
+
+
+def layer_holders(pipelines: Sequence[Pipeline], num_layers: int) -> list[int]:
+    """How many replicas hold each layer, in all pipelines."""
+    found = [0] * num_layers
+    for pipeline in pipelines:
+        for stage in pipeline.stages:
+            for first, end in stage.layers:
+                for layer in range(first, end):
+                    found[layer] += len(stage.replicas)
+    return found
 
 
 class SyncTimes:

@@ -5,15 +5,16 @@ groups by the plan's structure. Pricing a plan that differs from a priced one in
 and the sharing between pipelines.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
 from hexiopt.cost import coefficients as c
-from hexiopt.cost.boundary import Hop, Load, hop, stage_load
+from hexiopt.cost.boundary import Hop, Load, Way, hop, sender_load, ways, ways_load
 from hexiopt.cost.collectives import ring_collective_s
 from hexiopt.cost.compute import (
     ComputeTimes,
@@ -24,10 +25,12 @@ from hexiopt.cost.compute import (
 )
 from hexiopt.cost.cost import Cost, PipelineCost, StageCost
 from hexiopt.cost.gradient_sync import Floats, Ints, SyncTimes, sync_groups
-from hexiopt.cost.memory import MemoryModel, in_flight
+from hexiopt.cost.memory import WHOLE, MemoryModel, Shards, chunks_in_flight, in_flight
+from hexiopt.cost.replicated import replicated_cost
 from hexiopt.cost.schedule import SCHEDULE_TIMES, PipelineTimes
+from hexiopt.cost.sharding import Rings, Spread, Times, lockstep_s, rings, sharding_groups, spreads
 from hexiopt.gpus import Gpu
-from hexiopt.plan import Pipeline, Plan, Stage, unpriced
+from hexiopt.plan import Pipeline, Plan, Replica, Stage, irregular, misaligned, unpriced
 from hexiopt.problem import Problem
 from hexiopt.space import recompute_policies
 
@@ -57,6 +60,31 @@ class _Parts:
     hops: tuple[tuple[Hop, Hop], ...]  # forward and backward, per boundary
     message_bytes: float
     load: tuple[tuple[int, float], ...]  # shared resource, seconds: what its messages need
+    ways: tuple[Way, ...] = ()  # instead of `hops` where stages have replicas or several layer ranges
+    is_chain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Which stage of its pipeline a stage is, and what the schedule does there."""
+
+    schedule: str
+    position: int
+    num_stages: int
+    num_micro_batches: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the stage holds the embedding."""
+        return self.position == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the stage holds the LM head."""
+        return self.position == self.num_stages - 1
+
+
+_Spread = Shards | Spread  # of the states of a pipeline: alike for all parameters, or by layer
 
 
 class CostModel:
@@ -75,12 +103,14 @@ class CostModel:
         self._layers: dict[tuple[Site, int, str], tuple[float, float]] = {}
         self._ends: dict[tuple[Site, int], tuple[ComputeTimes, ComputeTimes]] = {}
         self._memory_models: dict[tuple[str, int, int], MemoryModel] = {}
-        self._rooms: dict[tuple[Site, bool, bool, int, str, int, int], int] = {}
+        self._rooms: dict[tuple[Site, bool, bool, int, str, int, Shards], int] = {}
         self._stages: dict[tuple[object, ...], StageCost] = {}
         self._hops: dict[tuple[tuple[int, ...], tuple[int, ...]], Hop] = {}
-        self._parts: dict[tuple[Pipeline, str, int], _Parts] = {}
+        self._parts: dict[tuple[Pipeline, str, _Spread], _Parts] = {}
         self._times: dict[tuple[object, ...], PipelineTimes] = {}
+        self._replicated: dict[tuple[object, ...], PipelineCost] = {}
         self._sync: tuple[tuple[tuple[Stage, ...], ...], SyncTimes] | None = None
+        self._rings: tuple[SyncTimes, list[int], Rings] | None = None
 
     # What a search asks of one stage.
 
@@ -171,7 +201,7 @@ class CostModel:
         return forward_s, backward_s
 
     def max_layers(
-        self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: int, shards: int
+        self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: int, shards: Shards
     ) -> int:
         """The most layers whose memory fits a device of `site`; `held` micro-batches in flight."""
         key = (site, first, last, micro_batch_size, policy, held, shards)
@@ -207,7 +237,7 @@ class CostModel:
     def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
         """The exact cost of `plan`; `pipelines` are its pipelines where already priced.
 
-        Raises ValueError for what the format allows but is not priced yet.
+        Raises ValueError for what the format allows but is not priced yet, and for what no schedule can run.
         """
         return self._finish(plan, tuple(pipelines or self.pipelines(plan)))
 
@@ -216,10 +246,17 @@ class CostModel:
         feature = unpriced(plan)
         if feature is not None:
             raise ValueError(f"{feature} is part of the plan format but not priced yet")
-        if len(self._parts) > _KEPT or len(self._times) > _KEPT or len(self._stages) > _KEPT:
+        if max(len(self._parts), len(self._times), len(self._stages), len(self._replicated)) > _KEPT:
             self.forget_plans()
-        shards = len(plan.pipelines) if plan.sharding.stage else 1
-        parts = [self._pipeline_parts(pipeline, plan.schedule, shards) for pipeline in plan.pipelines]
+        wrong = misaligned(plan)
+        if wrong is not None:
+            raise ValueError(wrong)
+        parts = [
+            self._pipeline_parts(pipeline, plan.schedule, spread)
+            for pipeline, spread in zip(plan.pipelines, self._spreads(plan), strict=True)
+        ]
+        if plan.sharding.stage >= 2:
+            parts = self._in_lockstep(plan, parts)
         load: Load = {}
         for part in parts:
             for resource, seconds in part.load:
@@ -234,47 +271,67 @@ class CostModel:
         self._parts.clear()
         self._times.clear()
         self._stages.clear()
-        self._sync = None
+        self._replicated.clear()
+        self._sync = self._rings = None
 
-    def _pipeline_parts(self, pipeline: Pipeline, schedule: str, shards: int) -> _Parts:
-        key = (pipeline, schedule, shards)
+    def _spreads(self, plan: Plan) -> Sequence[_Spread]:
+        """Over how many devices the states of each pipeline are spread."""
+        count, sharding = len(plan.pipelines), plan.sharding
+        if not sharding.stage:
+            return [WHOLE] * count
+        unreplicated = all(len(stage.replicas) == 1 for pipeline in plan.pipelines for stage in pipeline.stages)
+        if unreplicated and sharding.groups == "all":
+            return [Shards(sharding.stage, count)] * count
+        return spreads(plan, sharding_groups(plan, self.problem.cluster), self.problem.model.num_layers)
+
+    def _in_lockstep(self, plan: Plan, parts: Sequence[_Parts]) -> list[_Parts]:
+        """Pipelines that gather and scatter layer by layer with each other, in the times that this takes."""
+        groups = sharding_groups(plan, self.problem.cluster)
+        assert groups is not None
+        seconds = lockstep_s(plan, self, self.rings(plan).within, groups)
+        return [_with_times(part, own) for part, own in zip(parts, seconds, strict=True)]
+
+    def _pipeline_parts(self, pipeline: Pipeline, schedule: str, spread: _Spread) -> _Parts:
+        key = (pipeline, schedule, spread)
         found = self._parts.get(key)
         if found is None:
-            size, count = pipeline.micro_batch_size, len(pipeline.stages)
-            costs = tuple(
-                self._stage_cost(
-                    stage,
-                    k == 0,
-                    k == count - 1,
-                    size,
-                    in_flight(schedule, k, count, pipeline.num_micro_batches),
-                    shards,
+            size, count, batches = pipeline.micro_batch_size, len(pipeline.stages), pipeline.num_micro_batches
+            plain = all(stage.is_plain for stage in pipeline.stages)
+            if plain and isinstance(spread, Shards):
+                costs = tuple(
+                    self._plain_cost(stage, k, count, size, in_flight(schedule, k, count, batches), spread)
+                    for k, stage in enumerate(pipeline.stages)
                 )
-                for k, stage in enumerate(pipeline.stages)
-            )
-            groups = [stage.devices for stage in pipeline.stages]
-            hops = tuple((self.hop(a, b), self.hop(b, a)) for a, b in pairwise(groups))
+            else:
+                wrong = irregular(pipeline, schedule)
+                if wrong is not None:
+                    raise ValueError(wrong[1])
+                costs = tuple(
+                    self._stage_cost(stage, size, _Place(schedule, k, count, batches), spread)
+                    for k, stage in enumerate(pipeline.stages)
+                )
+            times = tuple(cost.forward_s for cost in costs), tuple(cost.backward_s for cost in costs)
             message = self.message_bytes(size)
-            loads = []
-            for k in range(count):
-                sends = []
-                if k < count - 1:
-                    sends.append((hops[k][0], message))
-                if k:
-                    sends.append((hops[k - 1][1], message))
-                loads.append(stage_load(sends))
-            found = self._parts[key] = _Parts(
-                tuple(cost.forward_s for cost in costs),
-                tuple(cost.backward_s for cost in costs),
-                costs,
-                hops,
-                message,
-                tuple(item for stage in loads for item in stage.items()),
-            )
+            if plain or pipeline.is_chain:
+                groups = [stage.devices for stage in pipeline.stages]
+                hops = tuple((self.hop(a, b), self.hop(b, a)) for a, b in pairwise(groups))
+                load: list[tuple[int, float]] = []
+                for k in range(count):
+                    ahead = [(hops[k][0], message)] if k < count - 1 else []
+                    back = [(hops[k - 1][1], message)] if k else []
+                    load += sender_load(ahead, back).items()
+                found = _Parts(*times, costs, hops, message, tuple(load))
+            else:
+                each = ways(pipeline, self.hop, self.message_bytes(1))
+                found = _Parts(*times, costs, (), message, tuple(ways_load(each)), tuple(each), False)
+            self._parts[key] = found
         return found
 
-    def _stage_cost(self, stage: Stage, first: bool, last: bool, size: int, held: int, shards: int) -> StageCost:
+    def _plain_cost(
+        self, stage: Stage, position: int, num_stages: int, size: int, held: int, shards: Shards
+    ) -> StageCost:
         site, layers, policy = self.site(stage.devices), stage.num_layers, stage.policy
+        first, last = position == 0, position == num_stages - 1
         key = (site, layers, policy, first, last, size, held, shards)
         found = self._stages.get(key)
         if found is None:
@@ -289,7 +346,73 @@ class CostModel:
             )
         return found
 
+    def _stage_cost(self, stage: Stage, size: int, place: _Place, spread: _Spread) -> StageCost:
+        """A stage of replicas, layer ranges and policies as it likes."""
+        if isinstance(spread, Shards):
+            holders = ((spread.num_devices,) * stage.num_layers,) * len(stage.replicas)
+        else:
+            holders = spread.holders[place.position]
+        replicas = tuple(
+            self._replica_cost(replica, stage.policies(), samples, place, spread.stage, own)
+            for replica, samples, own in zip(stage.replicas, stage.samples(size), holders, strict=True)
+        )
+        return replicas[0] if len(replicas) == 1 else StageCost.of_replicas(replicas)
+
+    def _replica_cost(
+        self,
+        replica: Replica,
+        chunks: tuple[tuple[str, ...], ...],
+        samples: int,
+        place: _Place,
+        zero: int,
+        holders: tuple[float, ...],
+    ) -> StageCost:
+        """A replica of layer ranges with a policy per layer, each layer sharded by ZeRO stage `zero` over `holders`."""
+        site = self.site(replica.devices)
+        key = (site, chunks, samples, place, zero, holders)
+        found = self._stages.get(key)
+        if found is None:
+            first, last, model = place.is_first, place.is_last, self.memory_model(site, samples)
+            final = len(chunks) - 1
+            chunk_s = tuple(
+                self._chunk_s(site, policies, first and c == 0, last and c == final, samples)
+                for c, policies in enumerate(chunks)
+            )
+            if final:
+                stored = tuple(model.chunk_bytes(policies, last and c == final) for c, policies in enumerate(chunks))
+                held = chunks_in_flight(place.position, place.num_stages, place.num_micro_batches, stored)
+            else:
+                held = (in_flight(place.schedule, place.position, place.num_stages, place.num_micro_batches),)
+            params = model.num_params(len(holders), first, last)
+            sharded = (
+                model.layer_params * sum(1 / n for n in holders)
+                + (model.num_params(0, True, False) / holders[0] if first else 0.0)
+                + (model.num_params(0, first, True) - model.num_params(0, first, False)) / holders[-1] * last
+            )
+            mean = holders[0] if len(set(holders)) == 1 else params / sharded
+            found = self._stages[key] = StageCost(
+                sum(forward_s for forward_s, _ in chunk_s),
+                sum(backward_s for _, backward_s in chunk_s),
+                model.mixed_stage(chunks, first, last, held, Shards(zero, mean)),
+                site.gpu.usable_memory_bytes,
+                params,
+                chunk_s if final else (),
+            )
+        return found
+
+    def _chunk_s(
+        self, site: Site, policies: tuple[str, ...], first: bool, last: bool, samples: int
+    ) -> tuple[float, float]:
+        """Forward and backward seconds of layers with `policies`, with the embedding (`first`) or the head (`last`)."""
+        forward_s, backward_s = self.stage_s(site, 0, first, last, samples, policies[0])
+        for policy, count in Counter(policies).items():
+            layer_s = self.layer_s(site, samples, policy)
+            forward_s, backward_s = forward_s + count * layer_s[0], backward_s + count * layer_s[1]
+        return forward_s, backward_s
+
     def _pipeline_cost(self, pipeline: Pipeline, parts: _Parts, load: Load, schedule: str) -> PipelineCost:
+        if not parts.is_chain:
+            return self._replicated_cost(pipeline, parts, load, schedule)
         message = parts.message_bytes
         ahead = tuple(way.seconds(message, load) for way, _ in parts.hops)
         back = tuple(way.seconds(message, load) for _, way in parts.hops)
@@ -301,6 +424,16 @@ class CostModel:
             )
         return PipelineCost(parts.stages, ahead, back, times.stage_end_s, times.end_s)
 
+    def _replicated_cost(self, pipeline: Pipeline, parts: _Parts, load: Load, schedule: str) -> PipelineCost:
+        loads = tuple(load[resource] for way in parts.ways for resource, _ in way.hop.shared)
+        key = (pipeline, parts.stages, schedule, loads)
+        found = self._replicated.get(key)
+        if found is None:
+            found = self._replicated[key] = replicated_cost(
+                schedule, pipeline.num_micro_batches, parts.stages, parts.ways, load
+            )
+        return found
+
     def sync_times(self, plan: Plan) -> SyncTimes:
         """The gradient groups of `plan` and what a pass over each takes."""
         structure = tuple(pipeline.stages for pipeline in plan.pipelines)
@@ -309,33 +442,43 @@ class CostModel:
             self._sync = (structure, SyncTimes(groups, self.problem.cluster))
         return self._sync[1]
 
+    def rings(self, plan: Plan) -> Rings:
+        """The gradient rings of `plan`, inside its sharding groups and between them."""
+        holders, groups = self.sync_times(plan), sharding_groups(plan, self.problem.cluster)
+        if groups is None:
+            return rings(holders, groups, self.problem.cluster)
+        if self._rings is None or self._rings[:2] != (holders, groups):
+            self._rings = (holders, groups, rings(holders, groups, self.problem.cluster))
+        return self._rings[2]
+
     def _finish(self, plan: Plan, pipelines: tuple[PipelineCost, ...]) -> Cost:
         workload = self.problem.workload
         pipeline_s = max(pipeline.end_s for pipeline in pipelines)
-        ready = np.array([end for pipeline in pipelines for end in pipeline.stage_end_s])
-        stages = [
-            (stage, cost)
+        ready = np.array([end for pipeline in pipelines for end in pipeline.executor_end_s])
+        replicas = [
+            (replica, cost)
             for p, q in zip(plan.pipelines, pipelines, strict=True)
-            for stage, cost in zip(p.stages, q.stages, strict=True)
+            for stage, stage_cost in zip(p.stages, q.stages, strict=True)
+            for replica, cost in zip(stage.replicas, stage_cost.each, strict=True)
         ]
-        sharded = plan.sharding.stage >= 1
-        shards = len(plan.pipelines) if sharded else 1
         optimizer = np.array(
             [
-                optimizer_compute_s(workload, self.site(stage.devices).gpu, cost.num_params / shards)
-                for stage, cost in stages
+                optimizer_compute_s(
+                    workload, self.site(replica.devices).gpu, cost.memory.optimizer / workload.optimizer_bytes
+                )
+                for replica, cost in replicas
             ]
         )
-        sync = self.sync_times(plan)
-        ended = ready.copy()
-        if sync.groups.count:
-            stage_of = self._stage_of([stage for stage, _ in stages])
-            gradient_pass = sync.pass_s(workload.stored_gradient_bytes)
-            ended = _after_groups(sync, stage_of, ready, [t * (1 if sharded else 2) for t in gradient_pass])
+        around, zero, gradient_bytes = self.rings(plan), plan.sharding.stage, workload.stored_gradient_bytes
+        executor_of = self._executor_of([replica for replica, _ in replicas])
+        # All-reduced whole, or scattered now, or long since; then shards are all-reduced between groups.
+        passes = (2, 1, 0, 0)[zero]
+        ended = _after_rings(around.within, executor_of, ready, gradient_bytes, passes)
+        ended = _after_rings(around.between, executor_of, ended, gradient_bytes, 2)
         synced_s = max(pipeline_s, float(ended.max()))
         finished = ended + optimizer
-        if sharded and sync.groups.count:
-            finished = _after_groups(sync, stage_of, finished, sync.pass_s(workload.element_bytes))
+        if zero in (1, 2):
+            finished = _after_rings(around.within, executor_of, finished, workload.element_bytes, 1)
         step_s = max(synced_s, float(finished.max()))
         tokens = workload.tokens
         return Cost(
@@ -345,15 +488,16 @@ class CostModel:
             optimizer_s=step_s - synced_s,
             tokens_per_s=tokens / step_s,
             mfu=tokens * self._flops_per_token / (step_s * self._peak_flops),
-            excess_bytes=max(cost.excess_bytes for _, cost in stages),
+            excess_bytes=max(cost.excess_bytes for _, cost in replicas),
             pipelines=pipelines,
         )
 
-    def _stage_of(self, stages: list[Stage]) -> Ints:
-        stage_of = np.zeros(self.problem.cluster.num_devices, np.int64)
-        for k, stage in enumerate(stages):
-            stage_of[list(stage.devices)] = k
-        return stage_of
+    def _executor_of(self, replicas: list[Replica]) -> Ints:
+        """Per device, the number of the replica that it serves."""
+        executor_of = np.zeros(self.problem.cluster.num_devices, np.int64)
+        for k, replica in enumerate(replicas):
+            executor_of[list(replica.devices)] = k
+        return executor_of
 
     @cached_property
     def _flops_per_token(self) -> float:
@@ -364,11 +508,30 @@ class CostModel:
         return self.problem.cluster.total_peak_flops(self.problem.workload.precision)
 
 
-def _after_groups(sync: SyncTimes, stage_of: Ints, start: Floats, seconds: list[Floats]) -> Floats:
-    """When each stage has ended all its groups, every group starting when all its holders' stages have."""
+def _with_times(parts: _Parts, seconds: Sequence[Sequence[Times]]) -> _Parts:
+    """The same pipeline with other forward and backward seconds per stage and replica."""
+    stages = []
+    for stage, own in zip(parts.stages, seconds, strict=True):
+        each = tuple(
+            replace(cost, forward_s=forward_s, backward_s=backward_s)
+            for cost, (forward_s, backward_s) in zip(stage.each, own, strict=True)
+        )
+        stages.append(each[0] if len(each) == 1 else StageCost.of_replicas(each))
+    forward = tuple(stage.forward_s for stage in stages)
+    backward = tuple(stage.backward_s for stage in stages)
+    return replace(parts, forward_s=forward, backward_s=backward, stages=tuple(stages))
+
+
+def _after_rings(sync: SyncTimes, executor_of: Ints, start: Floats, num_bytes: float, passes: int) -> Floats:
+    """When each replica has ended all its rings, every one starting when all its holders are ready.
+
+    `passes` over `num_bytes` a parameter each.
+    """
+    if not passes or not sync.groups.count:
+        return start
     ended = start.copy()
-    for holders, duration in zip(sync.groups.holders, seconds, strict=True):
-        at = stage_of[holders]
-        done = start[at].max(axis=1) + duration
+    for holders, duration in zip(sync.groups.holders, sync.pass_s(num_bytes), strict=True):
+        at = executor_of[holders]
+        done = start[at].max(axis=1) + passes * duration
         np.maximum.at(ended, at, done[:, None])
     return ended

@@ -1,4 +1,4 @@
-"""The exact recurrence of a pipeline schedule with unequal stages.
+"""The exact recurrence of a pipeline schedule with unequal stages, one after another; `schedule_graph.py` has replicas.
 
 A stage runs its operations in the order of the schedule; a message to a neighbour starts when its operation
 ends and the messages before it on the same link and direction are through; receives are posted early, so a
@@ -49,6 +49,24 @@ def gpipe(
         ends.append(total + more * slowest)
     ends.reverse()
     return PipelineTimes(tuple(ends), max(ends))
+
+
+def interleaved_beat_s(stage_s: Sequence[float], hop_s: Sequence[float], num_chunks: int) -> float:
+    """About the seconds between micro-batches of interleaved stages with equal layer ranges in their steady state.
+
+    As `beat_s`, but a stage is two ranges ahead of the next one, so that a cycle from stage i to j takes
+    2·(j − i) + 1 rounds of one range each, and waits for messages half as much.
+    """
+    p = len(stage_s)
+    best = 0.0
+    for i in range(p):
+        length = 0.0
+        for j in range(i, p):
+            length += stage_s[j] / num_chunks
+            best = max(best, length / (2 * (j - i) + 1))
+            if j < p - 1:
+                length += hop_s[j]
+    return num_chunks * best
 
 
 def beat_s(stage_s: Sequence[float], hop_s: Sequence[float]) -> float:
@@ -200,4 +218,26 @@ def _skippable(
     return None
 
 
-SCHEDULE_TIMES = {"gpipe": gpipe, "1f1b": one_f_one_b}
+def num_warm_up(schedule: str, position: int, num_stages: int, num_chunks: int, num_micro_batches: int) -> int:
+    """Forwards (of one layer range each) that stage `position` runs before its first backward.
+
+    Interleaved as in Megatron-LM's schedule of Narayanan et al. (arXiv 2104.04473, section 2.2); with one range
+    a stage that is 1F1B.
+    """
+    total = num_micro_batches * num_chunks
+    if schedule == "gpipe":
+        return total
+    behind = num_stages - 1 - position
+    return min(total, behind if num_chunks == 1 else 2 * behind + (num_chunks - 1) * num_stages)
+
+
+def forward_chunk(number: int, num_stages: int, num_chunks: int) -> int:
+    """The layer range of a stage's forward `number`: ranges take turns, each for as many micro-batches as stages.
+
+    Backward `number` is of the range as far from the last as that one is from the first.
+    """
+    return number % (num_stages * num_chunks) // num_stages
+
+
+# Interleaved with one range a stage is 1F1B; with more, see `schedule_graph.py`.
+SCHEDULE_TIMES = {"gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": one_f_one_b}

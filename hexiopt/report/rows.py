@@ -183,7 +183,7 @@ def _pipeline_row(
                 place=place(problem.cluster, devices),
                 gpus=gpu_names(problem.cluster, devices),
                 tp=_tp(stage),
-                layers=" ".join(f"[{first}, {end})" for first, end in stage.layers),
+                layers=_layers(stage),
                 num_layers=stage.num_layers,
                 recompute=_recompute(stage.recompute),
                 compute_s=compute_s,
@@ -212,6 +212,12 @@ def _tp(stage: Stage) -> str:
     return "+".join(str(len(replica.devices)) for replica in stage.replicas)
 
 
+def _layers(stage: Stage) -> str:
+    """The stage's ranges; of many, the first and the last."""
+    ranges = [f"[{first}, {end})" for first, end in stage.layers]
+    return " ".join(ranges) if len(ranges) <= 2 else f"{len(ranges)}: {ranges[0]} … {ranges[-1]}"
+
+
 def _recompute(policies: Sequence[str]) -> str:
     return policies[0] if len(set(policies)) == 1 else "mixed"
 
@@ -223,5 +229,6 @@ def unused_devices(problem: Problem, plan: Plan) -> tuple[int, ...]:
 
 
 def num_operations(pipeline: Pipeline) -> int:
-    """Forwards and backwards of one step."""
-    return 2 * pipeline.num_micro_batches * len(pipeline.stages)
+    """Forwards and backwards of one step, one a replica and layer range."""
+    replicas = sum(len(stage.replicas) for stage in pipeline.stages)
+    return 2 * pipeline.num_micro_batches * pipeline.num_chunks * replicas

@@ -194,8 +194,17 @@ def choices(problem: Problem, plan: Plan) -> list[tuple[str, str]]:
         ("plan", f"{count(len(plan.pipelines), 'pipeline')}, {count(stages, 'stage')}"),
         ("devices", f"{used:,} of {problem.cluster.num_devices:,} used"),
         ("schedule", plan.schedule),
-        ("sharding", f"ZeRO-{plan.sharding.stage}" if plan.sharding.stage else "none"),
+        ("sharding", sharding(plan)),
     ]
+
+
+def sharding(plan: Plan) -> str:
+    """ZeRO stage and sharding groups, in words."""
+    stage, groups = plan.sharding.stage, plan.sharding.groups
+    if not stage:
+        return "none"
+    within = {"all": "", "machine": " within machines"}.get(groups) if isinstance(groups, str) else None
+    return f"ZeRO-{stage}" + (f" within {len(groups)} groups" if within is None else within)
 
 
 def origin(solver: Mapping[str, Any] | None) -> list[tuple[str, str]]:

@@ -1,10 +1,11 @@
 """A plan's predicted step as a Chrome trace, for https://ui.perfetto.dev and chrome://tracing."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from hexiopt.cost.cost import Cost
-from hexiopt.plan import Plan
+from hexiopt.cost.cost import Cost, PipelineCost
+from hexiopt.plan import Pipeline, Plan
 from hexiopt.problem import Problem
 from hexiopt.report.rows import alike_pipelines, num_operations
 from hexiopt.report.style import place
@@ -22,17 +23,16 @@ _COLOURS = {
     "optimizer": "rail_idle",
 }
 _LETTERS = {"forward": "F", "backward": "B", "send_forward": "→", "send_backward": "←"}
-_LANES = (("", ""), ("send_forward", " sends →"), ("send_backward", " sends ←"))
 
 
 def timeline_events(problem: Problem, plan: Plan, cost: Cost) -> dict[str, Any]:
-    """The trace: a process a pipeline, a thread a stage (and one for what it sends either way), µs.
+    """The trace: a process a pipeline, a thread a replica of a stage (and one for each link that it sends on), µs.
 
     Beyond 200,000 events one pipeline stands for those alike; pipelines that are still too many are left out,
-    and a pipeline that alone is too long has one event a stage. `otherData` says so.
+    and a pipeline that alone is too long has one event a replica. `otherData` says so.
     """
     shown = [(index, 1) for index in range(len(plan.pipelines))]
-    if sum(_num_events(plan, index) for index, _ in shown) > MAX_EVENTS:
+    if sum(_num_events(plan, cost, index) for index, _ in shown) > MAX_EVENTS:
         shown = [
             (max(group, key=lambda index: cost.pipelines[index].end_s), len(group))
             for group in alike_pipelines(problem, plan)
@@ -41,8 +41,8 @@ def timeline_events(problem: Problem, plan: Plan, cost: Cost) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     room, num_alike = MAX_EVENTS, 0
     for index, alike in shown:
-        whole = _num_events(plan, index) <= MAX_EVENTS // 2
-        need = _num_events(plan, index) if whole else _num_fixed(plan, index)
+        whole = _num_events(plan, cost, index) <= MAX_EVENTS // 2
+        need = _num_events(plan, cost, index) if whole else _num_fixed(plan, cost, index)
         if events and need > room:
             break
         room -= need
@@ -64,63 +64,85 @@ def timeline_events(problem: Problem, plan: Plan, cost: Cost) -> dict[str, Any]:
     }
 
 
-def _num_fixed(plan: Plan, index: int) -> int:
+def _num_fixed(plan: Plan, cost: Cost, index: int) -> int:
     """Events that do not depend on the number of micro-batches."""
-    return 2 + 9 * len(plan.pipelines[index].stages)
+    replicas = sum(len(stage.replicas) for stage in plan.pipelines[index].stages)
+    return 2 + 5 * replicas + 2 * len(cost.pipelines[index].each_link)
 
 
-def _num_events(plan: Plan, index: int) -> int:
+def _num_events(plan: Plan, cost: Cost, index: int) -> int:
     pipeline = plan.pipelines[index]
-    num_messages = 2 * pipeline.num_micro_batches * (len(pipeline.stages) - 1)
-    return _num_fixed(plan, index) + num_operations(pipeline) + num_messages
+    num_messages = pipeline.num_micro_batches * pipeline.num_chunks * len(cost.pipelines[index].each_link)
+    return _num_fixed(plan, cost, index) + num_operations(pipeline) + num_messages
+
+
+_Lane = tuple[int, int, str, int]  # stage, replica, and for messages their kind and the receiving replica
+
+
+def _lanes(pipeline: Pipeline, priced: PipelineCost) -> dict[_Lane, str]:
+    """The threads of a pipeline, in order, with their names but for the devices."""
+    names = {
+        (s, r): f"stage {s}" + (f".{r}" if len(stage.replicas) > 1 else "")
+        for s, stage in enumerate(pipeline.stages)
+        for r in range(len(stage.replicas))
+    }
+    lanes = {(*at, "", 0): name for at, name in names.items()}
+    kinds, arrows = ("send_forward", "send_backward"), ("→", "←")
+    receivers = Counter((link.backward, link.stage, link.sender) for link in priced.each_link)
+    for link in priced.each_link:
+        to = f" {link.receiver}" if receivers[link.backward, link.stage, link.sender] > 1 else ""
+        name = f"{names[link.stage, link.sender]} sends {arrows[link.backward]}{to}"
+        lanes[link.stage, link.sender, kinds[link.backward], link.receiver] = name
+    order = ("", *kinds)
+    return dict(sorted(lanes.items(), key=lambda lane: (*lane[0][:2], order.index(lane[0][2]), lane[0][3])))
 
 
 def _pipeline_events(
     problem: Problem, plan: Plan, cost: Cost, index: int, alike: int, whole: bool
 ) -> Iterator[dict[str, Any]]:
     pipeline, priced = plan.pipelines[index], cost.pipelines[index]
-    count = len(pipeline.stages)
     others = f", stands for {alike} alike" if alike > 1 else ""
     batch = f"{pipeline.num_micro_batches} × {pipeline.micro_batch_size}"
     yield _meta("process_name", index, 0, name=f"pipeline {index} ({batch}{others})")
     yield _meta("process_sort_index", index, 0, sort_index=index)
-    for k, stage in enumerate(pipeline.stages):
-        where = place(problem.cluster, stage.all_devices())
-        for lane, (kind, words) in enumerate(_LANES):
-            if (kind == "send_forward" and k == count - 1) or (kind == "send_backward" and k == 0):
-                continue
-            tid = 3 * k + lane
-            name = f"stage {k}{words}" if kind else f"stage {k}: {where}"
-            yield _meta("thread_name", index, tid, name=name)
-            yield _meta("thread_sort_index", index, tid, sort_index=tid)
+    threads = {}
+    for tid, (lane, name) in enumerate(_lanes(pipeline, priced).items()):
+        threads[lane] = tid
+        if not lane[2]:
+            name += f": {place(problem.cluster, pipeline.stages[lane[0]].replicas[lane[1]].devices)}"
+        yield _meta("thread_name", index, tid, name=name)
+        yield _meta("thread_sort_index", index, tid, sort_index=tid)
+    replicas = [tid for lane, tid in threads.items() if not lane[2]]
     if whole:
         for event in simulate_pipeline(index, pipeline, priced, plan.schedule):
-            lane = {"send_forward": 1, "send_backward": 2}.get(event.kind, 0)
+            sends = event.kind.startswith("send")
+            chunk = f"·{event.chunk}" if pipeline.num_chunks > 1 else ""
             yield _slice(
-                f"{_LETTERS[event.kind]}{event.micro_batch}",
+                f"{_LETTERS[event.kind]}{event.micro_batch}{chunk}",
                 event.kind,
                 index,
-                3 * event.stage + lane,
+                threads[event.stage, event.replica, event.kind if sends else "", event.receiver],
                 event.start_s,
                 event.end_s,
                 micro_batch=event.micro_batch,
+                **({"layer_range": event.chunk} if chunk else {}),
             )
     else:
-        for k, end_s in enumerate(priced.stage_end_s):
+        for tid, end_s in zip(replicas, priced.executor_end_s, strict=True):
             yield _slice(
                 f"{pipeline.num_micro_batches} micro-batches",
                 "forward",
                 index,
-                3 * k,
+                tid,
                 0.0,
                 end_s,
                 num_micro_batches=pipeline.num_micro_batches,
             )
     synced_s = cost.pipeline_s + cost.gradient_sync_s
-    for k, end_s in enumerate(priced.stage_end_s):
+    for tid, end_s in zip(replicas, priced.executor_end_s, strict=True):
         if has_gradient_sync(plan) and end_s < synced_s:
-            yield _slice("gradient sync", "gradient_sync", index, 3 * k, end_s, synced_s)
-        yield _slice("optimizer", "optimizer", index, 3 * k, synced_s, cost.step_time_s)
+            yield _slice("gradient sync", "gradient_sync", index, tid, end_s, synced_s)
+        yield _slice("optimizer", "optimizer", index, tid, synced_s, cost.step_time_s)
 
 
 def has_gradient_sync(plan: Plan) -> bool:

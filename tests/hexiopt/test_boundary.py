@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hexiopt.cluster import Cluster
 from hexiopt.cluster_file import cluster_from_section
-from hexiopt.cost.boundary import Hop, hop, overlaps, stage_load
+from hexiopt.cost.boundary import Hop, hop, overlaps, sender_load
 from hexiopt.cost.model import CostModel
 from hexiopt.model import ModelSpec
 from hexiopt.plan import Pipeline, Plan, Stage
@@ -167,11 +167,11 @@ def test_a_pipeline_that_returns_to_a_machine_shares_its_interface_with_itself()
     assert priced.send_forward_s == pytest.approx((2e-3,) * 3)
 
 
-def test_stage_load_takes_the_larger_direction() -> None:
+def test_a_senders_load_takes_the_larger_direction() -> None:
     cluster = cluster_of(1, 1, 1)
     ahead, back = hop(cluster, (1,), (2,)), hop(cluster, (1,), (0,))
     transmit = cluster.network.transmit_interface(1)
-    load = stage_load([(ahead, 1e9), (back, 3e9)])
+    load = sender_load([(ahead, 1e9)], [(back, 3e9)])
     assert load[transmit] == pytest.approx(3.0)
     assert load[cluster.network.receive_interface(2)] == pytest.approx(1.0)
     assert load[cluster.network.receive_interface(0)] == pytest.approx(3.0)
@@ -198,6 +198,6 @@ def test_the_slowest_resource_and_the_longest_latency_count() -> None:
 def test_an_unlimited_interface_takes_no_time() -> None:
     """Machines of a cluster that states no network: messages cost their latency only."""
     one = Hop(shared=((3, 0.0),), port_s_per_byte=0.0, latency_s=1e-5)
-    load = stage_load([(one, 1e6)])
+    load = sender_load([(one, 1e6)], [])
     assert load == {3: 0.0}
     assert one.seconds(1e6, load) == 1e-5

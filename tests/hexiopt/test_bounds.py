@@ -2,17 +2,22 @@
 
 from dataclasses import replace
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 
 from hexiopt.bounds import lower_bound_s
+from hexiopt.bounds.chains import Boxes
+from hexiopt.bounds.shapes import shapes_of
 from hexiopt.cluster_file import cluster_from_section
 from hexiopt.cost.model import CostModel
 from hexiopt.model import ModelSpec
 from hexiopt.plan import Pipeline, Plan, Stage
 from hexiopt.problem import Problem
 from hexiopt.reading import Section
+from hexiopt.space import Space
 from hexiopt.workload import Workload
-from tests.strategies import problems_with_plans
+from tests.strategies import problems_with_plans, roomy_problems_with_plans
 
 MODEL = ModelSpec(
     name="m",
@@ -85,3 +90,61 @@ def test_the_bound_falls_with_devices_and_rises_with_work() -> None:
     assert lower_bound_s(CostModel(two_kinds(global_batch=128))) > 1.99 * bound
     forced = lower_bound_s(CostModel(two_kinds(global_batch=64, recompute="full")))
     assert forced > 1.2 * bound
+
+
+@settings(max_examples=60, deadline=None)
+@given(pair=problems_with_plans() | roomy_problems_with_plans())
+def test_no_plan_beats_the_raised_bound(pair: tuple[Problem, Plan]) -> None:
+    """Interleaved, replicated, sharded in any way: whatever time the program had."""
+    problem, plan = pair
+    model = CostModel(problem)
+    cost = model.price(plan)
+    if cost.fits:
+        assert lower_bound_s(model) <= lower_bound_s(model, 0.3) <= cost.step_time_s
+
+
+def test_one_device_meets_the_raised_bound() -> None:
+    """One GPU with all the layers and a large LM head: the program finds its time, and does not pass it."""
+    model = replace(MODEL, vocab_size=32_000)
+    problem = replace(
+        two_kinds(global_batch=16, recompute="none"), model=model, space=Space(exclude=("b",), max_micro_batch_size=1)
+    )
+    pricer = CostModel(problem)
+    step_s = pricer.price(Plan((Pipeline((Stage.of((0,), 0, 8),), 16),))).step_time_s
+    bound_s = lower_bound_s(pricer, 5.0)
+    assert lower_bound_s(pricer) < 0.95 * bound_s
+    assert 0.98 * step_s < bound_s <= step_s
+
+
+def test_memory_raises_the_bound() -> None:
+    """Where no device holds enough layers, pipelines must be deep, and the bound knows what that costs."""
+    roomy = two_kinds(global_batch=8, schedule="1f1b", optimizer_sharding="0", recompute="none")
+    gpus = {machine.gpu for machine in roomy.cluster.machines}
+    assert len(gpus) == 2
+    large = replace(roomy, model=replace(MODEL, hidden_size=8192, ffn_size=28672, num_heads=64, num_kv_heads=64))
+    for problem, least in ((roomy, 1.0), (large, 1.05)):
+        model = CostModel(problem)
+        assert lower_bound_s(model, 4.0) >= least * lower_bound_s(model)
+
+
+def test_boxes_cover_all_pairs() -> None:
+    """Every micro-batch count and every sum lies in a box, and halving keeps it so."""
+    boxes = Boxes.grid(np.array([1.0, 2.0, 7.0, 30.0]), np.array([0.0, 0.5, 2.0]))
+    by_m = (boxes.high_m > boxes.low_m) & (np.arange(len(boxes)) % 2 == 0)
+    for cover in (boxes, boxes.halves(by_m)):
+        for m in range(1, 31):
+            for s in np.linspace(0.0, 2.0, 41):
+                inside = (cover.low_m <= m) & (m <= cover.high_m) & (cover.low_s <= s) & (s <= cover.high_s)
+                assert inside.any()
+
+
+@pytest.mark.parametrize(("max_chunks", "num_layers"), [(1, 5), (8, 9), (8, 60), (3, 80)])
+def test_shapes_cover_all_pipelines(max_chunks: int, num_layers: int) -> None:
+    """Every number of layer ranges and of stages that has a layer for each range is in a class."""
+    shapes = shapes_of(max_chunks, num_layers)
+    for ranges in range(1, max_chunks + 1):
+        for stages in range(1 if ranges == 1 else 2, num_layers // ranges + 1):
+            assert any(
+                shape.least_ranges <= ranges <= shape.most_ranges and shape.least_stages <= stages <= shape.most_stages
+                for shape in shapes
+            )

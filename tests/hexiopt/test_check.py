@@ -65,6 +65,15 @@ def with_stage(stage: Stage, k: int = 1) -> Plan:
     return replace(PLAN, pipelines=(replace(FIRST, stages=stages), SECOND))
 
 
+def interleaved(
+    batches: int, rest: int = 0, schedule: str = "interleaved", ranges: Any = (((0, 8), (16, 23)), ((8, 16), (23, 30)))
+) -> Plan:
+    """Two stages of two ranges, and `rest` sequences on a pipeline of its own."""
+    stages = tuple(Stage((Replica((s,)),), own) for s, own in enumerate(ranges))
+    alone = Pipeline((Stage((Replica((7,)),), ((0, 30),)),), rest)
+    return Plan((Pipeline(stages, batches), *([alone] if rest else [])), schedule)
+
+
 def with_first(**changes: Any) -> Plan:
     return replace(PLAN, pipelines=(replace(FIRST, **changes), SECOND))
 
@@ -105,6 +114,17 @@ BROKEN: dict[str, tuple[Plan, str]] = {
     "stages in the wrong order": (with_first(stages=FIRST.stages[::-1]), "layers"),
     "no stage": (with_first(stages=()), "layers"),
     "unequally many ranges": (with_stage(Stage((Replica((4,)),), ((12, 15), (15, 20)))), "layers"),
+    "ranges without interleaving": (interleaved(16, schedule="1f1b"), "interleaved"),
+    "micro-batches that are no multiple of the stages": (interleaved(15, rest=1), "interleaved"),
+    "ranges on a lone stage": (
+        Plan((Pipeline((Stage((Replica((0,)),), ((0, 15), (15, 30))),), 16),), "interleaved"),
+        "interleaved",
+    ),
+    "ranges in the wrong order": (interleaved(16, ranges=(((0, 8), (8, 16)), ((16, 23), (23, 30)))), "layers"),
+    "nine ranges": (
+        interleaved(16, ranges=tuple(tuple((2 * c + s, 2 * c + s + 1) for c in range(9)) for s in (0, 1))),
+        "interleaved",
+    ),
     "a policy for a layer too many": (
         with_stage(Stage((Replica((4,)),), ((12, 20),), ("none",) * 9)),
         "recompute",
@@ -123,19 +143,22 @@ BROKEN: dict[str, tuple[Plan, str]] = {
     "no pipeline": (Plan(()), "batch"),
     "an unknown policy": (with_stage(Stage.of((4,), 12, 20, "some")), "recompute"),
     "an unknown schedule": (replace(PLAN, schedule="2f2b"), "schedule"),
-    "the interleaved schedule": (replace(PLAN, schedule="interleaved"), "schedule"),
-    "ZeRO 3": (replace(PLAN, sharding=Sharding(3)), "sharding"),
-    "sharding within machines": (replace(PLAN, sharding=Sharding(1, "machine")), "unpriced"),
-    "a replicated stage": (
-        with_stage(Stage((Replica((4,), 1), Replica((3,), 1)), ((12, 20),))),
-        "unpriced",
+    "ZeRO 3 over unequal pipelines": (replace(PLAN, sharding=Sharding(3)), "sharding"),
+    "sharding groups that leave a device out": (replace(PLAN, sharding=Sharding(1, ((0,),))), "sharding"),
+    "replicas without samples": (with_stage(Stage((Replica((4,)), Replica((3,))), ((12, 20),))), "replicas"),
+    "a replica without samples": (with_stage(Stage((Replica((4,), 1), Replica((3,))), ((12, 20),))), "replicas"),
+    "replicas with too many samples": (
+        with_stage(Stage((Replica((4,), 2), Replica((3,), 1)), ((12, 20),))),
+        "replicas",
     ),
+    "a replica of no sample": (with_stage(Stage((Replica((4,), 2), Replica((3,), 0)), ((12, 20),))), "replicas"),
+    "a lone replica of some samples": (with_stage(Stage((Replica((4,), 1),), ((12, 20),))), "replicas"),
     "stated heads": (with_stage(Stage((Replica((4,), None, (4,)),), ((12, 20),))), "unpriced"),
     "a sequence layout": (
         with_stage(Stage((), ((12, 20),), ("none",), SequenceLayout((SequenceGroup((4,), (128,), (4,)),)))),
         "unpriced",
     ),
-    "a policy per layer": (with_stage(Stage((Replica((4,)),), ((12, 14),), ("none", "full"))), "unpriced"),
+    "no policy": (with_stage(Stage((Replica((4,)),), ((12, 20),), ())), "recompute"),
 }
 
 
@@ -223,8 +246,34 @@ def test_the_space_binds(space: Space, rule: str) -> None:
 
 def test_replicas_switched_off() -> None:
     plan = with_stage(Stage((Replica((4,), 1), Replica((3,), 1)), ((12, 20),), ("full",)))
-    assert rules(plan) == {"unpriced"}
-    assert rules(plan, problem(Space(replicas=False))) == {"unpriced", "space.replicas"}
+    assert rules(plan) == set()
+    assert rules(plan, problem(Space(replicas=False))) == {"space.replicas"}
+
+
+def test_interleaving_is_allowed() -> None:
+    """Beside a pipeline of one stage and one range; within the limit on ranges, and where the workload asks for it."""
+    plan = interleaved(14, rest=2)
+    assert rules(plan) == rules(plan, problem(schedule="interleaved")) == set()
+    assert rules(plan, problem(schedule="1f1b")) == {"schedule"}
+    assert rules(plan, problem(Space(max_chunks=1))) == {"interleaved"}
+    assert rules(replace(PLAN, schedule="interleaved")) == set()  # one range: 1F1B
+
+
+def test_a_policy_per_layer_is_allowed() -> None:
+    plan = with_stage(Stage((Replica((4,)),), ((12, 20),), ("none", "full") * 4))
+    assert rules(plan) == set()
+    assert rules(plan, problem(recompute="full")) == {"recompute"}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_cost_model_refuses_what_no_schedule_can_run(name: str) -> None:
+    plan, rule = BROKEN[name]
+    if rule in ("replicas", "interleaved"):
+        if "nine" not in name:
+            with pytest.raises(ValueError, match="stage"):
+                CostModel(problem()).price(plan)
+        (violation,) = (v for v in check(problem(), plan) if v.rule == rule)
+        assert "\n" not in violation.text
 
 
 def test_an_even_plan_passes_every_switch() -> None:

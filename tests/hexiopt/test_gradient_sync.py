@@ -19,7 +19,7 @@ from hexiopt.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem import Problem
 from hexiopt.reading import Section
 from hexiopt.workload import Workload
-from tests.strategies import problems_with_plans
+from tests.strategies import problems_with_plans, roomy_problems_with_plans
 
 MODEL = ModelSpec(
     name="m",
@@ -49,21 +49,22 @@ def found(groups: SyncGroups) -> dict[Holders, float]:
 
 
 def brute_force(pipelines: tuple[Pipeline, ...], model: ModelSpec) -> dict[Holders, float]:
-    """Parameters by holders: for small equal parts of every tensor, which rank of each stage holds them."""
+    """Parameters by holders: for small equal parts of every tensor, which rank of each replica holds them."""
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
-    parts = int(np.lcm.reduce([stage.tp for stage in stages]))
+    parts = int(np.lcm.reduce([len(replica.devices) for stage in stages for replica in stage.replicas]))
     out: Counter[Holders] = Counter()
 
     def add(members: list[Stage], params: float) -> None:
         for k in range(parts):
             middle = Fraction(2 * k + 1, 2 * parts)
-            holders = sorted(stage.devices[int(middle * stage.tp)] for stage in members)
+            replicas = [replica.devices for stage in members for replica in stage.replicas]
+            holders = sorted(devices[int(middle * len(devices))] for devices in replicas)
             if len(holders) > 1:
                 out[tuple(holders)] += params / parts  # type: ignore[assignment]
 
     for layer in range(model.num_layers):
         add(
-            [s for p in pipelines for s in p.stages if s.layers[0][0] <= layer < s.layers[0][1]],
+            [s for p in pipelines for s in p.stages if any(first <= layer < end for first, end in s.layers)],
             model.layer_params,
         )
     firsts, lasts = [p.stages[0] for p in pipelines], [p.stages[-1] for p in pipelines]
@@ -79,7 +80,7 @@ def brute_force(pipelines: tuple[Pipeline, ...], model: ModelSpec) -> dict[Holde
 
 
 @settings(max_examples=150, deadline=None)
-@given(pair=problems_with_plans())
+@given(pair=problems_with_plans() | roomy_problems_with_plans())
 def test_groups_hold_what_brute_force_finds(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
     assert found(sync_groups(plan.pipelines, problem.model)) == pytest.approx(

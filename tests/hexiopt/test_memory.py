@@ -1,5 +1,6 @@
 """Memory: parameters, activations by schedule position, the largest stage that fits, Llama-2 7B by hand."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexiopt.cost import coefficients as c
-from hexiopt.cost.memory import MEMORY_PARTS, MemoryModel, in_flight
-from hexiopt.gpus import catalogue
+from hexiopt.cost.memory import MEMORY_PARTS, MemoryModel, Shards, chunks_in_flight, in_flight
+from hexiopt.gpus import Gpu, catalogue
 from hexiopt.huggingface import read_model
 from hexiopt.model import ModelSpec
 from hexiopt.simulate import operations
@@ -67,7 +68,7 @@ def test_bytes_per_parameter() -> None:
 
 def test_zero_1_shards_master_and_moments_only() -> None:
     model = MemoryModel(LLAMA, Workload(), A100, 2, 1)
-    whole, sharded = (model.stage(8, True, False, "none", 4, shards) for shards in (1, 4))
+    whole, sharded = (model.stage(8, True, False, "none", 4, Shards(1, n)) for n in (1, 4))
     assert (sharded.master, sharded.optimizer) == (whole.master / 4, whole.optimizer / 4)
     assert replace(sharded, master=0, optimizer=0) == replace(whole, master=0, optimizer=0)
 
@@ -148,10 +149,68 @@ def test_micro_batches_in_flight_are_those_that_the_schedule_has_begun(
 ) -> None:
     for stage in range(num_stages):
         begun = most = 0
-        for kind, _ in operations(schedule, stage, num_stages, batches):
+        for kind, _, _ in operations(schedule, stage, num_stages, batches):
             begun += 1 if kind == "forward" else -1
             most = max(most, begun)
         assert in_flight(schedule, stage, num_stages, batches) == most
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    num_stages=st.integers(2, 6),
+    turns=st.integers(1, 8),
+    chunk_bytes=st.lists(st.sampled_from((1.0, 2.0, 5.0)), min_size=2, max_size=5).map(tuple),
+)
+def test_ranges_in_flight_weigh_most_of_all_moments(
+    num_stages: int, turns: int, chunk_bytes: tuple[float, ...]
+) -> None:
+    """Against the order of operations; the search's whole micro-batches are never less, for equal ranges."""
+    chunks, batches = len(chunk_bytes), turns * num_stages
+    for stage in range(num_stages):
+        held = [0] * chunks
+        most, most_ranges = 0.0, 0
+        for kind, chunk, _ in operations("interleaved", stage, num_stages, batches, chunks):
+            held[chunk] += 1 if kind == "forward" else -1
+            most = max(most, sum(n * size for n, size in zip(held, chunk_bytes, strict=True)))
+            most_ranges = max(most_ranges, sum(held))
+        found = chunks_in_flight(stage, num_stages, batches, chunk_bytes)
+        assert sum(n * size for n, size in zip(found, chunk_bytes, strict=True)) == most
+        whole = in_flight("interleaved", stage, num_stages, batches, chunks)
+        assert whole == math.ceil(most_ranges / chunks) <= batches
+
+
+@settings(max_examples=100, deadline=None)
+@given(**OPTIONS, held=st.integers(1, 9), layers=st.integers(1, 9), ends=st.tuples(st.booleans(), st.booleans()))
+def test_one_policy_for_every_layer_is_one_policy(
+    model: ModelSpec,
+    workload: Workload,
+    gpu: Gpu,
+    tp: int,
+    size: int,
+    held: int,
+    layers: int,
+    ends: tuple[bool, bool],
+) -> None:
+    memory = MemoryModel(model, workload, gpu, tp, size)
+    for policy in RECOMPUTE_POLICIES:
+        whole = memory.stage(layers, *ends, policy, held)
+        for chunks in ([(policy,) * layers], [(policy,)] * layers):
+            mixed = memory.mixed_stage(chunks, *ends, (held,) * len(chunks))
+            assert [getattr(mixed, part) for part in MEMORY_PARTS] == pytest.approx(
+                [getattr(whole, part) for part in MEMORY_PARTS], rel=1e-12
+            )
+
+
+def test_policies_per_layer_add_up() -> None:
+    """Layers none, full, selective; three micro-batches of the first range and two of the second, with the head."""
+    memory = MemoryModel(LLAMA, Workload(), A100, 1, 1)
+    none, selective, full = (memory.layer_activation_bytes(policy) for policy in RECOMPUTE_POLICIES)
+    mixed = memory.mixed_stage([("none", "full"), ("selective",)], False, True, (3, 2))
+    plain = memory.stage(0, False, True, "none", 2)
+    working = memory.recompute_working_set_bytes("full")
+    assert mixed.activations == pytest.approx(3 * (none + full) + 2 * selective + working + plain.activations)
+    assert mixed.logits == plain.logits
+    assert mixed.weights == memory.stage(3, False, True, "none", 2).weights
 
 
 def test_logits_and_final_norm_stand_on_the_last_stage_only() -> None:
@@ -172,7 +231,7 @@ def test_logits_and_final_norm_stand_on_the_last_stage_only() -> None:
     last=st.booleans(),
     policy=st.sampled_from(RECOMPUTE_POLICIES),
     held=st.integers(1, 8),
-    shards=st.integers(1, 4),
+    shards=st.builds(Shards, st.integers(0, 3), st.integers(1, 4)),
     layers=st.integers(0, 60),
     nudge=st.sampled_from((-1.0, -1e-9, 0.0, 1e-9, 1.0)),
 )

@@ -32,7 +32,7 @@ from hexiopt.problem import Problem
 from hexiopt.reading import Section
 from hexiopt.result import Result, Status
 from hexiopt.workload import Workload
-from tests.strategies import LAB, format_plans, problems_with_plans
+from tests.strategies import LAB, format_plans, problems_with_plans, roomy_problems_with_plans
 
 MODEL = ModelSpec(
     name="m",
@@ -76,7 +76,7 @@ def read(path: Path, data: Any) -> PlanFile:
 
 
 @settings(max_examples=100, deadline=None)
-@given(pair=problems_with_plans())
+@given(pair=problems_with_plans() | roomy_problems_with_plans())
 def test_random_plans_come_back(pair: tuple[Problem, Plan], tmp_path_factory: pytest.TempPathFactory) -> None:
     problem, plan = pair
     path = tmp_path_factory.getbasetemp() / "plan.json"
@@ -85,6 +85,13 @@ def test_random_plans_come_back(pair: tuple[Problem, Plan], tmp_path_factory: py
     found = read_plan(path)
     assert (found.problem, found.plan, found.solver) == (problem, plan, SOLVER)
     assert CostModel(found.problem).price(found.plan) == cost
+    memory = json.loads(path.read_text())["prediction"]["memory_gib"]
+    for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
+        for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True):
+            for replica, one in zip(stage.replicas, stage_cost.each, strict=True):
+                rows = [memory.pop(problem.cluster.device_name(device)) for device in replica.devices]
+                assert [row["total"] * 2**30 for row in rows] == pytest.approx([one.memory.total] * len(rows))
+    assert not memory
 
 
 @settings(max_examples=150, deadline=None)

@@ -19,7 +19,7 @@ from hexiopt.cluster_file import cluster_from_section, read_cluster
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
 from hexiopt.huggingface import read_model
-from hexiopt.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem import Problem
 from hexiopt.reading import Section
 from hexiopt.report.figure import draw_plan, plan_figure
@@ -105,7 +105,20 @@ def large() -> Case:
     return priced(cluster, Plan(tuple(pipelines), sharding=Sharding(1)), "llama2_70b", global_batch=10_240)
 
 
-CASES = ["small", "mixed", "large"]
+@pytest.fixture(scope="module")
+def woven() -> Case:
+    """A replicated stage before a plain one, two layer ranges each, policies by layer; a pipeline of one stage."""
+    fast, slow = Replica((0, 1, 2, 3), 2), Replica((4, 5), 2)
+    stages = (
+        Stage((fast, slow), ((0, 8), (16, 24)), ("full",) * 10 + ("selective",) * 6),
+        Stage((Replica((8, 9, 10, 11)),), ((8, 16), (24, 32)), ("full",)),
+    )
+    pipelines = (Pipeline(stages, 48, 4), Pipeline((Stage.of((24, 25, 26, 27), 0, 32, "full"),), 64))
+    plan = Plan(pipelines, "interleaved", Sharding(1))
+    return priced(read_cluster(CONF / "cluster/hexiscale_setting_2.yaml"), plan)
+
+
+CASES = ["small", "mixed", "large", "woven"]
 
 
 @pytest.fixture(params=CASES)
@@ -267,20 +280,22 @@ def test_trace_is_valid_and_ends_with_the_step(case: Case) -> None:
 def test_trace_has_every_micro_batch_once(mixed: Case) -> None:
     problem, plan, cost = mixed
     events = timeline_events(problem, plan, cost)["traceEvents"]
+    lanes = {(e["pid"], e["args"]["name"].split(":")[0]): e["tid"] for e in events if e["name"] == "thread_name"}
     for p, pipeline in enumerate(plan.pipelines):
         for s in range(len(pipeline.stages)):
             for kind in ("forward", "backward"):
                 batches = [
                     e["args"]["micro_batch"]
                     for e in events
-                    if e["ph"] == "X" and (e["pid"], e["tid"], e["cat"]) == (p, 3 * s, kind)
+                    if e["ph"] == "X" and (e["pid"], e["tid"], e["cat"]) == (p, lanes[p, f"stage {s}"], kind)
                 ]
                 assert sorted(batches) == list(range(pipeline.num_micro_batches))
 
 
-def test_slices_of_a_thread_do_not_overlap(mixed: Case) -> None:
+@pytest.mark.parametrize("name", ["mixed", "woven"])
+def test_slices_of_a_thread_do_not_overlap(name: str, request: pytest.FixtureRequest) -> None:
     threads: dict[tuple[int, int], list[tuple[float, float]]] = {}
-    for event in timeline_events(*mixed)["traceEvents"]:
+    for event in timeline_events(*request.getfixturevalue(name))["traceEvents"]:
         if event["ph"] == "X":
             span = (event["ts"], event["ts"] + event["dur"])
             threads.setdefault((event["pid"], event["tid"]), []).append(span)

@@ -138,10 +138,10 @@ def test_a_stage_runs_everything_once_and_backward_after_forward(
 ) -> None:
     for stage in range(num_stages):
         order = operations(schedule, stage, num_stages, num_micro_batches)
-        every = [(kind, k) for kind in ("forward", "backward") for k in range(num_micro_batches)]
+        every = [(kind, 0, k) for kind in ("forward", "backward") for k in range(num_micro_batches)]
         assert sorted(order) == sorted(every)
         for k in range(num_micro_batches):
-            assert order.index(("forward", k)) < order.index(("backward", k))
+            assert order.index(("forward", 0, k)) < order.index(("backward", 0, k))
 
 
 # ------------------------------------------------------------------ many micro-batches

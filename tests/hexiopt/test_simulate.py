@@ -7,60 +7,94 @@ import pytest
 from hypothesis import given, settings
 
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Plan
+from hexiopt.plan import Pipeline, Plan
 from hexiopt.problem import Problem
 from hexiopt.simulate import Event, simulate
-from tests.strategies import problems_with_plans
+from tests.strategies import problems_with_plans, roomy_problems_with_plans
 
 
-@settings(max_examples=400, deadline=None)
-@given(pair=problems_with_plans())
+@settings(max_examples=500, deadline=None)
+@given(pair=problems_with_plans() | roomy_problems_with_plans())
 def test_the_simulation_ends_when_the_cost_says(pair: tuple[Problem, Plan]) -> None:
     """On random asymmetric plans, with and without shared links: shares are static in both."""
     problem, plan = pair
     cost = CostModel(problem).price(plan)
-    ends: dict[tuple[int, int], float] = defaultdict(float)
+    ends: dict[tuple[int, int, int], float] = defaultdict(float)
     for event in simulate(plan, cost):
         if event.kind in ("forward", "backward"):
-            at = event.pipeline, event.stage
+            at = event.pipeline, event.stage, event.replica
             ends[at] = max(ends[at], event.end_s)
     assert max(ends.values()) == pytest.approx(cost.pipeline_s, rel=1e-9)
-    for p, pipeline in enumerate(cost.pipelines):
-        assert [ends[p, s] for s in range(len(pipeline.stages))] == pytest.approx(list(pipeline.stage_end_s), rel=1e-9)
-        assert pipeline.end_s == max(pipeline.stage_end_s)
+    for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
+        found = [[ends[p, s, r] for r in range(len(stage.replicas))] for s, stage in enumerate(pipeline.stages)]
+        assert list(priced.executor_end_s) == pytest.approx([end for stage in found for end in stage], rel=1e-9)
+        assert list(priced.stage_end_s) == pytest.approx(list(map(max, found)), rel=1e-9)
+        assert priced.end_s == max(priced.stage_end_s)
+        for s in range(len(priced.send_forward_s) if priced.links else 0):
+            ahead, back = (
+                [x.seconds for x in priced.links if (x.backward, x.stage) == at] for at in ((0, s), (1, s + 1))
+            )
+            assert (priced.send_forward_s[s], priced.send_backward_s[s]) == (max(ahead), max(back))
 
 
-@settings(max_examples=100, deadline=None)
-@given(pair=problems_with_plans(max_batch=12))
+@settings(max_examples=200, deadline=None)
+@given(pair=problems_with_plans(max_batch=12) | roomy_problems_with_plans())
 def test_every_event_waits_for_its_input_and_its_place(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
     events = simulate(plan, CostModel(problem).price(plan))
-    found = {(e.kind, e.pipeline, e.stage, e.micro_batch): e for e in events}
-    expected = sum(p.num_micro_batches * (2 * len(p.stages) + 2 * (len(p.stages) - 1)) for p in plan.pipelines)
-    assert len(events) == len(found) == expected
+    found = {(e.kind, e.pipeline, e.stage, e.replica, e.chunk, e.micro_batch, e.receiver): e for e in events}
+    assert len(events) == len(found) == sum(map(num_events, plan.pipelines))
 
     for event in events:
         assert event.end_s >= event.start_s >= 0.0
-        for cause in causes(event, len(plan.pipelines[event.pipeline].stages)):
-            before = found[(cause[0], event.pipeline, cause[1], event.micro_batch)]
+        for kind, *where in causes(event, plan.pipelines[event.pipeline]):
+            before = found[(kind, event.pipeline, *where[:3], event.micro_batch, where[3])]
             assert before.end_s <= event.start_s
 
-    places: dict[tuple[int, int, str], list[Event]] = defaultdict(list)
+    places: dict[tuple[object, ...], list[Event]] = defaultdict(list)
     for event in events:
-        kind = event.kind if event.kind.startswith("send") else "compute"
-        places[event.pipeline, event.stage, kind].append(event)
+        way: tuple[object, ...] = (event.kind, event.receiver) if event.kind.startswith("send") else ()
+        places[(event.pipeline, event.stage, event.replica, *way)].append(event)
     for held in places.values():
         held.sort(key=lambda e: (e.start_s, e.end_s))
         for before, after in pairwise(held):
             assert before.end_s <= after.start_s
 
 
-def causes(event: Event, num_stages: int) -> list[tuple[str, int]]:
-    """(kind, stage) of what must have ended before an event of the same micro-batch."""
-    s, last = event.stage, num_stages - 1
-    return {
-        "forward": [("send_forward", s - 1)] if s else [],
-        "send_forward": [("forward", s)],
-        "backward": [("forward", s)] + ([("send_backward", s + 1)] if s < last else []),
-        "send_backward": [("backward", s)],
-    }[event.kind]
+def samples(pipeline: Pipeline, stage: int, replica: int) -> set[int]:
+    """The samples of every micro-batch that a replica takes."""
+    sizes = [r.samples or pipeline.micro_batch_size for r in pipeline.stages[stage].replicas]
+    return set(range(sum(sizes[:replica]), sum(sizes[: replica + 1])))
+
+
+def pairs(pipeline: Pipeline, stage: int, other: int) -> list[tuple[int, int]]:
+    """Replicas of two stages that have samples in common."""
+    return [
+        (a, b)
+        for a in range(len(pipeline.stages[stage].replicas))
+        for b in range(len(pipeline.stages[other].replicas))
+        if samples(pipeline, stage, a) & samples(pipeline, other, b)
+    ]
+
+
+def num_events(pipeline: Pipeline) -> int:
+    """Operations and messages of a pipeline, from its virtual stages."""
+    count, chunks = len(pipeline.stages), len(pipeline.stages[0].layers)
+    operations = chunks * sum(len(stage.replicas) for stage in pipeline.stages)
+    boundaries = [(q % count, (q + 1) % count) for q in range(count * chunks - 1)]
+    messages = sum(len(pairs(pipeline, s, t)) for s, t in boundaries)
+    return pipeline.num_micro_batches * 2 * (operations + messages)
+
+
+def causes(event: Event, pipeline: Pipeline) -> list[tuple[str, int, int, int, int]]:
+    """(kind, stage, replica, range, receiver) of what must have ended before an event of the same micro-batch."""
+    s, r, c = event.stage, event.replica, event.chunk
+    if event.kind.startswith("send_"):
+        return [(event.kind.removeprefix("send_"), s, r, c, 0)]
+    count, chunks = len(pipeline.stages), len(pipeline.stages[0].layers)
+    own = [("forward", s, r, c, 0)] if event.kind == "backward" else []
+    source = c * count + s + (-1 if event.kind == "forward" else 1)
+    if not 0 <= source < count * chunks:
+        return own
+    t, d = source % count, source // count
+    return own + [(f"send_{event.kind}", t, a, d, r) for a, b in pairs(pipeline, t, s) if b == r]

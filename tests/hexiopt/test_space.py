@@ -26,6 +26,7 @@ SPACES = st.builds(
     Space,
     tp_degrees=st.sampled_from(("powers_of_two", "all")),
     max_micro_batch_size=st.integers(1, 1024),
+    max_chunks=st.integers(1, 1024),
     **{name: st.booleans() for name in SWITCHES},
     num_pipelines=LIMITS,
     num_stages=LIMITS,
@@ -73,8 +74,9 @@ def test_micro_batch_sizes_are_all_powers_of_two_up_to_both_limits(limit: int, g
 def test_choices_follow_the_workload() -> None:
     free = Workload()
     assert recompute_policies(free) == ("none", "selective", "full")
-    assert schedules(free) == ("gpipe", "1f1b")
-    assert sharding_stages(free) == (0, 1)
+    assert schedules(free) == ("gpipe", "1f1b", "interleaved")
+    assert sharding_stages(free) == (0, 1, 2, 3)
+    assert sharding_stages(Workload(schedule="interleaved")) == (0, 1)
     bound = Workload(recompute="full", schedule="gpipe", optimizer_sharding="1")
     assert (recompute_policies(bound), schedules(bound), sharding_stages(bound)) == (
         ("full",),
@@ -90,6 +92,7 @@ def test_choices_follow_the_workload() -> None:
         ("tp_degrees", None, "null"),
         ("max_micro_batch_size", 0, "out of range"),
         ("max_micro_batch_size", 2000, "out of range"),
+        ("max_chunks", 0, "out of range"),
         ("uneven_tp", "no", "true or false"),
         ("uneven_tp", 0, "true or false"),
         ("num_pipelines", 0, "out of range"),

@@ -33,7 +33,10 @@ _OPTIMIZER: dict[str, Any] = {"facecolor": SYNC_COLOUR, "edgecolor": OPTIMIZER_C
 
 
 def draw_timeline(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None) -> Axes:
-    """A lane a stage: forward, backward, messages, gradient sync and optimizer; a long step with a cut."""
+    """A lane a stage: forward, backward, messages, gradient sync and optimizer; a long step with a cut.
+
+    Replicas of a stage stand one below the other in its lane; later layer ranges are paler.
+    """
     ax = new_axes(ax, 14, 4)
     rows = shown_rows(problem, plan, cost)
     axis = time_axis(rows, cost)
@@ -98,46 +101,54 @@ def _draw_pipeline(
 ) -> None:
     """Draw one pipeline's events; `at` says where the lane of each stage begins."""
     pipeline, priced = plan.pipelines[row.number], cost.pipelines[row.number]
-    boxes: dict[tuple[int, str], list[tuple[float, float]]] = {}
-    labels: list[tuple[float, int, str, int]] = []
-    size = min(6.0, lane_inches * 72 * 0.45)
+    boxes: dict[tuple[int, int, str, int], list[tuple[float, float]]] = {}
+    labels: list[tuple[float, int, int, str, int]] = []
+    most = max(len(stage.replicas) for stage in pipeline.stages)
+    size = min(6.0, lane_inches * 72 * 0.45 / most)
     room = text_inches("0" * len(str(pipeline.num_micro_batches - 1)), size) + 0.03
+
+    def place(stage: int, replica: int) -> tuple[float, float]:
+        """Where a replica's part of its stage's lane begins, and how high it is."""
+        height = 0.72 / len(pipeline.stages[stage].replicas)
+        return at[stage] + 0.12 + replica * height, height
+
     if num_operations(pipeline) <= _MAX_OPERATIONS:
         for event in simulate_pipeline(row.number, pipeline, priced, plan.schedule):
             spans = axis.spans(event.start_s, event.end_s)
-            boxes.setdefault((event.stage, event.kind), []).extend(spans)
+            boxes.setdefault((event.stage, event.replica, event.kind, event.chunk), []).extend(spans)
             if not event.kind.startswith("send"):
                 for left, span in spans:
                     if span * per_second > room:
-                        labels.append((left + span / 2, event.stage, event.kind, event.micro_batch))
+                        labels.append((left + span / 2, event.stage, event.replica, event.kind, event.micro_batch))
     else:
-        for k, end_s in enumerate(priced.stage_end_s):
-            boxes[k, "backward"] = axis.spans(0.0, end_s)
-    for (k, kind), spans in boxes.items():
-        forward, backward = _step_colours(row, k)
+        for k, ends in enumerate(priced.each_replica_end_s):
+            for r, end_s in enumerate(ends):
+                boxes[k, r, "backward", 0] = axis.spans(0.0, end_s)
+    for (k, r, kind, chunk), spans in boxes.items():
         if kind.startswith("send"):
-            place = (at[k] + (0.86 if kind == "send_forward" else 0.0), 0.1)
-            ax.broken_barh(spans, place, facecolors=INK, linewidth=0, zorder=3)
+            line = (at[k] + (0.86 if kind == "send_forward" else 0.0), 0.1)
+            ax.broken_barh(spans, line, facecolors=INK, linewidth=0, zorder=3)
         else:
+            colour = _step_colours(row, k)[kind == "backward"]
             ax.broken_barh(
                 spans,
-                (at[k] + 0.12, 0.72),
-                facecolors=forward if kind == "forward" else backward,
+                place(k, r),
+                facecolors=mix(colour, PAPER, 0.5 * chunk / pipeline.num_chunks),
                 edgecolors=PAPER,
                 linewidth=0.35 if spans and min(w for _, w in spans[1:-1] or spans) * per_second > 0.04 else 0.0,
                 zorder=2,
             )
     if size >= 4:
-        for x, k, kind, batch in labels:
-            forward, backward = _step_colours(row, k)
-            colour = ink_on(forward if kind == "forward" else backward)
-            ax.text(x, at[k] + 0.48, f"{batch}", fontsize=size, color=colour, ha="center", va="center", zorder=3)
+        for x, k, r, kind, batch in labels:
+            colour = ink_on(_step_colours(row, k)[kind == "backward"])
+            low, height = place(k, r)
+            ax.text(x, low + height / 2, f"{batch}", fontsize=size, color=colour, ha="center", va="center", zorder=3)
     synced_s = cost.pipeline_s + cost.gradient_sync_s
-    for k, end_s in enumerate(priced.stage_end_s):
-        place = (at[k] + 0.12, 0.72)
-        if has_gradient_sync(plan):
-            ax.broken_barh(axis.spans(end_s, synced_s), place, zorder=1, **_SYNC)
-        ax.broken_barh(axis.spans(synced_s, cost.step_time_s), place, zorder=2, **_OPTIMIZER)
+    for k, ends in enumerate(priced.each_replica_end_s):
+        for r, end_s in enumerate(ends):
+            if has_gradient_sync(plan):
+                ax.broken_barh(axis.spans(end_s, synced_s), place(k, r), zorder=1, **_SYNC)
+            ax.broken_barh(axis.spans(synced_s, cost.step_time_s), place(k, r), zorder=2, **_OPTIMIZER)
 
 
 def _step_colours(row: PipelineRow, stage: int) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from hexiopt.cost.model import CostModel
 from hexiopt.space import recompute_policies
 
 
-def lower_bound_s(model: CostModel) -> float:
+def compute_bound_s(model: CostModel) -> float:
     """The compute bound, in seconds: every device busy all the time at its best.
 
     In a step of T seconds a TP group of t devices runs at most T / l micro-batches of b sequences through a

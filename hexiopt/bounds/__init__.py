@@ -1,0 +1,21 @@
+"""Step times that no plan of the space can beat, whatever the solver.
+
+`lower_bound_s` answers at once with the compute bound; with time to spend, `shapes` raises it by a linear
+program over the chains of stages that pipelines are made of. Both hold for every schedule, sharding and replica.
+"""
+
+import time
+
+from hexiopt.bounds.compute import compute_bound_s
+from hexiopt.bounds.shapes import shape_bound_s
+from hexiopt.cost.model import CostModel
+
+__all__ = ["compute_bound_s", "lower_bound_s"]
+
+
+def lower_bound_s(model: CostModel, time_limit_s: float = 0.0) -> float:
+    """Seconds that every step takes at least; better with more time, never wrong with less."""
+    best = compute_bound_s(model)
+    if time_limit_s > 0.0:
+        best = max(best, shape_bound_s(model, best, time.perf_counter() + time_limit_s))
+    return best

@@ -1,0 +1,305 @@
+"""ZeRO sharding: over how many devices states are spread, which rings run, and stages in lockstep.
+
+A parameter's holders, one in each pipeline and replica, are divided into sharding groups: all of them, those of a
+machine, or stated ones. ZeRO-1 scatters gradients in every group, steps on the shards, and gathers weights once a
+step. ZeRO-2 scatters each layer's gradient in every micro-batch, ZeRO-3 also gathers each layer's weights for its
+forward and again for its backward (Rajbhandari et al., arXiv 1910.02054; Zhao et al., arXiv 2304.11277), so that the
+holders of a stage work in lockstep: every layer takes as long as on the slowest of them. Where a parameter has
+several groups, devices that hold the same part of it in each all-reduce its gradient once, at the end of the step
+(hybrid sharding, Zhao et al., section 3.2.2).
+
+A stage runs *units* one after another: embedding, layers, LM head. A unit's communication runs beside another's
+compute: weights are gathered while the unit before runs, gradients are scattered while the next one runs. Only the
+first gather and the last scatter have nothing to hide behind.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+
+from hexiopt.cluster import Cluster
+from hexiopt.cost.compute import ComputeTimes
+from hexiopt.cost.gradient_sync import Floats, SyncGroups, SyncTimes, slices
+from hexiopt.plan import Plan, Replica
+from hexiopt.problem import Problem
+
+Times = tuple[float, float]  # forward and backward seconds for one micro-batch
+
+
+class UnitTimes(Protocol):
+    """What lockstep asks of a cost model: compute and TP collectives of single units."""
+
+    problem: Problem
+
+    def site(self, devices: tuple[int, ...]) -> Any:
+        """The site of a TP group."""
+
+    def layer_s(self, site: Any, micro_batch_size: int, policy: str) -> Times:
+        """Forward and backward seconds of one layer."""
+
+    def ends_s(self, site: Any, micro_batch_size: int) -> tuple[ComputeTimes, ComputeTimes]:
+        """Embedding and LM head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Over how many devices a pipeline's states are spread: `holders[s][r]` per layer of replica r of stage s.
+
+    A mean where the ranks of a TP group, or slices of a layer, differ in it.
+    """
+
+    stage: int
+    holders: tuple[tuple[tuple[float, ...], ...], ...]
+
+
+@dataclass(frozen=True)
+class Rings:
+    """The rings of a plan: inside the sharding groups, or over all holders where none divide them; and between."""
+
+    within: SyncTimes
+    between: SyncTimes
+
+
+# ------------------------------------------------------------------ who shares what
+
+
+def sharding_groups(plan: Plan, cluster: Cluster) -> list[int] | None:
+    """Per device of the cluster, the number of its sharding group; None where all holders of a parameter share it.
+
+    From ZeRO-2 on every stage has its own: first and last stage both hold a tied matrix, and each spreads its own.
+    """
+    stage, groups = plan.sharding.stage, plan.sharding.groups
+    if stage == 0 or (stage == 1 and groups == "all"):
+        return None
+    of = [0] * cluster.num_devices
+    if groups == "machine":
+        of = cluster.machine_of.tolist()
+    elif not isinstance(groups, str):
+        for number, devices in enumerate(groups):
+            for device in devices:
+                of[device] = number
+    if stage >= 2:
+        count = len(plan.pipelines[0].stages)
+        for pipeline in plan.pipelines:
+            for s, one in enumerate(pipeline.stages):
+                for device in one.all_devices():
+                    of[device] = of[device] * count + s
+    return of
+
+
+def spreads(plan: Plan, groups: Sequence[int] | None, num_layers: int) -> list[Spread]:
+    """Over how many devices the states of each pipeline are spread; `groups` from `sharding_groups`."""
+    members: list[list[Replica]] = [[] for _ in range(num_layers)]  # who holds a layer
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            for first, end in stage.layers:
+                for layer in range(first, end):
+                    members[layer] += stage.replicas
+    distinct = set(map(tuple, members))
+    counted = {own: _holders(own, groups) for own in distinct}
+    of_layer = [counted[tuple(own)] for own in members]
+    return [
+        Spread(
+            plan.sharding.stage,
+            tuple(
+                tuple(
+                    tuple(of_layer[layer][replica] for first, end in stage.layers for layer in range(first, end))
+                    for replica in stage.replicas
+                )
+                for stage in pipeline.stages
+            ),
+        )
+        for pipeline in plan.pipelines
+    ]
+
+
+def _holders(replicas: tuple[Replica, ...], groups: Sequence[int] | None) -> dict[Replica, float]:
+    """Of replicas that hold the same layer, over how many devices each one's states are spread, at its fullest rank."""
+    if groups is None:
+        return dict.fromkeys(replicas, len(replicas))
+    widths, ranks = slices(tuple(len(replica.devices) for replica in replicas))
+    found: dict[Replica, float] = {}
+    sharers = []  # per slice and replica, devices in the group of the one that holds the slice
+    for row in ranks.tolist():
+        own = [groups[replica.devices[rank]] for replica, rank in zip(replicas, row, strict=True)]
+        sharers.append([own.count(group) for group in own])
+    for k, replica in enumerate(replicas):
+        counts: list[list[tuple[float, int]]] = [[] for _ in replica.devices]
+        for width, row, shared in zip(widths, ranks.tolist(), sharers, strict=True):
+            counts[row[k]].append((width, shared[k]))
+        found[replica] = min(map(_mean, counts))
+    return found
+
+
+def _mean(counts: Sequence[tuple[float, int]]) -> float:
+    """The count that spreads as much as all (width, count) do together."""
+    if len({count for _, count in counts}) == 1:
+        return counts[0][1]
+    return sum(width for width, _ in counts) / sum(width / count for width, count in counts)
+
+
+# ------------------------------------------------------------------ rings
+
+
+def rings(holders: SyncTimes, groups: Sequence[int] | None, cluster: Cluster) -> Rings:
+    """The rings of `holders` cut by sharding groups."""
+    if groups is None:
+        return Rings(holders, SyncTimes(SyncGroups((), ()), cluster))
+    within, between = _divided(holders.groups, groups)
+    return Rings(SyncTimes(within, cluster), SyncTimes(between, cluster))
+
+
+def _divided(holders: SyncGroups, groups: Sequence[int]) -> tuple[SyncGroups, SyncGroups]:
+    """Rings inside the sharding groups, and between them: of those that hold the same part of a shard in each."""
+    within: dict[tuple[int, ...], float] = {}
+    between: dict[tuple[int, ...], float] = {}
+    for rows, amounts in zip(holders.holders, holders.params, strict=True):
+        for row, params in zip(rows.tolist(), amounts.tolist(), strict=True):
+            parts: dict[int, list[int]] = {}
+            for device in row:
+                parts.setdefault(groups[device], []).append(device)
+            for part in parts.values():
+                within[tuple(part)] = within.get(tuple(part), 0.0) + params
+            widths, ranks = slices(tuple(map(len, parts.values())))
+            for width, at in zip(widths, ranks.tolist(), strict=True):
+                ring = tuple(sorted(part[k] for part, k in zip(parts.values(), at, strict=True)))
+                between[ring] = between.get(ring, 0.0) + width * params
+    return _grouped(within), _grouped(between)
+
+
+def _grouped(rings_of: dict[tuple[int, ...], float]) -> SyncGroups:
+    """Rings of two devices or more, by their length."""
+    lengths = sorted({len(ring) for ring in rings_of} - {1})
+    chosen = [[(ring, params) for ring, params in rings_of.items() if len(ring) == n] for n in lengths]
+    return SyncGroups(
+        tuple(np.array([ring for ring, _ in rows], np.int64) for rows in chosen),
+        tuple(np.array([params for _, params in rows]) for rows in chosen),
+    )
+
+
+# ------------------------------------------------------------------ lockstep
+
+
+def forward_s(compute_s: Sequence[float], gather_s: Sequence[float]) -> float:
+    """A forward whose units are gathered one ahead: g + (n−1)·max(c, g) + c where all are equal."""
+    hidden = sum(max(c, g) for c, g in zip(compute_s, gather_s[1:], strict=False))
+    return gather_s[0] + hidden + compute_s[-1]
+
+
+def backward_s(compute_s: Sequence[float], gather_s: Sequence[float], scatter_s: Sequence[float]) -> float:
+    """A backward, units in the forward's order: g + (n−1)·max(c, g + r) + c + r where all are equal.
+
+    Beside a unit's compute run its own scatter, begun as its gradients come, and the gather of the unit before.
+    """
+    order = list(zip(compute_s, gather_s, scatter_s, strict=True))[::-1]
+    hidden = sum(max(c, g + r) for (c, _, r), (_, g, _) in pairwise(order))
+    return order[0][1] + hidden + order[-1][0] + order[-1][2]
+
+
+def scattered_backward_s(compute_s: Sequence[float], scatter_s: Sequence[float]) -> float:
+    """A backward without gathers: c + (n−1)·max(c, r) + r where all are equal."""
+    compute, scatter = list(compute_s)[::-1], list(scatter_s)[::-1]
+    return compute[0] + sum(max(c, r) for c, r in zip(compute[1:], scatter, strict=False)) + scatter[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Executor:
+    """A replica in lockstep with others of its stage."""
+
+    at: tuple[int, int]  # pipeline, replica
+    devices: tuple[int, ...]
+    samples: int
+    policies: tuple[str, ...]
+
+
+def lockstep_s(plan: Plan, times: UnitTimes, within: SyncTimes, groups: Sequence[int]) -> list[list[list[Times]]]:
+    """Forward and backward seconds of every replica, by pipeline and stage, of a plan from ZeRO-2 on.
+
+    `within` are the rings inside the sharding `groups`.
+    """
+    s_per_byte, latency_s = _unit_rates(within, times.problem.cluster.num_devices)
+    found: list[list[list[Times]]] = [
+        [[(0.0, 0.0)] * len(stage.replicas) for stage in pipeline.stages] for pipeline in plan.pipelines
+    ]
+    for s in range(len(plan.pipelines[0].stages)):
+        for together in _classes(list(_executors(plan, s)), groups):
+            devices = np.array([one.devices for one in together])
+            rate, wait = float(s_per_byte[devices].max()), float(latency_s[devices].max())
+            seconds = _stage_s(plan, times, s, together, rate, wait)
+            for one in together:
+                found[one.at[0]][s][one.at[1]] = seconds
+    return found
+
+
+def _unit_rates(within: SyncTimes, num_devices: int) -> tuple[Floats, Floats]:
+    """Per device, seconds of one pass for a byte of one parameter, all stages' rings at once, and latency a unit."""
+    s_per_byte, latency_s = np.zeros(num_devices), np.zeros(num_devices)
+    whole, waits = within.pass_s(1.0), within.pass_s(0.0)
+    for rows, params, seconds, wait in zip(within.groups.holders, within.groups.params, whole, waits, strict=True):
+        s_per_byte[rows] = ((seconds - wait) / params)[:, None]
+        latency_s[rows] = wait[:, None]
+    return s_per_byte, latency_s
+
+
+def _executors(plan: Plan, s: int) -> Iterator[_Executor]:
+    for p, pipeline in enumerate(plan.pipelines):
+        stage = pipeline.stages[s]
+        (policies,) = stage.policies()
+        for r, (replica, samples) in enumerate(
+            zip(stage.replicas, stage.samples(pipeline.micro_batch_size), strict=True)
+        ):
+            yield _Executor((p, r), replica.devices, samples, policies)
+
+
+def _classes(executors: list[_Executor], groups: Sequence[int]) -> list[list[_Executor]]:
+    """Executors that wait for each other: whose devices share a sharding group, directly or through others."""
+    found: list[tuple[set[int], list[_Executor]]] = []
+    for executor in executors:
+        own, together = {groups[d] for d in executor.devices}, [executor]
+        apart = []
+        for other, members in found:
+            if own & other:
+                own, together = own | other, members + together
+            else:
+                apart.append((other, members))
+        found = [*apart, (own, together)]
+    return [members for _, members in found]
+
+
+def _stage_s(plan: Plan, times: UnitTimes, s: int, together: list[_Executor], rate: float, wait: float) -> Times:
+    """Forward and backward seconds of replicas of stage `s` that work in lockstep.
+
+    `rate`: seconds that a pass takes for a byte of one parameter; `wait`: the latency of a pass.
+    """
+    model, workload = times.problem.model, times.problem.workload
+    first, last = s == 0, s == len(plan.pipelines[0].stages) - 1
+    alike = {(times.site(one.devices), one.samples, one.policies) for one in together}
+    each = [list(_units(times, *kind, first, last)) for kind in alike]
+    forwards = [max(unit[0] for unit in same) for same in zip(*each, strict=True)]
+    backwards = [max(unit[1] for unit in same) for same in zip(*each, strict=True)]
+    num_layers = len(together[0].policies)
+    # A tied matrix is gathered for both its uses.
+    head_params = model.head_params + (model.vocabulary_params if model.tied_embeddings else 0)
+    params = [model.embedding_params] * first + [model.layer_params] * num_layers + [head_params] * last
+    s_per_byte = rate / len(together[0].devices)
+    gather = [n * s_per_byte * workload.element_bytes + wait for n in params]
+    scatter = [n * s_per_byte * workload.stored_gradient_bytes + wait for n in params]
+    if plan.sharding.stage == 2:
+        return sum(forwards), scattered_backward_s(backwards, scatter)
+    return forward_s(forwards, gather), backward_s(backwards, gather, scatter)
+
+
+def _units(
+    times: UnitTimes, site: Any, samples: int, policies: tuple[str, ...], first: bool, last: bool
+) -> Iterator[Times]:
+    """Compute of the units of a stage at a site."""
+    embedding, head = times.ends_s(site, samples)
+    if first:
+        yield embedding.forward_s, embedding.backward_s
+    for policy in policies:
+        yield times.layer_s(site, samples, policy)
+    if last:
+        yield head.forward_s, head.backward_s
