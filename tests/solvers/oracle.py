@@ -1,19 +1,98 @@
-"""The best plan of a tiny problem by looking at all; shares only the cost model with solvers."""
+"""The best plan of a tiny problem by looking at all; shares only the cost model, space and check with solvers."""
 
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hexiopt.check import check
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage, misaligned
 from hexiopt.problem import Problem
-from hexiopt.space import recompute_policies, schedules, sharding_stages
+from hexiopt.space import SHARDING_GROUPS, layer_ranges, recompute_policies, schedules, sharding_stages
 
 Group = tuple[int, ...]
 
 
+class TooManyError(Exception):
+    """There is more to look at than asked for."""
+
+
+def every_plan(problem: Problem, most: int = 1 << 40) -> Iterator[Plan]:
+    """Every plan of the whole plan space, under all names of devices; nothing is left out, nothing is clever.
+
+    Raises TooManyError beyond `most` sets of pipelines, whether they make a plan or not.
+    """
+    batch, devices = problem.workload.global_batch, problem.usable_devices
+    assert len(devices) <= 4, "an oracle is for tiny problems"
+    for count in range(1, len(devices) + 1):
+        for used in itertools.combinations(devices, count):
+            for blocks in _partitions(used):
+                pipelines = [
+                    [p for line in _lines(problem, block) for p in _pipelines(problem, line)] for block in blocks
+                ]
+                for chosen in itertools.product(*pipelines):
+                    most -= 1
+                    if most < 0:
+                        raise TooManyError
+                    if sum(pipeline.num_sequences for pipeline in chosen) == batch:
+                        yield from _whole_plans(problem, chosen)
+
+
+def _whole_plans(problem: Problem, pipelines: tuple[Pipeline, ...]) -> Iterator[Plan]:
+    """The plans of these pipelines that obey every rule."""
+    for schedule in schedules(problem.workload):
+        for stage in sharding_stages(problem.workload):
+            for groups in SHARDING_GROUPS if stage else ("all",):
+                plan = Plan(pipelines, schedule, Sharding(stage, groups))
+                if not check(problem, plan):
+                    yield plan
+
+
+def _lines(problem: Problem, devices: Sequence[int]) -> Iterator[tuple[tuple[Group, ...], ...]]:
+    """Devices in any order, cut into stages, those into replicas, those into TP groups."""
+    for order in itertools.permutations(devices):
+        for cuts in itertools.product(("rank", "replica", "stage"), repeat=len(order) - 1):
+            line = [[[order[0]]]]
+            for device, cut in zip(order[1:], cuts, strict=True):
+                if cut == "rank":
+                    line[-1][-1].append(device)
+                elif cut == "replica":
+                    line[-1].append([device])
+                else:
+                    line.append([[device]])
+            if len(line) <= problem.model.num_layers and all(_is_group(problem, g) for stage in line for g in stage):
+                yield tuple(tuple(map(tuple, stage)) for stage in line)
+
+
+def _pipelines(problem: Problem, line: tuple[tuple[Group, ...], ...]) -> Iterator[Pipeline]:
+    """All pipelines of a line: layers, policies, samples, micro-batches."""
+    layers, batch = problem.model.num_layers, problem.workload.global_batch
+    policies = recompute_policies(problem.workload)
+    cuts = [
+        tuple(layer_ranges(held, chunks))
+        for chunks in range(1, layers + 1)
+        for held in _sums(layers, len(line))
+        if min(held) >= chunks
+    ]
+    for size in problem.space.micro_batch_sizes(batch):
+        deals = [_sums(size, len(stage)) for stage in line]
+        for ranges, chosen, *given in itertools.product(cuts, itertools.product(policies, repeat=len(line)), *deals):
+            stages = tuple(
+                Stage(tuple(map(Replica, stage, samples)), own, (policy,))
+                for stage, samples, own, policy in zip(line, given, ranges, chosen, strict=True)
+            )
+            for count in range(1, batch // size + 1):
+                yield Pipeline(stages, count, size)
+
+
+def _sums(total: int, parts: int) -> list[tuple[int, ...]]:
+    """All ordered whole numbers from 1 that sum to `total`."""
+    cuts = itertools.combinations(range(1, total), parts - 1)
+    return [tuple(end - first for first, end in itertools.pairwise((0, *own, total))) for own in cuts]
+
+
 def all_plans(problem: Problem) -> Iterator[Plan]:
-    """Every plan of the priced space without switches, up to the names of equal devices in a machine."""
+    """Every plan without switches, replicas and layer ranges, up to the names of equal devices in a machine."""
     workload = problem.workload
     assert len(problem.usable_devices) <= 4, "an oracle is for tiny problems"
     assert problem.model.num_layers <= 5, "an oracle is for tiny problems"
@@ -25,7 +104,9 @@ def all_plans(problem: Problem) -> Iterator[Plan]:
             pipelines = tuple(Pipeline(s, count, size) for s, (count, size) in zip(chosen, batch, strict=True))
             for schedule in schedules(workload):
                 for sharding in sharding_stages(workload):
-                    yield Plan(pipelines, schedule, Sharding(sharding))
+                    plan = Plan(pipelines, schedule, Sharding(sharding))
+                    if misaligned(plan) is None:
+                        yield plan
 
 
 def best_step_s(problem: Problem) -> float:

@@ -1,0 +1,62 @@
+"""When the replicas of a pipeline end at least: what must come one after another, whatever else waits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hexiopt.cost.boundary import sample_overlaps
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A replica's part in a micro-batch: samples, and forward and backward seconds of the first range and of all."""
+
+    samples: int
+    first_s: tuple[float, float]
+    all_s: tuple[float, float]
+
+
+def ends_floor_s(
+    schedule: str,
+    stages: Sequence[Sequence[Part]],
+    sends_s: Sequence[tuple[float, float]],
+    num_chunks: int,
+    num_micro_batches: int,
+) -> list[float]:
+    """Seconds from the step's start for each replica, stage by stage.
+
+    A replica begins when the first micro-batch's samples have come, and runs all of its operations. Where stages have
+    one layer range, its backwards begin when that micro-batch comes back: under GPipe after all forwards of the last
+    stage, under 1F1B after the first; a stage of p has then run as many forwards as there are stages from it on
+    (`num_warm_up` of the cost model). The last micro-batch goes back through the stages before. `sends_s[i]`: the
+    shortest message from stage i to the next, and back.
+    """
+    p, m = len(stages), num_micro_batches
+    meet = [
+        list(sample_overlaps([part.samples for part in a], [part.samples for part in b])) for a, b in pairwise(stages)
+    ]
+    come = [[0.0] * len(stage) for stage in stages]
+    for s, pairs in enumerate(meet):
+        for a, b, _ in pairs:
+            come[s + 1][b] = max(come[s + 1][b], come[s][a] + stages[s][a].first_s[0] + sends_s[s][0])
+    before_s = m if schedule == "gpipe" else 1  # forwards of the last stage before its first backward
+    back = [at + before_s * part.first_s[0] for at, part in zip(come[-1], stages[-1], strict=True)]
+    ends: list[list[float]] = []
+    after = [0.0] * len(stages[-1])  # when the last backward behind has come
+    for s in range(p - 1, -1, -1):
+        if s < p - 1:
+            behind_back, behind_ends = back, ends[-1]
+            back, after = [0.0] * len(stages[s]), [0.0] * len(stages[s])
+            for a, b, _ in meet[s]:
+                back[a] = max(back[a], behind_back[b] + stages[s + 1][b].first_s[1] + sends_s[s][1])
+                after[a] = max(after[a], behind_ends[b] + sends_s[s][1])
+        left = 0 if schedule == "gpipe" else max(0, m - (p - s))  # forwards after the first backward
+        own = []
+        for r, part in enumerate(stages[s]):
+            forward_s, backward_s = part.all_s
+            end = come[s][r] + m * (forward_s + backward_s)
+            if num_chunks == 1:
+                end = max(end, back[r] + m * backward_s + left * forward_s)
+            own.append(max(end, after[r] + part.first_s[1]))
+        ends.append(own)
+    return [end for own in reversed(ends) for end in own]

@@ -1,0 +1,134 @@
+"""The CP-SAT model: which columns make up a plan.
+
+A column stands for pipelines on a given usage of devices, and says the most sequences that one of them can process
+within the step time asked about. A plan of that step time is a choice of columns that fit on the devices together and
+process the global batch; where there is no choice, there is no plan, and the step time asked about is a lower bound.
+All numbers are whole, so nothing is rounded: what is rounded is the step time, by the bisection that asks.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from ortools.sat.python import cp_model
+
+Vector = tuple[int, ...]
+Choice = tuple[tuple[int, int], ...]  # (column, how many), ascending
+
+
+@dataclass
+class Column:
+    """Pipelines of one sort: the usages that it may have (devices of each bin), and the most sequences of one."""
+
+    usages: tuple[Vector, ...]
+    most_sequences: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a plan must keep: devices of each bin, sequences to process, pipelines at most and at least."""
+
+    devices: Vector
+    global_batch: int
+    most_pipelines: int
+    least_pipelines: int = 1
+
+
+class Packing:
+    """A choice of `columns`, each a number of times, within `limits`; none of those already `refuted`."""
+
+    def __init__(self, columns: Sequence[Column], limits: Limits, refuted: Collection[Choice] = ()) -> None:
+        self.columns, self.limits = columns, limits
+        model = self._model = cp_model.CpModel()
+        self._literals: dict[tuple[int, int], cp_model.IntVar] = {}
+
+        # Step 1, variables: how many pipelines column c gives usage k, how many it has, and how many there are in all.
+        self._numbers: dict[tuple[int, int], cp_model.IntVar] = {}
+        self._totals: dict[int, cp_model.IntVar] = {}
+        for c, column in enumerate(columns):
+            if column.most_sequences < 1:
+                continue
+            fitting = [(k, self._most(usage)) for k, usage in enumerate(column.usages) if self._most(usage)]
+            if fitting:
+                for k, most in fitting:
+                    self._numbers[c, k] = model.new_int_var(0, most, f"column_{c}_usage_{k}")
+                self._totals[c] = model.new_int_var(0, limits.most_pipelines, f"column_{c}")
+        pipelines = model.new_int_var(limits.least_pipelines, limits.most_pipelines, "pipelines")
+
+        # Step 2, constraints. A column has the pipelines of its usages, the plan those of its columns.
+        for c, total in self._totals.items():
+            model.add(total == sum(number for (own, _), number in self._numbers.items() if own == c))
+        model.add(pipelines == sum(self._totals.values()))
+        # No bin gives more devices than it has.
+        for b, devices in enumerate(limits.devices):
+            taken = [(columns[c].usages[k][b], number) for (c, k), number in self._numbers.items()]
+            model.add(sum(used * number for used, number in taken if used) <= devices)
+        # The pipelines can process the global batch; that they could process more is no harm.
+        self._sequences = sum(columns[c].most_sequences * total for c, total in self._totals.items())
+        model.add(self._sequences >= limits.global_batch)
+
+        # A refuted choice does not come again: one of its columns counts less, or there is another pipeline.
+        for choice in refuted:
+            if all(c in self._totals for c, _ in choice):
+                literals = [~self._at_least(self._totals[c], count) for c, count in choice]
+                model.add_bool_or(*literals, self._at_least(pipelines, sum(count for _, count in choice) + 1))
+
+        # Step 3, objective: none here. `choices` wants all that keep the constraints, `most` the most sequences.
+
+    def _at_least(self, variable: cp_model.IntVar, count: int) -> cp_model.IntVar:
+        """A literal that says whether `variable` is at least `count`."""
+        key = (variable.index, count)
+        if key not in self._literals:
+            literal = self._literals[key] = self._model.new_bool_var(f"{variable.name}_at_least_{count}")
+            self._model.add(variable >= count).only_enforce_if(literal)
+            self._model.add(variable <= count - 1).only_enforce_if(~literal)
+        return self._literals[key]
+
+    def choices(self, wanted: int, deterministic_s: float) -> tuple[list[Choice], bool]:
+        """At most `wanted` choices, those that could process most first, and whether these are all there are."""
+        collector = _Collector(self._totals, wanted)
+        solver = _solver(deterministic_s)
+        solver.parameters.enumerate_all_solutions = True
+        status = solver.solve(self._model, collector)
+        found = sorted(collector.found, key=lambda choice: (-self.sequences(choice), choice))
+        return found, status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
+
+    def sequences(self, choice: Choice) -> int:
+        """The most sequences that a choice can process."""
+        return sum(self.columns[c].most_sequences * count for c, count in choice)
+
+    def most(self, deterministic_s: float) -> float:
+        """No choice processes more sequences; 0 where there is no choice that processes the global batch."""
+        model = self._model.clone()
+        model.maximize(self._sequences)
+        solver = _solver(deterministic_s)
+        status = solver.solve(model)
+        return 0.0 if status == cp_model.INFEASIBLE else solver.best_objective_bound
+
+    def _most(self, usage: Vector) -> int:
+        """The most pipelines of this usage that fit."""
+        fit = min(have // used for have, used in zip(self.limits.devices, usage, strict=True) if used)
+        return min(fit, self.limits.most_pipelines)
+
+
+class _Collector(cp_model.CpSolverSolutionCallback):
+    """Keeps the choices that the solver finds; laid on devices in several ways, one counts once."""
+
+    def __init__(self, totals: dict[int, cp_model.IntVar], wanted: int) -> None:
+        super().__init__()
+        self.found: set[Choice] = set()
+        self._totals, self._wanted = totals, wanted
+
+    def on_solution_callback(self) -> None:
+        counts = ((c, self.value(total)) for c, total in self._totals.items())
+        self.found.add(tuple((c, count) for c, count in counts if count))
+        if len(self.found) >= self._wanted:
+            self.stop_search()
+
+
+def _solver(deterministic_s: float) -> cp_model.CpSolver:
+    """One worker and a clock that counts work, so that the same model has the same answer."""
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = deterministic_s
+    return solver

@@ -1,0 +1,271 @@
+"""`cp_sat`: every bound holds for random plans, the proof equals looking at all plans, and it can be repeated."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from hexiopt.check import check
+from hexiopt.cost.memory import Shards
+from hexiopt.cost.model import CostModel
+from hexiopt.plan import Plan
+from hexiopt.problem import Problem
+from hexiopt.result import Status
+from hexiopt.space import SWITCHES, Space
+from solvers.base import Budget, Search
+from solvers.cp_sat import CpSat, Proof
+from solvers.enumeration.arrangements import Groups, Seats
+from solvers.enumeration.candidates import Candidates
+from solvers.exact.floors import Family, Floors
+from solvers.exact.line_floor import Context, LineFloor, Sync
+from solvers.exact.lines import Kind, Lines
+from solvers.exact.packing import Column, Limits, Packing
+from solvers.exact.replicated_floors import ReplicatedFloors
+from solvers.exact.residual import most_together
+from solvers.exact.stage_times import StageTable
+from solvers.exact.step_bound import StepBound
+from solvers.exact.usage import Lattice
+from solvers.exhaustive import Exhaustive
+from tests import strategies
+from tests.solvers import problems
+
+SLOW = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
+
+
+@st.composite
+def priced_plans(draw: st.DrawFn) -> tuple[Problem, Plan, CostModel, float]:
+    """A plan that fits its problem, and its step time in seconds."""
+    problem = draw(strategies.problems(max_batch=24))
+    plan = draw(strategies.plans(problem))
+    model = CostModel(problem)
+    assume(not check(problem, plan))
+    cost = model.price(plan)
+    assume(cost.fits)
+    return problem, plan, model, cost.step_time_s
+
+
+def groups_of(plan: Plan) -> list[Groups]:
+    """The devices of each pipeline's stages and replicas."""
+    return [tuple(tuple(one.devices for one in stage.replicas) for stage in p.stages) for p in plan.pipelines]
+
+
+def holders(plan: Plan) -> int:
+    """The most replicas that may hold one layer."""
+    return sum(max(len(stage.replicas) for stage in p.stages) for p in plan.pipelines)
+
+
+def used(problem: Problem, groups: Groups) -> dict[int, int]:
+    """Devices by machine."""
+    found: dict[int, int] = {}
+    for stage in groups:
+        for slot in stage:
+            machine = int(problem.cluster.machine_of[slot[0]])
+            found[machine] = found.get(machine, 0) + len(slot)
+    return found
+
+
+# What bounds a pipeline.
+
+
+@SLOW
+@given(priced_plans())
+def test_a_line_may_do_what_a_plan_does(drawn: tuple[Problem, Plan, CostModel, float]) -> None:
+    problem, plan, model, step_s = drawn
+    floor = LineFloor(model, StageTable(model))
+    zero, several = plan.sharding.stage, len(plan.pipelines) > 1
+    sync = Sync.ALL if several else Sync.REPLICATED
+    context = Context(sync, Shards(zero, holders(plan)), zero >= 2)
+    batch = problem.workload.global_batch
+    for pipeline, groups in zip(plan.pipelines, groups_of(plan), strict=True):
+        assert floor.most_sequences(groups, context, 1, batch, step_s) >= pipeline.num_sequences
+
+
+@SLOW
+@given(priced_plans(), st.booleans())
+def test_a_usage_may_do_what_a_plan_does(drawn: tuple[Problem, Plan, CostModel, float], coarse: bool) -> None:
+    problem, plan, model, step_s = drawn
+    table, lattice = StageTable(model), Lattice.of(problem, coarse=coarse)
+    assume(lattice.size <= 60)
+    zero, several = plan.sharding.stage, len(plan.pipelines) > 1
+    count = holders(plan)
+    single = Floors(model, table, lattice).most_sequences(step_s, Family(zero, count, not several), lambda: True)
+    replicated = ReplicatedFloors(model, table).most_sequences(step_s, Shards(zero, count), lambda: True)
+    assert single is not None
+    assert replicated is not None
+    for pipeline, groups in zip(plan.pipelines, groups_of(plan), strict=True):
+        machines = used(problem, groups)
+        totals = tuple(sum(machines.get(m, 0) for m in run.machines) for run in lattice.runs)
+        assert replicated[totals] >= pipeline.num_sequences
+        if all(len(stage) == 1 for stage in groups):
+            vector = totals if coarse else lattice.of_machines(machines)
+            assert single[lattice.index[vector]] >= pipeline.num_sequences
+
+
+@SLOW
+@given(priced_plans())
+def test_no_stage_is_faster_than_its_table(drawn: tuple[Problem, Plan, CostModel, float]) -> None:
+    """With a recompute policy for each layer as the plan has it."""
+    _problem, plan, model, _ = drawn
+    assume(plan.sharding.stage < 2)
+    table = StageTable(model)
+    for pipeline, priced in zip(plan.pipelines, model.pipelines(plan), strict=True):
+        for s, (stage, cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
+            first, last = s == 0, s == len(pipeline.stages) - 1
+            samples = stage.samples(pipeline.micro_batch_size)
+            for replica, x, one in zip(stage.replicas, samples, cost.each, strict=True):
+                shards = Shards(plan.sharding.stage, holders(plan))
+                times = table.times(model.site(replica.devices), x, first, last, 1, shards)
+                both = one.forward_s + one.backward_s
+                assert times.both_s[stage.num_layers] <= both * (1 + 1e-9)
+                assert times.forward_s[stage.num_layers] == pytest.approx(one.forward_s, rel=1e-9)
+
+
+# The model.
+
+
+def test_choices_are_all_that_fit_and_suffice() -> None:
+    """Two bins of two devices, three sorts of pipelines; counted by hand."""
+    columns = [Column(((1, 0), (0, 1)), 3), Column(((2, 0), (0, 2)), 7), Column(((1, 1),), 5)]
+    limits = Limits((2, 2), 10, 4)
+    packing = Packing(columns, limits)
+    found, complete = packing.choices(100, 10.0)
+    assert complete
+    assert found == [
+        ((1, 2),),
+        ((0, 2), (1, 1)),
+        ((0, 4),),
+        ((0, 2), (2, 1)),
+        ((0, 1), (1, 1)),
+        ((2, 2),),
+    ]
+    assert [packing.sequences(choice) for choice in found] == [14, 13, 12, 11, 10, 10]
+    assert packing.most(10.0) == 14
+    left, complete = Packing(columns, limits, found[1:]).choices(100, 10.0)
+    assert complete
+    assert left == [((1, 2),)]
+    assert Packing(columns, replace(limits, global_batch=15)).choices(100, 10.0) == ([], True)
+    assert Packing(columns, replace(limits, global_batch=15)).most(10.0) == 0
+    assert Packing(columns, replace(limits, most_pipelines=1)).choices(100, 10.0) == ([], True)
+    few, complete = packing.choices(2, 10.0)
+    assert len(few) == 2
+    assert not complete
+
+
+def test_most_together_is_a_knapsack() -> None:
+    most = np.array([[0, 2, 3], [4, 5, 9], [6, 7, 8]])
+    together = most_together(most)
+    assert together.tolist() == [[0, 2, 4], [4, 6, 9], [8, 10, 13]]
+
+
+def test_usage_vectors_do_not_tell_equal_machines_apart() -> None:
+    problem = problems.easy()  # two machines of two, one of four
+    lattice = Lattice.of(problem)
+    assert lattice.size == len(lattice.vectors) == 6 * 5
+    assert lattice.of_machines({1: 2, 2: 3}) == (2, 0, 3)
+    here, there = (ends.tolist() for ends in lattice.steps(0, 2)[0])
+    assert all(sum(lattice.vectors[b]) == sum(lattice.vectors[a]) + 2 for a, b in zip(here, there, strict=True))
+    assert Lattice.of(problem, coarse=True).vectors[-1] == (4, 4)
+
+
+# The proof.
+
+
+@pytest.mark.parametrize("kind", problems.TINY_PROBLEMS)
+def test_equals_looking_at_all_plans(kind: str) -> None:
+    problem = problems.TINY_PROBLEMS[kind]()
+    result, best = CpSat().solve(problem, Budget(60.0, 3000)), Exhaustive().solve(problem, Budget(60.0))
+    assert result.status is best.status is Status.OPTIMAL
+    assert result.objective == pytest.approx(best.objective, rel=1e-9)
+    assert result.bound_s <= result.objective
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(strategies.problems(max_batch=5))
+def test_equals_looking_at_all_plans_of_random_problems(problem: Problem) -> None:
+    assume(len(problem.usable_devices) <= 3)
+    problem = replace(problem, model=replace(problem.model, num_layers=min(problem.model.num_layers, 4)))
+    best = Exhaustive().solve(problem, Budget(20.0))
+    assume(best.status in (Status.OPTIMAL, Status.INFEASIBLE))
+    result = CpSat().solve(problem, Budget(60.0, 4000))
+    assert result.status is best.status
+    if best.cost is not None:
+        assert result.objective == pytest.approx(best.objective, rel=1e-9)
+        assert result.bound_s == pytest.approx(best.objective, rel=1e-6)
+
+
+NARROWER = [
+    *({switch: False} for switch in SWITCHES),
+    *({"num_pipelines": n} for n in (1, 2)),
+    {"num_stages": 2},
+    {"num_pipelines": 1, "num_stages": 3},
+]
+
+
+@pytest.mark.parametrize("change", NARROWER, ids=str)
+def test_equals_looking_at_all_plans_of_narrower_spaces(change: dict[str, Any]) -> None:
+    problem = replace(problems.loose(), space=Space(max_micro_batch_size=2, **change))
+    result, best = CpSat().solve(problem, Budget(60.0, 4000)), Exhaustive().solve(problem, Budget(60.0))
+    assert result.status is best.status is Status.OPTIMAL
+    assert result.objective == pytest.approx(best.objective, rel=1e-9)
+
+
+def test_finds_the_best_plan_by_itself() -> None:
+    """Without the portfolio's plan the proof finds it: all plans are in the model."""
+    problem = problems.fast_network()
+    search = Search("test", problem, Budget(60.0), 0)
+    assert Proof(search).run()
+    assert search.best_s == pytest.approx(Exhaustive().solve(problem, Budget(60.0)).objective, rel=1e-9)
+    assert search.bound_s == pytest.approx(search.best_s, rel=1e-9)
+
+
+def test_a_line_is_tightened_to_what_it_can_process() -> None:
+    problem = problems.slow_network()
+    model = CostModel(problem)
+    seats = Seats.of(problem)
+    lines = Lines(model, seats, Candidates(model), LineFloor(model, StageTable(model)))
+    limit_s = 2 * Exhaustive().solve(problem, Budget(60.0)).objective
+    columns = lines.columns(Kind(alone=True, lockstep=False), limit_s, lambda: True)
+    assert columns is not None
+    rng = random.Random(0)
+    for k in rng.sample(range(len(columns)), min(20, len(columns))):
+        if columns[k].most_sequences:
+            tight = lines.tighten(k, 1, columns[k].most_sequences, limit_s)
+            assert 0 <= tight <= columns[k].most_sequences
+            assert lines.tighten(k, 1, columns[k].most_sequences, limit_s) == tight
+
+
+# Where it is too large to prove.
+
+
+def test_the_bound_of_larger_problems_holds_and_rises() -> None:
+    problem = problems.easy()
+    search = Search("test", problem, Budget(60.0), 0)
+    before = search.bound_s
+    found = CpSat().solve(problem, Budget(60.0, 2000))
+    assert found.plan is not None
+    assert before < found.bound_s <= found.objective
+
+
+@pytest.mark.parametrize("kind", ["loose", "tight", "slow_network", "fast_network"])
+def test_the_bound_for_larger_problems_is_below_the_best_of_small_ones(kind: str) -> None:
+    problem = problems.TINY_PROBLEMS[kind]()
+    best = Exhaustive().solve(problem, Budget(60.0))
+    assert best.plan is not None
+    search = Search("test", problem, Budget(60.0), 0)
+    search.offer(best.plan)
+    StepBound(search).rise()
+    assert 0.5 * best.objective < search.bound_s <= best.objective
+
+
+def test_the_same_steps_give_the_same_proof() -> None:
+    problem = problems.loose()
+    runs = [CpSat().solve(problem, Budget(60.0, steps), seed=3) for steps in (40, 40, 3000, 3000)]
+    for one, other in (runs[:2], runs[2:]):
+        assert (one.plan, one.steps, one.bound_s) == (other.plan, other.steps, other.bound_s)
+    assert runs[0].bound_s <= runs[2].bound_s

@@ -1,0 +1,247 @@
+"""Looking at all plans cleverly finds what looking at all plans plainly finds."""
+
+import itertools
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from hexiopt.check import check
+from hexiopt.cluster_file import cluster_from_section
+from hexiopt.cost.model import CostModel
+from hexiopt.errors import InputError
+from hexiopt.plan import Plan
+from hexiopt.problem import Problem
+from hexiopt.reading import Section
+from hexiopt.result import Result, Status
+from hexiopt.space import SWITCHES, Space
+from hexiopt.workload import AUTO, Workload
+from solvers.base import Budget
+from solvers.exhaustive import MOST_DEVICES, MOST_LAYERS, Exhaustive
+from solvers.local_search import LocalSearch
+from tests.solvers import oracle, problems
+
+MOST_PLANS = 1500  # that the naive oracle prices of a drawn problem
+MOST_SETS = 10_000  # of pipelines that it puts together
+
+
+def solve(problem: Problem, time_limit_s: float = 60.0, **more: Any) -> Result:
+    return Exhaustive().solve(problem, Budget(time_limit_s), **more)
+
+
+def machine(name: str, gpu: str, num_gpus: int, **more: Any) -> dict[str, Any]:
+    own = {"intra_bandwidth_gb_per_s": 25, "intra_latency_us": 5} if num_gpus > 1 else {}
+    return {"name": name, "gpu": gpu, "num_gpus": num_gpus, **own, **more}
+
+
+def task(
+    machines: list[dict[str, Any]], workload: Workload, space: Space, *, layers: int = 2, gib: float = 16.0, **more: Any
+) -> Problem:
+    """A small Llama on machines of `fast` and `slow` GPUs of `gib` and half of it."""
+    data = {
+        "name": "small",
+        "inter_machine": {"bandwidth_gb_per_s": 1.0, "latency_us": 20},
+        "machines": machines,
+        "gpus": {
+            "fast": {"tflops": 100, "memory_gib": gib, "hbm_gb_per_s": 1500},
+            "slow": {"tflops": 40, "memory_gib": gib, "hbm_gb_per_s": 600},
+        },
+        **more,
+    }
+    cluster = cluster_from_section(Section(data, "small.yaml"))
+    return Problem(cluster, replace(problems.TINY, num_layers=layers), workload, space)
+
+
+@st.composite
+def tiny_problems(draw: st.DrawFn) -> Problem:
+    """Up to four devices of any machines and network, memory from too little to plenty, any switches."""
+    sizes = draw(st.sampled_from([(1, 1), (2,), (2, 1), (1, 1, 1), (3,), (1, 2), (2, 2), (3, 1), (4,), (1, 1, 2)]))
+    machines = []
+    for k, size in enumerate(sizes):
+        own: dict[str, Any] = {"network_interfaces": draw(st.sampled_from([1, size]))}
+        if size > 1:
+            own["intra_bandwidth_gb_per_s"] = draw(st.sampled_from((2, 25, 300)))
+            if draw(st.integers(0, 3)) == 0:
+                own["intra_links"] = [{"between": [0, 1], "bandwidth_gb_per_s": 50}]
+        machines.append(machine("abcd"[k], draw(st.sampled_from(("fast", "slow"))), size, **own))
+    bandwidth = {"bandwidth_gb_per_s": draw(st.sampled_from((0.05, 1.0, 10.0, 100.0))), "latency_us": 20}
+    more: dict[str, Any] = {"inter_machine": bandwidth}
+    if len(sizes) > 1 and draw(st.integers(0, 3)) == 0:
+        more["links"] = [{"from": "a", "to": "b", "bandwidth_gb_per_s": 0.5}]
+    if len(sizes) > 2 and draw(st.booleans()):
+        more["groups"] = [{"name": "rack", "members": ["a", "b"], "uplink_gb_per_s": 2, "latency_us": 100}]
+    workload = Workload(
+        global_batch=draw(st.integers(1, 5)),
+        seq_len=draw(st.sampled_from((256, 2048))),
+        recompute=draw(st.sampled_from((AUTO, "none", "full"))),
+        schedule=draw(st.sampled_from((AUTO, "1f1b", "gpipe", "interleaved"))),
+        optimizer_sharding=draw(st.sampled_from((AUTO, "0", "1"))),
+    )
+    if workload.schedule != "interleaved" and draw(st.booleans()):
+        workload = replace(workload, optimizer_sharding=draw(st.sampled_from(("2", "3"))))
+    space = Space(
+        tp_degrees=draw(st.sampled_from(("powers_of_two", "all"))),
+        max_micro_batch_size=draw(st.sampled_from((1, 2, 4))),
+        num_pipelines=draw(st.sampled_from((None, None, None, 1, 2))),
+        max_tp=draw(st.sampled_from((None, None, 1))),
+        **{switch: draw(st.integers(0, 5)) > 0 for switch in SWITCHES},  # type: ignore[arg-type]
+    )
+    gib = draw(st.sampled_from((0.8, 0.9, 1.0, 1.2, 1.5, 16.0)))
+    layers = draw(st.integers(1, 4))
+    model = replace(problems.TINY, num_layers=layers, tied_embeddings=draw(st.booleans()))
+    try:
+        problem = task(machines, workload, space, layers=layers, gib=gib, **more)
+        return replace(problem, model=model)
+    except InputError:  # more pipelines than devices or sequences
+        assume(False)
+        raise
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(tiny_problems())
+def test_equals_the_naive_oracle(problem: Problem) -> None:
+    try:
+        plans = list(itertools.islice(oracle.every_plan(problem, MOST_SETS), MOST_PLANS + 1))
+    except oracle.TooManyError:
+        assume(False)
+        raise
+    assume(len(plans) <= MOST_PLANS)
+    model = CostModel(problem)
+    best_s = min((model.price(plan).objective for plan in plans), default=float("inf"))
+    result = solve(problem)
+    if best_s == float("inf"):
+        assert result.status is Status.INFEASIBLE
+        assert result.reason
+        assert "\n" not in result.reason
+    else:
+        assert result.status is Status.OPTIMAL, result.reason
+        assert result.objective == pytest.approx(best_s, rel=1e-9)
+        assert result.gap == 0.0
+        assert result.plan is not None
+        assert check(problem, result.plan, result.cost) == []
+        assert model.price(result.plan) == result.cost
+
+
+FREE = Workload(4, 512)
+BIGGER = {
+    "two_and_two": ([machine("a", "fast", 2), machine("b", "slow", 2)], replace(FREE, recompute="none"), 16.0),
+    "one_machine": ([machine("a", "fast", 3)], FREE, 16.0),
+    "tight": ([machine("a", "fast", 1), machine("b", "slow", 2)], replace(FREE, seq_len=2048), 1.0),
+}
+
+
+@pytest.mark.parametrize("name", BIGGER)
+def test_equals_the_naive_oracle_with_every_freedom(name: str) -> None:
+    """Replicas, layer ranges, ZeRO 0 to 3 with both groups, all at once."""
+    machines, workload, gib = BIGGER[name]
+    problem = task(machines, workload, Space(max_micro_batch_size=2), gib=gib)
+    model, best_s, kinds = CostModel(problem), float("inf"), set()
+    for plan in oracle.every_plan(problem):
+        best_s = min(best_s, model.price(plan).objective)
+        kinds.add((plan.schedule, plan.sharding))
+    assert len(kinds) >= 15
+    assert solve(problem).objective == pytest.approx(best_s, rel=1e-9)
+
+
+def test_replicas_can_be_best() -> None:
+    """One sequence at a time is too little for TP's overhead to pay: two devices share a micro-batch."""
+    problem = problems.TINY_PROBLEMS["three_gpus"]()
+    result = solve(problem)
+    assert result.plan is not None
+    assert any(len(stage.replicas) > 1 for pipeline in result.plan.pipelines for stage in pipeline.stages)
+    without = solve(replace(problem, space=replace(problem.space, replicas=False)))
+    assert without.objective > 1.05 * result.objective
+
+
+def test_every_plan_counts_what_there_is() -> None:
+    """One layer, two sequences, micro-batches of one or two, on two devices of one machine; by hand.
+
+    Per name: two for one device; one TP group (two orders of ranks, two micro-batch sizes), replicas (two orders, one
+    size), two pipelines. Two layers add two stages in two orders at two sizes, and each layer to the stage.
+    """
+    workload = Workload(2, 512, recompute="none", schedule="1f1b", optimizer_sharding="0")
+    problem = task([machine("a", "fast", 2)], workload, Space(max_micro_batch_size=2), layers=1)
+    found = list(oracle.every_plan(problem))
+    assert len(found) == len(set(found)) == 2 * 2 + 2 * 2 + 2 * 1 + 1
+    two = list(oracle.every_plan(replace(problem, model=replace(problem.model, num_layers=2))))
+    assert len(two) == len(set(two)) == len(found) + 2 * 2
+    free = replace(problem, workload=Workload(2, 512, recompute="none", optimizer_sharding="0"))
+    # Three schedules; four layers on two interleaved stages of two ranges each need both sequences apart.
+    several = list(oracle.every_plan(replace(free, model=replace(free.model, num_layers=4))))
+    assert sum(plan.pipelines[0].num_chunks > 1 for plan in several) == 2
+    assert len(several) == 3 * (len(found) + 3 * 2 * 2) + 2
+
+
+# Bad input, budget, listeners.
+
+
+def test_refuses_what_is_too_large() -> None:
+    for layers, gpus in ((MOST_LAYERS + 1, 2), (2, MOST_DEVICES + 1)):
+        problem = task([machine("a", "fast", gpus)], FREE, Space(), layers=layers)
+        with pytest.raises(InputError, match=r"at most|more than the 6 devices and 8 layers") as caught:
+            solve(problem)
+        assert "solver=portfolio" in str(caught.value)
+        assert "\n" not in str(caught.value)
+    excluded = Space(exclude=("a:0",))
+    assert solve(task([machine("a", "fast", 7)], Workload(1, 512), excluded, layers=1)).status is Status.OPTIMAL
+
+
+def test_refuses_other_pricers() -> None:
+    problem = task([machine("a", "fast", 2)], FREE, Space())
+    with pytest.raises(InputError, match="cost model"):
+        solve(problem, pricer=object())
+
+
+def middling() -> Problem:
+    """Six devices and eight layers: seconds of work."""
+    machines = [machine("a", "fast", 3), machine("b", "slow", 3)]
+    return task(machines, Workload(8, 2048), Space(), layers=8)
+
+
+def test_keeps_the_time_limit_with_a_plan() -> None:
+    began = time.perf_counter()
+    result = solve(middling(), time_limit_s=1.0)
+    assert time.perf_counter() - began <= 1.5
+    assert result.status is Status.FEASIBLE
+    assert result.plan is not None
+    assert 0.0 < result.bound_s < result.objective
+
+
+def test_a_listener_may_stop() -> None:
+    heard = []
+
+    def listen(progress: Any) -> bool:
+        heard.append(progress)
+        return len(heard) < 3
+
+    result = solve(middling(), listen=listen)
+    assert len(heard) in (3, 4)  # the search at the start may be told, and then the one around it
+    assert {progress.solver for progress in heard} == {"exhaustive"}
+    assert result.status in (Status.FEASIBLE, Status.NOT_FOUND)
+
+
+def test_same_plan_again() -> None:
+    problem = task([machine("a", "fast", 2), machine("b", "slow", 2)], Workload(4, 512), Space(), layers=3)
+    first, again = solve(problem), solve(problem, seed=5)
+    assert first.plan == again.plan
+    assert first.cost == again.cost
+
+
+def test_a_plan_outside_of_the_plan_space_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bar that the local search sets is never the answer: what is not found again is an error."""
+    problem = task([machine("a", "fast", 2)], Workload(2, 512), Space())
+    best = solve(problem)
+    assert best.plan is not None
+    assert best.cost is not None
+    impossible = replace(best.cost, step_time_s=best.cost.step_time_s / 2)
+
+    def run(self: LocalSearch, search: Any, builder: Any, rng: Any) -> None:
+        plan: Plan | None = best.plan
+        search.plan, search.cost = plan, impossible
+
+    monkeypatch.setattr(LocalSearch, "run", run)
+    with pytest.raises(AssertionError, match="outside"):
+        solve(problem)
