@@ -1,0 +1,86 @@
+"""Lanes: a pipeline of replicated stages, written down as several of equal structure and batch.
+
+The same replicas, layers and gradients; what the plan space allows of a micro-batch bounds a lane.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+
+from hexiopt.cost.boundary import Hop, Load, ways, ways_load
+from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.problem import Problem
+from solvers.rivals.cutting import Cut
+from solvers.rivals.device_groups import Batching, Share, Shares
+from solvers.structure import Group
+
+
+def plan_of_cut(
+    problem: Problem,
+    batching: Batching,
+    cut: Cut,
+    layers: Sequence[int],
+    schedule: str,
+    sharding: int,
+) -> Plan:
+    """The plan of a cut. Lanes are halved while their halves are alike: plain pipelines come out where they can."""
+    stages = [group.lanes() for group in cut]
+    size = batching.lane_size
+    while size % 2 == 0 and problem.space.num_pipelines is None:
+        halves = [[_halved(problem, shares) for shares in lanes] for lanes in stages]
+        if any(half is None for lanes in halves for half in lanes):
+            break
+        stages = [[part for half in lanes if half is not None for part in half] for lanes in halves]
+        size //= 2
+    ranges = list(pairwise([0, *accumulate(layers)]))
+    return Plan(
+        tuple(
+            Pipeline(
+                tuple(_stage(shares, *span, batching.policy) for shares, span in zip(lane, ranges, strict=True)),
+                batching.count,
+                size,
+            )
+            for lane in zip(*stages, strict=True)
+        ),
+        schedule,
+        Sharding(sharding),
+    )
+
+
+def _halved(problem: Problem, shares: Shares) -> tuple[Shares, Shares] | None:
+    """Replicas in two halves of equal types and samples; None where there are no such."""
+    alike: dict[tuple[str, int], list[Share]] = {}
+    for share in shares:
+        alike.setdefault((problem.cluster.gpu_of(share[0][0]).name, share[1]), []).append(share)
+    if any(len(members) % 2 for members in alike.values()):
+        return None
+    return (
+        tuple(sorted(s for members in alike.values() for s in members[: len(members) // 2])),
+        tuple(sorted(s for members in alike.values() for s in members[len(members) // 2 :])),
+    )
+
+
+def _stage(shares: Shares, first: int, end: int, policy: str) -> Stage:
+    if len(shares) == 1:
+        return Stage.of(shares[0][0], first, end, policy)
+    return Stage(tuple(Replica(devices, samples) for devices, samples in shares), ((first, end),), (policy,))
+
+
+def boundaries_s(
+    lanes: Sequence[Pipeline], hop_of: Callable[[Group, Group], Hop], sequence_bytes: float
+) -> list[float]:
+    """Per boundary of pipelines of equal structure, the longest message ahead and the longest back, together.
+
+    `sequence_bytes` are the hidden states of one sequence.
+    """
+    found = [ways(lane, hop_of, sequence_bytes) for lane in lanes]
+    load: Load = {}
+    for own in found:
+        for resource, seconds in ways_load(own):
+            load[resource] = load.get(resource, 0.0) + seconds
+    count = len(lanes[0].stages)
+    ahead, back = [0.0] * count, [0.0] * count
+    for own in found:
+        for way in own:
+            longest, boundary = (back, way.stage - 1) if way.backward else (ahead, way.stage)
+            longest[boundary] = max(longest[boundary], way.hop.seconds(way.num_bytes, load))
+    return [a + b for a, b in zip(ahead[: count - 1], back[: count - 1], strict=True)]

@@ -1,0 +1,70 @@
+"""What holds for every rival: its answer is in its space, and no random plan of that space beats it."""
+
+import random
+from functools import cache
+
+import pytest
+
+from hexiopt.check import check
+from hexiopt.cost.model import CostModel
+from hexiopt.errors import InputError
+from hexiopt.result import Result
+from solvers.base import Budget
+from solvers.registry import RIVALS, make_solver
+from solvers.rivals.base import Rival
+from tests.solvers.rivals import problems
+
+DRAWS = 2000  # on each problem
+TOLERANCE = 0.02
+
+EVERY = pytest.mark.parametrize("name", RIVALS)
+MIXED = pytest.mark.parametrize("kind", problems.MIXED)
+
+
+def rival(name: str) -> Rival:
+    if name == "flashflex":
+        pytest.importorskip("pymetis")
+    made = make_solver(name)
+    assert isinstance(made, Rival)
+    return made
+
+
+@cache
+def answer(name: str, kind: str) -> Result:
+    return rival(name).solve(problems.MIXED[kind](), Budget(120.0))
+
+
+@EVERY
+@MIXED
+def test_the_answer_is_in_its_space(name: str, kind: str) -> None:
+    problem, result = problems.MIXED[kind](), answer(name, kind)
+    assert result.plan is not None, result.reason
+    assert check(problem, result.plan, result.cost) == []
+    assert rival(name).in_space(problem, result.plan) is None
+
+
+@EVERY
+@MIXED
+def test_no_random_plan_of_its_space_beats_it(name: str, kind: str) -> None:
+    """Every draw is a valid plan of the space, and there are some that fit."""
+    problem, own, rng = problems.MIXED[kind](), rival(name), random.Random(1)
+    model = CostModel(problem)
+    steps_s = []
+    for _ in range(DRAWS):
+        plan = own.draw(problem, rng)
+        if plan is None:
+            continue
+        assert check(problem, plan) == []
+        assert own.in_space(problem, plan) is None
+        steps_s.append(model.price(plan).objective)
+    assert len(steps_s) >= DRAWS / 10
+    assert min(steps_s) < float("inf")
+    assert answer(name, kind).objective <= (1 + TOLERANCE) * min(steps_s)
+
+
+def test_options_are_those_of_the_rival() -> None:
+    assert make_solver("flashflex", defects="as_released") != make_solver("flashflex")
+    with pytest.raises(InputError, match=r"solver\.defects: megatron does not take it; it has no options"):
+        make_solver("megatron", defects="as_released")
+    with pytest.raises(InputError, match=r"solver\.defects: 'as_relased' is not known; did you mean as_released"):
+        make_solver("flashflex", defects="as_relased")
