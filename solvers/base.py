@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import Cost, PipelineCost
+from hexiopt.cost.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.plan import Plan
 from hexiopt.problem import Problem
@@ -39,9 +40,9 @@ class Pricer(Protocol):
         """Forward and backward seconds of a stage."""
 
     def max_layers(
-        self, site: Any, first: bool, last: bool, micro_batch_size: int, policy: str, held: int, shards: int
+        self, site: Any, first: bool, last: bool, micro_batch_size: int, policy: str, held: int, shards: Shards
     ) -> int:
-        """The most layers that fit with `held` micro-batches in flight and ZeRO-1 over `shards`; may be negative."""
+        """The most layers that fit, `held` micro-batches in flight, states spread as `shards`; may be negative."""
 
     def hop_s(self, senders: tuple[int, ...], receivers: tuple[int, ...], micro_batch_size: int) -> float:
         """One message between two stages, the network otherwise idle."""
@@ -166,6 +167,21 @@ class Search:
             self.nearest = (plan, cost)
         return cost
 
+    @property
+    def trajectory(self) -> tuple[Point, ...]:
+        """The improvements so far."""
+        return tuple(self._trajectory)
+
+    def weave(self, points: Sequence[Point]) -> None:
+        """Take the improvements of a search beside this one into its trajectory, at the times when they were made."""
+        reached, woven = [0, 0], list[Point]()
+        lanes = [(point, lane) for lane, own in enumerate((self._trajectory, points)) for point in own]
+        for point, lane in sorted(lanes, key=lambda item: item[0].runtime_s):
+            reached[lane] = point.steps
+            if not woven or point.step_time_s < woven[-1].step_time_s:
+                woven.append(replace(point, steps=sum(reached)))
+        self._trajectory = woven
+
     def result(self) -> Result:
         """The outcome."""
         found = self.plan is not None and self.cost is not None
@@ -180,5 +196,5 @@ class Search:
             plan=self.plan,
             cost=self.cost,
             bound_s=self.bound_s,
-            trajectory=tuple(self._trajectory),
+            trajectory=self.trajectory,
         )

@@ -14,11 +14,23 @@ def split_batch(
     global_batch: int,
     *,
     even: bool = False,
+    multiples: Sequence[int] = (),
 ) -> list[int] | None:
     """Micro-batches per pipeline (each at least 1), Σ size · count = global_batch; None where that is impossible.
 
-    `even`: equally many sequences for all, within one micro-batch.
+    `even`: equally many sequences for all, within one micro-batch. `multiples`: of what each count is a multiple.
     """
+    if any(n > 1 for n in multiples):
+        units = split_batch(
+            fill_s,
+            [b * n for b, n in zip(beat, multiples, strict=True)],
+            [s * n for s, n in zip(sizes, multiples, strict=True)],
+            global_batch,
+            even=even,
+        )
+        if units is None or (even and len(set(units)) > 1):
+            return None
+        return [count * n for count, n in zip(units, multiples, strict=True)]
     if sum(sizes) > global_batch:
         return None
     if even:

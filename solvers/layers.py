@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hexiopt.cost.memory import in_flight
+from hexiopt.cost.memory import Shards, in_flight
 from solvers.base import Pricer
 
 Choice = tuple[int, str]  # layers of a stage, recompute policy
@@ -34,7 +34,7 @@ class LayerSplitter:
         self._splits: dict[tuple[Any, ...], tuple[Choice, ...] | int] = {}
 
     def options(
-        self, sites: frozenset[Any], first: bool, last: bool, micro_batch_size: int, held: int, shards: int
+        self, sites: frozenset[Any], first: bool, last: bool, micro_batch_size: int, held: int, shards: Shards
     ) -> StageOptions:
         """The options of a stage that must hold on every one of `sites` (the slowest and fullest decide)."""
         key = (sites, first, last, micro_batch_size, held, shards)
@@ -80,32 +80,40 @@ class LayerSplitter:
         micro_batch_size: int,
         schedule: str,
         num_micro_batches: int,
-        shards: int,
+        shards: Shards,
         added_s: tuple[float, ...] = (),
+        chunks: int = 1,
     ) -> tuple[Choice, ...] | int:
-        """Layers and policy per stage, or how many layers find no room. `added_s`: what a stage does beside layers."""
+        """Layers and policy per stage, or how many layers find no room.
+
+        `added_s`: what a stage does beside layers. `chunks`: layer ranges a stage, of a layer at least.
+        """
         p = len(sites)
-        batches = num_micro_batches if schedule == "gpipe" else min(num_micro_batches, p)
-        key = (tuple(sites), micro_batch_size, schedule, batches, shards, added_s)
+        batches = num_micro_batches if schedule == "gpipe" else min(num_micro_batches, p * (3 if chunks > 1 else 1))
+        key = (tuple(sites), micro_batch_size, schedule, batches, shards, added_s, chunks)
         found = self._splits.get(key)
         if found is None:
             if len(self._splits) > 100_000:
                 self._splits.clear()
             options = [
-                self.options(site, s == 0, s == p - 1, micro_batch_size, in_flight(schedule, s, p, batches), shards)
+                self.options(
+                    site, s == 0, s == p - 1, micro_batch_size, in_flight(schedule, s, p, batches, chunks), shards
+                )
                 for s, site in enumerate(sites)
             ]
-            found = self._splits[key] = self._solve(options, added_s or (0.0,) * p)
+            found = self._splits[key] = self._solve(options, added_s or (0.0,) * p, chunks)
         return found
 
-    def _solve(self, options: list[StageOptions], added_s: Sequence[float]) -> tuple[Choice, ...] | int:
+    def _solve(self, options: list[StageOptions], added_s: Sequence[float], least: int) -> tuple[Choice, ...] | int:
         layers, p = self._num_layers, len(options)
-        empty = sum(not o.times for o in options)
+        empty = sum(max(0, least - len(o.times)) for o in options)
         room = sum(len(o.times) for o in options)
-        if p > layers or empty or room < layers:
-            return max(layers - room, empty, p - layers, 1)
+        if p * least > layers or empty or room < layers:
+            return max(layers - room, empty, p * least - layers, 1)
         counts = (
-            self._even_counts(options) if self._even else bottleneck_counts([o.times for o in options], layers, added_s)
+            self._even_counts(options)
+            if self._even
+            else bottleneck_counts([o.times for o in options], layers, added_s, least)
         )
         if counts is None:
             return 1
@@ -123,15 +131,17 @@ class LayerSplitter:
         return [low + (s in more) for s in range(len(options))]
 
 
-def bottleneck_counts(times: Sequence[Sequence[float]], total: int, added: Sequence[float] = ()) -> list[int]:
-    """Counts n_s ≥ 1 with Σ n_s = total that minimise the largest `times[s][n_s - 1] + added[s]`.
+def bottleneck_counts(
+    times: Sequence[Sequence[float]], total: int, added: Sequence[float] = (), least: int = 1
+) -> list[int]:
+    """Counts n_s ≥ `least` with Σ n_s = total that minimise the largest `times[s][n_s - 1] + added[s]`.
 
     Among those, the sum is small too (least where times are convex). `times[s]` never falls; total is from
-    len(times) to Σ len(times[s]).
+    `least` · len(times) to Σ len(times[s]).
     """
     if any(added):
         times = [[x + more for x in t] for t, more in zip(times, added, strict=True)]
-    low = max(t[0] for t in times)
+    low = max(t[least - 1] for t in times)
     if sum(bisect_right(t, low) for t in times) < total:
         high = max(t[-1] for t in times)
         # Bisection narrows the bottleneck to one of the times.
@@ -147,7 +157,7 @@ def bottleneck_counts(times: Sequence[Sequence[float]], total: int, added: Seque
     while surplus > 0:
         # Give back the layer that saves most time: it shortens the pipeline's fill and drain.
         s = max(
-            (s for s in range(len(counts)) if counts[s] > 1),
+            (s for s in range(len(counts)) if counts[s] > least),
             key=lambda s: times[s][counts[s] - 1] - times[s][counts[s] - 2],
         )
         counts[s] -= 1

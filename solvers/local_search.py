@@ -7,16 +7,24 @@ that no plan follows weigh by how many layers find no place, so that the search 
 import math
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from hexiopt.cost.memory import Shards
 from hexiopt.problem import Problem
-from hexiopt.space import sharding_stages
 from solvers.base import Search
 from solvers.moves import Neighbourhood
 from solvers.polish import Polisher
 from solvers.searching import SearchingSolver
-from solvers.starts import chain_structures, first_choice, kinds, shared_structures, symmetric
+from solvers.starts import (
+    chain_structures,
+    first_choice,
+    kinds,
+    lockstep_structures,
+    shared_structures,
+    symmetric,
+)
 from solvers.structure import Builder, Bundle, Misfit, Structure
+from solvers.zero import plain_stages, sharding_groups
 
 _HOT, _COLD = 0.01, 0.0005  # temperatures: an accepted worsening of 1 % and of 0.05 %
 _MISFIT = 100.0  # energy of a structure that no plan follows, far above any step time's logarithm
@@ -109,27 +117,28 @@ class Annealer:
 def hand_made(problem: Problem, builder: Builder) -> Iterator[Structure]:
     """Structures that people would try: chains, and every kind of machine with its own symmetric grid."""
     yield from own_grids(problem, builder)
+    yield from lockstep_structures(problem)
     yield from chain_structures(problem)
     yield from shared_structures(problem)
 
 
 def own_grids(problem: Problem, builder: Builder) -> Iterator[Structure]:
     """Each kind its best symmetric grid for its share of the batch, side by side; at several micro-batch sizes."""
-    for sharding in sharding_stages(problem.workload):
+    for sharding in plain_stages(problem):
         for size in problem.space.micro_batch_sizes(problem.workload.global_batch)[:3]:
             chosen = []
             for members in kinds(problem):
                 best: tuple[float, Bundle] | None = None
                 for bundle in symmetric(problem, members):
                     sized = Bundle(bundle.stages, size)
-                    rate = builder.rate(first_choice(problem, (sized,)), sized.width if sharding else 1)
+                    rate = builder.rate(first_choice(problem, (sized,)), Shards(sharding, sized.width))
                     if rate > 0.0 and (best is None or rate > best[0]):
                         best = (rate, sized)
                 if best is not None:
                     chosen.append(best[1])
             if chosen:
                 base = first_choice(problem, tuple(chosen))
-                yield Structure(base.bundles, base.schedule, sharding)
+                yield from (replace(base, sharding=sharding, groups=way) for way in sharding_groups(problem, sharding))
 
 
 def improve(search: Search, builder: Builder, starts: Iterable[Structure], rng: random.Random, until: float) -> None:

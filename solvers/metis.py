@@ -16,14 +16,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hexiopt.cost.memory import Shards
 from hexiopt.errors import InputError
 from hexiopt.problem import Problem
-from hexiopt.space import schedules, sharding_stages
 from solvers.base import Search
 from solvers.graph import DeviceGraph, device_graph, partition
+from solvers.interleaving import drawn_schedule
 from solvers.ordering import best_order
 from solvers.searching import SearchingSolver
+from solvers.starts import cut
 from solvers.structure import Builder, Bundle, Group, Structure
+from solvers.zero import LOCKSTEP, drawn_groups, drawn_stage
 
 _AFRESH = 0.25  # share of iterations that partition the whole cluster anew
 _NEXT_BEST = 0.4  # chance to pass over a number of pipelines for the next best one
@@ -87,22 +90,46 @@ class HierarchicalPartition:
         base = self._base()
         style = self._style(base)
         parts, kept = self._phase_one(base, style)
-        shards = len(parts) if style.sharding else 1
-        bundles = []
-        for part in parts:
-            old = kept.get(part) or self._pipeline(self._graph.subset(list(part)), style, shards)
-            if old is None:
-                return
-            bundles.append(Bundle(old.stages, style.size))
-        structure = Structure(tuple(bundles), style.schedule, style.sharding)
-        if not self.builder.allowed(structure):
+        bundles = self._aligned(parts, style) if style.sharding >= LOCKSTEP else self._bundles(parts, kept, style)
+        structure = Structure(tuple(bundles), style.schedule, style.sharding, style.chunks, style.groups)
+        if not bundles or not self.builder.allowed(structure):
             return
         rival = self._best.get(len(parts))
         least = rival.step_time_s if rival else float("inf")
         priced = self.builder.price(structure, least)
         if isinstance(priced, tuple) and priced[1].objective < least:
             self._best[len(parts)] = _Incumbent(priced[1].objective, parts, structure, style)
-            self._like(structure)
+            if style.sharding < LOCKSTEP:
+                self._like(structure)
+
+    def _bundles(
+        self, parts: tuple[tuple[int, ...], ...], kept: dict[tuple[int, ...], Bundle], style: "_Style"
+    ) -> list[Bundle]:
+        """Every part a pipeline, of a bundle of its own; none where one does not fit."""
+        # How many holders a machine has is not known yet.
+        shards = Shards(style.sharding, len(parts) if style.groups == "all" else 1)
+        bundles = []
+        for part in parts:
+            old = kept.get(part) or self._pipeline(self._graph.subset(list(part)), style, shards)
+            if old is None:
+                return []
+            bundles.append(Bundle(old.stages, style.size))
+        return bundles
+
+    def _aligned(self, parts: tuple[tuple[int, ...], ...], style: "_Style") -> list[Bundle]:
+        """Every part a pipeline of as many stages of one TP degree: one bundle; none where a part is too small."""
+        machine_of, space = self.problem.cluster.machine_of, self.problem.space
+        devices = [[self._graph.devices[i] for i in part] for part in parts]
+        tp = self.rng.choice(space.allowed_tp(max(len(own) for own in self.problem.usable_by_machine.values())))
+        lines = []
+        for own in devices:
+            machines = sorted({int(machine_of[d]) for d in own}, key=lambda m: (style.ranks[self._kind_of[m]], m))
+            lines.append([group for m in machines for group in cut([d for d in own if machine_of[d] == m], tp)])
+        most = min(*map(len, lines), self.problem.model.num_layers)
+        count = space.num_stages or self.rng.randint(min(1, most), most)
+        if not 0 < count <= most:
+            return []
+        return [Bundle(tuple(zip(*(line[:count] for line in lines), strict=True)), style.size)]
 
     def _base(self) -> _Incumbent | None:
         """The plan to work on: one of the best for their numbers of pipelines, the better the likelier."""
@@ -127,13 +154,13 @@ class HierarchicalPartition:
             return self._partition(self._used(count), count), {}
         if style.ranks != base.style.ranks:
             return base.parts, {}  # another order for all pipelines, so that they stay aligned
-        kept = dict(zip(base.parts, base.structure.bundles, strict=True))
+        kept = {} if style.sharding >= LOCKSTEP else dict(zip(base.parts, base.structure.bundles, strict=True))
         chosen = rng.sample(base.parts, min(len(base.parts), rng.choice((1, 2, 2, 3))))
         rest = tuple(part for part in base.parts if part not in chosen)
         union = tuple(sorted(position for part in chosen for position in part))
         change = 0 if fixed else rng.choice((-1, 0, 0, 0, 0, 1))
         count = len(chosen) if fixed else min(max(1, len(chosen) + change), max(1, len(union) // 2))
-        return rest + self._partition(union, count), {part: kept[part] for part in rest}
+        return rest + self._partition(union, count), {part: kept[part] for part in rest if part in kept}
 
     def _used(self, count: int) -> tuple[int, ...]:
         """The GPUs to partition: all, or now and then those of some machines, which pays on slow networks."""
@@ -167,17 +194,21 @@ class HierarchicalPartition:
         sizes = self.problem.space.micro_batch_sizes(workload.global_batch)[:3]
         ranks = list(range(max(self._kind_of) + 1))
         rng.shuffle(ranks)
-        new = _Style(
-            rng.choice(sizes), rng.choice(schedules(workload)), rng.choice(sharding_stages(workload)), tuple(ranks)
-        )
+        size, (schedule, chunks) = rng.choice(sizes), drawn_schedule(self.problem, rng)
+        sharding = drawn_stage(self.problem, rng, aligned=False)
+        new = _Style(size, schedule, sharding, tuple(ranks), chunks, drawn_groups(self.problem, rng, sharding))
         if base is None:
             return new
         if rng.random() > _OTHER_STYLE:
             return base.style
         changed = rng.choice(("size", "schedule", "sharding", "ranks", "ranks", "ranks"))
+        if changed == "schedule":
+            return replace(base.style, schedule=schedule, chunks=chunks)
+        if changed == "sharding":
+            return replace(base.style, sharding=sharding, groups=new.groups)
         return replace(base.style, **{changed: getattr(new, changed)})
 
-    def _pipeline(self, graph: DeviceGraph, style: "_Style", shards: int) -> Bundle | None:
+    def _pipeline(self, graph: DeviceGraph, style: "_Style", shards: Shards) -> Bundle | None:
         """Phase 2 for the GPUs of one pipeline."""
         cluster = self.problem.cluster
         by_machine: dict[int, list[int]] = {}
@@ -202,13 +233,17 @@ class HierarchicalPartition:
             return found[: self.problem.space.num_stages or self.problem.model.num_layers]
 
         chosen = [self._first_option(block, options) for block, options in zip(blocks, choices, strict=True)]
-        best_s = self.builder.finish_s(stages(chosen), style.size, style.schedule, shards, sequences)
+
+        def seconds(chosen: list[int]) -> float:
+            return self.builder.finish_s(stages(chosen), style.size, style.schedule, shards, sequences, style.chunks)
+
+        best_s = seconds(chosen)
         for at in self.rng.sample(order, min(len(order), _SEARCHED_BLOCKS)):
             for option in range(len(choices[at])):
                 if option == chosen[at]:
                     continue
                 trial = [*chosen[:at], option, *chosen[at + 1 :]]
-                trial_s = self.builder.finish_s(stages(trial), style.size, style.schedule, shards, sequences)
+                trial_s = seconds(trial)
                 if trial_s < best_s:
                     best_s, chosen = trial_s, trial
         return Bundle(tuple((group,) for group in stages(chosen)), style.size) if math.isfinite(best_s) else None
@@ -269,12 +304,14 @@ def _groups(block: list[int], degrees: tuple[int, ...]) -> list[Group]:
 
 @dataclass(frozen=True)
 class _Style:
-    """What all pipelines of an iteration share: micro-batch size, schedule, sharding, and the order of kinds."""
+    """What all pipelines of an iteration share: micro-batch size, schedule, sharding, order of kinds, layer ranges."""
 
     size: int
     schedule: str
     sharding: int
     ranks: tuple[int, ...]
+    chunks: int
+    groups: str  # sharding groups
 
 
 class Metis(SearchingSolver):
@@ -284,25 +321,24 @@ class Metis(SearchingSolver):
 
     def run(self, search: Search, builder: Builder, rng: random.Random) -> None:
         """Raises InputError without pymetis, and for more GPUs than its graph takes."""
-        require_pymetis()
-        gpus = len(search.problem.usable_devices)
-        if gpus > _LARGEST_GRAPH:
-            raise InputError(
-                f"solver: metis: {gpus} GPUs are more than the {_LARGEST_GRAPH} of its complete graph; "
-                "use solver=portfolio"
-            )
+        require_graph(self.name, search.problem)
         hierarchy = HierarchicalPartition(search, builder, rng)
         while search.go_on():
             search.step()
             hierarchy.iterate()
 
 
-def require_pymetis() -> None:
-    """Raises InputError that names what to install."""
+def require_graph(solver: str, problem: Problem, most: int = _LARGEST_GRAPH) -> None:
+    """Raises InputError without pymetis, naming what to install, and for a complete graph of more than `most` GPUs."""
     try:
         import pymetis  # noqa: F401
     except ImportError:
         raise InputError(
-            "solver: metis: needs the package pymetis; install it with \"pip install -e '.[metis]'\", "
+            f"solver: {solver}: needs the package pymetis; install it with \"pip install -e '.[metis]'\", "
             "or choose solver=portfolio"
         ) from None
+    gpus = len(problem.usable_devices)
+    if gpus > most:
+        raise InputError(
+            f"solver: {solver}: {gpus} GPUs are more than the {most} of its complete graph; use solver=portfolio"
+        )

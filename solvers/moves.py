@@ -6,11 +6,13 @@ space and fits memory is for the builder to say.
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from hexiopt.problem import Problem
-from hexiopt.space import schedules, sharding_stages
+from solvers.interleaving import drawn_chunks, drawn_schedule, may_interleave
 from solvers.starts import cut
 from solvers.structure import Bundle, Group, Structure
+from solvers.zero import drawn_groups, drawn_stage
 
 Slot = tuple[Group, ...]
 Move = Callable[["Neighbourhood", Structure, random.Random], Structure | None]
@@ -50,6 +52,7 @@ class Neighbourhood:
             Neighbourhood.use_idle,
             Neighbourhood.resize_micro_batch,
             Neighbourhood.other_choice,
+            *([Neighbourhood.other_chunks] if may_interleave(problem) else []),
         )
 
     def random_move(self, structure: Structure, rng: random.Random) -> Structure | None:
@@ -305,11 +308,17 @@ class Neighbourhood:
 
     def other_choice(self, structure: Structure, rng: random.Random) -> Structure | None:
         """Another schedule or sharding."""
-        workload = self.problem.workload
-        schedule, sharding = rng.choice(schedules(workload)), rng.choice(sharding_stages(workload))
-        if (schedule, sharding) == (structure.schedule, structure.sharding):
+        schedule, chunks = drawn_schedule(self.problem, rng)
+        sharding = drawn_stage(self.problem, rng, aligned=len(structure.bundles) == 1)
+        found = Structure(structure.bundles, schedule, sharding, chunks, drawn_groups(self.problem, rng, sharding))
+        return None if found == structure else found
+
+    def other_chunks(self, structure: Structure, rng: random.Random) -> Structure | None:
+        """The same pipelines interleaved, or interleaved with other numbers of layer ranges."""
+        chunks = drawn_chunks(self.problem, rng)
+        if all(len(bundle.stages) == 1 for bundle in structure.bundles) or chunks == structure.chunks:
             return None
-        return Structure(structure.bundles, schedule, sharding)
+        return replace(structure, schedule="interleaved", chunks=chunks)
 
     # Pieces.
 

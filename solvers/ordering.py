@@ -5,10 +5,12 @@ greedy: from every start follow the τ cheapest next hops, keeping the τ best p
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
+from heapq import nsmallest
+from itertools import islice, pairwise
 
 EXACT = 9
 TAU = 4
+_MOST_PATHS = 128  # kept of each length, in all
 
 
 def path_length(hops: Sequence[Sequence[float]], order: Sequence[int]) -> float:
@@ -51,12 +53,13 @@ def _exact(hops: Sequence[Sequence[float]]) -> list[int]:
 
 def _greedy(hops: Sequence[Sequence[float]]) -> list[int]:
     count = len(hops)
+    nearest = [sorted(range(count), key=lambda stage: (row[stage], stage)) for row in hops]
     paths = [(0.0, [stage]) for stage in range(count)]
     for _ in range(count - 1):
         grown = []
         for length, path in paths:
-            row = hops[path[-1]]
-            free = sorted((row[stage], stage) for stage in range(count) if stage not in path)
-            grown += [(length + hop, [*path, stage]) for hop, stage in free[:TAU]]
-        paths = sorted(grown)[: TAU * count]
+            row, visited = hops[path[-1]], set(path)
+            free = (stage for stage in nearest[path[-1]] if stage not in visited)
+            grown += [(length + row[stage], [*path, stage]) for stage in islice(free, TAU)]
+        paths = nsmallest(min(TAU * count, _MOST_PATHS), grown)
     return paths[0][1]

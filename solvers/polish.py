@@ -6,12 +6,16 @@ layers in one machine keeps gradients off the network, which only the whole pric
 
 import random
 from dataclasses import replace
+from math import lcm
 
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.memory import in_flight
+from hexiopt.cost.memory import Shards, in_flight
 from hexiopt.plan import Pipeline, Plan, Stage
+from hexiopt.space import layer_ranges
 from solvers.base import Pricer, Search
+from solvers.interleaving import multiple_of
 from solvers.structure import Builder
+from solvers.zero import LOCKSTEP, holders_of, sharding_groups
 
 
 class Polisher:
@@ -21,6 +25,7 @@ class Polisher:
         self.search, self.builder, self.rng = search, builder, rng
         self._pricer: Pricer = search.pricer
         self._policies = search.pricer.policies()
+        self._machine_of: list[int] = search.problem.cluster.machine_of.tolist()
 
     def finish(self) -> None:
         """Improve the search's best plan, and the same plan with micro-batches of twice and half the size.
@@ -55,7 +60,7 @@ class Polisher:
         pipelines = []
         for pipeline in plan.pipelines:
             size, count = int(pipeline.micro_batch_size * factor), pipeline.num_micro_batches / factor
-            if size not in sizes or count != int(count):
+            if size not in sizes or count != int(count) or count % multiple_of(pipeline.stages):
                 return None
             pipelines.append(replace(pipeline, micro_batch_size=size, num_micro_batches=int(count)))
         return replace(plan, pipelines=tuple(pipelines))
@@ -67,8 +72,10 @@ class Polisher:
             kinds += [self._shift_layer] * 3
         if space.recompute_per_stage and len(self._policies) > 1:
             kinds.append(self._other_policy)
-        if space.uneven_batch and len(plan.pipelines) > 1:
+        if space.uneven_batch and len(plan.pipelines) > 1 and plan.sharding.stage < LOCKSTEP:
             kinds.append(self._shift_batch)
+        if len(sharding_groups(self.search.problem, plan.sharding.stage)) > 1 and len(plan.pipelines) > 1:
+            kinds.append(self._other_groups)
         return self.rng.choice(kinds)(plan, cost) if kinds else None
 
     def _shift_layer(self, plan: Plan, cost: Cost) -> Plan | None:
@@ -86,7 +93,7 @@ class Polisher:
             if ends:
                 change = min((end - here for end in ends), key=abs) or change
         chosen = [p]
-        together = not self.search.problem.space.uneven_structure
+        together = not self.search.problem.space.uneven_structure or plan.sharding.stage >= LOCKSTEP
         if together or rng.random() < 0.4:
             shape = [stage.layers for stage in plan.pipelines[p].stages]
             chosen = [k for k, q in enumerate(plan.pipelines) if [stage.layers for stage in q.stages] == shape]
@@ -99,13 +106,15 @@ class Polisher:
         return replace(plan, pipelines=tuple(pipelines))
 
     def _with_boundary(self, plan: Plan, pipeline: Pipeline, s: int, change: int) -> Pipeline | None:
-        left, right = pipeline.stages[s], pipeline.stages[s + 1]
-        (first, middle), (_, end) = left.layers[0], right.layers[0]
-        if not first < middle + change < end:
+        """`pipeline` with `change` layers more in stage s and fewer in the next; all ranges follow if interleaved."""
+        chunks, counts = pipeline.num_chunks, [stage.num_layers for stage in pipeline.stages]
+        counts[s], counts[s + 1] = counts[s] + change, counts[s + 1] - change
+        if min(counts) < chunks:
             return None
-        stages = list(pipeline.stages)
-        for at, (a, b) in ((s, (first, middle + change)), (s + 1, (middle + change, end))):
-            fitted = self._fitted(plan, pipeline, at, Stage.of(stages[at].devices, a, b, stages[at].policy))
+        ranges = layer_ranges(counts, chunks)
+        stages = [replace(stage, layers=own) for stage, own in zip(pipeline.stages, ranges, strict=True)]
+        for at in (s, s + 1):
+            fitted = self._fitted(plan, pipeline, at, stages[at])
             if fitted is None:
                 return None
             stages[at] = fitted
@@ -114,8 +123,8 @@ class Polisher:
     def _fitted(self, plan: Plan, pipeline: Pipeline, s: int, stage: Stage) -> Stage | None:
         """`stage` with the fastest policy whose memory fits (its own alone where policies may not differ)."""
         count = len(pipeline.stages)
-        held = in_flight(plan.schedule, s, count, pipeline.num_micro_batches)
-        shards = len(plan.pipelines) if plan.sharding.stage else 1
+        held = in_flight(plan.schedule, s, count, pipeline.num_micro_batches, pipeline.num_chunks)
+        shards = Shards(plan.sharding.stage, holders_of(plan, self._machine_of))
         site, size = self._pricer.site(stage.devices), pipeline.micro_batch_size
         policies = self._policies if self.search.problem.space.recompute_per_stage else (stage.policy,)
         fitting = [
@@ -129,7 +138,7 @@ class Polisher:
             fitting,
             key=lambda policy: sum(self._pricer.stage_s(site, stage.num_layers, s == 0, s == count - 1, size, policy)),
         )
-        return Stage.of(stage.devices, *stage.layers[0], best)
+        return replace(stage, recompute=(best,))
 
     def _other_policy(self, plan: Plan, cost: Cost) -> Plan | None:
         rng = self.rng
@@ -145,15 +154,21 @@ class Polisher:
             plan, pipelines=(*plan.pipelines[:p], replace(pipeline, stages=stages), *plan.pipelines[p + 1 :])
         )
 
+    def _other_groups(self, plan: Plan, cost: Cost) -> Plan | None:
+        """Sharding inside machines instead of over all holders, or back."""
+        groups = "all" if plan.sharding.groups == "machine" else "machine"
+        return replace(plan, sharding=replace(plan.sharding, groups=groups))
+
     def _shift_batch(self, plan: Plan, cost: Cost) -> Plan | None:
-        """A micro-batch goes from the latest pipeline to another of the same size."""
+        """A micro-batch, or as many as interleaving needs, goes from the latest pipeline to another of its size."""
         ends = [priced.end_s for priced in cost.pipelines]
         a = max(range(len(ends)), key=ends.__getitem__)
         b = self.rng.randrange(len(ends))
         giver, taker = plan.pipelines[a], plan.pipelines[b]
-        if a == b or giver.num_micro_batches < 2 or giver.micro_batch_size != taker.micro_batch_size:
+        moved = lcm(multiple_of(giver.stages), multiple_of(taker.stages))
+        if a == b or giver.num_micro_batches <= moved or giver.micro_batch_size != taker.micro_batch_size:
             return None
         pipelines = list(plan.pipelines)
-        pipelines[a] = replace(giver, num_micro_batches=giver.num_micro_batches - 1)
-        pipelines[b] = replace(taker, num_micro_batches=taker.num_micro_batches + 1)
+        pipelines[a] = replace(giver, num_micro_batches=giver.num_micro_batches - moved)
+        pipelines[b] = replace(taker, num_micro_batches=taker.num_micro_batches + moved)
         return replace(plan, pipelines=tuple(pipelines))

@@ -9,6 +9,7 @@ start by hand. With a budget in steps both lanes run wherever they are, so that 
 import multiprocessing
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain
@@ -18,6 +19,7 @@ from typing import Any
 
 from hexiopt.cost.cost import Cost
 from hexiopt.plan import Plan
+from hexiopt.result import Point
 from solvers.base import Search
 from solvers.local_search import ANNEAL, hand_made, improve, own_grids
 from solvers.metis import HierarchicalPartition
@@ -75,7 +77,7 @@ class Portfolio(SearchingSolver):
             if whole.max_steps is not None and not search.stopped:
                 other = search.beside()
                 run_lane(other, Builder(other), 1)
-                _merge(search, other.plan, other.steps, other.nearest)
+                _merge(search, other.plan, other.steps, other.nearest, other.trajectory)
         search.budget = whole
 
 
@@ -115,7 +117,7 @@ def _second_lane(search: Search, stop: Event, pipe: Connection) -> None:
     try:
         own = search.beside(lambda _: not stop.is_set())
         run_lane(own, Builder(own), 1)
-        pipe.send((own.plan, own.steps, own.nearest))
+        pipe.send((own.plan, own.steps, own.nearest, own.trajectory))
     except BaseException as error:
         pipe.send(error)
         raise
@@ -123,10 +125,17 @@ def _second_lane(search: Search, stop: Event, pipe: Connection) -> None:
         pipe.close()
 
 
-def _merge(search: Search, plan: Plan | None, steps: int, nearest: tuple[Plan, Cost] | None) -> None:
+def _merge(
+    search: Search,
+    plan: Plan | None,
+    steps: int,
+    nearest: tuple[Plan, Cost] | None,
+    trajectory: Sequence[Point],
+) -> None:
     """Take over what another lane found."""
     search.steps += steps
     if plan is not None:
         search.offer(plan)
+        search.weave(trajectory)
     elif search.nearest is None:
         search.nearest = nearest

@@ -8,10 +8,11 @@ feasible by construction, and the comparison shows what the partition alone is w
 import random
 
 from hexiopt.problem import Problem
-from hexiopt.space import schedules, sharding_stages
 from solvers.base import Search
+from solvers.interleaving import drawn_schedule
 from solvers.searching import SearchingSolver
 from solvers.structure import Builder, Bundle, Group, Structure
+from solvers.zero import drawn_groups, drawn_stage, must_align
 
 
 def random_groups(problem: Problem, devices: list[int], rng: random.Random) -> list[Group]:
@@ -45,7 +46,7 @@ def random_structure(problem: Problem, rng: random.Random) -> Structure | None:
     space, layers = problem.space, problem.model.num_layers
     most = min(len(devices), problem.workload.global_batch, 64)
     count = space.num_pipelines or rng.randint(1, most)
-    if not space.uneven_structure or not space.uneven_tp:
+    if not space.uneven_structure or not space.uneven_tp or must_align(problem):
         return _regular(problem, rng)
     parts: list[list[int]] = [[] for _ in range(count)]
     for device in devices:
@@ -59,9 +60,9 @@ def random_structure(problem: Problem, rng: random.Random) -> Structure | None:
         if not groups or len(groups) > layers:
             return None
         bundles.append(Bundle(tuple((group,) for group in groups), size))
-    return Structure(
-        tuple(bundles), rng.choice(schedules(problem.workload)), rng.choice(sharding_stages(problem.workload))
-    )
+    schedule, chunks = drawn_schedule(problem, rng)
+    sharding = drawn_stage(problem, rng, aligned=len(bundles) == 1)
+    return Structure(tuple(bundles), schedule, sharding, chunks, drawn_groups(problem, rng, sharding))
 
 
 def _regular(problem: Problem, rng: random.Random) -> Structure | None:
@@ -86,7 +87,9 @@ def _regular(problem: Problem, rng: random.Random) -> Structure | None:
         return None
     size = rng.choice(problem.space.micro_batch_sizes(max(1, problem.workload.global_batch // count)))
     bundle = Bundle(tuple(tuple(groups[s * count : (s + 1) * count]) for s in range(stages)), size)
-    return Structure((bundle,), rng.choice(schedules(problem.workload)), rng.choice(sharding_stages(problem.workload)))
+    schedule, chunks = drawn_schedule(problem, rng)
+    sharding = drawn_stage(problem, rng, aligned=True)
+    return Structure((bundle,), schedule, sharding, chunks, drawn_groups(problem, rng, sharding))
 
 
 class RandomPartition(SearchingSolver):

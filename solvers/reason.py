@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
+from hexiopt.cost.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage
@@ -17,6 +18,7 @@ from hexiopt.workload import AUTO
 from solvers.base import Budget, Search
 from solvers.starts import chain_structures, cut
 from solvers.structure import Builder, Misfit
+from solvers.zero import first_stage, must_align
 
 _TRIED = 300  # hand-made structures built to see whether a changed problem has a plan
 _THOUGHT_S = 0.3  # most seconds spent on looking for a change that fits
@@ -27,46 +29,54 @@ def proven_infeasible(search: Search) -> bool:
     return isinstance(search.pricer, CostModel) and shortfall(search.problem, search.pricer) is not None
 
 
-def explain(search: Search) -> Result:
-    """The result of `search`; without a plan, with the reason, and `infeasible` where that is proven."""
+def explain(search: Search, remedy: str | None = None) -> Result:
+    """The result of `search`; without a plan, with the reason, and `infeasible` where that is proven.
+
+    `remedy` stands for the nearest change that fits, where a search does not cover the whole plan space.
+    """
     result = search.result()
     if result.plan is not None:
         return result
     if not isinstance(search.pricer, CostModel):
         return replace(result, reason=f"no plan found in {search.steps} steps: {_nearest(search)}")
     proof = shortfall(search.problem, search.pricer)
-    remedy = nearest_change(search.problem)
     if proof is not None:
-        return replace(result, status=Status.INFEASIBLE, reason=f"no plan fits: {proof}; {remedy}")
-    return replace(result, reason=f"no plan found in {search.steps} steps: {_nearest(search)}; {remedy}")
+        reason = f"no plan fits: {proof}; {nearest_change(search.problem)}"
+        return replace(result, status=Status.INFEASIBLE, reason=reason)
+    met = _nearest(search)
+    if remedy is not None and search.plan is not None:
+        met = "the plain plans that fit are outside its plan space"
+    remedy = remedy or nearest_change(search.problem)
+    return replace(result, reason=f"no plan found in {search.steps} steps: {met}; {remedy}")
 
 
 def shortfall(problem: Problem, model: CostModel) -> str | None:
     """In words, the proof that no plan fits memory, if a count of rooms gives one.
 
-    Every device holds at most as many layers as fit it with one micro-batch in flight, its TP group as wide,
-    its policy as lean and its optimiser as sharded as may be; all devices together must hold the model once.
+    Every device holds at most as many layers as fit it with one micro-batch in flight, its TP group as wide and
+    its policy as lean as may be; all devices together must hold the model once. Sharding saves no room in all: n
+    holders of a layer take at least the states of one, and n times its activations. Only fractions of layers count.
     """
-    policies, shards = recompute_policies(problem.workload), 1
-    if sharding_stages(problem.workload)[-1]:
-        shards = min(len(problem.usable_devices), problem.workload.global_batch)
-    total, best = 0, (math.inf, 0, "")
-    rooms: dict[object, int] = {}
+    policies, zero = recompute_policies(problem.workload), sharding_stages(problem.workload)[-1]
+    leanest = Shards(zero, min(len(problem.usable_devices), problem.workload.global_batch))
+    total, best = 0.0, (math.inf, 0, "")
+    rooms: dict[object, float] = {}
     per_layer_gib = 0.0
     for machine, own in problem.usable_by_machine.items():
         key = (problem.cluster.machines[machine].kind, len(own))
         if key not in rooms:
-            held: dict[int, int] = {}  # layers that a TP group holds, by degree
+            held: dict[int, float] = {}  # layers that a TP group holds, by degree
             for tp in problem.space.allowed_tp(len(own)):
                 site = model.site(own[:tp])
                 memory = model.memory_model(site, 1)
-                held[tp] = max(model.max_layers(site, False, False, 1, policy, 1, shards) for policy in policies)
+                held[tp], limit = 0.0, site.gpu.usable_memory_bytes
                 for policy in policies:
-                    needs = [memory.stage(n, False, False, policy, 1, shards).total for n in (1, 2)]
-                    excess = needs[0] - site.gpu.usable_memory_bytes
+                    empty, one = (memory.stage(n, False, False, policy, 1).total for n in (0, 1))
+                    room = (limit - empty) / (one - empty)
+                    held[tp] = max(held[tp], room * (1 + 1e-9) if zero else math.floor(room * (1 + 1e-9)))
+                    excess = memory.stage(1, False, False, policy, 1, leanest).total - limit
                     if excess < best[0]:
-                        best = (excess, own[0], site.gpu.name)
-                        per_layer_gib = tp * (needs[1] - needs[0]) / GIB
+                        best, per_layer_gib = (excess, own[0], site.gpu.name), tp * (one - empty) / GIB
             rooms[key] = _room(held, len(own))
         total += rooms[key]
     needed = problem.model.num_layers
@@ -80,14 +90,15 @@ def shortfall(problem: Problem, model: CostModel) -> str | None:
             f"{excess / GIB:.2f} GiB even at its best TP degree"
         )
     return (
-        f"all devices together have room for {total} of the {needed} layers of {problem.model.name}; memory binds on "
-        f"every device, {name} ({gpu}) the roomiest, and {(needed - total) * per_layer_gib:.2f} GiB are missing"
+        f"all devices together have room for {math.floor(total)} of the {needed} layers of {problem.model.name}; "
+        f"memory binds on every device, {name} ({gpu}) the roomiest, "
+        f"and {(needed - total) * per_layer_gib:.2f} GiB are missing"
     )
 
 
-def _room(held: dict[int, int], devices: int) -> int:
+def _room(held: dict[int, float], devices: int) -> float:
     """The most layers on a machine of `devices` whose TP groups of each degree hold `held`: a knapsack."""
-    best = [0] * (devices + 1)
+    best = [0.0] * (devices + 1)
     for size in range(1, devices + 1):
         best[size] = max([best[size - 1], *(best[size - tp] + n for tp, n in held.items() if tp <= size)])
     return best[devices]
@@ -115,7 +126,9 @@ def _plain_plans(problem: Problem) -> Iterator[Plan]:
         groups = [group for own in machines if tp in space.allowed_tp(len(own)) for group in cut(own, tp)]
         pipelines = space.num_pipelines or 1
         stages = space.num_stages or min(layers, len(groups) // pipelines)
-        if not stages or pipelines * stages > len(groups):
+        equal = workload.global_batch % pipelines == 0
+        zero = sharding_stages(workload)[-1] if equal else first_stage(problem)
+        if not stages or pipelines * stages > len(groups) or (must_align(problem) and not equal):
             continue
         ends = [layers * s // stages for s in range(stages + 1)]
         counts = [
@@ -130,8 +143,8 @@ def _plain_plans(problem: Problem) -> Iterator[Plan]:
                 )
                 for k in range(pipelines)
             ),
-            schedules(workload)[-1],
-            Sharding(sharding_stages(workload)[-1]),
+            "1f1b" if "1f1b" in schedules(workload) else schedules(workload)[-1],
+            Sharding(zero),
         )
 
 

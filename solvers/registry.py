@@ -1,5 +1,6 @@
-"""Solvers by name, imported only when asked for."""
+"""Solvers by name, imported only when asked for; rivals are solvers with their own, published plan space."""
 
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 
 from hexiopt.errors import InputError, closest
@@ -11,15 +12,42 @@ _SOLVERS = {
     "shapes": "solvers.shapes:Shapes",
     "local_search": "solvers.local_search:LocalSearch",
     "portfolio": "solvers.portfolio:Portfolio",
+    "cp_sat": "solvers.cp_sat:CpSat",
+}
+
+# The oracle: it refuses problems of more than a few devices, so it is not run wherever the others are.
+_ORACLES = {"exhaustive": "solvers.exhaustive:Exhaustive"}
+
+_RIVALS = {
+    "amp": "solvers.rivals.amp:Amp",
+    "espresso": "solvers.rivals.espresso:Espresso",
+    "flashflex": "solvers.rivals.flashflex:FlashFlex",
+    "fsdp": "solvers.rivals.fsdp:Fsdp",
+    "galvatron": "solvers.rivals.galvatron:Galvatron",
+    "megatron": "solvers.rivals.megatron:Megatron",
+    "metis_atc24": "solvers.rivals.metis_atc24:MetisAtc24",
+    "sailor": "solvers.rivals.sailor:Sailor",
 }
 
 NAMES = tuple(_SOLVERS)
+RIVALS = tuple(_RIVALS)
+ORACLES = tuple(_ORACLES)
 
 
-def make_solver(name: str) -> Solver:
-    """The solver called `name`. Raises InputError for unknown names and for a missing optional package."""
-    if name not in _SOLVERS:
-        raise InputError(f"solver: {name!r} is not known; {closest(name, _SOLVERS)}")
-    module, _, attribute = _SOLVERS[name].partition(":")
-    solver: Solver = getattr(import_module(module), attribute)()
+def make_solver(name: str, **options: object) -> Solver:
+    """The solver called `name` with its own `options`.
+
+    Raises InputError for unknown names and options, values out of range, and a missing optional package.
+    """
+    known = _SOLVERS | _ORACLES | _RIVALS
+    if name not in known:
+        raise InputError(f"solver: {name!r} is not known; {closest(name, known)}")
+    module, _, attribute = known[name].partition(":")
+    made = getattr(import_module(module), attribute)
+    taken = [field.name for field in fields(made)] if is_dataclass(made) else []
+    for option in options:
+        if option not in taken:
+            own = f"its options: {', '.join(taken)}" if taken else "it has no options"
+            raise InputError(f"solver.{option}: {name} does not take it; {own}")
+    solver: Solver = made(**options)
     return solver

@@ -21,13 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
-from hexiopt.space import schedules, sharding_stages
+from hexiopt.cost.memory import Shards
+from hexiopt.space import schedules
 from solvers.base import Search
 from solvers.layers import LayerSplitter
 from solvers.random_partition import random_structure
 from solvers.searching import SearchingSolver
 from solvers.starts import chain_structures, cut, kinds
 from solvers.structure import Builder, Bundle, Group, Structure
+from solvers.zero import plain_stages
 
 Floats = NDArray[np.float64]
 _BEATS = 48  # grid of beats, geometric
@@ -70,7 +72,7 @@ class ShapeProgram:
         self.kinds = kinds(problem)
         self.devices = problem.usable_by_machine
         self.supply = np.array([sum(len(self.devices[m]) for m in members) for members in self.kinds], float)
-        shards = max(1, int(self.supply.sum()) // 8) if sharding else 1
+        shards = Shards(sharding, max(1, int(self.supply.sum()) // 8))
         splitter = LayerSplitter(pricer, pricer.policies(), even=False)
         self.sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)[:3]
         self.items: dict[int, list[Item]] = {size: [] for size in self.sizes}
@@ -335,7 +337,7 @@ def shape_structures(search: Search) -> Iterator[Structure]:
     """Structures by the linear program under a few assumptions, best sharding first."""
     problem = search.problem
     schedule = "1f1b" if "1f1b" in schedules(problem.workload) else schedules(problem.workload)[0]
-    for sharding in sharding_stages(problem.workload)[::-1]:
+    for sharding in plain_stages(problem)[::-1]:
         for held in (4, 8):
             for same_kind in (False, True):
                 if not search.go_on():

@@ -6,13 +6,17 @@ as wide as every machine has groups for; machines too small for its width are jo
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import permutations, product
+from math import factorial, prod
 
 from hexiopt.problem import Problem
 from hexiopt.space import schedules, sharding_stages
 from solvers.structure import Bundle, Group, Structure
+from solvers.zero import LOCKSTEP, first_stage, sharding_groups
 
 _MOST_PERMUTED = 4  # kinds whose orders are all tried
+_MOST_ORDERS = 120  # orders of machines up to which all are tried
 _ALL_HANDS = 8  # machines up to which every number of chains is tried
 
 
@@ -101,7 +105,10 @@ def sorted_blocks(members: Sequence[Sequence[int]], hands: int) -> list[list[int
 
 
 def orders(problem: Problem, machines: Sequence[int]) -> Iterator[list[int]]:
-    """Orders of `machines` by kind: every permutation of up to four kinds, else slowest first and fastest first."""
+    """Orders of `machines`, equal ones interchangeable: by kind first, then all where they are not too many.
+
+    By kind: every permutation of up to four kinds, else slowest first and fastest first.
+    """
     by_kind: dict[object, list[int]] = defaultdict(list)
     for machine in machines:
         by_kind[problem.cluster.machines[machine].kind].append(machine)
@@ -112,6 +119,18 @@ def orders(problem: Problem, machines: Sequence[int]) -> Iterator[list[int]]:
         return
     for order in permutations(blocks):
         yield [m for block in order for m in block]
+    if factorial(len(machines)) <= _MOST_ORDERS * prod(factorial(len(block)) for block in blocks):
+        yield from (list(order) for order in _mixed([list(block) for block in blocks], len(machines)))
+
+
+def _mixed(blocks: list[list[int]], left: int) -> Iterator[tuple[int, ...]]:
+    """All ways to deal machines from `blocks`, each in its own order."""
+    if not left:
+        yield ()
+    for k, block in enumerate(blocks):
+        if block:
+            rest = [*blocks[:k], block[1:], *blocks[k + 1 :]]
+            yield from ((block[0], *others) for others in _mixed(rest, left - 1))
 
 
 def chain_structures(problem: Problem) -> Iterator[Structure]:
@@ -170,6 +189,31 @@ def shared_structures(problem: Problem) -> Iterator[Structure]:
                         yield first_choice(problem, tuple(b for b in found if b is not None))
 
 
+def lockstep_structures(problem: Problem) -> Iterator[Structure]:
+    """Equal pipelines over machines of any kinds in ZeRO-3 and 2, for plans that must be in lockstep or gain by it.
+
+    Over all machines, and over all but the slowest kinds; one micro-batch size after another.
+    """
+    deep = [stage for stage in sharding_stages(problem.workload)[::-1] if stage >= LOCKSTEP]
+    members, devices, batch = kinds(problem), problem.usable_by_machine, problem.workload.global_batch
+    for left_out in range(len(members)) if deep else ():
+        machines = [machine for kind in members[left_out:] for machine in kind]
+        for tp in problem.space.allowed_tp(min(len(devices[m]) for m in machines)):
+            groups = [group for machine in machines for group in cut(devices[machine], tp)]
+            for stages in (1 << k for k in range(min(len(groups), problem.model.num_layers).bit_length())):
+                most = len(groups) // stages
+                width = max((w for w in range(1, most + 1) if batch % w == 0), default=0)
+                if not width:
+                    continue
+                slots = tuple(tuple(groups[s * width : (s + 1) * width]) for s in range(stages))
+                for size in problem.space.micro_batch_sizes(batch // width)[:3]:
+                    if batch % (width * size) == 0:
+                        base = first_choice(problem, (Bundle(slots, size),))
+                        for stage in deep:
+                            for way in sharding_groups(problem, stage):
+                                yield replace(base, sharding=stage, groups=way)
+
+
 def hand_counts(machines: int) -> list[int]:
     """Numbers of chains to try: all for a few machines, powers of two beyond."""
     if machines <= _ALL_HANDS:
@@ -181,4 +225,4 @@ def first_choice(problem: Problem, bundles: tuple[Bundle, ...]) -> Structure:
     """`bundles` with the first schedule (1F1B where it may be) and sharding that the workload allows."""
     allowed = schedules(problem.workload)
     schedule = "1f1b" if "1f1b" in allowed else allowed[0]
-    return Structure(bundles, schedule, sharding_stages(problem.workload)[-1])
+    return Structure(bundles, schedule, first_stage(problem))

@@ -7,16 +7,20 @@ the same machines, and move as one.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 from hexiopt.cost.cost import Cost, PipelineCost
-from hexiopt.cost.schedule import beat_s
-from hexiopt.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.cost.memory import Shards
+from hexiopt.cost.schedule import beat_s, interleaved_beat_s
+from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem import Problem
+from hexiopt.space import layer_ranges
 from solvers.base import Pricer, Search
 from solvers.batches import split_batch
+from solvers.interleaving import multiple_of, possible_chunks
 from solvers.layers import Choice, LayerSplitter
+from solvers.zero import LOCKSTEP, fewest_holders
 
 Group = tuple[int, ...]  # devices of a TP group
 
@@ -45,6 +49,8 @@ class Structure:
     bundles: tuple[Bundle, ...]
     schedule: str
     sharding: int
+    chunks: int = 1  # layer ranges a stage where interleaved; fewer in pipelines that cannot have as many
+    groups: str = "all"  # sharding groups
 
     @property
     def num_pipelines(self) -> int:
@@ -53,7 +59,7 @@ class Structure:
 
     def with_bundles(self, bundles: Iterable[Bundle]) -> "Structure":
         """The structure with other bundles."""
-        return Structure(tuple(bundles), self.schedule, self.sharding)
+        return replace(self, bundles=tuple(bundles))
 
     def devices(self) -> set[int]:
         """All devices used."""
@@ -78,6 +84,7 @@ class Builder:
         sets = [policies] if space.recompute_per_stage else [(policy,) for policy in policies]
         self._splitters = [LayerSplitter(search.pricer, chosen, not space.uneven_layers) for chosen in sets]
         self._laid: dict[tuple[Any, ...], list[_Line] | Misfit] = {}
+        self._machine_of: list[int] = self.problem.cluster.machine_of.tolist()
 
     def allowed(self, structure: Structure) -> bool:
         """Whether the structure obeys the switches and constraints of the plan space."""
@@ -99,6 +106,9 @@ class Builder:
             far += len({len(slot[0]) for b in bundles for slot in b.stages}) - 1
         if not space.uneven_batch:
             far += len({b.micro_batch_size for b in bundles}) - 1
+        if structure.sharding >= LOCKSTEP:
+            far += max(0, len(bundles) - 1) + (structure.schedule == "interleaved")
+            far += sum(most % (b.width * b.micro_batch_size) != 0 for b in bundles)
         return far
 
     def build(self, structure: Structure) -> tuple[Plan, float] | Misfit:
@@ -133,66 +143,73 @@ class Builder:
             return None
         return plan, self.search.offer(plan, self.pricer.price(plan, priced))
 
-    def rate(self, structure: Structure, shards: int) -> float:
-        """Estimated sequences per second of `structure` alone, ZeRO-1 over `shards`; 0 where it does not fit.
+    def rate(self, structure: Structure, shards: Shards) -> float:
+        """Estimated sequences per second of `structure` alone, states spread as `shards`; 0 where it does not fit.
 
         Of a wide bundle, first, middle and last pipeline stand for all.
         """
         total = 0.0
-        expected = max(1, self.problem.workload.global_batch // max(structure.num_pipelines, shards))
+        expected = max(1, self.problem.workload.global_batch // max(structure.num_pipelines, int(shards.num_devices)))
         for bundle in structure.bundles:
             width = bundle.width
             if width > 3:
                 chosen = (0, width // 2, width - 1)
                 bundle = bundle.with_stages(tuple(slot[k] for k in chosen) for slot in bundle.stages)
-            laid = self._lay(bundle, structure.schedule, shards, expected, self._splitters[0])
+            laid = self._lay(bundle, structure, shards, expected, self._splitters[0])
             if isinstance(laid, Misfit):
                 return 0.0
             total += sum(bundle.micro_batch_size / one.beat_s for one in laid) * width / bundle.width
         return total
 
-    def finish_s(self, groups: Sequence[Group], size: int, schedule: str, shards: int, sequences: float) -> float:
+    def finish_s(
+        self, groups: Sequence[Group], size: int, schedule: str, shards: Shards, sequences: float, chunks: int = 1
+    ) -> float:
         """Estimated seconds in which one pipeline of stages `groups` processes `sequences`; infinite if none fits."""
         batches = max(1, round(sequences / size))
+        chunks = possible_chunks(chunks, len(groups), self.problem.model.num_layers)
         sites = [frozenset((self.pricer.site(group),)) for group in groups]
         split = self._splitters[0].split(
-            sites, size, schedule, batches, shards, self._sends_s([(g,) for g in groups], size)
+            sites, size, schedule, batches, shards, self._sends_s([(g,) for g in groups], size), chunks
         )
         if isinstance(split, int):
             return float("inf")
-        fill_s, beat_s = self._rhythm(groups, size, split)
+        fill_s, beat_s = self._rhythm(groups, size, split, chunks)
         return fill_s + sequences / size * beat_s
 
     def rebalance(self, plan: Plan, priced: Sequence[PipelineCost]) -> Plan | None:
         """`plan` with micro-batches by the priced times of its pipelines; None where nothing would change."""
         ends = [cost.end_s for cost in priced]
-        if len(ends) < 2 or not self.problem.space.uneven_batch or plan.schedule == "gpipe":
+        fixed = not self.problem.space.uneven_batch or plan.sharding.stage >= LOCKSTEP
+        if len(ends) < 2 or fixed or plan.schedule == "gpipe":
             return None
         if max(ends) - sum(ends) / len(ends) < 0.002 * max(ends):
             return None
         fills, beats = [], []
         for pipeline, cost in zip(plan.pipelines, priced, strict=True):
             stages = [s.forward_s + s.backward_s for s in cost.stages]
-            fill = sum(stages) + sum(cost.send_forward_s) + sum(cost.send_backward_s)
+            chunks = pipeline.num_chunks
+            fill = (sum(stages) + (chunks - 1) * max(stages)) / chunks
+            fill += sum(cost.send_forward_s) + sum(cost.send_backward_s)
             more = pipeline.num_micro_batches - 1
             beat = max((cost.end_s - fill) / more if more else 0.0, max(stages))
             fills.append(cost.end_s - (more + 1) * beat)
             beats.append(beat)
         sizes = [pipeline.micro_batch_size for pipeline in plan.pipelines]
-        counts = split_batch(fills, beats, sizes, self.problem.workload.global_batch)
+        multiples = [multiple_of(pipeline.stages) for pipeline in plan.pipelines]
+        counts = split_batch(fills, beats, sizes, self.problem.workload.global_batch, multiples=multiples)
         if counts is None or counts == [pipeline.num_micro_batches for pipeline in plan.pipelines]:
             return None
         return replace(plan, pipelines=tuple(map(_with_count, plan.pipelines, counts)))
 
     def _build(self, structure: Structure, splitter: LayerSplitter) -> tuple[float, Plan] | Misfit:
         schedule, batch = structure.schedule, self.problem.workload.global_batch
-        shards = structure.num_pipelines if structure.sharding else 1
+        shards = self._shards(structure)
         expected = max(1, -(-batch // structure.num_pipelines))
         lines: list[_Line] = []
         sizes: list[int] = []
         missing = 0
         for bundle in structure.bundles:
-            laid = self._lay(bundle, schedule, shards, expected, splitter)
+            laid = self._lay(bundle, structure, shards, expected, splitter)
             if isinstance(laid, Misfit):
                 missing += laid.missing * bundle.width
             else:
@@ -201,35 +218,48 @@ class Builder:
         if missing:
             return Misfit(missing)
         fills, beats = [line.fill_s for line in lines], [line.beat_s for line in lines]
-        counts = split_batch(fills, beats, sizes, batch, even=not self.problem.space.uneven_batch)
-        if counts is None:
+        together = structure.sharding >= LOCKSTEP
+        even = together or not self.problem.space.uneven_batch
+        multiples = [multiple_of(line.stages) for line in lines]
+        counts = split_batch(fills, beats, sizes, batch, even=even, multiples=multiples)
+        if counts is None or (together and len(set(counts)) > 1):
             return Misfit(1)
         longest = max(f + b * c for f, b, c in zip(fills, beats, counts, strict=True))
         pipelines = tuple(
             Pipeline(line.stages, count, size) for line, count, size in zip(lines, counts, sizes, strict=True)
         )
-        return longest, Plan(pipelines, schedule, Sharding(structure.sharding))
+        return longest, Plan(pipelines, schedule, Sharding(structure.sharding, structure.groups))
+
+    def _shards(self, structure: Structure) -> Shards:
+        """How states are spread, at least."""
+        if structure.groups == "all":
+            return Shards(structure.sharding, structure.num_pipelines)
+        slots = (slot for bundle in structure.bundles for slot in bundle.stages)
+        return Shards(structure.sharding, fewest_holders(slots, self._machine_of))
 
     def _lay(
-        self, bundle: Bundle, schedule: str, shards: int, expected: int, splitter: LayerSplitter
+        self, bundle: Bundle, structure: Structure, shards: Shards, expected: int, splitter: LayerSplitter
     ) -> list["_Line"] | Misfit:
         """The bundle's pipelines with layers and policies; `expected` sequences each."""
-        size, p = bundle.micro_batch_size, len(bundle.stages)
+        size, p, schedule = bundle.micro_batch_size, len(bundle.stages), structure.schedule
+        chunks = structure.chunks if schedule == "interleaved" else 1
+        chunks = possible_chunks(chunks, p, self.problem.model.num_layers)
         batches = max(1, expected // size)
         if schedule != "gpipe":
-            batches = min(batches, p)
-        key = (bundle, schedule, shards, batches, splitter)
+            batches = min(batches, p * (3 if chunks > 1 else 1))
+        key = (bundle, schedule, chunks, shards, batches, splitter)
         found = self._laid.get(key)
         if found is None:
             if len(self._laid) > 50_000:
                 self._laid.clear()
             sites = [frozenset(self.pricer.site(group) for group in slot) for slot in bundle.stages]
             added_s = self._sends_s(bundle.stages, size)
-            split = splitter.split(sites, size, schedule, batches, shards, added_s)
+            split = splitter.split(sites, size, schedule, batches, shards, added_s, chunks)
             if isinstance(split, int):
                 found = Misfit(split)
             else:
-                found = [self._line(tuple(slot[k] for slot in bundle.stages), size, split) for k in range(bundle.width)]
+                lines = [tuple(slot[k] for slot in bundle.stages) for k in range(bundle.width)]
+                found = [self._line(line, size, split, chunks) for line in lines]
             self._laid[key] = found
         return found
 
@@ -244,16 +274,19 @@ class Builder:
         ]
         return (*waits, 0.0)
 
-    def _line(self, groups: tuple[Group, ...], size: int, split: tuple[Choice, ...]) -> "_Line":
+    def _line(self, groups: tuple[Group, ...], size: int, split: tuple[Choice, ...], chunks: int) -> "_Line":
         """One pipeline on an idle network."""
-        ends = [0, *accumulate(n for n, _ in split)]
         stages = tuple(
-            Stage.of(group, first, end, policy)
-            for group, (first, end), (_, policy) in zip(groups, pairwise(ends), split, strict=True)
+            Stage((Replica(group),), ranges, (policy,))
+            for group, ranges, (_, policy) in zip(
+                groups, layer_ranges([n for n, _ in split], chunks), split, strict=True
+            )
         )
-        return _Line(stages, *self._rhythm(groups, size, split))
+        return _Line(stages, *self._rhythm(groups, size, split, chunks))
 
-    def _rhythm(self, groups: Sequence[Group], size: int, split: tuple[Choice, ...]) -> tuple[float, float]:
+    def _rhythm(
+        self, groups: Sequence[Group], size: int, split: tuple[Choice, ...], chunks: int = 1
+    ) -> tuple[float, float]:
         """(fill, beat) in seconds of one pipeline on an idle network: m micro-batches take about fill + m · beat."""
         pricer, last = self.pricer, len(groups) - 1
         stage_s = [
@@ -261,8 +294,8 @@ class Builder:
             for s, (group, (n, policy)) in enumerate(zip(groups, split, strict=True))
         ]
         hop_s = [pricer.hop_s(a, b, size) + pricer.hop_s(b, a, size) for a, b in pairwise(groups)]
-        beat = beat_s(stage_s, hop_s)
-        return max(0.0, sum(stage_s) + sum(hop_s) - beat), beat
+        beat = beat_s(stage_s, hop_s) if chunks == 1 else interleaved_beat_s(stage_s, hop_s, chunks)
+        return max(0.0, (sum(stage_s) - beat) / chunks + sum(hop_s)), beat
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,15 @@ def hopeless_layer() -> Problem:
 def hopeless_constraint() -> Problem:
     """Fits, but not under the constraint that every device holds the whole model."""
     own = cluster(("a", "fast", 2), ("b", "fast", 2), ("c", "slow", 4), fast_gib=0.8, slow_gib=0.8)
-    return Problem(own, replace(TINY, num_layers=6), Workload(global_batch=16, seq_len=512), Space(num_pipelines=8))
+    workload = Workload(global_batch=16, seq_len=512, optimizer_sharding="1")
+    return Problem(own, replace(TINY, num_layers=6), workload, Space(num_pipelines=8))
+
+
+@cache
+def eight_kinds() -> Problem:
+    """Machines of one to four devices of two types: hundreds of sets of machines, also for pure data parallelism."""
+    own = cluster(*((f"{gpu}-{count}", gpu, count) for gpu in ("fast", "slow") for count in (1, 2, 3, 4)))
+    return Problem(own, TINY, Workload(global_batch=240, seq_len=512))
 
 
 INFEASIBLE = {"model": hopeless, "layer": hopeless_layer, "constraint": hopeless_constraint}

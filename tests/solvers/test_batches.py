@@ -68,3 +68,26 @@ def test_even(pipelines: int, size: int, batch: int) -> None:
     assert size * sum(counts) == batch
     assert max(counts) - min(counts) <= 1
     assert min(counts) >= 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(lines(), st.lists(st.sampled_from((1, 1, 2, 3)), min_size=4, max_size=4), st.booleans())
+def test_multiples(line: tuple[list[float], list[float], list[int], int], drawn: list[int], even: bool) -> None:
+    fills, beats, sizes, batch = line
+    multiples = drawn[: len(sizes)]
+    counts = split_batch(fills, beats, sizes, batch, even=even, multiples=multiples)
+    if counts is None:
+        return
+    assert tuple(counts) in all_counts(sizes, batch)
+    assert all(count % n == 0 for count, n in zip(counts, multiples, strict=True))
+    if even:
+        sequences = [size * count for size, count in zip(sizes, counts, strict=True)]
+        assert max(sequences) - min(sequences) <= max(sizes)
+
+
+def test_multiples_by_hand() -> None:
+    assert split_batch([0.0, 0.0], [1.0, 3.0], [1, 1], 16, multiples=[4, 4]) == [12, 4]
+    assert split_batch([0.0, 0.0], [1.0, 1.0], [1, 1], 9, multiples=[4, 1]) == [4, 5]
+    assert split_batch([0.0], [1.0], [1], 6, multiples=[4]) is None
+    assert split_batch([0.0, 0.0], [1.0, 1.0], [1, 1], 12, even=True, multiples=[4, 4]) is None
+    assert split_batch([0.0, 0.0], [1.0, 1.0], [1, 1], 16, even=True, multiples=[4, 4]) == [8, 8]

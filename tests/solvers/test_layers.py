@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexiopt.cost.memory import in_flight
+from hexiopt.cost.memory import WHOLE, Shards, in_flight
 from hexiopt.cost.model import CostModel
 from hexiopt.problem import Problem
 from hexiopt.space import recompute_policies
@@ -17,9 +17,9 @@ from solvers.layers import LayerSplitter, bottleneck_counts
 from tests.solvers import problems
 
 
-def compositions(total: int, rooms: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All counts n_s from 1 to the room of stage s that sum to `total`."""
-    for counts in itertools.product(*(range(1, room + 1) for room in rooms)):
+def compositions(total: int, rooms: Sequence[int], low: int = 1) -> Iterator[tuple[int, ...]]:
+    """All counts n_s from `low` to the room of stage s that sum to `total`."""
+    for counts in itertools.product(*(range(low, room + 1) for room in rooms)):
         if sum(counts) == total:
             yield counts
 
@@ -38,17 +38,19 @@ def tables(draw: st.DrawFn, *, convex: bool = False) -> tuple[list[list[float]],
 
 
 @settings(max_examples=300, deadline=None)
-@given(tables())
-def test_bottleneck_is_the_least(table: tuple[list[list[float]], int, list[float]]) -> None:
+@given(tables(), st.integers(1, 3))
+def test_bottleneck_is_the_least(table: tuple[list[list[float]], int, list[float]], low: int) -> None:
+    """With one layer a stage at least, or as many as its ranges."""
     times, total, added = table
-    counts = bottleneck_counts(times, total, added)
+    low = min(low, total // len(times), *map(len, times))
+    counts = bottleneck_counts(times, total, added, low)
     assert sum(counts) == total
-    assert all(1 <= n <= len(t) for n, t in zip(counts, times, strict=True))
+    assert all(low <= n <= len(t) for n, t in zip(counts, times, strict=True))
 
     def bottleneck(chosen: Sequence[int]) -> float:
         return max(t[n - 1] + more for t, n, more in zip(times, chosen, added, strict=True))
 
-    least = min(bottleneck(chosen) for chosen in compositions(total, [len(t) for t in times]))
+    least = min(bottleneck(chosen) for chosen in compositions(total, [len(t) for t in times], low))
     assert bottleneck(counts) <= least * (1 + 1e-8)
 
 
@@ -93,7 +95,7 @@ def stage_time(
     first, last = s == 0, s == len(groups) - 1
     site = pricer.site(groups[s])
     held = in_flight(schedule, s, len(groups), count)
-    memory = pricer.memory_model(site, size).stage(n, first, last, policy, held, shards)
+    memory = pricer.memory_model(site, size).stage(n, first, last, policy, held, Shards(1, shards))
     if memory.total > site.gpu.usable_memory_bytes:
         return None
     return sum(pricer.stage_s(site, n, first, last, size, policy))
@@ -137,7 +139,7 @@ def test_splitter_against_all_splits(gib: tuple[float, float], even: bool) -> No
                 for choice in CHOICES:
                     size, schedule, count, shards = choice
                     sites = [frozenset([pricer.site(group)]) for group in groups]
-                    found = splitter.split(sites, size, schedule, count, shards)
+                    found = splitter.split(sites, size, schedule, count, Shards(1, shards))
                     best = brute_force(pricer, groups, choice, even)
                     outcomes.add(best is None)
                     if isinstance(found, int):
@@ -160,8 +162,8 @@ def test_a_slot_of_unequal_sites_fits_the_fullest() -> None:
     pricer = model(5, 1.5, 1.1)
     splitter = LayerSplitter(pricer, ("none", "selective", "full"), even=False)
     fast, slow = pricer.site((0,)), pricer.site((1,))
-    both = splitter.options(frozenset([fast, slow]), False, False, 1, 1, 1)
-    each = [splitter.options(frozenset([site]), False, False, 1, 1, 1) for site in (fast, slow)]
+    both = splitter.options(frozenset([fast, slow]), False, False, 1, 1, WHOLE)
+    each = [splitter.options(frozenset([site]), False, False, 1, 1, WHOLE) for site in (fast, slow)]
     assert len(both.times) == min(len(options.times) for options in each)
     assert all(t >= max(o.times[k] for o in each) for k, t in enumerate(both.times))
 
@@ -169,7 +171,7 @@ def test_a_slot_of_unequal_sites_fits_the_fullest() -> None:
 def test_more_stages_than_layers_find_no_room() -> None:
     pricer = model(3, 16.0, 8.0)
     splitter = LayerSplitter(pricer, ("none",), even=False)
-    assert splitter.split([frozenset([pricer.site((0,))])] * 4, 1, "1f1b", 4, 1) == 1
+    assert splitter.split([frozenset([pricer.site((0,))])] * 4, 1, "1f1b", 4, WHOLE) == 1
 
 
 def test_added_seconds_shift_layers() -> None:
@@ -177,9 +179,9 @@ def test_added_seconds_shift_layers() -> None:
     pricer = CostModel(replace(problems.fast_network(), model=replace(problems.TINY, num_layers=6)))
     splitter = LayerSplitter(pricer, ("none",), even=False)
     sites = [frozenset([pricer.site((0,))])] * 3
-    alone = splitter.split(sites, 1, "1f1b", 4, 1)
+    alone = splitter.split(sites, 1, "1f1b", 4, WHOLE)
     layer_s = sum(pricer.layer_s(pricer.site((0,)), 1, "none"))
-    sending = splitter.split(sites, 1, "1f1b", 4, 1, (0.0, 3 * layer_s, 0.0))
+    sending = splitter.split(sites, 1, "1f1b", 4, WHOLE, (0.0, 3 * layer_s, 0.0))
     assert not isinstance(alone, int)
     assert not isinstance(sending, int)
     assert sending[1][0] < alone[1][0]

@@ -1,0 +1,157 @@
+"""Interleaving in a search: ranges in order, draws that leave 1F1B its share, structures that become valid plans."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexiopt.check import check
+from hexiopt.cost.schedule import beat_s, interleaved_beat_s
+from hexiopt.cost.schedule_graph import Executor, Link, executor_ends_s
+from hexiopt.plan import Plan
+from hexiopt.problem import Problem
+from hexiopt.space import Space, layer_ranges
+from hexiopt.workload import Workload
+from solvers.base import Budget, Search
+from solvers.interleaving import drawn_schedule, may_interleave, possible_chunks
+from solvers.moves import Neighbourhood
+from solvers.polish import Polisher
+from solvers.structure import Builder, Bundle, Structure
+from tests.solvers import problems
+
+EIGHT = replace(problems.TINY, num_layers=8)
+
+
+def problem(space: Space | None = None, **work: object) -> Problem:
+    """Four devices of one kind, eight layers, eight sequences."""
+    workload = Workload(global_batch=8, seq_len=512)
+    return Problem(problems.cluster(("a", "fast", 4)), EIGHT, replace(workload, **work), space or Space())  # type: ignore[arg-type]
+
+
+def structure(*stages: int, chunks: int, size: int = 1) -> Structure:
+    """A bundle of one pipeline for each number of stages, on devices in order."""
+    bundles, at = [], 0
+    for count in stages:
+        bundles.append(Bundle(tuple(((at + s,),) for s in range(count)), size))
+        at += count
+    return Structure(tuple(bundles), "interleaved", 0, chunks)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(1, 4))
+def test_ranges_cover_all_layers_in_the_order_of_virtual_stages(counts: list[int], chunks: int) -> None:
+    chunks = min(chunks, *counts)
+    ranges = layer_ranges(counts, chunks)
+    in_order = [own[c] for c in range(chunks) for own in ranges]
+    assert (in_order[0][0], in_order[-1][1]) == (0, sum(counts))
+    assert all(one[1] == other[0] for one, other in pairwise(in_order))
+    for own, count in zip(ranges, counts, strict=True):
+        lengths = [end - first for first, end in own]
+        assert sum(lengths) == count
+        assert min(lengths) >= 1
+        assert max(lengths) - min(lengths) <= 1
+
+
+def test_ranges_that_are_possible() -> None:
+    assert possible_chunks(4, 2, 8) == 4
+    assert possible_chunks(4, 3, 8) == 2
+    assert possible_chunks(4, 8, 8) == 1
+    assert possible_chunks(4, 1, 8) == 1
+    assert possible_chunks(4, 9, 8) == 1
+
+
+def test_1f1b_is_drawn_most_often() -> None:
+    rng, free = random.Random(0), problem()
+    drawn = Counter(drawn_schedule(free, rng) for _ in range(2000))
+    assert sum(n for (schedule, _), n in drawn.items() if schedule == "1f1b") > 1000
+    assert 100 < sum(n for (schedule, _), n in drawn.items() if schedule == "interleaved") < 600
+    assert all((schedule == "interleaved") == (chunks > 1) for schedule, chunks in drawn)
+    assert max(chunks for _, chunks in drawn) == free.space.max_chunks
+
+
+@pytest.mark.parametrize("fixed", ["gpipe", "1f1b"])
+def test_nothing_else_is_drawn_where_the_schedule_is_fixed(fixed: str) -> None:
+    rng, bound = random.Random(0), problem(schedule=fixed)
+    assert {drawn_schedule(bound, rng) for _ in range(50)} == {(fixed, 1)}
+    assert not may_interleave(bound)
+    assert Neighbourhood.other_chunks not in Neighbourhood(bound).moves
+
+
+def test_one_range_only() -> None:
+    rng, bound = random.Random(0), problem(Space(max_chunks=1), schedule="interleaved")
+    assert {drawn_schedule(bound, rng) for _ in range(50)} == {("interleaved", 1)}
+    drawn = {drawn_schedule(problem(schedule="interleaved"), rng) for _ in range(200)}
+    assert {("interleaved", 1), ("interleaved", 2), ("interleaved", 8)} <= drawn
+
+
+def built(of: Problem, structure: Structure) -> Plan | None:
+    found = Builder(Search("test", of, Budget(), 0)).build(structure)
+    return found[0] if isinstance(found, tuple) else None
+
+
+@pytest.mark.parametrize("space", [Space(), Space(uneven_layers=False), Space(uneven_batch=False)])
+def test_a_structure_becomes_an_interleaved_plan(space: Space) -> None:
+    of = problem(space)
+    for stages, chunks, expected in (((2, 2), 2, [2, 2]), ((4,), 8, [2]), ((4,), 2, [2]), ((2,), 3, [3])):
+        plan = built(of, structure(*stages, chunks=chunks))
+        assert plan is not None
+        assert [pipeline.num_chunks for pipeline in plan.pipelines] == expected
+        assert check(of, plan) == []
+
+
+def test_a_lone_stage_has_one_range_beside_interleaved_ones() -> None:
+    plan = built(problem(), structure(1, 2, chunks=2))
+    assert plan is not None
+    assert [pipeline.num_chunks for pipeline in plan.pipelines] == [1, 2]
+    assert plan.pipelines[1].num_micro_batches % 2 == 0
+    assert check(problem(), plan) == []
+
+
+def test_a_batch_that_the_stages_do_not_divide_is_a_misfit() -> None:
+    assert built(problem(), structure(3, chunks=2)) is None
+    assert built(problem(), structure(3, chunks=1)) is not None
+
+
+def test_the_polisher_keeps_interleaved_plans_valid() -> None:
+    """Layers, policies and micro-batches move; ranges and multiples stay as they must be."""
+    of = problem()
+    search = Search("test", of, Budget(max_steps=400), 0)
+    builder = Builder(search)
+    for chunks in (2, 3):
+        priced = builder.price(structure(2, 2, chunks=chunks))
+        assert isinstance(priced, tuple)
+    polisher = Polisher(search, builder, random.Random(0))
+    polisher.finish()
+    plan, met = search.plan, set()
+    assert plan is not None
+    for _ in range(300):
+        assert search.cost is not None
+        trial = polisher._neighbour(plan, search.pricer.price(plan))
+        if trial is not None:
+            assert check(of, trial) == []
+            met.add(tuple(stage.layers for pipeline in trial.pipelines for stage in pipeline.stages))
+            plan = trial
+    assert len(met) > 1
+
+
+@given(
+    stage_s=st.lists(st.floats(0.5, 2.0), min_size=2, max_size=6),
+    hop=st.floats(0.0, 0.3),
+    chunks=st.integers(2, 4),
+)
+def test_the_beat_is_near_the_exact_one(stage_s: list[float], hop: float, chunks: int) -> None:
+    """The slope of the exact recurrence, for equal ranges and hops that are short or long; never below a stage."""
+    count = len(stage_s)
+    executors = [Executor(s, ((t / 3 / chunks, 2 * t / 3 / chunks),) * chunks) for s, t in enumerate(stage_s)]
+    links = [Link(False, s, (s + 1) % count, hop / 2) for s in range(count)]
+    links += [Link(True, (s + 1) % count, s, hop / 2) for s in range(count)]
+    near, far = (max(executor_ends_s("interleaved", count, m * count, executors, links)) for m in (50, 90))
+    slope = (far - near) / (40 * count)
+    beat = interleaved_beat_s(stage_s, [hop] * (count - 1), chunks)
+    assert max(stage_s) <= beat * (1 + 1e-12)
+    assert 0.6 * slope <= beat <= 1.4 * slope
+    no_hops = [0.0] * (count - 1)
+    assert interleaved_beat_s(stage_s, no_hops, chunks) <= beat_s(stage_s, no_hops) * (1 + 1e-12)

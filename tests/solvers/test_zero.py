@@ -1,0 +1,139 @@
+"""ZeRO-2 and 3 in the search: aligned structures only, and every solver finds a plan where nothing else is allowed."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from hexiopt.check import check
+from hexiopt.cost.model import CostModel
+from hexiopt.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem import Problem
+from solvers.base import Budget, Search
+from solvers.registry import NAMES, make_solver
+from solvers.starts import lockstep_structures
+from solvers.structure import Builder, Bundle, Structure
+from solvers.zero import (
+    drawn_groups,
+    drawn_stage,
+    fewest_holders,
+    first_stage,
+    holders_of,
+    must_align,
+    plain_stages,
+    sharding_groups,
+)
+from tests.solvers import problems
+
+
+def sharded(problem: Problem, zero: str) -> Problem:
+    return replace(problem, workload=replace(problem.workload, optimizer_sharding=zero))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("zero", ["2", "3"])
+def test_every_solver_finds_a_plan_in_lockstep(name: str, zero: str) -> None:
+    if name == "metis":
+        pytest.importorskip("pymetis")
+    problem = sharded(problems.loose(), zero)
+    result = make_solver(name).solve(problem, Budget(60.0, max_steps=200), seed=0)
+    assert result.plan is not None, result.reason
+    assert result.plan.sharding.stage == int(zero)
+    assert check(problem, result.plan, result.cost) == []
+
+
+@pytest.mark.parametrize("name", ["random", "metis", "shapes", "local_search"])
+def test_mixed_machines_work_in_lockstep(name: str) -> None:
+    """Eight GPUs of two types: several pipelines that hold the same layers."""
+    if name == "metis":
+        pytest.importorskip("pymetis")
+    problem = sharded(problems.easy(), "3")
+    result = make_solver(name).solve(problem, Budget(60.0, max_steps=300), seed=1)
+    assert result.plan is not None, result.reason
+    assert check(problem, result.plan, result.cost) == []
+
+
+def test_memory_that_only_shards_fit() -> None:
+    """Without pipeline or tensor parallelism, weights and gradients alone fill a GPU, unless they are sharded."""
+    own = problems.cluster(("a", "fast", 4), fast_gib=1.6, network_gb_per_s=10.0)
+    base = Problem(own, replace(problems.TINY, num_layers=16), replace(problems.BATCH_OF_4, recompute="full"))
+    one_stage = replace(base, space=replace(base.space, num_stages=1, max_tp=1))
+    for zero, fits in (("0", False), ("1", False), ("3", True)):
+        result = make_solver("local_search").solve(sharded(one_stage, zero), Budget(5.0, max_steps=200), seed=0)
+        assert (result.plan is not None) == fits
+
+
+def test_only_one_aligned_bundle_may_be_in_lockstep() -> None:
+    problem = sharded(problems.easy(), "auto")
+    builder = Builder(Search("test", problem, Budget(), 0))
+    pair = Bundle((((0,), (4,)),), 1)
+    assert builder.distance(Structure((pair,), "1f1b", 3)) == 0
+    assert builder.distance(Structure((pair,), "interleaved", 3)) > 0
+    assert builder.distance(Structure((pair, Bundle((((1,), (2,)),), 1)), "1f1b", 2)) > 0
+    assert builder.distance(Structure((pair, Bundle((((1,), (2,)),), 1)), "1f1b", 1)) == 0
+    three = Bundle((((0,), (4,), (1,)),), 1)  # 16 sequences do not divide by 3
+    assert builder.distance(Structure((three,), "1f1b", 3)) > 0
+    assert builder.distance(Structure((three,), "1f1b", 1)) == 0
+
+
+def test_starts_in_lockstep_are_allowed() -> None:
+    problem = problems.easy()
+    builder = Builder(Search("test", problem, Budget(), 0))
+    found = list(lockstep_structures(problem))
+    assert {structure.sharding for structure in found} == {2, 3}
+    assert any(len(structure.devices()) == len(problem.usable_devices) for structure in found)
+    assert all(builder.allowed(structure) for structure in found)
+    assert not list(lockstep_structures(sharded(problem, "1")))
+
+
+def test_draws_keep_most_of_their_share_for_plain_stages() -> None:
+    problem = problems.easy()
+    rng = random.Random(0)
+    aligned = Counter(drawn_stage(problem, rng, aligned=True) for _ in range(2000))
+    assert set(aligned) == {0, 1, 2, 3}
+    assert aligned[0] + aligned[1] > 1500
+    assert {drawn_stage(problem, rng, aligned=False) for _ in range(200)} == {0, 1}
+    deep = sharded(problem, "3")
+    assert {drawn_stage(deep, rng, aligned=False) for _ in range(10)} == {3}
+    assert (must_align(problem), must_align(deep)) == (False, True)
+    assert (plain_stages(problem), plain_stages(deep)) == ((0, 1), ())
+    assert (first_stage(problem), first_stage(deep), first_stage(sharded(problem, "0"))) == (1, 3, 0)
+
+
+def test_groups_of_machines_are_drawn_where_there_are_several() -> None:
+    rng = random.Random(0)
+    several, one = problems.easy(), problems.three_gpus()
+    assert sharding_groups(several, 1) == ("all", "machine")
+    assert sharding_groups(several, 0) == sharding_groups(one, 3) == ("all",)
+    drawn = Counter(drawn_groups(several, rng, 1) for _ in range(400))
+    assert 50 < drawn["machine"] < 150
+    assert {drawn_groups(one, rng, 1) for _ in range(50)} == {"all"}
+
+
+def test_the_fewest_holders_that_share_a_machine() -> None:
+    """Machines a (0, 1), b (2, 3) and c (4 to 7)."""
+    machine_of = problems.easy().cluster.machine_of.tolist()
+    assert fewest_holders([[(0,), (1,)], [(4,), (5,)]], machine_of) == 2
+    assert fewest_holders([[(0,), (1,), (2,)]], machine_of) == 1
+    assert fewest_holders([[(4, 5), (6, 7)]], machine_of) == 2
+    lines = tuple(Pipeline((Stage.of((d,), 0, 3), Stage.of((4 + d,), 3, 6)), 8) for d in (0, 1))
+    assert holders_of(Plan(lines, "1f1b", Sharding(1, "machine")), machine_of) == 2
+    assert holders_of(Plan(lines, "1f1b", Sharding(1)), machine_of) == 2
+    other = (lines[0], Pipeline((Stage.of((1,), 0, 2), Stage.of((5,), 2, 6)), 8))
+    assert holders_of(Plan(other, "1f1b", Sharding(1, "machine")), machine_of) == 1
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_structures_sharded_inside_machines_never_exceed_memory(zero: int) -> None:
+    """What a search takes for the states of a device is at least what they are."""
+    own = problems.cluster(("a", "fast", 2), ("b", "fast", 2), ("c", "slow", 4), fast_gib=1.3, slow_gib=1.1)
+    problem = replace(problems.easy(), cluster=own, workload=replace(problems.easy().workload, recompute="full"))
+    builder, model, built = Builder(Search("test", problem, Budget(), 0)), CostModel(problem), 0
+    for structure in lockstep_structures(sharded(problem, "auto")):
+        found = builder.build(replace(structure, sharding=zero, groups="machine"))
+        if isinstance(found, tuple):
+            built += 1
+            assert found[0].sharding == Sharding(zero, "machine")
+            assert model.price(found[0]).fits
+    assert built
