@@ -18,8 +18,10 @@ from typing import Any
 
 from experiments.config import Config
 from experiments.terminal import mute, show
+from hexiopt.bounds import lower_bound_s
 from hexiopt.cluster_file import cluster_from_section
 from hexiopt.cost.cost import Cost
+from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.huggingface import model_from_config
 from hexiopt.plan import Plan
@@ -211,6 +213,17 @@ def search(job: Job, solver: Solver, problem: Problem) -> Result:
     """Run a solver with progress on a terminal. Ctrl-C stops it, and the best plan so far is the result's."""
     with _listener(job, problem) as listen:
         return solver.solve(problem, job.budget, seed=job.config.seed, listen=listen)
+
+
+def bounded(job: Job, results: Sequence[Result], problem: Problem) -> list[Result]:
+    """`results` on one problem with its lower bound, raised for as long as the configuration says."""
+    limit_s = job.config.bound.time_limit_s
+    if limit_s is None:
+        limit_s = 0.5 * job.budget.time_limit_s
+    if limit_s == 0.0 or interrupt.pressed or all(result.plan is None for result in results):
+        return list(results)
+    bound_s = lower_bound_s(CostModel(problem), limit_s)
+    return [result.above(bound_s) for result in results]
 
 
 def found(result: Result) -> tuple[Plan, Cost]:

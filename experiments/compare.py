@@ -3,7 +3,7 @@
 import sys
 
 from experiments.cli import main
-from experiments.common import Job, NoPlanError, interrupt, search
+from experiments.common import Job, NoPlanError, bounded, interrupt, search
 from hexiopt.result import Result
 from solvers.registry import make_solver
 
@@ -20,6 +20,7 @@ def run(job: Job) -> float:
         results.append(search(job, solver, problem))
         if interrupt.pressed:
             break
+    results = bounded(job, results, problem)
     if all(result.plan is None for result in results):
         said = (f"{result.solver} ({result.status}): {result.reason or 'found none'}" for result in results)
         raise NoPlanError(f"no plan: {'; '.join(said)}")

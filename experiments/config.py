@@ -42,16 +42,31 @@ class WorkloadConfig:
 
 @dataclass
 class SolverConfig:
-    """Which solver, and when it stops: after `time_limit_s` seconds, or `max_steps` of its own steps."""
+    """Which solver, and when it stops: after `time_limit_s` seconds, or `max_steps` of its own steps.
+
+    What follows are options of single solvers; a solver refuses one it does not take (null: not stated).
+    `defects` (flashflex) is `as_published` or `as_released`.
+    `objective` (espresso, sailor) is `time` or `money`; then `deadline_s` bounds the seconds of a step.
+    """
 
     name: str = MISSING
     time_limit_s: float = 10.0
     max_steps: int | None = None
+    defects: str | None = None
+    objective: str | None = None
+    deadline_s: float | None = None
 
     def __post_init__(self) -> None:
         section = Section(asdict(self), "solver")
         section.number("time_limit_s", above=0, at_most=MAX_TIME_LIMIT_S)
         section.integer("max_steps", at_least=1, at_most=MAX_STEPS, default=None)
+        if self.deadline_s is not None:
+            section.number("deadline_s", above=0, at_most=MAX_TIME_LIMIT_S)
+
+    def options(self) -> dict[str, Any]:
+        """The stated options of the solver itself, as `solvers.registry.make_solver` takes them."""
+        own = {key: value for key, value in asdict(self).items() if key not in ("name", "time_limit_s", "max_steps")}
+        return {key: value for key, value in own.items() if value is not None}
 
 
 @dataclass
@@ -60,6 +75,7 @@ class SpaceConfig:
 
     tp_degrees: str = "powers_of_two"
     max_micro_batch_size: int = 16
+    max_chunks: int = 8
     replicas: bool = True
     uneven_layers: bool = True
     uneven_tp: bool = True
@@ -82,6 +98,16 @@ class ConstraintsConfig:
 
     def __post_init__(self) -> None:
         space_from_sections(Section({}, "space"), Section(asdict(self), "constraints"))
+
+
+@dataclass
+class BoundConfig:
+    """For how long the lower bound is raised after the search: null, half of the solver's time limit; 0, not at all."""
+
+    time_limit_s: float | None = None
+
+    def __post_init__(self) -> None:
+        Section(asdict(self), "bound").number("time_limit_s", at_least=0, at_most=MAX_TIME_LIMIT_S, default=None)
 
 
 @dataclass
@@ -115,6 +141,7 @@ class Config:
     solver: SolverConfig = field(default_factory=SolverConfig)
     space: SpaceConfig = field(default_factory=SpaceConfig)
     constraints: ConstraintsConfig = field(default_factory=ConstraintsConfig)
+    bound: BoundConfig = field(default_factory=BoundConfig)
     seed: int = 0
     report: bool | None = None
     plan: str | None = None

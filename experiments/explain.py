@@ -41,7 +41,7 @@ def run(job: Job) -> float:
         problem, plan, cost, made_by = file.problem, file.plan, priced(file, job.config.plan), file.solver
     else:
         problem = job.problem
-        result = search(job, make_solver(job.config.solver.name), problem)
+        result = search(job, make_solver(job.config.solver.name, **job.config.solver.options()), problem)
         plan, cost = found(result)
         made_by = solver_to_dict(result)
     show_plan(job, problem, plan, cost, made_by)
@@ -80,8 +80,11 @@ def step_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
     rest = f"stage {slowest} computes {percent(filled)} of the time, the rest is filling, draining and waiting"
     yield "pipeline", seconds(cost.pipeline_s), f"pipeline {longest} ends last; in it {binds}; {rest}"
     hidden = "overlapped with the backward" if cost.gradient_sync_s == 0 else "what the backward does not hide"
+    if plan.sharding.stage >= 2:
+        between = ", then all-reduced between sharding groups" if cost.gradient_sync_s > 0 else ""
+        hidden = f"scattered layer by layer within the stages' times{between}"
     yield "gradient sync", seconds(cost.gradient_sync_s), hidden
-    gathers = ", and the all-gather of sharded weights" if plan.sharding.stage else ""
+    gathers = ", and the all-gather of sharded weights" if plan.sharding.stage in (1, 2) else ""
     yield (
         "optimizer",
         seconds(cost.optimizer_s),
@@ -106,46 +109,53 @@ def stage_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
     rows: list[Row] = []
     for p, (pipeline, priced_pipeline) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
         for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced_pipeline.stages, strict=True)):
-            site = model.site(stage.devices)
-            key = (site, stage.num_layers, stage.policy, stage_cost, pipeline.micro_batch_size)
-            if key in seen:
-                continue
-            seen[key] = len(rows)
-            parts = _time_parts(model, stage, site, pipeline.micro_batch_size, s == 0, s == len(pipeline.stages) - 1)
-            total = stage_cost.forward_s + stage_cost.backward_s
-            memory = stage_cost.memory
-            largest = sorted(MEMORY_PARTS, key=lambda part: -getattr(memory, part))[:3]
-            rows.append(
-                (
-                    f"{p}·{s} {place(problem.cluster, stage.devices)}",
-                    f"{milliseconds(total)} ms: "
-                    + ", ".join(f"{name} {percent(part / total)}" for name, part in parts),
-                    f"{gib(memory.total)} of {gib(stage_cost.limit_bytes)} GiB: "
-                    + ", ".join(f"{MEMORY_LABELS[part]} {gib(getattr(memory, part))}" for part in largest),
+            ends = s == 0, s == len(pipeline.stages) - 1
+            given = stage.samples(pipeline.micro_batch_size)
+            for r, (replica, samples, one) in enumerate(zip(stage.replicas, given, stage_cost.each, strict=True)):
+                site = model.site(replica.devices)
+                key = (site, stage.num_layers, stage.recompute, one, samples)
+                if key in seen:
+                    continue
+                seen[key] = len(rows)
+                total = one.forward_s + one.backward_s
+                parts = _time_parts(model, stage, site, samples, *ends, total if plan.sharding.stage >= 2 else 0.0)
+                memory = one.memory
+                largest = sorted(MEMORY_PARTS, key=lambda part: -getattr(memory, part))[:3]
+                name = f"{p}·{s}" + (f".{r}" if len(given) > 1 else "")
+                rows.append(
+                    (
+                        f"{name} {place(problem.cluster, replica.devices)}",
+                        f"{milliseconds(total)} ms: "
+                        + ", ".join(f"{name} {percent(part / total)}" for name, part in parts),
+                        f"{gib(memory.total)} of {gib(one.limit_bytes)} GiB: "
+                        + ", ".join(f"{MEMORY_LABELS[part]} {gib(getattr(memory, part))}" for part in largest),
+                    )
                 )
-            )
     yield from rows[:_MAX_STAGES]
     if len(rows) > _MAX_STAGES:
         yield "", f"and {len(rows) - _MAX_STAGES:,} stages of other kinds", ""
 
 
 def _time_parts(
-    model: CostModel, stage: Stage, site: Site, size: int, first: bool, last: bool
+    model: CostModel, stage: Stage, site: Site, size: int, first: bool, last: bool, lockstep_s: float
 ) -> list[tuple[str, float]]:
-    """Seconds of a stage's forward and backward by what they do, largest first."""
+    """Seconds of a stage's forward and backward by what they do, largest first; `lockstep_s` in all from ZeRO-2 on."""
     alone = Site(site.gpu, site.tp, float("inf"), 0.0)
-    layers, policy = stage.num_layers, stage.policy
-    plain = sum(model.layer_s(alone, size, "none")) * layers
-    again = sum(model.layer_s(alone, size, policy)) * layers - plain
-    whole = sum(model.layer_s(site, size, policy)) * layers
+    policies = [policy for policies in stage.policies() for policy in policies]
+    plain = sum(model.layer_s(alone, size, "none")) * len(policies)
+    again = sum(sum(model.layer_s(alone, size, policy)) for policy in policies) - plain
+    whole = sum(sum(model.layer_s(site, size, policy)) for policy in policies)
     embedding, head = model.ends_s(site, size)
     parts = [
         ("compute of its layers", plain),
-        (f"recompute ({policy})", again),
+        (f"recompute ({', '.join(sorted(set(policies)))})", again),
         (f"TP collectives at {rate(site.bandwidth)} GB/s", whole - plain - again),
         ("embedding", (embedding.forward_s + embedding.backward_s) if first else 0.0),
         ("LM head and loss", (head.forward_s + head.backward_s) if last else 0.0),
     ]
+    waiting_s = lockstep_s - sum(seconds for _, seconds in parts)
+    if waiting_s > 1e-9 * lockstep_s:
+        parts.append(("gathers, scatters and slower holders", waiting_s))
     return sorted((part for part in parts if part[1] > 0), key=lambda part: -part[1])
 
 

@@ -4,9 +4,9 @@
     python -m experiments.flashflex_comparison --rows 1 --time-limit 5
 
 For each row of `data/flashflex_rows.yaml` the portfolio solver searches three times: under the formulas of
-`flashflex_pricer.py` with micro-batches of its choice; under the formulas with FlashFlex's micro-batch rule,
-as in the figures it is compared with; and under our own cost model and memory, whose plan FlashFlex's
-formulas then judge.
+`solvers/rivals/flashflex_pricer.py` with micro-batches of its choice; under the formulas with FlashFlex's
+micro-batch rule, as in the figures it is compared with; and under our own cost model and memory, whose plan
+FlashFlex's formulas then judge.
 """
 
 import argparse
@@ -25,13 +25,13 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.configurations import named_cluster, named_model
-from experiments.flashflex_pricer import FlashFlexPricer
 from hexiopt.plan import Plan
 from hexiopt.problem import Problem
 from hexiopt.reading import read_mapping
 from hexiopt.workload import Workload
 from solvers.base import Budget, Pricer
 from solvers.registry import make_solver
+from solvers.rivals.flashflex_pricer import FlashFlexPricer
 
 NO_PLAN = 0.0  # tokens/s where a search found none
 

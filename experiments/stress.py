@@ -1,53 +1,52 @@
-"""Random problems through every solver: `python -m experiments.stress [--problems 500] [--seed 0]`.
+"""Random problems through every solver and rival: `python -m experiments.stress [--problems 2000] [--seed 0]`.
 
-Every plan must pass the check, cost what the event simulation says, and stay above the bound; an infeasible
-problem must end with a reason. Prints each violation with the seed that makes it again; exits 1 if there is one.
+Every plan must pass the check, cost what the event simulation says, and stay above its solver's bound and above the
+bound of all plans; where a problem is small enough for `exhaustive` to end, no plan of the plan space may be better
+than its plan, and what it proves infeasible has none. A problem without a plan must end with a reason. Prints each
+violation with the seed that makes it again, and a summary; exits 1 if there is a violation.
 """
 
 import argparse
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
+from rich.table import Table
 
+from hexiopt.bounds import lower_bound_s
 from hexiopt.check import check
 from hexiopt.cluster_file import cluster_from_section
+from hexiopt.cost.model import CostModel
+from hexiopt.errors import InputError
 from hexiopt.huggingface import model_from_config
+from hexiopt.plan import Plan
 from hexiopt.problem import Problem
 from hexiopt.reading import Section
-from hexiopt.result import Result
+from hexiopt.result import Result, Status
 from hexiopt.simulate import simulate
-from hexiopt.space import Space
-from hexiopt.workload import Workload
+from hexiopt.space import SWITCHES, Space
+from hexiopt.workload import AUTO, RECOMPUTE_POLICIES, SCHEDULES, Workload
 from solvers.base import Budget
-from solvers.registry import NAMES, make_solver
+from solvers.exhaustive import MOST_DEVICES, MOST_LAYERS
+from solvers.registry import NAMES, RIVALS, make_solver
 
 GPUS = ("rtx_3090", "rtx_4090", "rtx_3080_ti", "a800_80gb_sxm", "h100_80gb_sxm", "l40s", "t4", "v100_16gb_sxm")
 STEPS = 60
 TIME_LIMIT_S = 20.0
+PROOF_S = 3.0  # for `exhaustive`, which counts only where it ends
 TOLERANCE = 1e-9
+_SMALL = 0.3  # share of the problems that are small enough for `exhaustive`
 
 
 def random_problem(rng: random.Random) -> Problem:
-    """A mixed cluster of up to 24 GPUs, a small or a large decoder, and any switches."""
-    machines: list[dict[str, Any]] = []
-    for k in range(rng.randint(1, 4)):
-        count = rng.choice((1, 2, 3, 4, 6))
-        machine: dict[str, Any] = {
-            "name": f"m{k}",
-            "gpu": rng.choice(GPUS),
-            "num_gpus": count,
-            "network_interfaces": rng.choice([n for n in (1, 2, 3) if count % n == 0]),
-        }
-        if count > 1:
-            machine["intra_bandwidth_gb_per_s"] = rng.choice((5, 20, 300))
-            if rng.random() < 0.3:
-                machine["intra_links"] = [{"between": [0, 1], "bandwidth_gb_per_s": 50}]
-        machines.append(machine)
+    """A mixed cluster of up to 24 GPUs, a small or a large decoder, and any switches; often a tiny problem."""
+    small = rng.random() < _SMALL
+    machines = _machines(rng, MOST_DEVICES - 1) if small else _machines(rng, 24)
     cluster = {
         "name": "stress",
         "inter_machine": {"bandwidth_gb_per_s": 10 ** rng.uniform(-2, 2), "latency_us": rng.choice((2, 50, 5000))},
@@ -61,25 +60,24 @@ def random_problem(rng: random.Random) -> Problem:
     model = {
         "model_type": "llama",
         "hidden_size": heads * rng.choice((16, 64, 128)),
-        "num_hidden_layers": rng.randint(1, 24),
+        "num_hidden_layers": rng.randint(1, MOST_LAYERS if small else 24),
         "num_attention_heads": heads,
         "num_key_value_heads": rng.choice([k for k in (1, 2, heads) if heads % k == 0]),
         "intermediate_size": rng.choice((256, 4096, 14336)),
         "vocab_size": rng.choice((1000, 32000)),
         "tie_word_embeddings": rng.random() < 0.5,
     }
-    switches = ("uneven_layers", "uneven_tp", "uneven_batch", "uneven_structure", "recompute_per_stage")
     space = Space(
         tp_degrees=rng.choice(("powers_of_two", "all")),
-        **{name: rng.random() > 0.1 for name in switches},  # type: ignore[arg-type]
+        **{name: rng.random() > 0.1 for name in SWITCHES},  # type: ignore[arg-type]
     )
     workload = Workload(
-        global_batch=rng.choice((1, 3, 8, 64, 250)),
+        global_batch=rng.choice((1, 3, 8, 12) if small else (1, 3, 8, 64, 250)),
         seq_len=rng.choice((128, 2048, 8192)),
         precision="fp16",
-        recompute=rng.choice(("auto", "auto", "none", "full")),
-        schedule=rng.choice(("auto", "1f1b", "gpipe")),
-        optimizer_sharding=rng.choice(("auto", "0", "1")),
+        recompute=rng.choice((AUTO, AUTO, *RECOMPUTE_POLICIES)),
+        schedule=rng.choice((AUTO, AUTO, *SCHEDULES)),
+        optimizer_sharding=rng.choice((AUTO, AUTO, "0", "1", "2", "3")),
         gradient_bytes=rng.choice((2, 4)),
     )
     return Problem(
@@ -87,43 +85,136 @@ def random_problem(rng: random.Random) -> Problem:
     )
 
 
-def violations(problem: Problem, result: Result) -> Iterator[str]:
-    """What is wrong with a solver's answer, in words."""
+def _machines(rng: random.Random, most: int) -> list[dict[str, Any]]:
+    """One to four machines of at most six GPUs, and of at most `most` together."""
+    machines: list[dict[str, Any]] = []
+    for k in range(rng.randint(1, 4)):
+        left = most - sum(machine["num_gpus"] for machine in machines)
+        if not left:
+            break
+        count = min(left, rng.choice((1, 2, 3, 4, 6)))
+        machine: dict[str, Any] = {
+            "name": f"m{k}",
+            "gpu": rng.choice(GPUS),
+            "num_gpus": count,
+            "network_interfaces": rng.choice([n for n in (1, 2, 3) if count % n == 0]),
+        }
+        if count > 1:
+            machine["intra_bandwidth_gb_per_s"] = rng.choice((5, 20, 300))
+            if rng.random() < 0.3:
+                machine["intra_links"] = [{"between": [0, 1], "bandwidth_gb_per_s": 50}]
+        machines.append(machine)
+    return machines
+
+
+def violations(problem: Problem, result: Result, model: CostModel, proof: Result | None) -> Iterator[str]:
+    """What is wrong with a solver's answer, in words; `proof` is what `exhaustive` proved, if it did."""
     if result.plan is None or result.cost is None:
         if not result.reason or "\n" in result.reason:
             yield f"no plan, and the reason is {result.reason!r}"
+        if result.status is Status.INFEASIBLE and proof is not None and proof.plan is not None:
+            yield "infeasible is claimed, and exhaustive has a plan"
         return
     yield from (str(violation) for violation in check(problem, result.plan, result.cost))
-    if result.bound_s > result.cost.step_time_s * (1 + TOLERANCE):
-        yield f"the bound {result.bound_s} is above the cost {result.cost.step_time_s}"
+    cost_s = result.cost.step_time_s
+    if result.bound_s > cost_s * (1 + TOLERANCE):
+        yield f"its bound {result.bound_s} is above its cost {cost_s}"
+    if lower_bound_s(model) > cost_s * (1 + TOLERANCE):
+        yield f"the cost {cost_s} is below the bound of all plans {lower_bound_s(model)}"
     simulated_s = max(event.end_s for event in simulate(result.plan, result.cost))
     if abs(simulated_s - result.cost.pipeline_s) > TOLERANCE * simulated_s:
         yield f"the simulation ends at {simulated_s}, the cost says {result.cost.pipeline_s}"
+    if proof is not None and in_plan_space(result.plan) and proof.objective > cost_s * (1 + TOLERANCE):
+        yield f"the cost {cost_s} is below exhaustive's {proof.objective}"
+
+
+def in_plan_space(plan: Plan) -> bool:
+    """Whether a valid plan is one of the plan space: the format also has policies per layer and stated groups."""
+    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    return isinstance(plan.sharding.groups, str) and all(len(set(stage.recompute)) == 1 for stage in stages)
+
+
+@dataclass
+class Tally:
+    """What became of a solver's runs: by status, how far over the best plan of each problem, and violations."""
+
+    ended: Counter[str] = field(default_factory=Counter)
+    over: list[float] = field(default_factory=list)
+    violations: int = 0
+
+
+def run(
+    seed: int, solvers: Sequence[str], steps: int, tallies: Mapping[str, Tally], proof_s: float = PROOF_S
+) -> Iterator[str]:
+    """Random problem `seed` through `solvers`: adds to their tallies, and yields each violation in words."""
+    problem = random_problem(random.Random(seed))
+    model = CostModel(problem)
+    results: dict[str, Result] = {}
+    wrong: list[tuple[str, str]] = []
+    small = len(problem.usable_devices) <= MOST_DEVICES and problem.model.num_layers <= MOST_LAYERS
+    for name in sorted(solvers, key=lambda name: name != "exhaustive"):
+        exact = name == "exhaustive"
+        if exact and not small:
+            continue
+        try:
+            budget = Budget(proof_s) if exact else Budget(TIME_LIMIT_S, steps)
+            results[name] = make_solver(name).solve(problem, budget, seed=seed)
+        except InputError:
+            tallies[name].ended["refused"] += 1
+        except Exception as error:
+            wrong.append((name, f"{type(error).__name__}: {error}"))
+    proof = results.get("exhaustive")
+    if proof is not None and proof.status not in (Status.OPTIMAL, Status.INFEASIBLE):
+        proof = None
+    best_s = min((result.objective for result in results.values()), default=float("inf"))
+    for name, result in results.items():
+        tallies[name].ended[result.status] += 1
+        if result.cost is not None:
+            tallies[name].over.append(result.objective / best_s - 1)
+        wrong += [(name, text) for text in violations(problem, result, model, proof)]
+    for name, text in wrong:
+        tallies[name].violations += 1
+        yield f"seed {seed}, {name}: {text}"
+
+
+def summary(tallies: Mapping[str, Tally]) -> Table:
+    """One row a solver."""
+    table = Table(title="random problems", title_justify="left")
+    columns = (
+        "solver",
+        "runs",
+        *(str(status) for status in Status),
+        "refused",
+        "mean over best",
+        "worst",
+        "violations",
+    )
+    for name in columns:
+        table.add_column(name, justify="left" if name == "solver" else "right")
+    for name, tally in tallies.items():
+        counts = [str(tally.ended[key]) for key in (*Status, "refused")]
+        over = [f"{sum(tally.over) / len(tally.over):.1%}", f"{max(tally.over):.1%}"] if tally.over else ["", ""]
+        table.add_row(name, str(tally.ended.total()), *counts, *over, str(tally.violations))
+    return table
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run, report, and fail on the first class of violations met."""
+    """Run, report, and fail where there is a violation."""
+    known = (*NAMES, *RIVALS)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problems", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--solvers", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--problems", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first problem; the next ones follow")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of every solver but exhaustive")
+    parser.add_argument("--solvers", nargs="+", choices=known, default=known, metavar="SOLVER")
     options = parser.parse_args(argv)
-    console, found, ended = Console(), 0, Counter[str]()
+    console, found = Console(), 0
+    tallies: dict[str, Tally] = {name: Tally() for name in options.solvers}
     for seed in track(range(options.seed, options.seed + options.problems), "random problems", console=console):
-        problem = random_problem(random.Random(seed))
-        for name in options.solvers:
-            try:
-                result = make_solver(name).solve(problem, Budget(TIME_LIMIT_S, STEPS), seed=seed)
-                wrong = list(violations(problem, result))
-                ended[f"{name}: {result.status}"] += 1
-            except Exception as error:
-                wrong = [f"{type(error).__name__}: {error}"]
-            for text in wrong:
-                found += 1
-                console.print(f"seed {seed}, {name}: {text}", highlight=False)
-    for key, count in sorted(ended.items()):
-        console.print(f"{key} {count}", highlight=False)
-    console.print(f"{sum(ended.values())} runs on {options.problems} random problems, {found} violations")
+        for text in run(seed, options.solvers, options.steps, tallies):
+            found += 1
+            console.print(text, highlight=False, markup=False)
+    console.print(summary(tallies))
+    console.print(f"{options.problems} random problems, {found} violations", highlight=False)
     return 1 if found else 0
 
 

@@ -129,6 +129,38 @@ def test_explain_of_a_file_and_of_a_search(hexiopt: Run, tmp_path: Path) -> None
     assert not (tmp_path / "outputs").exists(), "explain writes no files"
 
 
+def test_a_replicated_interleaved_plan_is_priced_and_explained(hexiopt: Run, tmp_path: Path) -> None:
+    """Two stages of two layer ranges, the first on two replicas, a recompute policy for each of its layers."""
+    path = planned(hexiopt, tmp_path, "workload.global_batch=8")
+
+    def weave(data: Any) -> None:
+        replicas = [{"devices": ["old:0"], "samples": 3}, {"devices": ["old:1"], "samples": 1}]
+        one = {"replicas": replicas, "layers": [[0, 1], [2, 3]], "recompute": ["none", "full"]}
+        two = {"devices": ["new:0"], "layers": [[1, 2], [3, 4]], "recompute": "full"}
+        pipeline = {"num_micro_batches": 2, "micro_batch_size": 4, "stages": [one, two]}
+        data |= {"schedule": "interleaved", "sharding": {"stage": 1}, "pipelines": [pipeline]}
+
+    ran = hexiopt("price", f"plan={edit(path, weave)}", "hydra.run.dir=priced")
+    assert ran.code == 0, ran.err
+    data = json.loads((tmp_path / "priced" / "plan.json").read_text())
+    assert data["pipelines"][0]["stages"][0]["replicas"][0] == {"devices": ["old:0"], "samples": 3}
+    memory = data["prediction"]["memory_gib"]
+    assert set(memory) == {"old:0", "old:1", "new:0"}
+    assert memory["old:0"]["activations"] > memory["old:1"]["activations"] > 0
+    assert memory["old:0"]["weights"] == memory["old:1"]["weights"]
+    ran = hexiopt("explain", f"plan={path}")
+    assert ran.code == 0, ran.err
+    assert "0·0.1" in ran.out
+    assert "interleaved" in ran.out
+
+    def break_it(data: Any) -> None:
+        data["pipelines"][0] |= {"num_micro_batches": 1, "micro_batch_size": 8}
+        data["problem_sha256"] = ""
+
+    message = refused(hexiopt("price", f"plan={edit(path, break_it)}"))
+    assert "8 into 3 + 1" in message
+
+
 def test_explain_gives_every_coefficient_a_source() -> None:
     from experiments.explain import coefficient_rows
     from hexiopt.cost.coefficients import COEFFICIENTS
@@ -241,8 +273,10 @@ BAD_COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("plan",), "cluster: is missing; choose"),
     (("plan", "cluster=small_mixed"), "model: is missing; choose"),
     (("plan", "cluster=smal_mixed", "model=tiny"), "did you mean small_mixed"),
-    (("plan", *QUICK, "solver=nope"), "'nope' is not known; known: local_search, metis"),
-    (("plan", *QUICK, "solver.name=nope"), "'nope' is not known; known: local_search, metis"),
+    (("plan", *QUICK, "solver=nope"), "solver: 'nope' is not known; known: "),
+    (("plan", *QUICK, "solver.name=nope"), "solver: 'nope' is not known; known: "),
+    (("plan", *QUICK, "solver=megatron", "solver.defects=as_released"), "solver.defects: megatron does not take it"),
+    (("plan", *QUICK, "solver=flashflex", "solver.defects=nope"), "known: as_published, as_released"),
     (("plan", *QUICK, "experiment=nope"), "experiment: 'nope' is not known"),
     (("plan", *QUICK, "hydra/launcher=nope"), "hydra/launcher: 'nope' is not known"),
     (("plan", *QUICK, "seed=abc"), "seed: 'abc' is not a whole number"),
@@ -260,7 +294,7 @@ BAD_COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("plan", *QUICK, "workload=null"), "must be a string"),
     (("plan", *QUICK, "workload.seq_len=0"), "at least 1"),
     (("plan", *QUICK, "workload.precision=bf17"), "did you mean bf16?"),
-    (("plan", *QUICK, "workload.schedule=interleaved"), "not priced yet"),
+    (("plan", *QUICK, "workload.schedule=interleave"), "did you mean interleaved?"),
     (("plan", *QUICK, "space.tp_degrees=some"), "known: all, powers_of_two"),
     (("plan", *QUICK, "space.uneven_tp=maybe"), "'maybe' is not true or false"),
     (("plan", *QUICK, "constraints.exclude=[olds]"), "did you mean old?"),

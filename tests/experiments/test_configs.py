@@ -54,16 +54,17 @@ def test_every_model_builds_a_problem(tmp_path: Path, name: str) -> None:
 
 
 def test_solver_files_are_the_registry() -> None:
-    assert set(config_names("solver")) == set(registry.NAMES)
+    assert set(config_names("solver")) == {*registry.NAMES, *registry.ORACLES, *registry.RIVALS}
 
 
-@pytest.mark.parametrize("name", registry.NAMES)
+@pytest.mark.parametrize("name", [*registry.NAMES, *registry.RIVALS])
 def test_every_solver_finds_a_valid_plan(tmp_path: Path, name: str) -> None:
-    if name == "metis":
+    if name in ("metis", "flashflex"):
         pytest.importorskip("pymetis")
     job = job_of(tmp_path, ["cluster=small_mixed", "model=tiny", f"solver={name}", "solver.time_limit_s=0.4"])
     assert job.config.solver.name == name
-    result = registry.make_solver(name).solve(job.problem, job.budget, seed=job.config.seed)
+    solver = registry.make_solver(name, **job.config.solver.options())
+    result = solver.solve(job.problem, job.budget, seed=job.config.seed)
     assert result.plan is not None
     assert result.cost is not None
     assert check(job.problem, result.plan, result.cost) == []

@@ -1,7 +1,7 @@
 """The README's commands run.
 
 Every line of a `bash` block that starts with hexiopt is run, in order, in one folder that holds the README's
-files (a `yaml` block whose first line is `# NAME`) and experiments/data. `solver.time_limit_s=0.3` is
+files (a `yaml` block whose first line is `# NAME`) and experiments/data. `solver.time_limit_s=0.6` is
 appended to commands that search. Lines that start with make or source are not run.
 """
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import ROOT, Run
 
-TIME_LIMIT = "solver.time_limit_s=0.3"
+TIME_LIMIT = "solver.time_limit_s=0.6"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -53,9 +53,9 @@ def test_the_readmes_commands_run(hexiopt: Run, tmp_path: Path) -> None:
 
 def test_the_readme_names_every_solver_and_verb() -> None:
     from experiments.verbs import VERBS
-    from solvers.registry import NAMES
+    from solvers.registry import NAMES, RIVALS
 
-    for name in (*NAMES, *VERBS):
+    for name in (*NAMES, *RIVALS, *VERBS):
         assert f"| `{name}` |" in README, name
 
 
