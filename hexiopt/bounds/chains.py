@@ -61,7 +61,7 @@ class Boxes:
         """All pairs of intervals between neighbours: whole `micro_batches` ascending, `seconds` ascending."""
         lows = np.concatenate([micro_batches[:1], micro_batches[:-1] + 1])
         each = [(*m, *s) for m, s in product(zip(lows, micro_batches, strict=True), pairwise(seconds))]
-        return cls(*np.array(each, float).T)
+        return cls(*np.array(each, float).reshape(-1, 4).T)
 
     def __len__(self) -> int:
         return len(self.low_m)

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hexiopt.cost.boundary import sample_overlaps
 from hexiopt.cost.memory import Shards
 from hexiopt.cost.model import CostModel, Site
 from solvers.enumeration.arrangements import Groups
@@ -88,6 +89,7 @@ class Dealing:
         self._stages: dict[tuple[int, tuple[int, ...]], _Stage] = {}
         self._parts: dict[tuple[int, tuple[int, ...], Dealt], tuple[Part, ...]] = {}
         self._sends: dict[tuple[tuple[int, ...], tuple[int, ...], int], float] = {}
+        self._pair_sends: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[tuple[float, float]]] = {}
 
     def ways(self, layers: Layers) -> Iterator[tuple[tuple[Dealt, ...], tuple[float, ...]]]:
         """What every stage is dealt, and when each replica ends at least, stage by stage."""
@@ -96,7 +98,8 @@ class Dealing:
         if all(stage.enough for stage in stages):
             for dealt in self._deal(lengths, stages, [_Before(0, self._size, 0.0, 0.0)]):
                 parts = [self._part(s, own, given) for s, (own, given) in enumerate(zip(lengths, dealt, strict=True))]
-                ends_s = ends_floor_s(self._frame.schedule, parts, self._send_s, len(lengths[0]), self._count)
+                sends_s = [self._pair_sends_s(s, dealt[s][0], dealt[s + 1][0]) for s in range(len(dealt) - 1)]
+                ends_s = ends_floor_s(self._frame.schedule, parts, sends_s, len(lengths[0]), self._count)
                 if max(ends_s) < self._limit_s:
                     yield dealt, tuple(ends_s)
 
@@ -195,6 +198,18 @@ class Dealing:
                 )
                 for site, x in zip(self._sites[s], given, strict=True)
             )
+        return found
+
+    def _pair_sends_s(self, s: int, here: tuple[int, ...], there: tuple[int, ...]) -> Sequence[tuple[float, float]]:
+        """Messages ahead and back between the replicas of stages s and s + 1, with the samples that each has."""
+        key = (s, here, there)
+        found = self._pair_sends.get(key)
+        if found is None:
+            a, b = self._groups[s], self._groups[s + 1]
+            found = self._pair_sends[key] = [
+                (self._send_s(a[i], b[j], common), self._send_s(b[j], a[i], common))
+                for i, j, common in sample_overlaps(here, there)
+            ]
         return found
 
     def _send_s(self, sender: tuple[int, ...], receiver: tuple[int, ...], samples: int) -> float:

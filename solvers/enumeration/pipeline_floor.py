@@ -19,7 +19,7 @@ class Part:
 def ends_floor_s(
     schedule: str,
     stages: Sequence[Sequence[Part]],
-    sends_s: Sequence[tuple[float, float]],
+    sends_s: Sequence[Sequence[tuple[float, float]]],
     num_chunks: int,
     num_micro_batches: int,
 ) -> list[float]:
@@ -29,7 +29,7 @@ def ends_floor_s(
     one layer range, its backwards begin when that micro-batch comes back: under GPipe after all forwards of the last
     stage, under 1F1B after the first; a stage of p has then run as many forwards as there are stages from it on
     (`num_warm_up` of the cost model). The last micro-batch goes back through the stages before. `sends_s[i]`: the
-    shortest message from stage i to the next, and back.
+    messages from stage i to the next, and back, one of each for every pair of replicas that `sample_overlaps` gives.
     """
     p, m = len(stages), num_micro_batches
     meet = [
@@ -37,8 +37,8 @@ def ends_floor_s(
     ]
     come = [[0.0] * len(stage) for stage in stages]
     for s, pairs in enumerate(meet):
-        for a, b, _ in pairs:
-            come[s + 1][b] = max(come[s + 1][b], come[s][a] + stages[s][a].first_s[0] + sends_s[s][0])
+        for (a, b, _), (ahead_s, _) in zip(pairs, sends_s[s], strict=True):
+            come[s + 1][b] = max(come[s + 1][b], come[s][a] + stages[s][a].first_s[0] + ahead_s)
     before_s = m if schedule == "gpipe" else 1  # forwards of the last stage before its first backward
     back = [at + before_s * part.first_s[0] for at, part in zip(come[-1], stages[-1], strict=True)]
     ends: list[list[float]] = []
@@ -47,9 +47,9 @@ def ends_floor_s(
         if s < p - 1:
             behind_back, behind_ends = back, ends[-1]
             back, after = [0.0] * len(stages[s]), [0.0] * len(stages[s])
-            for a, b, _ in meet[s]:
-                back[a] = max(back[a], behind_back[b] + stages[s + 1][b].first_s[1] + sends_s[s][1])
-                after[a] = max(after[a], behind_ends[b] + sends_s[s][1])
+            for (a, b, _), (_, back_s) in zip(meet[s], sends_s[s], strict=True):
+                back[a] = max(back[a], behind_back[b] + stages[s + 1][b].first_s[1] + back_s)
+                after[a] = max(after[a], behind_ends[b] + back_s)
         left = 0 if schedule == "gpipe" else max(0, m - (p - s))  # forwards after the first backward
         own = []
         for r, part in enumerate(stages[s]):

@@ -57,13 +57,12 @@ def floor_of(model: CostModel, pipeline: Pipeline, schedule: str) -> list[float]
         stages.append(parts)
     sends = []
     for a, b in zip(pipeline.stages, pipeline.stages[1:], strict=False):
-        met = list(sample_overlaps(a.samples(size), b.samples(size)))
         here, there = [r.devices for r in a.replicas], [r.devices for r in b.replicas]
         sends.append(
-            (
-                min(model.hop_s(here[i], there[j], common) for i, j, common in met),
-                min(model.hop_s(there[j], here[i], common) for i, j, common in met),
-            )
+            [
+                (model.hop_s(here[i], there[j], common), model.hop_s(there[j], here[i], common))
+                for i, j, common in sample_overlaps(a.samples(size), b.samples(size))
+            ]
         )
     return ends_floor_s(schedule, stages, sends, pipeline.num_chunks, pipeline.num_micro_batches)
 
@@ -84,8 +83,8 @@ def test_no_replica_ends_before_its_floor(task: tuple[Problem, Plan]) -> None:
 def test_the_floor_of_equal_stages_is_exact() -> None:
     """Two equal stages, 1F1B: fill, M turns, drain (Narayanan et al., PipeDream); GPipe as well."""
     stages = [[Part(1, (1.0, 2.0), (1.0, 2.0))]] * 2
-    assert ends_floor_s("1f1b", stages, [(0.0, 0.0)], 1, 5) == [18.0, 16.0]
-    assert ends_floor_s("gpipe", stages, [(0.5, 0.5)], 1, 5) == [1.5 + 5 * 1 + 2 + 0.5 + 5 * 2, 1.5 + 5 * 3]
+    assert ends_floor_s("1f1b", stages, [[(0.0, 0.0)]], 1, 5) == [18.0, 16.0]
+    assert ends_floor_s("gpipe", stages, [[(0.5, 0.5)]], 1, 5) == [1.5 + 5 * 1 + 2 + 0.5 + 5 * 2, 1.5 + 5 * 3]
 
 
 def ending(cost: PipelineCost, late: int | None, end_s: float) -> PipelineCost:
