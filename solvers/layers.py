@@ -5,12 +5,13 @@ smallest bottleneck T with Σ max{n : t(n) ≤ T} ≥ L is exact, and is found b
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hexiopt.cost.memory import Shards, in_flight
 from solvers.base import Pricer
+from solvers.replicas import Share
 
 Choice = tuple[int, str]  # layers of a stage, recompute policy
 
@@ -36,7 +37,10 @@ class LayerSplitter:
     def options(
         self, sites: frozenset[Any], first: bool, last: bool, micro_batch_size: int, held: int, shards: Shards
     ) -> StageOptions:
-        """The options of a stage that must hold on every one of `sites` (the slowest and fullest decide)."""
+        """The options of a stage that must hold on every one of `sites` (the slowest and fullest decide).
+
+        A site gets whole micro-batches, unless it is a `Share`.
+        """
         key = (sites, first, last, micro_batch_size, held, shards)
         found = self._options.get(key)
         if found is None:
@@ -46,7 +50,8 @@ class LayerSplitter:
             # From the fastest policy to the leanest: each serves the lengths whose memory the ones before exceed.
             for policy, seconds in self._by_speed(sites, first, last, micro_batch_size):
                 most = min(
-                    pricer.max_layers(site, first, last, micro_batch_size, policy, held, shards) for site in sites
+                    pricer.max_layers(site, first, last, samples, policy, held, shards)
+                    for site, samples in _shares(sites, micro_batch_size)
                 )
                 more = seconds[len(times) : max(len(times), most)]
                 times += more
@@ -61,11 +66,14 @@ class LayerSplitter:
         key = (sites, first, last, micro_batch_size)
         found = self._times.get(key)
         if found is None:
+            shares = _shares(sites, micro_batch_size)
             tables = [
                 (
                     policy,
                     [
-                        max(sum(self._pricer.stage_s(site, n, first, last, micro_batch_size, policy)) for site in sites)
+                        max(
+                            sum(self._pricer.stage_s(site, n, first, last, samples, policy)) for site, samples in shares
+                        )
                         for n in range(1, self._num_layers + 1)
                     ],
                 )
@@ -83,21 +91,24 @@ class LayerSplitter:
         shards: Shards,
         added_s: tuple[float, ...] = (),
         chunks: int = 1,
+        more_holders: tuple[int, ...] = (),
     ) -> tuple[Choice, ...] | int:
         """Layers and policy per stage, or how many layers find no room.
 
         `added_s`: what a stage does beside layers. `chunks`: layer ranges a stage, of a layer at least.
+        `more_holders`: over how many devices more than `shards` says the states of a stage are spread.
         """
         p = len(sites)
         batches = num_micro_batches if schedule == "gpipe" else min(num_micro_batches, p * (3 if chunks > 1 else 1))
-        key = (tuple(sites), micro_batch_size, schedule, batches, shards, added_s, chunks)
+        key = (tuple(sites), micro_batch_size, schedule, batches, shards, added_s, chunks, more_holders)
         found = self._splits.get(key)
         if found is None:
             if len(self._splits) > 100_000:
                 self._splits.clear()
+            spread = [shards._replace(num_devices=shards.num_devices + more) for more in more_holders] or [shards] * p
             options = [
                 self.options(
-                    site, s == 0, s == p - 1, micro_batch_size, in_flight(schedule, s, p, batches, chunks), shards
+                    site, s == 0, s == p - 1, micro_batch_size, in_flight(schedule, s, p, batches, chunks), spread[s]
                 )
                 for s, site in enumerate(sites)
             ]
@@ -129,6 +140,11 @@ class LayerSplitter:
             return None
         more = set(ranked[:extra])
         return [low + (s in more) for s in range(len(options))]
+
+
+def _shares(sites: Iterable[Any], micro_batch_size: int) -> list[Share]:
+    """Every site with its samples of a micro-batch."""
+    return [site if isinstance(site, Share) else Share(site, micro_batch_size) for site in sites]
 
 
 def bottleneck_counts(

@@ -21,6 +21,7 @@ from solvers.starts import (
     kinds,
     lockstep_structures,
     shared_structures,
+    single_structures,
     symmetric,
 )
 from solvers.structure import Builder, Bundle, Misfit, Structure
@@ -50,7 +51,7 @@ class Annealer:
 
     def __init__(self, search: Search, builder: Builder, rng: random.Random) -> None:
         self.search, self.builder, self.rng = search, builder, rng
-        self._neighbourhood = Neighbourhood(search.problem)
+        self._neighbourhood = Neighbourhood(search.problem, builder.replicates)
         self._seen: dict[Structure, Judged] = {}
 
     def judge(self, structure: Structure, limit: float = math.inf, factor: float = 1.0) -> Judged | None:
@@ -115,11 +116,12 @@ class Annealer:
 
 
 def hand_made(problem: Problem, builder: Builder) -> Iterator[Structure]:
-    """Structures that people would try: chains, and every kind of machine with its own symmetric grid."""
+    """Structures that people would try: chains, every kind of machine with its own symmetric grid, and replicas."""
     yield from own_grids(problem, builder)
     yield from lockstep_structures(problem)
     yield from chain_structures(problem)
     yield from shared_structures(problem)
+    yield from single_structures(problem, builder.replicates)
 
 
 def own_grids(problem: Problem, builder: Builder) -> Iterator[Structure]:
@@ -141,10 +143,13 @@ def own_grids(problem: Problem, builder: Builder) -> Iterator[Structure]:
                 yield from (replace(base, sharding=sharding, groups=way) for way in sharding_groups(problem, sharding))
 
 
-def improve(search: Search, builder: Builder, starts: Iterable[Structure], rng: random.Random, until: float) -> None:
+def improve(
+    search: Search, builder: Builder, starts: Iterable[Structure], rng: random.Random, until: float
+) -> list[Structure]:
     """Price `starts`, then anneal the best of them in rounds, each with fewer structures and more time for each.
 
-    Successive halving (Jamieson and Talwalkar, 2016): a start shows soon whether it leads anywhere.
+    Gives what became of them, best first. Successive halving (Jamieson and Talwalkar, 2016): a start shows soon
+    whether it leads anywhere.
     """
     annealer, steps = Annealer(search, builder, rng), search.budget.max_steps
     spent = search.runtime_s / search.budget.time_limit_s if steps is None else search.steps / steps
@@ -160,8 +165,11 @@ def improve(search: Search, builder: Builder, starts: Iterable[Structure], rng: 
             pool.append((judged.energy, number, start))
     begin = search.runtime_s / search.budget.time_limit_s
     left = None if steps is None else max(0, int(until * steps) - search.steps)
+    left_out: list[tuple[float, int, Structure]] = []
     for turn, size in enumerate(_POOLS):
-        pool = sorted(pool, key=lambda item: item[:2])[:size]
+        pool.sort(key=lambda item: item[:2])
+        left_out += pool[size:]
+        del pool[size:]
         share = (until - begin) / len(_POOLS)
         for k, (energy, number, start) in enumerate(pool):
             end = begin + share * (turn + (k + 1) / len(pool))
@@ -169,6 +177,7 @@ def improve(search: Search, builder: Builder, starts: Iterable[Structure], rng: 
             judged = annealer.judge(found)
             if judged is not None and judged.energy < energy:
                 pool[k] = (judged.energy, number, found)
+    return [structure for _, _, structure in sorted(pool + left_out, key=lambda item: item[:2])]
 
 
 class LocalSearch(SearchingSolver):
@@ -178,5 +187,5 @@ class LocalSearch(SearchingSolver):
 
     def run(self, search: Search, builder: Builder, rng: random.Random) -> None:
         """Anneal, then polish."""
-        improve(search, builder, hand_made(search.problem, builder), rng, ANNEAL)
-        Polisher(search, builder, rng).finish()
+        found = improve(search, builder, hand_made(search.problem, builder), rng, ANNEAL)
+        Polisher(search, builder, rng).finish(found)

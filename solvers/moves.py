@@ -5,32 +5,39 @@ space and fits memory is for the builder to say.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hexiopt.problem import Problem
 from solvers.interleaving import drawn_chunks, drawn_schedule, may_interleave
+from solvers.replica_moves import ReplicaMoves, Slot
 from solvers.starts import cut
-from solvers.structure import Bundle, Group, Structure
+from solvers.structure import Bundle, Structure
 from solvers.zero import drawn_groups, drawn_stage
 
-Slot = tuple[Group, ...]
 Move = Callable[["Neighbourhood", Structure, random.Random], Structure | None]
 
 
-class Neighbourhood:
-    """The moves of one problem."""
+_REPLICA_MOVES: tuple[Move, ...] = (
+    ReplicaMoves.pipelines_to_replicas,
+    ReplicaMoves.replicas_to_pipelines,
+    ReplicaMoves.join_as_replica,
+    ReplicaMoves.join_as_replica,
+    ReplicaMoves.leave_replicas,
+    ReplicaMoves.group_to_replicas,
+    ReplicaMoves.replicas_to_group,
+)
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self._machine_of: list[int] = problem.cluster.machine_of.tolist()
-        self._by_machine = problem.usable_by_machine
-        self._allowed = {m: set(problem.space.allowed_tp(len(own))) for m, own in self._by_machine.items()}
+
+class Neighbourhood(ReplicaMoves):
+    """The moves of one problem; `replicates` where its plans may have replicas."""
+
+    def __init__(self, problem: Problem, replicates: bool = False) -> None:
+        super().__init__(problem)
         # Machines whose devices are not interchangeable: some share a faster link, or an interface.
         self._uneven = {
             m for m, spec in enumerate(problem.cluster.machines) if spec.intra_links or spec.num_interfaces > 1
         }
-        self._sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)
         self.moves: tuple[Move, ...] = (
             Neighbourhood.reorder,
             Neighbourhood.reorder,
@@ -53,6 +60,7 @@ class Neighbourhood:
             Neighbourhood.resize_micro_batch,
             Neighbourhood.other_choice,
             *([Neighbourhood.other_chunks] if may_interleave(problem) else []),
+            *(_REPLICA_MOVES if replicates else []),
         )
 
     def random_move(self, structure: Structure, rng: random.Random) -> Structure | None:
@@ -115,7 +123,7 @@ class Neighbourhood:
         """Twice as many pipelines, half as long: neighbouring stages of equal TP degree stand side by side."""
         at, bundle = self._pick(structure, rng)
         stages = bundle.stages
-        if len(stages) % 2:
+        if len(stages) % 2 or bundle.replicated:
             return None
         if rng.random() < 0.5:
             pairs = [(stages[s], stages[s + 1]) for s in range(0, len(stages), 2)]
@@ -143,6 +151,8 @@ class Neighbourhood:
     def tp_to_width(self, structure: Structure, rng: random.Random) -> Structure | None:
         """Twice as many pipelines, every TP degree halved."""
         at, bundle = self._pick(structure, rng)
+        if bundle.replicated:
+            return None
         stages = []
         for slot in bundle.stages:
             halves = self._halves(slot)
@@ -160,9 +170,9 @@ class Neighbourhood:
         bundles = list(structure.bundles)
         for at in chosen:
             size = int(bundles[at].micro_batch_size * factor)
-            if size not in self._sizes:
+            if size not in self._sizes or size < bundles[at].most_replicas:
                 return None
-            bundles[at] = Bundle(bundles[at].stages, size)
+            bundles[at] = replace(bundles[at], micro_batch_size=size)
         return structure.with_bundles(bundles)
 
     # Between bundles.
@@ -185,7 +195,7 @@ class Neighbourhood:
         a, b = pair
         first, second = structure.bundles[a], structure.bundles[b]
         shapes = [[len(slot[0]) for slot in bundle.stages] for bundle in (first, second)]
-        if shapes[0] != shapes[1]:
+        if shapes[0] != shapes[1] or first.replicated or second.replicated:
             return None
         merged = first.with_stages(x + y for x, y in zip(first.stages, second.stages, strict=True))
         return self._with_two(structure, a, b, merged, None)
@@ -201,17 +211,14 @@ class Neighbourhood:
             return None
         s, width = rng.randrange(len(giver.stages)), taker.width
         slot = giver.stages[s]
-        parts = [slot[k : k + width] for k in range(0, giver.width, width)]
+        # Replicas stay together.
+        parts = [slot] if giver.replicated else [slot[k : k + width] for k in range(0, giver.width, width)]
         stages = list(taker.stages)
         place = rng.randrange(len(stages) + 1)
         stages[place:place] = parts
-        return self._with_two(
-            structure,
-            a,
-            b,
-            giver.with_stages(giver.stages[:s] + giver.stages[s + 1 :]),
-            taker.with_stages(stages),
-        )
+        taken = self._taking(taker, giver, stages)
+        left = giver.with_stages(giver.stages[:s] + giver.stages[s + 1 :])
+        return None if taken is None else self._with_two(structure, a, b, left, taken)
 
     def swap_slots(self, structure: Structure, rng: random.Random) -> Structure | None:
         """Two bundles of one width exchange a stage."""
@@ -219,13 +226,14 @@ class Neighbourhood:
         if pair is None:
             return None
         a, b = pair
-        first, second = list(structure.bundles[a].stages), list(structure.bundles[b].stages)
-        if len(first[0]) != len(second[0]):
+        one, two = structure.bundles[a], structure.bundles[b]
+        if one.width != two.width:
             return None
+        first, second = list(one.stages), list(two.stages)
         s, t = rng.randrange(len(first)), rng.randrange(len(second))
         first[s], second[t] = second[t], first[s]
-        bundles = structure.bundles
-        return self._with_two(structure, a, b, bundles[a].with_stages(first), bundles[b].with_stages(second))
+        a_new, b_new = self._taking(one, two, first), self._taking(two, one, second)
+        return None if a_new is None or b_new is None else self._with_two(structure, a, b, a_new, b_new)
 
     def swap_groups(self, structure: Structure, rng: random.Random) -> Structure | None:
         """Two TP groups of one degree exchange places, anywhere."""
@@ -257,7 +265,8 @@ class Neighbourhood:
         first, second = structure.bundles[a], structure.bundles[b]
         if first.width != second.width:
             return None
-        return self._with_two(structure, a, b, first.with_stages(first.stages + second.stages), None)
+        joined = self._taking(first, second, first.stages + second.stages)
+        return None if joined is None else self._with_two(structure, a, b, joined, None)
 
     def cut_in_two(self, structure: Structure, rng: random.Random) -> Structure | None:
         """A bundle of long pipelines becomes two of shorter ones."""
@@ -324,21 +333,25 @@ class Neighbourhood:
 
     def _joined(self, one: Slot, two: Slot) -> Slot | None:
         """The groups of two stages joined pairwise into groups of the double degree, where machines allow it."""
-        if len(one[0]) != len(two[0]):
+        if len(one) != len(two):
             return None
         for a, b in zip(one, two, strict=True):
             machine = self._machine_of[a[0]]
-            if machine != self._machine_of[b[0]] or 2 * len(a) not in self._allowed[machine]:
+            if len(a) != len(b) or machine != self._machine_of[b[0]] or 2 * len(a) not in self._allowed[machine]:
                 return None
         return tuple(tuple(sorted(a + b)) for a, b in zip(one, two, strict=True))
 
+    def _taking(self, taker: Bundle, giver: Bundle, stages: Sequence[Slot]) -> Bundle | None:
+        """`taker` with `stages`, some of them from `giver`."""
+        if taker.replicated or giver.replicated:
+            return self._line(stages, taker.micro_batch_size)
+        return taker.with_stages(stages)
+
     @staticmethod
     def _halves(slot: Slot) -> tuple[Slot, Slot] | None:
-        degree = len(slot[0])
-        if degree % 2:
+        if any(len(group) % 2 for group in slot):
             return None
-        half = degree // 2
-        return tuple(group[:half] for group in slot), tuple(group[half:] for group in slot)
+        return tuple(g[: len(g) // 2] for g in slot), tuple(g[len(g) // 2 :] for g in slot)
 
     @staticmethod
     def _pick(structure: Structure, rng: random.Random) -> tuple[int, Bundle]:

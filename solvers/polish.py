@@ -1,20 +1,21 @@
-"""Hill climbing on a finished plan: single layers, micro-batches and recompute policies.
+"""Hill climbing on a finished plan: single layers, micro-batches, recompute policies, samples of replicas, sharding.
 
 The builder balances every pipeline by itself; moving a layer so that stages of several pipelines hold the same
 layers in one machine keeps gradients off the network, which only the whole price shows.
 """
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from math import lcm
 
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.memory import Shards, in_flight
-from hexiopt.plan import Pipeline, Plan, Stage
-from hexiopt.space import layer_ranges
+from hexiopt.plan import Pipeline, Plan, Sharding, Stage, irregular, misaligned
+from hexiopt.space import layer_ranges, sharding_stages
 from solvers.base import Pricer, Search
 from solvers.interleaving import multiple_of
-from solvers.structure import Builder
+from solvers.structure import Builder, Misfit, Structure
 from solvers.zero import LOCKSTEP, holders_of, sharding_groups
 
 
@@ -27,10 +28,11 @@ class Polisher:
         self._policies = search.pricer.policies()
         self._machine_of: list[int] = search.problem.cluster.machine_of.tolist()
 
-    def finish(self) -> None:
+    def finish(self, ranked: Iterable[Structure] = ()) -> None:
         """Improve the search's best plan, and the same plan with micro-batches of twice and half the size.
 
-        With few micro-batches another size may win, but only with other layers.
+        With few micro-batches another size may win, but only with other layers. As long as budget is left, so are
+        the plans of the structures `ranked`: with other layers a worse one may become the best.
         """
         plan = self.search.plan
         if plan is None:
@@ -38,6 +40,13 @@ class Polisher:
         for start in (plan, self._resized(plan, 2.0), self._resized(plan, 0.5)):
             if start is not None:
                 self._climb(start)
+        for structure in ranked:
+            if not self.search.go_on():
+                return
+            self.search.step()
+            built = self.builder.build(structure) if self.builder.allowed(structure) else None
+            if built is not None and not isinstance(built, Misfit):
+                self._climb(built[0])
 
     def _climb(self, plan: Plan) -> None:
         """Take steps that help until many in a row brought nothing: ten for every stage of the plan."""
@@ -62,7 +71,11 @@ class Polisher:
             size, count = int(pipeline.micro_batch_size * factor), pipeline.num_micro_batches / factor
             if size not in sizes or count != int(count) or count % multiple_of(pipeline.stages):
                 return None
-            pipelines.append(replace(pipeline, micro_batch_size=size, num_micro_batches=int(count)))
+            stages = tuple(_resampled(stage, factor) for stage in pipeline.stages)
+            resized = replace(pipeline, stages=stages, micro_batch_size=size, num_micro_batches=int(count))
+            if irregular(resized, plan.schedule) is not None:
+                return None
+            pipelines.append(resized)
         return replace(plan, pipelines=tuple(pipelines))
 
     def _neighbour(self, plan: Plan, cost: Cost) -> Plan | None:
@@ -76,6 +89,11 @@ class Polisher:
             kinds.append(self._shift_batch)
         if len(sharding_groups(self.search.problem, plan.sharding.stage)) > 1 and len(plan.pipelines) > 1:
             kinds.append(self._other_groups)
+        replicated = any(len(stage.replicas) > 1 for pipeline in plan.pipelines for stage in pipeline.stages)
+        if replicated:
+            kinds.append(self._shift_sample)
+        if len(sharding_stages(self.search.problem.workload)) > 1 and (replicated or len(plan.pipelines) > 1):
+            kinds.append(self._other_stage)
         return self.rng.choice(kinds)(plan, cost) if kinds else None
 
     def _shift_layer(self, plan: Plan, cost: Cost) -> Plan | None:
@@ -124,19 +142,31 @@ class Polisher:
         """`stage` with the fastest policy whose memory fits (its own alone where policies may not differ)."""
         count = len(pipeline.stages)
         held = in_flight(plan.schedule, s, count, pipeline.num_micro_batches, pipeline.num_chunks)
-        shards = Shards(plan.sharding.stage, holders_of(plan, self._machine_of))
-        site, size = self._pricer.site(stage.devices), pipeline.micro_batch_size
+        holders = holders_of(plan, self._machine_of)
+        if plan.sharding.groups == "all":
+            holders += len(stage.replicas) - 1
+        shards = Shards(plan.sharding.stage, holders)
+        shares = [
+            (self._pricer.site(replica.devices), samples)
+            for replica, samples in zip(stage.replicas, stage.samples(pipeline.micro_batch_size), strict=True)
+        ]
+        ends = (s == 0, s == count - 1)
         policies = self._policies if self.search.problem.space.recompute_per_stage else (stage.policy,)
         fitting = [
             policy
             for policy in policies
-            if self._pricer.max_layers(site, s == 0, s == count - 1, size, policy, held, shards) >= stage.num_layers
+            if all(
+                self._pricer.max_layers(site, *ends, samples, policy, held, shards) >= stage.num_layers
+                for site, samples in shares
+            )
         ]
         if not fitting:
             return None
         best = min(
             fitting,
-            key=lambda policy: sum(self._pricer.stage_s(site, stage.num_layers, s == 0, s == count - 1, size, policy)),
+            key=lambda policy: max(
+                sum(self._pricer.stage_s(site, stage.num_layers, *ends, samples, policy)) for site, samples in shares
+            ),
         )
         return replace(stage, recompute=(best,))
 
@@ -159,6 +189,35 @@ class Polisher:
         groups = "all" if plan.sharding.groups == "machine" else "machine"
         return replace(plan, sharding=replace(plan.sharding, groups=groups))
 
+    def _other_stage(self, plan: Plan, cost: Cost) -> Plan | None:
+        """Another ZeRO stage: which is best depends on where the layers are."""
+        stage = self.rng.choice(sharding_stages(self.search.problem.workload))
+        other = replace(plan, sharding=Sharding(stage, plan.sharding.groups if stage else "all"))
+        return None if other == plan or misaligned(other) else other
+
+    def _shift_sample(self, plan: Plan, cost: Cost) -> Plan | None:
+        """A sample of each micro-batch goes from one replica of a stage to another."""
+        places = [
+            (p, s)
+            for p, pipeline in enumerate(plan.pipelines)
+            for s, stage in enumerate(pipeline.stages)
+            if len(stage.replicas) > 1
+        ]
+        p, s = self.rng.choice(places)
+        pipeline = plan.pipelines[p]
+        replicas = list(pipeline.stages[s].replicas)
+        given = list(pipeline.stages[s].samples(pipeline.micro_batch_size))
+        a, b = self.rng.sample(range(len(replicas)), 2)
+        if given[a] == 1:
+            return None
+        for at, change in ((a, -1), (b, 1)):
+            replicas[at] = replace(replicas[at], samples=given[at] + change)
+        stages = list(pipeline.stages)
+        stages[s] = replace(stages[s], replicas=tuple(replicas))
+        pipelines = list(plan.pipelines)
+        pipelines[p] = replace(pipeline, stages=tuple(stages))
+        return replace(plan, pipelines=tuple(pipelines))
+
     def _shift_batch(self, plan: Plan, cost: Cost) -> Plan | None:
         """A micro-batch, or as many as interleaving needs, goes from the latest pipeline to another of its size."""
         ends = [priced.end_s for priced in cost.pipelines]
@@ -172,3 +231,11 @@ class Polisher:
         pipelines[a] = replace(giver, num_micro_batches=giver.num_micro_batches - moved)
         pipelines[b] = replace(taker, num_micro_batches=taker.num_micro_batches + moved)
         return replace(plan, pipelines=tuple(pipelines))
+
+
+def _resampled(stage: Stage, factor: float) -> Stage:
+    """The stage with `factor` times as many samples for each replica; for `irregular` to refuse where none are left."""
+    if len(stage.replicas) == 1:
+        return stage
+    replicas = (replace(replica, samples=int((replica.samples or 0) * factor)) for replica in stage.replicas)
+    return replace(stage, replicas=tuple(replicas))

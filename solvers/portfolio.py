@@ -44,8 +44,8 @@ def run_lane(search: Search, builder: Builder, lane: int) -> None:
     rng = random.Random(search.seed * _LANES + lane)
     programs = shape_structures(search) if lane and len(problem.usable_devices) > _FEW else ()
     starts = (found, own_grids(problem, builder), programs, hand_made(problem, builder))
-    improve(search, builder, chain.from_iterable(starts), rng, ANNEAL)
-    Polisher(search, builder, rng).finish()
+    ranked = improve(search, builder, chain.from_iterable(starts), rng, ANNEAL)
+    Polisher(search, builder, rng).finish(ranked)
 
 
 def partition(search: Search, builder: Builder, share: float) -> list[Structure]:

@@ -7,7 +7,7 @@ as wide as every machine has groups for; machines too small for its width are jo
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import permutations, product
+from itertools import pairwise, permutations, product
 from math import factorial, prod
 
 from hexiopt.problem import Problem
@@ -17,6 +17,8 @@ from solvers.zero import LOCKSTEP, first_stage, sharding_groups
 
 _MOST_PERMUTED = 4  # kinds whose orders are all tried
 _MOST_ORDERS = 120  # orders of machines up to which all are tried
+_FEW = 6  # GPUs up to which single pipelines are tried in all ways
+_FEW_SIZES = 2  # micro-batch sizes for each of those
 _ALL_HANDS = 8  # machines up to which every number of chains is tried
 
 
@@ -212,6 +214,38 @@ def lockstep_structures(problem: Problem) -> Iterator[Structure]:
                         for stage in deep:
                             for way in sharding_groups(problem, stage):
                                 yield replace(base, sharding=stage, groups=way)
+
+
+def single_structures(problem: Problem, replicates: bool) -> Iterator[Structure]:
+    """For a few GPUs: one pipeline over all machines, and over all but the slowest kinds.
+
+    In every order of the machines and with every TP degree in each, one stage a TP group; where it `replicates`, also
+    with neighbouring groups the replicas of a stage in every way, at the least micro-batch sizes that give each some.
+    """
+    devices, members, seen = problem.usable_by_machine, kinds(problem), set[Bundle]()
+    if len(problem.usable_devices) > _FEW:
+        return
+    sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)
+    for left_out in range(len(members)):
+        machines = [machine for kind in members[left_out:] for machine in kind]
+        for order in orders(problem, machines):
+            for degrees in product(*(problem.space.allowed_tp(len(devices[machine])) for machine in order)):
+                cuts = zip(order, degrees, strict=True)
+                groups = [group for machine, tp in cuts for group in cut(devices[machine], tp)]
+                for stages in _in_runs(groups) if replicates else [tuple((group,) for group in groups)]:
+                    most = max(map(len, stages))
+                    for size in [size for size in sizes if size >= most][:_FEW_SIZES]:
+                        bundle = Bundle.line(stages, size)
+                        if bundle not in seen:
+                            seen.add(bundle)
+                            yield first_choice(problem, (bundle,))
+
+
+def _in_runs(groups: Sequence[Group]) -> Iterator[tuple[tuple[Group, ...], ...]]:
+    """All ways to cut a sequence into runs."""
+    for cuts in product((True, False), repeat=len(groups) - 1):
+        ends = [k for k, here in enumerate(cuts, 1) if here]
+        yield tuple(tuple(groups[a:b]) for a, b in pairwise([0, *ends, len(groups)]))
 
 
 def hand_counts(machines: int) -> list[int]:

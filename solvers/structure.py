@@ -2,16 +2,19 @@
 
 A *bundle* is a set of pipelines with the same stages: `stages[s][k]` is the TP group of its pipeline k in stage s.
 Bundles of one pipeline say anything a plan can say; wider ones keep pipelines aligned, so that their layers meet
-the same machines, and move as one.
+the same machines, and move as one. In a *replicated* bundle the groups are not pipelines beside each other but the
+replicas of the stages of one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from hexiopt.cost.boundary import sample_overlaps
 from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.memory import Shards
+from hexiopt.cost.model import CostModel
 from hexiopt.cost.schedule import beat_s, interleaved_beat_s
 from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem import Problem
@@ -20,6 +23,7 @@ from solvers.base import Pricer, Search
 from solvers.batches import split_batch
 from solvers.interleaving import multiple_of, possible_chunks
 from solvers.layers import Choice, LayerSplitter
+from solvers.replicas import Share, dealt_samples
 from solvers.zero import LOCKSTEP, fewest_holders
 
 Group = tuple[int, ...]  # devices of a TP group
@@ -27,19 +31,34 @@ Group = tuple[int, ...]  # devices of a TP group
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Pipelines of equal stages, and their micro-batch size in sequences."""
+    """Pipelines of equal stages, and their micro-batch size in sequences; or one pipeline of replicated stages.
+
+    `replicated`: each `stages[s]` has the replicas of one stage, as many as it likes, several somewhere.
+    """
 
     stages: tuple[tuple[Group, ...], ...]
     micro_batch_size: int = 1
+    replicated: bool = False
+
+    @classmethod
+    def line(cls, stages: Sequence[tuple[Group, ...]], micro_batch_size: int) -> "Bundle":
+        """One pipeline, of replicated stages where they have several groups."""
+        return cls(tuple(stages), micro_batch_size, any(len(slot) > 1 for slot in stages))
 
     @property
     def width(self) -> int:
         """Pipelines of the bundle."""
-        return len(self.stages[0])
+        return 1 if self.replicated else len(self.stages[0])
+
+    @property
+    def most_replicas(self) -> int:
+        """The most replicas of a stage; a micro-batch has a sample for each."""
+        return max(map(len, self.stages)) if self.replicated else 1
 
     def with_stages(self, stages: Iterable[tuple[Group, ...]]) -> "Bundle":
         """The bundle with other stages."""
-        return Bundle(tuple(stages), self.micro_batch_size)
+        kept = tuple(stages)
+        return Bundle.line(kept, self.micro_batch_size) if self.replicated else Bundle(kept, self.micro_batch_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +104,8 @@ class Builder:
         self._splitters = [LayerSplitter(search.pricer, chosen, not space.uneven_layers) for chosen in sets]
         self._laid: dict[tuple[Any, ...], list[_Line] | Misfit] = {}
         self._machine_of: list[int] = self.problem.cluster.machine_of.tolist()
+        # Other pricers need not know of replicas.
+        self.replicates = space.replicas and isinstance(search.pricer, CostModel)
 
     def allowed(self, structure: Structure) -> bool:
         """Whether the structure obeys the switches and constraints of the plan space."""
@@ -103,10 +124,13 @@ class Builder:
         if not space.uneven_structure:
             far += max(0, len(bundles) - 1)
         if not space.uneven_tp:
-            far += len({len(slot[0]) for b in bundles for slot in b.stages}) - 1
+            far += len({len(group) for b in bundles for slot in b.stages for group in slot}) - 1
         if not space.uneven_batch:
             far += len({b.micro_batch_size for b in bundles}) - 1
+        if not self.replicates:
+            far += sum(b.replicated for b in bundles)
         if structure.sharding >= LOCKSTEP:
+            far += sum(len({len(group) for group in slot}) - 1 for b in bundles if b.replicated for slot in b.stages)
             far += max(0, len(bundles) - 1) + (structure.schedule == "interleaved")
             far += sum(most % (b.width * b.micro_batch_size) != 0 for b in bundles)
         return far
@@ -252,16 +276,74 @@ class Builder:
         if found is None:
             if len(self._laid) > 50_000:
                 self._laid.clear()
-            sites = [frozenset(self.pricer.site(group) for group in slot) for slot in bundle.stages]
-            added_s = self._sends_s(bundle.stages, size)
-            split = splitter.split(sites, size, schedule, batches, shards, added_s, chunks)
-            if isinstance(split, int):
-                found = Misfit(split)
+            if bundle.replicated:
+                found = self._lay_replicas(bundle, structure, shards, batches, splitter, chunks)
             else:
-                lines = [tuple(slot[k] for slot in bundle.stages) for k in range(bundle.width)]
-                found = [self._line(line, size, split, chunks) for line in lines]
+                sites = [frozenset(self.pricer.site(group) for group in slot) for slot in bundle.stages]
+                added_s = self._sends_s(bundle.stages, size)
+                split = splitter.split(sites, size, schedule, batches, shards, added_s, chunks)
+                if isinstance(split, int):
+                    found = Misfit(split)
+                else:
+                    lines = [tuple(slot[k] for slot in bundle.stages) for k in range(bundle.width)]
+                    found = [self._line(line, size, split, chunks) for line in lines]
             self._laid[key] = found
         return found
+
+    def _lay_replicas(
+        self,
+        bundle: Bundle,
+        structure: Structure,
+        shards: Shards,
+        batches: int,
+        splitter: LayerSplitter,
+        chunks: int,
+    ) -> list["_Line"] | Misfit:
+        """The pipeline of a replicated bundle; samples by the speed of the replicas."""
+        pricer, slots, size = self.pricer, bundle.stages, bundle.micro_batch_size
+        if bundle.most_replicas > size:
+            return Misfit(bundle.most_replicas - size)
+        samples = [self._samples(slots, s, size) for s in range(len(slots))]
+        shares = [
+            [Share(pricer.site(group), n) for group, n in zip(slot, own, strict=True)]
+            for slot, own in zip(slots, samples, strict=True)
+        ]
+        hop_s = [
+            max(
+                pricer.hop_s(one[a], two[b], common) + pricer.hop_s(two[b], one[a], common)
+                for a, b, common in sample_overlaps(*given)
+            )
+            for (one, two), given in zip(pairwise(slots), pairwise(samples), strict=True)
+        ]
+        # Replicas hold the same layers and share their states, all of them or those of a machine.
+        more = tuple(len(slot) - 1 if structure.groups == "all" else 0 for slot in slots)
+        split = splitter.split(
+            [frozenset(own) for own in shares], size, structure.schedule, batches, shards, (), chunks, more
+        )
+        if isinstance(split, int):
+            return Misfit(split)
+        last = len(slots) - 1
+        stage_s = [
+            max(sum(pricer.stage_s(site, n, s == 0, s == last, given, policy)) for site, given in own)
+            for s, (own, (n, policy)) in enumerate(zip(shares, split, strict=True))
+        ]
+        stages = tuple(
+            Stage(tuple(map(Replica, slot, own)) if len(slot) > 1 else (Replica(slot[0]),), ranges, (policy,))
+            for slot, own, ranges, (_, policy) in zip(
+                slots, samples, layer_ranges([n for n, _ in split], chunks), split, strict=True
+            )
+        )
+        return [_Line(stages, *_rhythm(stage_s, hop_s, chunks))]
+
+    def _samples(self, slots: Sequence[tuple[Group, ...]], s: int, size: int) -> tuple[int, ...]:
+        """Samples for the replicas of stage s; an equal share of the layers stands for its own."""
+        last, policy = len(slots) - 1, self.pricer.policies()[0]
+        layers = max(1, self.problem.model.num_layers // len(slots))
+
+        def seconds(site: Any) -> Callable[[int], float]:
+            return lambda samples: sum(self.pricer.stage_s(site, layers, s == 0, s == last, samples, policy))
+
+        return dealt_samples([seconds(self.pricer.site(group)) for group in slots[s]], size)
 
     def _sends_s(self, stages: Sequence[tuple[Group, ...]], size: int) -> tuple[float, ...]:
         """What each stage spends on its messages to the next, both directions, where senders wait for them."""
@@ -294,8 +376,7 @@ class Builder:
             for s, (group, (n, policy)) in enumerate(zip(groups, split, strict=True))
         ]
         hop_s = [pricer.hop_s(a, b, size) + pricer.hop_s(b, a, size) for a, b in pairwise(groups)]
-        beat = beat_s(stage_s, hop_s) if chunks == 1 else interleaved_beat_s(stage_s, hop_s, chunks)
-        return max(0.0, (sum(stage_s) - beat) / chunks + sum(hop_s)), beat
+        return _rhythm(stage_s, hop_s, chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +386,12 @@ class _Line:
     stages: tuple[Stage, ...]
     fill_s: float
     beat_s: float
+
+
+def _rhythm(stage_s: Sequence[float], hop_s: Sequence[float], chunks: int) -> tuple[float, float]:
+    """(fill, beat) of a pipeline whose stages and messages take so long, forward and backward together."""
+    beat = beat_s(stage_s, hop_s) if chunks == 1 else interleaved_beat_s(stage_s, hop_s, chunks)
+    return max(0.0, (sum(stage_s) - beat) / chunks + sum(hop_s)), beat
 
 
 def _with_count(pipeline: Pipeline, count: int) -> Pipeline:

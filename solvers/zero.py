@@ -59,11 +59,11 @@ def fewest_holders(slots: Iterable[Iterable[Sequence[int]]], machine_of: Sequenc
 
 
 def holders_of(plan: Plan, machine_of: Sequence[int]) -> int:
-    """Over how many holders, at least, the states of an unreplicated plan are spread."""
+    """Over how many holders, at least, the states of a plan are spread."""
     if plan.sharding.groups == "all":
         return len(plan.pipelines)
     slots: dict[object, list[tuple[int, ...]]] = {}
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
-            slots.setdefault(stage.layers, []).append(stage.devices)
+            slots.setdefault(stage.layers, []).extend(replica.devices for replica in stage.replicas)
     return fewest_holders(slots.values(), machine_of)

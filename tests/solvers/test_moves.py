@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from hexiopt.problem import Problem
 from hexiopt.space import Space
+from solvers.enumeration.arrangements import Seats
 from solvers.moves import Neighbourhood
 from solvers.starts import first_choice
 from solvers.structure import Bundle, Structure
@@ -25,7 +27,7 @@ def whole(problem: Problem) -> Structure:
 @given(st.sampled_from(sorted(CASES)), st.integers(0, 2**32 - 1))
 def test_every_sequence_of_moves_is_legal(case: str, seed: int) -> None:
     problem, rng = CASES[case], random.Random(seed)
-    neighbourhood = Neighbourhood(problem)
+    neighbourhood = Neighbourhood(problem, replicates=True)
     structure = whole(problem)
     for _ in range(60):
         before = structure
@@ -38,7 +40,7 @@ def test_every_sequence_of_moves_is_legal(case: str, seed: int) -> None:
 
 def test_every_move_applies_on_a_walk() -> None:
     problem, rng = problems.easy(), random.Random(0)
-    neighbourhood = Neighbourhood(problem)
+    neighbourhood = Neighbourhood(problem, replicates=True)
     applied: Counter[str] = Counter()
     structure = whole(problem)
     for _ in range(6000):
@@ -48,6 +50,38 @@ def test_every_move_applies_on_a_walk() -> None:
             applied[move.__name__] += 1
             structure = found
     assert set(applied) == {move.__name__ for move in neighbourhood.moves}
+
+
+def test_a_walk_reaches_every_shape_of_three_devices() -> None:
+    """All structures of two machines, told apart by machines, TP degrees, order and replicas."""
+    problem, rng = problems.loose(), random.Random(0)
+    machine_of = problem.cluster.machine_of
+
+    def shape(pipelines: Iterable[Sequence[Sequence[tuple[int, ...]]]]) -> tuple[object, ...]:
+        def named(groups: Sequence[tuple[int, ...]]) -> tuple[object, ...]:
+            return tuple(sorted((int(machine_of[group[0]]), len(group)) for group in groups))
+
+        return tuple(sorted(tuple(named(groups) for groups in stages) for stages in pipelines))
+
+    seats = Seats.of(problem)
+    wanted = {shape(seats.name(arrangement)) for arrangement in seats.arrangements()}
+    neighbourhood, structure = Neighbourhood(problem, replicates=True), whole(problem)
+    met = set()
+    for _ in range(40_000):
+        found = neighbourhood.random_move(structure, rng)
+        if found is not None:
+            structure = found
+            met.add(shape(pipeline for bundle in structure.bundles for pipeline in lines(bundle)))
+            if wanted <= met:
+                break
+    assert wanted - met == set()
+
+
+def lines(bundle: Bundle) -> list[tuple[tuple[tuple[int, ...], ...], ...]]:
+    """The pipelines of a bundle: the replicas of every stage."""
+    if bundle.replicated:
+        return [bundle.stages]
+    return [tuple((slot[k],) for slot in bundle.stages) for k in range(bundle.width)]
 
 
 def test_a_walk_reaches_every_shape_of_four_devices() -> None:

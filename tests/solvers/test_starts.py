@@ -21,7 +21,7 @@ CASES = {
 
 
 def assert_legal(problem: Problem, structure: Structure) -> None:
-    """Devices usable and in one place, TP groups inside a machine, bundles rectangular and not empty."""
+    """Devices usable and in one place, TP groups inside a machine, bundles rectangular (or replicated), not empty."""
     machine_of = problem.cluster.machine_of
     groups = [group for bundle in structure.bundles for slot in bundle.stages for group in slot]
     devices = [device for group in groups for device in group]
@@ -35,8 +35,12 @@ def assert_legal(problem: Problem, structure: Structure) -> None:
     for bundle in structure.bundles:
         assert bundle.stages
         assert bundle.width >= 1
-        assert {len(slot) for slot in bundle.stages} == {bundle.width}
-        assert all(len({len(group) for group in slot}) == 1 for slot in bundle.stages)
+        if bundle.replicated:
+            assert bundle.width == 1 < max(map(len, bundle.stages)) <= bundle.micro_batch_size
+            assert all(bundle.stages)
+        else:
+            assert {len(slot) for slot in bundle.stages} == {bundle.width}
+            assert all(len({len(group) for group in slot}) == 1 for slot in bundle.stages)
         assert bundle.micro_batch_size in problem.space.micro_batch_sizes(problem.workload.global_batch)
 
 
