@@ -17,7 +17,7 @@ from solvers.zero import LOCKSTEP, first_stage, sharding_groups
 
 _MOST_PERMUTED = 4  # kinds whose orders are all tried
 _MOST_ORDERS = 120  # orders of machines up to which all are tried
-_FEW = 6  # GPUs up to which single pipelines are tried in all ways
+_FEW = 6  # GPUs up to which single pipelines are tried in all ways, and lockstep at all micro-batch sizes
 _FEW_SIZES = 2  # micro-batch sizes for each of those
 _ALL_HANDS = 8  # machines up to which every number of chains is tried
 
@@ -208,7 +208,8 @@ def lockstep_structures(problem: Problem) -> Iterator[Structure]:
                 if not width:
                     continue
                 slots = tuple(tuple(groups[s * width : (s + 1) * width]) for s in range(stages))
-                for size in problem.space.micro_batch_sizes(batch // width)[:3]:
+                sizes = problem.space.micro_batch_sizes(batch // width)
+                for size in sizes if len(problem.usable_devices) <= _FEW else sizes[:3]:
                     if batch % (width * size) == 0:
                         base = first_choice(problem, (Bundle(slots, size),))
                         for stage in deep:
