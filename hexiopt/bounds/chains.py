@@ -17,19 +17,28 @@ Pairs (M, Σ) lie in *boxes*. In a box, stages obey the conditions at its low en
 multiplier (Lagrange), so a recursion over layers gives a price that no chain of the box undercuts.
 """
 
-from collections.abc import Iterator
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise, product
-from math import floor
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hexiopt.bounds.kernel import Multipliers, Rows, least_prices
 from hexiopt.bounds.stages import StageTypes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_SLACK = 1 + 1e-9  # rounding may only make a chain more feasible
+
+
+_CORES = max(1, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_CORES, thread_name_prefix="bound")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,133 +93,93 @@ class Boxes:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Stages from the last to the first: (stage type, layers, forward and backward seconds)."""
+    """Stages from the last to the first: stage type, layers, seconds forward and backward [stages] each."""
 
-    stages: tuple[tuple[int, int, float], ...]
+    types: Ints
+    layers: Ints
+    seconds: Floats
     shape: Shape
 
 
-def least_price(
-    types: StageTypes, prices: Floats, step_s: float, shape: Shape, boxes: Boxes, weights: Floats, wanted: Floats
-) -> tuple[Floats, list[Chain]]:
-    """What a chain costs at least in each box [boxes], infinite where there is none; and chains under `wanted`.
+class Chains:
+    """The cheapest chains of one shape."""
 
-    `prices` are per device of each kind; each row of `weights` ≥ 0 [weights, boxes] prices a second of Σ, the best
-    row counts.
-    """
-    layers, size = types.num_layers, weights.shape
-    price = prices[types.kind] * types.devices
-    cost = np.full((layers + 1, *size), np.inf)  # of the stages so far, by layers covered
-    cost[0] = 0.0
-    best, stages = np.full(size, np.inf), np.zeros(size, np.int64)
-    history: list[tuple[Ints, Ints]] = []
-    for after in range(shape.most_stages):
-        stage, chosen = _cheapest_stages(types, price, step_s, shape, boxes, weights, after)
-        total, taken = np.full(cost.shape, np.inf), np.zeros(cost.shape, np.int64)
-        for n in range(1, len(stage)):
-            candidate = cost[: layers + 1 - n] + stage[n] if after else stage[n][None]
-            target = total[n:] if after else total[n : n + 1]
-            better = candidate < target
-            np.copyto(target, candidate, where=better)
-            np.copyto(taken[n : n + len(target)], n, where=better)
-        cost = total
-        history.append((taken, chosen))
-        if after + 1 >= shape.least_stages:
-            stages = np.where(cost[layers] < best, after + 1, stages)
-            best = np.minimum(best, cost[layers])
-        if not np.isfinite(cost[:layers]).any():
-            break
-    value = best - weights * boxes.high_s
-    row = value.argmax(axis=0)
-    least = value[row, np.arange(len(boxes))]
-    found = [
-        Chain(tuple(_stages(types, shape, history, int(stages[row[x], x]), int(row[x]), x)), shape)
-        for x in np.flatnonzero(least < wanted).tolist()
-    ]
-    return least, found
-
-
-def _cheapest_stages(
-    types: StageTypes, price: Floats, step_s: float, shape: Shape, boxes: Boxes, weights: Floats, after: int
-) -> tuple[Floats, Ints]:
-    """Price and type of the cheapest stage of n layers with `after` stages behind it [layers fitting, *weights]."""
-    m, stages, fewest = boxes.low_m, max(shape.least_stages, after + 1), float(boxes.low_m.min())
-    if shape.interleaved:
-        many, few = (
-            types.interleaved_s(after, stages, shape.least_ranges, shape.most_ranges, x) for x in (True, False)
+    def __init__(self, types: StageTypes, shape: Shape) -> None:
+        self.types, self.shape = types, shape
+        after = range(shape.most_stages)
+        if shape.interleaved:
+            stages = [max(shape.least_stages, a + 1) for a in after]
+            many, few = (
+                np.stack(
+                    [
+                        types.interleaved_s(a, p, shape.least_ranges, shape.most_ranges, much)
+                        for a, p in zip(after, stages, strict=True)
+                    ]
+                )
+                for much in (True, False)
+            )
+            enough = 2 * np.array(stages)
+        else:
+            many = np.stack([types.seconds(a, a + 1) for a in after])
+            few = np.stack([types.seconds(a, 1) for a in after])
+            enough = np.array(after) + 1
+        # From ZeRO-2 on, stages have one range.
+        self._numbers = np.flatnonzero(~types.late) if shape.interleaved else np.arange(len(types.kind))
+        own = self._numbers
+        self._rows = Rows(
+            types.kind[own],
+            types.devices[own],
+            types.share[own],
+            types.lockstep[own],
+            types.inner_s[own],
+            types.forward_s[own],
+            types.layer_s[own],
+            types.head_forward_s[own],
+            many[:, own],
+            few[:, own],
+            enough,
         )
-        are_few = m < 2 * stages
-    else:
-        many, few = types.seconds(after, after + 1), types.seconds(after, 1)
-        are_few = m < after + 1
-    useful = np.flatnonzero(
-        (few[:, shape.least_ranges] * fewest <= step_s * _SLACK) & (types.share * fewest <= types.global_batch)
-    )
-    top = int(np.flatnonzero((few[useful] * fewest <= step_s * _SLACK).any(axis=0)).max(initial=0))
-    cheapest, chosen = np.full((top + 1, *weights.shape), np.inf), np.zeros((top + 1, *weights.shape), np.int64)
-    if not top:
-        return cheapest, chosen
-    n = np.arange(top + 1)[:, None, None]  # arrays are [n, types, boxes]
-    head_s = types.head_forward_s[useful][:, None] if not after else 0.0
-    forward_s, layer_s = types.forward_s[useful][:, None], types.layer_s[useful][:, None]
-    own = price[useful][:, None]
-    within = few[useful, : top + 1].T[:, :, None], many[useful, : top + 1].T[:, :, None]
-    with np.errstate(invalid="ignore"):
-        t = within[1] if not are_few.any() else np.where(are_few, *within)
+
+    def least_price(
+        self, prices: Multipliers, step_s: float, boxes: Boxes, weights: Floats, wanted: Floats
+    ) -> tuple[Floats, list[tuple[Chain, int]]]:
+        """What a chain costs at least in each box [boxes], infinite where there is none; and chains under `wanted`,
+        with the box of each.
+
+        Each row of `weights` ≥ 0 [weights, boxes] prices a second of Σ, the best row counts.
+        """
+        shape, count = self.shape, len(boxes)
+        least, counts = np.empty(count), np.empty(count, np.int64)
+        stages = np.empty((count, shape.most_stages, 2), np.int64)
+
+        def fill(some: slice) -> None:
+            least_prices(
+                step_s,
+                float(self.types.global_batch),
+                (shape.least_ranges, shape.most_ranges, shape.least_stages, shape.most_stages),
+                self._rows,
+                prices,
+                (boxes.low_m[some], boxes.low_s[some], boxes.high_s[some]),
+                weights[:, some],
+                least[some],
+                counts[some],
+                stages[some],
+            )
+
+        # Every core takes boxes in turns, as neighbours take about as long.
+        list(_pool().map(fill, [slice(first, None, _CORES) for first in range(min(_CORES, count))]))
+        return least, [(self._chain(stages[k, : counts[k]]), int(k)) for k in np.flatnonzero(least < wanted)]
+
+    def _chain(self, stages: Ints) -> Chain:
+        """A chain of (row, layers), timed as with many micro-batches."""
+        rows, n = stages.T
+        which = self._numbers[rows]
+        after, shape = np.arange(len(which)), self.shape
         if shape.interleaved:
-            longest, shortest = -(-n // shape.least_ranges), n // shape.most_ranges
-            journey = shortest * layer_s
-            # Where forwards count negatively, a slower link than the best would not make it worse: not used.
-            sure = m * n >= 2 * after * longest + shortest
-            busy = np.where(sure, m * t - journey - 2 * after * (longest * forward_s + head_s) + boxes.low_s, 0.0)
+            each = [
+                self.types.interleaved_s(int(a), len(which), shape.least_ranges, shape.most_ranges, True)[r, k]
+                for a, r, k in zip(after, which, n, strict=True)
+            ]
         else:
-            journey = t
-            busy = (m - 1) * t - np.minimum(after, m - 1) * (n * forward_s + head_s) + boxes.low_s
-        fits = (np.maximum(busy, m * t) <= step_s * _SLACK) & (journey <= boxes.high_s * _SLACK)
-        fits &= (types.share[useful][:, None] * m <= types.global_batch) & (n >= shape.least_ranges)
-        base = np.where(fits, own, np.inf)
-        for row, weight in enumerate(weights):
-            value = base + weight * journey if weight.any() else base
-            where = value.argmin(axis=1)
-            cheapest[:, row] = np.take_along_axis(value, where[:, None], axis=1)[:, 0]
-            chosen[:, row] = useful[where]
-    return np.where(np.isnan(cheapest), np.inf, cheapest), chosen
-
-
-def _stages(
-    types: StageTypes, shape: Shape, history: list[tuple[Ints, Ints]], count: int, weight: int, box: int
-) -> Iterator[tuple[int, int, float]]:
-    """The stages of the best chain of `count` stages in a box under a weight, the last stage first."""
-    left, found = types.num_layers, []
-    for after in range(count - 1, -1, -1):
-        n = int(history[after][0][left, weight, box])
-        found.append((int(history[after][1][n, weight, box]), n, after))
-        left -= n
-    for which, n, after in reversed(found):
-        if shape.interleaved:
-            t = types.interleaved_s(after, count, shape.least_ranges, shape.most_ranges, True)
-        else:
-            t = types.seconds(after, after + 1)
-        yield which, n, float(t[which, n])
-
-
-def micro_batches(types: StageTypes, chain: Chain, step_s: float) -> int:
-    """The most micro-batches with which `chain` obeys its conditions in `step_s` seconds."""
-    which = np.array([stage[0] for stage in chain.stages])
-    n = np.array([stage[1] for stage in chain.stages])
-    t = np.array([stage[2] for stage in chain.stages])
-    if not np.isfinite(t).all():
-        return 0  # it needs more memory than a few micro-batches showed
-    after = np.arange(len(which))
-    head_s = np.where(after == 0, types.head_forward_s[which], 0.0)
-    forward_s = types.forward_s[which]
-    if chain.shape.interleaved:
-        journey = (n // chain.shape.most_ranges) * types.layer_s[which]
-        ahead = 2 * after * (-(-n // chain.shape.least_ranges) * forward_s + head_s)
-        most = (step_s - journey.sum() + journey + ahead) / t
-    else:
-        most = (step_s - t.sum() + after * (n * forward_s + head_s)) / t + 1
-    limit = types.global_batch / types.share[which].max()
-    found = min(limit, float(most.min()), float((step_s / t).min()))
-    each = len(which) if chain.shape.interleaved else 1  # micro-batches come in multiples of interleaved stages
-    return int(each * floor(max(0.0, found) / each))
+            each = list(self._rows.many[after, rows, n])
+        return Chain(which, n.copy(), np.array(each), shape)

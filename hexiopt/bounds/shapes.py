@@ -17,22 +17,27 @@ from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
-from hexiopt.bounds.chains import Boxes, Chain, Shape, least_price, micro_batches
+from hexiopt.bounds.chains import Boxes, Chain, Chains, Shape
+from hexiopt.bounds.columns import Columns
+from hexiopt.bounds.kernel import Multipliers
 from hexiopt.bounds.stages import StageTypes
 from hexiopt.cost.model import CostModel
-from hexiopt.space import schedules, sharding_stages
+from hexiopt.space import schedules
 
 Floats = NDArray[np.float64]
 _WEIGHTS = (0.0, 0.35, 1.0, 2.5)  # multipliers of Σ tried, as shares of the price that matters
+_MORE_WEIGHTS = (0.0, *np.geomspace(0.02, 10.0, 20))  # for the last few boxes
+_FEW = 64  # boxes
 _EFFORTS = ((0.05, 2), (0.02, 5), (0.008, 8))  # smallest box, in shares; rounds of halving
 _CERTAIN = (0.002, 16)
+_COARSELY = 5  # rounds before multipliers are tried more finely
 _GAIN = 1.0005  # by what a chain must earn more than it costs
-_FIRST = 0.6  # share of the time for the first of several ZeRO stages
-_LEARNING = 0.65  # share of the time for columns; the rest is for certainty
+_STALE = 1e-3  # of the step time, that new chains must gain to look for more like them
+_LEARNING = 0.5  # share of the time for columns; the rest is for certainty
 _TOLERANCE = 5e-4  # of the step time
-_TOGETHER = 24  # boxes that fit a processor's cache with all stage types
+_COARSE = 0.032  # below the optimum so far, where certainty is tried first
+_TOGETHER = 64  # boxes between two looks at the clock
 _RANGES = ((2, 2), (3, 3), (4, 5), (6, 2**30))  # classes of layer ranges a stage, and of stages, when interleaved
 _STAGES = (*((p, p) for p in range(2, 11)), (11, 12), (13, 15), (16, 20), (21, 30), (31, 2**30))
 
@@ -40,26 +45,13 @@ _STAGES = (*((p, p) for p in range(2, 11)), (11, 12), (13, 15), (16, 20), (21, 3
 def shape_bound_s(model: CostModel, lower_s: float, deadline_s: float) -> float:
     """A step time that no plan beats, from `lower_s` (which must hold) upwards as far as time allows.
 
-    The least over ZeRO stages; 1 needs less memory than 0 and here no more time, so that it stands for both.
     `deadline_s` is of `time.perf_counter`.
     """
-    workload, space = model.problem.workload, model.problem.space
-    stages, allowed = sharding_stages(workload), schedules(workload)
-    shapes = shapes_of(space.max_chunks if "interleaved" in allowed else 1, model.problem.model.num_layers)
-    families = [(max(low), shapes)] if (low := [stage for stage in stages if stage <= 1]) else []
-    if set(allowed) - {"interleaved"}:
-        families += [(stage, shapes[:1]) for stage in stages if stage >= 2]
-    bound_s = inf
-    for left, (sharding, chosen) in zip(range(len(families), 0, -1), families, strict=True):
-        now_s = time.perf_counter()
-        if now_s >= deadline_s:
-            return lower_s
-        # The first one decides most; what it leaves is for showing that the others are no faster.
-        until_s = now_s + (deadline_s - now_s) * (_FIRST if left == len(families) > 1 else 1.0 / left)
-        bound_s = min(bound_s, ShapeProgram(model, sharding, chosen, until_s).raised(lower_s, bound_s))
-        if bound_s <= lower_s:
-            return lower_s
-    return bound_s
+    allowed = schedules(model.problem.workload)
+    most = model.problem.space.max_chunks if "interleaved" in allowed else 1
+    if time.perf_counter() >= deadline_s:
+        return lower_s
+    return ShapeProgram(model, shapes_of(most, model.problem.model.num_layers), deadline_s).raised(lower_s)
 
 
 def shapes_of(max_chunks: int, num_layers: int) -> list[Shape]:
@@ -73,20 +65,19 @@ def shapes_of(max_chunks: int, num_layers: int) -> list[Shape]:
 
 
 class ShapeProgram:
-    """The program of one ZeRO stage; `deadline_s` is of `time.perf_counter`."""
+    """The program over all chains; `deadline_s` is of `time.perf_counter`."""
 
-    def __init__(self, model: CostModel, sharding: int, shapes: Sequence[Shape], deadline_s: float) -> None:
-        self.types = StageTypes(model, sharding)
+    def __init__(self, model: CostModel, shapes: Sequence[Shape], deadline_s: float) -> None:
+        self.types = StageTypes(model)
         self._shapes, self._doubtful = list(shapes), set[Shape]()
         self._deadline_s, self._began_s = deadline_s, time.perf_counter()
-        self._columns: dict[tuple[object, ...], tuple[Chain, Floats]] = {}
+        self._columns = Columns(self.types)
+        self._chains: dict[Shape, Chains] = {}
         self._batch = self.types.global_batch
-        # So low that many chains earn more.
-        self._first_prices: Floats = np.full(len(self.types.supply), 0.5 * self._batch / self.types.supply.sum())
 
-    def raised(self, lower_s: float, enough_s: float = inf) -> float:
-        """A bound at least `lower_s`, which must hold; no higher than `enough_s`."""
-        prices, step_s = self._first_prices, 1.1 * lower_s
+    def raised(self, lower_s: float) -> float:
+        """A bound at least `lower_s`, which must hold."""
+        prices, step_s, most_s = self._columns.first_prices, 1.1 * lower_s, inf
         promising, level = list(self._shapes), 0
         while self._on_time(_LEARNING) and level < len(_EFFORTS):
             gained = [
@@ -94,110 +85,88 @@ class ShapeProgram:
                 for shape in promising
                 if self._on_time(_LEARNING) and self._learn(prices, step_s, shape, *_EFFORTS[level])
             ]
-            # Shapes that gave nothing are asked again when no other gives anything.
-            level += not gained and len(promising) == len(self._shapes)
-            promising = gained or list(self._shapes)
-            step_s, prices = self._longest(lower_s, enough_s)
-        less = _TOLERANCE
-        while self._on_time():
+            step_s, prices = self._longest(lower_s, most_s)
+            # Shapes that gave nothing are asked again when the others give no more.
+            stale = not gained or step_s > most_s * (1 - _STALE)
+            level += stale and len(promising) == len(self._shapes)
+            promising = list(self._shapes) if stale else gained
+            most_s = step_s
+        # First something that surely holds, then ever closer to the program's optimum.
+        proven_s, less = lower_s, _COARSE
+        while self._on_time() and less >= _TOLERANCE:
             tried_s, known = step_s * (1 - less), len(self._columns)
-            if tried_s <= lower_s:
+            if tried_s <= proven_s:
+                less /= 2
+            elif self._refutes(tried_s, prices):
+                proven_s, less = tried_s, less / 2
+            elif len(self._columns) > known:
+                step_s, prices = self._longest(proven_s, most_s := step_s)
+            elif proven_s > lower_s:
                 break
-            if self._refutes(tried_s):
-                return tried_s
-            if len(self._columns) == known:
+            else:
                 less *= 2
-            step_s, _ = self._longest(lower_s, enough_s)
-        return lower_s
+        return proven_s
 
     def _on_time(self, share: float = 1.0) -> bool:
         return time.perf_counter() < self._began_s + share * (self._deadline_s - self._began_s)
 
-    def _longest(self, lower_s: float, enough_s: float) -> tuple[float, Floats]:
+    def _longest(self, lower_s: float, most_s: float) -> tuple[float, Multipliers]:
         """The longest step in which the columns so far do not process the batch, and prices that show it."""
-        low_s, high_s = lower_s, min(2.0 * lower_s, enough_s)
-        most, prices = self._restricted(high_s)
+        high_s = min(2.0 * lower_s, most_s)
+        most, prices = self._columns.most(high_s)
         if most < self._batch:
             return high_s, prices
-        _, prices = self._restricted(low_s)
+        # The optimum is near the one of fewer columns: look down from there in growing steps, then halve.
+        low_s, width = high_s, 4 * _TOLERANCE
+        while most >= self._batch and low_s > lower_s:
+            high_s, low_s = low_s, max(lower_s, low_s * (1 - width))
+            width *= 2
+            most, prices = self._columns.most(low_s)
         while high_s - low_s > _TOLERANCE * high_s:
             middle_s = 0.5 * (low_s + high_s)
-            most, found = self._restricted(middle_s)
+            most, found = self._columns.most(middle_s)
             if most < self._batch:
                 low_s, prices = middle_s, found
             else:
                 high_s = middle_s
         return low_s, prices
 
-    def _restricted(self, step_s: float) -> tuple[float, Floats]:
-        """Most sequences in `step_s` with the columns so far, and the prices that show it."""
-        most = np.array([micro_batches(self.types, chain, step_s) for chain, _ in self._columns.values()], float)
-        usage = np.array([used for _, used in self._columns.values()]).reshape(-1, len(self.types.supply))
-        if not len(most) or most.max() <= 0.0:
-            return 0.0, self._first_prices
-        program = linprog(-most, A_ub=usage.T, b_ub=self.types.supply, method="highs")
-        assert program.fun is not None, "no chains at all is always possible"
-        # A kind without a price would let its chains cost nothing; a trace of one keeps ratios finite.
-        least = 1e-6 * self._batch / self.types.supply.sum()
-        return -float(program.fun), np.maximum(-program.ineqlin.marginals, least)
-
-    def _refutes(self, step_s: float) -> bool:
-        """Whether the duals of the columns so far show that no plan has a step of `step_s` seconds.
-
-        If not, there may be more columns.
-        """
-        _, prices = self._restricted(step_s)
+    def _refutes(self, step_s: float, prices: Multipliers) -> bool:
+        """Whether `prices` show that no plan has a step of `step_s` seconds. If not, there may be more columns."""
         # Below the batch, not just at it.
-        enough = (1 - 1e-9) * self._batch / float(prices @ self.types.supply)
+        enough = (1 - 1e-9) * self._batch / self._columns.worth(prices)
         smallest, rounds = _CERTAIN
         self._shapes.sort(key=lambda shape: shape not in self._doubtful)
+        self._doubtful.clear()
         for shape in self._shapes:
-            boxes = self._first_boxes(step_s, shape)
-            for _ in range(rounds):
-                ratio, chains = self._evaluate(prices, step_s, shape, boxes, enough)
+            boxes, added = self._first_boxes(step_s, shape), False
+            for number in range(rounds):
+                ratio, found = self._evaluate(prices, step_s, shape, boxes, enough, number > _COARSELY)
                 boxes, narrow = self._halved(boxes, ratio > enough, step_s, smallest)
-                if narrow or self._add(chains, prices, step_s) or not self._on_time():
-                    self._doubtful.add(shape)
-                    return False
-                if not len(boxes):
+                added = self._columns.add(found, prices, step_s, _GAIN)
+                if narrow or added or not len(boxes) or not self._on_time():
                     break
-            if len(boxes):
+            if narrow or added or len(boxes):
                 self._doubtful.add(shape)
-                return False
-        return True
+                if not added or not self._on_time():
+                    return False
+        return not self._doubtful
 
-    def _learn(self, prices: Floats, step_s: float, shape: Shape, smallest: float, rounds: int) -> bool:
+    def _learn(self, prices: Multipliers, step_s: float, shape: Shape, smallest: float, rounds: int) -> bool:
         """Add chains of `shape` that earn more than they cost; whether there were any."""
         boxes, gained = self._first_boxes(step_s, shape), False
         for _ in range(rounds):
-            ratio, chains = self._evaluate(prices, step_s, shape, boxes, 1.0)
-            gained |= self._add(chains, prices, step_s)
+            ratio, found = self._evaluate(prices, step_s, shape, boxes, 1.0)
+            gained |= self._columns.add(found, prices, step_s, _GAIN)
             boxes, _ = self._halved(boxes, ratio > _GAIN, step_s, smallest)
             if not len(boxes) or not self._on_time(_LEARNING):
                 break
         return gained
 
-    def _add(self, chains: Sequence[Chain], prices: Floats, step_s: float) -> bool:
-        """Keep new chains that earn more than they cost; whether there were any."""
-        known = len(self._columns)
-        for chain in chains:
-            key = (chain.shape.interleaved, *(stage[:2] for stage in chain.stages))
-            usage = self._usage(chain)
-            if key not in self._columns and micro_batches(self.types, chain, step_s) > _GAIN * float(usage @ prices):
-                self._columns[key] = (chain, usage)
-        return len(self._columns) > known
-
-    def _usage(self, chain: Chain) -> Floats:
-        """Devices of each kind that a chain takes."""
-        which = np.array([stage[0] for stage in chain.stages])
-        usage: Floats = np.zeros(len(self.types.supply))
-        np.add.at(usage, self.types.kind[which], self.types.devices[which])
-        return usage
-
     def _first_boxes(self, step_s: float, shape: Shape) -> Boxes:
         fewest = shape.least_stages if shape.interleaved else 1
         if fewest > self._batch:
-            return Boxes.grid(np.zeros(0), np.zeros(1))
+            return Boxes.grid(np.zeros(0), np.zeros(0))
         micro_batches_at = np.unique(np.round(np.geomspace(fewest, self._batch, 6 if shape.interleaved else 13)))
         least_s = 0.5 * self.types.num_layers * float(self.types.layer_s.min()) / shape.most_ranges
         first_s = min(max(least_s, 0.004 * step_s), 0.5 * step_s)
@@ -205,24 +174,27 @@ class ShapeProgram:
         return Boxes.grid(micro_batches_at, np.concatenate([[0.0], ends_s]))
 
     def _evaluate(
-        self, prices: Floats, step_s: float, shape: Shape, boxes: Boxes, target: float
-    ) -> tuple[Floats, list[Chain]]:
-        """Micro-batches over the least price, for each box; and the chains of boxes where that is above `target`."""
+        self, prices: Multipliers, step_s: float, shape: Shape, boxes: Boxes, target: float, finely: bool = False
+    ) -> tuple[Floats, list[tuple[Chain, float]]]:
+        """Micro-batches over the least price, for each box; and chains, with the box's least micro-batches, where that
+        is above `target`."""
         ratio, chains = np.full(len(boxes), inf), []
         if shape.interleaved and shape.least_stages == shape.most_stages:
             # Micro-batches are a multiple of the stages.
             boxes = replace(boxes, high_m=boxes.high_m - boxes.high_m % shape.least_stages)
-        # Boxes of many micro-batches know fewer stage types, so they go together.
-        for at in np.array_split(np.argsort(boxes.low_m, kind="stable"), -(-len(boxes) // _TOGETHER)):
+        multipliers = _MORE_WEIGHTS if finely and len(boxes) <= _FEW else _WEIGHTS
+        if shape not in self._chains:
+            self._chains[shape] = Chains(self.types, shape)
+        for at in np.array_split(np.arange(len(boxes)), -(-len(boxes) // _TOGETHER)):
             if not self._on_time():
                 break
             some = boxes.take(at)
             wanted = some.high_m / target
-            weights = np.array(_WEIGHTS)[:, None] * wanted / some.high_s
-            least, found = least_price(self.types, prices, step_s, shape, some, weights, wanted)
+            weights = np.array(multipliers)[:, None] * wanted / some.high_s
+            least, found = self._chains[shape].least_price(prices, step_s, some, weights, wanted)
             any_m = np.isfinite(least) & (some.high_m >= some.low_m)
             ratio[at] = np.where(any_m, some.high_m / np.maximum(least, 1e-300), 0.0)
-            chains += found
+            chains += [(chain, float(some.low_m[k])) for chain, k in found]
         return ratio, chains
 
     @staticmethod

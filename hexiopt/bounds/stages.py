@@ -1,5 +1,6 @@
 """Stage types: what a TP group of a machine kind takes at least for n layers and x sequences of a micro-batch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,58 +9,59 @@ from numpy.typing import NDArray
 from hexiopt.cost.memory import MemoryModel, Shards
 from hexiopt.cost.model import CostModel, Site
 from hexiopt.machine import Machine
-from hexiopt.space import recompute_policies
+from hexiopt.space import recompute_policies, sharding_stages
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 class StageTypes:
-    """All stage types of a problem, one array element each; `supply` is in devices of each machine kind.
+    """All stage types of a problem, one array element each; `supply` is in machines of each kind.
 
-    `sharding` is the ZeRO stage, its states spread over as many devices as may be.
+    Of every ZeRO stage, side by side: that a plan has but one is not used.
     """
 
-    def __init__(self, model: CostModel, sharding: int) -> None:
+    def __init__(self, model: CostModel) -> None:
         problem = model.problem
         space, workload, devices = problem.space, problem.workload, problem.usable_by_machine
         self.num_layers, self.global_batch = problem.model.num_layers, workload.global_batch
         kinds: dict[object, list[int]] = {}
         for machine, own in devices.items():
             kinds.setdefault((problem.cluster.machines[machine].kind, len(own)), []).append(machine)
-        self.supply: Floats = np.array([sum(len(devices[m]) for m in same) for same in kinds.values()], float)
+        examples = [problem.cluster.machines[same[0]] for same in kinds.values()]
+        self.supply: Floats = np.array([len(same) for same in kinds.values()], float)
+        self.machine_devices: Floats = np.array([len(devices[same[0]]) for same in kinds.values()], float)
         sizes = space.micro_batch_sizes(self.global_batch)
         shares = range(1, sizes[-1] + 1) if space.replicas else sizes
-        rows = [
-            _Row(kind, problem.cluster.machines[same[0]], site, share, held_by)
-            for kind, same in enumerate(kinds.values())
-            for site in model.best_sites(same[0])
-            if site.tp <= len(devices[same[0]])
-            for held_by in _holders(sharding, len(problem.usable_devices), len(devices[same[0]]) // site.tp)
-            for share in shares
-        ]
+        rows = _undominated(
+            model,
+            [
+                _Row(kind, examples[kind], site, share, held_by)
+                for kind, same in enumerate(kinds.values())
+                for site in model.best_sites(same[0])
+                if site.tp <= len(devices[same[0]])
+                for share in shares
+                for held_by in _holders(
+                    sharding_stages(workload), len(problem.usable_devices), len(devices[same[0]]) // site.tp
+                )
+            ],
+        )
         self.kind: Ints = np.array([row.kind for row in rows])
         self.devices: Floats = np.array([row.site.tp / row.share for row in rows])
         self.share: Floats = np.array([row.share for row in rows], float)
+        self.lockstep: NDArray[np.bool_] = np.array([row.holders.lockstep for row in rows])
+        self.late: NDArray[np.bool_] = np.array([row.holders.sharding >= 2 for row in rows])
+        self.interface_s, self.inner_s = _sync_s(model, rows, examples)
         self._policies = recompute_policies(workload)
-        times = np.array([[row.layer_s(model, sharding, policy) for policy in self._policies] for row in rows])
+        times = np.array([[row.layer_s(model, policy) for policy in self._policies] for row in rows])
         self._policy_s = times.sum(axis=2)  # [types, policies]
         self.forward_s: Floats = times[:, :, 0].min(axis=1)
         self.layer_s: Floats = self._policy_s.min(axis=1)
         heads = [model.ends_s(row.site, row.share)[1] for row in rows]
         self.head_forward_s: Floats = np.array([head.forward_s for head in heads])
         self._head_s = np.array([head.forward_s + head.backward_s for head in heads])
-        self._memory = {
-            last: np.array([self._bytes(model, row, last, sharding) for row in rows]) for last in (False, True)
-        }
+        self._memory = {last: np.array([row.bytes(model, last) for row in rows]) for last in (False, True)}
         self._seconds: dict[tuple[int, ...], Floats] = {}
-
-    def _bytes(self, model: CostModel, row: "_Row", last: bool, sharding: int) -> list[float]:
-        """Room beside what does not grow; bytes per layer, per micro-batch in flight; then, for each policy, bytes
-        per layer and micro-batch; and what each needs once."""
-        memory = model.memory_model(row.site, row.share)
-        growth = _Growth(memory, last, Shards(sharding, row.holders.most), self._policies)
-        return [row.site.gpu.usable_memory_bytes - growth.fixed, growth.layer, growth.held, *growth.both, *growth.once]
 
     def seconds(self, after: int, held: int) -> Floats:
         """Least forward and backward seconds of n layers with `after` stages behind and `held` micro-batches in
@@ -114,22 +116,32 @@ class StageTypes:
 
 @dataclass(frozen=True, slots=True)
 class _Holders:
-    """Over how many devices a stage's states are spread, from `least` to `most`, and whether in one machine."""
+    """A ZeRO stage, and over how many devices the states of a stage are spread, from `least` to `most`.
 
+    `lockstep`: in several machines, gathering and scattering layer by layer.
+    """
+
+    sharding: int
     least: int
     most: int
-    together: bool
+    lockstep: bool
 
 
-def _holders(sharding: int, devices: int, together: int) -> list[_Holders]:
-    """Classes that share their conditions; `together` TP groups have room in a machine."""
-    if sharding <= 1:
-        return [_Holders(1, devices if sharding else 1, True)]
-    found = [_Holders(1, 1, True)]
-    for low, high in ((2, 2), (3, 4), (5, 8), (9, together)):
-        if low <= together:
-            found.append(_Holders(low, min(high, together), True))
-    return [*found, _Holders(max(2, together + 1), max(devices, together + 1), False)]
+def _holders(stages: Sequence[int], devices: int, together: int) -> list[_Holders]:
+    """Classes that share their conditions; `together` TP groups have room in a machine.
+
+    ZeRO-1 needs less memory than 0, and here no more time, so that it stands for both.
+    """
+    early = max((stage for stage in stages if stage <= 1), default=None)
+    found = [] if early is None else [_Holders(early, 1, devices if early else 1, False)]
+    for stage in stages:
+        if stage >= 2:
+            found.append(_Holders(stage, 1, 1, False))
+            if together >= 2:
+                found.append(_Holders(stage, 2, together, False))
+            if devices > together:
+                found.append(_Holders(stage, 2, devices, True))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,25 +154,74 @@ class _Row:
     share: int
     holders: _Holders
 
-    def layer_s(self, model: CostModel, sharding: int, policy: str) -> tuple[float, float]:
+    @property
+    def inside(self) -> float:
+        """The fastest link inside the machine, bytes/s."""
+        pairs = [(i, j) for i in range(self.machine.num_gpus) for j in range(i)]
+        return max((self.machine.pair_bandwidth(i, j) for i, j in pairs), default=0.0)
+
+    def layer_s(self, model: CostModel, policy: str) -> tuple[float, float]:
         """Least forward and backward seconds of a layer. From ZeRO-2 on, a layer takes as long as its rings."""
         forward_s, backward_s = model.layer_s(self.site, self.share, policy)
-        if sharding <= 1 or self.holders.most == 1:
+        if self.holders.sharding <= 1 or self.holders.most == 1:
             return forward_s, backward_s
         problem, n = model.problem, self.holders.least
         params = problem.model.layer_params * (n - 1) / n
         outside = self.machine.nic_bandwidth_bytes_per_s * self.machine.num_interfaces
-        if self.holders.together:  # or some elsewhere, if that is faster
-            pairs = [(i, j) for i in range(self.machine.num_gpus) for j in range(i)]
-            inside = max((self.machine.pair_bandwidth(i, j) for i, j in pairs), default=0.0)
-            s_per_param = params / self.site.tp / max(inside, outside)
-        else:
-            s_per_param = params / outside
+        s_per_param = params / outside if self.holders.lockstep else params / self.site.tp / self.inside
         scatter_s = s_per_param * problem.workload.stored_gradient_bytes
-        if sharding == 2:
+        if self.holders.sharding == 2:
             return forward_s, max(backward_s, scatter_s)
         gather_s = s_per_param * problem.workload.element_bytes
         return max(forward_s, gather_s), max(backward_s, gather_s + scatter_s)
+
+    def bytes(self, model: CostModel, last: bool) -> list[float]:
+        """Room beside what does not grow; bytes per layer, per micro-batch in flight; then, for each policy, bytes
+        per layer and micro-batch; and what each needs once."""
+        memory, holders = model.memory_model(self.site, self.share), self.holders
+        policies = recompute_policies(model.problem.workload)
+        growth = _Growth(memory, last, Shards(holders.sharding, holders.most), policies)
+        return [self.site.gpu.usable_memory_bytes - growth.fixed, growth.layer, growth.held, *growth.both, *growth.once]
+
+
+def _undominated(model: CostModel, rows: Sequence[_Row]) -> list[_Row]:
+    """Without rows that take no less time and memory than another that differs in its holders alone.
+
+    Without lockstep, a stage may be the only one with its layers, or sync gradients at the end.
+    """
+    policies = recompute_policies(model.problem.workload)
+    alike: dict[tuple[object, ...], list[tuple[_Row, Floats]]] = {}
+    for row in rows:
+        seconds = np.array([row.layer_s(model, policy) for policy in policies]).ravel()
+        room = [np.array(row.bytes(model, last)) * [-1, *[1] * (2 + 2 * len(policies))] for last in (False, True)]
+        tail = row.holders.most == 1 or row.holders.sharding <= 1
+        own = alike.setdefault((row.kind, row.site, row.share, row.holders.lockstep), [])
+        value = np.concatenate([seconds, *room, [tail]])
+        if not any((other <= value).all() for _, other in own):
+            own[:] = [(kept, other) for kept, other in own if not (value <= other).all()]
+            own.append((row, value))
+    return [row for own in alike.values() for row, _ in own]
+
+
+def _sync_s(model: CostModel, rows: Sequence[_Row], examples: Sequence[Machine]) -> tuple[Floats, Floats]:
+    """Seconds that gradient sync needs a layer after the last backward, if it has many holders.
+
+    [kinds]: of a machine's interface, for a layer that many machines hold. Zero with several interfaces: no stage
+    need wait for the busiest. [types]: of a device's own links, for a layer that many replicas hold whole.
+    """
+    workload = model.problem.workload
+    passes = workload.stored_gradient_bytes + min(workload.stored_gradient_bytes, workload.element_bytes)
+    layer_bytes = passes * float(model.problem.model.layer_params)
+    interface = [
+        layer_bytes / machine.nic_bandwidth_bytes_per_s if machine.num_interfaces == 1 else 0.0 for machine in examples
+    ]
+    inner = [
+        layer_bytes / row.site.tp / (row.inside + row.machine.nic_bandwidth_bytes_per_s)
+        if row.holders.sharding <= 1 or row.holders.most == 1
+        else 0.0
+        for row in rows
+    ]
+    return np.array(interface), np.array(inner)
 
 
 class _Growth:

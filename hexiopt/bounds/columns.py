@@ -1,0 +1,268 @@
+"""The linear program over the chains found so far: how many sequences they process in T seconds, and at what prices.
+
+Beside devices, a chain needs room in its machines for layers, because layers that several machines hold cost time.
+Let h be the number of machines that hold a layer. Gradient sync carries (h − 1)/h of the layer's gradients through the
+interface of each of them, each way (`gradient_sync.py`, `sharding.py`), so that of a machine's a layers
+
+    o = Σ 1/h,  s = a − o:   its interface syncs for s · interface_s seconds, and Σ o over all machines = L, the layers.
+
+Every stage with a layer that another machine has too waits for all of that after its last backward. Machines are in
+*modes* by their s; per kind and mode, with y machines that have O = Σ o,
+
+    devices:  Σ t / x       ≤ devices a machine · y
+    slots:    Σ n M / B     ≤ O + most s · y      as a layer in a machine processes the batch once at most
+    longest:  Σ t/x/devices · (n, or n − most s if it shares layers)  ≤ O      as o ≥ n − s, of the longest stage
+    modes:    Σ y ≤ machines of the kind,   ΣΣ O ≤ L
+
+over chains, each a sequence of a micro-batch, and their stages of n layers. In the same way, replicas that hold a layer
+wait for its ring on their own links, unless they are few: Σ 1/replicas ≤ L over all stages and layers (*holders*).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+
+from hexiopt.bounds.chains import Chain
+from hexiopt.bounds.kernel import Multipliers, stage_prices
+from hexiopt.bounds.stages import StageTypes
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+_SHARED = (0, 1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 46, 64, 91, 128)  # bounds of modes, layers
+
+
+class Modes:
+    """Machine modes, by the layers that a machine shares with others: from `least` to `most` [modes]."""
+
+    def __init__(self, types: StageTypes) -> None:
+        bounds = [n for n in _SHARED if n < types.num_layers]
+        self.least: Floats = np.array(bounds, float)
+        self.most: Floats = np.array([*bounds[1:], types.num_layers], float)
+        self.tail_s: Floats = types.interface_s[:, None] * self.least  # [kinds, modes]
+
+    def __len__(self) -> int:
+        return len(self.least)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A chain with, for every stage, its machine's mode and whether it shares layers with other machines."""
+
+    chain: Chain
+    modes: Ints
+    shares: Bools
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells it from other columns."""
+        parts = (self.chain.types, self.chain.layers, self.modes, self.shares)
+        return (self.chain.shape.interleaved, *(part.tobytes() for part in parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns with numbers of micro-batches: what they process, and what they use of every row of the program."""
+
+    micro_batches: Floats  # [columns]
+    usage: Floats  # [rows, columns]
+
+
+class Columns:
+    """The columns found so far."""
+
+    def __init__(self, types: StageTypes) -> None:
+        self.types, self.modes = types, Modes(types)
+        self._shape = (len(types.supply), len(self.modes))
+        self._columns: dict[tuple[object, ...], Column] = {}
+        self._stages: _Stages | None = None
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    @cached_property
+    def first_prices(self) -> Multipliers:
+        """So low that many chains earn more."""
+        types = self.types
+        price = 0.5 * types.global_batch / float(types.supply @ types.machine_devices)
+        return self._multipliers(np.full(self._shape, price), np.zeros(self._shape), np.zeros(self._shape), 0.0)
+
+    def _multipliers(self, device: Floats, slot: Floats, longest: Floats, holder: float) -> Multipliers:
+        types = self.types
+        return Multipliers(device, slot, longest, holder, self.modes.most, self.modes.tail_s, types.machine_devices)
+
+    def worth(self, prices: Multipliers) -> float:
+        """What the whole cluster and its layers cost at `prices`: no chain may cost less than it processes."""
+        machine = self.types.machine_devices[:, None] * prices.device + self.modes.most * prices.slot
+        layer = float((prices.slot + prices.longest).max()) + prices.holder
+        return float(self.types.supply @ machine.max(axis=1)) + self.types.num_layers * layer
+
+    def add(self, found: Sequence[tuple[Chain, float]], prices: Multipliers, step_s: float, gain: float) -> bool:
+        """Keep new chains, each with micro-batches at which it seemed cheap, that process more than `gain` of their
+        price; whether there were any."""
+        new: dict[tuple[object, ...], Column] = {}
+        for chain, m in found:
+            column = self._column(chain, m, prices, step_s)
+            if column.key not in self._columns:
+                new[column.key] = column
+        if not new:
+            return False
+        table = _Stages(self.types, self.modes, list(new.values())).table(step_s)
+        price = self._vector(prices) @ table.usage
+        # Of both numbers of micro-batches, the better.
+        earned = (table.micro_batches - gain * price).reshape(2, -1).max(axis=0)
+        kept = {key: column for (key, column), left in zip(new.items(), earned.tolist(), strict=True) if left > 0.0}
+        self._columns.update(kept)
+        if kept:
+            self._stages = None
+        return bool(kept)
+
+    def _column(self, chain: Chain, m: float, prices: Multipliers, step_s: float) -> Column:
+        """`chain` in the modes that cost least with m micro-batches."""
+        types, count = self.types, len(self.modes)
+        own, shared = np.empty(count), np.empty(count)
+        rows = _Stages(types, self.modes, [Column(chain, np.zeros(len(chain.types), np.int64), chain.types >= 0)])
+        slack_s = step_s * (1 + 1e-9) - rows.busy_s(np.array([m]))
+        modes, shares = [], []
+        for row, n, slack in zip(chain.types.tolist(), chain.layers.tolist(), slack_s.tolist(), strict=True):
+            stage_prices(
+                int(types.kind[row]),
+                float(types.devices[row]),
+                prices,
+                float(types.global_batch),
+                m,
+                n,
+                own,
+                shared,
+            )
+            if not types.lockstep[row]:
+                shared[self.modes.tail_s[types.kind[row]] > slack] = np.inf
+            shares.append(bool(shared.min() < own.min()))
+            modes.append(int((shared if shares[-1] else own).argmin()))
+        return Column(chain, np.array(modes), np.array(shares))
+
+    def _vector(self, prices: Multipliers) -> Floats:
+        return np.concatenate([prices.device.ravel(), prices.slot.ravel(), prices.longest.ravel(), [prices.holder]])
+
+    def most(self, step_s: float) -> tuple[float, Multipliers]:
+        """Most sequences that the columns process in `step_s` seconds, and the prices that show it."""
+        if not self._columns:
+            return 0.0, self.first_prices
+        if self._stages is None:
+            self._stages = _Stages(self.types, self.modes, list(self._columns.values()))
+        table = self._stages.table(step_s)
+        if table.micro_batches.max() <= 0.0:
+            return 0.0, self.first_prices
+        kinds, modes = self._shape
+        cells, types = kinds * modes, self.types
+        count = table.usage.shape[1]
+        # Variables: columns, machines of every kind and mode, their own layers.
+        matrix = np.zeros((3 * cells + 1 + kinds + 1, count + 2 * cells))
+        matrix[: 3 * cells + 1, :count] = table.usage
+        cell = np.arange(cells)
+        matrix[cell, count + cell] = -np.repeat(types.machine_devices, modes)
+        matrix[cells + cell, count + cell] = -np.tile(self.modes.most, kinds)
+        matrix[cells + cell, count + cells + cell] = -1.0
+        matrix[2 * cells + cell, count + cells + cell] = -1.0
+        matrix[3 * cells + 1 + cell // modes, count + cell] = 1.0
+        matrix[-1, count + cells :] = 1.0
+        limits = np.concatenate([np.zeros(3 * cells), [types.num_layers], types.supply, [types.num_layers]])
+        objective = np.concatenate([-table.micro_batches, np.zeros(2 * cells)])
+        program = linprog(objective, A_ub=matrix, b_ub=limits, method="highs")
+        assert program.fun is not None, "no chains at all is always possible"
+        return -float(program.fun), self._lifted(np.maximum(-program.ineqlin.marginals, 0.0))
+
+    def _lifted(self, duals: Floats) -> Multipliers:
+        """Prices as high as the `duals` of machines and layers allow: columns become no cheaper."""
+        (kinds, modes), types = self._shape, self.types
+        cells = kinds * modes
+        slot, longest = duals[cells : 2 * cells].reshape(kinds, modes), duals[2 * cells : 3 * cells]
+        machine, layer = duals[3 * cells + 1 : -1], duals[-1]
+        # A kind without a price would let its chains cost nothing; a trace of one keeps ratios finite.
+        least = 1e-6 * types.global_batch / float(types.supply @ types.machine_devices)
+        left = (machine[:, None] - self.modes.most * slot) / types.machine_devices[:, None]
+        device = np.maximum(np.maximum(duals[:cells].reshape(kinds, modes), left), least)
+        longest = np.maximum(longest.reshape(kinds, modes), layer - slot)
+        return self._multipliers(device, slot, longest, float(duals[3 * cells]))
+
+
+class _Stages:
+    """The stages of many columns, one array element each."""
+
+    def __init__(self, types: StageTypes, modes: Modes, columns: Sequence[Column]) -> None:
+        self._types, self._modes = types, modes
+        chains = [column.chain for column in columns]
+        self._sizes = np.array([len(chain.types) for chain in chains])
+        self._starts = np.concatenate([[0], np.cumsum(self._sizes)[:-1]])
+        self._column = np.repeat(np.arange(len(columns)), self._sizes)
+        self._row = np.concatenate([chain.types for chain in chains])
+        self._n = np.concatenate([chain.layers for chain in chains])
+        self._t = np.concatenate([chain.seconds for chain in chains])
+        self._mode = np.concatenate([column.modes for column in columns])
+        self._shares = np.concatenate([column.shares for column in columns])
+        after = np.arange(len(self._row)) - self._starts[self._column]
+        interleaved = np.array([chain.shape.interleaved for chain in chains])
+        least = np.array([chain.shape.least_ranges for chain in chains])[self._column]
+        most = np.array([chain.shape.most_ranges for chain in chains])[self._column]
+        turns = interleaved[self._column]
+        self._first = after == self._sizes[self._column] - 1
+        head_s = np.where(after == 0, types.head_forward_s[self._row], 0.0)
+        forward_s = types.forward_s[self._row]
+        self._ahead_s = np.where(
+            turns, 2 * after * (-(-self._n // least) * forward_s + head_s), after * (self._n * forward_s + head_s)
+        )
+        self._journey_s = np.where(turns, (self._n // most) * types.layer_s[self._row], self._t)
+        self._multiple = np.where(interleaved, self._sizes, 1)  # of micro-batches
+        self._inner_s = types.inner_s[self._row]
+        kind = types.kind[self._row]
+        waits = self._shares & ~types.lockstep[self._row]
+        self._tail_s = np.where(waits, modes.tail_s[kind, self._mode], 0.0)
+
+    def _own_s(self) -> Floats:
+        """What a stage's time is at least beside its micro-batches."""
+        total: Floats = np.add.reduceat(self._journey_s, self._starts)
+        with np.errstate(invalid="ignore"):  # a stage that does not fit takes for ever
+            return np.asarray(total[self._column] - self._journey_s - self._ahead_s)
+
+    def busy_s(self, m: Floats) -> Floats:
+        """When every stage ends with m micro-batches [columns], from the step's start, as far as is certain."""
+        work_s = m[self._column] * self._t
+        return np.asarray(np.where(self._first, np.maximum(work_s, work_s + self._own_s()), work_s))
+
+    def _micro_batches(self, step_s: float, tail_s: Floats) -> Floats:
+        """The most micro-batches that leave `tail_s` after each stage."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            alone = (step_s - tail_s) / self._t
+            together = (step_s - np.where(self._first, tail_s, 0.0) - self._own_s()) / self._t
+            most = np.minimum(np.minimum(alone, together), self._types.global_batch / self._types.share[self._row])
+        found = np.minimum.reduceat(np.where(np.isfinite(self._t), most, 0.0), self._starts)
+        return np.asarray(self._multiple * np.floor(np.maximum(found, 0.0) / self._multiple))
+
+    def table(self, step_s: float) -> Table:
+        """Every column twice: with the most micro-batches, and with as many as leave time for sync by many holders."""
+        each = [
+            self._micro_batches(step_s, tail)
+            for tail in (self._tail_s, np.maximum(self._tail_s, self._inner_s * self._n))
+        ]
+        return Table(np.concatenate(each), np.hstack([self._usage(step_s, m) for m in each]))
+
+    def _usage(self, step_s: float, m: Floats) -> Floats:
+        types, kinds, modes = self._types, len(self._types.supply), len(self._modes)
+        kind, count = types.kind[self._row], len(self._sizes)
+        cell = kind * modes + self._mode
+        found = np.zeros((3 * kinds * modes + 1, count))
+        devices = types.devices[self._row]
+        np.add.at(found, (cell, self._column), devices)
+        np.add.at(found, (kinds * modes + cell, self._column), self._n * m[self._column] / types.global_batch)
+        own = np.where(self._shares, np.maximum(0.0, self._n - self._modes.most[self._mode]), self._n)
+        np.add.at(found, (2 * kinds * modes + cell, self._column), devices / types.machine_devices[kind] * own)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            alone = self._n - (step_s - self.busy_s(m)) / self._inner_s
+        few = np.where((self._inner_s > 0.0) & (alone > 0.0), alone / types.share[self._row], 0.0)
+        np.add.at(found, (np.full(len(self._row), 3 * kinds * modes), self._column), few)
+        found[:, m <= 0.0] = 0.0
+        return found
