@@ -30,7 +30,9 @@ class SyncFloor:
         self._seats, self._problem = seats, seats.problem
         model = self._problem.model
         # Rings of one layer, by the cost model's own rules; what it holds is scaled to a layer, embedding or head.
-        self._one_layer = CostModel(replace(self._problem, model=replace(model, num_layers=1), space=Space()))
+        # The attention window, which gpt_neo has not in its first layer, is no part of them.
+        one_layer = replace(model, num_layers=1, attention_window=None)
+        self._one_layer = CostModel(replace(self._problem, model=one_layer, space=Space()))
         self._layer = float(model.layer_params)
         # A tied matrix has rings of its own, between first and last stages; they are left out.
         self._embedding = float(model.embedding_params - (model.vocabulary_params if model.tied_embeddings else 0))

@@ -146,6 +146,16 @@ def test_equals_the_naive_oracle_with_every_freedom(name: str) -> None:
     assert solve(problem).objective == pytest.approx(best_s, rel=1e-9)
 
 
+def test_a_model_whose_first_layer_has_no_attention_window() -> None:
+    """GPT-Neo's every second layer has it, so that no GPT-Neo of one layer does; windows are not planned with."""
+    problem = task([machine("a", "fast", 1), machine("b", "slow", 2)], FREE, Space(), layers=2)
+    biases = {"mlp_bias": True, "tied_embeddings": True, "activation": "gelu_new"}
+    neo = replace(problem.model, architecture="gpt_neo", attention_window=256, **biases)
+    result = solve(replace(problem, model=neo))
+    assert result.status is Status.OPTIMAL
+    assert result.objective == solve(replace(problem, model=replace(neo, attention_window=None))).objective
+
+
 def test_replicas_can_be_best() -> None:
     """One sequence at a time is too little for TP's overhead to pay: two devices share a micro-batch."""
     problem = problems.TINY_PROBLEMS["three_gpus"]()
