@@ -28,6 +28,7 @@ from experiments.configurations import named_cluster, named_model
 from hexiopt.plan import Plan
 from hexiopt.problem import Problem
 from hexiopt.reading import read_mapping
+from hexiopt.space import Space
 from hexiopt.workload import Workload
 from solvers.base import Budget, Pricer
 from solvers.registry import make_solver
@@ -70,11 +71,12 @@ def read_rows() -> tuple[Row, ...]:
 
 
 def problem_of(row: Row) -> Problem:
-    """The problem of a row: 256 sequences of 4,096 tokens, full recompute."""
+    """The problem of a row: 256 sequences of 4,096 tokens, full recompute; no replicas, which have no price there."""
     return Problem(
         cluster=named_cluster(f"hexiscale_setting_{row.setting}", inter_gb_per_s=row.inter_gb_per_s),
         model=named_model(row.model),
         workload=Workload(recompute="full"),
+        space=Space(replicas=False),
     )
 
 
@@ -154,7 +156,7 @@ def conditions(arguments: argparse.Namespace) -> str:
             "hardware: the settings of HexiScale (arXiv 2409.01143); 3080Ti 56.9 TFLOPS 12 GB, 3090 80/24, "
             "4090 165.2/24, A800 312/80;",
             "  for FlashFlex's formulas TFLOPS of 1024⁴, GB of 1024³, 20 GB/s inside machines, 400 in A800's",
-            "workload: 256 sequences of 4,096 tokens, full recompute",
+            "workload: 256 sequences of 4,096 tokens, full recompute; plans without replicated stages",
             "its rule, as in its and the annealer's figures: 8 micro-batches of ⌊32 / pipelines⌋ sequences",
             "FlashFlex: released search, corrected, 30 iterations for each of 1 to 8 pipelines; "
             "annealer: a quick one of ours, earlier",

@@ -12,6 +12,7 @@ from experiments.flashflex_comparison import geometric_mean, problem_of, read_ro
 from hexiopt.cost.memory import WHOLE
 from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem import Problem
+from hexiopt.space import Space
 from hexiopt.units import GIB
 from solvers.base import Pricer
 from solvers.rivals.flashflex_pricer import FlashFlexPricer, stage_ends_s
@@ -304,3 +305,8 @@ def test_rows_are_the_published_comparison() -> None:
     ratios = [row.annealer_tokens_per_s / row.flashflex_tokens_per_s for row in ROWS]
     assert geometric_mean(ratios) == pytest.approx(2.31, abs=0.01)
     assert geometric_mean([0.0, 2.0]) == 0.0
+
+
+def test_the_comparison_searches_what_the_formulas_price() -> None:
+    """Every freedom but replicas, which have no price there."""
+    assert {problem_of(row).space for row in ROWS} == {Space(replicas=False)}
