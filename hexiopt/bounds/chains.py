@@ -26,13 +26,14 @@ from itertools import pairwise, product
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.bounds.kernel import Multipliers, Rows, least_prices
+from hexiopt.bounds.kernel import Multipliers, Rows, least_prices, least_prices_finely
 from hexiopt.bounds.stages import StageTypes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
+_PARTS = 48  # of Σ, where the recursion knows it
 _CORES = max(1, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -141,34 +142,32 @@ class Chains:
         )
 
     def least_price(
-        self, prices: Multipliers, step_s: float, boxes: Boxes, weights: Floats, wanted: Floats
+        self, prices: Multipliers, step_s: float, boxes: Boxes, wanted: Floats, weights: Floats | None
     ) -> tuple[Floats, list[tuple[Chain, int]]]:
-        """What a chain costs at least in each box [boxes], infinite where there is none; and chains under `wanted`,
+        """What a chain costs at least in each box [boxes], infinite where not under `wanted`; and chains that are,
         with the box of each.
 
-        Each row of `weights` ≥ 0 [weights, boxes] prices a second of Σ, the best row counts.
+        Each row of `weights` ≥ 0 [weights, boxes] prices a second of Σ, the best row counts. Without them the recursion
+        knows Σ itself, which takes longer.
         """
         shape, count = self.shape, len(boxes)
         least, counts = np.empty(count), np.empty(count, np.int64)
         stages = np.empty((count, shape.most_stages, 2), np.int64)
+        ends = (shape.least_ranges, shape.most_ranges, shape.least_stages, shape.most_stages)
+        setting = (step_s, float(self.types.global_batch), ends, self._rows, prices)
 
         def fill(some: slice) -> None:
-            least_prices(
-                step_s,
-                float(self.types.global_batch),
-                (shape.least_ranges, shape.most_ranges, shape.least_stages, shape.most_stages),
-                self._rows,
-                prices,
-                (boxes.low_m[some], boxes.low_s[some], boxes.high_s[some]),
-                weights[:, some],
-                least[some],
-                counts[some],
-                stages[some],
-            )
+            own = (boxes.low_m[some], boxes.low_s[some], boxes.high_s[some])
+            found = (least[some], counts[some], stages[some])
+            if weights is None:
+                least_prices_finely(*setting, own, wanted[some], _PARTS, *found)
+            else:
+                least_prices(*setting, own, wanted[some], weights[:, some], *found)
 
         # Every core takes boxes in turns, as neighbours take about as long.
         list(_pool().map(fill, [slice(first, None, _CORES) for first in range(min(_CORES, count))]))
-        return least, [(self._chain(stages[k, : counts[k]]), int(k)) for k in np.flatnonzero(least < wanted)]
+        found = np.flatnonzero((least < wanted) & (counts > 0))
+        return least, [(self._chain(stages[k, : counts[k]]), int(k)) for k in found]
 
     def _chain(self, stages: Ints) -> Chain:
         """A chain of (row, layers), timed as with many micro-batches."""

@@ -67,6 +67,104 @@ def stage_prices(
 
 
 @numba.njit(cache=True, nogil=True)
+def _price_lengths(
+    m: float,
+    limit_s: float,
+    batch: float,
+    least_ranges: int,
+    rows: Rows,
+    prices: Multipliers,
+    longest: Ints,
+    own_price: Floats,
+    shared_price: Floats,
+) -> Any:
+    """Fill the most layers of every type [types] that m micro-batches allow, and prices of stages up to there:
+
+    `own_price` [types, layers + 1], and `shared_price` [types, layers + 1, modes] of the cheapest mode up to each.
+    """
+    layers, num_modes = rows.many.shape[2] - 1, len(prices.most_shared)
+    own, shared = np.empty(num_modes), np.empty(num_modes)
+    for row in range(len(rows.kind)):
+        longest[row] = 0
+        if rows.share[row] * m > batch:
+            continue
+        for n in range(least_ranges, layers + 1):
+            if n * rows.layer_s[row] * m > limit_s:
+                break
+            longest[row] = n
+            stage_prices(rows.kind[row], rows.devices[row], prices, batch, m, n, own, shared)
+            own_price[row, n] = own.min()
+            best = np.inf
+            for j in range(num_modes):  # modes sync ever longer
+                best = min(best, shared[j])
+                shared_price[row, n, j] = best
+
+
+@numba.njit(cache=True, nogil=True)
+def _price_stages(
+    after: int,
+    m: float,
+    low_s: float,
+    high_s: float,
+    limit_s: float,
+    most_price: float,
+    shape: tuple[int, int, int, int],
+    rows: Rows,
+    prices: Multipliers,
+    longest: Ints,
+    own_price: Floats,
+    shared_price: Floats,
+    value: Floats,
+    journey: Floats,
+) -> Any:
+    """Fill prices of stages with `after` stages behind, inner and first ones [types, layers + 1, 2], infinite where one
+    does not fit, and what each adds to Σ [types, layers + 1]. Returns the most layers of any."""
+    least_ranges, most_ranges = shape[0], shape[1]
+    enough, top = m >= rows.enough[after], 0
+    for row in range(len(rows.kind)):
+        kind = rows.kind[row]
+        head_s = rows.head_forward_s[row] if after == 0 else 0.0
+        value[row] = np.inf
+        for n in range(least_ranges, longest[row] + 1):
+            t = rows.many[after, row, n] if enough else rows.few[after, row, n]
+            work_s = m * t
+            if not work_s <= limit_s:
+                break
+            if most_ranges > 1:
+                most, fewest = -(-n // least_ranges), n // most_ranges
+                journey_s, busy_s = fewest * rows.layer_s[row], work_s
+                # Where forwards count negatively, a slower link than the best would not make it worse.
+                if m * n >= 2 * after * most + fewest:
+                    ahead_s = 2 * after * (most * rows.forward_s[row] + head_s)
+                    busy_s = max(busy_s, work_s - journey_s - ahead_s + low_s)
+            else:
+                journey_s = t
+                ahead_s = min(after, m - 1) * (n * rows.forward_s[row] + head_s)
+                busy_s = max(work_s, work_s - t - ahead_s + low_s)
+            if busy_s > limit_s or journey_s > high_s * _SLACK:
+                continue
+            journey[row, n] = journey_s
+            for first in range(2):
+                # Only a first stage surely ends its last backward when the step's journeys are over.
+                slack_s = limit_s - (busy_s if first else work_s)
+                price = own_price[row, n]
+                mode = len(prices.most_shared) - 1
+                if not rows.lockstep[row]:
+                    while mode >= 0 and prices.tail_s[kind, mode] > slack_s:
+                        mode -= 1
+                if mode >= 0:
+                    price = min(price, shared_price[row, n, mode])
+                if rows.inner_s[row] > 0.0:
+                    alone = n - slack_s / rows.inner_s[row]
+                    if alone > 0.0:
+                        price += prices.holder / rows.share[row] * alone
+                if price <= most_price:
+                    value[row, n, first] = price
+                    top = max(top, n)
+    return top
+
+
+@numba.njit(cache=True, nogil=True)
 def least_prices(
     step_s: float,
     batch: float,
@@ -74,131 +172,188 @@ def least_prices(
     rows: Rows,
     prices: Multipliers,
     boxes: tuple[Floats, Floats, Floats],
+    wanted: Floats,
     weights: Floats,
     least: Floats,
     counts: Ints,
     chains: Ints,
 ) -> Any:
-    """Fill `least` [boxes] with what a chain costs at least, and its stages from the last to the first:
+    """Fill `least` [boxes] with what a chain costs at least, infinite if more than `wanted` [boxes]; and its stages
+    from the last to the first: `counts` [boxes] of them, type and layers in `chains` [boxes, stages, 2].
 
-    `counts` [boxes] of them, type and layers in `chains` [boxes, stages, 2]. `boxes` are their least micro-batches,
-    least and most Σ.
+    `boxes` are their least micro-batches, least and most Σ. Each row of `weights` [weights, boxes] prices Σ.
     """
-    least_ranges, most_ranges, least_stages, most_stages = shape
-    interleaved = most_ranges > 1
+    least_stages, most_stages = shape[2], shape[3]
     low_m, low_s, high_s = boxes
     num_rows, layers, num_modes = len(rows.kind), rows.many.shape[2] - 1, len(prices.most_shared)
-    num_weights = len(weights)
-    limit_s = step_s * _SLACK
+    num_weights, limit_s = len(weights), step_s * _SLACK
     own_price = np.empty((num_rows, layers + 1))
     shared_price = np.empty((num_rows, layers + 1, num_modes))
-    own, shared = np.empty(num_modes), np.empty(num_modes)
+    value, journey = np.empty((num_rows, layers + 1, 2)), np.empty((num_rows, layers + 1))
     cost, total = np.empty((num_weights, layers + 1)), np.empty((num_weights, layers + 1))
-    price = np.empty((2, num_weights, layers + 1))  # of inner stages, and of first ones
+    price = np.empty((2, num_weights, layers + 1))
     picked = np.zeros((2, num_weights, layers + 1), np.int64)
     taken = np.zeros((most_stages, num_weights, layers + 1), np.int64)
     type_of = np.zeros((most_stages, num_weights, layers + 1), np.int64)
     longest = np.zeros(num_rows, np.int64)
     for box in range(len(low_m)):
         m = low_m[box]
-        for row in range(num_rows):
-            longest[row] = 0
-            if rows.share[row] * m > batch:
-                continue
-            for n in range(least_ranges, layers + 1):
-                if n * rows.layer_s[row] * m > limit_s:
-                    break
-                longest[row] = n
-                stage_prices(rows.kind[row], rows.devices[row], prices, batch, m, n, own, shared)
-                own_price[row, n] = own.min()
-                best = np.inf
-                for j in range(num_modes):  # modes sync ever longer
-                    best = min(best, shared[j])
-                    shared_price[row, n, j] = best
-        least[box] = np.inf
-        counts[box] = 0
+        _price_lengths(m, limit_s, batch, shape[0], rows, prices, longest, own_price, shared_price)
         cost[:] = np.inf
         cost[:, 0] = 0.0
-        best_value, best_weight, best_count = np.full(num_weights, np.inf), 0, np.zeros(num_weights, np.int64)
+        best_value, best_count = np.full(num_weights, np.inf), np.zeros(num_weights, np.int64)
         for after in range(most_stages):
+            top = _price_stages(
+                after,
+                m,
+                low_s[box],
+                high_s[box],
+                limit_s,
+                wanted[box],
+                shape,
+                rows,
+                prices,
+                longest,
+                own_price,
+                shared_price,
+                value,
+                journey,
+            )
             price[:] = np.inf
-            top = 0
-            enough = m >= rows.enough[after]
             for row in range(num_rows):
-                kind = rows.kind[row]
-                head_s = rows.head_forward_s[row] if after == 0 else 0.0
-                for n in range(least_ranges, longest[row] + 1):
-                    t = rows.many[after, row, n] if enough else rows.few[after, row, n]
-                    work_s = m * t
-                    if not work_s <= limit_s:
-                        break
-                    if interleaved:
-                        most, fewest = -(-n // least_ranges), n // most_ranges
-                        journey_s = fewest * rows.layer_s[row]
-                        busy_s = work_s
-                        # Where forwards count negatively, a slower link than the best would not make it worse.
-                        if m * n >= 2 * after * most + fewest:
-                            ahead_s = 2 * after * (most * rows.forward_s[row] + head_s)
-                            busy_s = max(busy_s, work_s - journey_s - ahead_s + low_s[box])
-                    else:
-                        journey_s = t
-                        ahead_s = min(after, m - 1) * (n * rows.forward_s[row] + head_s)
-                        busy_s = max(work_s, work_s - t - ahead_s + low_s[box])
-                    if busy_s > limit_s or journey_s > high_s[box] * _SLACK:
-                        continue
-                    top = max(top, n)
+                for n in range(shape[0], longest[row] + 1):
                     for first in range(2):
-                        # Only a first stage surely ends its last backward when the step's journeys are over.
-                        slack_s = limit_s - (busy_s if first else work_s)
-                        value = own_price[row, n]
-                        mode = num_modes - 1
-                        if not rows.lockstep[row]:
-                            while mode >= 0 and prices.tail_s[kind, mode] > slack_s:
-                                mode -= 1
-                        if mode >= 0:
-                            value = min(value, shared_price[row, n, mode])
-                        if rows.inner_s[row] > 0.0:
-                            alone = n - slack_s / rows.inner_s[row]
-                            if alone > 0.0:
-                                value += prices.holder / rows.share[row] * alone
-                        for w in range(num_weights):
-                            weighted = value + weights[w, box] * journey_s
-                            if weighted < price[first, w, n]:
-                                price[first, w, n] = weighted
-                                picked[first, w, n] = row
+                        if value[row, n, first] < np.inf:
+                            for w in range(num_weights):
+                                weighted = value[row, n, first] + weights[w, box] * journey[row, n]
+                                if weighted < price[first, w, n]:
+                                    price[first, w, n], picked[first, w, n] = weighted, row
             alive = False
+            total[:] = np.inf
             for w in range(num_weights):
-                for covered in range(layers + 1):
-                    total[w, covered] = np.inf
+                most_price = wanted[box] + weights[w, box] * high_s[box]
                 for before in range(layers):
                     begun = cost[w, before]
-                    if begun == np.inf or (after == 0) != (before == 0):
+                    if begun > most_price or (after == 0) != (before == 0):
                         continue
                     for n in range(1, min(top, layers - before) + 1):
                         first = 1 if before + n == layers else 0
-                        value = begun + price[first, w, n]
-                        if value < total[w, before + n]:
-                            total[w, before + n] = value
+                        reached = begun + price[first, w, n]
+                        if reached < total[w, before + n]:
+                            total[w, before + n] = reached
                             taken[after, w, before + n] = n
                             type_of[after, w, before + n] = picked[first, w, n]
                             alive = alive or not first
-                for covered in range(layers + 1):
-                    cost[w, covered] = total[w, covered]
-                if after + 1 >= least_stages and cost[w, layers] < best_value[w]:
-                    best_value[w], best_count[w] = cost[w, layers], after + 1
+                if after + 1 >= least_stages and total[w, layers] < best_value[w]:
+                    best_value[w], best_count[w] = total[w, layers], after + 1
+            cost[:] = total
             if not alive:
                 break
-        highest = -np.inf
+        least[box], best = -np.inf, 0
         for w in range(num_weights):
-            value = best_value[w] - weights[w, box] * high_s[box]
-            if value > highest:
-                highest, best_weight = value, w
-        least[box] = highest
-        if best_value[best_weight] < np.inf:
-            counts[box] = best_count[best_weight]
-            covered = layers
-            for after in range(counts[box] - 1, -1, -1):
-                n = taken[after, best_weight, covered]
-                chains[box, after, 0] = type_of[after, best_weight, covered]
-                chains[box, after, 1] = n
-                covered -= n
+            priced = best_value[w] - weights[w, box] * high_s[box]
+            if priced > least[box]:
+                least[box], best = priced, w
+        counts[box] = best_count[best] if best_value[best] < np.inf else 0
+        covered = layers
+        for after in range(counts[box] - 1, -1, -1):
+            n = taken[after, best, covered]
+            chains[box, after, 0], chains[box, after, 1] = type_of[after, best, covered], n
+            covered -= n
+
+
+@numba.njit(cache=True, nogil=True)
+def least_prices_finely(
+    step_s: float,
+    batch: float,
+    shape: tuple[int, int, int, int],
+    rows: Rows,
+    prices: Multipliers,
+    boxes: tuple[Floats, Floats, Floats],
+    wanted: Floats,
+    parts: int,
+    least: Floats,
+    counts: Ints,
+    chains: Ints,
+) -> Any:
+    """As `least_prices`, without multipliers for Σ: instead the recursion knows Σ in `parts` of its most, each stage's
+    rounded down."""
+    least_stages, most_stages = shape[2], shape[3]
+    low_m, low_s, high_s = boxes
+    num_rows, layers, num_modes = len(rows.kind), rows.many.shape[2] - 1, len(prices.most_shared)
+    limit_s = step_s * _SLACK
+    own_price = np.empty((num_rows, layers + 1))
+    shared_price = np.empty((num_rows, layers + 1, num_modes))
+    value, journey = np.empty((num_rows, layers + 1, 2)), np.empty((num_rows, layers + 1))
+    cost, total = np.empty((layers + 1, parts + 1)), np.empty((layers + 1, parts + 1))
+    price = np.empty((2, layers + 1, parts + 1))
+    picked = np.zeros((2, layers + 1, parts + 1), np.int64)
+    taken = np.zeros((most_stages, layers + 1, parts + 1, 3), np.int64)  # layers, part, type
+    longest = np.zeros(num_rows, np.int64)
+    for box in range(len(low_m)):
+        m = low_m[box]
+        _price_lengths(m, limit_s, batch, shape[0], rows, prices, longest, own_price, shared_price)
+        cost[:] = np.inf
+        cost[0, 0] = 0.0
+        least[box], counts[box], last = np.inf, 0, 0
+        for after in range(most_stages):
+            top = _price_stages(
+                after,
+                m,
+                low_s[box],
+                high_s[box],
+                limit_s,
+                wanted[box],
+                shape,
+                rows,
+                prices,
+                longest,
+                own_price,
+                shared_price,
+                value,
+                journey,
+            )
+            price[:] = np.inf
+            for row in range(num_rows):
+                for n in range(shape[0], longest[row] + 1):
+                    for first in range(2):
+                        if value[row, n, first] < np.inf:
+                            part = min(parts, int(journey[row, n] / high_s[box] * parts))
+                            if value[row, n, first] < price[first, n, part]:
+                                price[first, n, part], picked[first, n, part] = value[row, n, first], row
+            for first in range(2):  # more time at no lower price is of no use
+                for n in range(1, top + 1):
+                    best = np.inf
+                    for part in range(parts + 1):
+                        if price[first, n, part] >= best:
+                            price[first, n, part] = np.inf
+                        best = min(best, price[first, n, part])
+            alive = False
+            total[:] = np.inf
+            for n in range(1, top + 1):
+                for first in range(2):
+                    for part in range(parts + 1):
+                        own = price[first, n, part]
+                        if own == np.inf:
+                            continue
+                        for before in range(layers - n, layers - n + 1) if first else range(layers - n):
+                            if (after == 0) != (before == 0):
+                                continue
+                            for begun in range(parts + 1 - part):
+                                reached = cost[before, begun] + own
+                                if reached <= wanted[box] and reached < total[before + n, begun + part]:
+                                    total[before + n, begun + part] = reached
+                                    taken[after, before + n, begun + part] = (n, part, picked[first, n, part])
+                                    alive = alive or not first
+            if after + 1 >= least_stages:
+                for part in range(parts + 1):
+                    if total[layers, part] < least[box]:
+                        least[box], counts[box], last = total[layers, part], after + 1, part
+            cost[:] = total
+            if not alive:
+                break
+        covered, part = layers, last
+        for after in range(counts[box] - 1, -1, -1):
+            n, own_part, row = taken[after, covered, part]
+            chains[box, after, 0], chains[box, after, 1] = row, n
+            covered, part = covered - n, part - own_part

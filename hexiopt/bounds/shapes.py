@@ -27,11 +27,10 @@ from hexiopt.space import schedules
 
 Floats = NDArray[np.float64]
 _WEIGHTS = (0.0, 0.35, 1.0, 2.5)  # multipliers of Σ tried, as shares of the price that matters
-_MORE_WEIGHTS = (0.0, *np.geomspace(0.02, 10.0, 20))  # for the last few boxes
-_FEW = 64  # boxes
+_FEW = 64  # boxes that may take long
 _EFFORTS = ((0.05, 2), (0.02, 5), (0.008, 8))  # smallest box, in shares; rounds of halving
 _CERTAIN = (0.002, 16)
-_COARSELY = 5  # rounds before multipliers are tried more finely
+_COARSELY = 4  # rounds before multipliers of Σ do not do
 _GAIN = 1.0005  # by what a chain must earn more than it costs
 _STALE = 1e-3  # of the step time, that new chains must gain to look for more like them
 _LEARNING = 0.5  # share of the time for columns; the rest is for certainty
@@ -182,16 +181,17 @@ class ShapeProgram:
         if shape.interleaved and shape.least_stages == shape.most_stages:
             # Micro-batches are a multiple of the stages.
             boxes = replace(boxes, high_m=boxes.high_m - boxes.high_m % shape.least_stages)
-        multipliers = _MORE_WEIGHTS if finely and len(boxes) <= _FEW else _WEIGHTS
+        finely &= len(boxes) <= _FEW
         if shape not in self._chains:
             self._chains[shape] = Chains(self.types, shape)
-        for at in np.array_split(np.arange(len(boxes)), -(-len(boxes) // _TOGETHER)):
+        for first in range(0, len(boxes), _TOGETHER):
             if not self._on_time():
                 break
+            at = np.arange(first, min(first + _TOGETHER, len(boxes)))
             some = boxes.take(at)
             wanted = some.high_m / target
-            weights = np.array(multipliers)[:, None] * wanted / some.high_s
-            least, found = self._chains[shape].least_price(prices, step_s, some, weights, wanted)
+            weights = None if finely else np.array(_WEIGHTS)[:, None] * wanted / some.high_s
+            least, found = self._chains[shape].least_price(prices, step_s, some, wanted, weights)
             any_m = np.isfinite(least) & (some.high_m >= some.low_m)
             ratio[at] = np.where(any_m, some.high_m / np.maximum(least, 1e-300), 0.0)
             chains += [(chain, float(some.low_m[k])) for chain, k in found]
