@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
+from hexiopt.check import check
 from hexiopt.cost.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
@@ -44,10 +45,21 @@ def explain(search: Search, remedy: str | None = None) -> Result:
         reason = f"no plan fits: {proof}; {nearest_change(search.problem)}"
         return replace(result, status=Status.INFEASIBLE, reason=reason)
     met = _nearest(search)
-    if remedy is not None and search.plan is not None:
-        met = "the plain plans that fit are outside its plan space"
+    if search.plan is not None:
+        if remedy is None:
+            met, remedy = "the budget ended before one of those that fit was met", _more(search)
+        else:
+            met = "the plain plans that fit are outside its plan space"
     remedy = remedy or nearest_change(search.problem)
     return replace(result, reason=f"no plan found in {search.steps} steps: {met}; {remedy}")
+
+
+def _more(search: Search) -> str:
+    """The budget that ended, in words, and to raise it."""
+    most = search.budget.max_steps
+    if most is not None and search.left_s() > 0.0:
+        return f"raise solver.max_steps={most}"
+    return f"raise solver.time_limit_s={search.budget.time_limit_s:g}"
 
 
 def shortfall(problem: Problem, model: CostModel) -> str | None:
@@ -109,7 +121,8 @@ def _nearest(search: Search) -> str:
     problem = search.problem
     if search.nearest is None:
         for plan in _plain_plans(problem):
-            search.offer(plan)
+            if not check(problem, plan):
+                search.offer(plan)
     if search.nearest is None:
         return "the TP degrees and numbers of pipelines and stages asked for do not go together"
     plan, cost = search.nearest

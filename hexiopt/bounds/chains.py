@@ -20,7 +20,6 @@ multiplier (Lagrange), so a recursion over layers gives a price that no chain of
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise, product
 
 import numpy as np
@@ -35,11 +34,6 @@ Ints = NDArray[np.int64]
 
 _PARTS = 48  # of Σ, where the recursion knows it
 _CORES = max(1, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_CORES, thread_name_prefix="bound")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,19 +149,25 @@ class Chains:
         stages = np.empty((count, shape.most_stages, 2), np.int64)
         ends = (shape.least_ranges, shape.most_ranges, shape.least_stages, shape.most_stages)
         setting = (step_s, float(self.types.global_batch), ends, self._rows, prices)
+        # Every core takes boxes in turns, as neighbours take about as long.
+        turns = np.argsort(np.arange(count) % _CORES, kind="stable")
+        own = boxes.take(turns)
 
-        def fill(some: slice) -> None:
-            own = (boxes.low_m[some], boxes.low_s[some], boxes.high_s[some])
+        def fill(first: int, end: int) -> None:
+            some = slice(first, end)
+            inputs = ((own.low_m[some], own.low_s[some], own.high_s[some]), wanted[turns[some]])
             found = (least[some], counts[some], stages[some])
             if weights is None:
-                least_prices_finely(*setting, own, wanted[some], _PARTS, *found)
+                least_prices_finely(*setting, *inputs, _PARTS, *found)
             else:
-                least_prices(*setting, own, wanted[some], weights[:, some], *found)
+                least_prices(*setting, *inputs, np.ascontiguousarray(weights[:, turns[some]]), *found)
 
-        # Every core takes boxes in turns, as neighbours take about as long.
-        list(_pool().map(fill, [slice(first, None, _CORES) for first in range(min(_CORES, count))]))
-        found = np.flatnonzero((least < wanted) & (counts > 0))
-        return least, [(self._chain(stages[k, : counts[k]]), int(k)) for k in found]
+        cuts = np.linspace(0, count, min(_CORES, count) + 1).astype(int).tolist()
+        with ThreadPoolExecutor(_CORES) as pool:
+            list(pool.map(fill, cuts[:-1], cuts[1:]))
+        back = np.argsort(turns)
+        least, counts, stages = least[back], counts[back], stages[back]
+        return least, [(self._chain(stages[k, : counts[k]]), int(k)) for k in np.flatnonzero(least < wanted)]
 
     def _chain(self, stages: Ints) -> Chain:
         """A chain of (row, layers), timed as with many micro-batches."""

@@ -1,8 +1,8 @@
 """The README's commands run.
 
 Every line of a `bash` block that starts with hexiopt is run, in order, in one folder that holds the README's
-files (a `yaml` block whose first line is `# NAME`) and experiments/data. `solver.time_limit_s=0.6` is
-appended to commands that search. Lines that start with make or source are not run.
+files (a `yaml` block whose first line is `# NAME`) and experiments/data. `solver.max_steps=150` is appended to
+commands that search: a budget that means the same on every machine. Lines that start with make or source are not run.
 """
 
 import re
@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import ROOT, Run
 
-TIME_LIMIT = "solver.time_limit_s=0.6"
+BUDGET = "solver.max_steps=150"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -46,7 +46,7 @@ def test_the_readmes_commands_run(hexiopt: Run, tmp_path: Path) -> None:
     found = commands()
     assert len(found) > 10
     for words in found:
-        ran = hexiopt(*words, *([TIME_LIMIT] if searches(words) else []))
+        ran = hexiopt(*words, *([BUDGET] if searches(words) else []))
         assert ran.code == 0, f"{shlex.join(words)}: {ran.err}"
         assert ran.out
 

@@ -161,10 +161,10 @@ def large(num_racks: int) -> Cluster:
 
 def test_ten_thousand_gpus() -> None:
     cluster = large(40)
-    start = time.perf_counter()
+    start = time.process_time()
     network = cluster.network
     assert network.bandwidth.shape == network.latency_s.shape == (1280, 1280)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     assert network.bandwidth.nbytes + network.latency_s.nbytes < 100e6
     assert network.bandwidth[0, 32] == 1e9
     assert network.bandwidth[0, 1279] == 25e9

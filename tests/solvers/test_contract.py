@@ -24,6 +24,7 @@ from solvers.base import Budget, Listener, Progress
 from solvers.registry import NAMES, RIVALS, make_solver
 from tests.conftest import ROOT
 from tests.solvers import oracle, problems
+from tests.solvers.timing import late_work
 
 EVERY = pytest.mark.parametrize("name", NAMES)
 RIVALS_TOO = pytest.mark.parametrize("name", [*NAMES, *RIVALS])
@@ -272,10 +273,11 @@ def test_cores_do_not_change_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @RIVALS_TOO
 def test_steps_bind(name: str) -> None:
-    """Few steps end soon, whatever the time limit; the count is the solver's own."""
+    """Few steps end long before the time limit; the count is the solver's own."""
+    began = time.process_time()
     result = solve(name, problems.easy(), steps=10)
+    assert time.process_time() - began < 0.1 * LONG_S
     assert result.steps <= 10
-    assert result.runtime_s < 2.0
 
 
 # Time.
@@ -286,10 +288,10 @@ def test_steps_bind(name: str) -> None:
 def test_keeps_the_time_limit(name: str, limit_s: float) -> None:
     problem, solver = problems.thirty_two_gpus(), make_solver(name)
     began = time.perf_counter()
-    result = solver.solve(problem, Budget(limit_s))
-    took_s = time.perf_counter() - began
-    assert took_s <= limit_s + max(0.1 * limit_s, 0.5)
-    assert result.runtime_s <= took_s
+    with late_work(limit_s) as late_s:
+        result = solver.solve(problem, Budget(limit_s))
+        assert late_s() <= max(0.1 * limit_s, 0.5)
+    assert result.runtime_s <= time.perf_counter() - began
     assert_sound(problem, result)
 
 
@@ -331,11 +333,11 @@ def test_a_listener_may_stop(name: str) -> None:
     def listen(progress: Progress) -> bool:
         if progress.best_s == float("inf"):
             return True
-        stopped.append((time.perf_counter(), progress.best_s))
+        stopped.append((time.process_time(), progress.best_s))
         return False
 
     result = solve(name, problem, time_limit_s=5.0, listen=listen)
-    ended = time.perf_counter()
+    ended = time.process_time()
     assert len(stopped) == 1
     assert ended - stopped[0][0] < 0.5
     assert_sound(problem, result)
@@ -346,9 +348,9 @@ def test_a_listener_may_stop(name: str) -> None:
 def test_a_listener_may_stop_before_any_plan(name: str) -> None:
     """Then there is none, or the one that came last; never an exception."""
     listen: Listener = lambda progress: False  # noqa: E731
-    began = time.perf_counter()
+    began = time.process_time()
     result = solve(name, problems.hopeless(), time_limit_s=5.0, listen=listen)
-    assert time.perf_counter() - began < 2.0
+    assert time.process_time() - began < 2.0
     assert result.plan is None
     assert result.reason
 
@@ -360,9 +362,9 @@ def test_a_listener_may_stop_before_any_plan(name: str) -> None:
 @pytest.mark.parametrize("kind", problems.INFEASIBLE)
 def test_an_infeasible_problem_has_a_reason(name: str, kind: str) -> None:
     problem = problems.INFEASIBLE[kind]()
-    began = time.perf_counter()
-    result = solve(name, problem, time_limit_s=0.5)
-    assert time.perf_counter() - began <= 1.0
+    with late_work(0.5) as late_s:
+        result = solve(name, problem, time_limit_s=0.5)
+        assert late_s() <= 0.5
     assert result.status in (Status.INFEASIBLE, Status.NOT_FOUND)
     assert kind == "constraint" or result.status is Status.INFEASIBLE
     assert (result.plan, result.cost, result.trajectory) == (None, None, ())

@@ -8,7 +8,7 @@ from hexiopt.cost.model import CostModel
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem import Problem
 from hexiopt.result import Result, Status
-from hexiopt.space import Space
+from hexiopt.space import SWITCHES, Space
 from solvers.base import Budget, Search
 from solvers.reason import explain
 from tests.solvers import oracle, problems
@@ -76,6 +76,15 @@ def test_the_nearest_plan_names_its_fullest_device() -> None:
     assert ("b:0", "a:0")[nearer] in result.reason
     assert f"{costs[nearer].excess_bytes / 2**30:.2f} GiB" in result.reason
     assert "it fits with the constraints left out" in result.reason
+
+
+def test_a_budget_too_small_is_the_reason_where_plans_fit() -> None:
+    """Also where they are few, since no freedom is left."""
+    problem = replace(problems.easy(), space=Space(**dict.fromkeys(SWITCHES, False)))
+    for budget, raised in ((Budget(0.25), "time_limit_s=0.25"), (Budget(99.0, 3), "max_steps=3")):
+        reason = explain(Search("test", problem, budget, 0)).reason
+        assert reason.startswith("no plan found in 0 steps: the budget ended")
+        assert reason.endswith(f"raise solver.{raised}")
 
 
 @pytest.mark.parametrize(
