@@ -155,12 +155,12 @@ class Chains:
 
         def fill(first: int, end: int) -> None:
             some = slice(first, end)
-            inputs = ((own.low_m[some], own.low_s[some], own.high_s[some]), wanted[turns[some]])
-            found = (least[some], counts[some], stages[some])
+            ends_s, enough = (own.low_m[some], own.low_s[some], own.high_s[some]), wanted[turns[some]]
             if weights is None:
-                least_prices_finely(*setting, *inputs, _PARTS, *found)
+                least_prices_finely(*setting, ends_s, enough, _PARTS, least[some], counts[some], stages[some])
             else:
-                least_prices(*setting, *inputs, np.ascontiguousarray(weights[:, turns[some]]), *found)
+                each = np.ascontiguousarray(weights[:, turns[some]])
+                least_prices(*setting, ends_s, enough, each, least[some], counts[some], stages[some])
 
         cuts = np.linspace(0, count, min(_CORES, count) + 1).astype(int).tolist()
         with ThreadPoolExecutor(_CORES) as pool:
