@@ -171,7 +171,7 @@ def gap(scale: float) -> Iterator[Row]:
         for name, model in SETTINGS:
             task = Problem(named_cluster(name, inter_gb_per_s=rate), named_model(model))
             yield _gap(task, f"{name}, {model}, {8 * rate:g} Gbit/s", most, 60 * scale)
-    cluster = named_cluster("synthetic", inter_gb_per_s=12.5, num_machines=128)
+    cluster = named_cluster("synthetic", num_machines=128)
     large_task = Problem(cluster, named_model("llama2_13b"), Workload(global_batch=8192))
     yield _gap(large_task, "1,024 GPUs, llama2_13b, 100 Gbit/s", 0.10, 60 * scale)
 

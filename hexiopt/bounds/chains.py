@@ -13,8 +13,11 @@ of a range beyond those that come before the last range), and Σ is what that jo
 operations of Narayanan et al., arXiv 2104.04473, section 2.2). Each policy mix takes at least the time of the fastest
 one that fits the micro-batches in flight, fractions of layers allowed.
 
+A stage that waits for gradient sync (`columns.py`) ends that much before T: the first one as above, any other M · t_s
+after the step's start at least.
+
 Pairs (M, Σ) lie in *boxes*. In a box, stages obey the conditions at its low ends; Σ ≤ its high end is priced by a
-multiplier (Lagrange), so a recursion over layers gives a price that no chain of the box undercuts.
+multiplier (Lagrange) or counted in parts, so a recursion over layers gives a price that no chain of the box undercuts.
 """
 
 import os

@@ -33,7 +33,7 @@ from hexiopt.bounds.stages import StageTypes
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-_SHARED = (0, 1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 46, 64, 91, 128)  # bounds of modes, layers
+_SHARED = (0, 1, 3, 6, 12, 23, 46, 92)  # bounds of modes, layers
 
 
 class Modes:

@@ -1,13 +1,16 @@
 """A configuration linear program over chains of stages: the most sequences that a cluster processes in T seconds.
 
-    max Σ M_c · x_c   subject to   Σ devices(c, k) · x_c ≤ supply(k) for every machine kind k,   x ≥ 0
+    max Σ M_c · x_c   over all chains c, x ≥ 0, which together use no more than there is
 
-over all chains c. A plan whose step takes T seconds gives a solution: each pipeline's chains, one for each sequence of
-its micro-batches. So if the optimum is below the global batch, every step takes longer than T. Only weak duality is
-used: with any prices y of devices, and α the largest ratio of micro-batches to price of any chain, no plan processes
-more than α · Σ y · supply (Farley, 1990). `chains.least_price` bounds α from above, by branch and bound over boxes.
+of devices, of machines' interfaces for gradients, and of layers (`columns.py` has the rows). A plan whose step takes T
+seconds gives a solution: each pipeline's chains, one for each sequence of its micro-batches. So if the optimum is below
+the global batch, every step takes longer than T. Only weak duality is used: with any prices of what there is, and α the
+largest ratio of micro-batches to price of any chain, no plan processes more than α times the worth of the cluster at
+these prices (Farley, 1990). `Chains.least_price` bounds α from above, by branch and bound over boxes.
 
 Chains that come out are columns of a restricted program, whose duals are the next prices (Gilmore and Gomory, 1961).
+Activations are not charged to interfaces, and the program may mix what plans cannot: fractions of pipelines, layers
+that are whole in one machine for some sequences and in another for others. So the bound is loose on slow networks.
 """
 
 import time
