@@ -103,6 +103,7 @@ class ShapeProgram:
                 proven_s, less = tried_s, less / 2
             elif len(self._columns) > known:
                 step_s, prices = self._longest(proven_s, most_s := step_s)
+                less *= 1.0 if proven_s > lower_s else 1.5
             elif proven_s > lower_s:
                 break
             else:
