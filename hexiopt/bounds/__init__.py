@@ -7,7 +7,6 @@ program over the chains of stages that pipelines are made of. Both hold for ever
 import time
 
 from hexiopt.bounds.compute import compute_bound_s
-from hexiopt.bounds.shapes import shape_bound_s
 from hexiopt.cost.model import CostModel
 
 __all__ = ["compute_bound_s", "lower_bound_s"]
@@ -17,5 +16,7 @@ def lower_bound_s(model: CostModel, time_limit_s: float = 0.0) -> float:
     """Seconds that every step takes at least; better with more time, never wrong with less."""
     best = compute_bound_s(model)
     if time_limit_s > 0.0:
+        from hexiopt.bounds.shapes import shape_bound_s  # only here, as numba takes a second to start
+
         best = max(best, shape_bound_s(model, best, time.perf_counter() + time_limit_s))
     return best

@@ -1,0 +1,30 @@
+"""A hundred random problems through every solver and rival, without a violation (`make stress` has thousands)."""
+
+import random
+
+import pytest
+
+from experiments.stress import random_problem, run
+from solvers.base import Budget
+from solvers.registry import NAMES, ORACLES, RIVALS, make_solver
+
+
+@pytest.mark.parametrize("first", range(0, 100, 5))
+def test_no_violation(first: int) -> None:
+    ran = 0
+    for seed in range(first, first + 5):
+        tallies, wrong = run(seed, (*ORACLES, *NAMES, *RIVALS), steps=8, proof_s=0.3, exact_s=0.2)
+        assert wrong == []
+        ran += sum(tally.ended.total() - tally.ended["refused"] for tally in tallies.values())
+    assert ran >= 5 * 6
+
+
+def test_a_violation_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound that is too high is reported, once for every plan below it."""
+    problem = random_problem(random.Random(3))
+    best_s = make_solver("portfolio").solve(problem, Budget(20.0, 12), seed=3).objective
+    assert best_s < float("inf")
+    monkeypatch.setattr("experiments.stress.lower_bound_s", lambda model, limit_s: 1.01 * best_s)
+    _, wrong = run(3, ("portfolio",), steps=12)
+    assert len(wrong) == 1
+    assert "bound of all plans" in wrong[0]
