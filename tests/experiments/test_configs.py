@@ -61,7 +61,10 @@ def test_solver_files_are_the_registry() -> None:
 def test_every_solver_finds_a_valid_plan(tmp_path: Path, name: str) -> None:
     if name in ("metis", "flashflex"):
         pytest.importorskip("pymetis")
-    job = job_of(tmp_path, ["cluster=small_mixed", "model=tiny", f"solver={name}", "solver.time_limit_s=0.4"])
+    job = job_of(
+        tmp_path,
+        ["cluster=small_mixed", "model=tiny", f"solver={name}", "solver.max_steps=50", "solver.time_limit_s=4"],
+    )
     assert job.config.solver.name == name
     solver = registry.make_solver(name, **job.config.solver.options())
     result = solver.solve(job.problem, job.budget, seed=job.config.seed)

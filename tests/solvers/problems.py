@@ -135,6 +135,14 @@ INFEASIBLE = {"model": hopeless, "layer": hopeless_layer, "constraint": hopeless
 
 
 @cache
+def sixteen_gpus() -> Problem:
+    """Half of each machine of `thirty_two_gpus`."""
+    whole = thirty_two_gpus()
+    halves = tuple(replace(machine, num_gpus=machine.num_gpus // 2) for machine in whole.cluster.machines)
+    return replace(whole, cluster=replace(whole.cluster, machines=halves))
+
+
+@cache
 def thirty_two_gpus() -> Problem:
     """Llama-2 7B on HexiScale's setting 2."""
     own = read_cluster(_CONF / "cluster" / "hexiscale_setting_2.yaml")
