@@ -2,8 +2,9 @@
 
 Every line of a `bash` block that starts with hexiopt is run, in order, in one folder that holds the README's
 files (a `yaml` block whose first line is `# NAME`) and experiments/data. `solver.max_steps=150` is appended to
-commands that search: a budget that means the same on every machine; and little time for the bound where none is stated.
-Lines that start with make or source are not run.
+commands that search, a budget that means the same on every machine, and to the many searches of a sweep a short time
+limit and `report=false`; and little time for the bound where none is stated. Lines that start with make or source are
+not run.
 """
 
 import re
@@ -15,8 +16,6 @@ import pytest
 
 from tests.conftest import ROOT, Run
 
-BUDGET = ["solver.max_steps=150"]
-LITTLE = ["bound.time_limit_s=0.2"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -38,6 +37,12 @@ def searches(words: list[str]) -> bool:
     return given and not any(word.startswith("plan=") for word in words)
 
 
+def budget(words: list[str]) -> list[str]:
+    stated = any(word.startswith("bound.") for word in words)
+    bound = [] if stated else ["bound.time_limit_s=0.2"]
+    return [*bound, *(["solver.time_limit_s=0.6", "report=false"] if "-m" in words else ["solver.max_steps=150"])]
+
+
 def test_the_readmes_commands_run(hexiopt: Run, tmp_path: Path) -> None:
     pytest.importorskip("pymetis")
     pytest.importorskip("joblib")
@@ -48,10 +53,7 @@ def test_the_readmes_commands_run(hexiopt: Run, tmp_path: Path) -> None:
     found = commands()
     assert len(found) > 10
     for words in found:
-        more = BUDGET if searches(words) else []
-        if more and not any(word.startswith("bound.") for word in words):
-            more = more + LITTLE
-        ran = hexiopt(*words, *more)
+        ran = hexiopt(*words, *(budget(words) if searches(words) else []))
         assert ran.code == 0, f"{shlex.join(words)}: {ran.err}"
         assert ran.out
 
