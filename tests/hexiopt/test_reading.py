@@ -59,7 +59,7 @@ PIECES = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(text=PIECES | st.text(max_size=30))
 @example("a: 1" + ":1" * 300 + ".0")  # sexagesimal
 @example("a: 0x" + "f" * 5000)
@@ -84,7 +84,7 @@ def test_any_text_as_yaml_is_data_or_refused(text: str) -> None:
             one_line(error)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(text=st.text(alphabet='{}[]":,.0123456789eE+-truefalsnN \\\nu\ud800"', max_size=30) | st.text(max_size=30))
 @example('{"a": ' + "9" * 5000 + "}")
 @example('{"a": 1e999}')
@@ -153,7 +153,7 @@ PLAN_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.dictionaries(st.sampled_from(KEYS["workload"]) | st.text(max_size=3), JSON, max_size=4))
 def test_any_mapping_is_a_workload_or_refused(data: Any) -> None:
     try:
@@ -162,7 +162,7 @@ def test_any_mapping_is_a_workload_or_refused(data: Any) -> None:
         one_line(error)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=JSON | st.dictionaries(st.sampled_from(KEYS["space"]) | st.text(max_size=3), JSON, max_size=4))
 def test_any_data_is_a_space_or_refused(data: Any) -> None:
     try:
@@ -179,7 +179,7 @@ def test_any_mapping_is_no_problem(data: Any) -> None:
     one_line(caught.value)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(stages=st.lists(PLAN_VALUES, max_size=2), other=PLAN_VALUES, whole=PLAN_VALUES)
 def test_any_data_is_a_plan_or_refused(stages: Any, other: Any, whole: Any) -> None:
     pipeline = {"num_micro_batches": 1, "micro_batch_size": 1, "stages": stages}

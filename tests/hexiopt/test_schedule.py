@@ -103,7 +103,7 @@ COUNTS = st.integers(1, 25) | st.integers(1, 25) | st.integers(1, 25) | st.integ
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(times=step_times(), num_micro_batches=COUNTS)
 @example(times=([1.0] * 10, [2.0] * 10, [0.0] * 9, [0.0] * 9), num_micro_batches=400)
 @example(times=([1.0, 3.0], [2.0, 1.0], [1e6], [0.0]), num_micro_batches=37)
@@ -113,7 +113,7 @@ def test_every_stage_ends_when_the_event_simulation_says(schedule: str, times: T
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(times=step_times(), num_micro_batches=COUNTS)
 def test_every_stage_ends_at_its_longest_path(schedule: str, times: Times, num_micro_batches: int) -> None:
     assert same(of(schedule, times, num_micro_batches), plain(schedule, times, num_micro_batches))

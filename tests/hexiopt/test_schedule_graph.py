@@ -99,7 +99,7 @@ def cases(draw: st.DrawFn, hops: st.SearchStrategy[float] = HOPS, *, round_times
     return Case(schedule, pipeline, tuple(stages), tuple(links))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(case=cases())
 def test_every_replica_ends_when_the_event_simulation_says(case: Case) -> None:
     assert case.ends() == pytest.approx(case.simulated(), rel=1e-9, abs=1e-300)
@@ -114,7 +114,7 @@ def chain(times: Times) -> tuple[list[Executor], list[Link]]:
 
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULE_TIMES))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(times=step_times(), num_micro_batches=COUNTS)
 @example(times=([1.0] * 10, [2.0] * 10, [0.0] * 9, [0.0] * 9), num_micro_batches=400)
 def test_a_chain_ends_as_by_its_own_recurrence(schedule: str, times: Times, num_micro_batches: int) -> None:

@@ -28,7 +28,7 @@ def lines(draw: st.DrawFn) -> tuple[list[float], list[float], list[int], int]:
     return fills, beats, sizes, draw(st.integers(1, 14))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(lines())
 def test_against_all_splits(line: tuple[list[float], list[float], list[int], int]) -> None:
     """Exact sums, none only where there is no split, and at most one micro-batch longer than the best."""
