@@ -22,7 +22,7 @@ demo: install
 	  hydra.run.dir=outputs/demo/hexiscale_setting_2
 
 test: install lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: install
 	$(BIN)/ruff check .

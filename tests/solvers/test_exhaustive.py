@@ -128,8 +128,8 @@ def test_equals_the_naive_oracle(problem: Problem) -> None:
 FREE = Workload(4, 512)
 BIGGER = {
     "two_and_two": ([machine("a", "fast", 2), machine("b", "slow", 2)], replace(FREE, recompute="none"), 16.0),
-    "one_machine": ([machine("a", "fast", 3)], FREE, 16.0),
-    "tight": ([machine("a", "fast", 1), machine("b", "slow", 2)], replace(FREE, seq_len=2048), 1.0),
+    "one_machine": ([machine("a", "fast", 3)], replace(FREE, global_batch=3), 16.0),
+    "tight": ([machine("a", "fast", 1), machine("b", "slow", 2)], replace(FREE, global_batch=3, seq_len=2048), 1.0),
 }
 
 
