@@ -2,6 +2,7 @@
 
     python -m experiments.small_suite --solvers portfolio --time-limit 3          # some two minutes
     python -m experiments.small_suite --solvers exhaustive portfolio --only lab pair_slow
+    python -m experiments.small_suite --solvers cp_sat portfolio exhaustive --limits cp_sat=60 exhaustive=30
 
 The problems stand in `data/small_suite.yaml`: 4 to 16 GPUs of two or three types, fast networks and slow ones, models
 that fill the memory and models that do not.
@@ -35,7 +36,7 @@ from hexiopt.result import Result
 from hexiopt.synthetic import intra_bandwidth_gb_per_s
 from hexiopt.workload import Workload
 from solvers.base import Budget
-from solvers.registry import NAMES, RIVALS, make_solver
+from solvers.registry import NAMES, ORACLES, RIVALS, make_solver
 
 _LATENCY_US = 20.0
 _CLOSE = 0.01  # to the best plan, or to the bound
@@ -171,23 +172,32 @@ def _gbit(problem: Problem) -> str:
     return f"{problem.cluster.inter_bandwidth_bytes_per_s * 8 / 1e9:g}"
 
 
+def _limit(text: str) -> tuple[str, float]:
+    solver, _, limit_s = text.partition("=")
+    return solver, float(limit_s)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the suite of the command line."""
     known = list(small_problems())
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--solvers", nargs="+", choices=[*NAMES, *RIVALS], default=["portfolio"], metavar="SOLVER")
+    parser.add_argument("--solvers", nargs="+", choices=[*NAMES, *ORACLES, *RIVALS], default=["portfolio"], metavar="SOLVER")
     parser.add_argument("--only", nargs="+", choices=known, default=known, metavar="PROBLEM", help="some problems only")
     parser.add_argument("--time-limit", type=float, default=10.0, help="seconds a search (default 10)")
+    parser.add_argument(
+        "--limits", nargs="+", type=_limit, default=[], metavar="SOLVER=S", help="other seconds for some solvers"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the searches (default 0)")
     options = parser.parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else 170, highlight=False)
     command = shlex.join(["python", "-m", "experiments.small_suite", *(sys.argv[1:] if argv is None else argv)])
     console.print(f"{command}\n{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}")
-    budget = Budget(options.time_limit)
+    limits_s = dict.fromkeys(options.solvers, options.time_limit) | dict(options.limits)
     results: dict[str, dict[str, Result | str]] = {}
     for name in track(options.only, "problems", console=Console(stderr=True), transient=True):
         results[name] = {
-            solver: run(small_problems()[name], solver, budget, options.seed) for solver in options.solvers
+            solver: run(small_problems()[name], solver, Budget(limits_s[solver]), options.seed)
+            for solver in options.solvers
         }
     console.print(suite_table(results), summary_table(results, options.solvers))
 
