@@ -39,6 +39,7 @@ from solvers.base import Budget
 from solvers.registry import NAMES, ORACLES, RIVALS, make_solver
 
 _LATENCY_US = 20.0
+_SOLVERS = (*NAMES, *ORACLES, *RIVALS)
 _CLOSE = 0.01  # to the best plan, or to the bound
 _WORKLOAD = ("global_batch", "seq_len", "precision")
 
@@ -181,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the suite of the command line."""
     known = list(small_problems())
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--solvers", nargs="+", choices=[*NAMES, *ORACLES, *RIVALS], default=["portfolio"], metavar="SOLVER")
+    parser.add_argument("--solvers", nargs="+", choices=_SOLVERS, default=["portfolio"], metavar="SOLVER")
     parser.add_argument("--only", nargs="+", choices=known, default=known, metavar="PROBLEM", help="some problems only")
     parser.add_argument("--time-limit", type=float, default=10.0, help="seconds a search (default 10)")
     parser.add_argument(
