@@ -17,6 +17,9 @@ from solvers.zero import drawn_groups, drawn_stage
 
 Move = Callable[["Neighbourhood", Structure, random.Random], Structure | None]
 
+_REPLICATE = 0.3  # most of the moves that concern replicas
+_DEVICES_REPLICATING = 2.0  # that share of all devices, if it is less
+
 
 _REPLICA_MOVES: tuple[Move, ...] = (
     ReplicaMoves.pipelines_to_replicas,
@@ -60,12 +63,14 @@ class Neighbourhood(ReplicaMoves):
             Neighbourhood.resize_micro_batch,
             Neighbourhood.other_choice,
             *([Neighbourhood.other_chunks] if may_interleave(problem) else []),
-            *(_REPLICA_MOVES if replicates else []),
         )
+        # In a small cluster replicas often pay; in a large one pipelines do as well, and cost less to price.
+        self._replicate = min(_REPLICATE, _DEVICES_REPLICATING / len(problem.usable_devices)) if replicates else 0.0
 
     def random_move(self, structure: Structure, rng: random.Random) -> Structure | None:
         """One random move, or None where it does not apply."""
-        return rng.choice(self.moves)(self, structure, rng)
+        moves = _REPLICA_MOVES if self._replicate and rng.random() < self._replicate else self.moves
+        return rng.choice(moves)(self, structure, rng)
 
     # Inside a bundle.
 

@@ -32,6 +32,7 @@ _LANES = 2
 _ALONE = 2  # the lane of a machine that runs only one
 _PARTITION = (1.0, 0.0, 0.25)  # share of each lane's budget for HexiScale's partition
 _GRACE_S = 0.2  # how long a lane may take to notice that time is up
+_FEW_DEVICES = 16  # GPUs up to which both lanes search replicas
 _FEW = 64  # GPUs up to which rounding the linear program loses to enumerating by hand
 _LARGE = 200  # GPUs beyond which a structure takes too long to price for annealing thousands
 
@@ -70,10 +71,12 @@ class Portfolio(SearchingSolver):
         whole = search.budget
         if whole.max_steps is not None:
             search.budget = replace(whole, max_steps=-(-whole.max_steps // _LANES))
+        # Replicas rarely pay beyond a few devices, and their plans take longer to price: there, one lane tries them.
+        first = builder if len(search.problem.usable_devices) <= _FEW_DEVICES else Builder(search, replicates=False)
         if _can_fork():
-            _side_by_side(search, builder)
+            _side_by_side(search, first)
         else:
-            run_lane(search, builder, _ALONE if whole.max_steps is None else 0)
+            run_lane(search, first, _ALONE if whole.max_steps is None else 0)
             if whole.max_steps is not None and not search.stopped:
                 other = search.beside()
                 run_lane(other, Builder(other), 1)

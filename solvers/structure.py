@@ -95,7 +95,7 @@ class Misfit:
 class Builder:
     """Completes structures into plans: layers, recompute, micro-batches per pipeline. Keeps what it computed."""
 
-    def __init__(self, search: Search) -> None:
+    def __init__(self, search: Search, replicates: bool = True) -> None:
         self.search = search
         self.problem: Problem = search.problem
         self.pricer: Pricer = search.pricer
@@ -105,7 +105,7 @@ class Builder:
         self._laid: dict[tuple[Any, ...], list[_Line] | Misfit] = {}
         self._machine_of: list[int] = self.problem.cluster.machine_of.tolist()
         # Other pricers need not know of replicas.
-        self.replicates = space.replicas and isinstance(search.pricer, CostModel)
+        self.replicates = replicates and space.replicas and isinstance(search.pricer, CostModel)
 
     def allowed(self, structure: Structure) -> bool:
         """Whether the structure obeys the switches and constraints of the plan space."""
