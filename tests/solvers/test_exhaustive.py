@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from hexiopt.bounds import lower_bound_s
 from hexiopt.check import check
 from hexiopt.cluster_file import cluster_from_section
 from hexiopt.cost.model import CostModel
@@ -111,6 +112,7 @@ def test_equals_the_naive_oracle(problem: Problem) -> None:
     assume(len(plans) <= MOST_PLANS)
     model = CostModel(problem)
     best_s = min((model.price(plan).objective for plan in plans), default=float("inf"))
+    assert lower_bound_s(model, 0.2) <= best_s * (1 + 1e-9)
     result = solve(problem)
     if best_s == float("inf"):
         assert result.status is Status.INFEASIBLE

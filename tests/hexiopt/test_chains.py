@@ -1,0 +1,148 @@
+"""The recursions over chains against looking at every chain."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hexiopt.bounds.chains import Boxes, Chains, Shape
+from hexiopt.bounds.columns import Columns
+from hexiopt.bounds.kernel import Multipliers
+from hexiopt.bounds.stages import StageTypes
+from hexiopt.cluster_file import cluster_from_section
+from hexiopt.cost.model import CostModel
+from hexiopt.problem import Problem
+from hexiopt.reading import Section
+from hexiopt.space import Space
+from hexiopt.workload import Workload
+from tests.solvers.problems import TINY
+
+LAYERS = 4
+
+
+def types_of(bandwidth_gb_per_s: float, sharding: str) -> StageTypes:
+    """Two machines of two GPUs of different kinds, micro-batches of one sequence."""
+    machines = [
+        {"name": name, "gpu": gpu, "num_gpus": 2, "intra_bandwidth_gb_per_s": 20}
+        for name, gpu in (("a", "rtx_4090"), ("b", "rtx_3090"))
+    ]
+    network = {"bandwidth_gb_per_s": bandwidth_gb_per_s, "latency_us": 20}
+    cluster = cluster_from_section(Section({"name": "two", "inter_machine": network, "machines": machines}, "test"))
+    workload = Workload(64, 2048, optimizer_sharding=sharding)
+    space = Space(max_micro_batch_size=1, replicas=False)
+    return StageTypes(CostModel(Problem(cluster, replace(TINY, num_layers=LAYERS), workload, space)))
+
+
+TYPES = {(rate, stage): types_of(rate, stage) for rate in (0.05, 1.0, 20.0) for stage in ("1", "2")}
+
+
+def stage_price(types: StageTypes, prices: Multipliers, row: int, n: int, m: float, slack_s: float) -> float:
+    """By the rows of the program: devices, slots, longest; the modes that leave time; few holders."""
+    kind, batch = types.kind[row], types.global_batch
+    found = []
+    for j, most in enumerate(prices.most_shared):
+        base = types.devices[row] * prices.device[kind, j] + n * m / batch * prices.slot[kind, j]
+        machines = types.devices[row] / types.machine_devices[kind]
+        found.append(base + machines * n * prices.longest[kind, j])
+        if types.lockstep[row] or prices.tail_s[kind, j] <= slack_s:
+            found.append(base + machines * max(0.0, n - most) * prices.longest[kind, j])
+    alone = n - slack_s / types.inner_s[row] if types.inner_s[row] else 0.0
+    return float(min(found) + prices.holder / types.share[row] * max(0.0, alone))
+
+
+def every_price(types: StageTypes, prices: Multipliers, step_s: float, m: int, low_s: float, high_s: float) -> float:
+    """The least price of all chains that obey the conditions of 1F1B with Σ in the box."""
+    best = np.inf
+    for count in range(1, LAYERS + 1):
+        for cuts in itertools.combinations(range(1, LAYERS), count - 1):
+            layers = np.diff((0, *cuts, LAYERS))  # from the last stage to the first
+            for rows in itertools.product(range(len(types.kind)), repeat=count):
+                t = [
+                    types.seconds(a, a + 1 if m > a else 1)[r, n]
+                    for a, (r, n) in enumerate(zip(rows, layers, strict=True))
+                ]
+                if not low_s <= sum(t) <= high_s:
+                    continue
+                price = 0.0
+                for after, (row, n, seconds) in enumerate(zip(rows, layers, t, strict=True)):
+                    head_s = types.head_forward_s[row] if after == 0 else 0.0
+                    ahead_s = min(after, m - 1) * (n * types.forward_s[row] + head_s)
+                    end_s = max(m * seconds, (m - 1) * seconds - ahead_s + sum(t))
+                    if end_s > step_s:
+                        price = np.inf
+                        break
+                    slack_s = step_s - (end_s if after == count - 1 else m * seconds)
+                    price += stage_price(types, prices, row, int(n), m, slack_s)
+                best = min(best, price)
+    return best
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    types=st.sampled_from(list(TYPES.values())),
+    m=st.sampled_from((1, 2, 3, 8, 20, 40)),
+    room=st.floats(1.05, 8.0),
+    share=st.floats(0.1, 1.0),
+    seed=st.integers(0, 999),
+)
+def test_no_chain_of_a_box_is_cheaper(types: StageTypes, m: int, room: float, share: float, seed: int) -> None:
+    """With Σ known in parts the least price is also about exact, and multipliers give no more."""
+    rng = np.random.default_rng(seed)
+    whole_s = LAYERS * float(types.layer_s.min())
+    step_s, high_s = room * m * whole_s / 2 + whole_s, room * whole_s
+    low_s = share * high_s
+    some = Columns(types).first_prices
+    shape = some.device.shape
+    prices = some._replace(
+        device=rng.uniform(0.1, 1.0, shape),
+        slot=rng.uniform(0.0, 1.0, shape) * (seed % 2),
+        longest=rng.uniform(0.0, 1.0, shape),
+        holder=float(rng.uniform(0.0, 0.5)),
+    )
+    box = Boxes(*(np.array([float(x)]) for x in (m, m, low_s, high_s)))
+    wanted, chains = np.array([np.inf]), Chains(types, Shape(1, 1, 1, LAYERS))
+    weights = np.array([[0.0], [0.5], [2.0]]) / high_s
+    coarse, _ = chains.least_price(prices, step_s, box, wanted, weights)
+    fine, found = chains.least_price(prices, step_s, box, wanted, None)
+    least = every_price(types, prices, step_s, m, low_s, high_s)
+    assert coarse[0] <= least * (1 + 1e-9)
+    assert fine[0] <= least * (1 + 1e-9)
+    if np.isfinite(least):
+        assert found
+        assert sum(found[0][0].layers) == LAYERS
+
+
+def test_gradients_on_a_slow_network_raise_the_price() -> None:
+    """A chain is the dearer the longer its machines' interfaces are busy at the end."""
+    least = []
+    for rate in (20.0, 0.05):
+        types = TYPES[rate, "1"]
+        some = Columns(types).first_prices
+        prices = some._replace(longest=np.ones_like(some.longest))
+        step_s = 20 * LAYERS * float(types.layer_s.max())
+        box = Boxes(*(np.array([x]) for x in (8.0, 8.0, 0.0, step_s)))
+        chains = Chains(types, Shape(1, 1, 1, LAYERS))
+        least.append(chains.least_price(prices, step_s, box, np.array([np.inf]), np.zeros((1, 1)))[0][0])
+    assert least[1] > 1.1 * least[0]
+
+
+@pytest.mark.parametrize("rate", [0.05, 20.0])
+def test_a_program_is_worth_what_its_columns_process(rate: float) -> None:
+    """Strong duality: at the prices that it gives, the cluster is worth the most sequences; no column costs less."""
+    types = TYPES[rate, "1"]
+    columns, chains = Columns(types), Chains(types, Shape(1, 1, 1, LAYERS))
+    step_s = 40 * LAYERS * float(types.layer_s.min())
+    boxes = Boxes.grid(np.array([1.0, 4.0, 16.0, 64.0]), np.linspace(0.0, step_s, 5))
+    prices = columns.first_prices
+    for _ in range(4):
+        wanted = boxes.high_m
+        weights = np.array([[0.0], [1.0]]) * wanted / boxes.high_s
+        _, found = chains.least_price(prices, step_s, boxes, wanted, weights)
+        columns.add([(chain, float(boxes.low_m[k])) for chain, k in found], prices, step_s, 1.0)
+        most, prices = columns.most(step_s)
+    assert len(columns) > 3
+    assert most > 0.0
+    assert columns.worth(prices) == pytest.approx(most, rel=1e-3)
