@@ -75,6 +75,8 @@ class CpSat:
             share = 1.0
         if not _warm_start(search, listen, share) or not ours:
             return explain(search)
+        if search.plan is None and not small and budget.max_steps is None and not _warm_start(search, listen, 1.0):
+            return explain(search)
         if search.plan is not None:
             StepBound(search).rise()
         if small and Proof(search).run() and search.plan is None:
