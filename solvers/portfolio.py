@@ -26,6 +26,7 @@ from solvers.metis import HierarchicalPartition
 from solvers.polish import Polisher
 from solvers.searching import SearchingSolver
 from solvers.shapes import shape_structures
+from solvers.starts import dealt_structures
 from solvers.structure import Builder, Structure
 
 _LANES = 2
@@ -44,7 +45,9 @@ def run_lane(search: Search, builder: Builder, lane: int) -> None:
     found = partition(search, builder, _PARTITION[lane]) if partitions else []
     rng = random.Random(search.seed * _LANES + lane)
     programs = shape_structures(search) if lane and len(problem.usable_devices) > _FEW else ()
-    starts = (found, own_grids(problem, builder), programs, hand_made(problem, builder))
+    # Of many machines hundreds of starts cannot be priced: those that were best there come first.
+    many = dealt_structures(problem) if lane else ()
+    starts = (found, many, own_grids(problem, builder), programs, hand_made(problem, builder))
     ranked = improve(search, builder, chain.from_iterable(starts), rng, ANNEAL)
     Polisher(search, builder, rng).finish(ranked)
 

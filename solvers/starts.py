@@ -12,6 +12,7 @@ from math import factorial, prod
 
 from hexiopt.problem import Problem
 from hexiopt.space import schedules, sharding_stages
+from solvers.interleaving import may_interleave
 from solvers.structure import Bundle, Group, Structure
 from solvers.zero import LOCKSTEP, first_stage, sharding_groups
 
@@ -19,6 +20,7 @@ _MOST_PERMUTED = 4  # kinds whose orders are all tried
 _MOST_ORDERS = 120  # orders of machines up to which all are tried
 _FEW = 6  # GPUs up to which single pipelines are tried in all ways, and lockstep at all micro-batch sizes
 _FEW_SIZES = 2  # micro-batch sizes for each of those
+_DEALT_LENGTHS = (2, 4, 3)  # machines in a chain of many
 _ALL_HANDS = 8  # machines up to which every number of chains is tried
 
 
@@ -160,6 +162,28 @@ def chain_structures(problem: Problem) -> Iterator[Structure]:
                         if bundles and bundles not in seen:
                             seen.add(bundles)
                             yield first_choice(problem, bundles)
+
+
+def dealt_structures(problem: Problem) -> Iterator[Structure]:
+    """For many machines: short chains of every mix of kinds, as wide as machines are, plain and interleaved.
+
+    Machines are dealt to chains in every order of kinds, so that neighbours in an order are in different chains.
+    """
+    members = kinds(problem)
+    machines = sum(map(len, members))
+    if machines <= _ALL_HANDS or len(members) > _MOST_PERMUTED:
+        return
+    top = max(map(len, problem.usable_by_machine.values()))
+    width = 1 << (top.bit_length() - 1)
+    for order in permutations(members):
+        for length in _DEALT_LENGTHS:
+            deal = dealt(order, machines // length) or []
+            bundles = tuple(b for part in deal if (b := chain(problem, part, width, 1)) is not None)
+            if bundles:
+                plain = first_choice(problem, bundles)
+                yield plain
+                if may_interleave(problem) and plain.sharding < LOCKSTEP:
+                    yield replace(plain, schedule="interleaved", chunks=2)
 
 
 def shared_structures(problem: Problem) -> Iterator[Structure]:

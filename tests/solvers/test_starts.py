@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from hexiopt.cluster_file import cluster_from_section
 from hexiopt.problem import Problem
+from hexiopt.reading import Section
 from hexiopt.space import Space
-from solvers.starts import chain_structures, cut, first_choice, kinds, symmetric
+from hexiopt.workload import Workload
+from solvers.starts import chain_structures, cut, dealt_structures, first_choice, kinds, symmetric
 from solvers.structure import Bundle, Structure
 from tests.solvers import problems
 
@@ -102,3 +105,24 @@ def test_first_choice_obeys_the_workload(fixed: str, expected: str) -> None:
     problem = replace(problem, workload=replace(problem.workload, schedule=fixed, optimizer_sharding="0"))
     structure = first_choice(problem, (Bundle((((0,),),)),))
     assert (structure.schedule, structure.sharding) == (expected, 0)
+
+
+def test_many_machines_are_dealt_to_short_chains_of_every_mix() -> None:
+    """Sixteen machines of two kinds: every order and length, plain and interleaved; all devices once."""
+    machines = [
+        {"name": name, "gpu": gpu, "num_gpus": 4, "count": 8, "intra_bandwidth_gb_per_s": 20}
+        for name, gpu in (("a", "rtx_3090"), ("b", "rtx_4090"))
+    ]
+    network = {"bandwidth_gb_per_s": 1, "latency_us": 20}
+    cluster = cluster_from_section(Section({"name": "many", "inter_machine": network, "machines": machines}, "test"))
+    problem = Problem(cluster, replace(problems.TINY, num_layers=8), Workload(256, 512))
+    found = list(dealt_structures(problem))
+    assert len(found) == len(set(found)) == 2 * 3 * 2
+    mixes = set()
+    for structure in found:
+        assert_legal(problem, structure)
+        assert len(structure.devices()) == 64
+        assert all(bundle.width == 4 for bundle in structure.bundles)
+        mixes |= {tuple(int(slot[0][0] >= 32) for slot in bundle.stages) for bundle in structure.bundles}
+    assert {(0, 1), (1, 0), (0, 0, 1, 1), (1, 1, 0, 0)} <= mixes
+    assert list(dealt_structures(problems.thirty_two_gpus())) == []
