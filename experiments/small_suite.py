@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the searches (default 0)")
     options = parser.parse_args(argv)
-    console = Console(width=None if sys.stdout.isatty() else 170, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else 190, highlight=False)
     command = shlex.join(["python", "-m", "experiments.small_suite", *(sys.argv[1:] if argv is None else argv)])
     console.print(f"{command}\n{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}")
     limits_s = dict.fromkeys(options.solvers, options.time_limit) | dict(options.limits)
