@@ -236,7 +236,7 @@ def outcomes() -> dict[str, list[Any]]:
 
 @pytest.fixture(scope="module")
 def here_and_elsewhere() -> tuple[dict[str, list[Any]], ...]:
-    """The outcomes here, here again, and in a fresh process with another hash seed."""
+    """The outcomes here, and in a fresh process with another hash seed."""
     ran = subprocess.run(
         [sys.executable, "-c", _FRESH],
         cwd=ROOT,
@@ -245,14 +245,15 @@ def here_and_elsewhere() -> tuple[dict[str, list[Any]], ...]:
         text=True,
         check=True,
     )
-    return outcomes(), outcomes(), json.loads(ran.stdout)
+    return outcomes(), json.loads(ran.stdout)
 
 
 @RIVALS_TOO
 def test_same_seed_and_steps_same_plan(name: str, here_and_elsewhere: tuple[dict[str, list[Any]], ...]) -> None:
-    first, again, elsewhere = here_and_elsewhere
-    assert again[name] == first[name]
+    first, elsewhere = here_and_elsewhere
     assert elsewhere[name] == first[name]
+    again = solve(name, problems.easy(), steps=100, seed=7)
+    assert [repr(again.plan), again.objective, again.steps] == first[name][:3]
 
 
 @pytest.mark.parametrize("name", ["random", *GOOD])
