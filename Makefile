@@ -32,8 +32,10 @@ lint: install
 bench: install
 	$(BIN)/python -m experiments.bench
 
+# Random problems against every solver, then the property tests on examples of their own.
 stress: install
 	$(BIN)/python -m experiments.stress
+	HYPOTHESIS_PROFILE=new $(BIN)/python -m pytest -n 2 --dist worksteal -m hypothesis
 
 # About half an hour on two cores; after an interruption it goes on where it was.
 results: install

@@ -22,7 +22,8 @@ from hexiopt.cluster_file import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATENCY
 from hexiopt.cost import coefficients
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.memory import MEMORY_PARTS
-from hexiopt.cost.model import CostModel, Site
+from hexiopt.cost.model import CostModel
+from hexiopt.cost.sites import Site
 from hexiopt.machine import Machine
 from hexiopt.plan import Plan, Stage
 from hexiopt.plan_file import solver_to_dict

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -353,13 +354,13 @@ class ModelSpec:
         inward = 2 if self.gated_mlp else 1
         return (inward * (self.hidden_size + self.mlp_bias) + self.hidden_size) * self.ffn_size
 
-    @property
+    @cached_property
     def replicated_layer_params(self) -> int:
         """Norms and output biases of one layer: every tensor-parallel rank holds all of them."""
         norms = 2 * self._norm_params + (2 * self.head_dim if self.qk_norm else 0)
         return norms + (self.output_bias + self.mlp_bias) * self.hidden_size
 
-    @property
+    @cached_property
     def layer_params(self) -> int:
         """One decoder layer: the sum of the five parts above."""
         return (
@@ -370,12 +371,12 @@ class ModelSpec:
             + self.replicated_layer_params
         )
 
-    @property
+    @cached_property
     def vocabulary_params(self) -> int:
         """The matrix of the token embedding, and of the LM head; tied, first and last stage both hold it."""
         return self.vocab_size * self.embedding_size
 
-    @property
+    @cached_property
     def embedding_params(self) -> int:
         """Token embedding, learned positions and the projection to hidden_size."""
         return self.vocabulary_params + self.learned_positions * self.hidden_size + self._projection
@@ -385,7 +386,7 @@ class ModelSpec:
         """The norm after the last layer."""
         return self._norm_params if self.final_norm else 0
 
-    @property
+    @cached_property
     def head_params(self) -> int:
         """Final norm, projection from hidden_size, and the LM head's own matrix (none if tied)."""
         own = 0 if self.tied_embeddings else self.vocabulary_params

@@ -58,8 +58,8 @@ def _more(search: Search) -> str:
     """The budget that ended, in words, and to raise it."""
     most = search.budget.max_steps
     if most is not None and search.left_s() > 0.0:
-        return f"raise solver.max_steps={most}"
-    return f"raise solver.time_limit_s={search.budget.time_limit_s:g}"
+        return f"raise solver.max_steps above {most}"
+    return f"raise solver.time_limit_s above {search.budget.time_limit_s:g}"
 
 
 def shortfall(problem: Problem, model: CostModel) -> str | None:

@@ -1,11 +1,21 @@
-"""Fixtures of all tests: the command line in this process, in an empty folder."""
+"""Fixtures of all tests: the command line in this process, in an empty folder.
 
+Property tests draw the same examples in every run, so that a failure is a change's own; `make stress` draws new ones
+(`HYPOTHESIS_PROFILE=new`).
+"""
+
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("same", derandomize=True)
+settings.register_profile("new", print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 ROOT = Path(__file__).parent.parent
 

@@ -28,13 +28,11 @@ from itertools import pairwise, product
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.bounds.kernel import Multipliers, Rows, least_prices, least_prices_finely
+from hexiopt.bounds.kernel import SLACK, Ends, Found, Multipliers, Rows, Task, least_prices, least_prices_finely
 from hexiopt.bounds.stages import StageTypes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-
 _PARTS = 48  # of Σ, where the recursion knows it
 _CORES = max(1, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -148,28 +146,24 @@ class Chains:
         knows Σ itself, which takes longer.
         """
         shape, count = self.shape, len(boxes)
-        least, counts = np.empty(count), np.empty(count, np.int64)
-        stages = np.empty((count, shape.most_stages, 2), np.int64)
+        found = Found(np.empty(count), np.empty(count, np.int64), np.empty((count, shape.most_stages, 2), np.int64))
         ends = (shape.least_ranges, shape.most_ranges, shape.least_stages, shape.most_stages)
-        setting = (step_s, float(self.types.global_batch), ends, self._rows, prices)
+        task = Task(step_s * SLACK, float(self.types.global_batch), ends, self._rows, prices)
         # Every core takes boxes in turns, as neighbours take about as long.
         turns = np.argsort(np.arange(count) % _CORES, kind="stable")
-        own = boxes.take(turns)
 
         def fill(first: int, end: int) -> None:
-            some = slice(first, end)
-            ends_s, enough = (own.low_m[some], own.low_s[some], own.high_s[some]), wanted[turns[some]]
+            at, own = turns[first:end], found.some(slice(first, end))
+            each = Ends(boxes.low_m[at], boxes.low_s[at], boxes.high_s[at], wanted[at])
             if weights is None:
-                least_prices_finely(*setting, ends_s, enough, _PARTS, least[some], counts[some], stages[some])
+                least_prices_finely(task, each, _PARTS, own)
             else:
-                each = np.ascontiguousarray(weights[:, turns[some]])
-                least_prices(*setting, ends_s, enough, each, least[some], counts[some], stages[some])
+                least_prices(task, each, np.ascontiguousarray(weights[:, at]), own)
 
         cuts = np.linspace(0, count, min(_CORES, count) + 1).astype(int).tolist()
         with ThreadPoolExecutor(_CORES) as pool:
             list(pool.map(fill, cuts[:-1], cuts[1:]))
-        back = np.argsort(turns)
-        least, counts, stages = least[back], counts[back], stages[back]
+        least, counts, stages = found.some(np.argsort(turns))
         return least, [(self._chain(stages[k, : counts[k]]), int(k)) for k in np.flatnonzero(least < wanted)]
 
     def _chain(self, stages: Ints) -> Chain:

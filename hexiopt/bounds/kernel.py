@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_SLACK = 1 + 1e-9  # rounding may only make a chain more feasible
+SLACK = 1 + 1e-9  # rounding may only make a chain more feasible
 
 
 class Rows(NamedTuple):
@@ -43,6 +43,53 @@ class Multipliers(NamedTuple):
     machine_devices: Floats  # [kinds]
 
 
+class Task(NamedTuple):
+    """What all boxes share: `shape` as in `Shape`, least and most ranges, least and most stages."""
+
+    limit_s: float
+    batch: float
+    shape: tuple[int, int, int, int]
+    rows: Rows
+    prices: Multipliers
+
+
+class Ends(NamedTuple):
+    """Boxes: least micro-batches, least and most Σ, and the most that a chain may cost, [boxes] each."""
+
+    low_m: Floats
+    low_s: Floats
+    high_s: Floats
+    wanted: Floats
+
+
+class Found(NamedTuple):
+    """What a chain costs at least [boxes], infinite if more than wanted; how many stages the cheapest has [boxes], and
+    from the last to the first the type and layers of each [boxes, stages, 2]."""
+
+    least: Floats
+    counts: Ints
+    chains: Ints
+
+    def some(self, boxes: slice | Ints) -> "Found":
+        """Of some boxes; a slice is filled with the whole."""
+        return Found(self.least[boxes], self.counts[boxes], self.chains[boxes])
+
+
+class _Stages(NamedTuple):
+    """Stages of a box: the most layers of every type [types] that its micro-batches allow, and prices up to there.
+
+    `own_price` [types, layers + 1], and `shared_price` [types, layers + 1, modes] of the cheapest mode up to each. With
+    some stages behind, prices `value` of inner and first ones [types, layers + 1, 2], infinite where one does not fit,
+    and what each adds to Σ, `journey` [types, layers + 1].
+    """
+
+    longest: Ints
+    own_price: Floats
+    shared_price: Floats
+    value: Floats
+    journey: Floats
+
+
 @numba.njit(cache=True, nogil=True)
 def stage_prices(
     kind: int,
@@ -67,65 +114,52 @@ def stage_prices(
 
 
 @numba.njit(cache=True, nogil=True)
-def _price_lengths(
-    m: float,
-    limit_s: float,
-    batch: float,
-    least_ranges: int,
-    rows: Rows,
-    prices: Multipliers,
-    longest: Ints,
-    own_price: Floats,
-    shared_price: Floats,
-) -> Any:
-    """Fill the most layers of every type [types] that m micro-batches allow, and prices of stages up to there:
+def _no_stages(task: Task) -> Any:
+    num_rows, lengths, num_modes = len(task.rows.kind), task.rows.many.shape[2], len(task.prices.most_shared)
+    return _Stages(
+        np.zeros(num_rows, np.int64),
+        np.empty((num_rows, lengths)),
+        np.empty((num_rows, lengths, num_modes)),
+        np.empty((num_rows, lengths, 2)),
+        np.empty((num_rows, lengths)),
+    )
 
-    `own_price` [types, layers + 1], and `shared_price` [types, layers + 1, modes] of the cheapest mode up to each.
-    """
-    layers, num_modes = rows.many.shape[2] - 1, len(prices.most_shared)
+
+@numba.njit(cache=True, nogil=True)
+def _price_lengths(m: float, task: Task, stages: _Stages) -> Any:
+    """Fill what does not depend on the stages behind: longest, own and shared prices."""
+    rows, prices, layers = task.rows, task.prices, task.rows.many.shape[2] - 1
+    num_modes = len(prices.most_shared)
     own, shared = np.empty(num_modes), np.empty(num_modes)
     for row in range(len(rows.kind)):
-        longest[row] = 0
-        if rows.share[row] * m > batch:
+        stages.longest[row] = 0
+        if rows.share[row] * m > task.batch:
             continue
-        for n in range(least_ranges, layers + 1):
-            if n * rows.layer_s[row] * m > limit_s:
+        for n in range(task.shape[0], layers + 1):
+            if n * rows.layer_s[row] * m > task.limit_s:
                 break
-            longest[row] = n
-            stage_prices(rows.kind[row], rows.devices[row], prices, batch, m, n, own, shared)
-            own_price[row, n] = own.min()
+            stages.longest[row] = n
+            stage_prices(rows.kind[row], rows.devices[row], prices, task.batch, m, n, own, shared)
+            stages.own_price[row, n] = own.min()
             best = np.inf
             for j in range(num_modes):  # modes sync ever longer
                 best = min(best, shared[j])
-                shared_price[row, n, j] = best
+                stages.shared_price[row, n, j] = best
 
 
 @numba.njit(cache=True, nogil=True)
 def _price_stages(
-    after: int,
-    m: float,
-    low_s: float,
-    high_s: float,
-    limit_s: float,
-    most_price: float,
-    shape: tuple[int, int, int, int],
-    rows: Rows,
-    prices: Multipliers,
-    longest: Ints,
-    own_price: Floats,
-    shared_price: Floats,
-    value: Floats,
-    journey: Floats,
+    after: int, m: float, low_s: float, high_s: float, most_price: float, task: Task, stages: _Stages
 ) -> Any:
-    """Fill prices of stages with `after` stages behind, inner and first ones [types, layers + 1, 2], infinite where one
-    does not fit, and what each adds to Σ [types, layers + 1]. Returns the most layers of any."""
-    least_ranges, most_ranges = shape[0], shape[1]
+    """Fill value and journey of stages with `after` stages behind. Returns the most layers of any."""
+    limit_s, rows, prices = task.limit_s, task.rows, task.prices
+    least_ranges, most_ranges = task.shape[0], task.shape[1]
     enough, top = m >= rows.enough[after], 0
     for row in range(len(rows.kind)):
         kind = rows.kind[row]
         head_s = rows.head_forward_s[row] if after == 0 else 0.0
-        value[row] = np.inf
-        for n in range(least_ranges, longest[row] + 1):
+        stages.value[row] = np.inf
+        for n in range(least_ranges, stages.longest[row] + 1):
             t = rows.many[after, row, n] if enough else rows.few[after, row, n]
             work_s = m * t
             if not work_s <= limit_s:
@@ -141,87 +175,52 @@ def _price_stages(
                 journey_s = t
                 ahead_s = min(after, m - 1) * (n * rows.forward_s[row] + head_s)
                 busy_s = max(work_s, work_s - t - ahead_s + low_s)
-            if busy_s > limit_s or journey_s > high_s * _SLACK:
+            if busy_s > limit_s or journey_s > high_s * SLACK:
                 continue
-            journey[row, n] = journey_s
+            stages.journey[row, n] = journey_s
             for first in range(2):
                 # Only a first stage surely ends its last backward when the step's journeys are over.
                 slack_s = limit_s - (busy_s if first else work_s)
-                price = own_price[row, n]
+                price = stages.own_price[row, n]
                 mode = len(prices.most_shared) - 1
                 if not rows.lockstep[row]:
                     while mode >= 0 and prices.tail_s[kind, mode] > slack_s:
                         mode -= 1
                 if mode >= 0:
-                    price = min(price, shared_price[row, n, mode])
+                    price = min(price, stages.shared_price[row, n, mode])
                 if rows.inner_s[row] > 0.0:
                     alone = n - slack_s / rows.inner_s[row]
                     if alone > 0.0:
                         price += prices.holder / rows.share[row] * alone
                 if price <= most_price:
-                    value[row, n, first] = price
+                    stages.value[row, n, first] = price
                     top = max(top, n)
     return top
 
 
 @numba.njit(cache=True, nogil=True)
-def least_prices(
-    step_s: float,
-    batch: float,
-    shape: tuple[int, int, int, int],
-    rows: Rows,
-    prices: Multipliers,
-    boxes: tuple[Floats, Floats, Floats],
-    wanted: Floats,
-    weights: Floats,
-    least: Floats,
-    counts: Ints,
-    chains: Ints,
-) -> Any:
-    """Fill `least` [boxes] with what a chain costs at least, infinite if more than `wanted` [boxes]; and its stages
-    from the last to the first: `counts` [boxes] of them, type and layers in `chains` [boxes, stages, 2].
-
-    `boxes` are their least micro-batches, least and most Σ. Each row of `weights` [weights, boxes] prices Σ.
-    """
-    least_stages, most_stages = shape[2], shape[3]
-    low_m, low_s, high_s = boxes
-    num_rows, layers, num_modes = len(rows.kind), rows.many.shape[2] - 1, len(prices.most_shared)
-    num_weights, limit_s = len(weights), step_s * _SLACK
-    own_price = np.empty((num_rows, layers + 1))
-    shared_price = np.empty((num_rows, layers + 1, num_modes))
-    value, journey = np.empty((num_rows, layers + 1, 2)), np.empty((num_rows, layers + 1))
+def least_prices(task: Task, boxes: Ends, weights: Floats, found: Found) -> Any:
+    """Fill `found`. Each row of `weights` [weights, boxes] prices a second of Σ; the one that shows most counts."""
+    least_stages, most_stages = task.shape[2], task.shape[3]
+    num_rows, layers, num_weights = len(task.rows.kind), task.rows.many.shape[2] - 1, len(weights)
+    stages = _no_stages(task)
+    value, journey, longest = stages.value, stages.journey, stages.longest
     cost, total = np.empty((num_weights, layers + 1)), np.empty((num_weights, layers + 1))
     price = np.empty((2, num_weights, layers + 1))
     picked = np.zeros((2, num_weights, layers + 1), np.int64)
     taken = np.zeros((most_stages, num_weights, layers + 1), np.int64)
     type_of = np.zeros((most_stages, num_weights, layers + 1), np.int64)
-    longest = np.zeros(num_rows, np.int64)
-    for box in range(len(low_m)):
-        m = low_m[box]
-        _price_lengths(m, limit_s, batch, shape[0], rows, prices, longest, own_price, shared_price)
+    for box in range(len(boxes.low_m)):
+        m, low_s, high_s, wanted = boxes.low_m[box], boxes.low_s[box], boxes.high_s[box], boxes.wanted[box]
+        _price_lengths(m, task, stages)
         cost[:] = np.inf
         cost[:, 0] = 0.0
         best_value, best_count = np.full(num_weights, np.inf), np.zeros(num_weights, np.int64)
         for after in range(most_stages):
-            top = _price_stages(
-                after,
-                m,
-                low_s[box],
-                high_s[box],
-                limit_s,
-                wanted[box],
-                shape,
-                rows,
-                prices,
-                longest,
-                own_price,
-                shared_price,
-                value,
-                journey,
-            )
+            top = _price_stages(after, m, low_s, high_s, wanted, task, stages)
             price[:] = np.inf
             for row in range(num_rows):
-                for n in range(shape[0], longest[row] + 1):
+                for n in range(task.shape[0], longest[row] + 1):
                     for first in range(2):
                         if value[row, n, first] < np.inf:
                             for w in range(num_weights):
@@ -231,7 +230,7 @@ def least_prices(
             alive = False
             total[:] = np.inf
             for w in range(num_weights):
-                most_price = wanted[box] + weights[w, box] * high_s[box]
+                most_price = wanted + weights[w, box] * high_s
                 for before in range(layers):
                     begun = cost[w, before]
                     if begun > most_price or (after == 0) != (before == 0):
@@ -249,76 +248,45 @@ def least_prices(
             cost[:] = total
             if not alive:
                 break
-        least[box], best = -np.inf, 0
+        found.least[box], best = -np.inf, 0
         for w in range(num_weights):
-            priced = best_value[w] - weights[w, box] * high_s[box]
-            if priced > least[box]:
-                least[box], best = priced, w
-        counts[box] = best_count[best] if best_value[best] < np.inf else 0
+            priced = best_value[w] - weights[w, box] * high_s
+            if priced > found.least[box]:
+                found.least[box], best = priced, w
+        found.counts[box] = best_count[best] if best_value[best] < np.inf else 0
         covered = layers
-        for after in range(counts[box] - 1, -1, -1):
+        for after in range(found.counts[box] - 1, -1, -1):
             n = taken[after, best, covered]
-            chains[box, after, 0], chains[box, after, 1] = type_of[after, best, covered], n
+            found.chains[box, after, 0], found.chains[box, after, 1] = type_of[after, best, covered], n
             covered -= n
 
 
 @numba.njit(cache=True, nogil=True)
-def least_prices_finely(
-    step_s: float,
-    batch: float,
-    shape: tuple[int, int, int, int],
-    rows: Rows,
-    prices: Multipliers,
-    boxes: tuple[Floats, Floats, Floats],
-    wanted: Floats,
-    parts: int,
-    least: Floats,
-    counts: Ints,
-    chains: Ints,
-) -> Any:
+def least_prices_finely(task: Task, boxes: Ends, parts: int, found: Found) -> Any:
     """As `least_prices`, without multipliers for Σ: instead the recursion knows Σ in `parts` of its most, each stage's
     rounded down."""
-    least_stages, most_stages = shape[2], shape[3]
-    low_m, low_s, high_s = boxes
-    num_rows, layers, num_modes = len(rows.kind), rows.many.shape[2] - 1, len(prices.most_shared)
-    limit_s = step_s * _SLACK
-    own_price = np.empty((num_rows, layers + 1))
-    shared_price = np.empty((num_rows, layers + 1, num_modes))
-    value, journey = np.empty((num_rows, layers + 1, 2)), np.empty((num_rows, layers + 1))
+    least_stages, most_stages = task.shape[2], task.shape[3]
+    num_rows, layers = len(task.rows.kind), task.rows.many.shape[2] - 1
+    stages = _no_stages(task)
+    value, journey, longest = stages.value, stages.journey, stages.longest
     cost, total = np.empty((layers + 1, parts + 1)), np.empty((layers + 1, parts + 1))
     price = np.empty((2, layers + 1, parts + 1))
     picked = np.zeros((2, layers + 1, parts + 1), np.int64)
     taken = np.zeros((most_stages, layers + 1, parts + 1, 3), np.int64)  # layers, part, type
-    longest = np.zeros(num_rows, np.int64)
-    for box in range(len(low_m)):
-        m = low_m[box]
-        _price_lengths(m, limit_s, batch, shape[0], rows, prices, longest, own_price, shared_price)
+    for box in range(len(boxes.low_m)):
+        m, low_s, high_s, wanted = boxes.low_m[box], boxes.low_s[box], boxes.high_s[box], boxes.wanted[box]
+        _price_lengths(m, task, stages)
         cost[:] = np.inf
         cost[0, 0] = 0.0
-        least[box], counts[box], last = np.inf, 0, 0
+        found.least[box], found.counts[box], last = np.inf, 0, 0
         for after in range(most_stages):
-            top = _price_stages(
-                after,
-                m,
-                low_s[box],
-                high_s[box],
-                limit_s,
-                wanted[box],
-                shape,
-                rows,
-                prices,
-                longest,
-                own_price,
-                shared_price,
-                value,
-                journey,
-            )
+            top = _price_stages(after, m, low_s, high_s, wanted, task, stages)
             price[:] = np.inf
             for row in range(num_rows):
-                for n in range(shape[0], longest[row] + 1):
+                for n in range(task.shape[0], longest[row] + 1):
                     for first in range(2):
                         if value[row, n, first] < np.inf:
-                            part = min(parts, int(journey[row, n] / high_s[box] * parts))
+                            part = min(parts, int(journey[row, n] / high_s * parts))
                             if value[row, n, first] < price[first, n, part]:
                                 price[first, n, part], picked[first, n, part] = value[row, n, first], row
             for first in range(2):  # more time at no lower price is of no use
@@ -341,19 +309,19 @@ def least_prices_finely(
                                 continue
                             for begun in range(parts + 1 - part):
                                 reached = cost[before, begun] + own
-                                if reached <= wanted[box] and reached < total[before + n, begun + part]:
+                                if reached <= wanted and reached < total[before + n, begun + part]:
                                     total[before + n, begun + part] = reached
                                     taken[after, before + n, begun + part] = (n, part, picked[first, n, part])
                                     alive = alive or not first
             if after + 1 >= least_stages:
                 for part in range(parts + 1):
-                    if total[layers, part] < least[box]:
-                        least[box], counts[box], last = total[layers, part], after + 1, part
+                    if total[layers, part] < found.least[box]:
+                        found.least[box], found.counts[box], last = total[layers, part], after + 1, part
             cost[:] = total
             if not alive:
                 break
         covered, part = layers, last
-        for after in range(counts[box] - 1, -1, -1):
+        for after in range(found.counts[box] - 1, -1, -1):
             n, own_part, row = taken[after, covered, part]
-            chains[box, after, 0], chains[box, after, 1] = row, n
+            found.chains[box, after, 0], found.chains[box, after, 1] = row, n
             covered, part = covered - n, part - own_part

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.cost.memory import MemoryModel, Shards
-from hexiopt.cost.model import CostModel, Site
+from hexiopt.cost.model import CostModel
+from hexiopt.cost.sites import Site
 from hexiopt.machine import Machine
 from hexiopt.space import recompute_policies, sharding_stages
 
@@ -33,7 +35,7 @@ class StageTypes:
         self.machine_devices: Floats = np.array([len(devices[same[0]]) for same in kinds.values()], float)
         sizes = space.micro_batch_sizes(self.global_batch)
         shares = range(1, sizes[-1] + 1) if space.replicas else sizes
-        rows = _undominated(
+        rows, memory = _undominated(
             model,
             [
                 _Row(kind, examples[kind], site, share, held_by)
@@ -60,7 +62,7 @@ class StageTypes:
         heads = [model.ends_s(row.site, row.share)[1] for row in rows]
         self.head_forward_s: Floats = np.array([head.forward_s for head in heads])
         self._head_s = np.array([head.forward_s + head.backward_s for head in heads])
-        self._memory = {last: np.array([row.bytes(model, last) for row in rows]) for last in (False, True)}
+        self._memory = dict(zip((False, True), memory, strict=True))
         self._seconds: dict[tuple[int, ...], Floats] = {}
 
     def seconds(self, after: int, held: int) -> Floats:
@@ -184,23 +186,26 @@ class _Row:
         return [self.site.gpu.usable_memory_bytes - growth.fixed, growth.layer, growth.held, *growth.both, *growth.once]
 
 
-def _undominated(model: CostModel, rows: Sequence[_Row]) -> list[_Row]:
-    """Without rows that take no less time and memory than another that differs in its holders alone.
+def _undominated(model: CostModel, rows: Sequence[_Row]) -> tuple[list[_Row], Floats]:
+    """Without rows that take no less time and memory than another that differs in its holders alone; and the `bytes`
+    of each as an inner stage and as a last one [2, rows, ...].
 
     Without lockstep, a stage may be the only one with its layers, or sync gradients at the end.
     """
     policies = recompute_policies(model.problem.workload)
-    alike: dict[tuple[object, ...], list[tuple[_Row, Floats]]] = {}
+    less_room = np.array([-1, *[1] * (2 + 2 * len(policies))])
+    alike: dict[tuple[object, ...], list[tuple[_Row, Floats, Floats]]] = {}
     for row in rows:
         seconds = np.array([row.layer_s(model, policy) for policy in policies]).ravel()
-        room = [np.array(row.bytes(model, last)) * [-1, *[1] * (2 + 2 * len(policies))] for last in (False, True)]
+        memory = np.array([row.bytes(model, last) for last in (False, True)])
         tail = row.holders.most == 1 or row.holders.sharding <= 1
         own = alike.setdefault((row.kind, row.site, row.share, row.holders.lockstep), [])
-        value = np.concatenate([seconds, *room, [tail]])
-        if not any((other <= value).all() for _, other in own):
-            own[:] = [(kept, other) for kept, other in own if not (value <= other).all()]
-            own.append((row, value))
-    return [row for own in alike.values() for row, _ in own]
+        value = np.concatenate([seconds, (memory * less_room).ravel(), [tail]])
+        if not any((other <= value).all() for _, _, other in own):
+            own[:] = [kept for kept in own if not (value <= kept[2]).all()]
+            own.append((row, memory, value))
+    kept = [one for own in alike.values() for one in own]
+    return [row for row, _, _ in kept], np.stack([memory for _, memory, _ in kept], axis=1)
 
 
 def _sync_s(model: CostModel, rows: Sequence[_Row], examples: Sequence[Machine]) -> tuple[Floats, Floats]:
@@ -228,6 +233,7 @@ class _Growth:
     """How a stage's bytes grow with layers and micro-batches in flight, taken from the memory model itself."""
 
     def __init__(self, memory: MemoryModel, last: bool, shards: Shards, policies: tuple[str, ...]) -> None:
+        @cache
         def total(layers: int, policy: str, held: int) -> float:
             return memory.stage(layers, False, last, policy, held, shards).total
 

@@ -107,17 +107,6 @@ def sync_groups(pipelines: Sequence[Pipeline], model: ModelSpec) -> SyncGroups:
     )
 
 
-def layer_holders(pipelines: Sequence[Pipeline], num_layers: int) -> list[int]:
-    """How many replicas hold each layer, in all pipelines."""
-    found = [0] * num_layers
-    for pipeline in pipelines:
-        for stage in pipeline.stages:
-            for first, end in stage.layers:
-                for layer in range(first, end):
-                    found[layer] += len(stage.replicas)
-    return found
-
-
 class SyncTimes:
     """Seconds per byte of a parameter, and latency, of every group, all groups at once."""
 

@@ -16,32 +16,15 @@ first gather and the last scatter have nothing to hide behind.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
 
 import numpy as np
 
 from hexiopt.cluster import Cluster
-from hexiopt.cost.compute import ComputeTimes
 from hexiopt.cost.gradient_sync import Floats, SyncGroups, SyncTimes, slices
+from hexiopt.cost.sites import Site, Sites
 from hexiopt.plan import Plan, Replica
-from hexiopt.problem import Problem
 
 Times = tuple[float, float]  # forward and backward seconds for one micro-batch
-
-
-class UnitTimes(Protocol):
-    """What lockstep asks of a cost model: compute and TP collectives of single units."""
-
-    problem: Problem
-
-    def site(self, devices: tuple[int, ...]) -> Any:
-        """The site of a TP group."""
-
-    def layer_s(self, site: Any, micro_batch_size: int, policy: str) -> Times:
-        """Forward and backward seconds of one layer."""
-
-    def ends_s(self, site: Any, micro_batch_size: int) -> tuple[ComputeTimes, ComputeTimes]:
-        """Embedding and LM head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +198,7 @@ class _Executor:
     policies: tuple[str, ...]
 
 
-def lockstep_s(plan: Plan, times: UnitTimes, within: SyncTimes, groups: Sequence[int]) -> list[list[list[Times]]]:
+def lockstep_s(plan: Plan, times: Sites, within: SyncTimes, groups: Sequence[int]) -> list[list[list[Times]]]:
     """Forward and backward seconds of every replica, by pipeline and stage, of a plan from ZeRO-2 on.
 
     `within` are the rings inside the sharding `groups`.
@@ -269,7 +252,7 @@ def _classes(executors: list[_Executor], groups: Sequence[int]) -> list[list[_Ex
     return [members for _, members in found]
 
 
-def _stage_s(plan: Plan, times: UnitTimes, s: int, together: list[_Executor], rate: float, wait: float) -> Times:
+def _stage_s(plan: Plan, times: Sites, s: int, together: list[_Executor], rate: float, wait: float) -> Times:
     """Forward and backward seconds of replicas of stage `s` that work in lockstep.
 
     `rate`: seconds that a pass takes for a byte of one parameter; `wait`: the latency of a pass.
@@ -293,7 +276,7 @@ def _stage_s(plan: Plan, times: UnitTimes, s: int, together: list[_Executor], ra
 
 
 def _units(
-    times: UnitTimes, site: Any, samples: int, policies: tuple[str, ...], first: bool, last: bool
+    times: Sites, site: Site, samples: int, policies: tuple[str, ...], first: bool, last: bool
 ) -> Iterator[Times]:
     """Compute of the units of a stage at a site."""
     embedding, head = times.ends_s(site, samples)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from hexiopt.cost.boundary import sample_overlaps
 from hexiopt.cost.memory import Shards
-from hexiopt.cost.model import CostModel, Site
+from hexiopt.cost.model import CostModel
+from hexiopt.cost.sites import Site
 from solvers.enumeration.arrangements import Groups
 from solvers.enumeration.layer_cuts import Layers
 from solvers.enumeration.pipeline_floor import Part, ends_floor_s

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hexiopt.cost.memory import Shards, chunks_in_flight, in_flight
-from hexiopt.cost.model import CostModel, Site
+from hexiopt.cost.model import CostModel
+from hexiopt.cost.sites import Site
 
 _SLACK = 1e-9  # of the memory, for rounding
 

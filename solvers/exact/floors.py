@@ -22,8 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.cost.memory import Shards
-from hexiopt.cost.model import CostModel, Site
+from hexiopt.cost.model import CostModel
+from hexiopt.cost.sites import Site
 from hexiopt.space import schedules
+from solvers.exact.most_sequences import most_sequences
 from solvers.exact.stage_times import StageTable
 from solvers.exact.usage import Lattice
 
@@ -214,15 +216,11 @@ class Floors:
 
         None where `go_on` says to stop.
         """
-        found = np.zeros(len(self.lattice.vectors), np.int64)
-        for size in self.sizes:
-            for count in range(self._batch // size, 0, -1):
-                if (found >= count * size).all():
-                    break
-                if not go_on():
-                    return None
-                fits = self.flat(step_s, size, count, family)
-                if self._interleaves and family.sharding < 2:
-                    fits |= self.chunked(step_s, size, count, family)
-                found = np.where(fits, np.maximum(found, count * size), found)
-        return found
+
+        def fits(size: int, count: int) -> NDArray[np.bool_]:
+            found = self.flat(step_s, size, count, family)
+            if self._interleaves and family.sharding < 2:
+                found |= self.chunked(step_s, size, count, family)
+            return found
+
+        return most_sequences((len(self.lattice.vectors),), self._batch, self.sizes, fits, go_on)

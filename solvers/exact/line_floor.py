@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.cost.memory import Shards
-from hexiopt.cost.model import CostModel, Site
+from hexiopt.cost.model import CostModel
+from hexiopt.cost.sites import Site
 from hexiopt.space import schedules
 from solvers.enumeration.arrangements import Groups
 from solvers.exact.stage_times import StageTable

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hexiopt.cost.memory import Shards
 from hexiopt.cost.model import CostModel
+from solvers.exact.most_sequences import most_sequences
 from solvers.exact.stage_times import StageTable
 from solvers.exact.usage import Lattice
 
@@ -37,16 +38,11 @@ class ReplicatedFloors:
 
         None where `go_on` says to stop.
         """
-        found = np.zeros(self.shape, np.int64)
-        for size in self.sizes:
-            for count in range(self._batch // size, 0, -1):
-                if (found >= count * size).all():
-                    break
-                if not go_on():
-                    return None
-                fits = self._fits(step_s, size, count, shards)
-                found = np.where(fits, np.maximum(found, count * size), found)
-        return found
+
+        def fits(size: int, count: int) -> NDArray[np.bool_]:
+            return self._fits(step_s, size, count, shards)
+
+        return most_sequences(self.shape, self._batch, self.sizes, fits, go_on)
 
     def _fits(self, step_s: float, size: int, count: int, shards: Shards) -> NDArray[np.bool_]:
         """Where a pipeline of `count` micro-batches of `size` may end in time."""

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from hexiopt.cost import coefficients as c
 from hexiopt.cost.compute import optimizer_compute_s
 from hexiopt.cost.memory import Shards
-from hexiopt.cost.model import CostModel, Site
+from hexiopt.cost.model import CostModel
+from hexiopt.cost.sites import Site
 
 Floats = NDArray[np.float64]
 _ROUNDING = 1e-9  # of a memory limit

@@ -76,11 +76,6 @@ class Lattice:
         return {vector: k for k, vector in enumerate(self.vectors)}
 
     @cached_property
-    def bins(self) -> tuple[int, ...]:
-        """The run of every bin."""
-        return tuple(k for k, run in enumerate(self.runs) for _ in range(run.count))
-
-    @cached_property
     def totals(self) -> Ints:
         """Devices by vector and run."""
         return np.array([[sum(self.part(vector, k)) for k in range(len(self.runs))] for vector in self.vectors])

@@ -49,17 +49,9 @@ class Plans(ABC):
             return []
         return list(product(self.schedules, self.sizes(), self.policies, self.measured))
 
-    def _finished(
-        self,
-        structure: Pipelines,
-        layers: Sequence[Sequence[int]],
-        counts: Sequence[int],
-        schedule: str,
-        size: int,
-        policy: str,
-    ) -> Plan:
+    def _sharding_of(self, structure: Pipelines) -> int:
         sharded = self._sharding if len(structure) > 1 else min(sharding_stages(self.problem.workload))
-        return finished(structure, layers, counts, schedule, size, policy, sharded or 0)
+        return sharded or 0
 
 
 def finished(
@@ -110,7 +102,9 @@ class Published(Plans):
         if layers is None or any(self._layers(structure, schedule, size, p, measured) == layers for p in before):
             return None
         counts = self._counts(structure, layers, size, policy, measured)
-        return None if counts is None else self._finished(structure, layers, counts, schedule, size, policy)
+        if counts is None:
+            return None
+        return finished(structure, layers, counts, schedule, size, policy, self._sharding_of(structure))
 
     def _layers(
         self, structure: Pipelines, schedule: str, size: int, policy: str, measured: bool
@@ -225,4 +219,4 @@ class Released(Plans):
             return None
         counts = [most // len(structure) + (k < most % len(structure)) for k in range(len(structure))]
         layers = [memory_shares(self.problem, line) for line in structure]
-        return self._finished(structure, layers, counts, schedule, size, policy)
+        return finished(structure, layers, counts, schedule, size, policy, self._sharding_of(structure))

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from hexiopt.cost.memory import Shards, in_flight
-from hexiopt.cost.model import CostModel, Site
+from hexiopt.cost.model import CostModel
+from hexiopt.cost.sites import Site
 from hexiopt.space import recompute_policies, sharding_stages
 from solvers.layers import bottleneck_counts
 from solvers.rivals.grid import divides_model

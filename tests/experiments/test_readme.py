@@ -1,10 +1,9 @@
 """The README's commands run.
 
 Every line of a `bash` block that starts with hexiopt is run, in order, in one folder that holds the README's
-files (a `yaml` block whose first line is `# NAME`) and experiments/data. `solver.max_steps=60` is appended to
-commands that search, a budget that means the same on every machine, and to the many searches of a sweep a short time
-limit and `report=false`; and little time for the bound where none is stated. Lines that start with make or source are
-not run.
+files (a `yaml` block whose first line is `# NAME`) and experiments/data. A budget in steps, which means the same on
+every machine, is appended to commands that search, and little time for the bound where none is stated; the many
+searches of a sweep get less of both and draw no report. Lines that start with make or source are not run.
 """
 
 import re
@@ -38,9 +37,10 @@ def searches(words: list[str]) -> bool:
 
 
 def budget(words: list[str]) -> list[str]:
+    if "-m" in words:
+        return ["solver.max_steps=10", "bound.time_limit_s=0", "report=false"]
     stated = any(word.startswith("bound.") for word in words)
-    bound = [] if stated else ["bound.time_limit_s=0.2"]
-    return [*bound, *(["solver.time_limit_s=0.6", "report=false"] if "-m" in words else ["solver.max_steps=60"])]
+    return ["solver.max_steps=100", *([] if stated else ["bound.time_limit_s=0.2"])]
 
 
 def test_the_readmes_commands_run(hexiopt: Run, tmp_path: Path) -> None:

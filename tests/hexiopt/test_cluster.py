@@ -1,9 +1,8 @@
-"""Clusters: the file format and its errors, naming, rings inside machines, and the shipped configurations."""
+"""Clusters: the file format and its errors, and naming."""
 
 import json
 import math
 import pickle
-from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,7 @@ from hexiopt.cluster import Cluster
 from hexiopt.cluster_file import cluster_from_section, cluster_to_dict, read_cluster
 from hexiopt.errors import InputError
 from hexiopt.gpus import catalogue
-from hexiopt.machine import IntraLink, Machine
 from hexiopt.reading import Section, parse
-
-CONF = Path(__file__).parents[2] / "conf" / "cluster"
-SHIPPED = sorted(path for path in CONF.glob("*.yaml") if path.stem != "file")
 
 EXAMPLE = """
 name: example
@@ -532,137 +527,3 @@ def test_hints_stay_short_in_large_clusters() -> None:
     with pytest.raises(InputError) as caught:
         read(data).device_index("zzz:0")
     assert len(str(caught.value)) < 500
-
-
-# ------------------------------------------------------------------ rings
-
-
-def machine_with(links: list[IntraLink], num_gpus: int = 8) -> Machine:
-    gpu = catalogue()["rtx_3090"]
-    return Machine("a", "a", gpu, num_gpus, 12e9, 1e-5, tuple(links), 1, 1e9, 2e-5)
-
-
-def best_by_force(machine: Machine, indices: tuple[int, ...]) -> tuple[float, float]:
-    found = []
-    for order in permutations(indices[1:]):
-        ring = (indices[0], *order, indices[0])
-        hops = list(pairwise(ring))
-        found.append(
-            (
-                min(machine.pair_bandwidth(*hop) for hop in hops),
-                -max(machine.pair_latency(*hop) for hop in hops),
-            )
-        )
-    bandwidth, latency = max(found)
-    return bandwidth, -latency
-
-
-def test_uniform_rings() -> None:
-    machine = machine_with([])
-    assert machine.ring(()) == machine.ring((3,)) == (math.inf, 0.0)
-    assert machine.ring((0, 5)) == machine.ring(tuple(range(8))) == (12e9, 1e-5)
-
-
-def test_rings_over_bridges() -> None:
-    bridges = [IntraLink(a, a + 1, 50e9, 2e-6) for a in (0, 2)]
-    machine = machine_with(bridges)
-    assert machine.ring((1, 0)) == (50e9, 2e-6)
-    assert machine.ring((0, 2)) == (12e9, 1e-5)
-    assert machine.ring((0, 1, 2, 3)) == (12e9, 1e-5)
-    square = machine_with([IntraLink(a, b, 50e9, 2e-6) for a, b in ((0, 2), (1, 2), (1, 3), (0, 3))])
-    assert square.ring((0, 1, 2, 3)) == (50e9, 2e-6)
-    assert square.ring((0, 1, 2)) == (12e9, 1e-5)
-
-
-def test_a_slow_link_is_left_out_of_the_ring() -> None:
-    assert machine_with([IntraLink(0, 1, 1e9, 1e-3)]).ring((0, 1, 2, 3)) == (12e9, 1e-5)
-    assert machine_with([IntraLink(0, 1, 1e9, 1e-3)]).ring((0, 1, 2)) == (1e9, 1e-3)
-
-
-@given(st.data())
-@settings(max_examples=60, deadline=None)
-def test_rings_against_brute_force(data: st.DataObject) -> None:
-    size = data.draw(st.integers(2, 6))
-    pairs = [(a, b) for b in range(7) for a in range(b)]
-    rates = st.sampled_from([1e9, 12e9, 25e9, 50e9])
-    links = [
-        IntraLink(a, b, data.draw(rates), data.draw(st.sampled_from([1e-6, 1e-5, 1e-4])))
-        for a, b in sorted(data.draw(st.lists(st.sampled_from(pairs), unique=True)))
-    ]
-    machine = machine_with(links)
-    indices = tuple(data.draw(st.permutations(range(7)))[:size])
-    assert machine.ring(indices) == best_by_force(machine, indices)
-
-
-def test_ring_of_eight_against_brute_force() -> None:
-    """The eight V100 of a DGX-1: 1 or 2 NVLinks between some, PCIe between others."""
-    double = [(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)]
-    single = [(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)]
-    rates = {**dict.fromkeys(double, 50e9), **dict.fromkeys(single, 25e9)}
-    machine = machine_with([IntraLink(a, b, rates[a, b], 5e-6) for a, b in sorted(rates)])
-    whole = tuple(range(8))
-    assert machine.ring(whole) == best_by_force(machine, whole) == (50e9, 5e-6)
-
-
-def test_large_rings_are_rings() -> None:
-    links = [IntraLink(min(a, (a + 3) % 16), max(a, (a + 3) % 16), 50e9, 2e-6) for a in range(16)]
-    machine = machine_with(sorted(links, key=lambda link: (link.a, link.b)), 16)
-    bandwidth, latency = machine.ring(tuple(range(16)))
-    assert (bandwidth, latency) in {(12e9, 1e-5), (50e9, 2e-6)}
-
-
-# ------------------------------------------------------------------ shipped configurations
-
-
-def test_the_list_of_shipped_clusters() -> None:
-    assert {path.stem for path in SHIPPED} >= {
-        *("hexiscale_setting_1", "hexiscale_setting_2", "hexiscale_setting_3", "hexiscale_setting_3_readme"),
-        *("homogeneous_2x8_a800_pcie", "homogeneous_4x8_a800_pcie", "hexiseq_testbed"),
-        *(f"hexiseq_sim_{k}" for k in range(1, 6)),
-        *("homogeneous_152_a100", "homogeneous_168_a100", "sailor_mit", "amp_heterogeneous"),
-        *("small_mixed", "local_cpu", "synthetic"),
-    }
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_shipped_clusters_read(path: Path) -> None:
-    cluster = read_cluster(path)
-    assert cluster.name == path.stem
-    assert path.read_text().startswith("# ")
-    assert read(cluster_to_dict(cluster)) == cluster
-    assert cluster.network.bandwidth.shape == (len(cluster.machines),) * 2
-
-
-@pytest.mark.parametrize(
-    ("mixed", "homogeneous", "percent"),
-    [
-        ("hexiscale_setting_1", "homogeneous_2x8_a800_pcie", 1.36),
-        ("hexiscale_setting_2", "homogeneous_2x8_a800_pcie", -1.59),
-        ("hexiscale_setting_3", "homogeneous_4x8_a800_pcie", -9.23),
-        ("hexiscale_setting_3_readme", "homogeneous_4x8_a800_pcie", -2.40),
-    ],
-)
-def test_flops_against_the_homogeneous_partner(mixed: str, homogeneous: str, percent: float) -> None:
-    ours = read_cluster(CONF / f"{mixed}.yaml").total_peak_flops("bf16")
-    theirs = read_cluster(CONF / f"{homogeneous}.yaml").total_peak_flops("bf16")
-    assert round((ours / theirs - 1) * 100, 2) == percent
-
-
-@pytest.mark.parametrize(
-    ("name", "counts"),
-    [
-        ("hexiseq_sim_1", {"h100_80gb_sxm": 8, "a100_80gb_sxm": 16, "l40s": 8}),
-        ("hexiseq_sim_4", {"h100_80gb_sxm": 48, "a100_80gb_sxm": 8}),
-        ("hexiseq_sim_5", {"h100_80gb_sxm": 52, "a100_80gb_sxm": 4, "a800_80gb_sxm": 8}),
-        ("homogeneous_152_a100", {"a100_80gb_sxm": 152}),
-        ("homogeneous_168_a100", {"a100_80gb_sxm": 168}),
-        ("amp_heterogeneous", {"v100_16gb_sxm": 12, "t4": 4}),
-        ("sailor_mit", {"rtx_3090": 8, "rtx_2080": 24, "titan_rtx": 16}),
-    ],
-)
-def test_composition(name: str, counts: dict[str, int]) -> None:
-    cluster = read_cluster(CONF / f"{name}.yaml")
-    found: dict[str, int] = {}
-    for machine in cluster.machines:
-        found[machine.gpu.name] = found.get(machine.gpu.name, 0) + machine.num_gpus
-    assert found == counts

@@ -81,7 +81,7 @@ def test_the_nearest_plan_names_its_fullest_device() -> None:
 def test_a_budget_too_small_is_the_reason_where_plans_fit() -> None:
     """Also where they are few, since no freedom is left."""
     problem = replace(problems.easy(), space=Space(**dict.fromkeys(SWITCHES, False)))
-    for budget, raised in ((Budget(0.25), "time_limit_s=0.25"), (Budget(99.0, 3), "max_steps=3")):
+    for budget, raised in ((Budget(0.25), "time_limit_s above 0.25"), (Budget(99.0, 3), "max_steps above 3")):
         reason = explain(Search("test", problem, budget, 0)).reason
         assert reason.startswith("no plan found in 0 steps: the budget ended")
         assert reason.endswith(f"raise solver.{raised}")

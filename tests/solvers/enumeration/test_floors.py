@@ -133,9 +133,11 @@ def test_sync_takes_no_less_than_its_floor(task: tuple[Problem, Plan]) -> None:
     assert isinstance(groups, str)
     floor_s = SyncFloor(seats).seconds(arrangement, groups, cuts)
     model = CostModel(problem)
-    nothing = [ending(cost, None, 0.0) for cost in model.pipelines(plan)]
+    costs = model.pipelines(plan)
+    if plan.sharding.stage < 2:  # from ZeRO-2 on rings run inside the pipelines
+        costs = tuple(ending(cost, None, 0.0) for cost in costs)
     assert floor_s.shape == (1,)
-    assert floor_s[0] <= model.price(plan, nothing).step_time_s * SLACK
+    assert floor_s[0] <= model.price(plan, costs).step_time_s * SLACK
 
 
 @SETTINGS

@@ -7,7 +7,8 @@ import pytest
 
 from hexiopt.check import check
 from hexiopt.cost.memory import Shards, in_flight
-from hexiopt.cost.model import CostModel, Site
+from hexiopt.cost.model import CostModel
+from hexiopt.cost.sites import Site
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem import Problem
 from solvers.base import Budget

@@ -1,0 +1,164 @@
+"""What a single stage takes at the place where it runs: seconds, bytes, and the way to the next one.
+
+Everything that repeats is kept: layers by site, hops by their ends.
+"""
+
+from dataclasses import dataclass
+
+from hexiopt.cost import coefficients as c
+from hexiopt.cost.boundary import Hop, hop
+from hexiopt.cost.collectives import ring_collective_s
+from hexiopt.cost.compute import ComputeTimes, embedding_compute, head_compute, layer_compute
+from hexiopt.cost.memory import MemoryModel, Shards
+from hexiopt.gpus import Gpu
+from hexiopt.problem import Problem
+from hexiopt.space import recompute_policies
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """Where a stage runs, as far as its own time and memory go: one object for all places that cost the same.
+
+    Compared by identity, so that the tables of the cost model look it up fast.
+    """
+
+    gpu: Gpu
+    tp: int
+    bandwidth: float  # slowest link of the TP ring, bytes/s
+    latency_s: float
+
+
+class Sites:
+    """The sites of a problem, and what stages take there."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        cluster = problem.cluster
+        self._machine_of: list[int] = cluster.machine_of.tolist()
+        self._index_of: list[int] = cluster.index_in_machine.tolist()
+        self._sites: dict[tuple[int, ...], Site] = {}
+        self._site_by_place: dict[tuple[object, tuple[int, ...]], Site] = {}
+        self._site_by_value: dict[tuple[str, int, float, float], Site] = {}
+        self._layers: dict[tuple[Site, int, str], tuple[float, float]] = {}
+        self._ends: dict[tuple[Site, int], tuple[ComputeTimes, ComputeTimes]] = {}
+        self._memory_models: dict[tuple[str, int, int], MemoryModel] = {}
+        self._rooms: dict[tuple[Site, bool, bool, int, str, int, Shards], int] = {}
+        self._hops: dict[tuple[tuple[int, ...], tuple[int, ...]], Hop] = {}
+
+    def site(self, devices: tuple[int, ...]) -> Site:
+        """The site of a TP group: devices of one machine."""
+        found = self._sites.get(devices)
+        if found is None:
+            machine = self.problem.cluster.machines[self._machine_of[devices[0]]]
+            place = (machine.kind, tuple(self._index_of[d] for d in devices))
+            found = self._site_by_place.get(place)
+            if found is None:
+                bandwidth, latency_s = machine.ring(place[1]) if len(devices) > 1 else (float("inf"), 0.0)
+                found = self._site_by_place[place] = self._site_of(machine.gpu, len(devices), bandwidth, latency_s)
+            self._sites[devices] = found
+        return found
+
+    def _site_of(self, gpu: Gpu, tp: int, bandwidth: float, latency_s: float) -> Site:
+        key = (gpu.name, tp, bandwidth, latency_s)
+        found = self._site_by_value.get(key)
+        if found is None:
+            found = self._site_by_value[key] = Site(gpu, tp, bandwidth, latency_s)
+        return found
+
+    def best_sites(self, machine: int) -> list[Site]:
+        """Per TP degree allowed in a machine, a site at least as fast as any group of that many of its devices."""
+        spec = self.problem.cluster.machines[machine]
+        pairs = [(i, j) for i in range(spec.num_gpus) for j in range(i)]
+        bandwidth = max((spec.pair_bandwidth(i, j) for i, j in pairs), default=float("inf"))
+        latency_s = min((spec.pair_latency(i, j) for i, j in pairs), default=0.0)
+        return [
+            self._site_of(spec.gpu, tp, bandwidth if tp > 1 else float("inf"), latency_s if tp > 1 else 0.0)
+            for tp in self.problem.space.allowed_tp(spec.num_gpus)
+        ]
+
+    def policies(self) -> tuple[str, ...]:
+        """The recompute policies that the workload allows."""
+        return recompute_policies(self.problem.workload)
+
+    def layer_s(self, site: Site, micro_batch_size: int, policy: str) -> tuple[float, float]:
+        """Forward and backward seconds of one layer for one micro-batch, recompute and TP collectives included."""
+        key = (site, micro_batch_size, policy)
+        found = self._layers.get(key)
+        if found is None:
+            problem = self.problem
+            compute = layer_compute(problem.model, problem.workload, site.gpu, site.tp, micro_batch_size)
+            collective_s = self._collective_s(site, micro_batch_size)
+            forward_s = compute.forward_s + c.TP_FORWARD_COLLECTIVES * collective_s
+            backward_s = compute.backward_s + c.TP_BACKWARD_COLLECTIVES * collective_s
+            repeated_s = {"none": 0.0, "selective": compute.attention_s, "full": forward_s}[policy]
+            found = self._layers[key] = (forward_s, backward_s + repeated_s)
+        return found
+
+    def ends_s(self, site: Site, micro_batch_size: int) -> tuple[ComputeTimes, ComputeTimes]:
+        """What the embedding adds to a first stage, and final norm, LM head and loss to a last one."""
+        key = (site, micro_batch_size)
+        found = self._ends.get(key)
+        if found is None:
+            model, workload = self.problem.model, self.problem.workload
+            # One collective each way: the embedding's sums are scattered, the head's input is gathered.
+            extra_s = self._collective_s(site, micro_batch_size)
+            embedding = embedding_compute(model, workload, site.gpu, site.tp, micro_batch_size)
+            head = head_compute(model, workload, site.gpu, site.tp, micro_batch_size)
+            found = self._ends[key] = (embedding.beside(extra_s), head.beside(extra_s))
+        return found
+
+    def memory_model(self, site: Site, micro_batch_size: int) -> MemoryModel:
+        """Bytes of stages of any length at a site."""
+        key = (site.gpu.name, site.tp, micro_batch_size)
+        found = self._memory_models.get(key)
+        if found is None:
+            found = self._memory_models[key] = MemoryModel(
+                self.problem.model, self.problem.workload, site.gpu, site.tp, micro_batch_size
+            )
+        return found
+
+    def stage_s(
+        self, site: Site, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
+    ) -> tuple[float, float]:
+        """Forward and backward seconds of a stage for one micro-batch."""
+        forward_s, backward_s = self.layer_s(site, micro_batch_size, policy)
+        forward_s, backward_s = num_layers * forward_s, num_layers * backward_s
+        if first or last:
+            embedding, head = self.ends_s(site, micro_batch_size)
+            if first:
+                forward_s, backward_s = forward_s + embedding.forward_s, backward_s + embedding.backward_s
+            if last:
+                forward_s, backward_s = forward_s + head.forward_s, backward_s + head.backward_s
+        return forward_s, backward_s
+
+    def max_layers(
+        self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: int, shards: Shards
+    ) -> int:
+        """The most layers whose memory fits a device of `site`; `held` micro-batches in flight."""
+        key = (site, first, last, micro_batch_size, policy, held, shards)
+        found = self._rooms.get(key)
+        if found is None:
+            model = self.memory_model(site, micro_batch_size)
+            limit = site.gpu.usable_memory_bytes
+            found = self._rooms[key] = model.max_layers(limit, first, last, policy, held, shards)
+        return found
+
+    def hop(self, senders: tuple[int, ...], receivers: tuple[int, ...]) -> Hop:
+        """The way of a message between two stages."""
+        key = (senders, receivers)
+        found = self._hops.get(key)
+        if found is None:
+            found = self._hops[key] = hop(self.problem.cluster, senders, receivers)
+        return found
+
+    def hop_s(self, senders: tuple[int, ...], receivers: tuple[int, ...], micro_batch_size: int) -> float:
+        """Seconds of one message between two stages, the network otherwise idle."""
+        return self.hop(senders, receivers).alone_s(self.message_bytes(micro_batch_size))
+
+    def message_bytes(self, micro_batch_size: int) -> float:
+        """Bytes of a boundary's message: one micro-batch's hidden states."""
+        workload = self.problem.workload
+        return float(micro_batch_size * workload.seq_len * self.problem.model.hidden_size * workload.element_bytes)
+
+    def _collective_s(self, site: Site, micro_batch_size: int) -> float:
+        return ring_collective_s(self.message_bytes(micro_batch_size), site.tp, site.bandwidth, site.latency_s)
