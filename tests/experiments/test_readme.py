@@ -3,7 +3,7 @@
 Every line of a `bash` block that starts with hexiopt is run, in order, in one folder that holds the README's
 files (a `yaml` block whose first line is `# NAME`) and experiments/data. A budget in steps, which means the same on
 every machine, is appended to commands that search, and little time for the bound where none is stated; the many
-searches of a sweep get less of both and draw no report. Lines that start with make or source are not run.
+searches of a sweep get none of it and draw no report. Lines that start with make or source are not run.
 """
 
 import re
@@ -38,7 +38,7 @@ def searches(words: list[str]) -> bool:
 
 def budget(words: list[str]) -> list[str]:
     if "-m" in words:
-        return ["solver.max_steps=10", "bound.time_limit_s=0", "report=false"]
+        return ["solver.max_steps=100", "bound.time_limit_s=0", "report=false"]
     stated = any(word.startswith("bound.") for word in words)
     return ["solver.max_steps=100", *([] if stated else ["bound.time_limit_s=0.2"])]
 
