@@ -163,7 +163,7 @@ SPACES = {
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_switches_and_constraints(name: str, space: str) -> None:
     problem = problems.easy(SPACES[space])
-    result = solve(name, problem, steps=150)
+    result = solve(name, problem, steps=250)
     assert_sound(problem, result)
     assert result.plan is not None
     assert set(result.plan.devices()) <= set(problem.usable_devices)
