@@ -1,0 +1,158 @@
+"""A Llama-style decoder, or the part of it that one rank holds. Parameter names are Hugging Face's.
+
+Grouped-query attention with any split of heads, gated MLP, RoPE, RMSNorm; optional biases, norms of queries and keys,
+and a window of attention. Adapters and frozen parameters are out of scope. Shapes: T tokens and t a rank's own, B
+samples, H hidden, N heads, D head size, V rows of the vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from hexiopt.model import ModelSpec
+from runtime.layout import Chunk
+from runtime.parts import EMBEDDING, FINAL_NORM, Part, Shard, head_name
+from runtime.tensor_parallel import TensorParallel
+
+Weights = Mapping[str, nn.Parameter]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root mean square norm over the last dimension, in float32 or better."""
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    scale = torch.rsqrt(exact.square().mean(dim=-1, keepdim=True) + eps)
+    return weight * (exact * scale).to(x.dtype)
+
+
+class Rope:
+    """Rotary position embedding (Su et al., arXiv 2104.09864), halves rotated as in Llama."""
+
+    def __init__(self, model: ModelSpec, seq_len: int, dtype: torch.dtype, device: torch.device) -> None:
+        steps = torch.arange(0, model.head_dim, 2, dtype=torch.int64).to(torch.float32)
+        frequency = 1.0 / (model.rope_theta ** (steps / model.head_dim))
+        angle = torch.arange(seq_len, dtype=torch.float32)[:, None] * frequency
+        both = torch.cat([angle, angle], dim=-1)
+        self._cos, self._sin = both.cos().to(device, dtype), both.sin().to(device, dtype)
+
+    def __call__(self, x_tbnd: Tensor) -> Tensor:
+        """Queries or keys, rotated by their positions."""
+        cos, sin = self._cos[:, None, None], self._sin[:, None, None]
+        left, right = x_tbnd.chunk(2, dim=-1)
+        return x_tbnd * cos + torch.cat([-right, left], dim=-1) * sin
+
+
+class Layer:
+    """One decoder layer on one rank: what it computes with which of the rank's parameters."""
+
+    def __init__(self, model: ModelSpec, number: int, shard: Shard, policy: str, weights: Weights) -> None:
+        self._model, self._policy = model, policy
+        self._at, self._weights = f"model.layers.{number}.", weights
+        group = model.num_heads // model.num_kv_heads
+        # Which of the rank's key-value heads each of its query heads meets.
+        self._meets = [head // group - shard.kv_heads[0] for head in range(*shard.heads)]
+
+    def __call__(self, x_tbh: Tensor, tp: TensorParallel, rope: Rope) -> Tensor:
+        """Hidden states after the layer, from those before it: the rank's own tokens."""
+        if self._policy == "full" and torch.is_grad_enabled():
+            return checkpoint(self._run, x_tbh, tp, rope, use_reentrant=False)  # type: ignore[no-any-return]
+        return self._run(x_tbh, tp, rope)
+
+    def _run(self, x_tbh: Tensor, tp: TensorParallel, rope: Rope) -> Tensor:
+        eps = self._model.norm_eps
+        attended = self._attention(tp.gather(rms_norm(x_tbh, self._weight("input_layernorm"), eps)), rope)
+        x_tbh = x_tbh + self._row("self_attn.o_proj", attended, tp)
+        normed = tp.gather(rms_norm(x_tbh, self._weight("post_attention_layernorm"), eps))
+        inner = functional.silu(self._linear("mlp.gate_proj", normed)) * self._linear("mlp.up_proj", normed)
+        return x_tbh + self._row("mlp.down_proj", inner, tp)
+
+    def _weight(self, name: str) -> Tensor:
+        return self._weights[f"{self._at}{name}.weight"]
+
+    def _bias(self, name: str) -> Tensor | None:
+        return self._weights.get(f"{self._at}{name}.bias")
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        return functional.linear(x, self._weight(name), self._bias(name))
+
+    def _row(self, name: str, x: Tensor, tp: TensorParallel) -> Tensor:
+        """A projection whose input is cut: summed over ranks before the bias, which all of them hold."""
+        found, bias = tp.scatter(functional.linear(x, self._weight(name))), self._bias(name)
+        return found if bias is None else found + bias
+
+    def _attention(self, x_tbh: Tensor, rope: Rope) -> Tensor:
+        model = self._model
+        q, k, v = (
+            found.view(*found.shape[:2], found.shape[-1] // model.head_dim, model.head_dim)
+            for name in ("q_proj", "k_proj", "v_proj")
+            for found in (self._linear(f"self_attn.{name}", x_tbh),)
+        )
+        if model.qk_norm:
+            q = rms_norm(q, self._weight("self_attn.q_norm"), model.norm_eps)
+            k = rms_norm(k, self._weight("self_attn.k_norm"), model.norm_eps)
+        q, k = rope(q), rope(k)
+        if self._policy == "selective" and torch.is_grad_enabled():
+            return checkpoint(self._attend, q, k, v, use_reentrant=False)  # type: ignore[no-any-return]
+        return self._attend(q, k, v)
+
+    def _attend(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor) -> Tensor:
+        if not self._meets:
+            return q_tbnd.flatten(2)
+        k_tbnd, v_tbnd = k_tbnd[:, :, self._meets], v_tbnd[:, :, self._meets]
+        q, k, v = (x.permute(1, 2, 0, 3) for x in (q_tbnd, k_tbnd, v_tbnd))  # samples, heads, tokens, head size
+        tokens, window = len(q_tbnd), self._model.attention_window
+        if window is None or window >= tokens:
+            found = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            back = torch.arange(tokens, device=q.device)[:, None] - torch.arange(tokens, device=q.device)
+            found = functional.scaled_dot_product_attention(q, k, v, attn_mask=(back >= 0) & (back < window))
+        return found.permute(2, 0, 1, 3).flatten(2)
+
+
+class DecoderChunk:
+    """A range of layers on one rank; the first one embeds tokens, the last one ends with the loss."""
+
+    def __init__(
+        self, model: ModelSpec, chunk: Chunk, shard: Shard, tp: TensorParallel, rope: Rope, weights: Weights
+    ) -> None:
+        self.chunk = chunk
+        self._model, self._shard, self._tp, self._rope, self._weights = model, shard, tp, rope, weights
+        self._layers = [
+            Layer(model, number, shard, policy, weights)
+            for number, policy in zip(range(*chunk.layers), chunk.recompute, strict=True)
+        ]
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Hidden states of the rank's own tokens [t, B, H] after the layers; from those before them, or, of a first
+        chunk, from all tokens [T, B]."""
+        if self.chunk.first:
+            x = self._embedded(x)
+        for layer in self._layers:
+            x = layer(x, self._tp, self._rope)
+        return x
+
+    def _embedded(self, tokens_tb: Tensor) -> Tensor:
+        low, high = self._shard.vocab
+        mine = (tokens_tb >= low) & (tokens_tb < high)
+        if self._tp.group is None:
+            return functional.embedding(tokens_tb, self._weights[EMBEDDING])
+        if low == high:
+            return self._tp.scatter(self._weights[EMBEDDING].new_zeros(*tokens_tb.shape, self._model.hidden_size))
+        rows = functional.embedding((tokens_tb - low).masked_fill(~mine, 0), self._weights[EMBEDDING])
+        return self._tp.scatter(rows * mine.unsqueeze(-1))
+
+    def logits(self, x_tbh: Tensor) -> Tensor:
+        """Logits of the rank's rows of the vocabulary for all tokens [T, B, V], of a last chunk's hidden states."""
+        normed = rms_norm(x_tbh, self._weights[FINAL_NORM], self._model.norm_eps)
+        return functional.linear(self._tp.gather(normed), self._weights[head_name(self._model)])
+
+    def loss(self, x_tbh: Tensor, labels_tb: Tensor) -> Tensor:
+        """Sum of the cross entropies of all labels, of a last chunk's hidden states."""
+        return self._tp.loss(self.logits(x_tbh), labels_tb, self._shard.vocab)
+
+
+def empty_weights(parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, nn.Parameter]:
+    """Parameters of the parts that a rank holds, not yet filled."""
+    return {part.name: nn.Parameter(torch.empty(part.local_shape, dtype=dtype, device=device)) for part in parts}

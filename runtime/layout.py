@@ -1,0 +1,207 @@
+"""From plan to processes: who runs what, who sends what to whom, who holds the same parameters. No process is needed.
+
+Ranks follow the cluster's devices in order, so that the ranks of a machine stand together, whatever a plan makes of
+them. An *executor* is one replica of a stage: the ranks of a TP group. Activations between stages are cut along the
+sequence over the ranks of either side, and along samples over replicas (`hexiopt/cost/boundary.py`): each pair of ranks
+whose parts overlap exchanges what both have.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from hexiopt.model import ModelSpec
+from hexiopt.plan import Plan
+from hexiopt.workload import Workload
+from runtime.parts import Part, Range, Shard, shards, stage_parts
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A range of layers of a stage, its number among the virtual stages of the pipeline, and a policy per layer."""
+
+    number: int
+    layers: Range
+    recompute: tuple[str, ...]
+    first: bool
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """One replica of a stage: the ranks of its TP group, and the samples of each micro-batch that it takes."""
+
+    pipeline: int
+    stage: int
+    replica: int
+    ranks: tuple[int, ...]
+    shards: tuple[Shard, ...]
+    samples: Range
+    chunks: tuple[Chunk, ...]
+
+    def parts(self, model: ModelSpec, rank: int) -> Iterator[Part]:
+        """The parts of parameters that `rank` holds."""
+        first, last = self.chunks[0].first, self.chunks[-1].last
+        return stage_parts(model, [c.layers for c in self.chunks], self.shards[self.ranks.index(rank)], first, last)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What `sender` has of a micro-batch's hidden states and `receiver` wants: tokens and samples, counted whole."""
+
+    sender: int
+    receiver: int
+    tokens: Range
+    samples: Range
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A pipeline: its stages' executors, its micro-batches, and the first of its samples in the global batch."""
+
+    stages: tuple[tuple[Executor, ...], ...]
+    num_micro_batches: int
+    micro_batch_size: int
+    first_sample: int
+
+    @property
+    def num_chunks(self) -> int:
+        """Layer ranges of every stage."""
+        return len(self.stages[0][0].chunks)
+
+    def routes(self, chunk: int, seq_len: int) -> list[Route]:
+        """From virtual stage `chunk` to the next one. Backward, every route is taken the other way round."""
+        count = len(self.stages)
+        return [
+            Route(a, b, tokens, samples)
+            for sender in self.stages[chunk % count]
+            for receiver in self.stages[(chunk + 1) % count]
+            if (samples := common(sender.samples, receiver.samples)) is not None
+            for a, here in zip(sender.ranks, token_ranges(seq_len, len(sender.ranks)), strict=True)
+            for b, there in zip(receiver.ranks, token_ranges(seq_len, len(receiver.ranks)), strict=True)
+            if (tokens := common(here, there)) is not None
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Parts of parameters that the same ranks hold: ascending, one or several."""
+
+    ranks: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The processes of a plan. `devices` by rank; `line_of` and `executor_of` by rank."""
+
+    devices: tuple[int, ...]
+    lines: tuple[Line, ...]
+    line_of: tuple[Line, ...]
+    executor_of: tuple[Executor, ...]
+    held: tuple[Held, ...]
+    """Every element of every parameter once, those of the last layers first."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return len(self.devices)
+
+    def groups(self) -> list[tuple[int, ...]]:
+        """All groups of several ranks that communicate collectively, in an order that every rank agrees on."""
+        tensor_parallel = {executor.ranks for executor in self.executor_of}
+        same = {held.ranks for held in self.held}
+        return sorted(ranks for ranks in tensor_parallel | same if len(ranks) > 1)
+
+
+def untrainable(plan: Plan, model: ModelSpec, workload: Workload) -> str | None:
+    """What of a valid plan the runtime cannot train, and what to do; None if nothing."""
+    if not model.gated_mlp:
+        return f"model {model.name}: {model.architecture} cannot be trained; take a llama, mistral, qwen2 or qwen3"
+    if model.rope_type != "default":
+        return f"model {model.name}: rope_type {model.rope_type} cannot be trained; take default"
+    if model.activation != "silu":
+        return f"model {model.name}: activation {model.activation} cannot be trained; take silu"
+    if workload.precision not in ("bf16", "fp32"):
+        return f"workload.precision: {workload.precision} cannot be trained; take bf16 or fp32"
+    if plan.sharding.stage > 1:
+        return f"ZeRO-{plan.sharding.stage} cannot be trained; plan with workload.optimizer_sharding=0 or 1"
+    if any(stage.sequence is not None for pipeline in plan.pipelines for stage in pipeline.stages):
+        return "sequence layouts cannot be trained; plan without them"
+    return None
+
+
+def layout_of(plan: Plan, model: ModelSpec) -> Layout:
+    """The processes of a plan that has passed the check. Raises InputError where heads are not the model's."""
+    devices = tuple(sorted(plan.devices()))
+    rank_of = {device: rank for rank, device in enumerate(devices)}
+    lines, line_of, executor_of = [], dict[int, Line](), dict[int, Executor]()
+    first_sample = 0
+    for p, pipeline in enumerate(plan.pipelines):
+        count, ranges = len(pipeline.stages), pipeline.num_chunks
+        stages = []
+        for s, stage in enumerate(pipeline.stages):
+            chunks = tuple(
+                Chunk(c * count + s, layers, policies, s == 0 == c, s == count - 1 and c == ranges - 1)
+                for c, (layers, policies) in enumerate(zip(stage.layers, stage.policies(), strict=True))
+            )
+            ends = [0, *accumulate(stage.samples(pipeline.micro_batch_size))]
+            stages.append(
+                tuple(
+                    Executor(
+                        p,
+                        s,
+                        r,
+                        tuple(rank_of[d] for d in replica.devices),
+                        shards(model, len(replica.devices), replica.heads),
+                        samples,
+                        chunks,
+                    )
+                    for r, (replica, samples) in enumerate(zip(stage.replicas, pairwise(ends), strict=True))
+                )
+            )
+        line = Line(tuple(stages), pipeline.num_micro_batches, pipeline.micro_batch_size, first_sample)
+        first_sample += pipeline.num_sequences
+        lines.append(line)
+        for executors in stages:
+            for executor in executors:
+                for rank in executor.ranks:
+                    line_of[rank], executor_of[rank] = line, executor
+    ranks = range(len(devices))
+    each = tuple(executor_of[rank] for rank in ranks)
+    return Layout(devices, tuple(lines), tuple(line_of[rank] for rank in ranks), each, _held(each, model))
+
+
+def _held(executor_of: Sequence[Executor], model: ModelSpec) -> tuple[Held, ...]:
+    holders: dict[str, list[tuple[Part, int]]] = {}
+    for rank, executor in enumerate(executor_of):
+        for part in executor.parts(model, rank):
+            holders.setdefault(part.name, []).append((part, rank))
+    found: dict[tuple[int, ...], list[Part]] = {}
+    for name in sorted(holders, key=_backward_order):
+        own = holders[name]
+        whole = own[0][0]
+        cuts = sorted({end for part, _ in own for end in (part.start, part.end)})
+        for start, end in pairwise(cuts):
+            ranks = tuple(sorted(rank for part, rank in own if part.start <= start and end <= part.end))
+            found.setdefault(ranks, []).append(Part(name, whole.shape, whole.dim, start, end))
+    return tuple(Held(ranks, tuple(parts)) for ranks, parts in found.items())
+
+
+def _backward_order(name: str) -> tuple[int, str]:
+    """Head and final norm, then the last layer first, then the embedding."""
+    words = name.split(".")
+    if "layers" in words:
+        return -int(words[2]), name
+    return (1, name) if "embed_tokens" in words else (-(10**9), name)
+
+
+def token_ranges(seq_len: int, tp: int) -> list[Range]:
+    """The tokens that each rank of a TP group has between layers: equal parts, cut at whole tokens."""
+    return list(pairwise(k * seq_len // tp for k in range(tp + 1)))
+
+
+def common(a: Range, b: Range) -> Range | None:
+    """What two ranges share; None if nothing."""
+    low, high = max(a[0], b[0]), min(a[1], b[1])
+    return (low, high) if low < high else None

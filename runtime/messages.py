@@ -1,0 +1,103 @@
+"""Hidden states and their gradients between the stages of a pipeline, from rank to rank."""
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.layout import Executor, Line, Route, token_ranges
+
+_TAGS = 2**20  # micro-batches that tags tell apart
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One message: with which rank, and where in the rank's own [t, B, H]."""
+
+    peer: int
+    tokens: slice
+    samples: slice
+
+
+@dataclass(slots=True)
+class _Coming:
+    whole: Tensor
+    parts: list[tuple[_Piece, Tensor, dist.Work]]
+
+
+class Messages:
+    """What one rank sends and receives. `hidden` is the width of a hidden state."""
+
+    def __init__(self, line: Line, executor: Executor, rank: int, seq_len: int, hidden: int, like: Tensor) -> None:
+        own_tokens = token_ranges(seq_len, len(executor.ranks))[executor.ranks.index(rank)]
+        self._shape = (own_tokens[1] - own_tokens[0], executor.samples[1] - executor.samples[0], hidden)
+        self._like = like
+        self._sent: deque[tuple[dist.Work, Tensor]] = deque()
+        self._coming: dict[tuple[int, bool, int], _Coming] = {}
+        # By virtual stage whose input or output it is, and whether it comes in.
+        self._pieces: dict[tuple[int, bool], list[_Piece]] = {}
+
+        def piece(route: Route, peer: int) -> _Piece:
+            return _Piece(
+                peer,
+                slice(route.tokens[0] - own_tokens[0], route.tokens[1] - own_tokens[0]),
+                slice(route.samples[0] - executor.samples[0], route.samples[1] - executor.samples[0]),
+            )
+
+        for chunk in executor.chunks:
+            if not chunk.last:
+                routes = line.routes(chunk.number, seq_len)
+                self._pieces[chunk.number, False] = [piece(r, r.receiver) for r in routes if r.sender == rank]
+            if not chunk.first:
+                routes = line.routes(chunk.number - 1, seq_len)
+                self._pieces[chunk.number, True] = [piece(r, r.sender) for r in routes if r.receiver == rank]
+
+    def send(self, chunk: int, backward: bool, micro_batch: int, whole_tbh: Tensor) -> None:
+        """Send a chunk's hidden states to the next one, or the gradient of its input to the one before."""
+        tag = self._tag(chunk if not backward else chunk - 1, backward, micro_batch)
+        for piece in self._pieces[chunk, backward]:
+            part = whole_tbh[piece.tokens, piece.samples].contiguous()
+            work = dist.isend(part, piece.peer, tag=tag)
+            assert work is not None
+            self._sent.append((work, part))
+        while self._sent and self._sent[0][0].is_completed():
+            self._sent.popleft()
+
+    def expect(self, chunk: int, backward: bool, micro_batch: int) -> None:
+        """Be ready for a chunk's input, or for the gradient of its hidden states."""
+        if (chunk, backward, micro_batch) in self._coming:
+            return
+        tag = self._tag(chunk - 1 if not backward else chunk, backward, micro_batch)
+        parts = []
+        for piece in self._pieces[chunk, not backward]:
+            shape = (piece.tokens.stop - piece.tokens.start, piece.samples.stop - piece.samples.start, self._shape[2])
+            part = self._like.new_empty(shape)
+            work = dist.irecv(part, piece.peer, tag=tag)
+            assert work is not None
+            parts.append((piece, part, work))
+        self._coming[chunk, backward, micro_batch] = _Coming(self._like.new_empty(self._shape), parts)
+
+    def receive(self, chunk: int, backward: bool, micro_batch: int) -> Tensor:
+        """Wait for what `expect` has announced: [t, B, H]."""
+        self.expect(chunk, backward, micro_batch)
+        coming = self._coming.pop((chunk, backward, micro_batch))
+        for piece, part, work in coming.parts:
+            work.wait()
+            coming.whole[piece.tokens, piece.samples] = part
+        return coming.whole
+
+    def finish(self) -> None:
+        """Wait until all messages are with their receivers."""
+        while self._sent:
+            self._sent.popleft()[0].wait()
+
+    @staticmethod
+    def _tag(boundary: int, backward: bool, micro_batch: int) -> int:
+        return (2 * boundary + backward) * _TAGS % 2**30 + micro_batch
+
+
+def like(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An empty tensor that says type and device."""
+    return torch.empty(0, dtype=dtype, device=device)

@@ -1,0 +1,101 @@
+"""One training step of one rank: its stage's operations in order, messages beside them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.decoder import DecoderChunk
+from runtime.gradient_sync import GradientSync
+from runtime.layout import Executor, Line
+from runtime.messages import Messages
+from runtime.operations import Operation, operations
+
+Sequences = Callable[[int, int], Tensor]  # samples [first, end) of the global batch, [samples, seq_len + 1]
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a forward leaves for its backward."""
+
+    entered: Tensor
+    left: Tensor
+
+
+class Pipeline:
+    """What one rank does in a step of its pipeline."""
+
+    def __init__(
+        self,
+        schedule: str,
+        line: Line,
+        executor: Executor,
+        chunks: list[DecoderChunk],
+        names: list[list[str]],
+        messages: Messages,
+        sync: GradientSync,
+    ) -> None:
+        self._line, self._executor, self._chunks, self._names = line, executor, chunks, names
+        self._messages, self._sync = messages, sync
+        self.operations = operations(
+            schedule, executor.stage, len(line.stages), line.num_chunks, line.num_micro_batches
+        )
+
+    def step(self, sequences: Sequences, num_tokens: int) -> float:
+        """Gradients of the mean loss over `num_tokens`, in the buckets of `sync`.
+
+        Returns the loss that this rank's executor adds to the mean: zero but at the end of a pipeline.
+        """
+        held: dict[tuple[int, int], _Held] = {}
+        total = 0.0
+        self._sync.begin()
+        for now, then in zip(self.operations, [*self.operations[1:], None], strict=True):
+            if self._waits(now):
+                self._messages.expect(*self._key(now))
+            # One operation ahead, so that its message can come while this one runs.
+            if then is not None and self._waits(then):
+                self._messages.expect(*self._key(then))
+            if now.backward:
+                self._backward(now, held.pop((now.chunk, now.micro_batch)))
+            else:
+                found = self._forward(now, sequences, num_tokens)
+                held[now.chunk, now.micro_batch] = found
+                if self._chunks[now.chunk].chunk.last:
+                    total += float(found.left.detach())
+        self._messages.finish()
+        self._sync.finish()
+        return total
+
+    def _key(self, operation: Operation) -> tuple[int, bool, int]:
+        return self._chunks[operation.chunk].chunk.number, operation.backward, operation.micro_batch
+
+    def _waits(self, operation: Operation) -> bool:
+        chunk = self._chunks[operation.chunk].chunk
+        return not (chunk.last if operation.backward else chunk.first)
+
+    def _forward(self, operation: Operation, sequences: Sequences, num_tokens: int) -> _Held:
+        chunk, own = self._chunks[operation.chunk], self._executor.samples
+        start = self._line.first_sample + operation.micro_batch * self._line.micro_batch_size
+        tokens_tb = sequences(start + own[0], start + own[1]).T if chunk.chunk.first or chunk.chunk.last else None
+        if chunk.chunk.first:
+            assert tokens_tb is not None
+            entered = tokens_tb[:-1]
+        else:
+            entered = self._messages.receive(*self._key(operation)).requires_grad_()
+        left = chunk.hidden(entered)
+        if chunk.chunk.last:
+            assert tokens_tb is not None
+            return _Held(entered, chunk.loss(left, tokens_tb[1:]) / num_tokens)
+        self._messages.send(chunk.chunk.number, False, operation.micro_batch, left.detach())
+        return _Held(entered, left)
+
+    def _backward(self, operation: Operation, held: _Held) -> None:
+        chunk = self._chunks[operation.chunk].chunk
+        gradient = None if chunk.last else self._messages.receive(*self._key(operation))
+        if operation.micro_batch == self._line.num_micro_batches - 1:
+            self._sync.ending(self._names[operation.chunk])
+        torch.autograd.backward(held.left, gradient)
+        if not chunk.first:
+            assert held.entered.grad is not None
+            self._messages.send(chunk.number, True, operation.micro_batch, held.entered.grad)

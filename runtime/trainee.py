@@ -1,0 +1,98 @@
+"""One rank of a training run, put together: its part of the model, its messages, its optimiser."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hexiopt.model import ModelSpec
+from hexiopt.plan import Plan
+from runtime.decoder import DecoderChunk, Rope, empty_weights
+from runtime.gradient_sync import GradientSync, buckets
+from runtime.groups import Groups
+from runtime.layout import Chunk, layout_of, token_ranges
+from runtime.messages import Messages, like
+from runtime.optimizer import AdamW, Optimizer
+from runtime.parts import Part, Shard, stage_parts
+from runtime.pipeline import Pipeline, Sequences
+from runtime.tensor_parallel import TensorParallel
+
+_INITIAL_STD = 0.02  # of matrices, as in Llama and GPT-2
+
+
+class Trainee:
+    """What one process of an initialised `torch.distributed` world does of a plan that has passed the check."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: ModelSpec,
+        seq_len: int,
+        global_batch: int,
+        *,
+        dtype: torch.dtype,
+        gradient_dtype: torch.dtype,
+        device: torch.device,
+        settings: AdamW,
+        seed: int,
+        timeout_s: float,
+    ) -> None:
+        self.layout, rank = layout_of(plan, model), dist.get_rank()
+        assert self.layout.world_size == dist.get_world_size(), "a process for each device of the plan"
+        self._tokens = global_batch * seq_len
+        self._device = device
+        groups = Groups(self.layout.groups(), timeout_s)
+        line, executor = self.layout.line_of[rank], self.layout.executor_of[rank]
+        at = executor.ranks.index(rank)
+        parts = list(executor.parts(model, rank))
+        self.weights = empty_weights(parts, dtype, device)
+        for part, value in initial_values(parts, seed):
+            self.weights[part.name].data.copy_(value)
+        tp = TensorParallel(at, tuple(token_ranges(seq_len, len(executor.ranks))), groups.of(executor.ranks))
+        rope = Rope(model, seq_len, dtype, device)
+        chunks = [DecoderChunk(model, chunk, executor.shards[at], tp, rope, self.weights) for chunk in executor.chunks]
+        self.buckets = buckets(self.layout.held, parts, gradient_dtype, device, plan.sharding.stage == 1)
+        self.sync = GradientSync(self.buckets, self.weights, groups)
+        messages = Messages(line, executor, rank, seq_len, model.hidden_size, like(dtype, device))
+        names = _names_by_chunk(model, executor.chunks, executor.shards[at])
+        self._pipeline = Pipeline(plan.schedule, line, executor, chunks, names, messages, self.sync)
+        self.optimizer = Optimizer(settings, self.buckets, self.weights, groups)
+        self._counts_loss = at == 0
+
+    def gradients(self, sequences: Sequences) -> float:
+        """Sum the gradients of a global batch in the buckets. Returns its mean loss per token, on every rank."""
+        own = self._pipeline.step(sequences, self._tokens)
+        total = torch.tensor(own if self._counts_loss else 0.0, dtype=torch.float64, device=self._device)
+        dist.all_reduce(total)
+        return float(total)
+
+    def step(self, sequences: Sequences, lr: float) -> tuple[float, float]:
+        """One optimiser step. Returns the mean loss per token and the norm of the gradients."""
+        loss = self.gradients(sequences)
+        return loss, self.optimizer.step(lr)
+
+
+def _names_by_chunk(model: ModelSpec, chunks: Sequence[Chunk], shard: Shard) -> list[list[str]]:
+    """The parameters whose last gradients come with the last backward of each chunk."""
+    found: list[list[str]] = []
+    for chunk in chunks:
+        own = stage_parts(model, [chunk.layers], shard, chunk.first, chunk.last)
+        found.append([part.name for part in own])
+    return found
+
+
+def initial_values(parts: Sequence[Part], seed: int) -> Iterator[tuple[Part, Tensor]]:
+    """First values, whoever holds what: each parameter is drawn whole, by its name and the seed, and cut.
+
+    Matrices are normal, norms one, biases zero; float32.
+    """
+    for part in parts:
+        if part.decays:
+            digest = hashlib.sha256(f"{seed} {part.name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+            whole = torch.randn(part.shape, generator=generator) * _INITIAL_STD
+        else:
+            whole = torch.full(part.shape, 0.0 if part.name.endswith(".bias") else 1.0)
+        yield part, whole.narrow(part.dim, part.start, part.end - part.start)

@@ -1,0 +1,143 @@
+"""Ranks of a gloo world as forked processes of a test, and the plans that they train."""
+
+import multiprocessing
+import random
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hexiopt.model import ModelSpec
+from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
+
+TIMEOUT_S = 60.0
+
+
+def run_ranks(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """What `work(rank)` returns on each rank of a world. The first error of any rank is raised."""
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
+        ends, processes = [], []
+        for rank in range(count):
+            here, there = context.Pipe(duplex=False)
+            process = context.Process(target=_rank, args=(work, rank, count, store, there), daemon=True)
+            process.start()
+            there.close()
+            ends.append(here)
+            processes.append(process)
+        found, errors = [], []
+        for rank, end in enumerate(ends):
+            try:
+                ok, value = end.recv()
+            except EOFError:
+                ok, value = False, "the process died"
+            (found if ok else errors).append(value if ok else f"rank {rank}: {value}")
+        for process in processes:
+            process.join(10.0)
+            process.kill()
+    assert not errors, "\n".join(errors)
+    return found
+
+
+def _rank(work: Callable[[int], Any], rank: int, count: int, store: Path, answer: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        limit = timedelta(seconds=TIMEOUT_S)
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count, timeout=limit)
+        value = work(rank)
+        dist.barrier()
+        answer.send((True, value))
+        dist.destroy_process_group()
+    except BaseException:
+        answer.send((False, traceback.format_exc()))
+
+
+def random_model(rng: random.Random, num_layers: int) -> ModelSpec:
+    """A decoder with 6 query heads, which no TP degree but 2 and 3 divides."""
+    architecture = rng.choice(("llama", "qwen2", "qwen3", "mistral"))
+    return ModelSpec(
+        name="random",
+        architecture=architecture,
+        num_layers=num_layers,
+        hidden_size=12,
+        num_heads=6,
+        num_kv_heads=rng.choice((1, 2, 3, 6)),
+        head_dim=rng.choice((2, 4)) if architecture in ("llama", "qwen3", "mistral") else 2,
+        ffn_size=rng.choice((9, 16)),
+        vocab_size=rng.choice((11, 32)),
+        max_positions=64,
+        tied_embeddings=rng.random() < 0.5,
+        attention_bias=architecture == "qwen2" or (architecture == "llama" and rng.random() < 0.5),
+        mlp_bias=architecture == "llama" and rng.random() < 0.5,
+        attention_window=3 if architecture == "mistral" and rng.random() < 0.5 else None,
+    )
+
+
+def random_plan(rng: random.Random, max_ranks: int = 8, most_layers: int = 6) -> tuple[Plan, ModelSpec, int]:
+    """A plan of 2 ranks or more, a model for it, and the global batch."""
+    schedule = rng.choice(("gpipe", "1f1b", "1f1b", "interleaved", "interleaved"))
+    devices = list(range(rng.randint(2, max_ranks)))
+    rng.shuffle(devices)
+    num_layers, pipelines = rng.randint(4, most_layers), []
+    count = rng.randint(1, min(3, len(devices)))
+    cuts = sorted(rng.sample(range(1, len(devices)), count - 1))
+    for start, end in pairwise([0, *cuts, len(devices)]):
+        pipelines.append(_pipeline(rng, devices[start:end], num_layers, schedule))
+    plan = Plan(tuple(pipelines), schedule, Sharding(rng.choice((0, 1))))
+    return plan, random_model(rng, num_layers), sum(p.num_sequences for p in pipelines)
+
+
+def _pipeline(rng: random.Random, devices: list[int], num_layers: int, schedule: str) -> Pipeline:
+    chunks = rng.choice((1, 2)) if schedule == "interleaved" else 1
+    num_stages = rng.randint(1, min(4, len(devices), num_layers // chunks))
+    chunks = chunks if num_stages > 1 else 1
+    cuts = sorted(rng.sample(range(1, len(devices)), num_stages - 1))
+    slots = [tuple(devices[a:b]) for a, b in pairwise([0, *cuts, len(devices)])]
+    groups = [_groups(rng, slot) for slot in slots]
+    size = max(max(map(len, groups)), rng.randint(1, 3))
+    layer_cuts = sorted(rng.sample(range(1, num_layers), num_stages * chunks - 1))
+    ranges = list(pairwise([0, *layer_cuts, num_layers]))
+    stages = []
+    for s, own in enumerate(groups):
+        layers = tuple(ranges[c * num_stages + s] for c in range(chunks))
+        length = sum(end - first for first, end in layers)
+        recompute = tuple(rng.choice(("none", "selective", "full")) for _ in range(length))
+        replicas = tuple(
+            Replica(group, n, _heads(rng, len(group)))
+            for group, n in zip(own, _samples(rng, size, len(own)), strict=True)
+        )
+        if len(replicas) == 1:
+            replicas = (Replica(own[0], None, replicas[0].heads),)
+        stages.append(Stage(replicas, layers, recompute))
+    batches = rng.randint(1, 5)
+    if chunks > 1:
+        batches = num_stages * rng.randint(1, 2)
+    return Pipeline(tuple(stages), batches, size)
+
+
+def _groups(rng: random.Random, slot: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """TP groups of at most four devices."""
+    found, at = [], 0
+    while at < len(slot):
+        tp = rng.randint(1, min(4, len(slot) - at))
+        found.append(slot[at : at + tp])
+        at += tp
+    return found
+
+
+def _samples(rng: random.Random, size: int, count: int) -> list[int]:
+    cuts = sorted(rng.sample(range(1, size), count - 1))
+    return [b - a for a, b in pairwise([0, *cuts, size])]
+
+
+def _heads(rng: random.Random, tp: int) -> tuple[int, ...] | None:
+    if tp == 1 or rng.random() < 0.5:
+        return None
+    return tuple(_samples(rng, 6, tp))

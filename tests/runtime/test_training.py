@@ -1,0 +1,84 @@
+"""Plans train as one process does: gradients and loss curves, in float64."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from hexiopt.model import ModelSpec
+from hexiopt.plan import Pipeline, Plan, Sharding, Stage
+from runtime.optimizer import AdamW
+from runtime.trainee import Trainee
+from tests.runtime.ranks import TIMEOUT_S, random_plan, run_ranks
+
+SEQ_LEN = 7
+SETTINGS = AdamW(lr=3e-3, max_norm=0.5)
+
+
+def whole(model: ModelSpec, batch: int) -> Plan:
+    """One process, one micro-batch."""
+    return Plan((Pipeline((Stage.of((0,), 0, model.num_layers),), 1, batch),), "1f1b", Sharding(0))
+
+
+def trainee(plan: Plan, model: ModelSpec, batch: int) -> Trainee:
+    return Trainee(
+        plan,
+        model,
+        SEQ_LEN,
+        batch,
+        dtype=torch.float64,
+        gradient_dtype=torch.float64,
+        device=torch.device("cpu"),
+        settings=SETTINGS,
+        seed=1,
+        timeout_s=TIMEOUT_S,
+    )
+
+
+def train(plan: Plan, model: ModelSpec, batch: int, steps: int) -> list[Any]:
+    """By rank: gradients of the first step, [(parts, flat share, where it begins)], and losses and norms of all."""
+
+    def work(rank: int) -> Any:
+        own = trainee(plan, model, batch)
+
+        def sequences(step: int) -> Any:
+            generator = torch.Generator().manual_seed(step % 2)
+            tokens = torch.randint(model.vocab_size, (batch, SEQ_LEN + 1), generator=generator)
+            return lambda first, end: tokens[first:end]
+
+        own.gradients(sequences(0))
+        gradients = [
+            (bucket.parts, bucket.gradient[bucket.share].numpy().copy(), bucket.share.start) for bucket in own.buckets
+        ]
+        return gradients, [own.step(sequences(step), SETTINGS.lr) for step in range(steps)]
+
+    return run_ranks(len(plan.devices()), work)
+
+
+def equal_one_process(seed: int, steps: int = 20) -> None:
+    plan, model, batch = random_plan(random.Random(seed))
+    ((reference, curve),) = train(whole(model, batch), model, batch, steps)
+    of_name = {}
+    for parts, flat, _ in reference:
+        at = 0
+        for part in parts:
+            size = torch.Size(part.local_shape).numel()
+            of_name[part.name] = torch.from_numpy(flat[at : at + size]).view(part.shape)
+            at += size
+    for gradients, losses in train(plan, model, batch, steps):
+        for parts, flat, start in gradients:
+            want = torch.cat([of_name[p.name].narrow(p.dim, p.start, p.end - p.start).flatten() for p in parts])
+            scale = max(float(of_name[p.name].norm()) for p in parts)
+            own = want[start : start + len(flat)]
+            difference = torch.from_numpy(flat)[: len(own)] - own
+            assert float(difference.norm()) <= 1e-10 * scale
+        for (loss, norm), (true_loss, true_norm) in zip(losses, curve, strict=True):
+            assert loss == pytest.approx(true_loss, rel=1e-9)
+            assert norm == pytest.approx(true_norm, rel=1e-9)
+    assert curve[-2][0] < curve[0][0]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_plan_trains_as_one_process(seed: int) -> None:
+    equal_one_process(seed)
