@@ -20,7 +20,6 @@ from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 from numpy.lib import format as npy
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from hexiopt.errors import InputError
@@ -283,23 +282,21 @@ class Batches:
         assert self.seq_len >= 1
         assert self.global_batch >= 1
         assert self.seed >= 0
-        _ = self._windows
+        if len(self._corpus) <= self.seq_len:
+            raise InputError(
+                f"{self.tokens}: has {len(self._corpus)} tokens, and one window takes {self.seq_len + 1} "
+                "(seq_len + 1); give a longer corpus or lower seq_len"
+            )
 
     @cached_property
-    def _windows(self) -> Tokens:
-        """[num_windows, seq_len + 1], mapped."""
-        tokens = open_tokens(self.tokens)
-        if len(tokens) <= self.seq_len:
-            raise InputError(
-                f"{self.tokens}: has {len(tokens)} tokens, and one window takes {self.seq_len + 1} (seq_len + 1); "
-                "give a longer corpus or lower seq_len"
-            )
-        return sliding_window_view(tokens, self.seq_len + 1)[:: self.seq_len]
+    def _corpus(self) -> Tokens:
+        """[num_tokens], mapped."""
+        return open_tokens(self.tokens)
 
     @property
     def num_windows(self) -> int:
         """Sequences of one epoch."""
-        return len(self._windows)
+        return (len(self._corpus) - 1) // self.seq_len
 
     def sequences(self, step: int, first: int, end: int) -> NDArray[np.int64]:
         """Samples `first` to `end` (exclusive) of the global batch of `step`: [end - first, seq_len + 1].
@@ -310,13 +307,15 @@ class Batches:
         assert 0 <= first <= end <= self.global_batch
         start, stop = step * self.global_batch + first, step * self.global_batch + end
         epochs = range(start // self.num_windows, max(start, stop - 1) // self.num_windows + 1)
-        chosen = [
+        windows = [
             _order(self.num_windows, self.seed, epoch)[
                 max(0, start - epoch * self.num_windows) : stop - epoch * self.num_windows
             ]
             for epoch in epochs
         ]
-        return self._windows[np.concatenate(chosen)].astype(np.int64)
+        first_tokens = np.concatenate(windows).astype(np.int64) * self.seq_len
+        found: Tokens = self._corpus[first_tokens[:, None] + np.arange(self.seq_len + 1)]
+        return found.astype(np.int64)
 
 
 @lru_cache(maxsize=2)  # two, because a batch may lie in two epochs

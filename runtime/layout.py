@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from hexiopt.model import ModelSpec
-from hexiopt.plan import Plan
+from hexiopt.plan import Plan, Replica
 from hexiopt.workload import Workload
 from runtime.parts import Part, Range, Shard, shards, stage_parts
 
@@ -152,8 +152,7 @@ def layout_of(plan: Plan, model: ModelSpec) -> Layout:
                         p,
                         s,
                         r,
-                        tuple(rank_of[d] for d in replica.devices),
-                        shards(model, len(replica.devices), replica.heads),
+                        *_in_rank_order([rank_of[d] for d in replica.devices], shards(model, *_tp(replica))),
                         samples,
                         chunks,
                     )
@@ -170,6 +169,16 @@ def layout_of(plan: Plan, model: ModelSpec) -> Layout:
     ranks = range(len(devices))
     each = tuple(executor_of[rank] for rank in ranks)
     return Layout(devices, tuple(lines), tuple(line_of[rank] for rank in ranks), each, _held(each, model))
+
+
+def _tp(replica: Replica) -> tuple[int, tuple[int, ...] | None]:
+    return len(replica.devices), replica.heads
+
+
+def _in_rank_order(ranks: Sequence[int], each: Sequence[Shard]) -> tuple[tuple[int, ...], tuple[Shard, ...]]:
+    """Process groups number their ranks in ascending order, whatever the order of a plan's devices."""
+    order = sorted(range(len(ranks)), key=lambda k: ranks[k])
+    return tuple(ranks[k] for k in order), tuple(each[k] for k in order)
 
 
 def _held(executor_of: Sequence[Executor], model: ModelSpec) -> tuple[Held, ...]:

@@ -76,6 +76,11 @@ class Polisher:
             if irregular(resized, plan.schedule) is not None:
                 return None
             pipelines.append(resized)
+        sequences = [pipeline.num_sequences for pipeline in pipelines]
+        # An even batch may differ by one micro-batch, which may now be smaller.
+        apart = max(sequences) - min(sequences) > max(pipeline.micro_batch_size for pipeline in pipelines)
+        if apart and not self.search.problem.space.uneven_batch:
+            return None
         return replace(plan, pipelines=tuple(pipelines))
 
     def _neighbour(self, plan: Plan, cost: Cost) -> Plan | None:
