@@ -1,10 +1,12 @@
 """Polishing keeps to the plan space."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 from hexiopt.check import check
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem import Problem
 from hexiopt.space import Space
 from solvers.base import Budget, Search
 from solvers.polish import Polisher
@@ -12,12 +14,18 @@ from solvers.structure import Builder
 from tests.solvers import problems
 
 
+def stages(problem: Problem, first: int, count: int) -> Iterator[Stage]:
+    """Stages of one device each, from device `first`; short pipelines gain most by small micro-batches."""
+    layers = problem.model.num_layers
+    for k in range(count):
+        yield Stage.of((first + k,), k * layers // count, (k + 1) * layers // count)
+
+
 def test_smaller_micro_batches_stay_even() -> None:
     """Two pipelines differ by one micro-batch of two sequences: of one sequence that would be two."""
     problem = problems.easy(Space(uneven_batch=False))
     problem = replace(problem, workload=replace(problem.workload, global_batch=10, optimizer_sharding="0"))
-    layers = problem.model.num_layers
-    pipelines = tuple(Pipeline((Stage.of((d,), 0, layers),), count, 2) for d, count in enumerate((3, 2)))
+    pipelines = tuple(Pipeline(tuple(stages(problem, first, 4)), count, 2) for first, count in ((0, 3), (4, 2)))
     plan = Plan(pipelines, "1f1b", Sharding(0))
     assert check(problem, plan) == []
     search = Search("test", problem, Budget(60.0, 200), 0)
