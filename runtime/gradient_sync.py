@@ -161,7 +161,7 @@ class GradientSync:
             group = self._groups.of(bucket.ranks)
             if bucket.sharded:
                 own = bucket.gradient[bucket.share].clone()
-                bucket.work = dist.reduce_scatter_tensor(own, bucket.gradient, group=group, async_op=True)
+                bucket.work = dist.reduce_scatter_single(own, bucket.gradient, group=group, async_op=True)
                 bucket.scattered = own
             else:
                 bucket.work = dist.all_reduce(bucket.gradient, group=group, async_op=True)

@@ -57,7 +57,7 @@ def _all_gather(x: Tensor, tp: TensorParallel) -> Tensor:
     longest = max(lengths)
     padded = x if len(x) == longest else torch.cat([x, x.new_zeros(longest - len(x), *x.shape[1:])])
     whole = x.new_empty(longest * len(lengths), *x.shape[1:])
-    dist.all_gather_into_tensor(whole, padded.contiguous(), group=tp.group)
+    dist.all_gather_single(whole, padded.contiguous(), group=tp.group)
     if min(lengths) == longest:
         return whole
     return torch.cat([whole[k * longest : k * longest + n] for k, n in enumerate(lengths)])
@@ -73,7 +73,7 @@ def _reduce_scatter(x: Tensor, tp: TensorParallel) -> Tensor:
     else:
         whole = x.contiguous()
     own = x.new_empty(longest, *x.shape[1:])
-    dist.reduce_scatter_tensor(own, whole, group=tp.group)
+    dist.reduce_scatter_single(own, whole, group=tp.group)
     return own[: lengths[tp.rank]]
 
 

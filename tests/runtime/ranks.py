@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # optimisers import it at first use: here once, before processes fork
 import torch.distributed as dist
 
 from hexiopt.model import ModelSpec
