@@ -132,6 +132,48 @@ class CollectConfig:
 
 
 @dataclass
+class TrainConfig:
+    """How `train` trains. `data` is a text file, a folder of them or a token file (.npy); null, Python's own sources.
+
+    `tokenizer` is a Hugging Face tokenizer.json; null, bytes. `resume` is a checkpoint (a folder step-NNNNNNNN). After
+    a lost or hung process `on_failure` goes on from the last checkpoint: restart, replan (without the lost devices) or
+    stop; `max_restarts` times in a row without a new checkpoint. `launch` local starts all processes on this machine.
+    """
+
+    steps: int = 50
+    lr: float = 3e-3
+    warmup_steps: int = 5
+    min_lr_share: float = 0.1
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    max_norm: float | None = 1.0
+    data: str | None = None
+    tokenizer: str | None = None
+    resume: str | None = None
+    checkpoint_every: int = 25
+    keep_checkpoints: int = 2
+    on_failure: str = "restart"
+    max_restarts: int = 3
+    timeout_s: float = 60.0
+    launch: str = "local"
+
+    def __post_init__(self) -> None:
+        section = Section(asdict(self), "train")
+        for key, least in (("steps", 1), ("warmup_steps", 0), ("checkpoint_every", 1), ("keep_checkpoints", 1)):
+            section.integer(key, at_least=least, at_most=MAX_STEPS)
+        section.integer("max_restarts", at_least=0, at_most=MAX_STEPS)
+        section.number("lr", above=0, at_most=100.0)
+        section.number("weight_decay", at_least=0, at_most=100.0)
+        for key in ("min_lr_share", "beta1", "beta2"):
+            section.number(key, at_least=0, at_most=1.0)
+        section.number("max_norm", above=0, at_most=1e9, default=None)
+        section.number("timeout_s", at_least=1, at_most=MAX_TIME_LIMIT_S)
+        section.text("on_failure", choices=("restart", "replan", "stop"))
+        section.text("launch", choices=("local",))
+
+
+@dataclass
 class Config:
     """All of it. `report` draws pictures (null: yes, but not in a sweep); `plan` is a plan file."""
 
@@ -147,6 +189,7 @@ class Config:
     plan: str | None = None
     compare: CompareConfig = field(default_factory=CompareConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= MAX_SEED:

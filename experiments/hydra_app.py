@@ -73,6 +73,8 @@ def _ended(outcome: Outcome) -> int:
 def _run(verb: str, args: Sequence[str]) -> int:
     parsed = _parse(args)
     overrides = [_open(override) for override in parsed.overrides]
+    if verb == "train" and not any(o.startswith(("workload", "plan=", "experiment")) for o in overrides):
+        overrides.append("workload=small")
     hydra_version.setbase("1.3")
     register()
     search_path = create_automatic_config_search_path(None, None, parsed.config_path or "pkg://conf")

@@ -1,7 +1,6 @@
 """AdamW over flat buckets, with master weights in float32 or better; with ZeRO-1 each holder steps its own share."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -9,18 +8,10 @@ from torch import Tensor, nn
 
 from runtime.gradient_sync import Bucket
 from runtime.groups import Groups
+from runtime.parts import Part
+from runtime.settings import AdamW
 
-
-@dataclass(frozen=True)
-class AdamW:
-    """Hyperparameters (Loshchilov and Hutter, arXiv 1711.05101); the norm of all gradients is clipped to `max_norm`,
-    if any. Norms and biases do not decay."""
-
-    lr: float = 3e-4
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    max_norm: float | None = 1.0
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Optimizer:
@@ -45,10 +36,33 @@ class Optimizer:
                 {"params": decays[1], "weight_decay": 0.0},
             ],
             lr=settings.lr,
-            betas=settings.betas,
+            betas=(settings.beta1, settings.beta2),
             eps=settings.eps,
             foreach=True,
         )
+
+    def states(self) -> Iterator[tuple[Bucket, dict[str, Tensor]]]:
+        """Per bucket, this rank's share of master weights and moments."""
+        for master, bucket in zip(self.masters, self._buckets, strict=True):
+            own = self._adam.state.get(master) or {kind: torch.zeros_like(master) for kind in _MOMENTS}
+            yield bucket, {"weight": master, **{kind: own[kind] for kind in _MOMENTS}}
+
+    @torch.no_grad()
+    def load(self, read: Callable[[str, Part], Tensor], step: int) -> None:
+        """Take over master weights and moments after `step` steps: `read(kind, part)`."""
+        for master, bucket in zip(self.masters, self._buckets, strict=True):
+            moments = {}
+            for kind in ("weight", *_MOMENTS):
+                flat = torch.zeros(len(bucket.gradient), dtype=master.dtype)
+                parts = [read(kind, part).flatten() for part in bucket.parts]
+                flat[: sum(map(len, parts))] = torch.cat(parts)
+                own = flat[bucket.share].to(master.device)
+                if kind == "weight":
+                    master.copy_(own)
+                else:
+                    moments[kind] = own.clone()
+            self._adam.state[master] = {"step": torch.tensor(float(step)), **moments}
+        self._spread()
 
     def step(self, lr: float) -> float:
         """Clip, step, and give every holder the new weights. Returns the norm of all gradients before clipping."""

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from math import isfinite
 
 import torch
 import torch.distributed as dist
@@ -14,9 +15,10 @@ from runtime.gradient_sync import GradientSync, buckets
 from runtime.groups import Groups
 from runtime.layout import Chunk, layout_of, token_ranges
 from runtime.messages import Messages, like
-from runtime.optimizer import AdamW, Optimizer
+from runtime.optimizer import Optimizer
 from runtime.parts import Part, Shard, stage_parts
 from runtime.pipeline import Pipeline, Sequences
+from runtime.settings import AdamW
 from runtime.tensor_parallel import TensorParallel
 
 _INITIAL_STD = 0.02  # of matrices, as in Llama and GPT-2
@@ -59,14 +61,21 @@ class Trainee:
         names = _names_by_chunk(model, executor.chunks, executor.shards[at])
         self._pipeline = Pipeline(plan.schedule, line, executor, chunks, names, messages, self.sync)
         self.optimizer = Optimizer(settings, self.buckets, self.weights, groups)
-        self._counts_loss = at == 0
+        self._counts_loss, self._own_loss = at == 0, 0.0
 
     def gradients(self, sequences: Sequences) -> float:
         """Sum the gradients of a global batch in the buckets. Returns its mean loss per token, on every rank."""
-        own = self._pipeline.step(sequences, self._tokens)
+        own = self._own_loss = self._pipeline.step(sequences, self._tokens)
         total = torch.tensor(own if self._counts_loss else 0.0, dtype=torch.float64, device=self._device)
         dist.all_reduce(total)
         return float(total)
+
+    def blamed(self) -> list[int]:
+        """The ranks whose own loss of the last step is no finite number; asked by all ranks together."""
+        own = torch.tensor([0.0 if isfinite(self._own_loss) else 1.0], device=self._device)
+        flags = own.new_empty(self.layout.world_size)
+        dist.all_gather_single(flags, own)
+        return [int(rank) for rank in flags.nonzero()]
 
     def step(self, sequences: Sequences, lr: float) -> tuple[float, float]:
         """One optimiser step. Returns the mean loss per token and the norm of the gradients."""

@@ -1,0 +1,141 @@
+"""`hexiopt train cluster=small_mixed model=tiny`: trains with a plan, given or found first."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from experiments.cli import main
+from experiments.common import Job, found, search
+from experiments.reports import show_plan
+from hexiopt.check import check
+from hexiopt.errors import InputError
+from hexiopt.plan_file import plan_file_to_dict, read_plan, solver_to_dict
+from hexiopt.problem import Problem
+from solvers.registry import make_solver
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A step of training that has ended."""
+
+    step: int
+    loss: float
+    norm: float
+    seconds: float
+
+
+def run(job: Job) -> float:
+    """Train; returns the last loss. Raises InputError before any process starts, NoPlanError, TrainingFailedError."""
+    if find_spec("torch") is None:
+        raise InputError("train: needs torch; install hexiopt[train]")
+    from runtime.checkpoint import Checkpoint
+    from runtime.data import Batches, prepare
+    from runtime.layout import untrainable
+    from runtime.settings import Run
+    from runtime.supervisor import supervised
+
+    config = job.config.train
+    plan_path = Path(job.config.plan).absolute() if job.config.plan else _planned(job, job.problem, "plan.json")
+    plan_file = job.plan_file() if job.config.plan else read_plan(plan_path)
+    problem, plan = plan_file.problem, plan_file.plan
+    wrong = check(problem, plan)
+    if wrong:
+        raise InputError(f"{plan_path}: {wrong[0].text}; plan again")
+    cannot = untrainable(plan, problem.model, problem.workload)
+    if cannot is not None:
+        raise InputError(cannot)
+    resume = None
+    if config.resume is not None:
+        resume = Path(config.resume).absolute()
+        checkpoint = Checkpoint(resume)
+        if checkpoint.model.to_dict() | {"name": ""} != problem.model.to_dict() | {"name": ""}:
+            raise InputError(f"train.resume: {resume} is of another model than {problem.model.name}; train that one")
+        checkpoint.check()
+    tokens = prepare(_path(config.data), _path(config.tokenizer), job.folder / "tokens", problem.model.vocab_size)
+    settings = _settings(job)
+    Batches(tokens, problem.workload.seq_len, problem.workload.global_batch, settings.seed)
+    run_of_all = Run(plan_path, tokens.absolute(), job.folder.absolute() / "checkpoints", settings, resume)
+
+    def replan(lost: Sequence[str]) -> Path:
+        left = replace(problem, space=replace(problem.space, exclude=(*problem.space.exclude, *lost)))
+        return _planned(job, left, "replanned.json").absolute()
+
+    ended: list[Ended] = []
+    events = supervised(run_of_all, job.folder.absolute(), config.on_failure, replan, config.max_restarts)
+    with (job.folder / "metrics.jsonl").open("w", encoding="utf-8") as metrics, _shown(job, settings.steps) as shown:
+        for event in events:
+            print(json.dumps(event), file=metrics, flush=True)
+            if event["event"] == "step":
+                ended.append(Ended(event["step"], event["loss"], event["norm"], event["seconds"]))
+                shown.step(ended[-1], problem.workload.tokens)
+            elif event["event"] == "restart":
+                ended = [one for one in ended if one.step <= _step_of(event["from"])]
+                shown.tell(f"{event['reason']}; going on from {event['from'] or 'the start'}")
+    _conclude(job, problem, ended)
+    return ended[-1].loss if ended else float("nan")
+
+
+def _path(stated: str | None) -> Path | None:
+    return None if stated is None else Path(stated)
+
+
+def _step_of(checkpoint: str | None) -> int:
+    return 0 if checkpoint is None else int(Path(checkpoint).name.removeprefix("step-"))
+
+
+def _planned(job: Job, problem: Problem, name: str) -> Path:
+    """Find a plan and write it; its path."""
+    result = search(job, make_solver(job.config.solver.name, **job.config.solver.options()), problem)
+    plan, cost = found(result)
+    made_by = solver_to_dict(result)
+    job.write_json(name, plan_file_to_dict(problem, plan, cost, made_by))
+    show_plan(job, problem, plan, cost, made_by)
+    return job.folder / name
+
+
+def _settings(job: Job) -> Any:
+    from runtime.settings import AdamW, Settings
+
+    config = job.config.train
+    return Settings(
+        steps=config.steps,
+        adam=AdamW(
+            lr=config.lr,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            weight_decay=config.weight_decay,
+            max_norm=config.max_norm,
+        ),
+        warmup_steps=config.warmup_steps,
+        min_lr_share=config.min_lr_share,
+        seed=job.config.seed,
+        checkpoint_every=config.checkpoint_every,
+        keep_checkpoints=config.keep_checkpoints,
+        timeout_s=config.timeout_s,
+    )
+
+
+def _shown(job: Job, steps: int) -> Any:
+    from hexiopt.report.training import TrainingProgress
+
+    return TrainingProgress(steps, quiet=job.in_sweep)
+
+
+def _conclude(job: Job, problem: Problem, ended: Sequence[Ended]) -> None:
+    from hexiopt.report.training import draw_training, training_table
+
+    if not ended:
+        return
+    steps, losses = [one.step for one in ended], [one.loss for one in ended]
+    if job.pictures:
+        job.draw("loss.png", lambda path: draw_training(steps, losses, path))
+    job.show("", training_table(losses, [one.seconds for one in ended], problem.workload.tokens))
+    job.show_files("metrics.jsonl", "checkpoints", *(["loss.png"] if job.pictures else []))
+
+
+if __name__ == "__main__":
+    sys.exit(main(["train", *sys.argv[1:]]))

@@ -1,0 +1,126 @@
+"""What one process of a run does, from the first step to the last, and what it tells the process that started it."""
+
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from math import isfinite
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hexiopt.plan_file import PlanFile
+from runtime.checkpoint import Checkpoint, Progress, save
+from runtime.data import Batches
+from runtime.settings import Run
+from runtime.trainee import Trainee
+
+Event = dict[str, Any]  # plain data, `event` says what
+_BEAT_S = 1.0
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class NotFinite(Exception):  # noqa: N818
+    """The loss is no number: training cannot go on."""
+
+
+def run_rank(run: Run, plan_file: PlanFile, rank: int, local: int, master: str, tell: Callable[[Event], None]) -> None:
+    """Train; `tell` hears of every step, and of what ended the training, if it was not its end.
+
+    `local` is the number of the process on its machine, `master` the `host:port` where rank 0 listens.
+    """
+    told = _Telling(tell)
+    tell = told.tell
+    try:
+        cuda = torch.cuda.is_available()
+        device = torch.device("cuda", local) if cuda else torch.device("cpu")
+        if cuda:
+            torch.cuda.set_device(device)
+        else:
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(plan_file.plan.devices())))
+        dist.init_process_group(
+            "nccl" if cuda else "gloo",
+            init_method=f"tcp://{master}",
+            rank=rank,
+            world_size=len(plan_file.plan.devices()),
+            timeout=timedelta(seconds=run.settings.timeout_s),
+        )
+        _train(run, plan_file, rank, device, tell)
+        tell({"event": "done"})
+        dist.destroy_process_group()
+    except NotFinite as error:
+        tell({"event": "not_finite", "reason": str(error)})
+    except BaseException:
+        tell({"event": "error", "reason": traceback.format_exc()})
+
+
+class _Telling:
+    """Tells events, and once a second that the process lives."""
+
+    def __init__(self, tell: Callable[[Event], None]) -> None:
+        self._tell, self._lock = tell, threading.Lock()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def tell(self, event: Event) -> None:
+        with self._lock:
+            self._tell(event)
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(_BEAT_S)
+            try:
+                self.tell({"event": "beat"})
+            except OSError:  # nobody listens any more
+                return
+
+
+def _train(run: Run, plan_file: PlanFile, rank: int, device: torch.device, tell: Callable[[Event], None]) -> None:
+    settings, problem = run.settings, plan_file.problem
+    workload, model = problem.workload, problem.model
+    dtype = torch.float64 if run.float64 else _DTYPES[workload.precision]
+    trainee = Trainee(
+        plan_file.plan,
+        model,
+        workload.seq_len,
+        workload.global_batch,
+        dtype=dtype,
+        gradient_dtype=torch.float32 if workload.gradient_bytes == 4 and dtype == torch.bfloat16 else dtype,
+        device=device,
+        settings=settings.adam,
+        seed=settings.seed,
+        timeout_s=settings.timeout_s,
+    )
+    batches = Batches(run.tokens, workload.seq_len, workload.global_batch, settings.seed)
+    step = 0
+    if run.resume is not None:
+        checkpoint = Checkpoint(run.resume)
+        step = checkpoint.progress.step
+        trainee.optimizer.load(checkpoint.read, step)
+    tell({"event": "ready", "step": step})
+    while step < settings.steps:
+        began = time.perf_counter()
+
+        def sequences(first: int, end: int, step: int = step) -> torch.Tensor:
+            return torch.from_numpy(batches.sequences(step, first, end)).to(device)
+
+        loss, norm = trainee.step(sequences, settings.lr(step))
+        if not isfinite(loss) or not isfinite(norm):
+            what = f"the loss is {loss}" if not isfinite(loss) else f"the norm of the gradients is {norm}"
+            name_of = problem.cluster.device_name
+            where = ", ".join(f"rank {r} ({name_of(trainee.layout.devices[r])})" for r in trainee.blamed())
+            raise NotFinite(f"step {step + 1}: {what}{' on ' if where else ''}{where}")
+        step += 1
+        seconds = time.perf_counter() - began
+        tell({"event": "step", "step": step, "loss": loss, "norm": norm, "seconds": seconds})
+        if step == settings.steps or step % settings.checkpoint_every == 0:
+            save(
+                run.checkpoints,
+                model,
+                Progress(step, settings.seed),
+                trainee.optimizer.states(),
+                settings.keep_checkpoints,
+            )
+            tell({"event": "checkpoint", "step": step})

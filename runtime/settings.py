@@ -1,0 +1,84 @@
+"""How to train, and the file that tells it to every process of a run."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from math import cos, pi
+from pathlib import Path
+
+from hexiopt.plan_file import write_text
+from hexiopt.reading import Section, read_mapping
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Loshchilov and Hutter, arXiv 1711.05101. The norm of all gradients is clipped to `max_norm`, if any; norms and
+    biases do not decay."""
+
+    lr: float = 3e-3
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    max_norm: float | None = 1.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train. The learning rate warms up linearly, then falls along a cosine to `min_lr_share` of itself.
+
+    A checkpoint is written every `checkpoint_every` steps and at the end; the last `keep_checkpoints` stay. No message
+    or collective waits longer than `timeout_s`.
+    """
+
+    steps: int = 50
+    adam: AdamW = field(default_factory=AdamW)
+    warmup_steps: int = 5
+    min_lr_share: float = 0.1
+    seed: int = 0
+    checkpoint_every: int = 25
+    keep_checkpoints: int = 2
+    timeout_s: float = 60.0
+
+    def lr(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        if step < self.warmup_steps:
+            return self.adam.lr * (step + 1) / self.warmup_steps
+        done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        return self.adam.lr * (self.min_lr_share + (1 - self.min_lr_share) * 0.5 * (1 + cos(pi * done)))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What every process of a run reads: paths of the plan, the tokens, the folder of checkpoints, and the checkpoint
+    to go on from, if any; `float64` trains in it, as tests do."""
+
+    plan: Path
+    tokens: Path
+    checkpoints: Path
+    settings: Settings
+    resume: Path | None = None
+    float64: bool = False
+
+    def write(self, path: Path) -> None:
+        """Write the run as JSON."""
+        data = asdict(self) | {
+            key: None if (value := getattr(self, key)) is None else str(value)
+            for key in ("plan", "tokens", "checkpoints", "resume")
+        }
+        write_text(path, json.dumps(data, indent=1))
+
+    @classmethod
+    def read(cls, path: Path) -> "Run":
+        """The run of a file that `write` wrote."""
+        section = Section(read_mapping(path), str(path))
+        settings = dict(section.raw("settings"))
+        adam = AdamW(**settings.pop("adam"))
+        resume = section.raw("resume", None)
+        return cls(
+            plan=Path(section.text("plan")),
+            tokens=Path(section.text("tokens")),
+            checkpoints=Path(section.text("checkpoints")),
+            settings=Settings(adam=adam, **settings),
+            resume=None if resume is None else Path(resume),
+            float64=section.flag("float64"),
+        )
