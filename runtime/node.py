@@ -26,7 +26,6 @@ from runtime.layout import layout_of
 from runtime.rank import Event, run_rank
 from runtime.settings import Run
 
-_SILENCE_S = 15.0
 _SILENT_STEPS = 5
 _RECENT = 20  # steps that say how long one usually takes
 _SETTLE_S = 0.5  # in which the first cause may still be told after its consequences
@@ -59,7 +58,7 @@ class Node:
         self._steps_s: list[float] = []
         self._done: set[int] = set()
         self._ready: set[int] = set()
-        self._timeout_s = run.settings.timeout_s
+        self._settings = run.settings
 
     def watch(self) -> int:
         """Print events until all ranks have ended. Returns the exit code."""
@@ -112,8 +111,7 @@ class Node:
             case "ready":
                 self._ready.add(rank)
                 self._moved = time.monotonic()
-                if rank == 0:
-                    _say(event)
+                _say({**event, "pid": self._processes[rank].pid})
             case "step" | "checkpoint" if rank == 0:
                 self._moved = time.monotonic()
                 if event["event"] == "step":
@@ -130,15 +128,15 @@ class Node:
 
     def _hung(self) -> Event | None:
         usual_s = statistics.median(self._steps_s[-_RECENT:]) if self._steps_s else 0.0
-        limit_s, now = max(_SILENCE_S, _SILENT_STEPS * usual_s), time.monotonic()
+        limit_s, now = max(self._settings.silence_s, _SILENT_STEPS * usual_s), time.monotonic()
         silent = [r for r in self._ranks if r not in self._done and now - self._heard[r] > limit_s]
         if silent:
             rank = min(silent, key=lambda rank: self._heard[rank])
             reason = f"rank {rank} ({self._names[rank]}) has given no sign of life for {limit_s:.0f} s"
             return {"event": "hung", "rank": rank, "device": self._names[rank], "reason": reason}
         # Ranks that live may still wait for each other for ever; messages and collectives have their own limit.
-        if now - self._moved > limit_s + self._timeout_s:
-            return {"event": "hung", "reason": f"no step has ended for {limit_s + self._timeout_s:.0f} s"}
+        if now - self._moved > limit_s + self._settings.timeout_s:
+            return {"event": "hung", "reason": f"no step has ended for {limit_s + self._settings.timeout_s:.0f} s"}
         return None
 
 

@@ -27,7 +27,8 @@ class Settings:
     """How to train. The learning rate warms up linearly, then falls along a cosine to `min_lr_share` of itself.
 
     A checkpoint is written every `checkpoint_every` steps and at the end; the last `keep_checkpoints` stay. No message
-    or collective waits longer than `timeout_s`.
+    or collective waits longer than `timeout_s`. A process is lost when it gives no sign of life for `silence_s`, or for
+    as long as five steps usually take.
     """
 
     steps: int = 50
@@ -38,6 +39,7 @@ class Settings:
     checkpoint_every: int = 25
     keep_checkpoints: int = 2
     timeout_s: float = 60.0
+    silence_s: float = 15.0
 
     def lr(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""

@@ -71,11 +71,16 @@ class Trainee:
         return float(total)
 
     def blamed(self) -> list[int]:
-        """The ranks whose own loss of the last step is no finite number; asked by all ranks together."""
-        own = torch.tensor([0.0 if isfinite(self._own_loss) else 1.0], device=self._device)
-        flags = own.new_empty(self.layout.world_size)
+        """The ranks whose own loss of the last step is no finite number, or else those that hold such gradients.
+
+        Asked by all ranks together.
+        """
+        gradients = all(bool(bucket.gradient.isfinite().all()) for bucket in self.buckets)
+        own = torch.tensor([not isfinite(self._own_loss), not gradients], dtype=torch.float32, device=self._device)
+        flags = own.new_empty(2 * self.layout.world_size)
         dist.all_gather_single(flags, own)
-        return [int(rank) for rank in flags.nonzero()]
+        by_loss, by_gradients = flags.view(-1, 2).T
+        return [int(rank) for rank in (by_loss if by_loss.any() else by_gradients).nonzero()]
 
     def step(self, sequences: Sequences, lr: float) -> tuple[float, float]:
         """One optimiser step. Returns the mean loss per token and the norm of the gradients."""

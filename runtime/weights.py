@@ -258,6 +258,7 @@ def _config(model: ModelSpec, dtype: torch.dtype) -> dict[str, Any]:
     """The `config.json` of a model, in keys that transformers before and since version 5 reads."""
     assert model.rope_type == "default", "a model that is trained"
     values = {key: getattr(model, name) for name, key in ARCHITECTURES[model.architecture].keys.items()}
+    values["rms_norm_eps"] = float(model.norm_eps)  # a whole number is refused
     if model.architecture in ("qwen2", "qwen3"):
         values |= {"use_sliding_window": model.attention_window is not None, "max_window_layers": 0}
     return {

@@ -1,6 +1,7 @@
 """The decoder computes what transformers computes: logits, loss and gradients, with weights read from its files."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ SIZES = {
 }
 WINDOW = {"sliding_window": 3}
 QWEN_WINDOW = WINDOW | {"use_sliding_window": True, "max_window_layers": 0}
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "llama": {"rope_theta": 300.0},
     "llama-tied": {"tie_word_embeddings": True, "head_dim": 6, "rms_norm_eps": 1e-2},
     "llama-biases": {"attention_bias": True, "mlp_bias": True, "head_dim": 10},
@@ -45,13 +46,21 @@ CASES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads would wait for each other longer than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def causal_lm(case: str) -> Any:
     """A random model of transformers in which every parameter matters: no norm is one, no bias zero."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     transformers = pytest.importorskip("transformers")
     config = transformers.AutoConfig.for_model(case.partition("-")[0], **SIZES | CASES[case])
-    config._attn_implementation = "eager"
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     generator = torch.Generator().manual_seed(len(case))
     with torch.no_grad():
         for values in model.parameters():

@@ -1,0 +1,129 @@
+"""Layouts of thousands of random plans: everything is held, sent and worked on exactly once."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+import pytest
+
+from hexiopt.cost.memory import in_flight
+from hexiopt.errors import InputError
+from hexiopt.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.workload import Workload
+from runtime.layout import layout_of, token_ranges, untrainable
+from runtime.operations import operations
+from runtime.parts import shards, split
+from tests.runtime.ranks import random_model, random_plan
+
+SEQ_LEN = 7
+SEEDS = [range(first, first + 250) for first in range(0, 3000, 250)]
+
+
+@pytest.mark.parametrize("seeds", SEEDS, ids=str)
+def test_every_element_is_held_by_those_who_should(seeds: range) -> None:
+    for seed in seeds:
+        plan, model, _ = random_plan(random.Random(seed), 12, 9)
+        layout = layout_of(plan, model)
+        held = [part for same in layout.held for part in same.parts]
+        assert sum(prod(part.local_shape) for part in held) == model.num_params
+        slices = Counter((part.name, part.start, part.end) for part in held)
+        assert max(slices.values()) == 1
+        for rank, executor in enumerate(layout.executor_of):
+            own = {part.name: part for part in executor.parts(model, rank)}
+            mine = [part for same in layout.held if rank in same.ranks for part in same.parts]
+            assert sum(prod(p.local_shape) for p in mine) == sum(prod(p.local_shape) for p in own.values())
+            assert all(own[p.name].start <= p.start and p.end <= own[p.name].end for p in mine)
+
+
+@pytest.mark.parametrize("seeds", SEEDS[:4], ids=str)
+def test_every_hidden_state_comes_once_and_from_who_has_it(seeds: range) -> None:
+    for seed in seeds:
+        plan, model, _ = random_plan(random.Random(seed), 12, 9)
+        for line in layout_of(plan, model).lines:
+            count = len(line.stages)
+            for chunk in range(count * line.num_chunks - 1):
+                routes = line.routes(chunk, SEQ_LEN)
+                for stages, is_sender in (
+                    (line.stages[chunk % count], True),
+                    (line.stages[(chunk + 1) % count], False),
+                ):
+                    for executor in stages:
+                        for rank, tokens in zip(
+                            executor.ranks, token_ranges(SEQ_LEN, len(executor.ranks)), strict=True
+                        ):
+                            met = np.zeros((SEQ_LEN, line.micro_batch_size), int)
+                            for route in routes:
+                                if rank == (route.sender if is_sender else route.receiver):
+                                    met[slice(*route.tokens), slice(*route.samples)] += 1
+                            want = np.zeros_like(met)
+                            want[slice(*tokens), slice(*executor.samples)] = 1
+                            assert (met == want).all()
+
+
+def test_pipelines_share_the_batch_in_order() -> None:
+    for seed in range(500):
+        plan, model, batch = random_plan(random.Random(seed), 12, 9)
+        at = 0
+        for line in layout_of(plan, model).lines:
+            assert line.first_sample == at
+            at += line.num_micro_batches * line.micro_batch_size
+            for executors in line.stages:
+                ends = [0, *(executor.samples[1] for executor in executors)]
+                assert [executor.samples[0] for executor in executors] == ends[:-1]
+                assert ends[-1] == line.micro_batch_size
+        assert at == batch
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+def test_a_stage_does_everything_once_and_in_order(schedule: str) -> None:
+    for count in range(1, 6):
+        for chunks in range(1, 4 if schedule == "interleaved" and count > 1 else 2):
+            for batches in range(1, 9):
+                if chunks > 1 and batches % count:
+                    continue
+                for stage in range(count):
+                    found = operations(schedule, stage, count, chunks, batches)
+                    assert len(found) == len(set(found)) == 2 * chunks * batches
+                    for chunk in range(chunks):
+                        for backward in (False, True):
+                            own = [op.micro_batch for op in found if (op.chunk, op.backward) == (chunk, backward)]
+                            assert own == list(range(batches))
+                        forwards = [found.index(op) for op in found if op.chunk == chunk and not op.backward]
+                        backwards = [found.index(op) for op in found if op.chunk == chunk and op.backward]
+                        assert all(f < b for f, b in zip(forwards, backwards, strict=True))
+                    if chunks == 1:
+                        held = np.cumsum([-1 if op.backward else 1 for op in found])
+                        assert held.max() == in_flight(schedule, stage, count, batches)
+
+
+def test_heads_are_cut_whole() -> None:
+    model = replace(random_model(random.Random(0), 2), num_kv_heads=2)
+    even, odd = shards(model, 4), shards(model, 3, (1, 4, 1))
+    assert [shard.heads for shard in even] == [(0, 2), (2, 4), (4, 5), (5, 6)]
+    assert [shard.kv_heads for shard in even] == [(0, 1), (0, 2), (1, 2), (1, 2)]
+    assert [shard.heads for shard in odd] == [(0, 1), (1, 5), (5, 6)]
+    assert [shard.kv_heads for shard in odd] == [(0, 1), (0, 2), (1, 2)]
+    assert split(7, 3) == [(0, 3), (3, 5), (5, 7)]
+    with pytest.raises(InputError, match=r"heads: \[5, 2\] over 2 devices"):
+        shards(model, 2, (5, 2))
+
+
+@pytest.mark.parametrize(
+    ("plan", "model", "workload", "message"),
+    [
+        ({"sharding": Sharding(3)}, {}, {}, "ZeRO-3 cannot be trained"),
+        ({}, {"activation": "gelu"}, {}, "activation gelu cannot be trained"),
+        ({}, {"rope_type": "yarn"}, {}, "rope_type yarn cannot be trained"),
+        ({}, {}, {"precision": "fp16"}, "fp16 cannot be trained"),
+        ({}, {}, {}, None),
+    ],
+)
+def test_what_cannot_be_trained_is_said(
+    plan: dict[str, object], model: dict[str, object], workload: dict[str, object], message: str | None
+) -> None:
+    shape = replace(random_model(random.Random(0), 2), **{"architecture": "llama", "attention_window": None, **model})
+    whole = Plan((Pipeline((Stage.of((0,), 0, 2),), 1),))
+    said = untrainable(replace(whole, **plan), shape, Workload(1, SEQ_LEN, **{"precision": "fp32", **workload}))
+    assert said is None if message is None else message in str(said)
