@@ -45,6 +45,10 @@ class NoPlanError(Exception):
         super().__init__(" ".join(message.split()))
 
 
+class FailedError(Exception):
+    """What was started has ended too early; one line with the reason."""
+
+
 class Outcome(float):
     """How a job ended: metric (step time in seconds, infinite without one), exit code, one-line message.
 
@@ -71,6 +75,8 @@ def failure(error: Exception) -> Outcome:
         return Outcome(math.inf, 2, str(error))
     if isinstance(error, NoPlanError):
         return Outcome(math.inf, 3, str(error))
+    if isinstance(error, FailedError):
+        return Outcome(math.inf, 1, str(error))
     if os.environ.get("HEXIOPT_DEBUG") == "1":
         traceback.print_exception(error, file=sys.stderr)
         hint = "see the traceback above"

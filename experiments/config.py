@@ -137,7 +137,11 @@ class TrainConfig:
 
     `tokenizer` is a Hugging Face tokenizer.json; null, bytes. `resume` is a checkpoint (a folder step-NNNNNNNN). After
     a lost or hung process `on_failure` goes on from the last checkpoint: restart, replan (without the lost devices) or
-    stop; `max_restarts` times in a row without a new checkpoint. `launch` local starts all processes on this machine.
+    stop; `max_restarts` times in a row without a new checkpoint.
+
+    `launch`: `local` starts all processes on this machine; `machine` those of the plan's devices in `machine`, as all
+    machines do, which meet at `master` (host:port of the first device's machine) and share the run's folder; `torchrun`
+    is one process of `torchrun -m experiments.train`. `machine` null writes the commands for all machines.
     """
 
     steps: int = 50
@@ -157,6 +161,8 @@ class TrainConfig:
     max_restarts: int = 3
     timeout_s: float = 60.0
     launch: str = "local"
+    machine: str | None = None
+    master: str | None = None
 
     def __post_init__(self) -> None:
         section = Section(asdict(self), "train")
@@ -170,7 +176,11 @@ class TrainConfig:
         section.number("max_norm", above=0, at_most=1e9, default=None)
         section.number("timeout_s", at_least=1, at_most=MAX_TIME_LIMIT_S)
         section.text("on_failure", choices=("restart", "replan", "stop"))
-        section.text("launch", choices=("local",))
+        section.text("launch", choices=("local", "machine", "torchrun"))
+        if self.launch != "local" and self.on_failure == "replan":
+            raise InputError(
+                "train: on_failure: replan is for launch=local; take restart, or replan and resume by hand"
+            )
 
 
 @dataclass

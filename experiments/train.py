@@ -1,6 +1,8 @@
 """`hexiopt train cluster=small_mixed model=tiny`: trains with a plan, given or found first."""
 
 import json
+import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli import main
-from experiments.common import Job, found, search
+from experiments.common import FailedError, Job, found, search
 from experiments.reports import show_plan
 from hexiopt.check import check
 from hexiopt.errors import InputError
+from hexiopt.plan import Plan
 from hexiopt.plan_file import plan_file_to_dict, read_plan, solver_to_dict
 from hexiopt.problem import Problem
 from solvers.registry import make_solver
+
+_OF_A_MACHINE = ("train.machine=", "train.master=")
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ def run(job: Job) -> float:
     from runtime.data import Batches, prepare
     from runtime.layout import untrainable
     from runtime.settings import Run
-    from runtime.supervisor import supervised
+    from runtime.supervisor import Place, TrainingFailedError, supervised
 
     config = job.config.train
     plan_path = Path(job.config.plan).absolute() if job.config.plan else _planned(job, job.problem, "plan.json")
@@ -64,19 +69,78 @@ def run(job: Job) -> float:
         left = replace(problem, space=replace(problem.space, exclude=(*problem.space.exclude, *lost)))
         return _planned(job, left, "replanned.json").absolute()
 
+    if config.launch == "torchrun":
+        return _one_of_torchrun(run_of_all)
+    if config.launch == "machine" and config.machine is None:
+        return _commands(job, problem, plan, plan_path)
+    place = Place(config.machine, config.master) if config.launch == "machine" else Place()
+    name = "metrics.jsonl" if place.machine is None else f"metrics-{place.machine}.jsonl"
     ended: list[Ended] = []
-    events = supervised(run_of_all, job.folder.absolute(), config.on_failure, replan, config.max_restarts)
-    with (job.folder / "metrics.jsonl").open("w", encoding="utf-8") as metrics, _shown(job, settings.steps) as shown:
-        for event in events:
-            print(json.dumps(event), file=metrics, flush=True)
-            if event["event"] == "step":
-                ended.append(Ended(event["step"], event["loss"], event["norm"], event["seconds"]))
-                shown.step(ended[-1], problem.workload.tokens)
-            elif event["event"] == "restart":
-                ended = [one for one in ended if one.step <= _step_of(event["from"])]
-                shown.tell(f"{event['reason']}; going on from {event['from'] or 'the start'}")
+    events = supervised(run_of_all, job.folder.absolute(), config.on_failure, replan, config.max_restarts, place)
+    try:
+        with (job.folder / name).open("w", encoding="utf-8") as metrics, _shown(job, settings.steps) as shown:
+            for event in events:
+                print(json.dumps(event), file=metrics, flush=True)
+                if event["event"] == "step":
+                    ended.append(Ended(event["step"], event["loss"], event["norm"], event["seconds"]))
+                    shown.step(ended[-1], problem.workload.tokens)
+                elif event["event"] == "restart":
+                    ended = [one for one in ended if one.step <= _step_of(event["from"])]
+                    shown.tell(f"{event['reason']}; going on from {event['from'] or 'the start'}")
+    except TrainingFailedError as error:
+        raise FailedError(str(error)) from None
     _conclude(job, problem, ended)
     return ended[-1].loss if ended else float("nan")
+
+
+def _one_of_torchrun(run: Any) -> float:
+    """One rank of all, started by torchrun, which says which. Returns the last loss."""
+    from runtime.rank import run_rank
+
+    try:
+        rank, local, size = (int(os.environ[key]) for key in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+        master = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    except KeyError as missing:
+        raise InputError(f"train.launch=torchrun: {missing.args[0]} is not set; start it by torchrun") from None
+    plan_file = read_plan(run.plan)
+    if size != len(plan_file.plan.devices()):
+        raise InputError(
+            f"train.launch=torchrun: {size} processes for {len(plan_file.plan.devices())} devices of the plan; "
+            "set --nnodes and --nproc-per-node to them, or take train.launch=machine"
+        )
+    losses = [float("nan")]
+
+    def tell(event: dict[str, Any]) -> None:
+        if event["event"] in ("error", "stopped"):
+            raise FailedError(event["reason"].strip().splitlines()[-1])
+        if event["event"] == "step":
+            losses.append(event["loss"])
+        if rank == 0 and event["event"] != "beat":
+            print(json.dumps(event), flush=True)
+
+    run_rank(run, plan_file, rank, local, master, tell)
+    return losses[-1]
+
+
+def _commands(job: Job, problem: Problem, plan: Plan, plan_path: Path) -> float:
+    """Write one command for each machine of the plan."""
+    cluster = problem.cluster
+    machines = sorted({int(cluster.machine_of[device]) for device in plan.devices()})
+    names = [cluster.machines[machine].name for machine in machines]
+    master = job.config.train.master or f"{names[0]}:29500"
+    kept = [o for o in job.overrides if o.startswith(("train.", "seed=")) and not o.startswith(_OF_A_MACHINE)]
+    lines = [
+        "#!/bin/sh",
+        "# launch.sh MACHINE: what each machine of the plan runs; the folder is shared.",
+        'case "$1" in',
+    ]
+    for name in names:
+        words = ["hexiopt", "train", f"plan={plan_path}", *kept, f"train.machine={name}", f"train.master={master}"]
+        lines.append(f"{shlex.quote(name)}) exec {shlex.join([*words, f'hydra.run.dir={job.folder.absolute()}'])} ;;")
+    lines += [f"*) echo \"launch.sh: no machine '$1'; name one of {', '.join(names)}\" >&2; exit 2 ;;", "esac"]
+    job.write("launch.sh", "\n".join(lines) + "\n")
+    job.show_files("launch.sh")
+    return float("nan")
 
 
 def _path(stated: str | None) -> Path | None:

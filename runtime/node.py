@@ -8,7 +8,6 @@ others are ended too. Without a machine, all ranks of the plan run here.
 import argparse
 import json
 import multiprocessing
-import os
 import signal
 import statistics
 import sys
@@ -84,7 +83,7 @@ class Node:
         while True:
             for end in [one for one in ready if one in self._ends]:
                 event = self._event(end)
-                if event is not None and event["event"] in ("error", "not_finite"):
+                if event is not None and event["event"] in ("error", "stopped"):
                     trouble.append(event)
                     deadline = time.monotonic() + _SETTLE_S
             if time.monotonic() >= deadline:
@@ -158,10 +157,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     run = Run.read(given.run)
     plan_file = read_plan(run.plan)
-    if "RANK" in os.environ:  # started by torchrun: this process is one rank
-        rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-        run_rank(run, plan_file, rank, local, given.master, _say if rank == 0 else lambda event: None)
-        return 0
     return Node(run, plan_file, given.machine, given.master).watch()
 
 

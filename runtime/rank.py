@@ -1,5 +1,6 @@
 """What one process of a run does, from the first step to the last, and what it tells the process that started it."""
 
+import hashlib
 import os
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hexiopt.errors import InputError
 from hexiopt.plan_file import PlanFile
 from runtime.checkpoint import Checkpoint, Progress, save
 from runtime.data import Batches
@@ -51,10 +53,28 @@ def run_rank(run: Run, plan_file: PlanFile, rank: int, local: int, master: str, 
         _train(run, plan_file, rank, device, tell)
         tell({"event": "done"})
         dist.destroy_process_group()
-    except NotFinite as error:
-        tell({"event": "not_finite", "reason": str(error)})
+    except (NotFinite, InputError) as error:
+        tell({"event": "stopped", "reason": str(error)})
     except BaseException:
         tell({"event": "error", "reason": traceback.format_exc()})
+
+
+def _agree(run: Run, plan_file: PlanFile, batches: Batches, device: torch.device) -> None:
+    """Refuse to train where processes were started with different things. Raises InputError on all of them."""
+    facts = {
+        "plan": repr((plan_file.problem.sha256, plan_file.plan)),
+        "settings": repr((run.settings, run.resume, run.float64)),
+        "checkpoints' folder (hydra.run.dir)": str(run.checkpoints),
+        "corpus": repr((batches.num_windows, batches.sequences(0, 0, 1).tolist())),
+    }
+    own = [int.from_bytes(hashlib.sha256(fact.encode()).digest()[:7], "little") for fact in facts.values()]
+    mine = torch.tensor(own, dtype=torch.int64, device=device)
+    every = mine.new_empty(dist.get_world_size() * len(own))
+    dist.all_gather_single(every, mine)
+    for rank, theirs in enumerate(every.view(-1, len(own)).tolist()):
+        for fact, a, b in zip(facts, every[: len(own)].tolist(), theirs, strict=True):
+            if a != b:
+                raise InputError(f"the {fact} of rank {rank} is another than rank 0's; give all processes the same")
 
 
 class _Telling:
@@ -94,6 +114,7 @@ def _train(run: Run, plan_file: PlanFile, rank: int, device: torch.device, tell:
         timeout_s=settings.timeout_s,
     )
     batches = Batches(run.tokens, workload.seq_len, workload.global_batch, settings.seed)
+    _agree(run, plan_file, batches, device)
     step = 0
     if run.resume is not None:
         checkpoint = Checkpoint(run.resume)

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,29 @@ class TrainingFailedError(Exception):
     """Training has ended before its last step, for the reason said."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """Whose ranks run here, all (None) or a machine's, and the `host:port` where rank 0 listens."""
+
+    machine: str | None = None
+    master: str | None = None
+
+    def command(self, run_file: Path) -> list[str]:
+        """What starts the ranks. A run on one machine takes a free port each time."""
+        master = self.master or f"127.0.0.1:{free_port()}"
+        words = [sys.executable, "-m", "runtime.node", str(run_file), "--master", master]
+        return words if self.machine is None else [*words, "--machine", self.machine]
+
+
+HERE = Place()
+
+
 def supervised(
-    run: Run, folder: Path, on_failure: str, replan: Callable[[list[str]], Path], max_restarts: int
+    run: Run, folder: Path, on_failure: str, replan: Callable[[list[str]], Path], max_restarts: int, place: Place = HERE
 ) -> Iterator[Event]:
     """The events of a run, which is written into `folder`, to its last step.
+
+    On several machines each one starts its own ranks again, and they find each other as at first.
 
     After a lost or hung process, `restart` goes on with the same plan, `replan` with one that `replan(lost devices)`
     has written, `stop` not at all. More than `max_restarts` times in a row without a new checkpoint are a failure.
@@ -33,18 +52,19 @@ def supervised(
     lost: list[str] = []
     restarts, best = 0, run.resume
     while True:
-        run.write(folder / "run.json")
-        trouble = yield from _attempt(folder / "run.json")
+        name = "run.json" if place.machine is None else f"run-{place.machine}.json"
+        run.write(folder / name)
+        trouble = yield from _attempt(place.command(folder / name))
         if trouble is None:
             return
         if trouble["event"] not in _TROUBLE or on_failure == "stop":
-            raise TrainingFailedError(trouble["reason"])
+            raise TrainingFailedError(_last_line(trouble))
         written = finished(run.checkpoints)
         last = written[-1] if written else run.resume
         restarts = restarts + 1 if last == best else 1
         best = last
         if restarts > max_restarts:
-            raise TrainingFailedError(f"{trouble['reason']}; {max_restarts} restarts brought no new checkpoint")
+            raise TrainingFailedError(f"{_last_line(trouble)}; {max_restarts} restarts brought no new checkpoint")
         plan = run.plan
         if on_failure == "replan" and trouble["event"] in ("lost", "hung") and "device" in trouble:
             lost.append(trouble["device"])
@@ -53,9 +73,18 @@ def supervised(
         yield {**trouble, "event": "restart", "from": None if last is None else str(last)}
 
 
-def _attempt(run_file: Path) -> Generator[Event, None, Event | None]:
+def _last_line(trouble: Event) -> str:
+    """The reason in a line: of a traceback, the last one, and whose it is."""
+    line: str = trouble["reason"].strip().splitlines()[-1]
+    return (
+        f"rank {trouble['rank']} ({trouble['device']}): {line}"
+        if trouble["event"] == "error" and "rank" in trouble
+        else line
+    )
+
+
+def _attempt(command: list[str]) -> Generator[Event, None, Event | None]:
     """The events of one attempt; returns what ended it too early."""
-    command = [sys.executable, "-m", "runtime.node", str(run_file), "--master", f"127.0.0.1:{free_port()}"]
     node = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     trouble: Event | None = None
     assert node.stdout is not None
@@ -63,7 +92,7 @@ def _attempt(run_file: Path) -> Generator[Event, None, Event | None]:
     try:
         for line in node.stdout:
             event: Event = json.loads(line)
-            if event["event"] in (*_TROUBLE, "not_finite"):
+            if event["event"] in (*_TROUBLE, "stopped"):
                 trouble = event
             else:
                 yield event

@@ -114,9 +114,8 @@ class HuggingFaceWeights:
 
 
 def _counted(names: list[str]) -> str:
-    """The first of the names, and how many others there are."""
-    others = f" and {len(names) - 1} others" if len(names) > 1 else ""
-    return f"{shown(names[0])}{others}"
+    """The first of the names, and how many more there are."""
+    return shown(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _stored(path: Path) -> dict[str, _Stored]:

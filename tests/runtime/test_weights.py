@@ -322,7 +322,7 @@ BELONG = "check that weights and config.json belong together"
 def test_a_missing_parameter_is_refused(tmp_path: Path) -> None:
     file = changed(tmp_path, **{NORM: None})
     refusal(lambda: read(tmp_path), f"{tmp_path}: lacks '{NORM}' of the model tiny; {BELONG}")
-    refusal(lambda: read(file, replace(LLAMA, num_layers=3)), f"{file}: lacks '{NORM}' and 9 others of the model tiny")
+    refusal(lambda: read(file, replace(LLAMA, num_layers=3)), f"{file}: lacks '{NORM}' and 9 more of the model tiny")
 
 
 def test_another_shape_is_refused(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_a_parameter_that_would_be_dropped_is_refused(tmp_path: Path) -> None:
     bias = "model.layers.0.mlp.up_proj.bias"
     changed(tmp_path, **{bias: torch.ones(10)})
     refusal(lambda: read(tmp_path), f"{tmp_path}: has '{bias}', which the model tiny has not; {BELONG}")
-    refusal(lambda: read(tmp_path, replace(LLAMA, num_layers=1)), "' and 9 others, which the model tiny has not")
+    refusal(lambda: read(tmp_path, replace(LLAMA, num_layers=1)), "' and 9 more, which the model tiny has not")
 
 
 def test_rotary_frequencies_are_ignored(tmp_path: Path) -> None:
@@ -453,7 +453,7 @@ def test_an_index_that_is_not_that_of_its_files_is_refused(sharded: Path) -> Non
         ("[]", "[] is not a mapping"),
         ("{}", "weight_map: is missing; state it"),
         ('{"weight_map": 3}', "weight_map: 3 is not a mapping"),
-        ('{"weight_map": {}}', "lacks 'model.embed_tokens.weight' and 20 others"),
+        ('{"weight_map": {}}', "lacks 'model.embed_tokens.weight' and 20 more"),
     ],
 )
 def test_an_index_that_is_none_is_refused(text: str, message: str, tmp_path: Path) -> None:

@@ -1,0 +1,138 @@
+"""`hexiopt train`: a whole small run, and input that ends before any process starts."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.configurations import named_cluster, named_model
+from hexiopt.plan_file import plan_file_to_dict
+from hexiopt.problem import Problem
+from hexiopt.space import Space
+from hexiopt.workload import Workload
+from solvers.base import Budget
+from solvers.registry import make_solver
+from tests.conftest import Run
+
+SMALL = ("workload=small", "workload.global_batch=4", "workload.seq_len=32")
+SEARCH = ("solver.max_steps=40", "hydra.run.dir=out")
+ASYMMETRIC = ("constraints.num_pipelines=2", "constraints.num_stages=2")
+
+
+@cache
+def plan_text() -> str:
+    """A plan of two pipelines of two stages."""
+    problem = Problem(
+        named_cluster("small_mixed"),
+        named_model("tiny"),
+        Workload(4, 32, precision="fp32", optimizer_sharding="1"),
+        Space(num_pipelines=2, num_stages=2),
+    )
+    result = make_solver("portfolio").solve(problem, Budget(60.0, 40), seed=0)
+    assert result.plan is not None
+    assert result.cost is not None
+    return json.dumps(plan_file_to_dict(problem, result.plan, result.cost, {}))
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    path.write_text(plan_text())
+    return path
+
+
+def test_trains_and_goes_on(hexiopt: Run, tmp_path: Path) -> None:
+    command = ("train", "cluster=small_mixed", "model=tiny", *SMALL, *ASYMMETRIC, *SEARCH)
+    ran = hexiopt(*command, "train.steps=12", "train.checkpoint_every=6", "train.warmup_steps=2")
+    assert ran.code == 0, ran.err
+    assert "→" in ran.out
+    events = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    losses = [event["loss"] for event in events if event["event"] == "step"]
+    assert len(losses) == 12
+    assert losses[-1] < losses[0] - 0.5
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"plan.json", "checkpoints", "loss.png", "run.json"}
+    last = tmp_path / "out" / "checkpoints" / "step-00000012"
+    more = ("plan=out/plan.json", f"train.resume={last}", "train.steps=14", "hydra.run.dir=again")
+    ran = hexiopt("train", *more)
+    assert ran.code == 0, ran.err
+    events = [json.loads(line) for line in (tmp_path / "again" / "metrics.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "step"] == [13, 14]
+
+
+def edited(path: Path, change: Callable[[Any], None]) -> None:
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+def missing_layer(data: Any) -> None:
+    data["pipelines"][0]["stages"][0]["layers"][1] -= 1
+
+
+def extra_layer(data: Any) -> None:
+    data["pipelines"][0]["stages"][-1]["layers"][1] += 1
+
+
+def device_twice(data: Any) -> None:
+    data["pipelines"][0]["stages"][0]["devices"] = data["pipelines"][0]["stages"][1]["devices"]
+
+
+def wrong_shares(data: Any) -> None:
+    data["pipelines"][0]["num_micro_batches"] += 1
+
+
+def other_model(data: Any) -> None:
+    data["problem"]["model"]["num_hidden_layers"] += 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (missing_layer, "layer"),
+        (extra_layer, "layer"),
+        (device_twice, "device"),
+        (wrong_shares, "sequences"),
+        (other_model, "does not belong to the problem"),
+        (lambda data: data["sharding"].update(stage=3), "sharding stage 3; the workload allows 1"),
+    ],
+)
+def test_a_bad_plan_starts_nothing(
+    hexiopt: Run, tmp_path: Path, plan: Path, change: Callable[[Any], None], message: str
+) -> None:
+    edited(plan, change)
+    ran = hexiopt("train", f"plan={plan}", "hydra.run.dir=trained")
+    assert ran.code == 2
+    assert message in ran.err
+    assert ran.err.count("\n") == 1
+    assert not (tmp_path / "trained").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["train.data=none.txt"], "none.txt"),
+        (["train.resume=nowhere"], "nowhere: is not a checkpoint"),
+        (["train.tokenizer=none.json"], "none.json"),
+        (["train.steps=0"], "train: steps"),
+        (["train.on_failure=pray"], "train: on_failure"),
+        (["train.lr=-1"], "train: lr"),
+    ],
+)
+def test_bad_settings_start_nothing(
+    hexiopt: Run, tmp_path: Path, plan: Path, overrides: list[str], message: str
+) -> None:
+    ran = hexiopt("train", f"plan={plan}", "hydra.run.dir=trained", *overrides)
+    assert ran.code == 2
+    assert message in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_tokenizer_of_another_model_is_refused(hexiopt: Run, tmp_path: Path, plan: Path) -> None:
+    np.save(tmp_path / "tokens.npy", np.arange(5000, dtype=np.uint16))
+    ran = hexiopt("train", f"plan={plan}", "hydra.run.dir=trained", "train.data=tokens.npy")
+    assert ran.code == 2
+    assert "vocab" in ran.err
