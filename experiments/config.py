@@ -135,9 +135,10 @@ class CollectConfig:
 class TrainConfig:
     """How `train` trains. `data` is a text file, a folder of them or a token file (.npy); null, Python's own sources.
 
-    `tokenizer` is a Hugging Face tokenizer.json; null, bytes. `resume` is a checkpoint (a folder step-NNNNNNNN). After
-    a lost or hung process `on_failure` goes on from the last checkpoint: restart, replan (without the lost devices) or
-    stop; `max_restarts` times in a row without a new checkpoint.
+    `tokenizer` is a Hugging Face tokenizer.json; null, bytes. `resume` is a checkpoint (a folder step-NNNNNNNN),
+    `weights` a Hugging Face folder or .safetensors file to start with; without them, weights are drawn by the seed.
+    After a lost or hung process `on_failure` goes on from the last checkpoint: restart, replan (without the lost
+    devices) or stop; `max_restarts` times in a row without a new checkpoint.
 
     `launch`: `local` starts all processes on this machine; `machine` those of the plan's devices in `machine`, as all
     machines do, which meet at `master` (host:port of the first device's machine) and share the run's folder; `torchrun`
@@ -155,6 +156,7 @@ class TrainConfig:
     data: str | None = None
     tokenizer: str | None = None
     resume: str | None = None
+    weights: str | None = None
     checkpoint_every: int = 25
     keep_checkpoints: int = 2
     on_failure: str = "restart"
@@ -177,10 +179,26 @@ class TrainConfig:
         section.number("timeout_s", at_least=1, at_most=MAX_TIME_LIMIT_S)
         section.text("on_failure", choices=("restart", "replan", "stop"))
         section.text("launch", choices=("local", "machine", "torchrun"))
+        if self.resume is not None and self.weights is not None:
+            raise InputError("train: resume and weights both say where to begin; state one of them")
         if self.launch != "local" and self.on_failure == "replan":
             raise InputError(
                 "train: on_failure: replan is for launch=local; take restart, or replan and resume by hand"
             )
+
+
+@dataclass
+class ExportConfig:
+    """What `export` makes of a `checkpoint`: `format` huggingface, safetensors and a config.json, in `precision`."""
+
+    checkpoint: str | None = None
+    format: str = "huggingface"
+    precision: str = "bf16"
+
+    def __post_init__(self) -> None:
+        section = Section(asdict(self), "export")
+        section.text("format", choices=("huggingface",))
+        section.text("precision", choices=("bf16", "fp32"))
 
 
 @dataclass
@@ -200,6 +218,7 @@ class Config:
     compare: CompareConfig = field(default_factory=CompareConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= MAX_SEED:

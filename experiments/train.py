@@ -42,6 +42,7 @@ def run(job: Job) -> float:
     from runtime.layout import untrainable
     from runtime.settings import Run
     from runtime.supervisor import Place, TrainingFailedError, supervised
+    from runtime.weights import HuggingFaceWeights
 
     config = job.config.train
     plan_path = Path(job.config.plan).absolute() if job.config.plan else _planned(job, job.problem, "plan.json")
@@ -60,10 +61,13 @@ def run(job: Job) -> float:
         if checkpoint.model.to_dict() | {"name": ""} != problem.model.to_dict() | {"name": ""}:
             raise InputError(f"train.resume: {resume} is of another model than {problem.model.name}; train that one")
         checkpoint.check()
+    weights = None if config.weights is None else Path(config.weights).absolute()
+    if weights is not None:
+        HuggingFaceWeights(weights, problem.model)
     tokens = prepare(_path(config.data), _path(config.tokenizer), job.folder / "tokens", problem.model.vocab_size)
     settings = _settings(job)
     Batches(tokens, problem.workload.seq_len, problem.workload.global_batch, settings.seed)
-    run_of_all = Run(plan_path, tokens.absolute(), job.folder.absolute() / "checkpoints", settings, resume)
+    run_of_all = Run(plan_path, tokens.absolute(), job.folder.absolute() / "checkpoints", settings, resume, weights)
 
     def replan(lost: Sequence[str]) -> Path:
         left = replace(problem, space=replace(problem.space, exclude=(*problem.space.exclude, *lost)))

@@ -29,7 +29,7 @@ from hexiopt.huggingface import model_from_config
 from hexiopt.model import ModelSpec
 from hexiopt.reading import Section, read_mapping
 from runtime.gradient_sync import Bucket
-from runtime.parts import Part, Shard, stage_parts
+from runtime.parts import Part, whole_parts
 
 FORMAT, VERSION = "hexiopt.checkpoint", 1
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
@@ -233,9 +233,3 @@ class Checkpoint:
         except (SafetensorError, OSError) as error:
             raise InputError(f"{path}: cannot be read ({error}); resume from another checkpoint") from None
         return tensor
-
-
-def whole_parts(model: ModelSpec) -> list[Part]:
-    """Every parameter of a model, whole."""
-    all_of_it = Shard((0, model.num_heads), (0, model.num_kv_heads), (0, model.ffn_size), (0, model.vocab_size))
-    return list(stage_parts(model, [(0, model.num_layers)], all_of_it, True, True))

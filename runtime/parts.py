@@ -121,3 +121,8 @@ def stage_parts(model: ModelSpec, layers: Sequence[Range], shard: Shard, first: 
         yield Part(FINAL_NORM, (model.hidden_size,), 0, 0, model.hidden_size)
         if not (first and model.tied_embeddings):
             yield Part(head_name(model), matrix, 0, *shard.vocab)
+
+
+def whole_parts(model: ModelSpec) -> list[Part]:
+    """Every parameter of the model as a whole, from the embedding to the LM head; a tied matrix once."""
+    return list(stage_parts(model, [(0, model.num_layers)], shards(model, 1)[0], first=True, last=True))

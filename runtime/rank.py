@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -18,11 +19,11 @@ from hexiopt.plan_file import PlanFile
 from runtime.checkpoint import Checkpoint, Progress, save
 from runtime.data import Batches
 from runtime.settings import Run
-from runtime.trainee import Trainee
+from runtime.trainee import Trainee, drawn
+from runtime.weights import DTYPES, HuggingFaceWeights
 
 Event = dict[str, Any]  # plain data, `event` says what
 _BEAT_S = 1.0
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class NotFinite(Exception):  # noqa: N818
@@ -63,7 +64,7 @@ def _agree(run: Run, plan_file: PlanFile, batches: Batches, device: torch.device
     """Refuse to train where processes were started with different things. Raises InputError on all of them."""
     facts = {
         "plan": repr((plan_file.problem.sha256, plan_file.plan)),
-        "settings": repr((run.settings, run.resume, run.float64)),
+        "settings": repr((run.settings, run.resume, run.weights, run.float64)),
         "checkpoints' folder (hydra.run.dir)": str(run.checkpoints),
         "corpus": repr((batches.num_windows, batches.sequences(0, 0, 1).tolist())),
     }
@@ -100,7 +101,7 @@ class _Telling:
 def _train(run: Run, plan_file: PlanFile, rank: int, device: torch.device, tell: Callable[[Event], None]) -> None:
     settings, problem = run.settings, plan_file.problem
     workload, model = problem.workload, problem.model
-    dtype = torch.float64 if run.float64 else _DTYPES[workload.precision]
+    dtype = torch.float64 if run.float64 else DTYPES[workload.precision]
     trainee = Trainee(
         plan_file.plan,
         model,
@@ -110,7 +111,7 @@ def _train(run: Run, plan_file: PlanFile, rank: int, device: torch.device, tell:
         gradient_dtype=torch.float32 if workload.gradient_bytes == 4 and dtype == torch.bfloat16 else dtype,
         device=device,
         settings=settings.adam,
-        seed=settings.seed,
+        initial=partial(drawn, settings.seed) if run.weights is None else HuggingFaceWeights(run.weights, model).read,
         timeout_s=settings.timeout_s,
     )
     batches = Batches(run.tokens, workload.seq_len, workload.global_batch, settings.seed)

@@ -51,21 +51,22 @@ class Settings:
 
 @dataclass(frozen=True)
 class Run:
-    """What every process of a run reads: paths of the plan, the tokens, the folder of checkpoints, and the checkpoint
-    to go on from, if any; `float64` trains in it, as tests do."""
+    """What every process of a run reads: paths of the plan, the tokens, the folder of checkpoints; the checkpoint to go
+    on from, or Hugging Face weights to start with, if any. `float64` trains in it, as tests do."""
 
     plan: Path
     tokens: Path
     checkpoints: Path
     settings: Settings
     resume: Path | None = None
+    weights: Path | None = None
     float64: bool = False
 
     def write(self, path: Path) -> None:
         """Write the run as JSON."""
         data = asdict(self) | {
             key: None if (value := getattr(self, key)) is None else str(value)
-            for key in ("plan", "tokens", "checkpoints", "resume")
+            for key in ("plan", "tokens", "checkpoints", "resume", "weights")
         }
         write_text(path, json.dumps(data, indent=1))
 
@@ -75,12 +76,13 @@ class Run:
         section = Section(read_mapping(path), str(path))
         settings = dict(section.raw("settings"))
         adam = AdamW(**settings.pop("adam"))
-        resume = section.raw("resume", None)
+        resume, weights = section.raw("resume", None), section.raw("weights", None)
         return cls(
             plan=Path(section.text("plan")),
             tokens=Path(section.text("tokens")),
             checkpoints=Path(section.text("checkpoints")),
             settings=Settings(adam=adam, **settings),
             resume=None if resume is None else Path(resume),
+            weights=None if weights is None else Path(weights),
             float64=section.flag("float64"),
         )

@@ -76,11 +76,8 @@ def supervised(
 def _last_line(trouble: Event) -> str:
     """The reason in a line: of a traceback, the last one, and whose it is."""
     line: str = trouble["reason"].strip().splitlines()[-1]
-    return (
-        f"rank {trouble['rank']} ({trouble['device']}): {line}"
-        if trouble["event"] == "error" and "rank" in trouble
-        else line
-    )
+    whose = f"rank {trouble['rank']} ({trouble['device']}): " if "rank" in trouble else ""
+    return whose + line if trouble["event"] == "error" else line
 
 
 def _attempt(command: list[str]) -> Generator[Event, None, Event | None]:

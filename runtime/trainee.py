@@ -1,7 +1,7 @@
 """One rank of a training run, put together: its part of the model, its messages, its optimiser."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite
 
 import torch
@@ -25,7 +25,10 @@ _INITIAL_STD = 0.02  # of matrices, as in Llama and GPT-2
 
 
 class Trainee:
-    """What one process of an initialised `torch.distributed` world does of a plan that has passed the check."""
+    """What one process of an initialised `torch.distributed` world does of a plan that has passed the check.
+
+    `initial` gives the first values of each part that it holds.
+    """
 
     def __init__(
         self,
@@ -38,7 +41,7 @@ class Trainee:
         gradient_dtype: torch.dtype,
         device: torch.device,
         settings: AdamW,
-        seed: int,
+        initial: Callable[[Part], Tensor],
         timeout_s: float,
     ) -> None:
         self.layout, rank = layout_of(plan, model), dist.get_rank()
@@ -50,8 +53,8 @@ class Trainee:
         at = executor.ranks.index(rank)
         parts = list(executor.parts(model, rank))
         self.weights = empty_weights(parts, dtype, device)
-        for part, value in initial_values(parts, seed):
-            self.weights[part.name].data.copy_(value)
+        for part in parts:
+            self.weights[part.name].data.copy_(initial(part))
         tp = TensorParallel(at, tuple(token_ranges(seq_len, len(executor.ranks))), groups.of(executor.ranks))
         rope = Rope(model, seq_len, dtype, device)
         chunks = [DecoderChunk(model, chunk, executor.shards[at], tp, rope, self.weights) for chunk in executor.chunks]
@@ -97,16 +100,15 @@ def _names_by_chunk(model: ModelSpec, chunks: Sequence[Chunk], shard: Shard) -> 
     return found
 
 
-def initial_values(parts: Sequence[Part], seed: int) -> Iterator[tuple[Part, Tensor]]:
+def drawn(seed: int, part: Part) -> Tensor:
     """First values, whoever holds what: each parameter is drawn whole, by its name and the seed, and cut.
 
     Matrices are normal, norms one, biases zero; float32.
     """
-    for part in parts:
-        if part.decays:
-            digest = hashlib.sha256(f"{seed} {part.name}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-            whole = torch.randn(part.shape, generator=generator) * _INITIAL_STD
-        else:
-            whole = torch.full(part.shape, 0.0 if part.name.endswith(".bias") else 1.0)
-        yield part, whole.narrow(part.dim, part.start, part.end - part.start)
+    if part.decays:
+        digest = hashlib.sha256(f"{seed} {part.name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        whole = torch.randn(part.shape, generator=generator) * _INITIAL_STD
+    else:
+        whole = torch.full(part.shape, 0.0 if part.name.endswith(".bias") else 1.0)
+    return whole.narrow(part.dim, part.start, part.end - part.start)

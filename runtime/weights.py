@@ -22,22 +22,18 @@ from torch import Tensor
 from hexiopt.errors import InputError, shown
 from hexiopt.model import ARCHITECTURES, ModelSpec
 from hexiopt.reading import Section, read_mapping
-from runtime.parts import EMBEDDING, HEAD, Part, shards, stage_parts
+from runtime.parts import EMBEDDING, HEAD, Part, whole_parts
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SUFFIX = ".safetensors"
 # The index of a model of 10,000 layers has 15 MB.
 MAX_INDEX_BYTES = 2**26
 SHARD_BYTES = 5 * 10**9
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}  # by precision
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _CLASSES = {name: f"{name.capitalize()}ForCausalLM" for name in ("llama", "mistral", "qwen2", "qwen3")}
 # Frequencies of rotary positions, which older files hold: they follow from config.json.
 _COMPUTED = ".rotary_emb.inv_freq"
-
-
-def whole_parts(model: ModelSpec) -> list[Part]:
-    """Every parameter of the model as a whole, from the embedding to the LM head; a tied matrix once."""
-    return list(stage_parts(model, [(0, model.num_layers)], shards(model, 1)[0], first=True, last=True))
 
 
 # ------------------------------------------------------------------ reading

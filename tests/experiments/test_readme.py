@@ -32,13 +32,15 @@ def commands() -> list[list[str]]:
 
 def searches(words: list[str]) -> bool:
     about = ("--help", "-sc", "--cfg")
-    given = words[0] in ("plan", "compare", "explain") and not any(word in about for word in words)
+    given = words[0] in ("plan", "compare", "explain", "train") and not any(word in about for word in words)
     return given and not any(word.startswith("plan=") for word in words)
 
 
 def budget(words: list[str]) -> list[str]:
     if "-m" in words:
         return ["solver.max_steps=100", "bound.time_limit_s=0", "report=false"]
+    if words[0] == "train":
+        return ["solver.max_steps=100"]
     stated = any(word.startswith("bound.") for word in words)
     return ["solver.max_steps=100", *([] if stated else ["bound.time_limit_s=0.2"])]
 

@@ -61,6 +61,14 @@ def test_trains_and_goes_on(hexiopt: Run, tmp_path: Path) -> None:
     assert ran.code == 0, ran.err
     events = [json.loads(line) for line in (tmp_path / "again" / "metrics.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["event"] == "step"] == [13, 14]
+    ran = hexiopt("export", f"export.checkpoint={last}", "export.precision=fp32", "hydra.run.dir=exported")
+    assert ran.code == 0, ran.err
+    more = ("plan=out/plan.json", "train.weights=exported/huggingface", "train.steps=1", "hydra.run.dir=from_weights")
+    ran = hexiopt("train", *more)
+    assert ran.code == 0, ran.err
+    events = [json.loads(line) for line in (tmp_path / "from_weights" / "metrics.jsonl").read_text().splitlines()]
+    (first,) = (event["loss"] for event in events if event["event"] == "step")
+    assert first < losses[0] - 0.5
 
 
 def edited(path: Path, change: Callable[[Any], None]) -> None:
@@ -117,6 +125,8 @@ def test_a_bad_plan_starts_nothing(
         (["train.data=none.txt"], "none.txt"),
         (["train.resume=nowhere"], "nowhere: is not a checkpoint"),
         (["train.tokenizer=none.json"], "none.json"),
+        (["train.weights=nowhere"], "nowhere"),
+        (["train.weights=a", "train.resume=b"], "resume and weights"),
         (["train.steps=0"], "train: steps"),
         (["train.on_failure=pray"], "train: on_failure"),
         (["train.lr=-1"], "train: lr"),

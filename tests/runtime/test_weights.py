@@ -20,9 +20,9 @@ from hexiopt.errors import InputError
 from hexiopt.huggingface import read_model
 from hexiopt.model import ModelSpec
 from runtime import weights
-from runtime.parts import EMBEDDING, HEAD, Part, shards, stage_parts
-from runtime.trainee import initial_values
-from runtime.weights import CONFIG, INDEX, SINGLE, HuggingFaceWeights, whole_parts, write_hugging_face
+from runtime.parts import EMBEDDING, HEAD, Part, shards, stage_parts, whole_parts
+from runtime.trainee import drawn
+from runtime.weights import CONFIG, INDEX, SINGLE, HuggingFaceWeights, write_hugging_face
 from tests.runtime.test_decoder import decoder, sequences
 
 LLAMA = ModelSpec(
@@ -187,7 +187,7 @@ def test_what_is_read_does_not_change_the_file(tmp_path: Path) -> None:
 
 def test_first_values_are_written_and_read(tmp_path: Path) -> None:
     """As a run writes and reads them."""
-    values = {part.name: value for part, value in initial_values(whole_parts(TIED), seed=1)}
+    values = {part.name: drawn(1, part) for part in whole_parts(TIED)}
     write_hugging_face(tmp_path, TIED, values.items(), torch.float32)
     assert equal(read(tmp_path, TIED), values)
 
