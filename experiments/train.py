@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +14,7 @@ from experiments.cli import main
 from experiments.common import FailedError, Job, found, search
 from experiments.reports import show_plan
 from hexiopt.check import check
+from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan import Plan
 from hexiopt.plan_file import plan_file_to_dict, read_plan, solver_to_dict
@@ -69,9 +70,12 @@ def run(job: Job) -> float:
     Batches(tokens, problem.workload.seq_len, problem.workload.global_batch, settings.seed)
     run_of_all = Run(plan_path, tokens.absolute(), job.folder.absolute() / "checkpoints", settings, resume, weights)
 
+    used = [plan_path]
+
     def replan(lost: Sequence[str]) -> Path:
         left = replace(problem, space=replace(problem.space, exclude=(*problem.space.exclude, *lost)))
-        return _planned(job, left, "replanned.json").absolute()
+        used.append(_planned(job, left, "replanned.json").absolute())
+        return used[-1]
 
     if config.launch == "torchrun":
         return _one_of_torchrun(run_of_all)
@@ -80,10 +84,14 @@ def run(job: Job) -> float:
     place = Place(config.machine, config.master) if config.launch == "machine" else Place()
     name = "metrics.jsonl" if place.machine is None else f"metrics-{place.machine}.jsonl"
     ended: list[Ended] = []
+    timelines: list[dict[str, Any]] = []
     events = supervised(run_of_all, job.folder.absolute(), config.on_failure, replan, config.max_restarts, place)
     try:
         with (job.folder / name).open("w", encoding="utf-8") as metrics, _shown(job, settings.steps) as shown:
             for event in events:
+                if event["event"] == "timeline":
+                    timelines.append(event)
+                    continue
                 print(json.dumps(event), file=metrics, flush=True)
                 if event["event"] == "step":
                     ended.append(Ended(event["step"], event["loss"], event["norm"], event["seconds"]))
@@ -93,7 +101,7 @@ def run(job: Job) -> float:
                     shown.tell(f"{event['reason']}; going on from {event['from'] or 'the start'}")
     except TrainingFailedError as error:
         raise FailedError(str(error)) from None
-    _conclude(job, problem, ended)
+    _conclude(job, problem, read_plan(used[-1]).plan, ended, timelines)
     return ended[-1].loss if ended else float("nan")
 
 
@@ -193,16 +201,37 @@ def _shown(job: Job, steps: int) -> Any:
     return TrainingProgress(steps, quiet=job.in_sweep)
 
 
-def _conclude(job: Job, problem: Problem, ended: Sequence[Ended]) -> None:
+def _conclude(
+    job: Job, problem: Problem, plan: Plan, ended: Sequence[Ended], timelines: Sequence[Mapping[str, Any]]
+) -> None:
+    """Print and draw what came of it."""
+    from hexiopt.report.measured import MeasuredOperation, MeasuredRank, both_timelines, measured_table
     from hexiopt.report.training import draw_training, training_table
 
     if not ended:
         return
+    written = ["metrics.jsonl", "checkpoints"]
+    if timelines and not job.in_sweep:
+        cost = CostModel(problem).price(plan)
+        ranks = [
+            MeasuredRank(
+                one["pipeline"],
+                one["stage"],
+                one["replica"],
+                one["device"],
+                tuple(MeasuredOperation(bool(b), *rest) for b, *rest in one["operations"]),
+            )
+            for one in timelines
+        ]
+        job.show("", measured_table(problem, plan, cost, ranks))
+        job.write("timeline.json", json.dumps(both_timelines(problem, plan, cost, ranks), allow_nan=False))
+        written.append("timeline.json")
     steps, losses = [one.step for one in ended], [one.loss for one in ended]
     if job.pictures:
         job.draw("loss.png", lambda path: draw_training(steps, losses, path))
+        written.append("loss.png")
     job.show("", training_table(losses, [one.seconds for one in ended], problem.workload.tokens))
-    job.show_files("metrics.jsonl", "checkpoints", *(["loss.png"] if job.pictures else []))
+    job.show_files(*written)
 
 
 if __name__ == "__main__":

@@ -111,6 +111,8 @@ class Node:
                 self._ready.add(rank)
                 self._moved = time.monotonic()
                 _say({**event, "pid": self._processes[rank].pid})
+            case "timeline":
+                _say(event)
             case "step" | "checkpoint" if rank == 0:
                 self._moved = time.monotonic()
                 if event["event"] == "step":

@@ -1,5 +1,6 @@
 """One training step of one rank: its stage's operations in order, messages beside them."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,15 @@ class _Held:
     left: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """An operation, and when its computation began and ended: seconds since 1970."""
+
+    operation: Operation
+    began_s: float
+    ended_s: float
+
+
 class Pipeline:
     """What one rank does in a step of its pipeline."""
 
@@ -35,20 +45,23 @@ class Pipeline:
         names: list[list[str]],
         messages: Messages,
         sync: GradientSync,
+        device: torch.device,
     ) -> None:
         self._line, self._executor, self._chunks, self._names = line, executor, chunks, names
-        self._messages, self._sync = messages, sync
+        self._messages, self._sync, self._device = messages, sync, device
+        self.timeline: list[Timed] = []
         self.operations = operations(
             schedule, executor.stage, len(line.stages), line.num_chunks, line.num_micro_batches
         )
 
     def step(self, sequences: Sequences, num_tokens: int) -> float:
-        """Gradients of the mean loss over `num_tokens`, in the buckets of `sync`.
+        """Gradients of the mean loss over `num_tokens`, in the buckets of `sync`; `timeline` has when what was done.
 
         Returns the loss that this rank's executor adds to the mean: zero but at the end of a pipeline.
         """
         held: dict[tuple[int, int], _Held] = {}
         total = 0.0
+        self.timeline = []
         self._sync.begin()
         for now, then in zip(self.operations, [*self.operations[1:], None], strict=True):
             if self._waits(now):
@@ -56,16 +69,25 @@ class Pipeline:
             # One operation ahead, so that its message can come while this one runs.
             if then is not None and self._waits(then):
                 self._messages.expect(*self._key(then))
+            came = self._messages.receive(*self._key(now)) if self._waits(now) else None
+            began = self._clock()
             if now.backward:
-                self._backward(now, held.pop((now.chunk, now.micro_batch)))
+                self._backward(now, held.pop((now.chunk, now.micro_batch)), came)
             else:
-                found = self._forward(now, sequences, num_tokens)
+                found = self._forward(now, sequences, num_tokens, came)
                 held[now.chunk, now.micro_batch] = found
                 if self._chunks[now.chunk].chunk.last:
                     total += float(found.left.detach())
+            self.timeline.append(Timed(now, began, self._clock()))
         self._messages.finish()
         self._sync.finish()
         return total
+
+    def _clock(self) -> float:
+        """Seconds since 1970, after all that was begun."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.time()
 
     def _key(self, operation: Operation) -> tuple[int, bool, int]:
         return self._chunks[operation.chunk].chunk.number, operation.backward, operation.micro_batch
@@ -74,15 +96,14 @@ class Pipeline:
         chunk = self._chunks[operation.chunk].chunk
         return not (chunk.last if operation.backward else chunk.first)
 
-    def _forward(self, operation: Operation, sequences: Sequences, num_tokens: int) -> _Held:
+    def _forward(self, operation: Operation, sequences: Sequences, num_tokens: int, came: Tensor | None) -> _Held:
         chunk, own = self._chunks[operation.chunk], self._executor.samples
         start = self._line.first_sample + operation.micro_batch * self._line.micro_batch_size
         tokens_tb = sequences(start + own[0], start + own[1]).T if chunk.chunk.first or chunk.chunk.last else None
-        if chunk.chunk.first:
-            assert tokens_tb is not None
-            entered = tokens_tb[:-1]
-        else:
-            entered = self._messages.receive(*self._key(operation)).requires_grad_()
+        entered = tokens_tb[:-1] if tokens_tb is not None and came is None else came
+        assert entered is not None
+        if came is not None:
+            came.requires_grad_()
         left = chunk.hidden(entered)
         if chunk.chunk.last:
             assert tokens_tb is not None
@@ -90,9 +111,8 @@ class Pipeline:
         self._messages.send(chunk.chunk.number, False, operation.micro_batch, left.detach())
         return _Held(entered, left)
 
-    def _backward(self, operation: Operation, held: _Held) -> None:
+    def _backward(self, operation: Operation, held: _Held, gradient: Tensor | None) -> None:
         chunk = self._chunks[operation.chunk].chunk
-        gradient = None if chunk.last else self._messages.receive(*self._key(operation))
         if operation.micro_batch == self._line.num_micro_batches - 1:
             self._sync.ending(self._names[operation.chunk])
         torch.autograd.backward(held.left, gradient)

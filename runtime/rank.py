@@ -146,3 +146,10 @@ def _train(run: Run, plan_file: PlanFile, rank: int, device: torch.device, tell:
                 settings.keep_checkpoints,
             )
             tell({"event": "checkpoint", "step": step})
+    timed = [
+        (int(one.operation.backward), one.operation.chunk, one.operation.micro_batch, one.began_s, one.ended_s)
+        for one in trainee.pipeline.timeline
+    ]
+    executor = trainee.layout.executor_of[rank]
+    at = {"pipeline": executor.pipeline, "stage": executor.stage, "replica": executor.replica}
+    tell({"event": "timeline", **at, "operations": timed})

@@ -62,13 +62,13 @@ class Trainee:
         self.sync = GradientSync(self.buckets, self.weights, groups)
         messages = Messages(line, executor, rank, seq_len, model.hidden_size, like(dtype, device))
         names = _names_by_chunk(model, executor.chunks, executor.shards[at])
-        self._pipeline = Pipeline(plan.schedule, line, executor, chunks, names, messages, self.sync)
+        self.pipeline = Pipeline(plan.schedule, line, executor, chunks, names, messages, self.sync, device)
         self.optimizer = Optimizer(settings, self.buckets, self.weights, groups)
         self._counts_loss, self._own_loss = at == 0, 0.0
 
     def gradients(self, sequences: Sequences) -> float:
         """Sum the gradients of a global batch in the buckets. Returns its mean loss per token, on every rank."""
-        own = self._own_loss = self._pipeline.step(sequences, self._tokens)
+        own = self._own_loss = self.pipeline.step(sequences, self._tokens)
         total = torch.tensor(own if self._counts_loss else 0.0, dtype=torch.float64, device=self._device)
         dist.all_reduce(total)
         return float(total)

@@ -103,29 +103,27 @@ def _pipeline_events(
     pipeline, priced = plan.pipelines[index], cost.pipelines[index]
     others = f", stands for {alike} alike" if alike > 1 else ""
     batch = f"{pipeline.num_micro_batches} × {pipeline.micro_batch_size}"
-    yield _meta("process_name", index, 0, name=f"pipeline {index} ({batch}{others})")
-    yield _meta("process_sort_index", index, 0, sort_index=index)
+    yield meta_event("process_name", index, 0, name=f"pipeline {index} ({batch}{others})")
+    yield meta_event("process_sort_index", index, 0, sort_index=index)
     threads = {}
     for tid, (lane, name) in enumerate(_lanes(pipeline, priced).items()):
         threads[lane] = tid
         if not lane[2]:
             name += f": {place(problem.cluster, pipeline.stages[lane[0]].replicas[lane[1]].devices)}"
-        yield _meta("thread_name", index, tid, name=name)
-        yield _meta("thread_sort_index", index, tid, sort_index=tid)
+        yield meta_event("thread_name", index, tid, name=name)
+        yield meta_event("thread_sort_index", index, tid, sort_index=tid)
     replicas = [tid for lane, tid in threads.items() if not lane[2]]
     if whole:
         for event in simulate_pipeline(index, pipeline, priced, plan.schedule):
             sends = event.kind.startswith("send")
-            chunk = f"·{event.chunk}" if pipeline.num_chunks > 1 else ""
-            yield _slice(
-                f"{_LETTERS[event.kind]}{event.micro_batch}{chunk}",
+            yield operation_event(
                 event.kind,
                 index,
                 threads[event.stage, event.replica, event.kind if sends else "", event.receiver],
+                event.micro_batch,
+                event.chunk if pipeline.num_chunks > 1 else None,
                 event.start_s,
                 event.end_s,
-                micro_batch=event.micro_batch,
-                **({"layer_range": event.chunk} if chunk else {}),
             )
     else:
         for tid, end_s in zip(replicas, priced.executor_end_s, strict=True):
@@ -152,8 +150,18 @@ def has_gradient_sync(plan: Plan) -> bool:
     )
 
 
-def _meta(kind: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
+def meta_event(kind: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
+    """An event that names or sorts a process or a thread."""
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}
+
+
+def operation_event(
+    kind: str, pid: int, tid: int, micro_batch: int, chunk: int | None, start_s: float, end_s: float
+) -> dict[str, Any]:
+    """A forward, a backward or a message of a micro-batch; of a layer range, where there are several."""
+    name = f"{_LETTERS[kind]}{micro_batch}" + ("" if chunk is None else f"·{chunk}")
+    more = {} if chunk is None else {"layer_range": chunk}
+    return _slice(name, kind, pid, tid, start_s, end_s, micro_batch=micro_batch, **more)
 
 
 def _slice(name: str, kind: str, pid: int, tid: int, start_s: float, end_s: float, **args: int) -> dict[str, Any]:

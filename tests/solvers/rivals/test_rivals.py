@@ -14,7 +14,7 @@ from solvers.registry import RIVALS, make_solver
 from solvers.rivals.base import Rival
 from tests.solvers.rivals import problems
 
-DRAWS = 2000  # on each problem
+DRAWS = 1000  # on each problem
 TOLERANCE = 0.02
 
 EVERY = pytest.mark.parametrize("name", RIVALS)

@@ -1,0 +1,107 @@
+"""A measured step beside the predicted one: in the same trace, and stage by stage in a table."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from hexiopt.cost.cost import Cost
+from hexiopt.plan import Plan
+from hexiopt.problem import Problem
+from hexiopt.report.style import milliseconds
+from hexiopt.report.timeline import meta_event, operation_event, timeline_events
+
+
+_NOTE = "Predicted for the plan's GPUs, measured on the devices at hand. F+B: per micro-batch. Busy: of the pipelines' time."
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredOperation:
+    """When a rank computed what, in seconds of any clock that all ranks share."""
+
+    backward: bool
+    chunk: int
+    micro_batch: int
+    began_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True)
+class MeasuredRank:
+    """A rank's operations of one step, and where in the plan it stands."""
+
+    pipeline: int
+    stage: int
+    replica: int
+    device: str
+    operations: tuple[MeasuredOperation, ...]
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of computing."""
+        return sum(one.ended_s - one.began_s for one in self.operations)
+
+
+def both_timelines(problem: Problem, plan: Plan, cost: Cost, ranks: Sequence[MeasuredRank]) -> dict[str, Any]:
+    """The predicted trace, and the measured one below it: again a process a pipeline, but a thread a rank."""
+    found = timeline_events(problem, plan, cost)
+    began_s, count = _span_s(ranks)[0], len(plan.pipelines)
+    events: list[dict[str, Any]] = []
+    for p in sorted({rank.pipeline for rank in ranks}):
+        pid = count + p
+        events.append(meta_event("process_name", pid, 0, name=f"measured: pipeline {p}"))
+        events.append(meta_event("process_sort_index", pid, 0, sort_index=pid))
+        own = sorted((r for r in ranks if r.pipeline == p), key=lambda r: (r.stage, r.replica, r.device))
+        for tid, rank in enumerate(own):
+            name = f"stage {rank.stage}" + (f".{rank.replica}" if rank.replica else "")
+            events.append(meta_event("thread_name", pid, tid, name=f"{name}: {rank.device}"))
+            events.append(meta_event("thread_sort_index", pid, tid, sort_index=tid))
+            chunked = plan.pipelines[p].num_chunks > 1
+            for one in rank.operations:
+                kind, chunk = "backward" if one.backward else "forward", one.chunk if chunked else None
+                times = one.began_s - began_s, one.ended_s - began_s
+                events.append(operation_event(kind, pid, tid, one.micro_batch, chunk, *times))
+    return {
+        **found,
+        "traceEvents": [*found["traceEvents"], *events],
+        "otherData": {**found["otherData"], "kind": "predicted and measured"},
+    }
+
+
+def _span_s(ranks: Sequence[MeasuredRank]) -> tuple[float, float]:
+    """When the first operation of all began, and when the last one ended."""
+    return (
+        min(one.began_s for rank in ranks for one in rank.operations),
+        max(one.ended_s for rank in ranks for one in rank.operations),
+    )
+
+
+def measured_table(problem: Problem, plan: Plan, cost: Cost, ranks: Sequence[MeasuredRank]) -> RenderableType:
+    """Forward and backward of a micro-batch, and how busy a stage is, predicted for the plan's devices and measured
+    here. Of a replicated stage, the slowest replica; of a TP group, the slowest rank."""
+    began_s, ended_s = _span_s(ranks)
+    table = Table(box=None, pad_edge=False, X)
+    table.add_column("Stage")
+    table.add_column("Devices")
+    for name in ("F+B ms predicted", "measured", "Busy % predicted", "measured"):
+        table.add_column(name, justify="right")
+    for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
+        for s, stage_cost in enumerate(priced.stages):
+            own = [rank for rank in ranks if (rank.pipeline, rank.stage) == (p, s)]
+            if not own:
+                continue
+            predicted_s = stage_cost.forward_s + stage_cost.backward_s
+            measured_s = max(rank.busy_s for rank in own) / pipeline.num_micro_batches
+            whole = pipeline.num_micro_batches / cost.pipeline_s
+            table.add_row(
+                f"{p}·{s}",
+                ", ".join(rank.device for rank in own),
+                milliseconds(predicted_s),
+                milliseconds(measured_s),
+                f"{100 * predicted_s * whole:.0f}",
+                f"{100 * statistics.fmean(rank.busy_s for rank in own) / (ended_s - began_s):.0f}",
+            )
+    return table
