@@ -15,7 +15,7 @@ from hexiopt.report.style import milliseconds
 from hexiopt.report.timeline import meta_event, operation_event, timeline_events
 
 
-_NOTE = "Predicted for the plan's GPUs, measured on the devices at hand. F+B: per micro-batch. Busy: of the pipelines' time."
+_NOTE = "Predicted for the plan's GPUs, measured on these devices. F+B: per micro-batch. Busy: of the pipelines' time."
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def measured_table(problem: Problem, plan: Plan, cost: Cost, ranks: Sequence[Mea
     """Forward and backward of a micro-batch, and how busy a stage is, predicted for the plan's devices and measured
     here. Of a replicated stage, the slowest replica; of a TP group, the slowest rank."""
     began_s, ended_s = _span_s(ranks)
-    table = Table(box=None, pad_edge=False, X)
+    table = Table(box=None, pad_edge=False, caption=_NOTE)
     table.add_column("Stage")
     table.add_column("Devices")
     for name in ("F+B ms predicted", "measured", "Busy % predicted", "measured"):
