@@ -14,7 +14,6 @@ from hexiopt.problem import Problem
 from hexiopt.report.style import milliseconds
 from hexiopt.report.timeline import meta_event, operation_event, timeline_events
 
-
 _NOTE = "Predicted for the plan's GPUs, measured on these devices. F+B: per micro-batch. Busy: of the pipelines' time."
 
 
