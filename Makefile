@@ -35,10 +35,11 @@ lint: install
 bench: install
 	$(BIN)/python -m experiments.bench
 
-# Random problems against every solver, then the property tests on examples of their own.
+# Random problems against every solver, the property tests on examples of their own, and more plans and kills trained.
 stress: install
 	$(BIN)/python -m experiments.stress
 	HYPOTHESIS_PROFILE=new $(BIN)/python -m pytest -n 2 --dist worksteal -m hypothesis
+	HEXIOPT_STRESS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/runtime
 
 # About half an hour on two cores; after an interruption it goes on where it was.
 results: install

@@ -19,6 +19,7 @@ from hexiopt.errors import InputError
 from hexiopt.plan import Plan
 from hexiopt.plan_file import plan_file_to_dict, read_plan, solver_to_dict
 from hexiopt.problem import Problem
+from hexiopt.workload import AUTO
 from solvers.registry import make_solver
 
 _OF_A_MACHINE = ("train.machine=", "train.master=")
@@ -46,13 +47,16 @@ def run(job: Job) -> float:
     from runtime.weights import HuggingFaceWeights
 
     config = job.config.train
-    plan_path = Path(job.config.plan).absolute() if job.config.plan else _planned(job, job.problem, "plan.json")
+    if job.config.plan:
+        plan_path = Path(job.config.plan).absolute()
+    else:
+        plan_path = _planned(job, _trainable(job.problem), "plan.json")
     plan_file = job.plan_file() if job.config.plan else read_plan(plan_path)
     problem, plan = plan_file.problem, plan_file.plan
     wrong = check(problem, plan)
     if wrong:
         raise InputError(f"{plan_path}: {wrong[0].text}; plan again")
-    cannot = untrainable(plan, problem.model, problem.workload)
+    cannot = untrainable(problem.model, problem.workload, plan)
     if cannot is not None:
         raise InputError(cannot)
     resume = None
@@ -161,6 +165,18 @@ def _path(stated: str | None) -> Path | None:
 
 def _step_of(checkpoint: str | None) -> int:
     return 0 if checkpoint is None else int(Path(checkpoint).name.removeprefix("step-"))
+
+
+def _trainable(problem: Problem) -> Problem:
+    """The problem, whose plans can be trained: an open ZeRO stage is 1. Raises InputError where none can."""
+    from runtime.layout import untrainable
+
+    cannot = untrainable(problem.model, problem.workload)
+    if cannot is not None:
+        raise InputError(cannot)
+    if problem.workload.optimizer_sharding != AUTO:
+        return problem
+    return replace(problem, workload=replace(problem.workload, optimizer_sharding="1"))
 
 
 def _planned(job: Job, problem: Problem, name: str) -> Path:

@@ -114,8 +114,8 @@ class Layout:
         return sorted(ranks for ranks in tensor_parallel | same if len(ranks) > 1)
 
 
-def untrainable(plan: Plan, model: ModelSpec, workload: Workload) -> str | None:
-    """What of a valid plan the runtime cannot train, and what to do; None if nothing."""
+def untrainable(model: ModelSpec, workload: Workload, plan: Plan | None = None) -> str | None:
+    """What of a model, a workload and a valid plan cannot be trained, and what to do; None if nothing."""
     if not model.gated_mlp:
         return f"model {model.name}: {model.architecture} cannot be trained; take a llama, mistral, qwen2 or qwen3"
     if model.rope_type != "default":
@@ -124,6 +124,8 @@ def untrainable(plan: Plan, model: ModelSpec, workload: Workload) -> str | None:
         return f"model {model.name}: activation {model.activation} cannot be trained; take silu"
     if workload.precision not in ("bf16", "fp32"):
         return f"workload.precision: {workload.precision} cannot be trained; take bf16 or fp32"
+    if plan is None:
+        return None
     if plan.sharding.stage > 1:
         return f"ZeRO-{plan.sharding.stage} cannot be trained; plan with workload.optimizer_sharding=0 or 1"
     if any(stage.sequence is not None for pipeline in plan.pipelines for stage in pipeline.stages):

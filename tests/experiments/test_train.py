@@ -141,6 +141,13 @@ def test_bad_settings_start_nothing(
     assert ran.err.count("\n") == 1
 
 
+def test_what_cannot_be_trained_is_not_planned(hexiopt: Run, tmp_path: Path) -> None:
+    ran = hexiopt("train", "cluster=small_mixed", "model=gpt2_345m", "hydra.run.dir=trained")
+    assert ran.code == 2
+    assert "gpt2 cannot be trained" in ran.err
+    assert not (tmp_path / "trained").exists()
+
+
 def test_a_tokenizer_of_another_model_is_refused(hexiopt: Run, tmp_path: Path, plan: Path) -> None:
     np.save(tmp_path / "tokens.npy", np.arange(5000, dtype=np.uint16))
     ran = hexiopt("train", f"plan={plan}", "hydra.run.dir=trained", "train.data=tokens.npy")

@@ -1,6 +1,7 @@
 """Ranks of a gloo world as forked processes of a test, and the plans that they train."""
 
 import multiprocessing
+import os
 import random
 import tempfile
 import traceback
@@ -18,6 +19,7 @@ from hexiopt.model import ModelSpec
 from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
 
 TIMEOUT_S = 60.0
+STRESS = os.environ.get("HEXIOPT_STRESS") == "1"  # the whole sweep, by `make stress`
 
 
 def run_ranks(count: int, work: Callable[[int], Any]) -> list[Any]:

@@ -1,6 +1,7 @@
 """Processes that die or hang: training goes on from the last checkpoint, to the same end."""
 
 import os
+import random
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from hexiopt.workload import Workload
 from runtime.checkpoint import Checkpoint, finished
 from runtime.settings import AdamW, Run, Settings
 from runtime.supervisor import TrainingFailedError, supervised
+from tests.runtime.ranks import STRESS
 from tests.solvers import problems
 
 BATCH, SEQ_LEN, STEPS = 4, 16, 9
@@ -100,6 +102,17 @@ def test_a_killed_process_does_not_change_the_end(undisturbed: dict[int, float],
     """At the first step, while a checkpoint is being written or just was, and later; three different ranks."""
     kills = [("step", 1, 2, signal.SIGKILL), ("step", 4, 0, signal.SIGKILL), ("checkpoint", 6, 3, signal.SIGKILL)]
     losses = train(tmp_path, kills)
+    assert losses == pytest.approx(undisturbed, rel=1e-9)
+
+
+@pytest.mark.skipif(not STRESS, reason="make stress")
+@pytest.mark.parametrize("seed", range(20))
+def test_random_kills_do_not_change_the_end(undisturbed: dict[int, float], tmp_path: Path, seed: int) -> None:
+    """Any rank, after any event; every other time without the lost device from then on."""
+    rng = random.Random(seed)
+    kind, step = rng.choice((("ready", 0), ("step", rng.randrange(1, STEPS)), ("checkpoint", rng.randrange(2, 8, 2))))
+    kill = (kind, step, rng.randrange(4), signal.SIGKILL)
+    losses = train(tmp_path, [kill], ("restart", "replan")[seed % 2])
     assert losses == pytest.approx(undisturbed, rel=1e-9)
 
 

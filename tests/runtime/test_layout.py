@@ -125,5 +125,5 @@ def test_what_cannot_be_trained_is_said(
 ) -> None:
     shape = replace(random_model(random.Random(0), 2), **{"architecture": "llama", "attention_window": None, **model})
     whole = Plan((Pipeline((Stage.of((0,), 0, 2),), 1),))
-    said = untrainable(replace(whole, **plan), shape, Workload(1, SEQ_LEN, **{"precision": "fp32", **workload}))
+    said = untrainable(shape, Workload(1, SEQ_LEN, **{"precision": "fp32", **workload}), replace(whole, **plan))
     assert said is None if message is None else message in str(said)

@@ -11,7 +11,7 @@ from hexiopt.model import ModelSpec
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage
 from runtime.settings import AdamW
 from runtime.trainee import Trainee, drawn
-from tests.runtime.ranks import TIMEOUT_S, random_plan, run_ranks
+from tests.runtime.ranks import STRESS, TIMEOUT_S, random_plan, run_ranks
 
 SEQ_LEN = 7
 SETTINGS = AdamW(lr=3e-3, max_norm=0.5)
@@ -80,6 +80,6 @@ def equal_one_process(seed: int, steps: int = 20) -> None:
     assert curve[-2][0] < curve[0][0]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(40 if STRESS else 12))
 def test_a_plan_trains_as_one_process(seed: int) -> None:
     equal_one_process(seed)
