@@ -1,0 +1,184 @@
+"""The same training step by stock parts of torch, to compare with: `python -m runtime.stock`.
+
+Two pipelines of two stages on four processes of this machine, once by this runtime and once by
+`torch.distributed.pipelining` (1F1B) with `DistributedDataParallel` and `torch.optim.AdamW`, with the same decoder, in
+turns within one run. Prints the median step of each and their ratio.
+"""
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch._dynamo
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from hexiopt.model import ModelSpec
+from hexiopt.plan import Pipeline, Plan, Sharding, Stage
+from runtime.decoder import DecoderChunk, Rope, empty_weights
+from runtime.layout import layout_of
+from runtime.settings import AdamW
+from runtime.tensor_parallel import TensorParallel
+from runtime.trainee import Trainee, drawn
+
+_MODEL = ModelSpec(
+    name="compared",
+    architecture="llama",
+    num_layers=4,
+    hidden_size=256,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    ffn_size=704,
+    vocab_size=512,
+    max_positions=512,
+)
+_SEQ_LEN, _MICRO_BATCHES, _SIZE = 128, 8, 2
+_BATCH = 2 * _MICRO_BATCHES * _SIZE
+_TIMEOUT_S = 120.0
+_SETTINGS = AdamW(lr=1e-3, max_norm=None)
+
+
+def plan() -> Plan:
+    """Two equal pipelines of two stages."""
+    half = _MODEL.num_layers // 2
+    pipelines = [
+        Pipeline((Stage.of((2 * p,), 0, half), Stage.of((2 * p + 1,), half, 2 * half)), _MICRO_BATCHES, _SIZE)
+        for p in range(2)
+    ]
+    return Plan(tuple(pipelines), "1f1b", Sharding(0))
+
+
+class _StockStage(nn.Module):
+    """A stage as stock parts want it: samples come first."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        executor = layout_of(plan(), _MODEL).executor_of[rank]
+        parts = list(executor.parts(_MODEL, rank))
+        weights = empty_weights(parts, torch.float32, torch.device("cpu"))
+        for part in parts:
+            weights[part.name].data.copy_(drawn(0, part))
+        self.held = nn.ParameterList(weights.values())
+        tp = TensorParallel(0, ((0, _SEQ_LEN),))
+        rope = Rope(_MODEL, _SEQ_LEN, torch.float32, torch.device("cpu"))
+        self._chunk = DecoderChunk(_MODEL, executor.chunks[0], executor.shards[0], tp, rope, weights)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens [B, T] or hidden states [B, T, H] to hidden states, or logits [B, T, V]."""
+        if x.requires_grad:
+            x.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]  # as gloo sends it
+        hidden = self._chunk.hidden(x.transpose(0, 1))
+        return (self._chunk.logits(hidden) if self._chunk.chunk.last else hidden).transpose(0, 1).contiguous()
+
+
+def _stock(rank: int) -> Callable[[Tensor], float]:
+    pipeline, position = divmod(rank, 2)
+    across = [dist.new_group([position_of, position_of + 2]) for position_of in range(2)]
+    along = [dist.new_group([2 * p, 2 * p + 1]) for p in range(2)]
+    module = DistributedDataParallel(_StockStage(rank), process_group=across[position])
+    stage = PipelineStage(module, position, 2, torch.device("cpu"), group=along[pipeline])
+
+    def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    schedule = Schedule1F1B(stage, _MICRO_BATCHES, loss_fn=loss_of)
+    settings = _SETTINGS
+    adam = torch.optim.AdamW(
+        module.parameters(), settings.lr, (settings.beta1, settings.beta2), settings.eps, settings.weight_decay
+    )
+
+    def step(tokens: Tensor) -> float:
+        own = tokens[pipeline * _BATCH // 2 : (pipeline + 1) * _BATCH // 2]
+        adam.zero_grad()
+        losses: list[Tensor] = []
+        if position == 0:
+            schedule.step(own[:, :-1].contiguous())
+        else:
+            schedule.step(target=own[:, 1:].contiguous(), losses=losses)
+        adam.step()
+        mean = torch.stack(losses).mean().detach() / 2 if losses else torch.zeros(())
+        dist.all_reduce(mean)
+        return float(mean)
+
+    return step
+
+
+def _ours() -> Callable[[Tensor], float]:
+    trainee = Trainee(
+        plan(),
+        _MODEL,
+        _SEQ_LEN,
+        _BATCH,
+        dtype=torch.float32,
+        gradient_dtype=torch.float32,
+        device=torch.device("cpu"),
+        settings=_SETTINGS,
+        initial=partial(drawn, 0),
+        timeout_s=_TIMEOUT_S,
+    )
+
+    def step(tokens: Tensor) -> float:
+        return trainee.step(lambda first, end: tokens[first:end], _SETTINGS.lr)[0]
+
+    return step
+
+
+def _rank(rank: int, store: str, rounds: int, steps: int) -> None:
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=_TIMEOUT_S)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4, timeout=limit)
+    ways = {"hexiopt": _ours(), "torch": _stock(rank)}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    losses: dict[str, list[float]] = {name: [] for name in ways}
+    generator = torch.Generator().manual_seed(0)
+    for number in range(rounds):
+        batches = [torch.randint(_MODEL.vocab_size, (_BATCH, _SEQ_LEN + 1), generator=generator) for _ in range(steps)]
+        for name, step in ways.items():
+            for tokens in batches:
+                dist.barrier()
+                began = time.perf_counter()
+                losses[name].append(step(tokens))
+                dist.barrier()
+                if number:  # the first round warms up
+                    seconds[name].append(time.perf_counter() - began)
+    if rank == 3:  # the end of a pipeline
+        medians = {name: statistics.median(own) for name, own in seconds.items()}
+        for name, median_s in medians.items():
+            print(f"{name:8s} {1e3 * median_s:7.1f} ms a step, first loss {losses[name][0]:.5f}")
+        print(f"ratio    {medians['hexiopt'] / medians['torch']:7.3f}")
+    dist.destroy_process_group()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the comparison."""
+    parser = argparse.ArgumentParser(prog="python -m runtime.stock", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=6, help="the first one is not counted")
+    parser.add_argument("--steps", type=int, default=10, help="of each way in each round")
+    given = parser.parse_args(arguments)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    fork = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        started = [fork.Process(target=_rank, args=(rank, store, given.rounds, given.steps)) for rank in range(4)]
+        for process in started:
+            process.start()
+        for process in started:
+            process.join()
+    return max(process.exitcode != 0 for process in started)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
