@@ -160,7 +160,12 @@ class Tally:
 
 
 def run(
-    seed: int, solvers: Sequence[str], steps: int, proof_s: float = PROOF_S, exact_s: float = EXACT_S
+    seed: int,
+    solvers: Sequence[str],
+    steps: int,
+    proof_s: float = PROOF_S,
+    exact_s: float = EXACT_S,
+    bound_s: float = BOUND_S,
 ) -> tuple[dict[str, Tally], list[str]]:
     """Random problem `seed` through `solvers`: their tallies, and each violation in words."""
     problem = random_problem(random.Random(seed))
@@ -183,12 +188,12 @@ def run(
     if proof is not None and proof.status not in (Status.OPTIMAL, Status.INFEASIBLE):
         proof = None
     best_s = min((result.objective for result in results.values()), default=float("inf"))
-    bound_s = lower_bound_s(CostModel(problem), BOUND_S)
+    least_s = lower_bound_s(CostModel(problem), bound_s)
     for name, result in results.items():
         tallies[name].ended[result.status] += 1
         if result.cost is not None:
             tallies[name].over.append(result.objective / best_s - 1)
-        wrong += [(name, text) for text in violations(problem, result, bound_s, proof)]
+        wrong += [(name, text) for text in violations(problem, result, least_s, proof)]
     for name, _ in wrong:
         tallies[name].violations += 1
     return tallies, [f"seed {seed}, {name}: {text}" for name, text in wrong]

@@ -23,6 +23,8 @@ from experiments.tables.task import Outcome, Task, perform
 from hexiopt.space import SWITCHES
 from solvers import registry
 
+pytestmark = pytest.mark.xdist_group("tables")  # one process computes what they share
+
 ARGUMENTS = ("--quick", "--scale", "0.4", "--ours-s", "2.5", "--scaling-s", "3", "--sizes", "16", "--out")
 Rows = list[dict[str, str]]
 

@@ -6,6 +6,8 @@ from solvers.registry import RIVALS
 from tests.solvers.rivals import problems
 from tests.solvers.rivals.test_rivals import TOLERANCE, answer, rival
 
+pytestmark = pytest.mark.xdist_group("rivals")  # one process computes what they share
+
 # FlashFlex partitions heuristically: what its search misses of its space is its own limit.
 SEARCH_ALL = tuple(name for name in RIVALS if name != "flashflex")
 

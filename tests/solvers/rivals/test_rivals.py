@@ -14,6 +14,8 @@ from solvers.registry import RIVALS, make_solver
 from solvers.rivals.base import Rival
 from tests.solvers.rivals import problems
 
+pytestmark = pytest.mark.xdist_group("rivals")  # one process computes what they share
+
 DRAWS = 1000  # on each problem
 TOLERANCE = 0.02
 
