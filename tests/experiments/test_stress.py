@@ -13,7 +13,8 @@ from solvers.registry import NAMES, ORACLES, RIVALS, make_solver
 def test_no_violation(first: int) -> None:
     ran = 0
     for seed in range(first, first + 5):
-        solvers = [name for name in (*ORACLES, *NAMES, *RIVALS) if name != "flashflex" or seed == first]  # it is slow
+        rivals = [name for name in RIVALS[seed % 2 :: 2] if name != "flashflex" or seed == first]  # it is slow
+        solvers = [*ORACLES, *NAMES, *rivals]
         bound_s = 0.3 if seed == first else 0.0  # the bound of all plans is raised now and then
         tallies, wrong = run(seed, solvers, steps=6, proof_s=0.2, exact_s=0.1, bound_s=bound_s)
         assert wrong == []

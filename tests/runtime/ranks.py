@@ -119,7 +119,7 @@ def _pipeline(rng: random.Random, devices: list[int], num_layers: int, schedule:
         if len(replicas) == 1:
             replicas = (Replica(own[0], None, replicas[0].heads),)
         stages.append(Stage(replicas, layers, recompute))
-    batches = rng.randint(1, 5)
+    batches = rng.randint(1, 4)
     if chunks > 1:
         batches = num_stages * rng.randint(1, 2)
     return Pipeline(tuple(stages), batches, size)

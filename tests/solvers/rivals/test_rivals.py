@@ -16,7 +16,7 @@ from tests.solvers.rivals import problems
 
 pytestmark = pytest.mark.xdist_group("rivals")  # one process computes what they share
 
-DRAWS = 1000  # on each problem
+DRAWS = 600  # on each problem
 TOLERANCE = 0.02
 
 EVERY = pytest.mark.parametrize("name", RIVALS)
