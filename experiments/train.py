@@ -36,7 +36,7 @@ class Ended:
 
 
 def run(job: Job) -> float:
-    """Train; returns the last loss. Raises InputError before any process starts, NoPlanError, TrainingFailedError."""
+    """Train; returns the last loss. Raises InputError before any process starts, NoPlanError, FailedError."""
     if find_spec("torch") is None:
         raise InputError("train: needs torch; install hexiopt[train]")
     from runtime.checkpoint import Checkpoint

@@ -81,7 +81,6 @@ class Messages:
 
     def receive(self, chunk: int, backward: bool, micro_batch: int) -> Tensor:
         """Wait for what `expect` has announced: [t, B, H]."""
-        self.expect(chunk, backward, micro_batch)
         coming = self._coming.pop((chunk, backward, micro_batch))
         for piece, part, work in coming.parts:
             work.wait()

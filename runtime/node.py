@@ -79,7 +79,7 @@ class Node:
         trouble: list[Event] = []
         sentinels = [p.sentinel for r, p in self._processes.items() if r not in self._done]
         ready = wait([*self._ends, *sentinels], timeout=1.0)
-        deadline = time.monotonic() + (_SETTLE_S if trouble else 0.0)
+        deadline = time.monotonic()
         while True:
             for end in [one for one in ready if one in self._ends]:
                 event = self._event(end)

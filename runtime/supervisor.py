@@ -5,15 +5,15 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from runtime.checkpoint import finished
+from runtime.rank import Event
 from runtime.settings import Run
 
-Event = dict[str, Any]
 _TROUBLE = ("lost", "hung", "error")
 
 
@@ -82,10 +82,10 @@ def _last_line(trouble: Event) -> str:
 
 def _attempt(command: list[str]) -> Generator[Event, None, Event | None]:
     """The events of one attempt; returns what ended it too early."""
-    node = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    said = tempfile.TemporaryFile("w+")  # noqa: SIM115  # a pipe that nobody reads would fill up
+    node = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
     trouble: Event | None = None
     assert node.stdout is not None
-    assert node.stderr is not None
     try:
         for line in node.stdout:
             event: Event = json.loads(line)
@@ -93,9 +93,9 @@ def _attempt(command: list[str]) -> Generator[Event, None, Event | None]:
                 trouble = event
             else:
                 yield event
-        said = node.stderr.read()
         if node.wait() != 0 and trouble is None:
-            trouble = {"event": "error", "reason": said.strip() or f"exit code {node.returncode}"}
+            said.seek(0)
+            trouble = {"event": "error", "reason": said.read().strip() or f"exit code {node.returncode}"}
     finally:
         if node.poll() is None:
             node.send_signal(signal.SIGINT)
@@ -104,6 +104,7 @@ def _attempt(command: list[str]) -> Generator[Event, None, Event | None]:
             except subprocess.TimeoutExpired:
                 node.kill()
                 node.wait()
+        said.close()
     return trouble
 
 
