@@ -85,6 +85,10 @@ def run(job: Job) -> float:
         return _one_of_torchrun(run_of_all)
     if config.launch == "machine" and config.machine is None:
         return _commands(job, problem, plan, plan_path)
+    if config.launch == "machine" and config.machine not in (names := _machines(problem, plan)):
+        raise InputError(f"train.machine: {config.machine!r} has no device of the plan; name one of {', '.join(names)}")
+    if config.launch == "machine" and config.master is None:
+        raise InputError("train.master: is missing; state host:port of the machine with the plan's first device")
     place = Place(config.machine, config.master) if config.launch == "machine" else Place()
     name = "metrics.jsonl" if place.machine is None else f"metrics-{place.machine}.jsonl"
     ended: list[Ended] = []
@@ -140,9 +144,7 @@ def _one_of_torchrun(run: Any) -> float:
 
 def _commands(job: Job, problem: Problem, plan: Plan, plan_path: Path) -> float:
     """Write one command for each machine of the plan."""
-    cluster = problem.cluster
-    machines = sorted({int(cluster.machine_of[device]) for device in plan.devices()})
-    names = [cluster.machines[machine].name for machine in machines]
+    names = _machines(problem, plan)
     master = job.config.train.master or f"{names[0]}:29500"
     kept = [o for o in job.overrides if o.startswith(("train.", "seed=")) and not o.startswith(_OF_A_MACHINE)]
     lines = [
@@ -157,6 +159,13 @@ def _commands(job: Job, problem: Problem, plan: Plan, plan_path: Path) -> float:
     job.write("launch.sh", "\n".join(lines) + "\n")
     job.show_files("launch.sh")
     return float("nan")
+
+
+def _machines(problem: Problem, plan: Plan) -> list[str]:
+    """The machines that a plan uses, the one with rank 0 first."""
+    cluster = problem.cluster
+    machines = sorted({int(cluster.machine_of[device]) for device in plan.devices()})
+    return [cluster.machines[machine].name for machine in machines]
 
 
 def _path(stated: str | None) -> Path | None:

@@ -127,6 +127,12 @@ def test_a_bad_plan_starts_nothing(
         (["train.tokenizer=none.json"], "none.json"),
         (["train.weights=nowhere"], "nowhere"),
         (["train.weights=a", "train.resume=b"], "resume and weights"),
+        (
+            ["train.launch=machine", "train.machine=x", "train.master=a:1"],
+            "train.machine: 'x' has no device",
+        ),
+        (["train.launch=machine", "train.machine=old"], "train.master: is missing"),
+        (["train.launch=torchrun"], "RANK is not set"),
         (["train.steps=0"], "train: steps"),
         (["train.on_failure=pray"], "train: on_failure"),
         (["train.lr=-1"], "train: lr"),
