@@ -117,11 +117,15 @@ class CompareConfig:
     solvers: list[str] = field(default_factory=lambda: ["random", "metis", "portfolio"])
 
     def __post_init__(self) -> None:
+        _check_solvers("compare", self.solvers)
         if not self.solvers:
             raise InputError("compare.solvers: [] names no solver; name one or more")
-        for name in self.solvers:
-            if self.solvers.count(name) > 1:
-                raise InputError(f"compare.solvers: {name!r} stands twice; name every solver once")
+
+
+def _check_solvers(verb: str, names: list[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{verb}.solvers: {name!r} stands twice; name every solver once")
 
 
 @dataclass
@@ -188,6 +192,28 @@ class TrainConfig:
 
 
 @dataclass
+class EmulateConfig:
+    """What `emulate` trains: plans of `solvers` (and that of plan=..., if any), `steps` steps each after a first one.
+
+    `divisor` narrows the model and its sequences (null: as far as they divide); `dilation` is how long a second of the
+    cluster takes (null: as short as this machine allows); `network` shapes links (null: where root, ip and tc allow).
+    """
+
+    solvers: list[str] = field(default_factory=lambda: ["portfolio", "megatron", "flashflex", "random"])
+    steps: int = 3
+    divisor: int | None = None
+    dilation: float | None = None
+    network: bool | None = None
+
+    def __post_init__(self) -> None:
+        _check_solvers("emulate", self.solvers)
+        section = Section(asdict(self), "emulate")
+        section.integer("steps", at_least=1, at_most=10_000)
+        section.integer("divisor", at_least=1, at_most=10_000, default=None)
+        section.number("dilation", above=0, at_most=1e6, default=None)
+
+
+@dataclass
 class ExportConfig:
     """What `export` makes of a `checkpoint`: `format` huggingface, safetensors and a config.json, in `precision`."""
 
@@ -218,6 +244,7 @@ class Config:
     compare: CompareConfig = field(default_factory=CompareConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    emulate: EmulateConfig = field(default_factory=EmulateConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
 
     def __post_init__(self) -> None:

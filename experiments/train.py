@@ -50,7 +50,7 @@ def run(job: Job) -> float:
     if job.config.plan:
         plan_path = Path(job.config.plan).absolute()
     else:
-        plan_path = _planned(job, _trainable(job.problem), "plan.json")
+        plan_path = _planned(job, trainable(job.problem), "plan.json")
     plan_file = job.plan_file() if job.config.plan else read_plan(plan_path)
     problem, plan = plan_file.problem, plan_file.plan
     wrong = check(problem, plan)
@@ -176,7 +176,7 @@ def _step_of(checkpoint: str | None) -> int:
     return 0 if checkpoint is None else int(Path(checkpoint).name.removeprefix("step-"))
 
 
-def _trainable(problem: Problem) -> Problem:
+def trainable(problem: Problem) -> Problem:
     """The problem, whose plans can be trained: an open ZeRO stage is 1. Raises InputError where none can."""
     from runtime.layout import untrainable
 

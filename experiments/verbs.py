@@ -5,6 +5,7 @@ VERBS = {
     "compare": "runs compare.solvers=[...] on one problem; writes comparison.csv, comparison.png",
     "price": "prices and checks the plan file plan=...; writes plan.json with a new prediction",
     "train": "trains with plan=... or a plan found first; writes checkpoints, metrics.jsonl, timeline.json, loss.png",
+    "emulate": "trains plans of emulate.solvers=[...] on an emulated cluster; writes emulation.csv, emulation.png",
     "export": "makes a Hugging Face model of export.checkpoint=...; writes huggingface/",
     "explain": "says where every value of a plan's cost comes from, and what binds",
     "collect": "gathers the jobs of a sweep; writes results.csv (and results.parquet with pyarrow)",

@@ -138,6 +138,13 @@ class GradientSync:
         """The next gradients of these parameters are the last ones of the step."""
         self._ending.update(names)
 
+    def ended(self, names: Sequence[str]) -> None:
+        """The last gradients of these parameters have come, though nobody had announced them."""
+        for name in names:
+            for bucket in self._of[name]:
+                bucket.missing.discard(name)
+        self._start(False)
+
     def _came(self, name: str, weight: Tensor) -> None:
         gradient, weight.grad = weight.grad, None
         assert gradient is not None

@@ -1,7 +1,9 @@
 """Hidden states and their gradients between the stages of a pipeline, from rank to rank."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Timer
 
 import torch
 import torch.distributed as dist
@@ -28,12 +30,25 @@ class _Coming:
 
 
 class Messages:
-    """What one rank sends and receives. `hidden` is the width of a hidden state."""
+    """What one rank sends and receives. `hidden` is the width of a hidden state.
 
-    def __init__(self, line: Line, executor: Executor, rank: int, seq_len: int, hidden: int, like: Tensor) -> None:
+    With `latency_s`, messages leave that much later, by the rank to which they go.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        executor: Executor,
+        rank: int,
+        seq_len: int,
+        hidden: int,
+        like: Tensor,
+        latency_s: Sequence[float] | None = None,
+    ) -> None:
         own_tokens = token_ranges(seq_len, len(executor.ranks))[executor.ranks.index(rank)]
         self._shape = (own_tokens[1] - own_tokens[0], executor.samples[1] - executor.samples[0], hidden)
-        self._like = like
+        self._like, self._latency_s = like, latency_s
+        self._late: list[Timer] = []
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
         self._coming: dict[tuple[int, bool, int], _Coming] = {}
         # By virtual stage whose input or output it is, and whether it comes in.
@@ -59,11 +74,18 @@ class Messages:
         tag = self._tag(chunk if not backward else chunk - 1, backward, micro_batch)
         for piece in self._pieces[chunk, backward]:
             part = whole_tbh[piece.tokens, piece.samples].contiguous()
-            work = dist.isend(part, piece.peer, tag=tag)
-            assert work is not None
-            self._sent.append((work, part))
+            if self._latency_s is None:
+                self._post(part, piece.peer, tag)
+            else:
+                self._late.append(Timer(self._latency_s[piece.peer], self._post, (part, piece.peer, tag)))
+                self._late[-1].start()
         while self._sent and self._sent[0][0].is_completed():
             self._sent.popleft()
+
+    def _post(self, part: Tensor, peer: int, tag: int) -> None:
+        work = dist.isend(part, peer, tag=tag)
+        assert work is not None
+        self._sent.append((work, part))
 
     def expect(self, chunk: int, backward: bool, micro_batch: int) -> None:
         """Be ready for a chunk's input, or for the gradient of its hidden states."""
@@ -89,6 +111,8 @@ class Messages:
 
     def finish(self) -> None:
         """Wait until all messages are with their receivers."""
+        while self._late:
+            self._late.pop().join()
         while self._sent:
             self._sent.popleft()[0].wait()
 

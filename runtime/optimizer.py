@@ -1,11 +1,13 @@
 """AdamW over flat buckets, with master weights in float32 or better; with ZeRO-1 each holder steps its own share."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from runtime.emulation import Pace, pace_until
 from runtime.gradient_sync import Bucket
 from runtime.groups import Groups
 from runtime.parts import Part
@@ -18,9 +20,15 @@ class Optimizer:
     """Steps the weights of one rank from the summed gradients of its buckets."""
 
     def __init__(
-        self, settings: AdamW, buckets: Sequence[Bucket], weights: Mapping[str, nn.Parameter], groups: Groups
+        self,
+        settings: AdamW,
+        buckets: Sequence[Bucket],
+        weights: Mapping[str, nn.Parameter],
+        groups: Groups,
+        pace: Pace | None = None,
     ) -> None:
         self._settings, self._buckets, self._weights, self._groups = settings, buckets, weights, groups
+        self._pace = pace
         self.masters: list[Tensor] = []
         example = next(iter(weights.values()))
         self._dtype, self._device = example.dtype, example.device
@@ -73,7 +81,10 @@ class Optimizer:
             master.grad = bucket.gradient[bucket.share].to(master.dtype) * factor
         for group in self._adam.param_groups:
             group["lr"] = lr
+        began = time.time()
         self._adam.step()
+        if self._pace is not None:
+            pace_until(began, self._pace.optimizer_s)
         self._spread()
         return norm
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from runtime.decoder import DecoderChunk
+from runtime.emulation import Pace, pace_until
 from runtime.gradient_sync import GradientSync
 from runtime.layout import Executor, Line
 from runtime.messages import Messages
@@ -46,9 +47,10 @@ class Pipeline:
         messages: Messages,
         sync: GradientSync,
         device: torch.device,
+        pace: Pace | None = None,
     ) -> None:
         self._line, self._executor, self._chunks, self._names = line, executor, chunks, names
-        self._messages, self._sync, self._device = messages, sync, device
+        self._messages, self._sync, self._device, self._pace = messages, sync, device, pace
         self.timeline: list[Timed] = []
         self.operations = operations(
             schedule, executor.stage, len(line.stages), line.num_chunks, line.num_micro_batches
@@ -72,13 +74,21 @@ class Pipeline:
             came = self._messages.receive(*self._key(now)) if self._waits(now) else None
             began = self._clock()
             if now.backward:
-                self._backward(now, held.pop((now.chunk, now.micro_batch)), came)
+                outgoing = self._backward(now, held.pop((now.chunk, now.micro_batch)), came)
             else:
-                found = self._forward(now, sequences, num_tokens, came)
-                held[now.chunk, now.micro_batch] = found
-                if self._chunks[now.chunk].chunk.last:
-                    total += float(found.left.detach())
+                found = held[now.chunk, now.micro_batch] = self._forward(now, sequences, num_tokens, came)
+                outgoing = found.left.detach()
+            if self._pace is not None:
+                pace_until(began, self._pace.operation_s(now.backward, now.chunk))
             self.timeline.append(Timed(now, began, self._clock()))
+            if now.backward and self._pace is not None and self._is_last_of(now):
+                self._sync.ended(self._names[now.chunk])
+            chunk = self._chunks[now.chunk].chunk
+            if not (chunk.first if now.backward else chunk.last):
+                assert outgoing is not None
+                self._messages.send(chunk.number, now.backward, now.micro_batch, outgoing)
+            elif not now.backward:
+                total += float(found.left.detach())
         self._messages.finish()
         self._sync.finish()
         return total
@@ -108,14 +118,15 @@ class Pipeline:
         if chunk.chunk.last:
             assert tokens_tb is not None
             return _Held(entered, chunk.loss(left, tokens_tb[1:]) / num_tokens)
-        self._messages.send(chunk.chunk.number, False, operation.micro_batch, left.detach())
         return _Held(entered, left)
 
-    def _backward(self, operation: Operation, held: _Held, gradient: Tensor | None) -> None:
-        chunk = self._chunks[operation.chunk].chunk
-        if operation.micro_batch == self._line.num_micro_batches - 1:
+    def _backward(self, operation: Operation, held: _Held, gradient: Tensor | None) -> Tensor | None:
+        """The gradient of what had entered; None of tokens."""
+        if self._pace is None and self._is_last_of(operation):
             self._sync.ending(self._names[operation.chunk])
         torch.autograd.backward(held.left, gradient)
-        if not chunk.first:
-            assert held.entered.grad is not None
-            self._messages.send(chunk.number, True, operation.micro_batch, held.entered.grad)
+        return held.entered.grad
+
+    def _is_last_of(self, backward: Operation) -> bool:
+        """Whether no further gradients of its layers follow in this step."""
+        return backward.micro_batch == self._line.num_micro_batches - 1

@@ -18,6 +18,8 @@ from hexiopt.errors import InputError
 from hexiopt.plan_file import PlanFile
 from runtime.checkpoint import Checkpoint, Progress, save
 from runtime.data import Batches
+from runtime.emulation import Pace, read_pace
+from runtime.fabric import INTERFACE, enter
 from runtime.settings import Run
 from runtime.trainee import Trainee, drawn
 from runtime.weights import DTYPES, HuggingFaceWeights
@@ -38,6 +40,10 @@ def run_rank(run: Run, plan_file: PlanFile, rank: int, local: int, master: str, 
     told = _Telling(tell)
     tell = told.tell
     try:
+        pace = None if run.paces is None else read_pace(run.paces, rank)
+        if pace is not None and pace.namespace is not None:
+            enter(pace.namespace)
+            os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
         cuda = torch.cuda.is_available()
         device = torch.device("cuda", local) if cuda else torch.device("cpu")
         if cuda:
@@ -51,7 +57,7 @@ def run_rank(run: Run, plan_file: PlanFile, rank: int, local: int, master: str, 
             world_size=len(plan_file.plan.devices()),
             timeout=timedelta(seconds=run.settings.timeout_s),
         )
-        _train(run, plan_file, rank, device, tell)
+        _train(run, plan_file, rank, device, pace, tell)
         tell({"event": "done"})
         dist.destroy_process_group()
     except (NotFinite, InputError) as error:
@@ -98,7 +104,14 @@ class _Telling:
                 return
 
 
-def _train(run: Run, plan_file: PlanFile, rank: int, device: torch.device, tell: Callable[[Event], None]) -> None:
+def _train(
+    run: Run,
+    plan_file: PlanFile,
+    rank: int,
+    device: torch.device,
+    pace: Pace | None,
+    tell: Callable[[Event], None],
+) -> None:
     settings, problem = run.settings, plan_file.problem
     workload, model = problem.workload, problem.model
     dtype = torch.float64 if run.float64 else DTYPES[workload.precision]
@@ -113,6 +126,7 @@ def _train(run: Run, plan_file: PlanFile, rank: int, device: torch.device, tell:
         settings=settings.adam,
         initial=partial(drawn, settings.seed) if run.weights is None else HuggingFaceWeights(run.weights, model).read,
         timeout_s=settings.timeout_s,
+        pace=pace,
     )
     batches = Batches(run.tokens, workload.seq_len, workload.global_batch, settings.seed)
     _agree(run, plan_file, batches, device)

@@ -52,7 +52,8 @@ class Settings:
 @dataclass(frozen=True)
 class Run:
     """What every process of a run reads: paths of the plan, the tokens, the folder of checkpoints; the checkpoint to go
-    on from, or Hugging Face weights to start with, if any. `float64` trains in it, as tests do."""
+    on from, or Hugging Face weights to start with, if any; the paces of ranks, where a cluster is emulated. `float64`
+    trains in it, as tests do."""
 
     plan: Path
     tokens: Path
@@ -60,14 +61,12 @@ class Run:
     settings: Settings
     resume: Path | None = None
     weights: Path | None = None
+    paces: Path | None = None
     float64: bool = False
 
     def write(self, path: Path) -> None:
         """Write the run as JSON."""
-        data = asdict(self) | {
-            key: None if (value := getattr(self, key)) is None else str(value)
-            for key in ("plan", "tokens", "checkpoints", "resume", "weights")
-        }
+        data = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
         write_text(path, json.dumps(data, indent=1))
 
     @classmethod
@@ -76,13 +75,7 @@ class Run:
         section = Section(read_mapping(path), str(path))
         settings = dict(section.raw("settings"))
         adam = AdamW(**settings.pop("adam"))
-        resume, weights = section.raw("resume", None), section.raw("weights", None)
-        return cls(
-            plan=Path(section.text("plan")),
-            tokens=Path(section.text("tokens")),
-            checkpoints=Path(section.text("checkpoints")),
-            settings=Settings(adam=adam, **settings),
-            resume=None if resume is None else Path(resume),
-            weights=None if weights is None else Path(weights),
-            float64=section.flag("float64"),
-        )
+        given = {key: section.text(key) for key in ("plan", "tokens", "checkpoints")}
+        given |= {key: text for key in ("resume", "weights", "paces") if (text := section.raw(key, None)) is not None}
+        paths = {key: Path(text) for key, text in given.items()}
+        return cls(**paths, settings=Settings(adam=adam, **settings), float64=section.flag("float64"))

@@ -11,6 +11,7 @@ from torch import Tensor
 from hexiopt.model import ModelSpec
 from hexiopt.plan import Plan
 from runtime.decoder import DecoderChunk, Rope, empty_weights
+from runtime.emulation import Pace
 from runtime.gradient_sync import GradientSync, buckets
 from runtime.groups import Groups
 from runtime.layout import Chunk, layout_of, token_ranges
@@ -27,7 +28,7 @@ _INITIAL_STD = 0.02  # of matrices, as in Llama and GPT-2
 class Trainee:
     """What one process of an initialised `torch.distributed` world does of a plan that has passed the check.
 
-    `initial` gives the first values of each part that it holds.
+    `initial` gives the first values of each part that it holds; a `pace` slows it down.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Trainee:
         settings: AdamW,
         initial: Callable[[Part], Tensor],
         timeout_s: float,
+        pace: Pace | None = None,
     ) -> None:
         self.layout, rank = layout_of(plan, model), dist.get_rank()
         assert self.layout.world_size == dist.get_world_size(), "a process for each device of the plan"
@@ -60,10 +62,11 @@ class Trainee:
         chunks = [DecoderChunk(model, chunk, executor.shards[at], tp, rope, self.weights) for chunk in executor.chunks]
         self.buckets = buckets(self.layout.held, parts, gradient_dtype, device, plan.sharding.stage == 1)
         self.sync = GradientSync(self.buckets, self.weights, groups)
-        messages = Messages(line, executor, rank, seq_len, model.hidden_size, like(dtype, device))
+        latency_s = None if pace is None else pace.latency_s
+        messages = Messages(line, executor, rank, seq_len, model.hidden_size, like(dtype, device), latency_s)
         names = _names_by_chunk(model, executor.chunks, executor.shards[at])
-        self.pipeline = Pipeline(plan.schedule, line, executor, chunks, names, messages, self.sync, device)
-        self.optimizer = Optimizer(settings, self.buckets, self.weights, groups)
+        self.pipeline = Pipeline(plan.schedule, line, executor, chunks, names, messages, self.sync, device, pace)
+        self.optimizer = Optimizer(settings, self.buckets, self.weights, groups, pace)
         self._counts_loss, self._own_loss = at == 0, 0.0
 
     def gradients(self, sequences: Sequences) -> float:

@@ -1,0 +1,120 @@
+"""`hexiopt emulate cluster=small_mixed model=...`: plans of several solvers, trained on an emulation of the cluster."""
+
+import math
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments.cli import main
+from experiments.common import FailedError, Job, NoPlanError, found, interrupt, search
+from experiments.train import trainable
+from hexiopt.cost.cost import Cost
+from hexiopt.cost.model import CostModel
+from hexiopt.errors import InputError
+from hexiopt.plan import Plan
+from hexiopt.plan_file import plan_file_to_dict
+from hexiopt.problem import Problem
+from solvers.registry import make_solver
+
+if TYPE_CHECKING:
+    from runtime.emulated import Bench
+
+_ROOM = 3.0  # the time that a stand-in is given, over the time that it takes as fast as this machine goes
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Whose plan, and its cost."""
+
+    name: str
+    plan: Plan
+    cost: Cost
+
+
+def run(job: Job) -> float:
+    """Measure the plan of every solver; returns the least measured step, in seconds of the cluster.
+
+    Raises InputError, NoPlanError where no solver finds a plan, FailedError.
+    """
+    if find_spec("torch") is None:
+        raise InputError("emulate: needs torch; install hexiopt[train]")
+    from hexiopt.report.emulated import Emulated, draw_emulated, emulated_csv, emulated_table
+    from hexiopt.report.table import headline
+    from runtime.emulated import Bench
+    from runtime.emulation import divisors
+    from runtime.fabric import unsupported
+    from runtime.supervisor import TrainingFailedError
+
+    config = job.config.emulate
+    given = job.plan_file() if job.config.plan else None
+    problem = trainable(job.problem if given is None else given.problem)
+    divisor = max(divisors(problem)) if config.divisor is None else config.divisor
+    hindrance = unsupported(problem.cluster)
+    if config.network and hindrance is not None:
+        raise InputError(f"emulate.network: {hindrance}; take emulate.network=false, which leaves links as they are")
+    shaped = hindrance is None if config.network is None else config.network
+    entries = [] if given is None else [_Entry("plan", given.plan, CostModel(problem).price(given.plan))]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), problem, divisor, job.config.seed)
+        entries += _plans(job, problem)
+        try:
+            dilation = _dilation(entries, bench) if config.dilation is None else config.dilation
+            links = "links shaped" if shaped else f"links as they are ({hindrance or 'emulate.network=false'})"
+            job.show(f"A stand-in 1/{divisor} as wide; a second of the cluster takes {dilation:g} s here; {links}.")
+            for entry in entries:
+                if interrupt.pressed:
+                    break
+                steps = bench.paced(entry.plan, entry.cost, config.steps, dilation, shaped=shaped)
+                rows.append(Emulated(entry.name, entry.cost.step_time_s, steps.seconds, steps.overrun))
+                job.show(f"{entry.name}: predicted {rows[-1].predicted_s:.3f} s, measured {rows[-1].measured_s:.3f} s")
+        except TrainingFailedError as error:
+            raise FailedError(str(error)) from None
+    for entry in entries:
+        content = plan_file_to_dict(problem, entry.plan, entry.cost, {"name": entry.name})
+        job.write_json(f"plan-{entry.name}.json", content)
+    job.write("emulation.csv", emulated_csv(rows, dilation))
+    written = ["emulation.csv"]
+    if job.pictures:
+        job.draw("emulation.png", lambda path: draw_emulated(rows, headline(problem), path))
+        written.append("emulation.png")
+    job.show("", headline(problem), "", emulated_table(rows))
+    job.show_files(*written, *(f"plan-{entry.name}.json" for entry in entries))
+    return min(row.measured_s for row in rows)
+
+
+def _plans(job: Job, problem: Problem) -> list[_Entry]:
+    """A plan of every solver that finds one that can be trained; the others are named with their reasons."""
+    from runtime.layout import untrainable
+
+    entries, reasons = [], []
+    for name in job.config.emulate.solvers:
+        try:
+            plan, cost = found(search(job, make_solver(name), problem))
+        except NoPlanError as none:
+            reasons.append(f"{name}: {none}")
+            continue
+        cannot = untrainable(problem.model, problem.workload, plan)
+        if cannot is None:
+            entries.append(_Entry(name, plan, cost))
+        else:
+            reasons.append(f"{name}: {cannot}")
+    if not entries and not job.config.plan:
+        raise NoPlanError("; ".join(reasons))
+    for reason in reasons:
+        job.show(f"left out: {reason}")
+    return entries
+
+
+def _dilation(entries: list[_Entry], bench: "Bench") -> float:
+    """By how much to slow the cluster down, so that every plan's stand-in computes well within its time: two digits."""
+    most = max(_ROOM * bench.unpaced_s(entry.plan) / entry.cost.step_time_s for entry in entries)
+    digit = 10.0 ** (math.floor(math.log10(most)) - 1)
+    return float(f"{math.ceil(most / digit) * digit:.6g}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(["emulate", *sys.argv[1:]]))

@@ -1,0 +1,100 @@
+"""Predicted steps beside steps measured on an emulated cluster: a table, CSV, and a picture."""
+
+import csv
+import io
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.table import Table
+from rich.text import Text
+
+from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped, seconds
+
+SYMMETRIC = "megatron"  # whose plans are symmetric
+_NOTE = (
+    "Compute is paced to the predicted times: what is checked is schedule, overlap, communication and sharing. "
+    "Late: how much longer than given the slowest rank computed."
+)
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """A plan's predicted step, measured steps in seconds of the cluster, and the share by which computing was late."""
+
+    name: str
+    predicted_s: float
+    steps_s: tuple[float, ...]
+    late: float
+
+    @property
+    def measured_s(self) -> float:
+        """The median step."""
+        return statistics.median(self.steps_s)
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted_s / self.measured_s - 1
+
+
+def emulated_csv(rows: Sequence[Emulated], dilation: float) -> str:
+    """One row a plan."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("plan", "predicted_s", "measured_s", "error", "least_s", "most_s", "steps", "late", "dilation"))
+    for row in rows:
+        steps = row.steps_s
+        least_s, most_s = min(steps), max(steps)
+        writer.writerow(
+            (row.name, row.predicted_s, row.measured_s, row.error, least_s, most_s, len(steps), row.late, dilation)
+        )
+    return text.getvalue()
+
+
+def emulated_table(rows: Sequence[Emulated]) -> Table:
+    """The same for people, the fastest first; and how much faster each is than the best symmetric plan."""
+    symmetric_s = next((row.measured_s for row in rows if row.name == SYMMETRIC), None)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), caption=_NOTE, caption_justify="left")
+    for name in ("Plan", "Predicted", "Measured", "Error", "Least to most", "Late"):
+        table.add_column(name, justify="left" if name == "Plan" else "right")
+    if symmetric_s is not None:
+        table.add_column("Over symmetric", justify="right")
+    for row in sorted(rows, key=lambda row: row.measured_s):
+        cells = [
+            row.name,
+            seconds(row.predicted_s),
+            seconds(row.measured_s),
+            f"{row.error:+.1%}",
+            f"{seconds(min(row.steps_s))} to {seconds(max(row.steps_s))}",
+            f"{row.late:.1%}",
+        ]
+        if symmetric_s is not None:
+            cells.append(f"{symmetric_s / row.measured_s:.2f}×")
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def draw_emulated(rows: Sequence[Emulated], title: str, path: str | Path) -> None:
+    """Two bars a plan, as a PNG."""
+    figure = Figure(figsize=(7.5, 1.6 + 0.62 * len(rows)), facecolor=PAPER, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    ordered = sorted(rows, key=lambda row: row.measured_s)
+    for k, row in enumerate(ordered):
+        low, high = row.measured_s - min(row.steps_s), max(row.steps_s) - row.measured_s
+        axes.barh(k - 0.19, row.predicted_s, 0.36, color=FAINT)
+        axes.barh(k + 0.19, row.measured_s, 0.36, color=PIPELINE_HUES[0], xerr=[[low], [high]], ecolor=INK)
+        text = f" {seconds(row.measured_s)} measured, {seconds(row.predicted_s)} predicted ({row.error:+.1%})"
+        axes.text(max(row.predicted_s, max(row.steps_s)), k, text, color=INK, va="center", fontsize=9)
+    axes.set_yticks(range(len(ordered)), [row.name for row in ordered], color=INK)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.75 * max(max(row.predicted_s, *row.steps_s) for row in rows))
+    axes.set_xlabel("seconds a step of the cluster", color=MUTED)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(colors=MUTED, length=0)
+    figure.suptitle(clipped(title, 90), color=INK, fontsize=11, x=0.01, ha="left")
+    figure.savefig(path, format="png", dpi=150, metadata={"Software": None})
