@@ -141,6 +141,7 @@ class TrainConfig:
 
     `tokenizer` is a Hugging Face tokenizer.json; null, bytes. `resume` is a checkpoint (a folder step-NNNNNNNN),
     `weights` a Hugging Face folder or .safetensors file to start with; without them, weights are drawn by the seed.
+    `tensorboard` also writes what metrics.jsonl has of the steps for TensorBoard.
     After a lost or hung process `on_failure` goes on from the last checkpoint: restart, replan (without the lost
     devices) or stop; `max_restarts` times in a row without a new checkpoint.
 
@@ -163,6 +164,7 @@ class TrainConfig:
     weights: str | None = None
     checkpoint_every: int = 25
     keep_checkpoints: int = 2
+    tensorboard: bool = False
     on_failure: str = "restart"
     max_restarts: int = 3
     timeout_s: float = 60.0

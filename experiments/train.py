@@ -4,8 +4,8 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,23 @@ _OF_A_MACHINE = ("train.machine=", "train.master=")
 
 @dataclass(frozen=True)
 class Ended:
-    """A step of training that has ended."""
+    """A step of training that has ended; `mfu` counts all devices of the plan's cluster, also where others train."""
 
     step: int
     loss: float
     norm: float
     seconds: float
+    tokens_per_s: float
+    mfu: float
+
+    @classmethod
+    def of(cls, event: Mapping[str, Any], problem: Problem) -> "Ended":
+        """The step that an event tells of."""
+        workload, seconds = problem.workload, event["seconds"]
+        flops = workload.tokens * problem.model.model_flops_per_token(workload.seq_len)
+        peak_flops = problem.cluster.total_peak_flops(workload.precision)
+        mfu = flops / (seconds * peak_flops)
+        return cls(event["step"], event["loss"], event["norm"], seconds, workload.tokens / seconds, mfu)
 
 
 def run(job: Job) -> float:
@@ -93,6 +104,7 @@ def run(job: Job) -> float:
     name = "metrics.jsonl" if place.machine is None else f"metrics-{place.machine}.jsonl"
     ended: list[Ended] = []
     timelines: list[dict[str, Any]] = []
+    board = _tensorboard(job)
     events = supervised(run_of_all, job.folder.absolute(), config.on_failure, replan, config.max_restarts, place)
     try:
         with (job.folder / name).open("w", encoding="utf-8") as metrics, _shown(job, settings.steps) as shown:
@@ -100,11 +112,13 @@ def run(job: Job) -> float:
                 if event["event"] == "timeline":
                     timelines.append(event)
                     continue
-                print(json.dumps(event), file=metrics, flush=True)
                 if event["event"] == "step":
-                    ended.append(Ended(event["step"], event["loss"], event["norm"], event["seconds"]))
-                    shown.step(ended[-1], problem.workload.tokens)
-                elif event["event"] == "restart":
+                    ended.append(Ended.of(event, problem))
+                    event = {"event": "step", **asdict(ended[-1])}
+                    shown.step(ended[-1])
+                    board(ended[-1])
+                print(json.dumps(event), file=metrics, flush=True)
+                if event["event"] == "restart":
                     ended = [one for one in ended if one.step <= _step_of(event["from"])]
                     shown.tell(f"{event['reason']}; going on from {event['from'] or 'the start'}")
     except TrainingFailedError as error:
@@ -220,6 +234,25 @@ def _settings(job: Job) -> Any:
     )
 
 
+def _tensorboard(job: Job) -> Callable[[Ended], None]:
+    """Writes what is known of each step for TensorBoard, if asked for. Raises InputError where it is not installed."""
+    if not job.config.train.tensorboard:
+        return lambda ended: None
+    if find_spec("tensorboard") is None:
+        raise InputError("train.tensorboard: needs tensorboard; install hexiopt[tensorboard]")
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(job.folder / "tensorboard")
+
+    def write(ended: Ended) -> None:
+        for name, value in asdict(ended).items():
+            if name != "step":
+                writer.add_scalar(name, value, ended.step)
+        writer.flush()
+
+    return write
+
+
 def _shown(job: Job, steps: int) -> Any:
     from hexiopt.report.training import TrainingProgress
 
@@ -255,7 +288,7 @@ def _conclude(
     if job.pictures:
         job.draw("loss.png", lambda path: draw_training(steps, losses, path))
         written.append("loss.png")
-    job.show("", training_table(losses, [one.seconds for one in ended], problem.workload.tokens))
+    job.show("", training_table(ended))
     job.show_files(*written)
 
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
+from math import lcm, prod
 
 import torch
 import torch.distributed as dist
@@ -25,13 +25,17 @@ _BUCKET_ELEMENTS = 8_000_000  # of a bucket, unless one parameter is larger
 
 @dataclass(eq=False)
 class Bucket:
-    """Elements of parameters that the same `ranks` hold, flat; decayed by the optimiser or not.
+    """Elements of parameters that the same ranks hold, flat; decayed by the optimiser or not.
 
-    `views[name]` pairs the bucket's elements with the rank's own part of a parameter. With `sharded`, each rank ends up
-    with the sum of an equal share of the bucket; otherwise all with the whole.
+    `views[name]` pairs the bucket's elements with the rank's own part of a parameter. With `sharded`, each rank of the
+    `group` ends up with the sum of an equal share of the bucket; otherwise all with the whole. What other sharding
+    groups hold too is summed between them: `between` has the ranks and the elements. Of several groups, the first one
+    counts for all.
     """
 
-    ranks: tuple[int, ...]
+    group: tuple[int, ...]
+    is_first: bool
+    between: tuple[tuple[tuple[int, ...], slice], ...]
     decays: bool
     sharded: bool
     parts: tuple[Part, ...]
@@ -46,14 +50,14 @@ class Bucket:
         """What this rank keeps of the flat elements."""
         if not self.sharded:
             return slice(0, len(self.gradient))
-        size = len(self.gradient) // len(self.ranks)
-        at = self.ranks.index(dist.get_rank()) * size
+        size = len(self.gradient) // len(self.group)
+        at = self.group.index(dist.get_rank()) * size
         return slice(at, at + size)
 
     @property
     def counts(self) -> bool:
         """Whether this rank counts the share for all who have it."""
-        return self.sharded or self.ranks[0] == dist.get_rank()
+        return self.is_first and (self.sharded or self.group[0] == dist.get_rank())
 
 
 def buckets(
@@ -70,7 +74,7 @@ def buckets(
                 by_decay[part.decays].append(part)
         for decays, kept in by_decay.items():
             for some in _filled(kept):
-                found.append(_bucket(same.ranks, decays, shard and len(same.ranks) > 1, some, own, dtype, device))
+                found.append(_bucket(same, decays, shard, some, own, dtype, device))
     return found
 
 
@@ -88,16 +92,19 @@ def _filled(parts: Sequence[Part]) -> list[list[Part]]:
 
 
 def _bucket(
-    ranks: tuple[int, ...],
+    same: Held,
     decays: bool,
-    sharded: bool,
+    shard: bool,
     parts: Sequence[Part],
     own: dict[str, Part],
     dtype: torch.dtype,
     device: torch.device,
 ) -> Bucket:
+    rank = dist.get_rank()
+    groups = same.groups if shard else (same.ranks,)
+    group = next(group for group in groups if rank in group)
     size = sum(prod(part.local_shape) for part in parts)
-    multiple = len(ranks) if sharded else 1
+    multiple = lcm(*map(len, groups)) if shard else 1
     flat = torch.zeros(-(-size // multiple) * multiple, dtype=dtype, device=device)
     views, at = {}, 0
     for part in parts:
@@ -109,7 +116,14 @@ def _bucket(
         )
         views[part.name] = flat[at : at + length].view(part.local_shape), where
         at += length
-    return Bucket(ranks, decays, sharded, tuple(parts), flat, views)
+    between = [
+        (ranks, slice(first * len(flat) // units, end * len(flat) // units))
+        for ranks, first, end, units in (same.between() if shard else [])
+        if rank in ranks
+    ]
+    return Bucket(
+        group, group == groups[0], tuple(between), decays, shard and len(group) > 1, tuple(parts), flat, views
+    )
 
 
 class GradientSync:
@@ -160,12 +174,12 @@ class GradientSync:
         """Start what is complete, in order: a group's collectives must come in the same order on all its ranks."""
         blocked: set[tuple[int, ...]] = set()
         for bucket in self.buckets:
-            if bucket.work is not None or len(bucket.ranks) == 1 or bucket.ranks in blocked:
+            if bucket.work is not None or len(bucket.group) == 1 or bucket.group in blocked:
                 continue
             if bucket.missing and not even_if_missing:
-                blocked.add(bucket.ranks)
+                blocked.add(bucket.group)
                 continue
-            group = self._groups.of(bucket.ranks)
+            group = self._groups.of(bucket.group)
             if bucket.sharded:
                 own = bucket.gradient[bucket.share].clone()
                 bucket.work = dist.reduce_scatter_single(own, bucket.gradient, group=group, async_op=True)
@@ -176,9 +190,14 @@ class GradientSync:
     def finish(self) -> None:
         """After the last backward: wait until all sums are there. Parameters without a gradient count as zero."""
         self._start(True)
+        works: list[dist.Work] = []
         for bucket in self.buckets:
             if bucket.work is not None:
                 bucket.work.wait()
                 if bucket.scattered is not None:
                     bucket.gradient[bucket.share] = bucket.scattered
                     bucket.scattered = None
+            for ranks, elements in bucket.between:
+                works.append(dist.all_reduce(bucket.gradient[elements], group=self._groups.of(ranks), async_op=True))
+        for work in works:
+            work.wait()

@@ -9,7 +9,11 @@ whose parts overlap exchanges what both have.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from math import lcm
 
+from hexiopt.cluster import Cluster
+from hexiopt.cost.gradient_sync import slices
+from hexiopt.cost.sharding import sharding_groups
 from hexiopt.model import ModelSpec
 from hexiopt.plan import Plan, Replica
 from hexiopt.workload import Workload
@@ -85,10 +89,28 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Parts of parameters that the same ranks hold: ascending, one or several."""
+    """Parts of parameters that the same ranks hold: ascending, one or several; and those ranks by sharding group."""
 
     ranks: tuple[int, ...]
     parts: tuple[Part, ...]
+    groups: tuple[tuple[int, ...], ...]
+
+    def between(self) -> list[tuple[tuple[int, ...], int, int, int]]:
+        """Who holds the same share in each sharding group: (ranks, first, end, units) of all units of the elements.
+
+        Groups of different sizes cut the elements into different shares; the pieces are those of all cuts.
+        """
+        if len(self.groups) == 1:
+            return []
+        sizes = tuple(map(len, self.groups))
+        unit, at = lcm(*sizes), 0
+        found = []
+        for width, members in zip(*slices(sizes), strict=True):
+            end = at + round(width * unit)
+            ranks = sorted(group[k] for group, k in zip(self.groups, members, strict=True))
+            found.append((tuple(ranks), at, end, unit))
+            at = end
+        return found
 
 
 @dataclass(frozen=True)
@@ -110,8 +132,9 @@ class Layout:
     def groups(self) -> list[tuple[int, ...]]:
         """All groups of several ranks that communicate collectively, in an order that every rank agrees on."""
         tensor_parallel = {executor.ranks for executor in self.executor_of}
-        same = {held.ranks for held in self.held}
-        return sorted(ranks for ranks in tensor_parallel | same if len(ranks) > 1)
+        same = {ranks for held in self.held for ranks in (held.ranks, *held.groups)}
+        across = {ranks for held in self.held for ranks, *_ in held.between()}
+        return sorted(ranks for ranks in tensor_parallel | same | across if len(ranks) > 1)
 
 
 def untrainable(model: ModelSpec, workload: Workload, plan: Plan | None = None) -> str | None:
@@ -133,8 +156,11 @@ def untrainable(model: ModelSpec, workload: Workload, plan: Plan | None = None) 
     return None
 
 
-def layout_of(plan: Plan, model: ModelSpec) -> Layout:
-    """The processes of a plan that has passed the check. Raises InputError where heads are not the model's."""
+def layout_of(plan: Plan, model: ModelSpec, cluster: Cluster | None = None) -> Layout:
+    """The processes of a plan that has passed the check; without a cluster, sharding groups are left out.
+
+    Raises InputError where heads are not the model's.
+    """
     devices = tuple(sorted(plan.devices()))
     rank_of = {device: rank for rank, device in enumerate(devices)}
     lines, line_of, executor_of = [], dict[int, Line](), dict[int, Executor]()
@@ -170,7 +196,10 @@ def layout_of(plan: Plan, model: ModelSpec) -> Layout:
                     line_of[rank], executor_of[rank] = line, executor
     ranks = range(len(devices))
     each = tuple(executor_of[rank] for rank in ranks)
-    return Layout(devices, tuple(lines), tuple(line_of[rank] for rank in ranks), each, _held(each, model))
+    groups = None if cluster is None else sharding_groups(plan, cluster)
+    group_of = [0 if groups is None else groups[device] for device in devices]
+    held = _held(each, model, group_of)
+    return Layout(devices, tuple(lines), tuple(line_of[rank] for rank in ranks), each, held)
 
 
 def _tp(replica: Replica) -> tuple[int, tuple[int, ...] | None]:
@@ -183,7 +212,7 @@ def _in_rank_order(ranks: Sequence[int], each: Sequence[Shard]) -> tuple[tuple[i
     return tuple(ranks[k] for k in order), tuple(each[k] for k in order)
 
 
-def _held(executor_of: Sequence[Executor], model: ModelSpec) -> tuple[Held, ...]:
+def _held(executor_of: Sequence[Executor], model: ModelSpec, group_of: Sequence[int]) -> tuple[Held, ...]:
     holders: dict[str, list[tuple[Part, int]]] = {}
     for rank, executor in enumerate(executor_of):
         for part in executor.parts(model, rank):
@@ -196,7 +225,13 @@ def _held(executor_of: Sequence[Executor], model: ModelSpec) -> tuple[Held, ...]
         for start, end in pairwise(cuts):
             ranks = tuple(sorted(rank for part, rank in own if part.start <= start and end <= part.end))
             found.setdefault(ranks, []).append(Part(name, whole.shape, whole.dim, start, end))
-    return tuple(Held(ranks, tuple(parts)) for ranks, parts in found.items())
+
+    def by_group(ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        return tuple(
+            tuple(rank for rank in ranks if group_of[rank] == group) for group in sorted({group_of[r] for r in ranks})
+        )
+
+    return tuple(Held(ranks, tuple(parts), by_group(ranks)) for ranks, parts in found.items())
 
 
 def _backward_order(name: str) -> tuple[int, str]:

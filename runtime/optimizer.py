@@ -103,7 +103,7 @@ class Optimizer:
             flat = master.detach().to(self._dtype)
             if bucket.sharded:
                 whole = flat.new_empty(len(bucket.gradient))
-                dist.all_gather_single(whole, flat, group=self._groups.of(bucket.ranks))
+                dist.all_gather_single(whole, flat, group=self._groups.of(bucket.group))
                 flat = whole
             for name, view in _pieces(bucket, flat):
                 self._weights[name][bucket.views[name][1]].copy_(view)

@@ -126,6 +126,7 @@ def _train(
         settings=settings.adam,
         initial=partial(drawn, settings.seed) if run.weights is None else HuggingFaceWeights(run.weights, model).read,
         timeout_s=settings.timeout_s,
+        cluster=problem.cluster,
         pace=pace,
     )
     batches = Batches(run.tokens, workload.seq_len, workload.global_batch, settings.seed)

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hexiopt.cluster import Cluster
 from hexiopt.model import ModelSpec
 from hexiopt.plan import Plan
 from runtime.decoder import DecoderChunk, Rope, empty_weights
@@ -28,7 +29,8 @@ _INITIAL_STD = 0.02  # of matrices, as in Llama and GPT-2
 class Trainee:
     """What one process of an initialised `torch.distributed` world does of a plan that has passed the check.
 
-    `initial` gives the first values of each part that it holds; a `pace` slows it down.
+    `initial` gives the first values of each part that it holds. ZeRO-1 shards over the sharding groups of the plan, or
+    over all holders where no cluster is given. A `pace` slows the rank down.
     """
 
     def __init__(
@@ -44,9 +46,10 @@ class Trainee:
         settings: AdamW,
         initial: Callable[[Part], Tensor],
         timeout_s: float,
+        cluster: Cluster | None = None,
         pace: Pace | None = None,
     ) -> None:
-        self.layout, rank = layout_of(plan, model), dist.get_rank()
+        self.layout, rank = layout_of(plan, model, cluster), dist.get_rank()
         assert self.layout.world_size == dist.get_world_size(), "a process for each device of the plan"
         self._tokens = global_batch * seq_len
         self._device = device

@@ -37,6 +37,14 @@ class StepLike(Protocol):
     def seconds(self) -> float:
         """What the step took."""
 
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the whole batch."""
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs over what all devices of the plan's cluster could do in that time."""
+
 
 class TrainingProgress:
     """Shows steps on stderr as they end: a live line in a terminal, now and then a plain line elsewhere."""
@@ -67,11 +75,11 @@ class TrainingProgress:
         if self._live is not None:
             self._live.stop()
 
-    def step(self, ended: StepLike, tokens: int) -> None:
-        """Show a step of so many tokens."""
+    def step(self, ended: StepLike) -> None:
+        """Show a step."""
         line = (
             f"step {ended.step} of {self._steps} · loss {ended.loss:.4f} · gradient norm {ended.norm:.3g} · "
-            f"{seconds(ended.seconds)} · {tokens / ended.seconds:,.0f} tokens/s"
+            f"{seconds(ended.seconds)} · {ended.tokens_per_s:,.0f} tokens/s · MFU {share(ended.mfu)}"
         )
         if self._live is not None and self._task is not None:
             self._live.update(self._task, completed=ended.step, line=line)
@@ -85,15 +93,21 @@ class TrainingProgress:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def training_table(losses: Sequence[float], step_s: Sequence[float], tokens: int) -> RenderableType:
-    """Steps, first and last loss, and the median step, of steps with so many tokens."""
-    median_s = statistics.median(step_s)
+def training_table(ended: Sequence[StepLike]) -> RenderableType:
+    """Steps, first and last loss, and the median step."""
+    usual = sorted(ended, key=lambda one: one.seconds)[len(ended) // 2]
     table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_row("steps", f"{len(losses)}")
-    table.add_row("loss", f"{losses[0]:.4f} → {losses[-1]:.4f} nats a token")
-    table.add_row("step", f"{seconds(median_s)} (median)")
-    table.add_row("throughput", f"{tokens / median_s:,.0f} tokens/s")
+    table.add_row("steps", f"{len(ended)}")
+    table.add_row("loss", f"{ended[0].loss:.4f} → {ended[-1].loss:.4f} nats a token")
+    table.add_row("step", f"{seconds(usual.seconds)} (median)")
+    table.add_row("throughput", f"{usual.tokens_per_s:,.0f} tokens/s")
+    table.add_row("MFU", f"{share(usual.mfu)} of the peak of the plan's cluster")
     return table
+
+
+def share(value: float) -> str:
+    """A share in percent, with two digits however small: a plan for GPUs may well be trained on a CPU."""
+    return f"{value:.1%}" if value >= 0.01 else f"{100 * value:.2g}%"
 
 
 def draw_training(steps: Sequence[int], losses: Sequence[float], path: str | Path) -> None:

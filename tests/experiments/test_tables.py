@@ -25,7 +25,7 @@ from solvers import registry
 
 pytestmark = pytest.mark.xdist_group("tables")  # one process computes what they share
 
-ARGUMENTS = ("--quick", "--scale", "0.4", "--ours-s", "2.5", "--scaling-s", "3", "--sizes", "16", "--out")
+ARGUMENTS = ("--quick", "--scale", "0.2", "--ours-s", "1.2", "--scaling-s", "1.5", "--sizes", "16", "--out")
 Rows = list[dict[str, str]]
 
 

@@ -17,8 +17,11 @@ import torch.distributed as dist
 
 from hexiopt.model import ModelSpec
 from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
+from tests.solvers.problems import cluster
 
 TIMEOUT_S = 60.0
+# Of the plans' devices, which may make up TP groups across machines here: sharding groups are all that it says.
+CLUSTER = cluster(("a", "fast", 3), ("b", "slow", 2), ("c", "fast", 7))
 STRESS = os.environ.get("HEXIOPT_STRESS") == "1"  # the whole sweep, by `make stress`
 
 
@@ -93,8 +96,14 @@ def random_plan(rng: random.Random, max_ranks: int = 8, most_layers: int = 6) ->
     cuts = sorted(rng.sample(range(1, len(devices)), count - 1))
     for start, end in pairwise([0, *cuts, len(devices)]):
         pipelines.append(_pipeline(rng, devices[start:end], num_layers, schedule))
-    plan = Plan(tuple(pipelines), schedule, Sharding(rng.choice((0, 1))))
-    return plan, random_model(rng, num_layers), sum(p.num_sequences for p in pipelines)
+    zero, model = rng.choice((0, 1)), random_model(rng, num_layers)
+    sharding = Sharding(zero, rng.choice(("all", "machine", _lists(rng, devices))) if zero else "all")
+    return Plan(tuple(pipelines), schedule, sharding), model, sum(p.num_sequences for p in pipelines)
+
+
+def _lists(rng: random.Random, devices: list[int]) -> tuple[tuple[int, ...], ...]:
+    cuts = sorted(rng.sample(range(1, len(devices)), rng.randint(1, min(2, len(devices) - 1))))
+    return tuple(tuple(devices[a:b]) for a, b in pairwise([0, *cuts, len(devices)]))
 
 
 def _pipeline(rng: random.Random, devices: list[int], num_layers: int, schedule: str) -> Pipeline:

@@ -15,7 +15,7 @@ from hexiopt.workload import Workload
 from runtime.layout import layout_of, token_ranges, untrainable
 from runtime.operations import operations
 from runtime.parts import shards, split
-from tests.runtime.ranks import random_model, random_plan
+from tests.runtime.ranks import CLUSTER, random_model, random_plan
 
 SEQ_LEN = 7
 SEEDS = [range(first, first + 250) for first in range(0, 2000, 250)]
@@ -60,6 +60,22 @@ def test_every_hidden_state_comes_once_and_from_who_has_it(seeds: range) -> None
                             want = np.zeros_like(met)
                             want[slice(*tokens), slice(*executor.samples)] = 1
                             assert (met == want).all()
+
+
+def test_sharding_groups_sum_every_element_once() -> None:
+    """Each group has a share of every element on one rank; those ranks sum it between them."""
+    for seed in range(500):
+        plan, model, _ = random_plan(random.Random(seed), 12, 9)
+        for held in layout_of(plan, model, CLUSTER).held:
+            assert sorted(rank for group in held.groups for rank in group) == list(held.ranks)
+            pieces = held.between()
+            assert bool(pieces) == (len(held.groups) > 1)
+            for k, (ranks, first, end, units) in enumerate(pieces):
+                assert first == (pieces[k - 1][2] if k else 0)
+                for unit in range(first, end):
+                    owners = {group[unit * len(group) // units] for group in held.groups}
+                    assert owners == set(ranks)
+            assert not pieces or pieces[-1][2] == pieces[-1][3]
 
 
 def test_pipelines_share_the_batch_in_order() -> None:

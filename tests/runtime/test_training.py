@@ -11,7 +11,7 @@ from hexiopt.model import ModelSpec
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage
 from runtime.settings import AdamW
 from runtime.trainee import Trainee, drawn
-from tests.runtime.ranks import STRESS, TIMEOUT_S, random_plan, run_ranks
+from tests.runtime.ranks import CLUSTER, STRESS, TIMEOUT_S, random_plan, run_ranks
 
 SEQ_LEN = 7
 SETTINGS = AdamW(lr=3e-3, max_norm=0.5)
@@ -34,6 +34,7 @@ def trainee(plan: Plan, model: ModelSpec, batch: int) -> Trainee:
         settings=SETTINGS,
         initial=partial(drawn, 1),
         timeout_s=TIMEOUT_S,
+        cluster=CLUSTER,
     )
 
 

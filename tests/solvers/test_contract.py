@@ -168,7 +168,7 @@ FEW_SPACES = (
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_switches_and_constraints(name: str, space: str) -> None:
     problem = problems.easy(SPACES[space])
-    result = solve(name, problem, steps=250)
+    result = solve(name, problem, steps=120)
     assert_sound(problem, result)
     assert result.plan is not None
     assert set(result.plan.devices()) <= set(problem.usable_devices)
@@ -284,7 +284,7 @@ def test_steps_bind(name: str) -> None:
 
 
 @RIVALS_TOO
-@pytest.mark.parametrize("limit_s", [1.5])
+@pytest.mark.parametrize("limit_s", [1.0])
 def test_keeps_the_time_limit(name: str, limit_s: float) -> None:
     problem, solver = problems.thirty_two_gpus(), make_solver(name)
     began = time.perf_counter()
@@ -312,10 +312,10 @@ def test_a_listener_hears_progress(name: str) -> None:
         heard.append(progress)
         return True
 
-    result = solve(name, problem, time_limit_s=1.0, listen=listen)
+    result = solve(name, problem, time_limit_s=0.6, listen=listen)
     assert heard
     assert {progress.solver for progress in heard} == {name}
-    assert {progress.time_limit_s for progress in heard} == {1.0}
+    assert {progress.time_limit_s for progress in heard} == {0.6}
     for field in ("runtime_s", "steps"):
         values = [getattr(progress, field) for progress in heard]
         assert values == sorted(values)
