@@ -49,6 +49,8 @@ def run(job: Job) -> float:
     from runtime.supervisor import TrainingFailedError
 
     config = job.config.emulate
+    if not config.solvers and not job.config.plan:
+        raise InputError("emulate.solvers: [] names no solver; name one or more, or give plan=FILE")
     given = job.plan_file() if job.config.plan else None
     problem = trainable(job.problem if given is None else given.problem)
     divisor = max(divisors(problem)) if config.divisor is None else config.divisor

@@ -23,7 +23,8 @@ from hexiopt.errors import InputError
 INTERFACE = "eth0"  # of a device, inside its namespace
 _NAMESPACES = Path("/run/netns")
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET of setns(2)
-_MTU, _PAYLOAD = 1500, 1448  # bytes of a packet, and those of them that are a message's (TCP with timestamps)
+_MTU = 576  # bytes of a packet: small ones, since a bucket lets one through that it has not been filled for
+_PAYLOAD = _MTU - 52  # those of them that are a message's (TCP over IPv4, with timestamps)
 _FRAME = _MTU + 14
 _MOST = 2e9  # bytes/s; faster links are left as they are
 
@@ -147,7 +148,7 @@ class Fabric:
             namespace,
             [
                 "link set lo up",
-                f"link set {INTERFACE} gso_max_segs 1",  # buckets count packets, not bursts of them
+                f"link set {INTERFACE} mtu {_MTU} gso_max_segs 1",  # no packets of packets: they would pass as one
                 f"addr add {self.addresses[device]}/15 dev {INTERFACE}",
                 f"link set {INTERFACE} up",
             ],
@@ -169,7 +170,7 @@ class Fabric:
                 continue
             lines.append(
                 f"class add dev {link} parent 1: classid 1:{number} htb "
-                f"rate {max(1, round(8 * rate))}bit burst {_FRAME} cburst {_FRAME} quantum {_FRAME}"
+                f"rate {max(1, round(8 * rate))}bit burst 1 cburst 1 quantum {_FRAME}"
             )
             for where in [f"{side} {address}/32" for address in addresses] or ["src 198.18.0.0/15"]:
                 lines.append(f"filter add dev {link} parent 1: protocol ip u32 match ip {where} flowid 1:{number}")

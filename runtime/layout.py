@@ -147,11 +147,10 @@ def untrainable(model: ModelSpec, workload: Workload, plan: Plan | None = None) 
         return f"model {model.name}: activation {model.activation} cannot be trained; take silu"
     if workload.precision not in ("bf16", "fp32"):
         return f"workload.precision: {workload.precision} cannot be trained; take bf16 or fp32"
-    if plan is None:
-        return None
-    if plan.sharding.stage > 1:
-        return f"ZeRO-{plan.sharding.stage} cannot be trained; plan with workload.optimizer_sharding=0 or 1"
-    if any(stage.sequence is not None for pipeline in plan.pipelines for stage in pipeline.stages):
+    stage = workload.optimizer_sharding if plan is None else str(plan.sharding.stage)
+    if stage in ("2", "3"):
+        return f"ZeRO-{stage} cannot be trained; plan with workload.optimizer_sharding=0 or 1"
+    if plan is not None and any(stage.sequence is not None for pipeline in plan.pipelines for stage in pipeline.stages):
         return "sequence layouts cannot be trained; plan without them"
     return None
 
