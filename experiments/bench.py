@@ -185,12 +185,28 @@ def _gap(task: Problem, what: str, most: float, limit_s: float) -> Row:
     return Row("gap", said, 100 * measured, "%", f"≤ {100 * most:g}", measured <= most)
 
 
+def training(scale: float) -> Iterator[Row]:
+    """A step of training by this runtime over one by stock parts of torch, on this machine."""
+    from runtime.stock import pipelines, tensor_parallel
+    from runtime.stock.turns import take_turns
+
+    steps = max(2, round(100 * scale))
+    for module, what, most in (
+        (pipelines, "2 pipelines of 2 stages: ours / torch.distributed.pipelining with DDP", 1.05),
+        (tensor_parallel, "layers on 2 TP ranks: ours / DTensor", 1.0),
+    ):
+        found = take_turns(module.SIZE, module.ways_of, 6, max(1, steps // 5))
+        said = f"{what}, {1e3 * found.step_s['hexiopt']:.0f} ms a step"
+        yield Row("training", said, found.ratio, "×", f"≤ {most:g}", found.ratio <= most)
+
+
 BENCHES: dict[str, Callable[[float], Iterator[Row]]] = {
     "pricing": pricing,
     "speed": speed,
     "large": large,
     "partition": partition,
     "gap": gap,
+    "training": training,
 }
 
 

@@ -51,7 +51,7 @@ class Bench:
 
     def unpaced_s(self, plan: Plan) -> float:
         """Seconds of a step as fast as this machine goes, links as they are."""
-        return self._train(plan, 2, _SETUP_S, None, None)[0][-1]
+        return self._train(plan, 1, _SETUP_S, None, None)[0][-1]
 
     def paced(self, plan: Plan, cost: Cost, steps: int, dilation: float, *, shaped: bool) -> Steps:
         """So many steps after a first one, slower by `dilation`; on links of the cluster if `shaped`."""

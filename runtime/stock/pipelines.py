@@ -1,24 +1,13 @@
-"""The same training step by stock parts of torch, to compare with: `python -m runtime.stock`.
+"""A training step by stock pipelines of torch, and the same one by ours.
 
-Two pipelines of two stages on four processes of this machine, once by this runtime and once by
-`torch.distributed.pipelining` (1F1B) with `DistributedDataParallel` and `torch.optim.AdamW`, with the same decoder, in
-turns within one run. Prints the median step of each and their ratio.
+Two pipelines of two stages on four processes: `torch.distributed.pipelining` (1F1B) with `DistributedDataParallel` and
+`torch.optim.AdamW`, around the same decoder.
 """
 
-import argparse
-import multiprocessing
-import os
-import statistics
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
-import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -30,9 +19,11 @@ from hexiopt.plan import Pipeline, Plan, Sharding, Stage
 from runtime.decoder import DecoderChunk, Rope, empty_weights
 from runtime.layout import layout_of
 from runtime.settings import AdamW
+from runtime.stock.turns import OURS, STOCK, TIMEOUT_S, Step
 from runtime.tensor_parallel import TensorParallel
 from runtime.trainee import Trainee, drawn
 
+SIZE = 4  # processes
 _MODEL = ModelSpec(
     name="compared",
     architecture="llama",
@@ -47,7 +38,6 @@ _MODEL = ModelSpec(
 )
 _SEQ_LEN, _MICRO_BATCHES, _SIZE = 128, 8, 2
 _BATCH = 2 * _MICRO_BATCHES * _SIZE
-_TIMEOUT_S = 120.0
 _SETTINGS = AdamW(lr=1e-3, max_norm=None)
 
 
@@ -127,7 +117,7 @@ def _ours() -> Callable[[Tensor], float]:
         device=torch.device("cpu"),
         settings=_SETTINGS,
         initial=partial(drawn, 0),
-        timeout_s=_TIMEOUT_S,
+        timeout_s=TIMEOUT_S,
     )
 
     def step(tokens: Tensor) -> float:
@@ -136,49 +126,14 @@ def _ours() -> Callable[[Tensor], float]:
     return step
 
 
-def _rank(rank: int, store: str, rounds: int, steps: int) -> None:
-    torch.set_num_threads(1)
-    limit = timedelta(seconds=_TIMEOUT_S)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4, timeout=limit)
-    ways = {"hexiopt": _ours(), "torch": _stock(rank)}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    losses: dict[str, list[float]] = {name: [] for name in ways}
-    generator = torch.Generator().manual_seed(0)
-    for number in range(rounds):
-        batches = [torch.randint(_MODEL.vocab_size, (_BATCH, _SEQ_LEN + 1), generator=generator) for _ in range(steps)]
-        for name, step in ways.items():
-            for tokens in batches:
-                dist.barrier()
-                began = time.perf_counter()
-                losses[name].append(step(tokens))
-                dist.barrier()
-                if number:  # the first round warms up
-                    seconds[name].append(time.perf_counter() - began)
-    if rank == 3:  # the end of a pipeline
-        medians = {name: statistics.median(own) for name, own in seconds.items()}
-        for name, median_s in medians.items():
-            print(f"{name:8s} {1e3 * median_s:7.1f} ms a step, first loss {losses[name][0]:.5f}")
-        print(f"ratio    {medians['hexiopt'] / medians['torch']:7.3f}")
-    dist.destroy_process_group()
+def ways_of(rank: int) -> dict[str, Step]:
+    """Both ways of a rank."""
 
+    def on(step: Callable[[Tensor], float]) -> Step:
+        def run(number: int) -> float:
+            generator = torch.Generator().manual_seed(number)
+            return step(torch.randint(_MODEL.vocab_size, (_BATCH, _SEQ_LEN + 1), generator=generator))
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the comparison."""
-    parser = argparse.ArgumentParser(prog="python -m runtime.stock", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=6, help="the first one is not counted")
-    parser.add_argument("--steps", type=int, default=10, help="of each way in each round")
-    given = parser.parse_args(arguments)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    fork = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as folder:
-        store = str(Path(folder) / "store")
-        started = [fork.Process(target=_rank, args=(rank, store, given.rounds, given.steps)) for rank in range(4)]
-        for process in started:
-            process.start()
-        for process in started:
-            process.join()
-    return max(process.exitcode != 0 for process in started)
+        return run
 
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return {OURS: on(_ours()), STOCK: on(_stock(rank))}

@@ -1,0 +1,27 @@
+"""The same steps by stock parts of torch and by ours, in turns on this machine: `python -m runtime.stock`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from runtime.stock import pipelines, tensor_parallel
+from runtime.stock.turns import take_turns
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run both comparisons and print them."""
+    parser = argparse.ArgumentParser(prog="python -m runtime.stock", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=6, help="the first one is not counted")
+    parser.add_argument("--steps", type=int, default=10, help="of each way in each round")
+    given = parser.parse_args(arguments)
+    for name, module in (("pipelines", pipelines), ("tensor parallel", tensor_parallel)):
+        found = take_turns(module.SIZE, module.ways_of, given.rounds, given.steps)
+        print(name)
+        for way, seconds in found.step_s.items():
+            print(f"  {way:8s} {1e3 * seconds:7.1f} ms a step, first loss {found.first_loss[way]:.5f}")
+        print(f"  ratio    {found.ratio:7.3f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

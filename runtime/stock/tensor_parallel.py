@@ -1,0 +1,159 @@
+"""Tensor-parallel layers by DTensor of torch, and the same ones by ours: forward and backward on two processes.
+
+Both keep hidden states cut along the sequence between attention and MLP (`SequenceParallel` there).
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn import functional
+
+from hexiopt.model import ModelSpec
+from runtime.decoder import DecoderChunk, Rope, empty_weights
+from runtime.groups import Groups
+from runtime.layout import Chunk, token_ranges
+from runtime.parts import shards, stage_parts
+from runtime.stock.turns import OURS, STOCK, TIMEOUT_S, Step
+from runtime.tensor_parallel import TensorParallel
+from runtime.trainee import drawn
+
+SIZE = 2  # processes
+_MODEL = ModelSpec(
+    name="compared",
+    architecture="llama",
+    num_layers=4,
+    hidden_size=512,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=64,
+    ffn_size=1408,
+    vocab_size=512,
+    max_positions=512,
+)
+_SEQ_LEN, _SAMPLES = 256, 2
+_CPU = torch.device("cpu")
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        inner, of_kv = (heads * _MODEL.head_dim for heads in (_MODEL.num_heads, _MODEL.num_kv_heads))
+        self.q_proj = nn.Linear(_MODEL.hidden_size, inner, bias=False)
+        self.k_proj = nn.Linear(_MODEL.hidden_size, of_kv, bias=False)
+        self.v_proj = nn.Linear(_MODEL.hidden_size, of_kv, bias=False)
+        self.o_proj = nn.Linear(inner, _MODEL.hidden_size, bias=False)
+        self._rope = Rope(_MODEL, _SEQ_LEN, torch.float32, _CPU)
+
+    def forward(self, x_bth: Tensor) -> Tensor:
+        q, k, v = (
+            project(x_bth).unflatten(-1, (-1, _MODEL.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q, k = (self._rope(x.transpose(0, 1)).permute(1, 2, 0, 3) for x in (q, k))
+        found = functional.scaled_dot_product_attention(q, k, v.transpose(1, 2), is_causal=True, enable_gqa=True)
+        attended: Tensor = self.o_proj(found.transpose(1, 2).flatten(2))
+        return attended
+
+
+class _Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(_MODEL.hidden_size, _MODEL.ffn_size, bias=False)
+        self.up_proj = nn.Linear(_MODEL.hidden_size, _MODEL.ffn_size, bias=False)
+        self.down_proj = nn.Linear(_MODEL.ffn_size, _MODEL.hidden_size, bias=False)
+
+    def forward(self, x_bth: Tensor) -> Tensor:
+        found: Tensor = self.down_proj(functional.silu(self.gate_proj(x_bth)) * self.up_proj(x_bth))
+        return found
+
+
+class _Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(_MODEL.hidden_size, eps=_MODEL.norm_eps)
+        self.self_attn = _Attention()
+        self.post_attention_layernorm = nn.RMSNorm(_MODEL.hidden_size, eps=_MODEL.norm_eps)
+        self.mlp = _Mlp()
+
+    def forward(self, x_bth: Tensor) -> Tensor:
+        x_bth = x_bth + self.self_attn(self.input_layernorm(x_bth))
+        found: Tensor = x_bth + self.mlp(self.post_attention_layernorm(x_bth))
+        return found
+
+
+def _input(number: int) -> Tensor:
+    """Hidden states [T, B, H]."""
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(_SEQ_LEN, _SAMPLES, _MODEL.hidden_size, generator=generator)
+
+
+def _stock(rank: int) -> Step:
+    mesh = init_device_mesh("cpu", (SIZE,))
+    layers = nn.ModuleList(_Layer() for _ in range(_MODEL.num_layers))
+    whole = stage_parts(_MODEL, [(0, _MODEL.num_layers)], shards(_MODEL, 1)[0], False, False)
+    layers.load_state_dict({part.name.removeprefix("model.layers."): drawn(0, part) for part in whole})
+    to_whole = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+    for layer in layers:
+        column, row = ColwiseParallel(), RowwiseParallel(output_layouts=Shard(1), use_local_output=False)
+        ways = {
+            "input_layernorm": SequenceParallel(),
+            "self_attn": to_whole,
+            "post_attention_layernorm": SequenceParallel(),
+            "mlp": to_whole,
+        }
+        ways |= {f"self_attn.{name}_proj": column for name in "qkv"} | {"self_attn.o_proj": row}
+        ways |= {f"mlp.{name}_proj": column for name in ("gate", "up")} | {"mlp.down_proj": row}
+        parallelize_module(layer, mesh, ways)
+    first, end = token_ranges(_SEQ_LEN, SIZE)[rank]
+
+    def step(number: int) -> float:
+        layers.zero_grad()
+        own = _input(number)[first:end].transpose(0, 1).contiguous()
+        x = DTensor.from_local(own, mesh, [Shard(1)])
+        for layer in layers:
+            x = layer(x)
+        return _ended(x.to_local().square().sum())
+
+    return step
+
+
+def _ours(rank: int) -> Step:
+    groups = Groups([tuple(range(SIZE))], TIMEOUT_S)
+    tokens = token_ranges(_SEQ_LEN, SIZE)
+    tp = TensorParallel(rank, tuple(tokens), groups.of(tuple(range(SIZE))))
+    layers, shard = (0, _MODEL.num_layers), shards(_MODEL, SIZE)[rank]
+    parts = list(stage_parts(_MODEL, [layers], shard, False, False))
+    weights = empty_weights(parts, torch.float32, _CPU)
+    for part in parts:
+        weights[part.name].data.copy_(drawn(0, part))
+    chunk = Chunk(1, layers, ("none",) * _MODEL.num_layers, False, False)
+    decoder = DecoderChunk(_MODEL, chunk, shard, tp, Rope(_MODEL, _SEQ_LEN, torch.float32, _CPU), weights)
+
+    def step(number: int) -> float:
+        for weight in weights.values():
+            weight.grad = None
+        own = _input(number)[slice(*tokens[rank])].contiguous()
+        return _ended(decoder.hidden(own).square().sum())
+
+    return step
+
+
+def _ended(own: Tensor) -> float:
+    """The backward of a rank's part of a loss, and the whole loss."""
+    own.backward()  # type: ignore[no-untyped-call]
+    total = own.detach().clone()
+    dist.all_reduce(total)
+    return float(total)
+
+
+def ways_of(rank: int) -> dict[str, Step]:
+    """Both ways of a rank."""
+    return {OURS: _ours(rank), STOCK: _stock(rank)}

@@ -1,0 +1,77 @@
+"""Two ways of doing the same, on the same processes in turns, so that what else the machine does meets both."""
+
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # optimisers import it at first use: here once, before processes fork
+import torch.distributed as dist
+
+TIMEOUT_S = 120.0
+Step = Callable[[int], float]  # of a number of the step, to its loss
+OURS, STOCK = "hexiopt", "torch"
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Median seconds of a step, and the loss of the first one, by way."""
+
+    step_s: Mapping[str, float]
+    first_loss: Mapping[str, float]
+
+    @property
+    def ratio(self) -> float:
+        """Our time over that of stock parts."""
+        return self.step_s[OURS] / self.step_s[STOCK]
+
+
+def take_turns(size: int, ways_of: Callable[[int], Mapping[str, Step]], rounds: int, steps: int) -> Turns:
+    """Run the ways of every rank, `steps` steps of each in every round, of which the first one is not counted."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe(duplex=False)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (size, Path(folder) / "store", ways_of, rounds, steps, there)
+        started = [fork.Process(target=_rank, args=(rank, *arguments)) for rank in range(size)]
+        for process in started:
+            process.start()
+        there.close()
+        for process in started:
+            process.join()
+        try:
+            found: Turns = here.recv()
+        except EOFError:
+            raise RuntimeError("a process of the comparison has failed; its traceback stands above") from None
+    return found
+
+
+def _rank(
+    rank: int, size: int, store: Path, ways_of: Callable[[int], Mapping[str, Step]], rounds: int, steps: int, to: Any
+) -> None:
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
+    ways = ways_of(rank)
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    first: dict[str, float] = {}
+    for number in range(rounds):
+        for name, step in ways.items():
+            for k in range(number * steps, (number + 1) * steps):
+                dist.barrier()
+                began = time.perf_counter()
+                loss = step(k)
+                dist.barrier()
+                first.setdefault(name, loss)
+                if number:
+                    seconds[name].append(time.perf_counter() - began)
+    if rank == 0:
+        to.send(Turns({name: statistics.median(own) for name, own in seconds.items()}, first))
+    dist.destroy_process_group()
