@@ -32,7 +32,7 @@ def commands() -> list[list[str]]:
 
 def searches(words: list[str]) -> bool:
     about = ("--help", "-sc", "--cfg")
-    given = words[0] in ("plan", "compare", "explain", "train") and not any(word in about for word in words)
+    given = words[0] in ("plan", "compare", "explain", "train", "emulate") and not any(word in about for word in words)
     return given and not any(word.startswith("plan=") for word in words)
 
 
@@ -41,6 +41,8 @@ def budget(words: list[str]) -> list[str]:
         return ["solver.max_steps=100", "bound.time_limit_s=0", "report=false"]
     if words[0] == "train":
         return ["solver.max_steps=100"]
+    if words[0] == "emulate":  # as fast as it goes
+        return ["solver.max_steps=100", "emulate.steps=1", "emulate.dilation=0.1", "emulate.solvers=[megatron]"]
     stated = any(word.startswith("bound.") for word in words)
     return ["solver.max_steps=100", *([] if stated else ["bound.time_limit_s=0"])]
 

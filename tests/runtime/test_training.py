@@ -24,14 +24,20 @@ def whole(model: ModelSpec, batch: int) -> Plan:
     return Plan((Pipeline((Stage.of((0,), 0, model.num_layers),), 1, batch),), "1f1b", Sharding(0))
 
 
-def trainee(plan: Plan, model: ModelSpec, batch: int) -> Trainee:
+def trainee(
+    plan: Plan,
+    model: ModelSpec,
+    batch: int,
+    dtype: torch.dtype = torch.float64,
+    gradient_dtype: torch.dtype = torch.float64,
+) -> Trainee:
     return Trainee(
         plan,
         model,
         SEQ_LEN,
         batch,
-        dtype=torch.float64,
-        gradient_dtype=torch.float64,
+        dtype=dtype,
+        gradient_dtype=gradient_dtype,
         device=torch.device("cpu"),
         settings=SETTINGS,
         initial=partial(drawn, 1),
@@ -86,6 +92,34 @@ def equal_one_process(seed: int, steps: int = 20) -> None:
 @pytest.mark.parametrize("seed", SEEDS if STRESS else THIRD)
 def test_a_plan_trains_as_one_process(seed: int) -> None:
     equal_one_process(seed)
+
+
+@pytest.mark.parametrize("gradient_dtype", [torch.bfloat16, torch.float32])
+def test_bf16_keeps_masters_in_float32(gradient_dtype: torch.dtype) -> None:
+    """Weights are the masters, rounded, on every rank; the loss falls as it does in float64."""
+    plan, model, batch = random_plan(random.Random(36))
+
+    def work(rank: int) -> Any:
+        own = trainee(plan, model, batch, torch.bfloat16, gradient_dtype)
+        tokens = torch.randint(model.vocab_size, (batch, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
+        losses = [own.step(lambda first, end: tokens[first:end], SETTINGS.lr)[0] for _ in range(20)]
+        for bucket, states in own.optimizer.states():
+            assert {state.dtype for state in states.values()} == {torch.float32}
+            if not bucket.sharded:
+                held = [own.weights[name][where].flatten() for name, (_, where) in bucket.views.items()]
+                size = sum(map(len, held))
+                assert torch.cat(held).equal(states["weight"][:size].bfloat16())
+        assert {weight.dtype for weight in own.weights.values()} == {torch.bfloat16}
+        return losses
+
+    def exact(rank: int) -> Any:
+        own = trainee(plan, model, batch)
+        tokens = torch.randint(model.vocab_size, (batch, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
+        return [own.step(lambda first, end: tokens[first:end], SETTINGS.lr)[0] for _ in range(20)]
+
+    (losses, *_), (want, *_) = (run_ranks(len(plan.devices()), way) for way in (work, exact))
+    assert want[-1] < want[0] - 0.1
+    assert losses == pytest.approx(want, rel=0.02)
 
 
 def features(plan: Plan, model: ModelSpec) -> set[str]:
