@@ -5,14 +5,20 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from runtime.layout import Lane
+
 
 class Groups:
     """Process groups by their ranks. Every rank must make them, and at the same time: creation is collective."""
 
     def __init__(self, all_ranks: Sequence[tuple[int, ...]], timeout_s: float) -> None:
-        limit = timedelta(seconds=timeout_s)
+        self._limit = timedelta(seconds=timeout_s)
         # Without a timeout of its own a group waits for 30 minutes, whatever the first one was given.
-        self._of = {ranks: dist.new_group(list(ranks), timeout=limit) for ranks in all_ranks}
+        self._of = {ranks: dist.new_group(list(ranks), timeout=self._limit) for ranks in all_ranks}
+
+    def lanes(self, found: Sequence[Lane]) -> dict[Lane, dist.ProcessGroup]:
+        """A group of its own for each lane. Every rank must ask for the same ones, at the same time."""
+        return {lane: dist.new_group([lane.sender, lane.receiver], timeout=self._limit) for lane in found}
 
     def of(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
         """The group of several ranks; None of a single one."""

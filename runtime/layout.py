@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import lcm
+from typing import NamedTuple
 
 from hexiopt.cluster import Cluster
 from hexiopt.cost.gradient_sync import slices
@@ -57,6 +58,18 @@ class Route:
     receiver: int
     tokens: Range
     samples: Range
+
+
+class Lane(NamedTuple):
+    """The messages of one boundary from rank to rank in one direction: they are sent and taken in the same order.
+
+    A boundary has the number of the virtual stage before it.
+    """
+
+    boundary: int
+    backward: bool
+    sender: int
+    receiver: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +141,15 @@ class Layout:
     def world_size(self) -> int:
         """Number of processes."""
         return len(self.devices)
+
+    def lanes(self, seq_len: int) -> list[Lane]:
+        """All one-way ways of messages, in an order that every rank agrees on."""
+        found = []
+        for line in self.lines:
+            for boundary in range(len(line.stages) * line.num_chunks - 1):
+                for a, b in sorted({(route.sender, route.receiver) for route in line.routes(boundary, seq_len)}):
+                    found += [Lane(boundary, False, a, b), Lane(boundary, True, b, a)]
+        return found
 
     def groups(self) -> list[tuple[int, ...]]:
         """All groups of several ranks that communicate collectively, in an order that every rank agrees on."""

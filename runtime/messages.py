@@ -1,15 +1,16 @@
 """Hidden states and their gradients between the stages of a pipeline, from rank to rank."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Timer
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.layout import Executor, Line, Route, token_ranges
+from runtime.layout import Executor, Lane, Line, Route, token_ranges
 
 _TAGS = 2**20  # micro-batches that tags tell apart
 
@@ -32,7 +33,8 @@ class _Coming:
 class Messages:
     """What one rank sends and receives. `hidden` is the width of a hidden state.
 
-    With `latency_s`, messages leave that much later, by the rank to which they go.
+    Messages are told apart by tags, or, where the backend ignores tags (NCCL), by a process group for each lane. With
+    `latency_s`, they leave that much later, by the rank to which they go.
     """
 
     def __init__(
@@ -43,11 +45,12 @@ class Messages:
         seq_len: int,
         hidden: int,
         like: Tensor,
+        lanes: Mapping[Lane, dist.ProcessGroup] | None = None,
         latency_s: Sequence[float] | None = None,
     ) -> None:
         own_tokens = token_ranges(seq_len, len(executor.ranks))[executor.ranks.index(rank)]
         self._shape = (own_tokens[1] - own_tokens[0], executor.samples[1] - executor.samples[0], hidden)
-        self._like, self._latency_s = like, latency_s
+        self._rank, self._like, self._lanes, self._latency_s = rank, like, lanes, latency_s
         self._late: list[Timer] = []
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
         self._coming: dict[tuple[int, bool, int], _Coming] = {}
@@ -71,19 +74,20 @@ class Messages:
 
     def send(self, chunk: int, backward: bool, micro_batch: int, whole_tbh: Tensor) -> None:
         """Send a chunk's hidden states to the next one, or the gradient of its input to the one before."""
-        tag = self._tag(chunk if not backward else chunk - 1, backward, micro_batch)
+        boundary = chunk if not backward else chunk - 1
         for piece in self._pieces[chunk, backward]:
             part = whole_tbh[piece.tokens, piece.samples].contiguous()
+            lane = Lane(boundary, backward, self._rank, piece.peer)
             if self._latency_s is None:
-                self._post(part, piece.peer, tag)
+                self._post(part, lane, micro_batch)
             else:
-                self._late.append(Timer(self._latency_s[piece.peer], self._post, (part, piece.peer, tag)))
+                self._late.append(Timer(self._latency_s[piece.peer], self._post, (part, lane, micro_batch)))
                 self._late[-1].start()
         while self._sent and self._sent[0][0].is_completed():
             self._sent.popleft()
 
-    def _post(self, part: Tensor, peer: int, tag: int) -> None:
-        work = dist.isend(part, peer, tag=tag)
+    def _post(self, part: Tensor, lane: Lane, micro_batch: int) -> None:
+        work = dist.isend(part, lane.receiver, **self._way(lane, micro_batch))
         assert work is not None
         self._sent.append((work, part))
 
@@ -91,12 +95,13 @@ class Messages:
         """Be ready for a chunk's input, or for the gradient of its hidden states."""
         if (chunk, backward, micro_batch) in self._coming:
             return
-        tag = self._tag(chunk - 1 if not backward else chunk, backward, micro_batch)
+        boundary = chunk - 1 if not backward else chunk
         parts = []
         for piece in self._pieces[chunk, not backward]:
             shape = (piece.tokens.stop - piece.tokens.start, piece.samples.stop - piece.samples.start, self._shape[2])
             part = self._like.new_empty(shape)
-            work = dist.irecv(part, piece.peer, tag=tag)
+            lane = Lane(boundary, backward, piece.peer, self._rank)
+            work = dist.irecv(part, piece.peer, **self._way(lane, micro_batch))
             assert work is not None
             parts.append((piece, part, work))
         self._coming[chunk, backward, micro_batch] = _Coming(self._like.new_empty(self._shape), parts)
@@ -116,9 +121,11 @@ class Messages:
         while self._sent:
             self._sent.popleft()[0].wait()
 
-    @staticmethod
-    def _tag(boundary: int, backward: bool, micro_batch: int) -> int:
-        return (2 * boundary + backward) * _TAGS % 2**30 + micro_batch
+    def _way(self, lane: Lane, micro_batch: int) -> dict[str, Any]:
+        """How torch is told which message this is."""
+        if self._lanes is not None:
+            return {"group": self._lanes[lane]}
+        return {"tag": (2 * lane.boundary + lane.backward) * _TAGS % 2**30 + micro_batch}
 
 
 def like(dtype: torch.dtype, device: torch.device) -> Tensor:

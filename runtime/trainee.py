@@ -30,7 +30,8 @@ class Trainee:
     """What one process of an initialised `torch.distributed` world does of a plan that has passed the check.
 
     `initial` gives the first values of each part that it holds. ZeRO-1 shards over the sharding groups of the plan, or
-    over all holders where no cluster is given. A `pace` slows the rank down.
+    over all holders where no cluster is given. A `pace` slows the rank down. `use_lanes` gives each lane of messages a
+    process group, as NCCL needs, which ignores tags (None: on GPUs).
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Trainee:
         timeout_s: float,
         cluster: Cluster | None = None,
         pace: Pace | None = None,
+        use_lanes: bool | None = None,
     ) -> None:
         self.layout, rank = layout_of(plan, model, cluster), dist.get_rank()
         assert self.layout.world_size == dist.get_world_size(), "a process for each device of the plan"
@@ -65,8 +67,11 @@ class Trainee:
         chunks = [DecoderChunk(model, chunk, executor.shards[at], tp, rope, self.weights) for chunk in executor.chunks]
         self.buckets = buckets(self.layout.held, parts, gradient_dtype, device, plan.sharding.stage == 1)
         self.sync = GradientSync(self.buckets, self.weights, groups)
+        lanes = None
+        if device.type == "cuda" if use_lanes is None else use_lanes:
+            lanes = groups.lanes(self.layout.lanes(seq_len))
         latency_s = None if pace is None else pace.latency_s
-        messages = Messages(line, executor, rank, seq_len, model.hidden_size, like(dtype, device), latency_s)
+        messages = Messages(line, executor, rank, seq_len, model.hidden_size, like(dtype, device), lanes, latency_s)
         names = _names_by_chunk(model, executor.chunks, executor.shards[at])
         self.pipeline = Pipeline(plan.schedule, line, executor, chunks, names, messages, self.sync, device, pace)
         self.optimizer = Optimizer(settings, self.buckets, self.weights, groups, pace)

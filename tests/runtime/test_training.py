@@ -30,6 +30,8 @@ def trainee(
     batch: int,
     dtype: torch.dtype = torch.float64,
     gradient_dtype: torch.dtype = torch.float64,
+    *,
+    use_lanes: bool = False,
 ) -> Trainee:
     return Trainee(
         plan,
@@ -43,14 +45,15 @@ def trainee(
         initial=partial(drawn, 1),
         timeout_s=TIMEOUT_S,
         cluster=CLUSTER,
+        use_lanes=use_lanes,
     )
 
 
-def train(plan: Plan, model: ModelSpec, batch: int, steps: int) -> list[Any]:
+def train(plan: Plan, model: ModelSpec, batch: int, steps: int, *, use_lanes: bool = False) -> list[Any]:
     """By rank: gradients of the first step, [(parts, flat share, where it begins)], and losses and norms of all."""
 
     def work(rank: int) -> Any:
-        own = trainee(plan, model, batch)
+        own = trainee(plan, model, batch, use_lanes=use_lanes)
 
         def sequences(step: int) -> Any:
             generator = torch.Generator().manual_seed(step % 2)
@@ -66,7 +69,7 @@ def train(plan: Plan, model: ModelSpec, batch: int, steps: int) -> list[Any]:
     return run_ranks(len(plan.devices()), work)
 
 
-def equal_one_process(seed: int, steps: int = 20) -> None:
+def equal_one_process(seed: int, steps: int = 20, *, use_lanes: bool = False) -> None:
     plan, model, batch = random_plan(random.Random(seed))
     ((reference, curve),) = train(whole(model, batch), model, batch, steps)
     of_name = {}
@@ -76,7 +79,7 @@ def equal_one_process(seed: int, steps: int = 20) -> None:
             size = torch.Size(part.local_shape).numel()
             of_name[part.name] = torch.from_numpy(flat[at : at + size]).view(part.shape)
             at += size
-    for gradients, losses in train(plan, model, batch, steps):
+    for gradients, losses in train(plan, model, batch, steps, use_lanes=use_lanes):
         for parts, flat, start in gradients:
             want = torch.cat([of_name[p.name].narrow(p.dim, p.start, p.end - p.start).flatten() for p in parts])
             scale = max(float(of_name[p.name].norm()) for p in parts)
@@ -92,6 +95,13 @@ def equal_one_process(seed: int, steps: int = 20) -> None:
 @pytest.mark.parametrize("seed", SEEDS if STRESS else THIRD)
 def test_a_plan_trains_as_one_process(seed: int) -> None:
     equal_one_process(seed)
+
+
+@pytest.mark.parametrize("seed", [8, 12])
+def test_messages_need_no_tags(seed: int) -> None:
+    """Where each lane has a group, order is enough: with replicas under 1F1B, and with layer ranges too."""
+    assert {"replicas"} <= features(*random_plan(random.Random(seed))[:2])
+    equal_one_process(seed, 6, use_lanes=True)
 
 
 @pytest.mark.parametrize("gradient_dtype", [torch.bfloat16, torch.float32])
