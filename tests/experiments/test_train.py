@@ -57,10 +57,16 @@ def test_trains_and_goes_on(hexiopt: Run, tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"plan.json", "checkpoints", "loss.png", "run.json"}
     last = tmp_path / "out" / "checkpoints" / "step-00000012"
     more = ("plan=out/plan.json", f"train.resume={last}", "train.steps=14", "hydra.run.dir=again")
+    more += ("train.tensorboard=true",)
     ran = hexiopt("train", *more)
     assert ran.code == 0, ran.err
     events = [json.loads(line) for line in (tmp_path / "again" / "metrics.jsonl").read_text().splitlines()]
-    assert [event["step"] for event in events if event["event"] == "step"] == [13, 14]
+    steps = [event for event in events if event["event"] == "step"]
+    assert [event["step"] for event in steps] == [13, 14]
+    for event in steps:
+        assert event["tokens_per_s"] == pytest.approx(4 * 32 / event["seconds"])
+        assert 0.0 < event["mfu"] < 1.0
+    assert list((tmp_path / "again" / "tensorboard").glob("events.*"))
     ran = hexiopt("export", f"export.checkpoint={last}", "export.precision=fp32", "hydra.run.dir=exported")
     assert ran.code == 0, ran.err
     more = ("plan=out/plan.json", "train.weights=exported/huggingface", "train.steps=1", "hydra.run.dir=from_weights")
