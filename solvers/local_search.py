@@ -176,6 +176,8 @@ def improve(
             found = annealer.anneal(start, end, None if left is None else left // (len(_POOLS) * len(pool)))
             judged = annealer.judge(found)
             if judged is not None and judged.energy < energy:
+                if turn == 0:  # the start itself, with other layers, may lead elsewhere
+                    left_out.append(pool[k])
                 pool[k] = (judged.energy, number, found)
     return [structure for _, _, structure in sorted(pool + left_out, key=lambda item: item[:2])]
 

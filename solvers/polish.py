@@ -27,6 +27,7 @@ class Polisher:
         self._pricer: Pricer = search.pricer
         self._policies = search.pricer.policies()
         self._machine_of: list[int] = search.problem.cluster.machine_of.tolist()
+        self._climbed: set[float] = set()
 
     def finish(self, ranked: Iterable[Structure] = ()) -> None:
         """Improve the search's best plan, and the same plan with micro-batches of twice and half the size.
@@ -53,6 +54,9 @@ class Polisher:
         search, idle = self.search, 0
         patience = 30 + 10 * min(30, sum(len(pipeline.stages) for pipeline in plan.pipelines))
         cost = search.offer(plan)
+        if cost.objective in self._climbed:  # most likely the same plan, equal devices in another order
+            return
+        self._climbed.add(cost.objective)
         while idle < patience and search.go_on():
             search.step()
             idle += 1
