@@ -39,12 +39,14 @@ _CORES = max(1, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How many layer ranges a stage has and how many stages a pipeline has, both from least to most."""
+    """How many layer ranges a stage has and how many stages a pipeline has, both from least to most; and whether the
+    plan's ZeRO stage is `late`, 2 or 3."""
 
     least_ranges: int
     most_ranges: int
     least_stages: int
     most_stages: int
+    late: bool
 
     @property
     def interleaved(self) -> bool:
@@ -116,11 +118,10 @@ class Chains:
             )
             enough = 2 * np.array(stages)
         else:
-            many = np.stack([types.seconds(a, a + 1) for a in after])
-            few = np.stack([types.seconds(a, 1) for a in after])
+            many = np.stack([types.seconds(shape.late, a, a + 1) for a in after])
+            few = np.stack([types.seconds(shape.late, a, 1) for a in after])
             enough = np.array(after) + 1
-        # From ZeRO-2 on, stages have one range.
-        self._numbers = np.flatnonzero(~types.late) if shape.interleaved else np.arange(len(types.kind))
+        self._numbers = types.numbers(shape.late)
         own = self._numbers
         self._rows = Rows(
             types.kind[own],
@@ -131,8 +132,8 @@ class Chains:
             types.forward_s[own],
             types.layer_s[own],
             types.head_forward_s[own],
-            many[:, own],
-            few[:, own],
+            many,
+            few,
             enough,
         )
 
@@ -174,7 +175,7 @@ class Chains:
         if shape.interleaved:
             each = [
                 self.types.interleaved_s(int(a), len(which), shape.least_ranges, shape.most_ranges, True)[r, k]
-                for a, r, k in zip(after, which, n, strict=True)
+                for a, r, k in zip(after, rows, n, strict=True)
             ]
         else:
             each = list(self._rows.many[after, rows, n])

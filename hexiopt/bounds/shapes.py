@@ -26,7 +26,8 @@ from hexiopt.bounds.columns import Columns
 from hexiopt.bounds.kernel import Multipliers
 from hexiopt.bounds.stages import StageTypes
 from hexiopt.cost.model import CostModel
-from hexiopt.space import schedules
+from hexiopt.problem import Problem
+from hexiopt.space import schedules, sharding_stages
 
 Floats = NDArray[np.float64]
 _WEIGHTS = (0.0, 0.35, 1.0, 2.5)  # multipliers of Σ tried, as shares of the price that matters
@@ -36,6 +37,7 @@ _CERTAIN = (0.002, 16)
 _COARSELY = 4  # rounds before multipliers of Σ do not do
 _GAIN = 1.0005  # by what a chain must earn more than it costs
 _STALE = 1e-3  # of the step time, that new chains must gain to look for more like them
+_EARLY = 0.6  # share of the time for plans up to ZeRO-1; the rest is for the others
 _LEARNING = 0.5  # share of the time for columns; the rest is for certainty
 _TOLERANCE = 5e-4  # of the step time
 _COARSE = 0.032  # below the optimum so far, where certainty is tried first
@@ -49,45 +51,60 @@ def shape_bound_s(model: CostModel, lower_s: float, deadline_s: float) -> float:
 
     `deadline_s` is of `time.perf_counter`.
     """
-    allowed = schedules(model.problem.workload)
-    most = model.problem.space.max_chunks if "interleaved" in allowed else 1
     if time.perf_counter() >= deadline_s:
         return lower_s
-    return ShapeProgram(model, shapes_of(most, model.problem.model.num_layers), deadline_s).raised(lower_s)
+    program = ShapeProgram(model, deadline_s)
+    shapes = shapes_of(model.problem)
+    early, late = ([shape for shape in shapes if shape.late == which] for which in (False, True))
+    # A plan has shapes of one kind: what holds for either holds.
+    bound_s = program.raised(lower_s, early, inf, _EARLY if late else 1.0) if early else inf
+    return program.raised(lower_s, late, bound_s, 1.0) if late else bound_s
 
 
-def shapes_of(max_chunks: int, num_layers: int) -> list[Shape]:
-    """All shapes of pipelines, in classes that share their conditions."""
-    found = [Shape(1, 1, 1, num_layers)]
+def shapes_of(problem: Problem) -> list[Shape]:
+    """All shapes of a problem's pipelines, in classes that share their conditions."""
+    allowed, sharding = schedules(problem.workload), sharding_stages(problem.workload)
+    num_layers = problem.model.num_layers
+    early, late = any(stage < 2 for stage in sharding), any(stage >= 2 for stage in sharding)
+    # From ZeRO-2 on, stages have one range.
+    max_chunks = problem.space.max_chunks if early and "interleaved" in allowed else 1
+    found = [Shape(1, 1, 1, num_layers, False)] * early
+    found += [Shape(1, 1, 1, num_layers, True)] * (late and allowed != ("interleaved",))
     for least, most in _RANGES:
         for few, many in _STAGES:
             if least <= max_chunks and least * few <= num_layers:
-                found.append(Shape(least, min(most, max_chunks), few, min(many, num_layers // least)))
+                found.append(Shape(least, min(most, max_chunks), few, min(many, num_layers // least), False))
     return found
 
 
 class ShapeProgram:
     """The program over all chains; `deadline_s` is of `time.perf_counter`."""
 
-    def __init__(self, model: CostModel, shapes: Sequence[Shape], deadline_s: float) -> None:
+    def __init__(self, model: CostModel, deadline_s: float) -> None:
         self.types = StageTypes(model)
-        self._shapes, self._doubtful = list(shapes), set[Shape]()
-        self._deadline_s, self._began_s = deadline_s, time.perf_counter()
+        self._shapes, self._doubtful = list[Shape](), set[Shape]()
+        self._deadline_s, self._began_s, self._until_s = deadline_s, time.perf_counter(), deadline_s
         self._columns = Columns(self.types)
+        self._prices = self._columns.first_prices
         self._chains: dict[Shape, Chains] = {}
         self._batch = self.types.global_batch
 
-    def raised(self, lower_s: float) -> float:
-        """A bound at least `lower_s`, which must hold."""
-        prices, step_s, most_s = self._columns.first_prices, 1.1 * lower_s, inf
+    def raised(self, lower_s: float, shapes: Sequence[Shape], enough_s: float, share: float) -> float:
+        """A bound for plans of some shapes, at least `lower_s`, which must hold; `enough_s` is the most of use. Takes a
+        `share` of the time left."""
+        self._shapes, self._began_s = list(shapes), time.perf_counter()
+        self._until_s = self._began_s + share * (self._deadline_s - self._began_s)
+        if enough_s < inf and self._suffices(lower_s, enough_s):
+            return enough_s
+        step_s, most_s = min(1.1 * lower_s, enough_s), enough_s
         promising, level = list(self._shapes), 0
         while self._on_time(_LEARNING) and level < len(_EFFORTS):
             gained = [
                 shape
                 for shape in promising
-                if self._on_time(_LEARNING) and self._learn(prices, step_s, shape, *_EFFORTS[level])
+                if self._on_time(_LEARNING) and self._learn(step_s, shape, *_EFFORTS[level])
             ]
-            step_s, prices = self._longest(lower_s, most_s)
+            step_s, self._prices = self._longest(lower_s, most_s)
             # Shapes that gave nothing are asked again when the others give no more.
             stale = not gained or step_s > most_s * (1 - _STALE)
             level += stale and len(promising) == len(self._shapes)
@@ -99,10 +116,11 @@ class ShapeProgram:
             tried_s, known = step_s * (1 - less), len(self._columns)
             if tried_s <= proven_s:
                 less /= 2
-            elif self._refutes(tried_s, prices):
+            elif self._refutes(tried_s):
                 proven_s, less = tried_s, less / 2
             elif len(self._columns) > known:
-                step_s, prices = self._longest(proven_s, most_s := step_s)
+                most_s = step_s
+                step_s, self._prices = self._longest(proven_s, most_s)
                 less *= 1.0 if proven_s > lower_s else 1.5
             elif proven_s > lower_s:
                 break
@@ -110,8 +128,21 @@ class ShapeProgram:
                 less *= 2
         return proven_s
 
+    def _suffices(self, lower_s: float, enough_s: float) -> bool:
+        """Whether no plan has a step of `enough_s`, if the prices of other shapes are nearly right for these too."""
+        while self._on_time():
+            known = len(self._columns)
+            if self._refutes(enough_s):
+                return True
+            if len(self._columns) == known:
+                break
+            step_s, self._prices = self._longest(lower_s, enough_s)
+            if step_s < enough_s:
+                break
+        return False
+
     def _on_time(self, share: float = 1.0) -> bool:
-        return time.perf_counter() < self._began_s + share * (self._deadline_s - self._began_s)
+        return time.perf_counter() < self._began_s + share * (self._until_s - self._began_s)
 
     def _longest(self, lower_s: float, most_s: float) -> tuple[float, Multipliers]:
         """The longest step in which the columns so far do not process the batch, and prices that show it."""
@@ -134,19 +165,20 @@ class ShapeProgram:
                 high_s = middle_s
         return low_s, prices
 
-    def _refutes(self, step_s: float, prices: Multipliers) -> bool:
-        """Whether `prices` show that no plan has a step of `step_s` seconds. If not, there may be more columns."""
+    def _refutes(self, step_s: float) -> bool:
+        """Whether the prices show that no plan of the shapes has a step of `step_s` seconds. If not, there may be more
+        columns."""
         # Below the batch, not just at it.
-        enough = (1 - 1e-9) * self._batch / self._columns.worth(prices)
+        enough = (1 - 1e-9) * self._batch / self._columns.worth(self._prices)
         smallest, rounds = _CERTAIN
         self._shapes.sort(key=lambda shape: shape not in self._doubtful)
         self._doubtful.clear()
         for shape in self._shapes:
             boxes, added = self._first_boxes(step_s, shape), False
             for number in range(rounds):
-                ratio, found = self._evaluate(prices, step_s, shape, boxes, enough, number > _COARSELY)
+                ratio, found = self._evaluate(step_s, shape, boxes, enough, number > _COARSELY)
                 boxes, narrow = self._halved(boxes, ratio > enough, step_s, smallest)
-                added = self._columns.add(found, prices, step_s, _GAIN)
+                added = self._columns.add(found, self._prices, step_s, _GAIN)
                 if narrow or added or not len(boxes) or not self._on_time():
                     break
             if narrow or added or len(boxes):
@@ -155,12 +187,12 @@ class ShapeProgram:
                     return False
         return not self._doubtful
 
-    def _learn(self, prices: Multipliers, step_s: float, shape: Shape, smallest: float, rounds: int) -> bool:
+    def _learn(self, step_s: float, shape: Shape, smallest: float, rounds: int) -> bool:
         """Add chains of `shape` that earn more than they cost; whether there were any."""
         boxes, gained = self._first_boxes(step_s, shape), False
         for _ in range(rounds):
-            ratio, found = self._evaluate(prices, step_s, shape, boxes, 1.0)
-            gained |= self._columns.add(found, prices, step_s, _GAIN)
+            ratio, found = self._evaluate(step_s, shape, boxes, 1.0)
+            gained |= self._columns.add(found, self._prices, step_s, _GAIN)
             boxes, _ = self._halved(boxes, ratio > _GAIN, step_s, smallest)
             if not len(boxes) or not self._on_time(_LEARNING):
                 break
@@ -177,7 +209,7 @@ class ShapeProgram:
         return Boxes.grid(micro_batches_at, np.concatenate([[0.0], ends_s]))
 
     def _evaluate(
-        self, prices: Multipliers, step_s: float, shape: Shape, boxes: Boxes, target: float, finely: bool = False
+        self, step_s: float, shape: Shape, boxes: Boxes, target: float, finely: bool = False
     ) -> tuple[Floats, list[tuple[Chain, float]]]:
         """Micro-batches over the least price, for each box; and chains, with the box's least micro-batches, where that
         is above `target`."""
@@ -195,7 +227,7 @@ class ShapeProgram:
             some = boxes.take(at)
             wanted = some.high_m / target
             weights = None if finely else np.array(_WEIGHTS)[:, None] * wanted / some.high_s
-            least, found = self._chains[shape].least_price(prices, step_s, some, wanted, weights)
+            least, found = self._chains[shape].least_price(self._prices, step_s, some, wanted, weights)
             any_m = np.isfinite(least) & (some.high_m >= some.low_m)
             ratio[at] = np.where(any_m, some.high_m / np.maximum(least, 1e-300), 0.0)
             chains += [(chain, float(some.low_m[k])) for chain, k in found]

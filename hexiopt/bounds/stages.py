@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 class StageTypes:
     """All stage types of a problem, one array element each; `supply` is in machines of each kind.
 
-    Of every ZeRO stage, side by side: that a plan has but one is not used.
+    Of every ZeRO stage, side by side; from ZeRO-2 on they are `late`. A plan has those of one kind.
     """
 
     def __init__(self, model: CostModel) -> None:
@@ -65,15 +65,19 @@ class StageTypes:
         self._memory = dict(zip((False, True), memory, strict=True))
         self._seconds: dict[tuple[int, ...], Floats] = {}
 
-    def seconds(self, after: int, held: int) -> Floats:
+    def numbers(self, late: bool) -> Ints:
+        """The types of ZeRO-2 and 3, or of the others."""
+        return np.flatnonzero(self.late == late)
+
+    def seconds(self, late: bool, after: int, held: int) -> Floats:
         """Least forward and backward seconds of n layers with `after` stages behind and `held` micro-batches in
-        flight, infinite where memory lacks [types, layers + 1]."""
+        flight, infinite where memory lacks [`numbers(late)`, layers + 1]."""
         n = np.arange(self.num_layers + 1)
-        return self._kept((after, held), after == 0, held * n, 0 * n, held, held)
+        return self._kept((late, after, held), late, after == 0, held * n, 0 * n, held, held)
 
     def interleaved_s(self, after: int, stages: int, least_ranges: int, most_ranges: int, many: bool) -> Floats:
-        """As `seconds`, of a stage of a pipeline of so many stages at least, in so many layer ranges; `many`
-        micro-batches are at least twice the stages.
+        """As `seconds`, not `late`, of a stage of a pipeline of so many stages at least, in so many layer ranges;
+        `many` micro-batches are at least twice the stages.
 
         Before its first backward such a stage has run `stages` forwards of each range but the last, of that one
         2 · after + 1 or as many, and then of the first range again (Narayanan et al., as in `schedule_graph.py`).
@@ -82,19 +86,22 @@ class StageTypes:
         begun = 2 * after + 1
         stored = stages * n - max(0, stages - begun) * -(-n // least_ranges)
         more = max(0, begun - stages) * many * (n // most_ranges)
-        return self._kept((after, stages, least_ranges, most_ranges, many), after == 0, stored, more, stages, after + 1)
+        key = (after, stages, least_ranges, most_ranges, many)
+        return self._kept(key, False, after == 0, stored, more, stages, after + 1)
 
-    def _kept(self, key: tuple[int, ...], last: bool, stored: Ints, more: Ints, repeated: int, held: int) -> Floats:
+    def _kept(
+        self, key: tuple[int, ...], late: bool, last: bool, stored: Ints, more: Ints, repeated: int, held: int
+    ) -> Floats:
         found = self._seconds.get(key)
         if found is None:
-            found = self._seconds[key] = self._least_s(last, stored, more, repeated, held)
+            found = self._seconds[key] = self._least_s(self.numbers(late), last, stored, more, repeated, held)
         return found
 
-    def _least_s(self, last: bool, stored: Ints, more: Ints, repeated: int, held: int) -> Floats:
+    def _least_s(self, rows: Ints, last: bool, stored: Ints, more: Ints, repeated: int, held: int) -> Floats:
         """Seconds when activations of `stored` layers, each at most `repeated` times, and of `more` that may be the
         leanest [layers + 1] must fit beside what `held` micro-batches need beside layers."""
         count, n = len(self._policies), np.arange(self.num_layers + 1)
-        memory = self._memory[last]
+        memory, policy_s = self._memory[last][rows], self._policy_s[rows]
         room = (memory[:, 0:1] * (1 + 1e-9) - memory[:, 1:2] * n - memory[:, 2:3] * held)[:, :, None]
         each, once = memory[:, None, 3 : 3 + count], memory[:, None, 3 + count :]
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -103,15 +110,15 @@ class StageTypes:
             seconds = np.full(room.shape[:2], np.inf)
             for lean in range(count):
                 alone = spare[:, :, lean] >= stored * each[:, :, lean]
-                seconds = np.where(alone, np.minimum(seconds, n * self._policy_s[:, lean : lean + 1]), seconds)
+                seconds = np.where(alone, np.minimum(seconds, n * policy_s[:, lean : lean + 1]), seconds)
                 for rich in range(count) if count > 1 else ():
                     # Whole layers by the leaner policy; the others store as little as any other policy would.
                     stores = np.delete(each, lean, axis=2).min(axis=2)
                     saved = repeated * (stores - each[:, :, lean])
                     some = np.ceil((stored * stores - spare[:, :, lean]) / saved * (1 - 1e-9) - 1e-9).clip(1, n)
-                    mixed = (n - some) * self._policy_s[:, rich : rich + 1] + some * self._policy_s[:, lean : lean + 1]
+                    mixed = (n - some) * policy_s[:, rich : rich + 1] + some * policy_s[:, lean : lean + 1]
                     seconds = np.where(alone & (saved > 0), np.minimum(seconds, mixed), seconds)
-            found = seconds + (self._head_s[:, None] if last else 0.0)
+            found = seconds + (self._head_s[rows, None] if last else 0.0)
         found[:, 0] = np.inf
         return np.where(room[:, :, 0] > 0, found, np.inf)
 
@@ -199,7 +206,8 @@ def _undominated(model: CostModel, rows: Sequence[_Row]) -> tuple[list[_Row], Fl
         seconds = np.array([row.layer_s(model, policy) for policy in policies]).ravel()
         memory = np.array([row.bytes(model, last) for last in (False, True)])
         tail = row.holders.most == 1 or row.holders.sharding <= 1
-        own = alike.setdefault((row.kind, row.site, row.share, row.holders.lockstep), [])
+        late = row.holders.sharding >= 2  # no stage of the other kind can take its place
+        own = alike.setdefault((row.kind, row.site, row.share, row.holders.lockstep, late), [])
         value = np.concatenate([seconds, (memory * less_room).ravel(), [tail]])
         if not any((other <= value).all() for _, _, other in own):
             own[:] = [kept for kept in own if not (value <= kept[2]).all()]

@@ -138,13 +138,26 @@ def test_boxes_cover_all_pairs() -> None:
                 assert inside.any()
 
 
+@pytest.mark.parametrize("sharding", ["auto", "0", "1", "2", "3"])
 @pytest.mark.parametrize(("max_chunks", "num_layers"), [(1, 5), (8, 9), (8, 60), (3, 80)])
-def test_shapes_cover_all_pipelines(max_chunks: int, num_layers: int) -> None:
-    """Every number of layer ranges and of stages that has a layer for each range is in a class."""
-    shapes = shapes_of(max_chunks, num_layers)
-    for ranges in range(1, max_chunks + 1):
-        for stages in range(1 if ranges == 1 else 2, num_layers // ranges + 1):
-            assert any(
-                shape.least_ranges <= ranges <= shape.most_ranges and shape.least_stages <= stages <= shape.most_stages
-                for shape in shapes
-            )
+def test_shapes_cover_all_pipelines(max_chunks: int, num_layers: int, sharding: str) -> None:
+    """Every number of layer ranges and of stages that has a layer for each range is in a class, of either kind of
+    sharding that the workload allows; from ZeRO-2 on there is one range."""
+    problem = two_kinds(optimizer_sharding=sharding)
+    model, space = replace(problem.model, num_layers=num_layers), replace(problem.space, max_chunks=max_chunks)
+    shapes = shapes_of(replace(problem, model=model, space=space))
+    for late in {"auto": (False, True), "0": (False,), "1": (False,)}.get(sharding, (True,)):
+        for ranges in range(1, 2 if late else max_chunks + 1):
+            for stages in range(1 if ranges == 1 else 2, num_layers // ranges + 1):
+                assert any(
+                    shape.least_ranges <= ranges <= shape.most_ranges
+                    and shape.least_stages <= stages <= shape.most_stages
+                    and shape.late == late
+                    for shape in shapes
+                )
+    assert all(shape.late == (sharding in "23") for shape in shapes if sharding != "auto")
+
+
+def test_no_late_shapes_where_pipelines_interleave() -> None:
+    """They would only weaken the bound: ZeRO-2 and 3 do not go with that schedule."""
+    assert not any(shape.late for shape in shapes_of(two_kinds(schedule="interleaved")))

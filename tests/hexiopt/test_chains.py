@@ -39,6 +39,33 @@ def types_of(bandwidth_gb_per_s: float, sharding: str) -> StageTypes:
 TYPES = {(rate, stage): types_of(rate, stage) for rate in (0.05, 1.0, 20.0) for stage in ("1", "2")}
 
 
+def late_of(types: StageTypes) -> bool:
+    """Whether all types are those of ZeRO-2; else none is."""
+    (late,) = set(types.late.tolist())
+    return bool(late)
+
+
+def test_no_stage_type_stands_for_those_of_another_sharding() -> None:
+    """A plan has one ZeRO stage: types of ZeRO-2 and 3, which need less memory, do not replace those up to ZeRO-1."""
+    cluster = cluster_from_section(
+        Section(
+            {
+                "name": "one",
+                "machines": [{"name": "a", "gpu": "a100_40gb_sxm", "num_gpus": 4, "intra_bandwidth_gb_per_s": 200}],
+            },
+            "test",
+        )
+    )
+    kept = {}
+    for sharding in ("auto", "1"):
+        problem = Problem(cluster, replace(TINY, num_layers=LAYERS), Workload(64, 2048, optimizer_sharding=sharding))
+        types = StageTypes(CostModel(problem))
+        early = types.numbers(False)
+        kept[sharding] = [types.devices[early].tolist(), types.seconds(False, 0, 1).tolist()]
+    assert kept["auto"] == kept["1"]
+    assert kept["1"][0]
+
+
 def stage_price(types: StageTypes, prices: Multipliers, row: int, n: int, m: float, slack_s: float) -> float:
     """By the rows of the program: devices, slots, longest; the modes that leave time; few holders."""
     kind, batch = types.kind[row], types.global_batch
@@ -61,7 +88,7 @@ def every_price(types: StageTypes, prices: Multipliers, step_s: float, m: int, l
             layers = np.diff((0, *cuts, LAYERS))  # from the last stage to the first
             for rows in itertools.product(range(len(types.kind)), repeat=count):
                 t = [
-                    types.seconds(a, a + 1 if m > a else 1)[r, n]
+                    types.seconds(late_of(types), a, a + 1 if m > a else 1)[r, n]
                     for a, (r, n) in enumerate(zip(rows, layers, strict=True))
                 ]
                 if not low_s <= sum(t) <= high_s:
@@ -103,7 +130,7 @@ def test_no_chain_of_a_box_is_cheaper(types: StageTypes, m: int, room: float, sh
         holder=float(rng.uniform(0.0, 0.5)),
     )
     box = Boxes(*(np.array([float(x)]) for x in (m, m, low_s, high_s)))
-    wanted, chains = np.array([np.inf]), Chains(types, Shape(1, 1, 1, LAYERS))
+    wanted, chains = np.array([np.inf]), Chains(types, Shape(1, 1, 1, LAYERS, late_of(types)))
     weights = np.array([[0.0], [0.5], [2.0]]) / high_s
     coarse, _ = chains.least_price(prices, step_s, box, wanted, weights)
     fine, found = chains.least_price(prices, step_s, box, wanted, None)
@@ -124,7 +151,7 @@ def test_gradients_on_a_slow_network_raise_the_price() -> None:
         prices = some._replace(longest=np.ones_like(some.longest))
         step_s = 20 * LAYERS * float(types.layer_s.max())
         box = Boxes(*(np.array([x]) for x in (8.0, 8.0, 0.0, step_s)))
-        chains = Chains(types, Shape(1, 1, 1, LAYERS))
+        chains = Chains(types, Shape(1, 1, 1, LAYERS, False))
         least.append(chains.least_price(prices, step_s, box, np.array([np.inf]), np.zeros((1, 1)))[0][0])
     assert least[1] > 1.1 * least[0]
 
@@ -133,7 +160,7 @@ def test_gradients_on_a_slow_network_raise_the_price() -> None:
 def test_a_program_is_worth_what_its_columns_process(rate: float) -> None:
     """Strong duality: at the prices that it gives, the cluster is worth the most sequences; no column costs less."""
     types = TYPES[rate, "1"]
-    columns, chains = Columns(types), Chains(types, Shape(1, 1, 1, LAYERS))
+    columns, chains = Columns(types), Chains(types, Shape(1, 1, 1, LAYERS, False))
     step_s = 40 * LAYERS * float(types.layer_s.min())
     boxes = Boxes.grid(np.array([1.0, 4.0, 16.0, 64.0]), np.linspace(0.0, step_s, 5))
     prices = columns.first_prices
