@@ -33,6 +33,8 @@ _FORBIDDEN = 200.0  # energy of a structure that the plan space forbids
 _POOLS = (48, 16, 5, 2)  # structures annealed in each round of equal time
 _HOPELESS = 0.3  # a start whose pipelines alone take e^0.3 times the best step is left out
 _STARTS = 0.4  # most of the budget that goes into pricing starts
+_POLISHED = 3  # starts polished first
+_POLISHING = 0.05  # most of the budget that goes into that
 ANNEAL = 0.9  # annealing ends here, the rest polishes
 _TRUST = 0.8  # how far a neighbour's factor of price over estimate is believed
 _ANYWAY = 0.05  # share of structures priced although their estimate speaks against it
@@ -143,15 +145,15 @@ def own_grids(problem: Problem, builder: Builder) -> Iterator[Structure]:
                 yield from (replace(base, sharding=sharding, groups=way) for way in sharding_groups(problem, sharding))
 
 
-def improve(
-    search: Search, builder: Builder, starts: Iterable[Structure], rng: random.Random, until: float
-) -> list[Structure]:
-    """Price `starts`, then anneal the best of them in rounds, each with fewer structures and more time for each.
+def improve(polisher: Polisher, starts: Iterable[Structure], until: float) -> list[Structure]:
+    """Price `starts`, polish the first few, then anneal the best in rounds, each with fewer structures and more time
+    for each.
 
     Gives what became of them, best first. Successive halving (Jamieson and Talwalkar, 2016): a start shows soon
     whether it leads anywhere.
     """
-    annealer, steps = Annealer(search, builder, rng), search.budget.max_steps
+    search = polisher.search
+    annealer, steps = Annealer(search, polisher.builder, polisher.rng), search.budget.max_steps
     spent = search.runtime_s / search.budget.time_limit_s if steps is None else search.steps / steps
     last_start = spent + _STARTS * (until - spent)
     pool: list[tuple[float, int, Structure]] = []
@@ -163,6 +165,9 @@ def improve(
         judged = annealer.judge(start, least + _HOPELESS)
         if judged is not None:
             pool.append((judged.energy, number, start))
+    pool.sort(key=lambda item: item[:2])
+    spent = search.runtime_s / search.budget.time_limit_s if steps is None else search.steps / steps
+    polisher.begin([structure for _, _, structure in pool[:_POLISHED]], min(until, spent + _POLISHING))
     begin = search.runtime_s / search.budget.time_limit_s
     left = None if steps is None else max(0, int(until * steps) - search.steps)
     left_out: list[tuple[float, int, Structure]] = []
@@ -189,5 +194,5 @@ class LocalSearch(SearchingSolver):
 
     def run(self, search: Search, builder: Builder, rng: random.Random) -> None:
         """Anneal, then polish."""
-        found = improve(search, builder, hand_made(search.problem, builder), rng, ANNEAL)
-        Polisher(search, builder, rng).finish(found)
+        polisher = Polisher(search, builder, rng)
+        polisher.finish(improve(polisher, hand_made(search.problem, builder), ANNEAL))

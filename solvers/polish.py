@@ -29,6 +29,14 @@ class Polisher:
         self._machine_of: list[int] = search.problem.cluster.machine_of.tolist()
         self._climbed: set[float] = set()
 
+    def begin(self, starts: Iterable[Structure], until: float) -> None:
+        """Improve the plans of `starts`, as long as the fraction `until` of the budget is not spent: what is best with
+        the builder's layers may be far from what it is with its own, and then nobody would come back to it."""
+        for structure in starts:
+            if not self._has(until):
+                return
+            self._improve(structure, until)
+
     def finish(self, ranked: Iterable[Structure] = ()) -> None:
         """Improve the search's best plan, and the same plan with micro-batches of twice and half the size.
 
@@ -42,14 +50,22 @@ class Polisher:
             if start is not None:
                 self._climb(start)
         for structure in ranked:
-            if not self.search.go_on():
+            if not self._has(1.0):
                 return
-            self.search.step()
-            built = self.builder.build(structure) if self.builder.allowed(structure) else None
-            if built is not None and not isinstance(built, Misfit):
-                self._climb(built[0])
+            self._improve(structure)
 
-    def _climb(self, plan: Plan) -> None:
+    def _has(self, until: float) -> bool:
+        """Whether less than a fraction of the budget is spent."""
+        search, most = self.search, self.search.budget.max_steps
+        return search.go_on(until) and (most is None or search.steps < until * most)
+
+    def _improve(self, structure: Structure, until: float = 1.0) -> None:
+        self.search.step()
+        built = self.builder.build(structure) if self.builder.allowed(structure) else None
+        if built is not None and not isinstance(built, Misfit):
+            self._climb(built[0], until)
+
+    def _climb(self, plan: Plan, until: float = 1.0) -> None:
         """Take steps that help until many in a row brought nothing: ten for every stage of the plan."""
         search, idle = self.search, 0
         patience = 30 + 10 * min(30, sum(len(pipeline.stages) for pipeline in plan.pipelines))
@@ -57,7 +73,7 @@ class Polisher:
         if cost.objective in self._climbed:  # most likely the same plan, equal devices in another order
             return
         self._climbed.add(cost.objective)
-        while idle < patience and search.go_on():
+        while idle < patience and self._has(until):
             search.step()
             idle += 1
             trial = self._neighbour(plan, cost)

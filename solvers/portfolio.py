@@ -48,8 +48,8 @@ def run_lane(search: Search, builder: Builder, lane: int) -> None:
     # Of many machines hundreds of starts cannot be priced: those that were best there come first.
     many = dealt_structures(problem) if lane else ()
     starts = (found, many, own_grids(problem, builder), programs, hand_made(problem, builder))
-    ranked = improve(search, builder, chain.from_iterable(starts), rng, ANNEAL)
-    Polisher(search, builder, rng).finish(ranked)
+    polisher = Polisher(search, builder, rng)
+    polisher.finish(improve(polisher, chain.from_iterable(starts), ANNEAL))
 
 
 def partition(search: Search, builder: Builder, share: float) -> list[Structure]:
