@@ -37,10 +37,10 @@ _CERTAIN = (0.002, 16)
 _COARSELY = 4  # rounds before multipliers of Σ do not do
 _GAIN = 1.0005  # by what a chain must earn more than it costs
 _STALE = 1e-3  # of the step time, that new chains must gain to look for more like them
-_EARLY = 0.6  # share of the time for plans up to ZeRO-1; the rest is for the others
+_FIRST = 0.6  # share of the time left for one kind of sharding; the rest is for the other
 _LEARNING = 0.5  # share of the time for columns; the rest is for certainty
 _TOLERANCE = 5e-4  # of the step time
-_COARSE = 0.032  # below the optimum so far, where certainty is tried first
+_LOOSE = 0.6  # share of the way from the optimum so far down to what is known, where certainty is tried first
 _TOGETHER = 64  # boxes between two looks at the clock
 _RANGES = ((2, 2), (3, 3), (4, 5), (6, 2**30))  # classes of layer ranges a stage, and of stages, when interleaved
 _STAGES = (*((p, p) for p in range(2, 11)), (11, 12), (13, 15), (16, 20), (21, 30), (31, 2**30))
@@ -54,11 +54,21 @@ def shape_bound_s(model: CostModel, lower_s: float, deadline_s: float) -> float:
     if time.perf_counter() >= deadline_s:
         return lower_s
     program = ShapeProgram(model, deadline_s)
+    # A plan has shapes of one kind, so that what holds for both kinds holds: raise the lower one, up to the other.
     shapes = shapes_of(model.problem)
-    early, late = ([shape for shape in shapes if shape.late == which] for which in (False, True))
-    # A plan has shapes of one kind: what holds for either holds.
-    bound_s = program.raised(lower_s, early, inf, _EARLY if late else 1.0) if early else inf
-    return program.raised(lower_s, late, bound_s, 1.0) if late else bound_s
+    kinds = [own for late in (False, True) if (own := [shape for shape in shapes if shape.late == late])]
+    bounds_s = [lower_s] * len(kinds)
+    stuck = False
+    while time.perf_counter() < deadline_s:
+        which = bounds_s.index(min(bounds_s))
+        others_s = min((bound_s for k, bound_s in enumerate(bounds_s) if k != which), default=inf)
+        ahead = others_s > bounds_s[which] * (1 + _TOLERANCE)
+        share = 1.0 if ahead or stuck or len(kinds) == 1 else _FIRST
+        found_s = program.raised(bounds_s[which], kinds[which], others_s if ahead else inf, share)
+        if found_s <= bounds_s[which] and share == 1.0:
+            break
+        stuck, bounds_s[which] = found_s <= bounds_s[which], found_s
+    return min(bounds_s)
 
 
 def shapes_of(problem: Problem) -> list[Shape]:
@@ -110,22 +120,19 @@ class ShapeProgram:
             level += stale and len(promising) == len(self._shapes)
             promising = list(self._shapes) if stale else gained
             most_s = step_s
-        # First something that surely holds, then ever closer to the program's optimum.
-        proven_s, less = lower_s, _COARSE
-        while self._on_time() and less >= _TOLERANCE:
-            tried_s, known = step_s * (1 - less), len(self._columns)
-            if tried_s <= proven_s:
-                less /= 2
-            elif self._refutes(tried_s):
-                proven_s, less = tried_s, less / 2
+        # First something that surely holds, then ever closer to the program's optimum: from it down by a share.
+        proven_s, proven, tried = lower_s, 1.0, _LOOSE
+        while self._on_time() and (step_s - lower_s) * (proven - tried) > _TOLERANCE * step_s:
+            tried_s, known = step_s - tried * (step_s - lower_s), len(self._columns)
+            if self._refutes(tried_s):
+                proven_s, proven, tried = tried_s, tried, tried / 2
             elif len(self._columns) > known:
                 most_s = step_s
                 step_s, self._prices = self._longest(proven_s, most_s)
-                less *= 1.0 if proven_s > lower_s else 1.5
-            elif proven_s > lower_s:
-                break
+                proven = (step_s - proven_s) / max(step_s - lower_s, 1e-9 * step_s)
+                tried = min(tried, proven / 2)
             else:
-                less *= 2
+                tried = (tried + proven) / 2
         return proven_s
 
     def _suffices(self, lower_s: float, enough_s: float) -> bool:
