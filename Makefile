@@ -25,7 +25,7 @@ demo: install
 	  solver.time_limit_s=5 hydra.run.dir=outputs/demo/trained
 
 test: install lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 lint: install
 	$(BIN)/ruff check .
@@ -38,8 +38,8 @@ bench: install
 # Random problems against every solver, the property tests on examples of their own, and more plans and kills trained.
 stress: install
 	$(BIN)/python -m experiments.stress
-	HYPOTHESIS_PROFILE=new $(BIN)/python -m pytest -n 2 --dist loadgroup -m hypothesis
-	HEXIOPT_STRESS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup tests/runtime
+	HYPOTHESIS_PROFILE=new $(BIN)/python -m pytest -n 2 -m hypothesis
+	HEXIOPT_STRESS=1 $(BIN)/python -m pytest -n 2 tests/runtime
 
 # About half an hour on two cores; after an interruption it goes on where it was.
 results: install

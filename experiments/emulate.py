@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from experiments.cli import main
 from experiments.common import FailedError, Job, NoPlanError, found, interrupt, search
-from experiments.train import trainable
+from experiments.train import check_trainable, trainable
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
@@ -52,17 +52,20 @@ def run(job: Job) -> float:
     if not config.solvers and not job.config.plan:
         raise InputError("emulate.solvers: [] names no solver; name one or more, or give plan=FILE")
     given = job.plan_file() if job.config.plan else None
-    problem = trainable(job.problem if given is None else given.problem)
+    problem = trainable(job.problem) if given is None else given.problem
+    entries = []
+    if given is not None:
+        check_trainable(str(job.config.plan), given)
+        entries.append(_Entry("plan", given.plan, CostModel(problem).price(given.plan)))
     divisor = max(divisors(problem)) if config.divisor is None else config.divisor
     hindrance = unsupported(problem.cluster)
     if config.network and hindrance is not None:
         raise InputError(f"emulate.network: {hindrance}; take emulate.network=false, which leaves links as they are")
     shaped = hindrance is None if config.network is None else config.network
-    entries = [] if given is None else [_Entry("plan", given.plan, CostModel(problem).price(given.plan))]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), problem, divisor, job.config.seed)
-        entries += _plans(job, problem)
+        entries += _plans(job, trainable(problem))
         try:
             dilation = _dilation(entries, bench) if config.dilation is None else config.dilation
             links = "links shaped" if shaped else f"links as they are ({hindrance or 'emulate.network=false'})"
@@ -75,6 +78,8 @@ def run(job: Job) -> float:
                 job.show(f"{entry.name}: predicted {rows[-1].predicted_s:.3f} s, measured {rows[-1].measured_s:.3f} s")
         except TrainingFailedError as error:
             raise FailedError(str(error)) from None
+    if not rows:
+        raise FailedError("interrupted before a plan was measured")
     for entry in entries:
         content = plan_file_to_dict(problem, entry.plan, entry.cost, {"name": entry.name})
         job.write_json(f"plan-{entry.name}.json", content)

@@ -17,7 +17,7 @@ from hexiopt.check import check
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan import Plan
-from hexiopt.plan_file import plan_file_to_dict, read_plan, solver_to_dict
+from hexiopt.plan_file import PlanFile, plan_file_to_dict, read_plan, solver_to_dict
 from hexiopt.problem import Problem
 from hexiopt.workload import AUTO
 from solvers.registry import make_solver
@@ -52,7 +52,6 @@ def run(job: Job) -> float:
         raise InputError("train: needs torch; install hexiopt[train]")
     from runtime.checkpoint import Checkpoint
     from runtime.data import Batches, prepare
-    from runtime.layout import untrainable
     from runtime.settings import Run
     from runtime.supervisor import Place, TrainingFailedError, supervised
     from runtime.weights import HuggingFaceWeights
@@ -64,12 +63,7 @@ def run(job: Job) -> float:
         plan_path = _planned(job, trainable(job.problem), "plan.json")
     plan_file = job.plan_file() if job.config.plan else read_plan(plan_path)
     problem, plan = plan_file.problem, plan_file.plan
-    wrong = check(problem, plan)
-    if wrong:
-        raise InputError(f"{plan_path}: {wrong[0].text}; plan again")
-    cannot = untrainable(problem.model, problem.workload, plan)
-    if cannot is not None:
-        raise InputError(cannot)
+    check_trainable(plan_path, plan_file)
     resume = None
     if config.resume is not None:
         resume = Path(config.resume).absolute()
@@ -202,6 +196,19 @@ def trainable(problem: Problem) -> Problem:
     return replace(problem, workload=replace(problem.workload, optimizer_sharding="1"))
 
 
+def check_trainable(path: str | Path, plan_file: PlanFile) -> None:
+    """Raise InputError where the plan of a file is not valid or cannot be trained."""
+    from runtime.layout import untrainable
+
+    problem, plan = plan_file.problem, plan_file.plan
+    wrong = check(problem, plan)
+    if wrong:
+        raise InputError(f"{path}: {wrong[0].text}; plan again")
+    cannot = untrainable(problem.model, problem.workload, plan)
+    if cannot is not None:
+        raise InputError(cannot)
+
+
 def _planned(job: Job, problem: Problem, name: str) -> Path:
     """Find a plan and write it; its path."""
     result = search(job, make_solver(job.config.solver.name, **job.config.solver.options()), problem)
@@ -240,15 +247,13 @@ def _tensorboard(job: Job) -> Callable[[Ended], None]:
         return lambda ended: None
     if find_spec("tensorboard") is None:
         raise InputError("train.tensorboard: needs tensorboard; install hexiopt[tensorboard]")
-    from torch.utils.tensorboard import SummaryWriter
+    from runtime.tensorboard import Board
 
-    writer = SummaryWriter(job.folder / "tensorboard")
+    board = Board(job.folder / "tensorboard")
 
     def write(ended: Ended) -> None:
-        for name, value in asdict(ended).items():
-            if name != "step":
-                writer.add_scalar(name, value, ended.step)
-        writer.flush()
+        values = asdict(ended)
+        board.step(values.pop("step"), values)
 
     return write
 

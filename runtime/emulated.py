@@ -21,7 +21,7 @@ from runtime.settings import Run, Settings
 from runtime.supervisor import Place, supervised
 
 _PORT = 29500  # in namespaces of our own
-_SETUP_S = 120.0
+_SETUP_S = 600.0  # for whatever a plan's processes do at the pace of this machine
 _SLOWEST = 10  # times the predicted step, until a step counts as hung
 
 

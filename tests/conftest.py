@@ -12,12 +12,34 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 settings.register_profile("same", derandomize=True)
 settings.register_profile("new", print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 ROOT = Path(__file__).parent.parent
+# Files whose tests share what takes long to compute: all of a file in one process, where there are several.
+SHARING = (
+    "tests/experiments/test_tables.py",
+    "tests/runtime/test_checkpoint.py",
+    "tests/runtime/test_faults.py",
+    "tests/solvers/rivals/test_rivals.py",
+)
+
+
+class _Sharing(LoadScopeScheduling):
+    """Any test anywhere, but those of a sharing file together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return path if path in SHARING else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Which process runs what, with `-n`."""
+    return _Sharing(config, log)
 
 
 @dataclass(frozen=True)

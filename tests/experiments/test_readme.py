@@ -38,7 +38,7 @@ def searches(words: list[str]) -> bool:
 
 def budget(words: list[str]) -> list[str]:
     if "-m" in words:
-        return ["solver.max_steps=100", "bound.time_limit_s=0", "report=false"]
+        return ["solver.max_steps=30", "bound.time_limit_s=0", "report=false"]
     if words[0] == "train":
         return ["solver.max_steps=100"]
     if words[0] == "emulate":  # as fast as it goes

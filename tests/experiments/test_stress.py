@@ -13,13 +13,13 @@ from solvers.registry import NAMES, ORACLES, RIVALS, make_solver
 def test_no_violation(first: int) -> None:
     ran = 0
     for seed in range(first, first + 5):
-        rivals = [name for name in RIVALS[seed % 2 :: 2] if name != "flashflex" or seed == first]  # it is slow
+        rivals = [name for name in RIVALS[seed % 4 :: 4] if name != "flashflex" or seed == first]  # it is slow
         solvers = [*ORACLES, *NAMES, *rivals]
         bound_s = 0.3 if seed == first else 0.0  # the bound of all plans is raised now and then
         tallies, wrong = run(seed, solvers, steps=6, proof_s=0.2, exact_s=0.1, bound_s=bound_s)
         assert wrong == []
         ran += sum(tally.ended.total() - tally.ended["refused"] for tally in tallies.values())
-    assert ran >= 5 * 6
+    assert ran >= 5 * 5
 
 
 def test_a_violation_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

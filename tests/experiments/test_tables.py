@@ -23,8 +23,6 @@ from experiments.tables.task import Outcome, Task, perform
 from hexiopt.space import SWITCHES
 from solvers import registry
 
-pytestmark = pytest.mark.xdist_group("tables")  # one process computes what they share
-
 ARGUMENTS = ("--quick", "--scale", "0.2", "--ours-s", "1.2", "--scaling-s", "1.5", "--sizes", "16", "--out")
 Rows = list[dict[str, str]]
 

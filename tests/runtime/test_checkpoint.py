@@ -16,8 +16,6 @@ from runtime.checkpoint import INDEX, Checkpoint, Progress, finished, save
 from tests.runtime.ranks import random_plan, run_ranks
 from tests.runtime.test_training import SEQ_LEN, SETTINGS, trainee, whole
 
-pytestmark = pytest.mark.xdist_group("checkpoints")  # one process computes what they share
-
 BATCH = 6
 
 

@@ -22,8 +22,6 @@ from runtime.supervisor import TrainingFailedError, supervised
 from tests.runtime.ranks import STRESS
 from tests.solvers import problems
 
-pytestmark = pytest.mark.xdist_group("faults")  # one process computes what they share
-
 BATCH, SEQ_LEN, STEPS = 4, 16, 9
 
 

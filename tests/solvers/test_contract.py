@@ -128,7 +128,7 @@ def test_the_oracle_counts_what_there_is() -> None:
 def test_never_better_than_all_plans(name: str, kind: str) -> None:
     """And the good ones within a hundredth of the best."""
     problem = problems.TINY_PROBLEMS[kind]()
-    result = solve(name, problem, steps=3000 if name != "metis" else 300)
+    result = solve(name, problem, steps=3000 if name in GOOD else 300)
     assert_sound_or_declined(name, problem, result)
     assert result.objective >= best_step_s(kind) * (1 - 1e-12)
     if name in GOOD:
@@ -205,7 +205,7 @@ def test_fixed_choices(name: str, fixed: str) -> None:
     problem = problems.easy()
     workload = replace(problem.workload, schedule=fixed, recompute="full", optimizer_sharding="0")
     problem = replace(problem, workload=workload)
-    result = solve(name, problem, steps=200)
+    result = solve(name, problem, steps=60)
     assert_sound_or_declined(name, problem, result)
     if result.plan is None:
         return
@@ -395,7 +395,7 @@ def test_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("name", [name for name in (*NAMES, *RIVALS) if name not in PARTITIONING])
 def test_other_solvers_work_without_metis(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pymetis", None)
-    problem = problems.sixteen_gpus()
+    problem = problems.easy()
     assert_sound(problem, solve(name, problem, steps=50))
 
 

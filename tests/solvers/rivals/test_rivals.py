@@ -15,12 +15,10 @@ from solvers.registry import RIVALS, make_solver
 from solvers.rivals.base import Rival
 from tests.solvers.rivals import problems
 
-pytestmark = pytest.mark.xdist_group("rivals")  # one process computes what they share
-
 # FlashFlex partitions heuristically: what its search misses of its space is its own limit.
 SEARCH_ALL = tuple(name for name in RIVALS if name != "flashflex")
 
-DRAWS = 600  # on each problem
+DRAWS = 250  # on each problem
 TOLERANCE = 0.02
 
 EVERY = pytest.mark.parametrize("name", RIVALS)
