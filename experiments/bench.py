@@ -190,7 +190,7 @@ def training(scale: float) -> Iterator[Row]:
     from runtime.stock import pipelines, tensor_parallel
     from runtime.stock.turns import take_turns
 
-    steps = max(2, round(100 * scale))
+    steps = max(2, round(50 * scale))
     for module, what, most in (
         (pipelines, "2 pipelines of 2 stages: ours / torch.distributed.pipelining with DDP", 1.05),
         (tensor_parallel, "layers on 2 TP ranks: ours / DTensor", 1.0),
