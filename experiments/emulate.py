@@ -74,7 +74,7 @@ def run(job: Job) -> float:
                 if interrupt.pressed:
                     break
                 steps = bench.paced(entry.plan, entry.cost, config.steps, dilation, shaped=shaped)
-                rows.append(Emulated(entry.name, entry.cost.step_time_s, steps.seconds, steps.overrun))
+                rows.append(Emulated(entry.name, entry.cost.step_time_s, steps.seconds, steps.late))
                 job.show(f"{entry.name}: predicted {rows[-1].predicted_s:.3f} s, measured {rows[-1].measured_s:.3f} s")
         except TrainingFailedError as error:
             raise FailedError(str(error)) from None

@@ -1,7 +1,6 @@
 """Steps of plans on an emulated cluster: the stand-in trained by each plan, at the plan's own pace and links."""
 
 import json
-import statistics
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,12 +30,7 @@ class Steps:
     much longer the slowest rank computed than it was given, as a share, because this machine is not fast enough."""
 
     seconds: tuple[float, ...]
-    overrun: float
-
-    @property
-    def median_s(self) -> float:
-        """Seconds of a step."""
-        return statistics.median(self.seconds)
+    late: float
 
 
 class Bench:
@@ -67,8 +61,8 @@ class Bench:
             write_paces(path, found)
             timeout_s = _SETUP_S + _SLOWEST * dilation * cost.step_time_s
             seconds, timelines = self._train(plan, steps + 1, timeout_s, path, master)
-        overrun = max(_overrun(found[timeline["rank"]], timeline) for timeline in timelines)
-        return Steps(tuple(one / dilation for one in seconds[1:]), overrun)
+        late = max(_lateness(found[timeline["rank"]], timeline) for timeline in timelines)
+        return Steps(tuple(one / dilation for one in seconds[1:]), late)
 
     def _train(
         self, plan: Plan, steps: int, timeout_s: float, pace: Path | None, master: str | None
@@ -89,7 +83,7 @@ class Bench:
         return seconds, timelines
 
 
-def _overrun(pace: Pace, timeline: Event) -> float:
+def _lateness(pace: Pace, timeline: Event) -> float:
     """By which share of the time that a rank was given its computing took longer."""
     given_s = spent_s = 0.0
     for backward, chunk, _, began_s, ended_s in timeline["operations"]:

@@ -14,28 +14,16 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from hexiopt.model import ModelSpec
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage
 from runtime.decoder import DecoderChunk, Rope, empty_weights
 from runtime.layout import layout_of
 from runtime.settings import AdamW
-from runtime.stock.turns import OURS, STOCK, TIMEOUT_S, Step
+from runtime.stock.turns import OURS, STOCK, TIMEOUT_S, Step, compared
 from runtime.tensor_parallel import TensorParallel
 from runtime.trainee import Trainee, drawn
 
 SIZE = 4  # processes
-_MODEL = ModelSpec(
-    name="compared",
-    architecture="llama",
-    num_layers=4,
-    hidden_size=256,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=64,
-    ffn_size=704,
-    vocab_size=512,
-    max_positions=512,
-)
+_MODEL = compared(256, 4, 704)
 _SEQ_LEN, _MICRO_BATCHES, _SIZE = 128, 8, 2
 _BATCH = 2 * _MICRO_BATCHES * _SIZE
 _SETTINGS = AdamW(lr=1e-3, max_norm=None)

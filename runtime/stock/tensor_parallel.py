@@ -17,28 +17,16 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 
-from hexiopt.model import ModelSpec
 from runtime.decoder import DecoderChunk, Rope, empty_weights
 from runtime.groups import Groups
 from runtime.layout import Chunk, token_ranges
 from runtime.parts import shards, stage_parts
-from runtime.stock.turns import OURS, STOCK, TIMEOUT_S, Step
+from runtime.stock.turns import OURS, STOCK, TIMEOUT_S, Step, compared
 from runtime.tensor_parallel import TensorParallel
 from runtime.trainee import drawn
 
 SIZE = 2  # processes
-_MODEL = ModelSpec(
-    name="compared",
-    architecture="llama",
-    num_layers=4,
-    hidden_size=512,
-    num_heads=8,
-    num_kv_heads=4,
-    head_dim=64,
-    ffn_size=1408,
-    vocab_size=512,
-    max_positions=512,
-)
+_MODEL = compared(512, 8, 1408)
 _SEQ_LEN, _SAMPLES = 256, 2
 _CPU = torch.device("cpu")
 

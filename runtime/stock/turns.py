@@ -15,9 +15,27 @@ import torch
 import torch._dynamo  # optimisers import it at first use: here once, before processes fork
 import torch.distributed as dist
 
+from hexiopt.model import ModelSpec
+
 TIMEOUT_S = 120.0
 Step = Callable[[int], float]  # of a number of the step, to its loss
 OURS, STOCK = "hexiopt", "torch"
+
+
+def compared(hidden_size: int, num_heads: int, ffn_size: int) -> ModelSpec:
+    """A Llama of four layers that a CPU computes in a second; two query heads to each key-value head."""
+    return ModelSpec(
+        name="compared",
+        architecture="llama",
+        num_layers=4,
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=num_heads // 2,
+        head_dim=hidden_size // num_heads,
+        ffn_size=ffn_size,
+        vocab_size=512,
+        max_positions=512,
+    )
 
 
 @dataclass(frozen=True)

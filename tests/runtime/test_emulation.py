@@ -103,8 +103,8 @@ def test_a_step_takes_as_long_as_its_operations(tmp_path: Path) -> None:
         for stage in priced.stages
     )
     assert busy_s < min(steps.seconds)
-    assert steps.median_s < 20 * cost.step_time_s
-    assert steps.overrun >= 0.0
+    assert max(steps.seconds) < 20 * cost.step_time_s
+    assert steps.late >= 0.0
 
 
 # ------------------------------------------------------------------ the network
