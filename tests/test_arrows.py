@@ -84,3 +84,9 @@ def test_an_import_inside_a_function_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "wrong.py"
     path.write_text("def f():\n    from solvers.registry import make_solver\n")
     assert "solvers.registry" in list(imports(path))
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """Outside packages, pytest imports a test file by its name alone, so that two of one name hide each other."""
+    names = [path.name for path in files("tests") if path.name.startswith("test_")]
+    assert len(names) == len(set(names))
