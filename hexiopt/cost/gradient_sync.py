@@ -3,7 +3,7 @@
 A layer's sharded dimension is cut at the union of all TP boundaries; each slice has one holder per pipeline and
 replica, and slices with the same holders share one buffer and one all-reduce. A group starts when the last backward
 of its holders' stages has ended, so late stages synchronise while early ones still compute. Groups run as rings in the
-order of machines; rings that cross the same interface, uplink, link or device port share it, as in `boundary.py`.
+order of machines, over all interfaces at their devices; rings that cross the same interface, uplink, link or device port share it, as in `boundary.py`.
 With tied embeddings, first and last stages hold the matrix together.
 """
 
@@ -107,34 +107,56 @@ def sync_groups(pipelines: Sequence[Pipeline], model: ModelSpec) -> SyncGroups:
     )
 
 
+def edges(cluster: Cluster, ring: Sequence[int]) -> list[tuple[int, int, float]]:
+    """(sender, receiver, share of the data) of one pass around a ring of devices, which stand by machine.
+
+    As NCCL does, as many rings as the machines have interfaces at the ring's devices run at once, each with its share
+    of the data, and each leaves and enters machines by interfaces of its own.
+    """
+    machine_of, network = cluster.machine_of, cluster.network
+    doors: dict[int, dict[int, int]] = {}  # per machine, a device at each interface
+    for device in ring:
+        doors.setdefault(int(machine_of[device]), {}).setdefault(network.transmit_interface(device), device)
+    count = min(map(len, doors.values()))
+    found = []
+    for a, b in pairwise([*ring, ring[0]]):
+        here, there = int(machine_of[a]), int(machine_of[b])
+        if here == there or count == 1:
+            found.append((a, b, 1.0))
+        else:
+            lanes = zip(list(doors[here].values())[:count], list(doors[there].values())[:count], strict=True)
+            found += [(c, d, 1.0 / count) for c, d in lanes]
+    return found
+
+
 class SyncTimes:
     """Seconds per byte of a parameter, and latency, of every group, all groups at once."""
 
     def __init__(self, groups: SyncGroups, cluster: Cluster) -> None:
         self.groups = groups
         size = cluster.num_devices
-        sources, targets, moved = [], [], []
-        for holders, params in zip(groups.holders, groups.params, strict=True):
-            n = holders.shape[1]
-            sources.append(holders.ravel())
-            targets.append(np.roll(holders, -1, axis=1).ravel())
-            # One pass of a ring: each edge carries (n−1)/n of the buffer.
-            moved.append(np.repeat(params * ((n - 1) / n), n))
-        if not sources:
+        plain = all(machine.num_interfaces == 1 for machine in cluster.machines)
+        each = [
+            (_plain_edges if plain else _edges)(cluster, holders, params)
+            for holders, params in zip(groups.holders, groups.params, strict=True)
+        ]
+        if not each:
             self._per_byte: list[Floats] = []
             self._latency: list[Floats] = []
             return
-        codes, where = np.unique(np.concatenate(sources) * size + np.concatenate(targets), return_inverse=True)
-        volume = np.bincount(where, np.concatenate(moved)).astype(np.float64)
+        moved = np.concatenate([found.moved for found in each])
+        codes, where = np.unique(
+            np.concatenate([found.sources * size + found.targets for found in each]), return_inverse=True
+        )
+        volume = np.bincount(where, moved).astype(np.float64)
         pair_s, pair_latency_s = self._pairs(cluster, codes, volume)
         per_edge, latency_per_edge = pair_s[where], pair_latency_s[where]
         waits = np.zeros(size)  # a device starts its groups one after another
         self._per_byte, latencies, at = [], [], 0
-        for holders in groups.holders:
-            end = at + holders.size
-            n = holders.shape[1]
-            self._per_byte.append(per_edge[at:end].reshape(holders.shape).max(axis=1))
-            latencies.append(latency_per_edge[at:end].reshape(holders.shape).max(axis=1) * tree_depth(n))
+        for holders, found in zip(groups.holders, each, strict=True):
+            end, n = at + len(found.sources), holders.shape[1]
+            self._per_byte.append(np.maximum.reduceat(per_edge[at:end], found.first))
+            latencies.append(np.maximum.reduceat(latency_per_edge[at:end], found.first) * tree_depth(n))
             np.add.at(waits, holders.ravel(), np.repeat(latencies[-1], n))
             at = end
         self._latency = [waits[holders].max(axis=1) for holders in groups.holders]
@@ -163,3 +185,36 @@ class SyncTimes:
     def pass_s(self, bytes_per_param: float) -> list[Floats]:
         """Seconds of one ring pass (reduce-scatter or all-gather) of every group, shape as `groups.params`."""
         return [s * bytes_per_param + wait for s, wait in zip(self._per_byte, self._latency, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Edges:
+    """Edges of rings of one length: who sends to whom, how many parameters in a pass, and each ring's first edge."""
+
+    sources: Ints
+    targets: Ints
+    moved: Floats
+    first: Ints
+
+
+def _plain_edges(_: Cluster, holders: Ints, params: Floats) -> _Edges:
+    """Where every machine has one interface: each device sends to the next. Each edge carries (n−1)/n of the buffer."""
+    n = holders.shape[1]
+    return _Edges(
+        holders.ravel(),
+        np.roll(holders, -1, axis=1).ravel(),
+        np.repeat(params * ((n - 1) / n), n),
+        np.arange(0, holders.size, n),
+    )
+
+
+def _edges(cluster: Cluster, holders: Ints, params: Floats) -> _Edges:
+    """As `edges` has them."""
+    share = (holders.shape[1] - 1) / holders.shape[1]
+    each = [edges(cluster, ring) for ring in holders.tolist()]
+    rows = [
+        (a, b, part * amount * share) for ring, amount in zip(each, params.tolist(), strict=True) for a, b, part in ring
+    ]
+    sources, targets, moved = zip(*rows, strict=True)
+    first = np.cumsum([0, *map(len, each)])[:-1]
+    return _Edges(np.array(sources), np.array(targets), np.array(moved), first)

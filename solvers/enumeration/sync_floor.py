@@ -7,12 +7,11 @@ has it, without latencies and without links inside machines.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.cost.gradient_sync import SyncGroups
+from hexiopt.cost.gradient_sync import SyncGroups, edges
 from hexiopt.cost.model import CostModel
 from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.space import Space
@@ -85,15 +84,15 @@ class SyncFloor:
 
     def _passed(self, groups: SyncGroups) -> Floats:
         """Seconds that a byte of every parameter, passed once around its ring, needs each resource of the network."""
-        network, machine_of = self._problem.cluster.network, self._problem.cluster.machine_of
+        cluster, network = self._problem.cluster, self._problem.cluster.network
         load = np.zeros(network.num_resources)
         for holders, params in zip(groups.holders, groups.params, strict=True):
             for ring, amount in zip(holders.tolist(), params.tolist(), strict=True):
                 moved = amount * (len(ring) - 1) / len(ring)
-                for a, b in pairwise([*ring, ring[0]]):
-                    if machine_of[a] != machine_of[b]:
+                for a, b, share in edges(cluster, ring):
+                    if cluster.machine_of[a] != cluster.machine_of[b]:
                         for resource in network.route(a, b):
-                            load[resource] += moved / network.capacity[resource]
+                            load[resource] += share * moved / network.capacity[resource]
         return load
 
 
