@@ -13,6 +13,7 @@ from hexiopt.errors import InputError, closest_of_many, shown
 from hexiopt.gpus import Gpu
 from hexiopt.machine import Machine, machine_names, spec_spans
 from hexiopt.network import Group, Link, Network
+from hexiopt.profiles.layers import NOTHING_MEASURED, Profile
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Cluster:
     """Machines and the network between them. Devices are numbered from 0, machine by machine.
 
     `inter_bandwidth_bytes_per_s` is what machines without an own figure have per network interface
-    (infinite where not stated), `inter_latency_s` the latency between them.
+    (infinite where not stated), `inter_latency_s` the latency between them. `profile` has measured times of layers.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Cluster:
     inter_latency_s: float
     groups: tuple[Group, ...] = ()
     links: tuple[Link, ...] = ()
+    profile: Profile = NOTHING_MEASURED
 
     def __post_init__(self) -> None:
         assert self.machines

@@ -12,6 +12,8 @@ from hexiopt.errors import InputError, closest_of_many, shown
 from hexiopt.gpus import Gpu, catalogue, find_gpu, gpu_from_section, gpu_to_dict
 from hexiopt.machine import IntraLink, Machine, machine_names, spec_spans
 from hexiopt.network import Group, Link
+from hexiopt.profiles.files import read_profile
+from hexiopt.profiles.layers import NOTHING_MEASURED, Profile, profile_from_section, profile_to_dict
 from hexiopt.reading import Section, read_mapping
 from hexiopt.synthetic import resolve_synthetic
 from hexiopt.units import GB, MICROSECOND
@@ -33,18 +35,20 @@ _NAME_RULE = "is not a name; use up to 100 letters, digits, '.', '_' and '-', no
 
 def read_cluster(path: str | Path) -> Cluster:
     """The cluster in a file. Raises InputError naming file and key."""
-    return cluster_from_section(Section(read_mapping(path), str(path)))
+    return cluster_from_section(Section(read_mapping(path), str(path)), Path(path).parent)
 
 
-def cluster_from_section(section: Section) -> Cluster:
-    """The cluster that a mapping in the file format describes. Raises InputError naming the key."""
+def cluster_from_section(section: Section, folder: Path = Path()) -> Cluster:  # noqa: B008
+    """The cluster that a mapping in the file format describes. Raises InputError naming the key.
+
+    A `profile` is a path from `folder`, or the content of such a file.
+    """
     if "synthetic" in section:
         section = resolve_synthetic(section)
     name = section.text("name")
     if len(name) > 100 or not name.isprintable():
         section.fail("name", "is not a name; use up to 100 printable characters")
-    if "profile" in section:
-        section.fail("profile", "is not read yet; leave it out and state measured values under 'gpus'")
+    profile = _read_profile(section, folder)
     extra = _read_gpus(section.section("gpus", optional=True))
     inter = section.section("inter_machine", optional=True)
     inter_bandwidth = _bandwidth(inter, "bandwidth_gb_per_s") if "bandwidth_gb_per_s" in inter else math.inf
@@ -58,7 +62,16 @@ def cluster_from_section(section: Section) -> Cluster:
     groups = _read_groups(section, machines, names)
     links = _read_links(section, machines, names)
     section.done()
-    return Cluster(name, machines, inter_bandwidth, inter_latency, groups, links)
+    return Cluster(name, machines, inter_bandwidth, inter_latency, groups, links, profile)
+
+
+def _read_profile(section: Section, folder: Path) -> Profile:
+    found = section.raw("profile", None)
+    if found is None:
+        return NOTHING_MEASURED
+    if isinstance(found, str):
+        return read_profile(folder / found)
+    return profile_from_section(section.section("profile"))
 
 
 def _bandwidth(section: Section, key: str, default: float | None = None) -> float:
@@ -325,6 +338,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
         ],
         "links": [_link_to_dict(link) for link in cluster.links],
         "gpus": {gpu.name: gpu_to_dict(gpu) for gpu in cluster.types if known.get(gpu.name) != gpu},
+        **({"profile": profile_to_dict(cluster.profile)} if cluster.profile.entries else {}),
     }
 
 

@@ -4,10 +4,11 @@ FLOPs come from the true shapes (grouped queries, gated MLP, causal half of atte
 type's efficiency curve, memory-bound work at its HBM bandwidth, no operator faster than its launch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from hexiopt.cost import coefficients as c
+from hexiopt.frameworks import Framework, default_framework
 from hexiopt.gpus import Gpu
 from hexiopt.model import ModelSpec
 from hexiopt.workload import Workload
@@ -69,20 +70,29 @@ class Clock:
 @dataclass(frozen=True)
 class ComputeTimes:
     """Forward and backward seconds of a piece of the model, without communication; `attention_s` is the part
-    of the forward that selective recompute repeats.
+    of the forward that selective recompute repeats, `last_product_s` the MLP's second product.
     """
 
     forward_s: float
     backward_s: float
     attention_s: float = 0.0
+    last_product_s: float = 0.0
 
     def beside(self, more_s: float) -> "ComputeTimes":
         """The same with `more_s` seconds in the forward and in the backward."""
-        return ComputeTimes(self.forward_s + more_s, self.backward_s + more_s, self.attention_s)
+        return replace(self, forward_s=self.forward_s + more_s, backward_s=self.backward_s + more_s)
 
 
-def layer_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> ComputeTimes:
+def layer_compute(
+    model: ModelSpec,
+    workload: Workload,
+    gpu: Gpu,
+    tp: int,
+    micro_batch_size: int,
+    framework: Framework | None = None,
+) -> ComputeTimes:
     """One decoder layer on the busiest rank, for a micro-batch of `micro_batch_size` sequences."""
+    framework = framework or default_framework()
     clock, shard, width = Clock(gpu, workload.precision), largest_shard(model, tp), workload.element_bytes
     seq, hidden = workload.seq_len, model.hidden_size
     tokens = micro_batch_size * seq
@@ -93,11 +103,13 @@ def layer_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro
         (2 if model.gated_mlp else 1) * hidden * shard.ffn,
         shard.ffn * hidden,
     ]
-    gemm_forward_s = sum(clock.gemm_s(2.0 * tokens * size) for size in matrices)
+    gemms_s = [clock.gemm_s(2.0 * tokens * size) for size in matrices]
+    gemm_forward_s = sum(gemms_s)
 
     # softmax(QK')V: two products of tokens × seq × q, of which the causal mask needs half.
     attention_flops = 4.0 * tokens * seq * q * (0.5 if gpu.flash_attention else 1.0)
     if gpu.flash_attention:
+        attention_flops /= framework.attention_speed
         attention_forward_s = clock.attention_s(attention_flops)
         attention_backward_s = clock.attention_s(attention_flops * c.FUSED_ATTENTION_BACKWARD_PASSES)
     else:
@@ -111,15 +123,20 @@ def layer_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro
     moved = (
         tokens
         * width
-        * (c.LAYER_HIDDEN_PASSES * hidden / tp + 2 * (q + kv) + (3 if model.gated_mlp else 2) * shard.ffn)
+        * (
+            c.LAYER_HIDDEN_PASSES * hidden / (tp if framework.sequence_parallel else 1)
+            + 2 * (q + kv)
+            + (3 if model.gated_mlp else 2) * shard.ffn
+        )
     )
-    elementwise_s = clock.memory_s(moved, c.LAYER_MEMORY_KERNELS)
+    elementwise_s = clock.memory_s(framework.memory_traffic * moved, c.LAYER_MEMORY_KERNELS)
     return ComputeTimes(
         forward_s=gemm_forward_s + attention_forward_s + elementwise_s,
         backward_s=c.GEMM_BACKWARD_PASSES * gemm_forward_s
         + attention_backward_s
         + c.MEMORY_BACKWARD_PASSES * elementwise_s,
         attention_s=attention_forward_s,
+        last_product_s=gemms_s[-1],
     )
 
 

@@ -21,9 +21,11 @@ from hexiopt.cost.replicated import replicated_cost
 from hexiopt.cost.schedule import SCHEDULE_TIMES, PipelineTimes
 from hexiopt.cost.sharding import Rings, Spread, Times, lockstep_s, rings, sharding_groups, spreads
 from hexiopt.cost.sites import Site, Sites
+from hexiopt.frameworks import Framework
 from hexiopt.plan import Pipeline, Plan, Replica, Stage, irregular, misaligned, unpriced
 from hexiopt.problem import Problem
 
+_LAST_BUCKET = 1 / 24  # of the gradients: those of the layer whose backward ends last
 _KEPT = 50_000  # pipelines, times and stages remembered before memory is given back
 
 
@@ -69,8 +71,8 @@ class CostModel(Sites):
 
     sends_occupy_stages = False
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
+    def __init__(self, problem: Problem, framework: Framework | None = None) -> None:
+        super().__init__(problem, framework)
         self._stages: dict[tuple[object, ...], StageCost] = {}
         self._parts: dict[tuple[Pipeline, str, _Spread], _Parts] = {}
         self._times: dict[tuple[object, ...], PipelineTimes] = {}
@@ -317,13 +319,18 @@ class CostModel(Sites):
         executor_of = self._executor_of([replica for replica, _ in replicas])
         # All-reduced whole, or scattered now, or long since; then shards are all-reduced between groups.
         passes = (2, 1, 0, 0)[zero]
-        ended = _after_rings(around.within, executor_of, ready, gradient_bytes, passes)
-        ended = _after_rings(around.between, executor_of, ended, gradient_bytes, 2)
+        overlap = self._beside(pipelines) if self.framework.overlaps_gradients else None
+        ended, overlap = _after_rings(around.within, executor_of, ready, gradient_bytes, passes, overlap)
+        ended, _ = _after_rings(around.between, executor_of, ended, gradient_bytes, 2, overlap)
         synced_s = max(pipeline_s, float(ended.max()))
         finished = ended + optimizer
         if zero in (1, 2):
-            finished = _after_rings(around.within, executor_of, finished, workload.element_bytes, 1)
+            overlap = self._beside(pipelines, backward=False) if self.framework.overlaps_weights else None
+            finished, _ = _after_rings(around.within, executor_of, finished, workload.element_bytes, 1, overlap)
         step_s = max(synced_s, float(finished.max()))
+        if zero == 1:
+            sizes = [holders.shape[1] for holders in around.within.groups.holders]
+            step_s += self.framework.holder_s * max(sizes, default=0)
         tokens = workload.tokens
         return Cost(
             step_time_s=step_s,
@@ -335,6 +342,11 @@ class CostModel(Sites):
             excess_bytes=max(cost.excess_bytes for _, cost in replicas),
             pipelines=pipelines,
         )
+
+    def _beside(self, pipelines: tuple[PipelineCost, ...], backward: bool = True) -> Floats:
+        """Seconds of each replica's last backward, or of its first forward, beside which rings may run."""
+        costs = [cost for q in pipelines for stage in q.stages for cost in stage.each]
+        return np.array([cost.backward_s if backward else cost.forward_s for cost in costs])
 
     def _executor_of(self, replicas: list[Replica]) -> Ints:
         """Per device, the number of the replica that it serves."""
@@ -366,16 +378,24 @@ def _with_times(parts: _Parts, seconds: Sequence[Sequence[Times]]) -> _Parts:
     return replace(parts, forward_s=forward, backward_s=backward, stages=tuple(stages))
 
 
-def _after_rings(sync: SyncTimes, executor_of: Ints, start: Floats, num_bytes: float, passes: int) -> Floats:
+def _after_rings(
+    sync: SyncTimes, executor_of: Ints, start: Floats, num_bytes: float, passes: int, beside_s: Floats | None = None
+) -> tuple[Floats, Floats | None]:
     """When each replica has ended all its rings, every one starting when all its holders are ready.
 
-    `passes` over `num_bytes` a parameter each.
+    `passes` over `num_bytes` a parameter each. Where rings run beside `beside_s` seconds of compute per replica, only
+    what goes beyond counts, and the last part of them; returned with what is left of these seconds.
     """
     if not passes or not sync.groups.count:
-        return start
+        return start, beside_s
     ended = start.copy()
+    left = None if beside_s is None else beside_s.copy()
     for holders, duration in zip(sync.groups.holders, sync.pass_s(num_bytes), strict=True):
         at = executor_of[holders]
-        done = start[at].max(axis=1) + passes * duration
+        seconds = passes * duration
+        if beside_s is not None and left is not None:
+            np.minimum.at(left, at, np.maximum(beside_s[at] - seconds[:, None], 0.0))
+            seconds = np.maximum(seconds - beside_s[at].min(axis=1), _LAST_BUCKET * seconds)
+        done = start[at].max(axis=1) + seconds
         np.maximum.at(ended, at, done[:, None])
-    return ended
+    return ended, left

@@ -10,8 +10,10 @@ from hexiopt.cost.boundary import Hop, hop
 from hexiopt.cost.collectives import ring_collective_s
 from hexiopt.cost.compute import ComputeTimes, embedding_compute, head_compute, layer_compute
 from hexiopt.cost.memory import MemoryModel, Shards
+from hexiopt.frameworks import Framework, default_framework
 from hexiopt.gpus import Gpu
 from hexiopt.problem import Problem
+from hexiopt.profiles.layers import Measured, Shape
 from hexiopt.space import recompute_policies
 
 
@@ -28,11 +30,23 @@ class Site:
     latency_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Seconds of one layer for one micro-batch, TP collectives included: of its forward, of its backward, of its
+    forward again where all of it is recomputed, and of attention alone."""
+
+    forward_s: float
+    backward_s: float
+    again_s: float
+    attention_s: float
+
+
 class Sites:
     """The sites of a problem, and what stages take there."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, framework: Framework | None = None) -> None:
         self.problem = problem
+        self.framework = framework or default_framework()
         cluster = problem.cluster
         self._machine_of: list[int] = cluster.machine_of.tolist()
         self._index_of: list[int] = cluster.index_in_machine.tolist()
@@ -76,6 +90,27 @@ class Sites:
             for tp in self.problem.space.allowed_tp(spec.num_gpus)
         ]
 
+    def measured(self, site: Site, micro_batch_size: int) -> Measured | None:
+        """What the cluster's profile has of the problem's layers at a site."""
+        problem = self.problem
+        shape = Shape.of(problem.model, problem.workload)
+        return problem.cluster.profile.times(shape, site.gpu.name, site.tp, micro_batch_size)
+
+    def _layer(self, site: Site, micro_batch_size: int) -> "_Layer":
+        problem, framework = self.problem, self.framework
+        compute = layer_compute(problem.model, problem.workload, site.gpu, site.tp, micro_batch_size, framework)
+        measured = self.measured(site, micro_batch_size)
+        if measured is not None:
+            forward_s, backward_s = measured.layer
+            return _Layer(forward_s, backward_s, forward_s, min(compute.attention_s, forward_s))
+        collective_s = framework.tp_exposed * self._collective_s(site, micro_batch_size)
+        backward_collectives = c.TP_BACKWARD_COLLECTIVES if framework.sequence_parallel else c.TP_FORWARD_COLLECTIVES
+        forward_s = compute.forward_s + c.TP_FORWARD_COLLECTIVES * collective_s
+        backward_s = compute.backward_s + backward_collectives * collective_s
+        again_s = forward_s - (compute.last_product_s + collective_s if framework.recompute_stops_early else 0.0)
+        forward_s, backward_s, again_s = (max(s, framework.layer_host_s) for s in (forward_s, backward_s, again_s))
+        return _Layer(forward_s, backward_s, again_s, compute.attention_s)
+
     def policies(self) -> tuple[str, ...]:
         """The recompute policies that the workload allows."""
         return recompute_policies(self.problem.workload)
@@ -85,13 +120,9 @@ class Sites:
         key = (site, micro_batch_size, policy)
         found = self._layers.get(key)
         if found is None:
-            problem = self.problem
-            compute = layer_compute(problem.model, problem.workload, site.gpu, site.tp, micro_batch_size)
-            collective_s = self._collective_s(site, micro_batch_size)
-            forward_s = compute.forward_s + c.TP_FORWARD_COLLECTIVES * collective_s
-            backward_s = compute.backward_s + c.TP_BACKWARD_COLLECTIVES * collective_s
-            repeated_s = {"none": 0.0, "selective": compute.attention_s, "full": forward_s}[policy]
-            found = self._layers[key] = (forward_s, backward_s + repeated_s)
+            times = self._layer(site, micro_batch_size)
+            repeated_s = {"none": 0.0, "selective": times.attention_s, "full": times.again_s}[policy]
+            found = self._layers[key] = (times.forward_s, times.backward_s + repeated_s)
         return found
 
     def ends_s(self, site: Site, micro_batch_size: int) -> tuple[ComputeTimes, ComputeTimes]:
@@ -99,12 +130,17 @@ class Sites:
         key = (site, micro_batch_size)
         found = self._ends.get(key)
         if found is None:
-            model, workload = self.problem.model, self.problem.workload
-            # One collective each way: the embedding's sums are scattered, the head's input is gathered.
-            extra_s = self._collective_s(site, micro_batch_size)
-            embedding = embedding_compute(model, workload, site.gpu, site.tp, micro_batch_size)
-            head = head_compute(model, workload, site.gpu, site.tp, micro_batch_size)
-            found = self._ends[key] = (embedding.beside(extra_s), head.beside(extra_s))
+            measured = self.measured(site, micro_batch_size)
+            if measured is None:
+                model, workload = self.problem.model, self.problem.workload
+                # One collective each way: the embedding's sums are scattered, the head's input is gathered.
+                extra_s = self._collective_s(site, micro_batch_size)
+                embedding = embedding_compute(model, workload, site.gpu, site.tp, micro_batch_size)
+                head = head_compute(model, workload, site.gpu, site.tp, micro_batch_size)
+                found = embedding.beside(extra_s), head.beside(extra_s)
+            else:
+                found = ComputeTimes(*measured.embedding), ComputeTimes(*measured.head)
+            self._ends[key] = found
         return found
 
     def memory_model(self, site: Site, micro_batch_size: int) -> MemoryModel:

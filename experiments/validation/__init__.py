@@ -1,0 +1,1 @@
+"""Published training runs: read, filled where they are silent, predicted, and compared."""

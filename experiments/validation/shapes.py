@@ -1,0 +1,72 @@
+"""The model of a measured run, with the blanks of its row filled.
+
+A model is a Llama (gated MLP, RMSNorm, RoPE) where its name says Llama, InternLM, Mistral or Qwen, else a GPT-2
+(plain MLP, LayerNorm, learned positions; embeddings tied). Blank MLP columns are four times the hidden size, blank
+key-value heads are the heads, a blank vocabulary is Megatron's padded GPT-2 one. What a row's model is known to be
+stands in `experiments/data/model_shapes.yaml`.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from experiments.validation.rows import Row
+from hexiopt.model import ModelSpec
+from hexiopt.reading import read_mapping
+
+_GATED = ("llama", "internlm", "mistral", "qwen")
+_TIED = ("mpt", "gpt", "opt", "megatron", "mt-nlg", "bloom")
+_PADDED_VOCABULARY = 51_200
+_SHAPES = Path(__file__).parent.parent / "data" / "model_shapes.yaml"
+
+
+class InexpressibleError(Exception):
+    """Why a row cannot be predicted, in a few words that many rows may share."""
+
+
+@cache
+def _known() -> dict[str, dict[str, Any]]:
+    return dict(read_mapping(_SHAPES)["shapes"])
+
+
+def seq_len_of(row: Row) -> int:
+    """Tokens of a sequence. Raises InexpressibleError."""
+    found = row.seq_len or _known().get(row.model_name.lower(), {}).get("seq_len")
+    if found is None:
+        raise InexpressibleError("no length of sequences")
+    return int(found)
+
+
+def model_of(row: Row) -> ModelSpec:
+    """The decoder that the run trained. Raises InexpressibleError where its shape is not known."""
+    name = row.model_name.lower()
+    known = _known().get(name, {})
+
+    def value(column: str) -> int | None:
+        stated = getattr(row, column)
+        return int(known[column]) if stated is None and column in known else stated
+
+    layers, hidden, heads = value("layers"), value("hidden"), value("heads")
+    if layers is None or hidden is None or heads is None:
+        raise InexpressibleError("the model's shape is not stated")
+    if hidden % heads:
+        raise InexpressibleError("heads do not divide the hidden size")
+    gated = any(word in name for word in _GATED)
+    tied = known.get("tied", not gated and any(word in name for word in _TIED))
+    kv_heads = value("kv_heads") or heads
+    if not gated and kv_heads != heads:
+        raise InexpressibleError("grouped queries in a GPT")
+    return ModelSpec(
+        name=row.model_name,
+        architecture="llama" if gated else "gpt2",
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=hidden // heads,
+        ffn_size=value("ffn_hidden") or 4 * hidden,
+        vocab_size=value("vocab") or _PADDED_VOCABULARY,
+        max_positions=seq_len_of(row),
+        tied_embeddings=bool(tied),
+        **({} if gated else {"attention_bias": True, "mlp_bias": True}),
+    )
