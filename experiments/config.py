@@ -230,8 +230,18 @@ class ExportConfig:
 
 
 @dataclass
+class ValidateConfig:
+    """What `validate` predicts runs with: `profiles` of layers (null: those that come with hexiopt; files of hexiopt,
+    Sailor or AMP), and `network`, Sailor's fits of links (null: likewise). [] and "" take none.
+    """
+
+    profiles: list[str] | None = None
+    network: str | None = None
+
+
+@dataclass
 class Config:
-    """All of it. `report` draws pictures (null: yes, but not in a sweep); `plan` is a plan file."""
+    """All of it. `report` draws pictures (null: yes, but not in a sweep); `plan` is a plan file, `data` one of runs."""
 
     cluster: Any = None
     model: Any = None
@@ -243,11 +253,13 @@ class Config:
     seed: int = 0
     report: bool | None = None
     plan: str | None = None
+    data: str | None = None
     compare: CompareConfig = field(default_factory=CompareConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     emulate: EmulateConfig = field(default_factory=EmulateConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
+    validate: ValidateConfig = field(default_factory=ValidateConfig)
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= MAX_SEED:

@@ -8,5 +8,6 @@ VERBS = {
     "emulate": "trains plans of emulate.solvers=[...] on an emulated cluster; writes emulation.csv, emulation.png",
     "export": "makes a Hugging Face model of export.checkpoint=...; writes huggingface/",
     "explain": "says where every value of a plan's cost comes from, and what binds",
+    "validate": "predicts the measured runs of data=FILE.csv; writes validation.csv, validation.png",
     "collect": "gathers the jobs of a sweep; writes results.csv (and results.parquet with pyarrow)",
 }

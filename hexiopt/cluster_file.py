@@ -38,7 +38,7 @@ def read_cluster(path: str | Path) -> Cluster:
     return cluster_from_section(Section(read_mapping(path), str(path)), Path(path).parent)
 
 
-def cluster_from_section(section: Section, folder: Path = Path()) -> Cluster:  # noqa: B008
+def cluster_from_section(section: Section, folder: Path = Path()) -> Cluster:
     """The cluster that a mapping in the file format describes. Raises InputError naming the key.
 
     A `profile` is a path from `folder`, or the content of such a file.

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
+from hexiopt.calibration import fitted, fitted_values
 from hexiopt.reading import Section, read_mapping
 from hexiopt.units import MICROSECOND
 
@@ -35,23 +36,28 @@ class Framework:
 @cache
 def frameworks() -> Mapping[str, Framework]:
     """All frameworks by name, read once."""
+    return calibrated_frameworks(fitted_values())
+
+
+def calibrated_frameworks(values: Mapping[str, float]) -> Mapping[str, Framework]:
+    """The frameworks with `values` of the fitted constants."""
     table = Section(read_mapping(_TABLE), _TABLE.name).section("frameworks")
-    return MappingProxyType({name: _read(table.section(name), name) for name in table.keys()})  # noqa: SIM118
+    return MappingProxyType({name: _read(table.section(name), name, values) for name in table.keys()})  # noqa: SIM118
 
 
-def _read(section: Section, name: str) -> Framework:
+def _read(section: Section, name: str, values: Mapping[str, float]) -> Framework:
     found = Framework(
         name,
         section.flag("sequence_parallel"),
         section.flag("recompute_stops_early"),
         section.flag("overlaps_gradients"),
         section.flag("overlaps_weights"),
-        section.number("memory_traffic", above=0, at_most=100),
-        section.number("attention_speed", above=0, at_most=2),
-        section.number("tp_exposed", at_least=0, at_most=1),
-        section.number("contention", at_least=0, at_most=1),
-        section.number("layer_host_us", at_least=0, at_most=1e6) * MICROSECOND,
-        section.number("holder_us", at_least=0, at_most=1e6) * MICROSECOND,
+        fitted(section, "memory_traffic", values),
+        fitted(section, "attention_speed", values),
+        fitted(section, "tp_exposed", values),
+        fitted(section, "contention", values),
+        fitted(section, "layer_host_us", values) * MICROSECOND,
+        fitted(section, "holder_us", values) * MICROSECOND,
     )
     section.done()
     return found

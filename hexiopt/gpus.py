@@ -9,11 +9,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from hexiopt.calibration import fitted, fitted_values
 from hexiopt.errors import InputError, closest
 from hexiopt.reading import Section, read_mapping
 from hexiopt.units import GB, GIB, MICROSECOND, TFLOP
 
-PRECISIONS = ("bf16", "fp16", "tf32", "fp32")
+PRECISIONS = ("fp8", "bf16", "fp16", "tf32", "fp32")
 _NVLINKS = ("nvlink1", "nvlink2", "nvlink3", "nvlink4", "nvlink5", "nvlink_bridge")
 LINKS = ("pcie3", "pcie4", "pcie5", *_NVLINKS, "memory")
 GFLOP = 1e9
@@ -62,6 +63,7 @@ class Gpu:
     peer_to_peer: bool
     efficiency: Efficiency
     source: str
+    flops_fp8: float | None = None
 
     def peak_flops(self, precision: str) -> float | None:
         """Dense peak in FLOP/s at one of `PRECISIONS`; None where the type has no such arithmetic."""
@@ -72,13 +74,18 @@ class Gpu:
 @cache
 def catalogue() -> Mapping[str, Gpu]:
     """All types of `gpus.yaml` by name, read once; immutable."""
+    return calibrated_catalogue(fitted_values())
+
+
+def calibrated_catalogue(values: Mapping[str, float]) -> Mapping[str, Gpu]:
+    """The catalogue with `values` of the fitted constants."""
     types = _table().section("types")
     families = _table().section("families")
     gpus = {}
     for name in types.keys():  # noqa: SIM118
         section = types.section(name)
         family = families.section(section.text("family", choices=families.keys()))
-        gpus[name] = _read(section, name, None, family)
+        gpus[name] = _read(section, name, None, family, values)
     return MappingProxyType(gpus)
 
 
@@ -147,7 +154,9 @@ def _table() -> Section:
     return Section(read_mapping(_CATALOGUE), _CATALOGUE.name)
 
 
-def _read(section: Section, name: str, base: Gpu | None, family: Section) -> Gpu:
+def _read(
+    section: Section, name: str, base: Gpu | None, family: Section, values: Mapping[str, float] | None = None
+) -> Gpu:
     """The type of `section` over `base`, or over `family` without one. Raises InputError."""
     rates = _rates(section, base)
     memory = _stated(section, "memory_gib", GIB, base.memory_bytes if base else None, 4096)
@@ -163,7 +172,7 @@ def _read(section: Section, name: str, base: Gpu | None, family: Section) -> Gpu
         efficiency, link, flash, peer = base.efficiency, base.link, base.flash_attention, base.peer_to_peer
     else:
         peak = max(rates["bf16"] or 0, rates["fp16"] or 0) or rates["fp32"] or 0
-        efficiency, link = _family_efficiency(family, peak), _LINK
+        efficiency, link = _family_efficiency(family, peak, values), _LINK
         flash, peer = family.flag("flash_attention"), family.flag("peer_to_peer")
     gpu = Gpu(
         name=name,
@@ -179,6 +188,7 @@ def _read(section: Section, name: str, base: Gpu | None, family: Section) -> Gpu
         peer_to_peer=section.flag("peer_to_peer", peer),
         efficiency=_efficiency(section.section("efficiency", optional=True), efficiency),
         source=source,
+        flops_fp8=rates["fp8"],
     )
     section.done()
     return gpu
@@ -193,7 +203,7 @@ def _rates(section: Section, base: Gpu | None) -> dict[str, float | None]:
         rates["fp16"] = both
         if base is None or base.flops_bf16 is not None:
             rates["bf16"] = both
-    for precision in ("bf16", "fp16", "tf32"):
+    for precision in ("fp8", "bf16", "fp16", "tf32"):
         key = f"tflops_{precision}"
         value = section.number(key, above=0, at_most=1e5, default=None)
         if key in section:
@@ -220,15 +230,15 @@ def _efficiency(section: Section, base: Efficiency) -> Efficiency:
     return out
 
 
-def _family_efficiency(family: Section, peak_flops: float) -> Efficiency:
+def _family_efficiency(family: Section, peak_flops: float, values: Mapping[str, float] | None) -> Efficiency:
     """A family's efficiency at that peak: the GEMM of half rate is what `gemm_fill_us` does at the peak."""
     section = family.section("efficiency")
     fill_us = section.number("gemm_fill_us", at_least=0, at_most=1e5)
     half_gflop = float(f"{fill_us * MICROSECOND * peak_flops / GFLOP:.4g}")
     out = Efficiency(
-        gemm_max=section.number("gemm_max", above=0, at_most=1),
+        gemm_max=fitted(section, "gemm_max", values),
         gemm_half_flops=min(half_gflop, 1e6) * GFLOP,
-        attention_max=section.number("attention_max", above=0, at_most=1),
+        attention_max=fitted(section, "attention_max", values),
         memory_max=section.number("memory_max", above=0, at_most=1),
         launch_s=section.number("launch_us", at_least=0, at_most=1e5) * MICROSECOND,
     )

@@ -42,7 +42,7 @@ class Workload:
     @property
     def element_bytes(self) -> int:
         """Bytes of a weight or an activation element."""
-        return 2 if self.precision in ("bf16", "fp16") else 4
+        return 4 if self.precision in ("tf32", "fp32") else 2
 
     @property
     def stored_gradient_bytes(self) -> int:

@@ -1,28 +1,34 @@
-"""The cluster of a measured run, from its row.
+"""The cluster of a measured run, from its row, with nominal rates of links.
 
 GPUs are types of the catalogue, named by the words of the column `gpu` and by `gpu_mem_gb`; `8xA+16xB` makes machines
-of each type. Links inside machines are those that the type usually has (`hexiopt.synthetic`), PCIe where the row says
-so. Interfaces: one for each GPU, which share `inter_node_link_gbps` of the machine equally, or, where only Ethernet
-speeds are stated (at most 100 Gbit/s), one; a blank is what machines of the type are sold with (`_USUAL_GBPS`).
+of each type, `8xA(2x4)` two of four. Links inside machines are those that the type usually has (`hexiopt.synthetic`).
+Between machines, `inter_node_link_gbps` of a machine is shared by one interface for each GPU, or is one interface at
+most 100 Gbit/s; a blank is what machines of the type have (`_USUAL_GBPS`). Where the row states no links and a file of
+network fits has its GPU type, the fitted rates stand instead, as measured.
 """
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from experiments.validation.rows import Row
 from experiments.validation.shapes import InexpressibleError
+from hexiopt.cluster import Cluster
+from hexiopt.cluster_file import cluster_from_section
 from hexiopt.gpus import Gpu, catalogue
-from hexiopt.synthetic import intra_bandwidth_gb_per_s
 from hexiopt.profiles.network import NetworkFits
+from hexiopt.reading import Section
+from hexiopt.synthetic import intra_bandwidth_gb_per_s
 from hexiopt.units import GB, GIB
 
-# Gbit/s of a machine, both what NVIDIA's DGX of the type has and what clouds sell: 8 x HDR 200, 8 x NDR 400; four
-# Slingshot of 200 in a GH200 node. Others: 10 Gbit/s Ethernet.
+# Gbit/s of a machine: NVIDIA's DGX of the type and its like at clouds, 8 x HDR 200 and 8 x NDR 400; four Slingshot of
+# 200 in a GH200 node. Others: 10 Gbit/s Ethernet.
 _USUAL_GBPS = {"a100": 1600.0, "h100": 3200.0, "h200": 3200.0, "gh200": 800.0, "b200": 3200.0}
-_ETHERNET_GBPS = 100.0
+_USUAL_ETHERNET_GBPS = 10.0
+_ONE_INTERFACE_GBPS = 100.0
 _USUAL_MACHINE = 8
 _SAME_MEMORY = 0.02
-_MIXED = re.compile(r"(?P<first>\d+)x(?:(?P<second>\d+)x)?(?P<gpu>[A-Za-z0-9][\w -]*)")
+_MACHINES = re.compile(r"(?P<first>\d+)x(?:(?P<second>\d+)x)?(?P<gpu>[A-Za-z0-9][\w -]*)")
 
 
 @dataclass(frozen=True)
@@ -34,17 +40,50 @@ class Machines:
     count: int
 
 
+@dataclass(frozen=True)
+class Published:
+    """A cluster, and whether the rates of its links were measured, not nominal."""
+
+    cluster: Cluster
+    links_measured: bool
+
+
+def cluster_of(row: Row, *, fused_attention: bool, fits: NetworkFits | None) -> Published:
+    """The cluster of a row; attention stores its scores unless `fused_attention`. Raises InexpressibleError."""
+    found = machines_of(row)
+    unstated = not row.intra_node_link and row.inter_node_link_gbps is None
+    measured = fits is not None and unstated and all(machines.gpu.name in fits.between for machines in found)
+    entries: list[dict[str, Any]] = []
+    for k, machines in enumerate(found):
+        inside, interfaces, each = _fitted_links(machines, fits) if measured and fits else _nominal_links(row, machines)
+        entries.append(
+            {
+                "name": f"m{k}",
+                "gpu": machines.gpu.name,
+                "num_gpus": machines.num_gpus,
+                "count": machines.count,
+                "intra_bandwidth_gb_per_s": inside,
+                "network_interfaces": interfaces,
+                "nic_bandwidth_gb_per_s": each,
+            }
+        )
+    content: dict[str, Any] = {"name": "published", "machines": entries}
+    if not fused_attention:
+        content["gpus"] = {machines.gpu.name: {"flash_attention": False} for machines in found}
+    return Published(cluster_from_section(Section(content, f"line {row.line}")), measured)
+
+
 def machines_of(row: Row) -> list[Machines]:
     """The machines, in the order of the column `gpu`. Raises InexpressibleError."""
     parts = row.gpu.split("+")
     usual = row.gpus_per_node or _USUAL_MACHINE
-    if len(parts) == 1 and not _MIXED.match(row.gpu):
+    if len(parts) == 1 and not _MACHINES.match(row.gpu):
         if row.gpus is None:
             raise InexpressibleError("the number of GPUs is not stated")
         return [_machines(gpu_of(row.gpu, row.gpu_mem_gb), row.gpus, usual)]
     found = []
     for part in parts:
-        named = _MIXED.match(part)
+        named = _MACHINES.match(part)
         if named is None:
             raise InexpressibleError(f"{row.gpu!r} is not a list of machines")
         gpu, shape = gpu_of(named["gpu"], None), re.search(r"\((\d+)x(\d+)\)", part)
@@ -84,17 +123,20 @@ def gpu_of(text: str, memory_gib: float | None) -> Gpu:
     return catalogue()[min(found)[1]]
 
 
-def links_of(row: Row, machines: Machines, fits: NetworkFits | None = None) -> tuple[float, int, float]:
-    """GB/s inside a machine, its interfaces, and GB/s of each of them."""
-    name, size = machines.gpu.name, machines.num_gpus
-    if fits is not None and name in fits.between and not row.intra_node_link and row.inter_node_link_gbps is None:
-        between, inside = fits.between[name], fits.inside[name]
-        alone, together = between[min(between)], between[max(n for n in between if n <= size)]
-        interfaces = max(1, round(together / alone))
-        return inside[max(n for n in inside if n <= size)] / GB, interfaces, alone / GB
-    gbps = row.inter_node_link_gbps or _USUAL_GBPS.get(name.split("_")[0], _ETHERNET_GBPS)
-    interfaces = 1 if gbps <= _ETHERNET_GBPS else size
-    inside_gb = EFF.get(name, EFF.get(machines.gpu.link,1.0))*intra_bandwidth_gb_per_s(machines.gpu)
-    return inside_gb, interfaces, EFF["net"]*gbps / 8 / interfaces
+def _nominal_links(row: Row, machines: Machines) -> tuple[float, int, float]:
+    """GB/s inside a machine, its interfaces, and GB/s of each."""
+    usual = _USUAL_GBPS.get(machines.gpu.name.split("_")[0], _USUAL_ETHERNET_GBPS)
+    gbps = row.inter_node_link_gbps or usual
+    interfaces = 1 if gbps <= _ONE_INTERFACE_GBPS else machines.num_gpus
+    return intra_bandwidth_gb_per_s(machines.gpu), interfaces, gbps / 8 / interfaces
 
-EFF={"net":0.9,"nvlink3":0.75,"nvlink4":0.75,"t4":.25,"v100_16gb_sxm":.45}
+
+def _fitted_links(machines: Machines, fits: NetworkFits) -> tuple[float, int, float]:
+    """As `_nominal_links`: as many interfaces as all GPUs together send faster than one alone."""
+    between, inside = fits.between[machines.gpu.name], fits.inside[machines.gpu.name]
+
+    def at_most(rates: dict[int, float]) -> float:
+        return rates[max((n for n in rates if n <= machines.num_gpus), default=min(rates))]
+
+    alone = between[min(between)]
+    return at_most(dict(inside)) / GB, max(1, round(at_most(dict(between)) / alone)), alone / GB

@@ -108,5 +108,7 @@ def _number(where: str, text: str, *, whole: bool = False) -> float:
     except ValueError:
         value = 0
     if not 0 < value < 1e18:
-        raise InputError(f"{where}: {text!r} is not a {'whole ' if whole else ''}number above 0; correct it or leave it blank")
+        raise InputError(
+            f"{where}: {text!r} is not a {'whole ' if whole else ''}number above 0; correct it or leave it blank"
+        )
     return value

@@ -50,7 +50,10 @@ class Clock:
         efficiency = gpu.efficiency
         self._gemm_s_per_flop = 1.0 / (peak * efficiency.gemm_max)
         self._gemm_half_flops = efficiency.gemm_half_flops
-        self._attention_s_per_flop = 1.0 / (peak * efficiency.attention_max)
+        # FP8 is for matrix products alone.
+        attention_peak = gpu.peak_flops("bf16" if precision == "fp8" else precision)
+        assert attention_peak is not None, "a GPU with FP8 has BF16"
+        self._attention_s_per_flop = 1.0 / (attention_peak * efficiency.attention_max)
         self._s_per_byte = 1.0 / (gpu.hbm_bytes_per_s * efficiency.memory_max)
         self._launch_s = efficiency.launch_s
 
@@ -161,7 +164,8 @@ def _projection_s(model: ModelSpec, clock: Clock, tokens: int) -> float:
 
 def head_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> ComputeTimes:
     """Final norm, LM head and cross-entropy over the rank's part of the vocabulary."""
-    clock, shard = Clock(gpu, workload.precision), largest_shard(model, tp)
+    # The head stays in BF16 beside layers in FP8.
+    clock, shard = Clock(gpu, "bf16" if workload.precision == "fp8" else workload.precision), largest_shard(model, tp)
     tokens = micro_batch_size * workload.seq_len
     gemm_s = clock.gemm_s(2.0 * tokens * model.embedding_size * shard.vocab)
     gemm_s += _projection_s(model, clock, tokens)

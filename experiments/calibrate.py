@@ -1,0 +1,193 @@
+"""`python -m experiments.calibrate`: fits the constants of `hexiopt/calibration.yaml` on measured runs, and writes it.
+
+Least squares of the logarithms of predicted over measured step times, outliers weighing less (soft L1 beyond 8 %), over
+the rows in BF16 and FP16 of the shipped runs. A weak prior holds what the rows do not show at its starting value.
+`--leave-one-out` also fits without each source of a GPU type that several share, and prints its errors beside.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
+from scipy.optimize import least_squares
+
+from experiments.validation.cases import case_of
+from experiments.validation.metrics import in_metric
+from experiments.validation.predict import Case, predicted
+from experiments.validation.rows import read_rows
+from experiments.validation.score import Scored, by_gpu_and_source, is_half_precision
+from experiments.validation.shapes import InexpressibleError
+from experiments.validation.shipped import RUNS, shipped_measurements
+from hexiopt.calibration import CALIBRATION
+from hexiopt.plan_file import write_text
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Free:
+    """A constant to fit: where it starts, its range, what it is, and which rows show it."""
+
+    name: str
+    start: float
+    least: float
+    most: float
+    unit: str
+    meaning: str
+    shown_by: str
+
+
+_SHARE, _RATE = "share of the peak", "share of the nominal rate"
+FREE = (
+    Free("ampere_gemm_max", 0.78, 0.5, 0.9, _SHARE, "large GEMMs of A100 in BF16 and FP16", "A100"),
+    Free("hopper_gemm_max", 0.65, 0.4, 0.8, _SHARE, "large GEMMs of H100 in BF16", "H100"),
+    Free("hopper_attention_max", 0.33, 0.1, 0.7, _SHARE, "fused attention of H100, by FlashAttention-2", "H100"),
+    Free("turing_gemm_max", 0.25, 0.1, 0.6, _SHARE, "large GEMMs of T4 at 70 W in FP16", "T4"),
+    Free("volta_gemm_max", 0.6, 0.3, 0.9, _SHARE, "large GEMMs of V100 in FP16", "V100"),
+    Free("nvlink_efficiency", 0.75, 0.4, 1.0, _RATE, "what collectives reach over NVLink", "TP over NVLink"),
+    Free("network_efficiency", 0.9, 0.4, 1.0, _RATE, "what messages and rings reach between machines", "several machines"),
+    Free("pcie_efficiency", 0.25, 0.1, 1.0, _RATE, "what collectives reach over PCIe, all GPUs at once", "T4"),
+    Free("memory_traffic", 1.9, 1.0, 6.0, "factor", "bytes that element-wise operators move, over perfectly fused ones", "all"),
+    Free(
+        "triton_attention_speed", 0.58, 0.2, 1.0, "factor", "attention of llm-foundry's kernels, over FlashAttention-2",
+        "llm-foundry",
+    ),
+    Free("fsdp_contention", 0.9, 0.0, 1.0, "share", "of hidden FSDP communication that compute loses", "FSDP"),
+    Free("megatron_tp_exposed", 0.4, 0.0, 1.0, "share", "of TP collectives that Megatron's overlap leaves", "Megatron of 2024"),
+    Free("deepspeed_layer_host_us", 5500, 500, 20000, "µs", "to issue a layer's forward in Megatron v1.1.5", "T4, V100"),
+    Free("internevo_holder_us", 2600, 0, 20000, "µs", "for each rank of a ZeRO-1 group, once a step", "InternEvo"),
+)  # fmt: skip
+_OUTLIER = 0.08
+_PRIOR = 0.02  # of a residual, for a constant twice its starting value
+_STEP = 0.02
+
+
+def fit(cases: Sequence[Case], progress: Progress | None = None) -> dict[str, float]:
+    """The values of all constants that predict `cases` best."""
+    start = np.array([free.start for free in FREE])
+    target = np.array([case.row.value for case in cases])
+    # Rates fall as times rise: signs do not matter for squares.
+    task = None if progress is None else progress.add_task("fit", total=None)
+    kept: dict[tuple[int, tuple[float, ...]], float] = {}
+    touches = _touching(cases)
+
+    def values(x: Floats) -> dict[str, float]:
+        return {free.name: float(v) for free, v in zip(FREE, start * np.exp(x), strict=True)}
+
+    def residuals(x: Floats) -> Floats:
+        trial = values(x)
+        found = []
+        for k, case in enumerate(cases):
+            key = (k, tuple(trial[name] for name in touches[k]))
+            if key not in kept:
+                kept[key] = in_metric(case, predicted(case, trial).step_time_s)
+            found.append(kept[key])
+        if progress is not None and task is not None:
+            progress.advance(task)
+        errors: Floats = np.log(np.array(found) / target)
+        return np.concatenate([errors, _PRIOR * x / np.log(2)])
+
+    low = np.log(np.array([max(free.least, 1e-3 * free.start) for free in FREE]) / start)
+    high = np.log(np.array([free.most for free in FREE]) / start)
+    solved = least_squares(
+        residuals, np.zeros(len(FREE)), bounds=(low, high), loss="soft_l1", f_scale=_OUTLIER, diff_step=_STEP,
+        x_scale=1.0, max_nfev=25, xtol=1e-4, ftol=1e-5,
+    )  # fmt: skip
+    return {name: float(f"{value:.4g}") for name, value in values(solved.x).items()}
+
+
+def _touching(cases: Sequence[Case]) -> list[list[str]]:
+    """Which constants each case's prediction depends on, found by trial."""
+    base = {free.name: free.start for free in FREE}
+    at = [predicted(case, base).step_time_s for case in cases]
+    touches: list[list[str]] = [[] for _ in cases]
+    for free in FREE:
+        trial = base | {free.name: min(free.start * 1.3, free.most) if free.start < free.most else free.start * 0.7}
+        for k, case in enumerate(cases):
+            lower = base | {free.name: free.start * 0.7}
+            if predicted(case, trial).step_time_s != at[k] or predicted(case, lower).step_time_s != at[k]:
+                touches[k].append(free.name)
+    return touches
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fit, print, and write the calibration."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.calibrate", description=__doc__.split("\n\n")[0])
+    parser.add_argument(
+        "--leave-one-out", action="store_true", help="also fit without each source of a shared GPU type"
+    )
+    parser.add_argument("--data", type=Path, default=RUNS, help="the measured runs")
+    options = parser.parse_args(argv)
+    console = Console()
+    cases = _cases(options.data)
+    with Progress(console=console, transient=True) as progress:
+        found = fit(cases, progress)
+    for free in FREE:
+        console.print(f"{free.name:26} {found[free.name]:>9.4g} {free.unit}: {free.meaning}")
+    write_text(CALIBRATION, _as_yaml(found, cases))
+    console.print(f"written: {CALIBRATION.name}, fitted on {len(cases)} rows")
+    if options.leave_one_out:
+        _leave_one_out(cases, found, console)
+    return 0
+
+
+def _cases(path: Path) -> list[Case]:
+    given, found = shipped_measurements(), []
+    for row in read_rows(path):
+        if is_half_precision(row):
+            try:
+                found.append(case_of(row, given))
+            except InexpressibleError:
+                continue
+    return found
+
+
+def _leave_one_out(cases: Sequence[Case], found: Mapping[str, float], console: Console) -> None:
+    """Errors of the rows of each (GPU type, source) when they were fitted, and when they were left out."""
+    groups = by_gpu_and_source(cases)
+    for gpu in sorted({gpu for gpu, _ in groups}):
+        sources = [source for other, source in groups if other == gpu]
+        if len(sources) < 2:
+            continue
+        for source in sources:
+            own = groups[gpu, source]
+            rest = [case for case in cases if case not in own]
+            without = fit(rest)
+            inside, outside = (_errors(own, values) for values in (found, without))
+            console.print(
+                f"{gpu}, {source}: {len(own)} rows, mean error {inside.mean_percent:.1f} % fitted, "
+                f"{outside.mean_percent:.1f} % left out ({outside.mean_percent / inside.mean_percent:.2f} times)"
+            )
+
+
+def _errors(cases: Sequence[Case], values: Mapping[str, float]) -> Scored:
+    return Scored.of([(case, in_metric(case, predicted(case, values).step_time_s)) for case in cases])
+
+
+def _as_yaml(found: Mapping[str, float], cases: Sequence[Case]) -> str:
+    sources = sorted({case.row.source.split(" (")[0] for case in cases})
+    lines = [
+        "# Constants fitted on published runs by `python -m experiments.calibrate`, which writes this file.",
+        f"# {len(cases)} rows in BF16 and FP16 of experiments/data/measured_training_throughput.csv, of:",
+        *(f"#   {source}" for source in sources),
+        "constants:",
+    ]
+    for free in FREE:
+        lines += [
+            f"  {free.name}:",
+            f"    value: {found[free.name]:g}",
+            f"    unit: {free.unit}",
+            f'    meaning: "{free.meaning}"',
+            f'    fitted_on: "{free.shown_by}"',
+        ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

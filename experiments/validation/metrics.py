@@ -1,0 +1,47 @@
+"""What a row measured, and what the cost model predicts, in the row's own metric.
+
+`tokens_per_s_per_gpu` and `iter_time_s` are what they say. `tflops_per_gpu` and `mfu` (in percent of the dense BF16
+peak) count the FLOPs that the source counts: 6 per parameter outside the input embedding and token, and all of
+attention, not its causal half (12 · layers · width · length; PaLM, arXiv 2204.02311, appendix B); Megatron of 2021 by
+Narayanan et al., arXiv 2104.04473, section 5.1: 96 B s l h² (1 + s/6h + V/16lh) with full recompute, three quarters
+of it without.
+"""
+
+from experiments.validation.predict import Case
+from hexiopt.units import TFLOP
+
+_PERCENT = 100.0
+
+
+def in_metric(case: Case, step_time_s: float) -> float:
+    """The row's metric of a step that takes so long."""
+    row, workload, gpus = case.row, case.problem.workload, case.problem.cluster.num_devices
+    if row.metric == "iter_time_s":
+        return step_time_s
+    if row.metric == "tokens_per_s_per_gpu":
+        return workload.tokens / (step_time_s * gpus)
+    per_gpu = _counted_flops(case) / (step_time_s * gpus)
+    if row.metric == "tflops_per_gpu":
+        return per_gpu / TFLOP
+    peaks = [machine.num_gpus * (machine.gpu.peak_flops("bf16") or 0.0) for machine in case.problem.cluster.machines]
+    return _PERCENT * per_gpu * gpus / sum(peaks)
+
+
+def step_time_s(case: Case) -> float:
+    """The step time that the row measured, in seconds."""
+    value = case.row.value
+    if case.row.metric == "iter_time_s":
+        return value
+    return in_metric(case, 1.0) / value  # all other metrics are rates
+
+
+def _counted_flops(case: Case) -> float:
+    model, workload = case.problem.model, case.problem.workload
+    length, width = workload.seq_len, model.hidden_size
+    if case.framework.startswith("megatron_20"):
+        layers, vocabulary = model.num_layers, model.vocab_size
+        recomputed = case.plan.pipelines[0].stages[0].policy == "full"
+        whole = 96.0 * layers * width**2 * (1 + length / (6 * width) + vocabulary / (16 * layers * width))
+        return workload.tokens * whole * (1.0 if recomputed else 0.75)
+    params = model.num_layers * model.layer_params + model.vocabulary_params
+    return workload.tokens * (6.0 * params + 12.0 * model.num_layers * model.q_size * length)

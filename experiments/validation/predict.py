@@ -1,0 +1,62 @@
+"""What the cost model predicts of a measured run, with the fitted constants or with others."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from experiments.validation.rows import Row
+from hexiopt.calibration import fitted_values
+from hexiopt.cluster import Cluster
+from hexiopt.cost.cost import Cost
+from hexiopt.cost.model import CostModel
+from hexiopt.frameworks import Framework, calibrated_frameworks
+from hexiopt.gpus import Gpu, calibrated_catalogue
+from hexiopt.machine import Machine
+from hexiopt.plan import Plan
+from hexiopt.problem import Problem
+
+Values = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run that the cost model can express. Rates of links in `problem` are nominal unless `links_measured`."""
+
+    row: Row
+    problem: Problem
+    plan: Plan
+    framework: str
+    links_measured: bool
+
+
+def predicted(case: Case, values: Values | None = None) -> Cost:
+    """The cost of the run, with `values` of the fitted constants (None: those of the calibration)."""
+    values = fitted_values() if values is None else values
+    gpus, frameworks = _tables(tuple(values.items()))
+    cluster = case.problem.cluster
+    known: dict[Machine, Machine] = {}
+
+    def of(machine: Machine) -> Machine:
+        kind = replace(machine, name="", spec_name="")
+        if kind not in known:
+            known[kind] = _machine(machine, gpus[machine.gpu.name], {} if case.links_measured else values)
+        return replace(known[kind], name=machine.name, spec_name=machine.spec_name)
+
+    calibrated: Cluster = replace(cluster, machines=tuple(of(machine) for machine in cluster.machines))
+    return CostModel(replace(case.problem, cluster=calibrated), frameworks[case.framework]).price(case.plan)
+
+
+@lru_cache(maxsize=64)
+def _tables(values: tuple[tuple[str, float], ...]) -> tuple[Mapping[str, Gpu], Mapping[str, Framework]]:
+    return calibrated_catalogue(dict(values)), calibrated_frameworks(dict(values))
+
+
+def _machine(machine: Machine, gpu: Gpu, values: Values) -> Machine:
+    """The machine with calibrated efficiencies; links reach a share of their nominal rates."""
+    link = "nvlink" if gpu.link.startswith("nvlink") else "pcie"
+    return replace(
+        machine,
+        gpu=replace(gpu, flash_attention=machine.gpu.flash_attention),
+        intra_bandwidth_bytes_per_s=machine.intra_bandwidth_bytes_per_s * values.get(f"{link}_efficiency", 1.0),
+        nic_bandwidth_bytes_per_s=machine.nic_bandwidth_bytes_per_s * values.get("network_efficiency", 1.0),
+    )

@@ -1,0 +1,54 @@
+"""What software a measured run used, and what follows from it where its row is silent.
+
+Frameworks are those of `hexiopt/frameworks.yaml`:
+- `fsdp` in the column of ZeRO: `torchtitan` with torch.compile in the notes or with `fsdp2`, else `fsdp`;
+- InternEvo, nanotron and DeepSpeed by their names in the source or the notes;
+- else Megatron: `megatron_2022` where the notes say "sequence parallel on", `megatron_2021` in FP16 or with full
+  recompute (selective recompute came with sequence parallelism), else `megatron`.
+Precision: by the column; blank, BF16; FP32 where the column says that TF32 is unknown. Attention scores are stored in
+DeepSpeed and in Megatron of 2021 and 2022. Gradients take 4 bytes, but 2 where `mp_mode` is PURE, in Megatron of 2021 and
+2022 and in InternEvo. A blank recompute policy is `full` where the notes say so, else open.
+"""
+
+from experiments.validation.rows import Row
+from hexiopt.gpus import PRECISIONS
+from hexiopt.workload import RECOMPUTE_POLICIES
+
+_OLD_MEGATRON = ("megatron_2021", "megatron_2022")
+
+
+def framework_of(row: Row) -> str:
+    """The framework of a run."""
+    text = f"{row.source} {row.notes}".lower()
+    if "fsdp" in row.zero_stage_or_fsdp.lower():
+        compiled = "fsdp2" in row.zero_stage_or_fsdp.lower() or row.says("torch.compile")
+        return "torchtitan" if compiled else "fsdp"
+    for name in ("internevo", "nanotron", "deepspeed"):
+        if name in text:
+            return name
+    if row.says("sequence parallel on"):
+        return "megatron_2022"
+    return "megatron_2021" if precision_of(row) == "fp16" or row.recompute == "full" else "megatron"
+
+
+def precision_of(row: Row) -> str:
+    """The arithmetic of a run's matrix products."""
+    stated = row.precision.lower().split("(")[0]
+    return next((name for name in PRECISIONS if name in stated), "bf16")
+
+
+def stores_scores(row: Row) -> bool:
+    """Whether attention is unfused."""
+    return framework_of(row) in (*_OLD_MEGATRON, "deepspeed")
+
+
+def gradient_bytes_of(row: Row) -> int:
+    """Bytes of a gradient element in its synchronisation."""
+    return 2 if row.note("mp_mode") == "PURE" or framework_of(row) in (*_OLD_MEGATRON, "internevo") else 4
+
+
+def policies_of(row: Row) -> tuple[str, ...]:
+    """The recompute policies that the row leaves open."""
+    if row.recompute in RECOMPUTE_POLICIES:
+        return (row.recompute,)
+    return ("full",) if row.says("full-recompute", "counts full recompute") else RECOMPUTE_POLICIES

@@ -1,0 +1,84 @@
+"""How well runs were predicted: errors in percent, and the order of configurations.
+
+The error of a row is |predicted − measured| / measured in the row's own metric. Spearman's ρ is over rows of one family
+(source, model and cluster); figures that differ by less than 3 % count as ties.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.validation.predict import Case
+from experiments.validation.rows import Row
+
+Floats = NDArray[np.float64]
+Predicted = tuple[Case, float]  # and the metric predicted of it
+TIE = 0.03
+_HALF = ("bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Errors of some rows, in percent; `bias` is the mean of predicted over measured, less one."""
+
+    num_rows: int
+    mean_percent: float
+    median_percent: float
+    p90_percent: float
+    bias_percent: float
+
+    @classmethod
+    def of(cls, rows: Sequence[Predicted]) -> "Scored":
+        """The scores of (case, predicted metric)."""
+        ratio = np.array([value / case.row.value for case, value in rows])
+        errors = 100.0 * np.abs(ratio - 1.0)
+        return cls(
+            len(rows),
+            float(errors.mean()),
+            float(np.median(errors)),
+            float(np.quantile(errors, 0.9)),
+            float(100.0 * (ratio.mean() - 1.0)),
+        )
+
+
+def is_half_precision(row: Row) -> bool:
+    """Whether the row states BF16 or FP16."""
+    return any(name in row.precision.lower().split("(")[0] for name in _HALF)
+
+
+def by_gpu_and_source(cases: Sequence[Case]) -> dict[tuple[str, str], list[Case]]:
+    """The cases of each GPU type, as the cost model knows it, and source."""
+    found: dict[tuple[str, str], list[Case]] = {}
+    for case in cases:
+        gpu = " + ".join(sorted({kind.name.split("_")[0] for kind in case.problem.cluster.types}))
+        found.setdefault((gpu, case.row.source), []).append(case)
+    return found
+
+
+def by_family(rows: Sequence[Predicted]) -> dict[tuple[str, str, str], list[Predicted]]:
+    """(case, predicted) of each source, model and cluster."""
+    found: dict[tuple[str, str, str], list[Predicted]] = {}
+    for case, value in rows:
+        row = case.row
+        memory = f" {row.gpu_mem_gb:g} GB" if row.gpu_mem_gb else ""
+        found.setdefault((row.source, row.model_name, f"{row.gpus} {row.gpu}{memory}"), []).append((case, value))
+    return found
+
+
+def spearman(measured: Sequence[float], predicted: Sequence[float]) -> float:
+    """Spearman's ρ, figures within 3 % of each other as ties; NaN where one side has no order."""
+    a, b = (_ranks(np.array(values, float)) for values in (measured, predicted))
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return float("nan")
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def _ranks(values: Floats) -> Floats:
+    """How many of the others are less, ties counted half."""
+    ratio = values[:, None] / values
+    less = (ratio > 1.0 + TIE).sum(axis=1)
+    tied = ((ratio <= 1.0 + TIE) & (ratio >= 1.0 / (1.0 + TIE))).sum(axis=1)
+    ranks: Floats = less + 0.5 * tied
+    return ranks

@@ -1,0 +1,19 @@
+"""The measurements that come with hexiopt: published runs, and the profiles that their authors published beside."""
+
+from functools import cache
+from pathlib import Path
+
+from experiments.validation.cases import Given
+from hexiopt.profiles.files import read_profile
+from hexiopt.profiles.network import sailor_network
+
+DATA = Path(__file__).parent.parent / "data"
+RUNS = DATA / "measured_training_throughput.csv"
+
+
+@cache
+def shipped_measurements() -> Given:
+    """Sailor's layer profiles and network fits."""
+    return Given(
+        read_profile(DATA / "sailor" / "layer_profiles.json"), sailor_network(DATA / "sailor" / "network.json")
+    )

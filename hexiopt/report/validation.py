@@ -1,0 +1,153 @@
+"""Predictions beside measured runs: tables of errors, CSV, and a picture."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+from rich.table import Table
+from rich.text import Text
+
+from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped
+
+_COLUMNS = (
+    *("line", "source", "gpu", "gpus", "model", "precision", "framework", "micro_batch_size", "recompute", "chunks"),
+    *("metric", "measured", "predicted", "error", "measured_step_s", "predicted_step_s", "reason"),
+)
+_WITHIN = 0.1  # the band drawn around perfect
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A measured run and what was predicted of it; where `reason` stands, nothing could be."""
+
+    line: int
+    source: str
+    gpu: str
+    gpus: int | None
+    model: str
+    precision: str
+    metric: str
+    measured: float
+    framework: str = ""
+    micro_batch_size: int = 0
+    recompute: str = ""
+    chunks: int = 0
+    predicted: float = 0.0
+    measured_step_s: float = 0.0
+    predicted_step_s: float = 0.0
+    reason: str = ""
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one, in the run's own metric."""
+        return self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True)
+class Errors:
+    """A line of the table of errors; percent, and the least ρ of its families of enough rows (None: it has none)."""
+
+    name: str
+    gpu: str
+    num_rows: int
+    mean_percent: float
+    median_percent: float
+    p90_percent: float
+    bias_percent: float
+    rho: float | None
+
+
+def validation_csv(rows: Sequence[Prediction]) -> str:
+    """One line a run, in the order of the file."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for row in rows:
+        known = row.line, row.source, row.gpu, row.gpus or "", row.model, row.precision
+        if row.reason:
+            writer.writerow((*known, *[""] * 4, row.metric, row.measured, *[""] * 4, row.reason))
+            continue
+        chosen = row.framework, row.micro_batch_size, row.recompute, row.chunks
+        seconds = row.measured_step_s, row.predicted_step_s
+        writer.writerow((*known, *chosen, row.metric, row.measured, row.predicted, row.error, *seconds, ""))
+    return text.getvalue()
+
+
+def errors_table(lines: Sequence[Errors], title: str) -> Table:
+    """Errors by source and GPU."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
+    for name in ("Source", "GPU", "Rows", "Mean", "Median", "90th", "Bias", "ρ"):
+        table.add_column(name, justify="left" if name in ("Source", "GPU") else "right")
+    for line in lines:
+        percents = (f"{value:.1f} %" for value in (line.mean_percent, line.median_percent, line.p90_percent))
+        rho = "" if line.rho is None else f"{line.rho:.3f}"
+        table.add_row(line.name, line.gpu, str(line.num_rows), *percents, f"{line.bias_percent:+.1f} %", rho)
+    return table
+
+
+def left_out_table(reasons: Mapping[str, int]) -> Table:
+    """Runs that no plan expresses, counted by reason."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title="Not predicted", title_justify="left")
+    table.add_column("Rows", justify="right")
+    table.add_column("Reason")
+    for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
+        table.add_row(str(count), Text(reason))
+    return table
+
+
+def draw_validation(rows: Sequence[Prediction], title: str, path: Path) -> None:
+    """Predicted over measured step time, and errors by source and GPU."""
+    found = [row for row in rows if not row.reason]
+    gpus = sorted({row.gpu for row in found})
+    hues = {gpu: PIPELINE_HUES[k % len(PIPELINE_HUES)] for k, gpu in enumerate(gpus)}
+    groups = sorted({(row.gpu, row.source) for row in found})
+    figure = Figure(figsize=(13, max(5.5, 1.8 + 0.3 * len(groups))), facecolor=PAPER)
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
+    low = 0.8 * min(min(row.measured_step_s, row.predicted_step_s) for row in found)
+    high = 1.25 * max(max(row.measured_step_s, row.predicted_step_s) for row in found)
+    line = np.array([low, high])
+    left.fill_between(
+        line, line * (1 - _WITHIN), line * (1 + _WITHIN), color=FAINT, lw=0, label=f"within {_WITHIN:.0%}"
+    )
+    left.plot(line, line, color=MUTED, lw=0.8)
+    for gpu in gpus:
+        own = [row for row in found if row.gpu == gpu]
+        left.scatter(
+            [row.measured_step_s for row in own],
+            [row.predicted_step_s for row in own],
+            s=16,
+            color=hues[gpu],
+            alpha=0.75,
+            lw=0,
+            label=f"{clipped(gpu, 28)} ({len(own)})",
+        )
+    left.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
+    left.set_xlabel("measured step, s", color=MUTED)
+    left.set_ylabel("predicted step, s", color=MUTED)
+    left.legend(frameon=False, fontsize=8, labelcolor=INK)
+    for y, (gpu, source) in enumerate(groups):
+        ratios = [row.predicted_step_s / row.measured_step_s for row in found if (row.gpu, row.source) == (gpu, source)]
+        right.scatter(ratios, [y] * len(ratios), s=16, color=hues[gpu], alpha=0.6, lw=0)
+        right.plot([float(np.median(ratios))] * 2, [y - 0.3, y + 0.3], color=INK, lw=1.2)
+    right.axvspan(1 - _WITHIN, 1 + _WITHIN, color=FAINT, lw=0, zorder=0)
+    right.set_yticks(range(len(groups)), [f"{clipped(source, 30)}, {clipped(gpu, 16)}" for gpu, source in groups])
+    right.set_xscale("log")
+    ticks = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0]
+    right.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    right.xaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
+    right.set_xlabel("predicted / measured step; the line is the median", color=MUTED)
+    right.invert_yaxis()
+    for axes in (left, right):
+        axes.set_facecolor(PAPER)
+        axes.tick_params(colors=MUTED, labelsize=8)
+        axes.spines[:].set_color(FAINT)
+    figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=12)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120, format="png")
