@@ -51,16 +51,16 @@ FREE = (
     Free("turing_gemm_max", 0.25, 0.1, 0.6, _SHARE, "large GEMMs of T4 at 70 W in FP16", "T4"),
     Free("volta_gemm_max", 0.6, 0.3, 0.9, _SHARE, "large GEMMs of V100 in FP16", "V100"),
     Free("nvlink_efficiency", 0.75, 0.4, 1.0, _RATE, "what collectives reach over NVLink", "TP over NVLink"),
-    Free("network_efficiency", 0.9, 0.4, 1.0, _RATE, "what messages and rings reach between machines", "several machines"),
+    Free("network_efficiency", 0.9, 0.4, 1.0, _RATE, "what rings reach between machines", "several machines"),
     Free("pcie_efficiency", 0.25, 0.1, 1.0, _RATE, "what collectives reach over PCIe, all GPUs at once", "T4"),
-    Free("memory_traffic", 1.9, 1.0, 6.0, "factor", "bytes that element-wise operators move, over perfectly fused ones", "all"),
+    Free("memory_traffic", 1.9, 1.0, 6.0, "factor", "bytes that element-wise operators move, over fused ones", "all"),
     Free(
         "triton_attention_speed", 0.58, 0.2, 1.0, "factor", "attention of llm-foundry's kernels, over FlashAttention-2",
         "llm-foundry",
     ),
     Free("fsdp_contention", 0.9, 0.0, 1.0, "share", "of hidden FSDP communication that compute loses", "FSDP"),
-    Free("megatron_tp_exposed", 0.4, 0.0, 1.0, "share", "of TP collectives that Megatron's overlap leaves", "Megatron of 2024"),
-    Free("deepspeed_layer_host_us", 5500, 500, 20000, "µs", "to issue a layer's forward in Megatron v1.1.5", "T4, V100"),
+    Free("megatron_tp_exposed", 0.4, 0.0, 1.0, "share", "of TP collectives not hidden by overlap", "Megatron of 2024"),
+    Free("deepspeed_layer_host_us", 5500, 500, 20000, "µs", "to issue a layer's forward in Megatron of 2021", "AMP"),
     Free("internevo_holder_us", 2600, 0, 20000, "µs", "for each rank of a ZeRO-1 group, once a step", "InternEvo"),
 )  # fmt: skip
 _OUTLIER = 0.08
@@ -96,9 +96,16 @@ def fit(cases: Sequence[Case], progress: Progress | None = None) -> dict[str, fl
     low = np.log(np.array([max(free.least, 1e-3 * free.start) for free in FREE]) / start)
     high = np.log(np.array([free.most for free in FREE]) / start)
     solved = least_squares(
-        residuals, np.zeros(len(FREE)), bounds=(low, high), loss="soft_l1", f_scale=_OUTLIER, diff_step=_STEP,
-        x_scale=1.0, max_nfev=25, xtol=1e-4, ftol=1e-5,
-    )  # fmt: skip
+        residuals,
+        np.zeros(len(FREE)),
+        bounds=(low, high),
+        loss="soft_l1",
+        f_scale=_OUTLIER,
+        diff_step=[_STEP] * len(FREE),
+        max_nfev=25,
+        xtol=1e-4,
+        ftol=1e-5,
+    )
     return {name: float(f"{value:.4g}") for name, value in values(solved.x).items()}
 
 
@@ -119,9 +126,7 @@ def _touching(cases: Sequence[Case]) -> list[list[str]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Fit, print, and write the calibration."""
     parser = argparse.ArgumentParser(prog="python -m experiments.calibrate", description=__doc__.split("\n\n")[0])
-    parser.add_argument(
-        "--leave-one-out", action="store_true", help="also fit without each source of a shared GPU type"
-    )
+    parser.add_argument("--leave-one-out", action="store_true", help="also fit without each source of a GPU type")
     parser.add_argument("--data", type=Path, default=RUNS, help="the measured runs")
     options = parser.parse_args(argv)
     console = Console()

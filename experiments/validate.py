@@ -36,7 +36,7 @@ _TYPE = 10  # rows from which a GPU type is summed up
 
 
 def run(job: Job) -> float:
-    """Predict every row; returns the mean error in percent. Raises InputError, FailedError where no row is expressed."""
+    """Predict every row; returns the mean error in percent. Raises InputError, FailedError where none can be."""
     path = Path(job.config.data) if job.config.data else RUNS
     rows, given = read_rows(path), _given(job)
     found: list[tuple[Prediction, Predicted | None]] = []
@@ -49,9 +49,7 @@ def run(job: Job) -> float:
     reasons = Counter(prediction.reason for prediction in predictions if prediction.reason)
     if not known:
         raise FailedError(f"{path}: none of its {len(rows)} rows can be predicted: {', '.join(reasons)}")
-    job.show(
-        errors_table(_by_source_and_gpu(known), "Errors by source and GPU; ρ of the worst family of 8 rows or more")
-    )
+    job.show(errors_table(_by_source_and_gpu(known), "By source and GPU (ρ of the worst family of 8 rows or more)"))
     half = [pair for pair in known if is_half_precision(pair[0].row)]
     job.show("", errors_table(_by_type(half), "BF16 and FP16 rows of GPU types with 10 rows or more"))
     families = [errors for errors in _by_family(known) if errors.num_rows >= _FAMILY]

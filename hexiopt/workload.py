@@ -30,7 +30,6 @@ class Workload:
     schedule: str = AUTO
     optimizer_sharding: str = AUTO
     gradient_bytes: int = 2
-    framework: str = "hexiopt"
 
     def __post_init__(self) -> None:
         if self.schedule == "interleaved" and self.optimizer_sharding in ("2", "3"):

@@ -6,8 +6,8 @@ Frameworks are those of `hexiopt/frameworks.yaml`:
 - else Megatron: `megatron_2022` where the notes say "sequence parallel on", `megatron_2021` in FP16 or with full
   recompute (selective recompute came with sequence parallelism), else `megatron`.
 Precision: by the column; blank, BF16; FP32 where the column says that TF32 is unknown. Attention scores are stored in
-DeepSpeed and in Megatron of 2021 and 2022. Gradients take 4 bytes, but 2 where `mp_mode` is PURE, in Megatron of 2021 and
-2022 and in InternEvo. A blank recompute policy is `full` where the notes say so, else open.
+DeepSpeed and in Megatron of 2021 and 2022. Gradients take 4 bytes, but 2 where `mp_mode` is PURE, in Megatron of 2021
+and 2022 and in InternEvo. A blank recompute policy is `full` where the notes say so, else open.
 """
 
 from experiments.validation.rows import Row

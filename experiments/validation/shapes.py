@@ -68,5 +68,6 @@ def model_of(row: Row) -> ModelSpec:
         vocab_size=value("vocab") or _PADDED_VOCABULARY,
         max_positions=seq_len_of(row),
         tied_embeddings=bool(tied),
-        **({} if gated else {"attention_bias": True, "mlp_bias": True}),
+        attention_bias=not gated,
+        mlp_bias=not gated,
     )

@@ -3,7 +3,8 @@
 A layer's sharded dimension is cut at the union of all TP boundaries; each slice has one holder per pipeline and
 replica, and slices with the same holders share one buffer and one all-reduce. A group starts when the last backward
 of its holders' stages has ended, so late stages synchronise while early ones still compute. Groups run as rings in the
-order of machines, over all interfaces at their devices; rings that cross the same interface, uplink, link or device port share it, as in `boundary.py`.
+order of machines, over all interfaces at their devices; rings that cross the same interface, uplink, link or device
+port share it, as in `boundary.py`.
 With tied embeddings, first and last stages hold the matrix together.
 """
 
