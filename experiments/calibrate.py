@@ -51,7 +51,8 @@ FREE = (
     Free("turing_gemm_max", 0.25, 0.1, 0.6, _SHARE, "large GEMMs of T4 at 70 W in FP16", "T4"),
     Free("volta_gemm_max", 0.6, 0.3, 0.9, _SHARE, "large GEMMs of V100 in FP16", "V100"),
     Free("nvlink_efficiency", 0.75, 0.4, 1.0, _RATE, "what collectives reach over NVLink", "TP over NVLink"),
-    Free("network_efficiency", 0.9, 0.4, 1.0, _RATE, "what rings reach between machines", "several machines"),
+    Free("infiniband_efficiency", 0.85, 0.4, 1.0, _RATE, "what rings reach over InfiniBand or RoCE", "several machines"),
+    Free("ethernet_efficiency", 0.6, 0.2, 1.0, _RATE, "what rings reach over TCP", "AMP"),
     Free("pcie_efficiency", 0.25, 0.1, 1.0, _RATE, "what collectives reach over PCIe, all GPUs at once", "T4"),
     Free("memory_traffic", 1.9, 1.0, 6.0, "factor", "bytes that element-wise operators move, over fused ones", "all"),
     Free(

@@ -70,7 +70,10 @@ def _read_profile(section: Section, folder: Path) -> Profile:
     if found is None:
         return NOTHING_MEASURED
     if isinstance(found, str):
-        return read_profile(folder / found)
+        try:
+            return read_profile(folder / found)
+        except InputError as error:
+            raise InputError(f"{section.at('profile')}: {error}") from None
     return profile_from_section(section.section("profile"))
 
 

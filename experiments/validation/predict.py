@@ -52,11 +52,15 @@ def _tables(values: tuple[tuple[str, float], ...]) -> tuple[Mapping[str, Gpu], M
 
 
 def _machine(machine: Machine, gpu: Gpu, values: Values) -> Machine:
-    """The machine with calibrated efficiencies; links reach a share of their nominal rates."""
+    """The machine with calibrated efficiencies; links reach a share of their nominal rates.
+
+    One interface for a whole machine is Ethernet with TCP; one for each GPU has remote access to their memory.
+    """
     link = "nvlink" if gpu.link.startswith("nvlink") else "pcie"
+    network = "ethernet" if machine.num_interfaces == 1 else "infiniband"
     return replace(
         machine,
         gpu=replace(gpu, flash_attention=machine.gpu.flash_attention),
         intra_bandwidth_bytes_per_s=machine.intra_bandwidth_bytes_per_s * values.get(f"{link}_efficiency", 1.0),
-        nic_bandwidth_bytes_per_s=machine.nic_bandwidth_bytes_per_s * values.get("network_efficiency", 1.0),
+        nic_bandwidth_bytes_per_s=machine.nic_bandwidth_bytes_per_s * values.get(f"{network}_efficiency", 1.0),
     )

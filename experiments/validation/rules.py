@@ -7,7 +7,7 @@ Frameworks are those of `hexiopt/frameworks.yaml`:
   recompute (selective recompute came with sequence parallelism), else `megatron`.
 Precision: by the column; blank, BF16; FP32 where the column says that TF32 is unknown. Attention scores are stored in
 DeepSpeed and in Megatron of 2021 and 2022. Gradients take 4 bytes, but 2 where `mp_mode` is PURE, in Megatron of 2021
-and 2022 and in InternEvo. A blank recompute policy is `full` where the notes say so, else open.
+and 2022, in InternEvo and in DeepSpeed. A blank recompute policy is `full` where the notes say so, else open.
 """
 
 from experiments.validation.rows import Row
@@ -15,6 +15,7 @@ from hexiopt.gpus import PRECISIONS
 from hexiopt.workload import RECOMPUTE_POLICIES
 
 _OLD_MEGATRON = ("megatron_2021", "megatron_2022")
+_HALF_SYNC = ("internevo", "deepspeed")
 
 
 def framework_of(row: Row) -> str:
@@ -44,7 +45,7 @@ def stores_scores(row: Row) -> bool:
 
 def gradient_bytes_of(row: Row) -> int:
     """Bytes of a gradient element in its synchronisation."""
-    return 2 if row.note("mp_mode") == "PURE" or framework_of(row) in (*_OLD_MEGATRON, "internevo") else 4
+    return 2 if row.note("mp_mode") == "PURE" or framework_of(row) in (*_OLD_MEGATRON, *_HALF_SYNC) else 4
 
 
 def policies_of(row: Row) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ def test_catalogue_is_large_and_immutable() -> None:
 
 def test_every_type_states_every_value() -> None:
     """The defaults for new types must never stand in for a forgotten value of the catalogue."""
-    required = set(gpu_to_dict(catalogue()["t4"])) - {"flash_attention", "peer_to_peer", "efficiency"}
+    required = set(gpu_to_dict(catalogue()["t4"])) - {"flash_attention", "peer_to_peer", "efficiency", "tflops_fp8"}
     for name, entry in TYPES.items():
         assert required <= set(entry), name
 
@@ -64,6 +64,8 @@ def test_values_are_sane(name: str) -> None:
     assert 2e11 < gpu.hbm_bytes_per_s < 1e13
     for rate in (gpu.flops_bf16, gpu.flops_fp16):
         assert rate is None or 1e13 < rate < 3e15
+    if gpu.flops_fp8 and gpu.flops_bf16:
+        assert gpu.flops_fp8 == pytest.approx(2 * gpu.flops_bf16, rel=0.02)
     if gpu.flops_tf32 and gpu.flops_bf16:
         assert gpu.flops_tf32 == pytest.approx(gpu.flops_bf16 / 2, rel=0.02)
 

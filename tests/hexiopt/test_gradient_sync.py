@@ -231,3 +231,36 @@ def test_late_stages_synchronise_while_early_ones_compute() -> None:
     seconds = dict(zip(map(tuple, sync.groups.holders[0].tolist()), sync.pass_s(2)[0], strict=True))
     assert last + 2 * seconds[1, 3] < first
     assert cost.gradient_sync_s == pytest.approx(2 * seconds[0, 2])
+
+
+def test_rings_use_all_interfaces_of_their_machines() -> None:
+    """A ring's data is shared by as many interfaces as its devices have in every machine."""
+
+    def seconds(interfaces: int, devices: tuple[int, ...]) -> float:
+        data = {
+            "name": "two",
+            "inter_machine": {"bandwidth_gb_per_s": 1.0, "latency_us": 0},
+            "machines": [
+                {
+                    "name": "a",
+                    "gpu": "a100_80gb_sxm",
+                    "num_gpus": 4,
+                    "count": 2,
+                    "intra_bandwidth_gb_per_s": 1000,
+                    "intra_latency_us": 0,
+                    "network_interfaces": interfaces,
+                }
+            ],
+        }
+        cluster = cluster_from_section(Section(data, "test"))
+        groups = SyncGroups((np.array([devices], np.int64),), (np.array([1e9]),))
+        ((found,),) = SyncTimes(groups, cluster).pass_s(1.0)
+        return float(found)
+
+    whole = tuple(range(8))
+    assert seconds(1, whole) == pytest.approx(7 / 8)
+    assert seconds(2, whole) == pytest.approx(7 / 16)
+    assert seconds(4, whole) == pytest.approx(7 / 32)
+    assert seconds(4, (0, 4)) == seconds(1, (0, 4)) == pytest.approx(1 / 2)
+    # Three devices behind two interfaces meet one device behind one.
+    assert seconds(2, (0, 1, 2, 4)) == pytest.approx(3 / 4)

@@ -70,7 +70,7 @@ def test_sharding_is_a_stage_or_auto(stated: Any) -> None:
         ("global_batch", None, "null"),
         ("seq_len", -1, "out of range"),
         ("seq_len", float("nan"), "not finite"),
-        ("precision", "fp8", "did you mean|known"),
+        ("precision", "fp4", "did you mean|known"),
         ("precision", 16, "not text"),
         ("recompute", "some", "known"),
         ("schedule", "1f1", "did you mean 1f1b"),

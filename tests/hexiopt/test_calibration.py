@@ -1,0 +1,49 @@
+"""Fitted constants: how they are named where they are used, and that every one is used."""
+
+from pathlib import Path
+
+import pytest
+
+from hexiopt import frameworks as frameworks_file
+from hexiopt import gpus as gpus_file
+from hexiopt.calibration import constants, fitted, fitted_values
+from hexiopt.errors import InputError
+from hexiopt.frameworks import calibrated_frameworks, default_framework, frameworks
+from hexiopt.gpus import calibrated_catalogue, catalogue
+from hexiopt.reading import Section
+
+MOST_CONSTANTS = 25
+# Shares of nominal rates of links, which cluster files do not state: used where published runs are predicted.
+OF_LINKS = {f"{link}_efficiency" for link in ("nvlink", "pcie", "infiniband", "ethernet")}
+
+
+def test_constants_are_few_and_say_what_they_are() -> None:
+    assert 0 < len(constants()) <= MOST_CONSTANTS
+    for constant in constants().values():
+        assert all((constant.unit, constant.meaning, constant.fitted_on))
+        assert constant.value > 0
+
+
+def test_every_constant_is_used() -> None:
+    tables = [Path(module.__file__ or "").with_suffix(".yaml").read_text() for module in (gpus_file, frameworks_file)]
+    for name in constants():
+        assert name in OF_LINKS or any(f": {name}" in table for table in tables), name
+
+
+def test_a_number_or_the_name_of_a_constant() -> None:
+    section = Section({"a": 0.5, "b": "memory_traffic", "c": "memory_trafic"}, "x.yaml")
+    assert fitted(section, "a") == 0.5
+    assert fitted(section, "b") == fitted_values()["memory_traffic"]
+    assert fitted(section, "b", {"memory_traffic": 3.0}) == 3.0
+    with pytest.raises(InputError, match=r"x\.yaml: c: 'memory_trafic' is no fitted constant; did you mean memory_tr"):
+        fitted(section, "c")
+
+
+def test_trial_values_reach_gpus_and_frameworks_and_leave_the_catalogue_alone() -> None:
+    trial = fitted_values() | {"ampere_gemm_max": 0.5, "memory_traffic": 4.0}
+    before = catalogue()["a100_80gb_sxm"]
+    assert calibrated_catalogue(trial)["a100_80gb_sxm"].efficiency.gemm_max == 0.5
+    assert calibrated_frameworks(trial)["hexiopt"].memory_traffic == 4.0
+    assert catalogue()["a100_80gb_sxm"] == before != calibrated_catalogue(trial)["a100_80gb_sxm"]
+    assert calibrated_catalogue(fitted_values()) == catalogue()
+    assert default_framework() == frameworks()["hexiopt"]

@@ -1,0 +1,114 @@
+"""What frameworks do differently, one difference at a time, against the default."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hexiopt.cluster import Cluster
+from hexiopt.cluster_file import cluster_from_section
+from hexiopt.cost.cost import Cost
+from hexiopt.cost.model import CostModel
+from hexiopt.frameworks import Framework, default_framework, frameworks
+from hexiopt.model import ModelSpec
+from hexiopt.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem import Problem
+from hexiopt.reading import Section
+from hexiopt.workload import Workload
+
+MODEL = ModelSpec(
+    name="m",
+    architecture="llama",
+    num_layers=8,
+    hidden_size=2048,
+    num_heads=16,
+    num_kv_heads=16,
+    head_dim=128,
+    ffn_size=5504,
+    vocab_size=32000,
+    max_positions=4096,
+)
+
+
+def cluster() -> Cluster:
+    data = {
+        "name": "two",
+        "inter_machine": {"bandwidth_gb_per_s": 12.5},
+        "machines": [
+            {"name": "a", "gpu": "a100_80gb_sxm", "num_gpus": 2, "intra_bandwidth_gb_per_s": 200, "count": 2},
+        ],
+    }
+    return cluster_from_section(Section(data, "test"))
+
+
+PROBLEM = Problem(cluster(), MODEL, Workload(global_batch=16, seq_len=2048))
+
+
+def price(policy: str = "none", zero: int = 0, tp: int = 2, **changes: Any) -> Cost:
+    framework: Framework = replace(default_framework(), **changes)
+    groups = [(0, 1), (2, 3)] if tp == 2 else [(0,), (2,)]
+    plan = Plan(tuple(Pipeline((Stage.of(g, 0, 8, policy),), 8) for g in groups), "1f1b", Sharding(zero))
+    return CostModel(PROBLEM, framework).price(plan)
+
+
+def busy(cost: Cost) -> tuple[float, float]:
+    (stage,) = cost.pipelines[0].stages
+    return stage.forward_s, stage.backward_s
+
+
+def test_element_wise_traffic_and_attention_take_their_time() -> None:
+    plain, slow = busy(price()), busy(price(memory_traffic=4.0))
+    assert slow[0] > plain[0]
+    assert slow[1] > plain[1]
+    assert busy(price(attention_speed=0.5))[0] > plain[0]
+
+
+def test_without_sequence_parallelism_norms_are_whole_and_the_backward_gathers_less() -> None:
+    both = price(), price(sequence_parallel=False)
+    assert busy(both[1])[0] > busy(both[0])[0]
+    alone = price(tp=1), price(tp=1, sequence_parallel=False)
+    assert busy(alone[0]) == busy(alone[1])
+
+
+def test_hidden_collectives_cost_their_exposed_share() -> None:
+    none, half, all_of = (busy(price(tp_exposed=share))[0] for share in (0.0, 0.5, 1.0))
+    assert half - none == pytest.approx(all_of - half)
+    assert none < half
+
+
+def test_full_recompute_may_leave_out_the_last_product() -> None:
+    early, whole = (busy(price("full", recompute_stops_early=flag))[1] for flag in (True, False))
+    assert early < whole
+    assert busy(price("none"))[1] == busy(price("none", recompute_stops_early=False))[1]
+
+
+def test_the_host_is_a_floor_of_each_layer() -> None:
+    slow = busy(price(layer_host_s=1.0))
+    assert slow[0] == pytest.approx(8.0, rel=0.05)
+    assert slow[1] == pytest.approx(8.0, rel=0.05)
+    assert busy(price(layer_host_s=1e-9)) == busy(price(layer_host_s=0.0))
+
+
+def test_overlap_hides_sync_beside_the_last_backward_but_for_its_end() -> None:
+    plain, hidden = price(), price(overlaps_gradients=True)
+    assert 0 < hidden.gradient_sync_s < plain.gradient_sync_s
+    assert hidden.gradient_sync_s >= plain.gradient_sync_s - busy(plain)[1] - 1e-12
+    sharded, gathered = price(zero=1), price(zero=1, overlaps_weights=True)
+    assert gathered.optimizer_s < sharded.optimizer_s
+    assert gathered.gradient_sync_s == sharded.gradient_sync_s
+
+
+def test_contention_slows_lockstep_alone() -> None:
+    assert price(zero=3, contention=0.5).step_time_s > price(zero=3).step_time_s
+    assert price(zero=1, contention=0.5).step_time_s == price(zero=1).step_time_s
+
+
+def test_holders_of_shards_cost_a_message_each() -> None:
+    assert price(zero=1, holder_s=0.1).step_time_s == pytest.approx(price(zero=1).step_time_s + 0.2)
+    assert price(zero=0, holder_s=0.1).step_time_s == price(zero=0).step_time_s
+
+
+def test_all_frameworks_price() -> None:
+    for framework in frameworks().values():
+        plan = Plan((Pipeline((Stage.of((0, 1), 0, 8),), 8), Pipeline((Stage.of((2, 3), 0, 8),), 8)))
+        assert CostModel(PROBLEM, framework).price(plan).step_time_s > 0
