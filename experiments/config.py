@@ -4,6 +4,7 @@
 `seed=abc` is refused when the configuration is composed, and ranges are checked in `__post_init__`.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -230,6 +231,37 @@ class ExportConfig:
 
 
 @dataclass
+class DiscoverConfig:
+    """Texts of a cluster's tools, as paths, and the `name` of the cluster that `discover` makes of them.
+
+    `nvidia_smi` (nvidia-smi --query-gpu=index,name,memory.total --format=csv) and `topology` (nvidia-smi topo -m) are
+    a path where there is one machine, else a mapping of machines to paths: {a: a.csv, b: b.csv}. `slurm` is scontrol
+    show node or sinfo -N -o "%N %G"; `hostfile` a launcher's, whose slots are taken as GPUs.
+    """
+
+    name: str = "discovered"
+    nvidia_smi: Any = None
+    topology: Any = None
+    slurm: str | None = None
+    hostfile: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= 100 or not self.name.isprintable():
+            raise InputError(f"discover.name: {self.name!r} is not a name; use up to 100 printable characters")
+        self.paths("nvidia_smi")
+        self.paths("topology")
+
+    def paths(self, option: str) -> dict[str, str]:
+        """The paths of `nvidia_smi` or `topology` by machine, a lone one under ''. Raises InputError."""
+        value = getattr(self, option)
+        paths = {"": value} if isinstance(value, str) and value else value or {}
+        if not isinstance(paths, Mapping) or not all(isinstance(path, str) and path for path in paths.values()):
+            rule = "is neither a path nor a mapping of machines to paths"
+            raise InputError(f"discover.{option}: {value!r} {rule}; write {{a: a.txt, b: b.txt}}")
+        return {str(machine): path for machine, path in paths.items()}
+
+
+@dataclass
 class Config:
     """All of it. `report` draws pictures (null: yes, but not in a sweep); `plan` is a plan file."""
 
@@ -248,6 +280,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     emulate: EmulateConfig = field(default_factory=EmulateConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
+    discover: DiscoverConfig = field(default_factory=DiscoverConfig)
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= MAX_SEED:

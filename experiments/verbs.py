@@ -8,5 +8,6 @@ VERBS = {
     "emulate": "trains plans of emulate.solvers=[...] on an emulated cluster; writes emulation.csv, emulation.png",
     "export": "makes a Hugging Face model of export.checkpoint=...; writes huggingface/",
     "explain": "says where every value of a plan's cost comes from, and what binds",
+    "discover": "reads texts of nvidia-smi, Slurm or a hostfile; writes cluster.yaml, its unknowns null",
     "collect": "gathers the jobs of a sweep; writes results.csv (and results.parquet with pyarrow)",
 }
