@@ -231,6 +231,35 @@ class ExportConfig:
 
 
 @dataclass
+class ProfileConfig:
+    """What `profile` measures: each kind of operator and each link for about `seconds`, in `precision` (null: bf16 on
+    a GPU that has it, else fp16; fp32 on a CPU), with `processes` (null: one for each GPU of this machine, or one).
+
+    `machine` is what this machine is called (null: its host name), `name` the cluster. `base` is a cluster file, as of
+    `discover`, whose nulls are filled for the machines measured. Several machines: torchrun -m experiments.profile.
+    """
+
+    name: str = "measured"
+    precision: str | None = None
+    processes: int | None = None
+    seconds: float = 2.0
+    machine: str | None = None
+    base: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_name("profile", self.name)
+        section = Section(asdict(self), "profile")
+        section.text("precision", choices=("bf16", "fp16", "fp32"), default=None)
+        section.integer("processes", at_least=1, at_most=1024, default=None)
+        section.number("seconds", at_least=0.01, at_most=600.0)
+
+
+def _check_name(verb: str, name: str) -> None:
+    if not 0 < len(name) <= 100 or not name.isprintable():
+        raise InputError(f"{verb}.name: {name!r} is not a name; use up to 100 printable characters")
+
+
+@dataclass
 class DiscoverConfig:
     """Texts of a cluster's tools, as paths, and the `name` of the cluster that `discover` makes of them.
 
@@ -246,8 +275,7 @@ class DiscoverConfig:
     hostfile: str | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < len(self.name) <= 100 or not self.name.isprintable():
-            raise InputError(f"discover.name: {self.name!r} is not a name; use up to 100 printable characters")
+        _check_name("discover", self.name)
         self.paths("nvidia_smi")
         self.paths("topology")
 
@@ -280,6 +308,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     emulate: EmulateConfig = field(default_factory=EmulateConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     discover: DiscoverConfig = field(default_factory=DiscoverConfig)
 
     def __post_init__(self) -> None:

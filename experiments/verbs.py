@@ -8,6 +8,7 @@ VERBS = {
     "emulate": "trains plans of emulate.solvers=[...] on an emulated cluster; writes emulation.csv, emulation.png",
     "export": "makes a Hugging Face model of export.checkpoint=...; writes huggingface/",
     "explain": "says where every value of a plan's cost comes from, and what binds",
+    "profile": "measures this machine's GPUs and links, or its CPU; writes cluster.yaml, profile.json",
     "discover": "reads texts of nvidia-smi, Slurm or a hostfile; writes cluster.yaml, its unknowns null",
     "collect": "gathers the jobs of a sweep; writes results.csv (and results.parquet with pyarrow)",
 }

@@ -5,8 +5,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hexiopt.cluster_file import cluster_from_section
 from hexiopt.errors import InputError
-from hexiopt.reading import MAX_FILE_BYTES, parse
+from hexiopt.reading import MAX_FILE_BYTES, Section, parse, read_mapping
 
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -33,6 +34,25 @@ def cluster_text(cluster: Mapping[str, Any], head: Sequence[str], notes: Mapping
         limit = f"larger than {MAX_FILE_BYTES / 2**20:g} MiB, the most that is read"
         raise InputError(f"machines: {len(cluster['machines']):,} of them make a file {limit}; name fewer")
     return text
+
+
+def read_open_cluster(path: str) -> dict[str, Any]:
+    """The mapping of a cluster file in which nulls may stand. Raises InputError for whatever else is wrong with it."""
+    data = read_mapping(path)
+    if "synthetic" in data:
+        raise InputError(f"{path}: synthetic: has no machines of its own; give a file that states them")
+    open_parts = ("inter_machine", "machines", "links", "groups")
+    cluster_from_section(Section(data | {key: _stood_in(data[key]) for key in open_parts if key in data}, path))
+    return data
+
+
+def _stood_in(value: Any, key: str = "") -> Any:
+    """With some value in place of each null, so that the rest can be checked."""
+    if isinstance(value, Mapping):
+        return {name: _stood_in(inner, str(name)) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_stood_in(inner) for inner in value]
+    return {"gpu": "cpu", "name": None}.get(key, 1) if value is None else value
 
 
 def unknowns(cluster: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,151 @@
+"""Coefficients from measured points, by least squares of relative errors in which outliers count less."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from hexiopt.cost.collectives import ring_collective_s
+from hexiopt.gpus import Efficiency
+from runtime.measure.points import Point, of_kind
+
+_OUTLIER = 0.1  # relative error from which on a point counts less than its square
+_FLOORED = 3.0  # times the launch floor, below which a point says more of the floor than of the rate
+_CACHED_BYTES = 2**25  # of a stream that caches may hold: it says nothing of memory
+_NOTHING = 1e-6  # of its first guess: a coefficient that the bounds keep from being negative
+_MOST_BYTES_PER_S, _MOST_LATENCY_S = 1e14, 10.0  # what a cluster file may state
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The peaks that efficiencies are shares of: FLOP/s in the precision measured, and bytes/s of device memory."""
+
+    flops_per_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Channel:
+    """Seconds of a message: `latency_s` and its bytes over `bytes_per_s`."""
+
+    latency_s: float
+    bytes_per_s: float
+
+
+def measured_rates(points: Sequence[Point]) -> Rates:
+    """The largest rates among points: the peaks of a device that no catalogue knows."""
+    gemm = max(point.size["flops"] / point.seconds for point in of_kind(points, "gemm"))
+    streams = _beyond_caches(points)
+    return Rates(gemm, max(point.size["bytes"] / point.seconds for point in streams))
+
+
+def fit_efficiency(points: Sequence[Point], rates: Rates) -> Efficiency:
+    """The efficiency of `hexiopt.cost.compute.Clock` that meets operators best; shares of more than 1 are cut to 1."""
+    launch_s = median(point.seconds for point in of_kind(points, "launch"))
+    gemm_max, half_flops = _fit_gemm(of_kind(points, "gemm"), rates.flops_per_s, launch_s)
+    attention = _rate(_above(of_kind(points, "attention"), launch_s), "flops")
+    memory = _rate([*_beyond_caches(points), *of_kind(points, "adam")], "bytes")
+    return Efficiency(
+        gemm_max=gemm_max,
+        gemm_half_flops=half_flops,
+        attention_max=min(1.0, attention / rates.flops_per_s),
+        memory_max=min(1.0, memory / rates.bytes_per_s),
+        launch_s=launch_s,
+    )
+
+
+def fit_channel(points: Sequence[Point]) -> Channel:
+    """Of exchanges: a message of so many bytes, and an empty one back."""
+    num_bytes, seconds = _arrays(points, "bytes")
+    # Two latencies, and the bytes one way.
+    latency_s, s_per_byte = _fit_line(num_bytes, seconds)
+    return _channel(latency_s / 2, s_per_byte)
+
+
+def fit_ring(points: Sequence[Point]) -> Channel:
+    """Of collectives of any number of ranks: the link on which `ring_collective_s` takes what was measured."""
+    per_latency = np.array([ring_collective_s(0.0, int(p.size["ranks"]), 1.0, 1.0) for p in points])
+    per_byte = np.array([ring_collective_s(p.size["bytes"], int(p.size["ranks"]), 1.0, 0.0) for p in points])
+    seconds = np.array([point.seconds for point in points])
+    latency_s, s_per_byte = _solve([per_latency, per_byte], seconds, _start(per_byte, seconds))
+    return _channel(latency_s, s_per_byte)
+
+
+def usual(channels: Sequence[Channel]) -> Channel:
+    """The median link."""
+    return Channel(
+        median(channel.latency_s for channel in channels), median(channel.bytes_per_s for channel in channels)
+    )
+
+
+def _fit_gemm(points: Sequence[Point], peak: float, launch_s: float) -> tuple[float, float]:
+    """`gemm_max` and `gemm_half_flops` of (F + half) / (peak · gemm_max)."""
+    flops, seconds = _arrays(_above(points, launch_s), "flops")
+    constant_s, s_per_flop = _fit_line(flops, seconds)
+    slope = max(s_per_flop, 1.0 / peak)
+    if slope > s_per_flop:  # faster than the peak: then all of it, and the constant that fits best
+        left_s = np.maximum(seconds - slope * flops, 0.0)
+        constant_s = float(np.median(left_s))
+    return 1.0 / (slope * peak), constant_s / slope
+
+
+def _above(points: Sequence[Point], launch_s: float) -> Sequence[Point]:
+    """Those that take longer than the launch of an operator; all, where none does."""
+    return [point for point in points if point.seconds > _FLOORED * launch_s] or points
+
+
+def _beyond_caches(points: Sequence[Point]) -> Sequence[Point]:
+    """Streams that no cache holds; the largest, where all are small."""
+    streams = of_kind(points, "stream")
+    largest = max(point.size["bytes"] for point in streams)
+    return [point for point in streams if point.size["bytes"] >= min(largest, _CACHED_BYTES)]
+
+
+def _rate(points: Sequence[Point], unit: str) -> float:
+    """Units per second: the one rate that has the least relative errors."""
+    sizes, seconds = _arrays(points, unit)
+    (s_per_unit,) = _solve([sizes], seconds, [float(np.median(seconds / sizes))])
+    return 1.0 / s_per_unit
+
+
+def _arrays(points: Sequence[Point], unit: str) -> tuple[Floats, Floats]:
+    return np.array([point.size[unit] for point in points]), np.array([point.seconds for point in points])
+
+
+def _start(sizes: Floats, seconds: Floats) -> list[float]:
+    """A first guess of constant and slope: the shortest time, and the best rate."""
+    return [float(seconds.min()), float((seconds / sizes).min())]
+
+
+def _fit_line(sizes: Floats, seconds: Floats) -> tuple[float, float]:
+    constant_s, slope = _solve([np.ones_like(sizes), sizes], seconds, _start(sizes, seconds))
+    return constant_s, slope
+
+
+def _solve(columns: Sequence[Floats], seconds: Floats, start: Sequence[float]) -> list[float]:
+    """Coefficients of columns, none negative, whose sum is nearest to `seconds` in relative terms."""
+    scale = np.maximum(np.array(start), 1e-30)
+    relative = np.column_stack(columns) * scale / seconds[:, None]
+
+    def errors(x: Floats) -> Floats:
+        return relative @ x - 1.0
+
+    found = least_squares(
+        errors,
+        np.ones(len(scale)),
+        bounds=(0.0, np.inf),
+        loss="soft_l1",
+        f_scale=_OUTLIER,
+        xtol=1e-12,
+        ftol=1e-12,
+    )
+    return [float(value) for value in np.where(found.x < _NOTHING, 0.0, found.x) * scale]
+
+
+def _channel(latency_s: float, s_per_byte: float) -> Channel:
+    return Channel(min(latency_s, _MOST_LATENCY_S), 1.0 / max(s_per_byte, 1.0 / _MOST_BYTES_PER_S))
