@@ -6,7 +6,7 @@ from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
+from scipy.optimize import nnls
 
 from hexiopt.cost.collectives import ring_collective_s
 from hexiopt.gpus import Efficiency
@@ -15,7 +15,7 @@ from runtime.measure.points import Point, of_kind
 _OUTLIER = 0.1  # relative error from which on a point counts less than its square
 _FLOORED = 3.0  # times the launch floor, below which a point says more of the floor than of the rate
 _CACHED_BYTES = 2**25  # of a stream that caches may hold: it says nothing of memory
-_NOTHING = 1e-6  # of its first guess: a coefficient that the bounds keep from being negative
+_ROUNDS = 30
 _MOST_BYTES_PER_S, _MOST_LATENCY_S = 1e14, 10.0  # what a cluster file may state
 
 Floats = NDArray[np.float64]
@@ -72,7 +72,7 @@ def fit_ring(points: Sequence[Point]) -> Channel:
     per_latency = np.array([ring_collective_s(0.0, int(p.size["ranks"]), 1.0, 1.0) for p in points])
     per_byte = np.array([ring_collective_s(p.size["bytes"], int(p.size["ranks"]), 1.0, 0.0) for p in points])
     seconds = np.array([point.seconds for point in points])
-    latency_s, s_per_byte = _solve([per_latency, per_byte], seconds, _start(per_byte, seconds))
+    latency_s, s_per_byte = _solve([per_latency, per_byte], seconds)
     return _channel(latency_s, s_per_byte)
 
 
@@ -109,7 +109,7 @@ def _beyond_caches(points: Sequence[Point]) -> Sequence[Point]:
 def _rate(points: Sequence[Point], unit: str) -> float:
     """Units per second: the one rate that has the least relative errors."""
     sizes, seconds = _arrays(points, unit)
-    (s_per_unit,) = _solve([sizes], seconds, [float(np.median(seconds / sizes))])
+    (s_per_unit,) = _solve([sizes], seconds)
     return 1.0 / s_per_unit
 
 
@@ -117,34 +117,25 @@ def _arrays(points: Sequence[Point], unit: str) -> tuple[Floats, Floats]:
     return np.array([point.size[unit] for point in points]), np.array([point.seconds for point in points])
 
 
-def _start(sizes: Floats, seconds: Floats) -> list[float]:
-    """A first guess of constant and slope: the shortest time, and the best rate."""
-    return [float(seconds.min()), float((seconds / sizes).min())]
-
-
 def _fit_line(sizes: Floats, seconds: Floats) -> tuple[float, float]:
-    constant_s, slope = _solve([np.ones_like(sizes), sizes], seconds, _start(sizes, seconds))
+    constant_s, slope = _solve([np.ones_like(sizes), sizes], seconds)
     return constant_s, slope
 
 
-def _solve(columns: Sequence[Floats], seconds: Floats, start: Sequence[float]) -> list[float]:
-    """Coefficients of columns, none negative, whose sum is nearest to `seconds` in relative terms."""
-    scale = np.maximum(np.array(start), 1e-30)
-    relative = np.column_stack(columns) * scale / seconds[:, None]
+def _solve(columns: Sequence[Floats], seconds: Floats) -> list[float]:
+    """Coefficients of columns, none negative, whose sum is nearest to `seconds` in relative terms.
 
-    def errors(x: Floats) -> Floats:
-        return relative @ x - 1.0
-
-    found = least_squares(
-        errors,
-        np.ones(len(scale)),
-        bounds=(0.0, np.inf),
-        loss="soft_l1",
-        f_scale=_OUTLIER,
-        xtol=1e-12,
-        ftol=1e-12,
-    )
-    return [float(value) for value in np.where(found.x < _NOTHING, 0.0, found.x) * scale]
+    Nearest by the loss "soft L1": weighted least squares again and again, weights from the errors before.
+    """
+    relative = np.column_stack(columns) / seconds[:, None]
+    scale = 1.0 / relative.max(axis=0)
+    weights = np.ones_like(seconds)
+    found = np.zeros(len(scale))
+    for _ in range(_ROUNDS):
+        found, _norm = nnls(relative * scale * weights[:, None], weights)
+        errors = relative @ (found * scale) - 1.0
+        weights = (1.0 + (errors / _OUTLIER) ** 2) ** -0.25
+    return [float(value) for value in found * scale]
 
 
 def _channel(latency_s: float, s_per_byte: float) -> Channel:
