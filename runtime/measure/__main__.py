@@ -20,6 +20,8 @@ from hexiopt.errors import InputError
 from runtime.measure.rank import Place, Request, measure
 from runtime.supervisor import free_port
 
+_ENDING_S = 5.0  # that a process may take to end after its last word
+
 
 def main(path: Path) -> int:
     """Run all processes; the exit code."""
@@ -50,12 +52,14 @@ def main(path: Path) -> int:
 
 def _listen(ends: list[Any], processes: list[Any]) -> int:
     """Pass on events until all processes have ended, or one has failed."""
+    ranks = {end: rank for rank, end in enumerate(ends)}
     while ends:
         for end in wait(ends):
             try:
                 event = json.loads(end.recv_bytes())  # type: ignore[union-attr]
             except EOFError:
                 ends.remove(end)
+                processes[ranks.pop(end)].join(_ENDING_S)
                 continue
             _say(event)
             if event["event"] in ("stopped", "error"):

@@ -16,7 +16,8 @@ _OUTLIER = 0.1  # relative error from which on a point counts less than its squa
 _FLOORED = 3.0  # times the launch floor, below which a point says more of the floor than of the rate
 _CACHED_BYTES = 2**25  # of a stream that caches may hold: it says nothing of memory
 _ROUNDS = 30
-_MOST_BYTES_PER_S, _MOST_LATENCY_S = 1e14, 10.0  # what a cluster file may state
+_MOST_LATENCY_S = 10.0  # what a cluster file may state
+_SEEN = 2.0  # times the fastest message: a bandwidth beyond it no point has shown
 
 Floats = NDArray[np.float64]
 
@@ -64,7 +65,7 @@ def fit_channel(points: Sequence[Point]) -> Channel:
     num_bytes, seconds = _arrays(points, "bytes")
     # Two latencies, and the bytes one way.
     latency_s, s_per_byte = _fit_line(num_bytes, seconds)
-    return _channel(latency_s / 2, s_per_byte)
+    return _channel(latency_s / 2, s_per_byte, num_bytes / seconds)
 
 
 def fit_ring(points: Sequence[Point]) -> Channel:
@@ -73,7 +74,7 @@ def fit_ring(points: Sequence[Point]) -> Channel:
     per_byte = np.array([ring_collective_s(p.size["bytes"], int(p.size["ranks"]), 1.0, 0.0) for p in points])
     seconds = np.array([point.seconds for point in points])
     latency_s, s_per_byte = _solve([per_latency, per_byte], seconds)
-    return _channel(latency_s, s_per_byte)
+    return _channel(latency_s, s_per_byte, per_byte / seconds)
 
 
 def usual(channels: Sequence[Channel]) -> Channel:
@@ -138,5 +139,7 @@ def _solve(columns: Sequence[Floats], seconds: Floats) -> list[float]:
     return [float(value) for value in found * scale]
 
 
-def _channel(latency_s: float, s_per_byte: float) -> Channel:
-    return Channel(min(latency_s, _MOST_LATENCY_S), 1.0 / max(s_per_byte, 1.0 / _MOST_BYTES_PER_S))
+def _channel(latency_s: float, s_per_byte: float, seen: Floats) -> Channel:
+    """`seen` are the bytes/s of single points, latency included."""
+    most = _SEEN * float(seen.max())
+    return Channel(min(latency_s, _MOST_LATENCY_S), 1.0 / max(s_per_byte, 1.0 / most))

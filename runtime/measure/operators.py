@@ -39,7 +39,8 @@ _LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _POINTS = {"gemm": 10, "attention": 7, "stream": 8, "adam": 4}
 _STREAM_BYTES = [2**k for k in range(16, 29)]
 _ADAM_PARAMS = [2**k for k in range(18, 25, 2)]
-_LEAST_POINTS, _OVERTIME = 6, 3.0  # of a kind, after which it ends once it has taken so many times its seconds
+_LEAST_POINTS, _OVERTIME = 3, 3.0  # of a kind, after which it ends once it has taken so many times its seconds
+_SLOW_S = 1e-3
 _PRODUCTS = 3  # of a linear layer: forward, the input's gradient, the weight's
 
 
@@ -100,7 +101,7 @@ class Bench:
             except RuntimeError:
                 return None
             speed = max(speed, 2 * size**3 / seconds)
-            if seconds > 5e-3:
+            if seconds > _SLOW_S:  # the next one takes 64 times as long
                 break
         return speed
 

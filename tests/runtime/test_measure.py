@@ -79,7 +79,7 @@ def test_two_processes_exchange() -> None:
     there = of_kind(one, "message")
     assert [point.size["bytes"] for point in there] == sorted(point.size["bytes"] for point in there)
     for channel in (fit_channel(there), fit_channel(other), fit_ring(of_kind(one, "all_gather", "reduce_scatter"))):
-        assert 1e5 < channel.bytes_per_s <= 1e14
+        assert 1e5 < channel.bytes_per_s < 1e12
         assert 0 <= channel.latency_s < 1
 
 
