@@ -11,6 +11,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+from hexiopt.cluster_file import NAME, NAME_RULE
 from hexiopt.errors import InputError
 from hexiopt.reading import Section
 from hexiopt.space import Space, space_from_sections
@@ -252,6 +253,8 @@ class ProfileConfig:
         section.text("precision", choices=("bf16", "fp16", "fp32"), default=None)
         section.integer("processes", at_least=1, at_most=1024, default=None)
         section.number("seconds", at_least=0.01, at_most=600.0)
+        if self.machine is not None and not NAME.fullmatch(self.machine):
+            raise InputError(f"profile.machine: {self.machine!r} {NAME_RULE}")
 
 
 def _check_name(verb: str, name: str) -> None:

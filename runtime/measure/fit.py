@@ -92,7 +92,7 @@ def _fit_gemm(points: Sequence[Point], peak: float, launch_s: float) -> tuple[fl
     if slope > s_per_flop:  # faster than the peak: then all of it, and the constant that fits best
         left_s = np.maximum(seconds - slope * flops, 0.0)
         constant_s = float(np.median(left_s))
-    return 1.0 / (slope * peak), constant_s / slope
+    return min(1.0, 1.0 / (slope * peak)), constant_s / slope
 
 
 def _above(points: Sequence[Point], launch_s: float) -> Sequence[Point]:
