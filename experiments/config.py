@@ -4,12 +4,14 @@
 `seed=abc` is refused when the configuration is composed, and ranges are checked in `__post_init__`.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+from hexiopt.cluster_file import NAME, NAME_RULE
 from hexiopt.errors import InputError
 from hexiopt.reading import Section
 from hexiopt.space import Space, space_from_sections
@@ -240,6 +242,67 @@ class ValidateConfig:
 
 
 @dataclass
+class ProfileConfig:
+    """What `profile` measures: each kind of operator and each link for about `seconds`, in `precision` (null: bf16 on
+    a GPU that has it, else fp16; fp32 on a CPU), with `processes` (null: one for each GPU of this machine, or one).
+
+    `machine` is what this machine is called (null: its host name), `name` the cluster. `base` is a cluster file, as of
+    `discover`, whose nulls are filled for the machines measured. Several machines: torchrun -m experiments.profile.
+    """
+
+    name: str = "measured"
+    precision: str | None = None
+    processes: int | None = None
+    seconds: float = 2.0
+    machine: str | None = None
+    base: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_name("profile", self.name)
+        section = Section(asdict(self), "profile")
+        section.text("precision", choices=("bf16", "fp16", "fp32"), default=None)
+        section.integer("processes", at_least=1, at_most=1024, default=None)
+        section.number("seconds", at_least=0.01, at_most=600.0)
+        if self.machine is not None and not NAME.fullmatch(self.machine):
+            raise InputError(f"profile.machine: {self.machine!r} {NAME_RULE}")
+
+
+def _check_name(verb: str, name: str) -> None:
+    if not 0 < len(name) <= 100 or not name.isprintable():
+        raise InputError(f"{verb}.name: {name!r} is not a name; use up to 100 printable characters")
+
+
+@dataclass
+class DiscoverConfig:
+    """Texts of a cluster's tools, as paths, and the `name` of the cluster that `discover` makes of them.
+
+    `nvidia_smi` (nvidia-smi --query-gpu=index,name,memory.total --format=csv) and `topology` (nvidia-smi topo -m) are
+    a path where there is one machine, else a mapping of machines to paths: {a: a.csv, b: b.csv}. `slurm` is scontrol
+    show node or sinfo -N -o "%N %G"; `hostfile` a launcher's, whose slots are taken as GPUs.
+    """
+
+    name: str = "discovered"
+    nvidia_smi: Any = None
+    topology: Any = None
+    slurm: str | None = None
+    hostfile: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_name("discover", self.name)
+        self.paths("nvidia_smi")
+        self.paths("topology")
+
+    def paths(self, option: str) -> dict[str, str]:
+        """The paths of `nvidia_smi` or `topology` by machine, a lone one under ''. Raises InputError."""
+        value = getattr(self, option)
+        paths = {"": value} if isinstance(value, str) and value else value or {}
+        if not isinstance(paths, Mapping) or not all(isinstance(path, str) and path for path in paths.values()):
+            rule = "is neither a path nor a mapping of machines to paths"
+            raise InputError(f"discover.{option}: {value!r} {rule}; write {{a: a.txt, b: b.txt}}")
+        return {str(machine): path for machine, path in paths.items()}
+
+
+@dataclass
 class Config:
     """All of it. `report` draws pictures (null: yes, but not in a sweep); `plan` is a plan file, `data` one of runs."""
 
@@ -260,6 +323,8 @@ class Config:
     emulate: EmulateConfig = field(default_factory=EmulateConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
+    discover: DiscoverConfig = field(default_factory=DiscoverConfig)
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= MAX_SEED:

@@ -29,8 +29,8 @@ MAX_GROUP_DEPTH = 16
 MAX_LINK_PAIRS = 4_000_000
 DEFAULT_INTER_LATENCY_US = 20.0
 DEFAULT_INTRA_LATENCY_US = 10.0
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-_NAME_RULE = "is not a name; use up to 100 letters, digits, '.', '_' and '-', not starting with '.' or '-'"
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # of a machine or group
+NAME_RULE = "is not a name; use up to 100 letters, digits, '.', '_' and '-', not starting with '.' or '-'"
 
 
 def read_cluster(path: str | Path) -> Cluster:
@@ -95,8 +95,8 @@ def _latency(section: Section, key: str, default: float) -> float:
 
 def _new_name(section: Section, *taken: Container[str]) -> str:
     name: str = section.text("name")
-    if not _NAME.fullmatch(name):
-        section.fail("name", _NAME_RULE)
+    if not NAME.fullmatch(name):
+        section.fail("name", NAME_RULE)
     if any(name in names for names in taken):
         section.fail("name", "stands twice; give machines and groups different names")
     return name
@@ -148,6 +148,7 @@ def _read_machine(
     taken: Mapping[str, bool],
 ) -> Machine:
     name = _new_name(entry, taken)
+    entry.known(f"machine {name!r}")
     gpu = find_gpu(entry.text("gpu"), extra, entry.at("gpu"))
     num_gpus = entry.integer("num_gpus", at_least=1, at_most=MAX_GPUS_PER_MACHINE)
     bandwidth = math.inf
@@ -252,6 +253,7 @@ def _read_links(section: Section, machines: tuple[Machine, ...], names: Mapping[
                 entry.fail(key, f"names {shown(end)}, which is no machine; {hint}")
         if names[ends[0]] == names[ends[1]] and len(names[ends[0]]) == 1:
             entry.fail(keys[1], "links a machine with itself; name two machines")
+        entry.known(f"the link of {ends[0]!r} and {ends[1]!r}")
         latency = _latency(entry, "latency_us", math.nan)
         link = Link(
             ends[0],

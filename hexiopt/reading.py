@@ -179,8 +179,24 @@ class Section:
             return default
         value = self._data[key]
         if value is None and default is not None:
-            raise InputError(f"{self.at(key)}: is unknown (null); state it, or measure it with 'hexiopt profile'")
+            self._refuse_unknown(self.at(key), "")
         return value
+
+    def known(self, whose: str) -> None:
+        """Refuse the first null in this mapping, however deep, saying `whose` it is. Raises InputError."""
+        waiting: list[tuple[Any, str]] = [(value, self.at(key)) for key, value in self._data.items()]
+        while waiting:
+            value, where = waiting.pop(0)
+            if value is None:
+                self._refuse_unknown(where, f" for {whose}")
+            if isinstance(value, Mapping):
+                waiting += [(inner, f"{where}.{key}") for key, inner in value.items()]
+            elif isinstance(value, list | tuple):
+                waiting += [(inner, f"{where}[{i}]") for i, inner in enumerate(value)]
+
+    def _refuse_unknown(self, where: str, whose: str) -> NoReturn:
+        rule = f"is unknown (null){whose}; state it, or measure it with 'hexiopt profile'"
+        raise InputError(f"{where}: {rule}")
 
     def number(
         self,

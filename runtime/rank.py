@@ -21,6 +21,7 @@ from runtime.data import Batches
 from runtime.emulation import Pace, read_pace
 from runtime.fabric import INTERFACE, enter
 from runtime.settings import Run
+from runtime.threads import threads_of_each
 from runtime.trainee import Trainee, drawn
 from runtime.weights import DTYPES, HuggingFaceWeights
 
@@ -49,7 +50,7 @@ def run_rank(run: Run, plan_file: PlanFile, rank: int, local: int, master: str, 
         if cuda:
             torch.cuda.set_device(device)
         else:
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(plan_file.plan.devices())))
+            torch.set_num_threads(threads_of_each(len(plan_file.plan.devices())))
         dist.init_process_group(
             "nccl" if cuda else "gloo",
             init_method=f"tcp://{master}",

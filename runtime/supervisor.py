@@ -54,7 +54,7 @@ def supervised(
     while True:
         name = "run.json" if place.machine is None else f"run-{place.machine}.json"
         run.write(folder / name)
-        trouble = yield from _attempt(place.command(folder / name))
+        trouble = yield from events_of(place.command(folder / name))
         if trouble is None:
             return
         if trouble["event"] not in _TROUBLE or on_failure == "stop":
@@ -80,8 +80,8 @@ def _last_line(trouble: Event) -> str:
     return whose + line if trouble["event"] == "error" else line
 
 
-def _attempt(command: list[str]) -> Generator[Event, None, Event | None]:
-    """The events of one attempt; returns what ended it too early."""
+def events_of(command: list[str]) -> Generator[Event, None, Event | None]:
+    """The events that a command prints, a line of JSON each; returns what ended it too early."""
     said = tempfile.TemporaryFile("w+")  # noqa: SIM115  # a pipe that nobody reads would fill up
     node = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
     trouble: Event | None = None

@@ -1,0 +1,74 @@
+"""What this process computes on: a GPU, or its share of a CPU."""
+
+import os
+import platform
+import socket
+from pathlib import Path
+
+import torch
+
+from hexiopt.cluster_file import NAME, NAME_RULE
+from hexiopt.errors import InputError
+from runtime.measure.points import PRECISIONS, Device
+from runtime.threads import threads_of_each
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def own_device(machine: str | None, local: int, num_local: int, precision: str | None) -> tuple[Device, torch.device]:
+    """The device of the process `local` of `num_local` on this machine, by default called after the host.
+
+    `precision` None is bf16 on a GPU that has it, else fp16, and fp32 on a CPU. Raises InputError.
+    """
+    host = socket.gethostname()
+    name = machine or host
+    if not NAME.fullmatch(name):
+        raise InputError(f"profile.machine: {name!r} {NAME_RULE}; state profile.machine=NAME")
+    if not torch.cuda.is_available():
+        threads = threads_of_each(num_local)
+        torch.set_num_threads(threads)
+        total, free = _memory_bytes()
+        own, spare = total // num_local, free // num_local
+        found = Device(name, local, host, _processor(), False, threads, own, spare, PRECISIONS, precision or "fp32")
+        return found, torch.device("cpu")
+    device = torch.device("cuda", local)
+    torch.cuda.set_device(device)
+    torch.zeros(1, device=device)  # the context, whose memory no tensor gets
+    free, total = torch.cuda.mem_get_info(device)
+    known = PRECISIONS if torch.cuda.is_bf16_supported(including_emulation=False) else ("fp16", "fp32")
+    if precision is not None and precision not in known:
+        product = torch.cuda.get_device_name(device)
+        raise InputError(
+            f"profile.precision: {precision} is no arithmetic of {product}; take one of {', '.join(known)}"
+        )
+    product = torch.cuda.get_device_name(device)
+    return Device(name, local, host, product, True, 1, total, free, known, precision or known[0]), device
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return " ".join(value.split())
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or "processor"
+
+
+def _memory_bytes() -> tuple[int, int]:
+    """All memory of the machine, or of the container, and what of it is available now."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = total
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+        limit = (_CGROUP / "memory.max").read_text(encoding="ascii").strip()
+        used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
+        if limit.isdecimal():
+            total = min(total, int(limit))
+            available = min(available, int(limit) - used)
+    except (OSError, ValueError, IndexError):
+        pass
+    return total, max(available, 1)

@@ -1,0 +1,145 @@
+"""Coefficients from measured points, by least squares of relative errors in which outliers count less."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from hexiopt.cost.collectives import ring_collective_s
+from hexiopt.gpus import Efficiency
+from runtime.measure.points import Point, of_kind
+
+_OUTLIER = 0.1  # relative error from which on a point counts less than its square
+_FLOORED = 3.0  # times the launch floor, below which a point says more of the floor than of the rate
+_CACHED_BYTES = 2**25  # of a stream that caches may hold: it says nothing of memory
+_ROUNDS = 30
+_MOST_LATENCY_S = 10.0  # what a cluster file may state
+_SEEN = 2.0  # times the fastest message: a bandwidth beyond it no point has shown
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The peaks that efficiencies are shares of: FLOP/s in the precision measured, and bytes/s of device memory."""
+
+    flops_per_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Channel:
+    """Seconds of a message: `latency_s` and its bytes over `bytes_per_s`."""
+
+    latency_s: float
+    bytes_per_s: float
+
+
+def measured_rates(points: Sequence[Point]) -> Rates:
+    """The largest rates among points: the peaks of a device that no catalogue knows."""
+    gemm = max(point.size["flops"] / point.seconds for point in of_kind(points, "gemm"))
+    streams = _beyond_caches(points)
+    return Rates(gemm, max(point.size["bytes"] / point.seconds for point in streams))
+
+
+def fit_efficiency(points: Sequence[Point], rates: Rates) -> Efficiency:
+    """The efficiency of `hexiopt.cost.compute.Clock` that meets operators best; shares of more than 1 are cut to 1."""
+    launch_s = median(point.seconds for point in of_kind(points, "launch"))
+    gemm_max, half_flops = _fit_gemm(of_kind(points, "gemm"), rates.flops_per_s, launch_s)
+    attention = _rate(_above(of_kind(points, "attention"), launch_s), "flops")
+    memory = _rate([*_beyond_caches(points), *of_kind(points, "adam")], "bytes")
+    return Efficiency(
+        gemm_max=gemm_max,
+        gemm_half_flops=half_flops,
+        attention_max=min(1.0, attention / rates.flops_per_s),
+        memory_max=min(1.0, memory / rates.bytes_per_s),
+        launch_s=launch_s,
+    )
+
+
+def fit_channel(points: Sequence[Point]) -> Channel:
+    """Of exchanges: a message of so many bytes, and an empty one back."""
+    num_bytes, seconds = _arrays(points, "bytes")
+    # Two latencies, and the bytes one way.
+    latency_s, s_per_byte = _fit_line(num_bytes, seconds)
+    return _channel(latency_s / 2, s_per_byte, num_bytes / seconds)
+
+
+def fit_ring(points: Sequence[Point]) -> Channel:
+    """Of collectives of any number of ranks: the link on which `ring_collective_s` takes what was measured."""
+    per_latency = np.array([ring_collective_s(0.0, int(p.size["ranks"]), 1.0, 1.0) for p in points])
+    per_byte = np.array([ring_collective_s(p.size["bytes"], int(p.size["ranks"]), 1.0, 0.0) for p in points])
+    seconds = np.array([point.seconds for point in points])
+    latency_s, s_per_byte = _solve([per_latency, per_byte], seconds)
+    return _channel(latency_s, s_per_byte, per_byte / seconds)
+
+
+def usual(channels: Sequence[Channel]) -> Channel:
+    """The median link."""
+    return Channel(
+        median(channel.latency_s for channel in channels), median(channel.bytes_per_s for channel in channels)
+    )
+
+
+def _fit_gemm(points: Sequence[Point], peak: float, launch_s: float) -> tuple[float, float]:
+    """`gemm_max` and `gemm_half_flops` of (F + half) / (peak · gemm_max)."""
+    flops, seconds = _arrays(_above(points, launch_s), "flops")
+    constant_s, s_per_flop = _fit_line(flops, seconds)
+    slope = max(s_per_flop, 1.0 / peak)
+    if slope > s_per_flop:  # faster than the peak: then all of it, and the constant that fits best
+        left_s = np.maximum(seconds - slope * flops, 0.0)
+        constant_s = float(np.median(left_s))
+    return min(1.0, 1.0 / (slope * peak)), constant_s / slope
+
+
+def _above(points: Sequence[Point], launch_s: float) -> Sequence[Point]:
+    """Those that take longer than the launch of an operator; all, where none does."""
+    return [point for point in points if point.seconds > _FLOORED * launch_s] or points
+
+
+def _beyond_caches(points: Sequence[Point]) -> Sequence[Point]:
+    """Streams that no cache holds; the largest, where all are small."""
+    streams = of_kind(points, "stream")
+    largest = max(point.size["bytes"] for point in streams)
+    return [point for point in streams if point.size["bytes"] >= min(largest, _CACHED_BYTES)]
+
+
+def _rate(points: Sequence[Point], unit: str) -> float:
+    """Units per second: the one rate that has the least relative errors."""
+    sizes, seconds = _arrays(points, unit)
+    (s_per_unit,) = _solve([sizes], seconds)
+    return 1.0 / s_per_unit
+
+
+def _arrays(points: Sequence[Point], unit: str) -> tuple[Floats, Floats]:
+    return np.array([point.size[unit] for point in points]), np.array([point.seconds for point in points])
+
+
+def _fit_line(sizes: Floats, seconds: Floats) -> tuple[float, float]:
+    constant_s, slope = _solve([np.ones_like(sizes), sizes], seconds)
+    return constant_s, slope
+
+
+def _solve(columns: Sequence[Floats], seconds: Floats) -> list[float]:
+    """Coefficients of columns, none negative, whose sum is nearest to `seconds` in relative terms.
+
+    Nearest by the loss "soft L1": weighted least squares again and again, weights from the errors before.
+    """
+    relative = np.column_stack(columns) / seconds[:, None]
+    scale = 1.0 / relative.max(axis=0)
+    weights = np.ones_like(seconds)
+    found = np.zeros(len(scale))
+    for _ in range(_ROUNDS):
+        found, _norm = nnls(relative * scale * weights[:, None], weights)
+        errors = relative @ (found * scale) - 1.0
+        weights = (1.0 + (errors / _OUTLIER) ** 2) ** -0.25
+    return [float(value) for value in found * scale]
+
+
+def _channel(latency_s: float, s_per_byte: float, seen: Floats) -> Channel:
+    """`seen` are the bytes/s of single points, latency included."""
+    most = _SEEN * float(seen.max())
+    return Channel(min(latency_s, _MOST_LATENCY_S), 1.0 / max(s_per_byte, 1.0 / most))

@@ -1,0 +1,64 @@
+"""What was measured: one point an operator, a collective or a message at one size."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+PRECISIONS = ("bf16", "fp16", "fp32")
+
+
+@dataclass(frozen=True)
+class Point:
+    """`what` took `seconds` (the median of several runs) at `size`, numbers by name (flops, bytes, ...); `of` says
+    whose: a device `machine:index`, or several."""
+
+    what: str
+    size: Mapping[str, float]
+    seconds: float
+    of: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"what": self.what, "of": list(self.of), **self.size, "seconds": self.seconds}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Point":
+        """The point of `to_dict`."""
+        size = {key: value for key, value in data.items() if key not in ("what", "of", "seconds")}
+        return cls(data["what"], size, data["seconds"], tuple(data["of"]))
+
+
+def of_kind(points: Iterable[Point], *kinds: str) -> Sequence[Point]:
+    """The points that are of one of some kinds."""
+    return [point for point in points if point.what in kinds]
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU, or one process on a CPU: its machine and index there, what it is called, its memory; `host` is what the
+    machine calls itself. `total_bytes` is all its memory, `free_bytes` what a process can allocate."""
+
+    machine: str
+    index: int
+    host: str
+    product: str
+    is_gpu: bool
+    threads: int
+    total_bytes: int
+    free_bytes: int
+    precisions: tuple[str, ...]  # that its arithmetic knows
+    precision: str  # in which it is measured
+
+    @property
+    def name(self) -> str:
+        """`machine:index`."""
+        return f"{self.machine}:{self.index}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "precisions": list(self.precisions)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Device":
+        """The device of `to_dict`."""
+        return cls(**{**data, "precisions": tuple(data["precisions"])})

@@ -1,0 +1,198 @@
+"""What one process of a measurement does, and what rank 0 has of all of them in the end."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hexiopt.errors import InputError
+from hexiopt.plan_file import write_text
+from hexiopt.reading import Section, read_mapping
+from runtime.measure.devices import own_device
+from runtime.measure.links import Links
+from runtime.measure.operators import Bench
+from runtime.measure.points import Device, Point
+
+_TIMEOUT = timedelta(minutes=10)
+_SHARE_OF_MEMORY = 0.25  # of what is free, that measuring holds at once
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure: see `experiments.config.ProfileConfig`."""
+
+    seconds: float
+    precision: str | None = None
+    processes: int | None = None
+    machine: str | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> "Request":
+        """The request in a file. Raises InputError."""
+        section = Section(read_mapping(path), str(path))
+        seconds = section.number("seconds", above=0, at_most=3600)
+        texts = {key: section.text(key, default=None) for key in ("precision", "machine")}
+        return cls(seconds, processes=section.integer("processes", at_least=1, at_most=1024, default=None), **texts)
+
+    def write(self, path: Path) -> None:
+        """Write the request as JSON."""
+        write_text(path, json.dumps(asdict(self)))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All devices by rank, all points, and the version of torch."""
+
+    devices: tuple[Device, ...]
+    points: tuple[Point, ...]
+    torch_version: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "torch": self.torch_version,
+            "devices": [device.to_dict() for device in self.devices],
+            "points": [point.to_dict() for point in self.points],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Measured":
+        """What `to_dict` has written."""
+        return cls(
+            tuple(map(Device.from_dict, data["devices"])), tuple(map(Point.from_dict, data["points"])), data["torch"]
+        )
+
+
+@dataclass(frozen=True)
+class Place:
+    """The process: its rank of `size`, its number of `num_local` on its machine, and the `host:port` of rank 0."""
+
+    rank: int
+    size: int
+    local: int
+    num_local: int
+    master: str
+
+
+def measure(
+    request: Request,
+    place: Place,
+    tell: Callable[[str], None],
+    conclude: Callable[[Measured], None],
+    check: Callable[[Sequence[Device]], None] = lambda devices: None,
+) -> None:
+    """Measure with all processes. Rank 0 tells what is being measured, and has `conclude` done before others end.
+
+    `check` may refuse the devices before anything is measured. Raises InputError on every rank.
+    """
+    cuda = torch.cuda.is_available()
+    if place.size > 1:
+        backend = "nccl" if cuda else "gloo"
+        if cuda:
+            torch.cuda.set_device(place.local)
+        address = f"tcp://{place.master}"
+        dist.init_process_group(backend, init_method=address, rank=place.rank, world_size=place.size, timeout=_TIMEOUT)
+    try:
+        _measure(request, place, tell if place.rank == 0 else lambda line: None, conclude, check)
+    finally:
+        if dist.is_initialized():
+            with suppress(RuntimeError):
+                dist.destroy_process_group()
+
+
+def _measure(
+    request: Request,
+    place: Place,
+    tell: Callable[[str], None],
+    conclude: Callable[[Measured], None],
+    check: Callable[[Sequence[Device]], None],
+) -> None:
+    refused, own, device = None, None, torch.device("cpu")
+    try:
+        own, device = own_device(request.machine, place.local, place.num_local, request.precision)
+    except InputError as error:
+        refused = str(error)
+    told = _gathered({"refused": refused, "device": None if own is None else own.to_dict()}, device, place)
+    _raise_first(told)
+    devices = [Device.from_dict(one["device"]) for one in told]
+    try:
+        check(devices)
+    except InputError as error:
+        refused = str(error)
+    _raise_first(_gathered({"refused": refused}, device, place))
+    assert own is not None
+    most_bytes = _SHARE_OF_MEMORY * own.free_bytes
+    bench = Bench(device, own.precision, request.seconds, most_bytes)
+    points = [Point(p.what, p.size, p.seconds, (own.name, *p.of)) for p in bench.points(tell)]
+    for precision in own.precisions:
+        tell(f"peak in {precision}")
+        peak = bench.peak(precision)
+        points += [] if peak is None else [Point(peak.what, peak.size, peak.seconds, (own.name,))]
+    if place.size > 1:
+        points += _measure_links(devices, Links(device, [d.name for d in devices], request.seconds, most_bytes), tell)
+    everything = _gathered({"points": [point.to_dict() for point in points]}, device, place)
+    if place.rank == 0:
+        every = tuple(Point.from_dict(point) for one in everything for point in one["points"])
+        conclude(Measured(tuple(devices), every, torch.__version__))
+    _gathered({}, device, place)  # until rank 0 has written what came of it
+
+
+def _measure_links(devices: Sequence[Device], links: Links, tell: Callable[[str], None]) -> list[Point]:
+    """Pairs and TP groups inside every machine, and a pair of devices, both ways, for every two machines."""
+    machines: dict[str, list[int]] = {}
+    for rank, device in enumerate(devices):
+        machines.setdefault(device.machine, []).append(rank)
+    points: list[Point] = []
+    # In turns, so that no link is shared, but for machines, whose insides do not meet.
+    turns = max(len(ranks) * (len(ranks) - 1) // 2 for ranks in machines.values())
+    for turn in range(turns):
+        tell(f"message {turn + 1} of {turns} inside machines")
+        for ranks in machines.values():
+            pairs = list(combinations(ranks, 2))
+            if turn < len(pairs):
+                points += links.exchange(*pairs[turn])
+        dist.barrier()
+    degree = 2
+    while degree <= max(map(len, machines.values())):
+        tell(f"collectives of {degree} devices")
+        groups = [tuple(ranks[:degree]) for ranks in machines.values() if len(ranks) >= degree]
+        made = [dist.new_group(list(members), timeout=_TIMEOUT) for members in groups]
+        for members, group in zip(groups, made, strict=True):
+            points += links.collectives(members, group)
+        dist.barrier()
+        degree *= 2
+    for a, b in combinations(machines, 2):
+        for one, other in ((a, b), (b, a)):
+            tell(f"message from {one} to {other}")
+            points += links.exchange(machines[one][0], machines[other][0])
+            dist.barrier()
+    return points
+
+
+def _raise_first(told: Sequence[Mapping[str, Any]]) -> None:
+    refused = next((one["refused"] for one in told if one["refused"]), None)
+    if refused is not None:
+        raise InputError(refused)
+
+
+def _gathered(own: Mapping[str, Any], device: torch.device, place: Place) -> list[Any]:
+    """What every rank says, as plain data, on every rank."""
+    if place.size == 1:
+        return [own]
+    text = json.dumps(own).encode()
+    lengths = torch.zeros(place.size, dtype=torch.int64, device=device)
+    dist.all_gather_single(lengths, torch.tensor([len(text)], dtype=torch.int64, device=device))
+    longest = int(lengths.max())
+    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+    padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
+    every = torch.zeros(longest * place.size, dtype=torch.uint8, device=device)
+    dist.all_gather_single(every, padded)
+    rows = every.view(place.size, longest).cpu()
+    return [json.loads(bytes(row[:n].tolist())) for row, n in zip(rows, lengths.tolist(), strict=True)]
