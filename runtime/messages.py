@@ -27,7 +27,7 @@ class _Piece:
 @dataclass(slots=True)
 class _Coming:
     whole: Tensor
-    parts: list[tuple[_Piece, Tensor, dist.Work]]
+    parts: list[tuple[Tensor, Tensor, dist.Work]]  # where in the whole, and where it comes in
 
 
 class Messages:
@@ -96,22 +96,23 @@ class Messages:
         if (chunk, backward, micro_batch) in self._coming:
             return
         boundary = chunk - 1 if not backward else chunk
-        parts = []
+        whole, parts = self._like.new_empty(self._shape), []
         for piece in self._pieces[chunk, not backward]:
-            shape = (piece.tokens.stop - piece.tokens.start, piece.samples.stop - piece.samples.start, self._shape[2])
-            part = self._like.new_empty(shape)
+            place = whole[piece.tokens, piece.samples]
+            part = place if place.is_contiguous() else torch.empty_like(place, memory_format=torch.contiguous_format)
             lane = Lane(boundary, backward, piece.peer, self._rank)
             work = dist.irecv(part, piece.peer, **self._way(lane, micro_batch))
             assert work is not None
-            parts.append((piece, part, work))
-        self._coming[chunk, backward, micro_batch] = _Coming(self._like.new_empty(self._shape), parts)
+            parts.append((place, part, work))
+        self._coming[chunk, backward, micro_batch] = _Coming(whole, parts)
 
     def receive(self, chunk: int, backward: bool, micro_batch: int) -> Tensor:
         """Wait for what `expect` has announced: [t, B, H]."""
         coming = self._coming.pop((chunk, backward, micro_batch))
-        for piece, part, work in coming.parts:
+        for place, part, work in coming.parts:
             work.wait()
-            coming.whole[piece.tokens, piece.samples] = part
+            if part is not place:
+                place.copy_(part)
         return coming.whole
 
     def finish(self) -> None:
