@@ -54,6 +54,8 @@ class Messages:
         self._late: list[Timer] = []
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
         self._coming: dict[tuple[int, bool, int], _Coming] = {}
+        self.most_bytes = 0
+        """The most that messages on their way here and from here have held at once."""
         # By virtual stage whose input or output it is, and whether it comes in.
         self._pieces: dict[tuple[int, bool], list[_Piece]] = {}
 
@@ -83,8 +85,7 @@ class Messages:
             else:
                 self._late.append(Timer(self._latency_s[piece.peer], self._post, (part, lane, micro_batch)))
                 self._late[-1].start()
-        while self._sent and self._sent[0][0].is_completed():
-            self._sent.popleft()
+        self._count()
 
     def _post(self, part: Tensor, lane: Lane, micro_batch: int) -> None:
         work = dist.isend(part, lane.receiver, **self._way(lane, micro_batch))
@@ -105,6 +106,7 @@ class Messages:
             assert work is not None
             parts.append((place, part, work))
         self._coming[chunk, backward, micro_batch] = _Coming(whole, parts)
+        self._count()
 
     def receive(self, chunk: int, backward: bool, micro_batch: int) -> Tensor:
         """Wait for what `expect` has announced: [t, B, H]."""
@@ -114,6 +116,16 @@ class Messages:
             if part is not place:
                 place.copy_(part)
         return coming.whole
+
+    def _count(self) -> None:
+        """Let go of what has been sent; what the others hold now, each storage once."""
+        while self._sent and self._sent[0][0].is_completed():
+            self._sent.popleft()
+        held = [part for _, part in list(self._sent)]
+        for coming in self._coming.values():
+            held += [coming.whole, *(part for _, part, _ in coming.parts)]
+        storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held}
+        self.most_bytes = max(self.most_bytes, sum(storages.values()))
 
     def finish(self) -> None:
         """Wait until all messages are with their receivers."""

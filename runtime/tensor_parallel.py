@@ -52,7 +52,7 @@ class TensorParallel:
 
     def loss(self, logits_tbv: Tensor, labels_tb: Tensor, rows: Range) -> Tensor:
         """Sum of the cross entropies of all labels, from logits of the rank's own `rows` of the vocabulary."""
-        with saved_as("logits"):
+        with saved_as("logits", beside=logits_tbv):
             found: Tensor = applied(_CrossEntropy, logits_tbv, labels_tb, rows, self.group)
         return found
 
