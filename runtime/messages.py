@@ -1,6 +1,5 @@
 """Hidden states and their gradients between the stages of a pipeline, from rank to rank."""
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Timer
@@ -11,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.layout import Executor, Lane, Line, Route, token_ranges
+from runtime.outbox import Outbox
 
 _TAGS = 2**20  # micro-batches that tags tell apart
 
@@ -52,7 +52,7 @@ class Messages:
         self._shape = (own_tokens[1] - own_tokens[0], executor.samples[1] - executor.samples[0], hidden)
         self._rank, self._like, self._lanes, self._latency_s = rank, like, lanes, latency_s
         self._late: list[Timer] = []
-        self._sent: deque[tuple[dist.Work, Tensor]] = deque()
+        self._outbox = Outbox(like.device)
         self._coming: dict[tuple[int, bool, int], _Coming] = {}
         self.most_bytes = 0
         """The most that messages on their way here and from here have held at once."""
@@ -90,7 +90,7 @@ class Messages:
     def _post(self, part: Tensor, lane: Lane, micro_batch: int) -> None:
         work = dist.isend(part, lane.receiver, **self._way(lane, micro_batch))
         assert work is not None
-        self._sent.append((work, part))
+        self._outbox.put(work, part)
 
     def expect(self, chunk: int, backward: bool, micro_batch: int) -> None:
         """Be ready for a chunk's input, or for the gradient of its hidden states."""
@@ -118,10 +118,8 @@ class Messages:
         return coming.whole
 
     def _count(self) -> None:
-        """Let go of what has been sent; what the others hold now, each storage once."""
-        while self._sent and self._sent[0][0].is_completed():
-            self._sent.popleft()
-        held = [part for _, part in list(self._sent)]
+        """What messages hold now, each storage once."""
+        held = self._outbox.tensors()
         for coming in self._coming.values():
             held += [coming.whole, *(part for _, part, _ in coming.parts)]
         storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held}
@@ -131,8 +129,7 @@ class Messages:
         """Wait until all messages are with their receivers."""
         while self._late:
             self._late.pop().join()
-        while self._sent:
-            self._sent.popleft()[0].wait()
+        self._outbox.finish()
 
     def _way(self, lane: Lane, micro_batch: int) -> dict[str, Any]:
         """How torch is told which message this is."""
