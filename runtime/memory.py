@@ -60,36 +60,34 @@ class States:
 
 @dataclass(frozen=True)
 class Used:
-    """What a rank held in a step: the most of each part (`reserve` is none), and the most of everything at once.
+    """What a rank held in some computing: the most of each part (`reserve` is none), and the most of all at once.
 
-    `peak_bytes` counts all tensors, also those of a moment: on a GPU by torch's allocator, otherwise by the operations
-    that made them.
+    `peak_bytes` counts also tensors of a moment: on a GPU those of torch's allocator, elsewhere what operations made.
     """
 
     parts: Memory
     peak_bytes: int
 
 
-def used(states: States, device: torch.device, step: Callable[[], Any], message_bytes: Callable[[], int]) -> Used:
-    """What a step uses; `message_bytes` says afterwards what its messages held at most."""
+def used(
+    states: States, device: torch.device, compute: Callable[[], Any], most_message_bytes: Callable[[], int]
+) -> Used:
+    """What `compute` uses; `most_message_bytes` says afterwards what its messages held at most."""
     lasting, by_part = states.tensors(), states.bytes_of()
     saved, alive = _Saved(lasting), _Alive(lasting)
-    with saved, alive:
-        peak_bytes = gpu_peak_bytes(device, step)
-    most = sum(by_part.values()) + alive.most if peak_bytes is None else peak_bytes
-    by_part["buffers"] += message_bytes()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with saved.hooks(), alive:
+        compute()
+    peak_bytes = gpu_peak_bytes(device) or sum(by_part.values()) + alive.most
+    by_part["buffers"] += most_message_bytes()
     parts = Memory(**by_part, activations=saved.most["activations"], logits=saved.most["logits"], reserve=0)
-    return Used(parts, most)
+    return Used(parts, peak_bytes)
 
 
-def gpu_peak_bytes(device: torch.device, step: Callable[[], Any]) -> int | None:
-    """The most that torch's allocator gave out at once in a step on a GPU; None elsewhere."""
-    if device.type != "cuda":
-        step()
-        return None
-    torch.cuda.reset_peak_memory_stats(device)
-    step()
-    return torch.cuda.max_memory_allocated(device)
+def gpu_peak_bytes(device: torch.device) -> int | None:
+    """The most bytes of tensors that this process has had on a GPU at once; None where the device is none."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
@@ -108,16 +106,19 @@ class _Packed:
     tensor: Tensor
 
 
-class _Saved(saved_tensors_hooks):
+class _Saved:
     """Counts what is saved: bytes `now` and at `most`, by part."""
 
     def __init__(self, lasting: Iterable[Tensor]) -> None:
-        super().__init__(self._pack, lambda packed: packed.tensor)
         self._lasting = set(map(_at, lasting))
         self._holders: Counter[int] = Counter()  # of a storage, by its address
         self._part: dict[int, str] = {}  # likewise
         self.now: Counter[str] = Counter()
         self.most: Counter[str] = Counter()
+
+    def hooks(self) -> saved_tensors_hooks:
+        """To count by, as a context."""
+        return saved_tensors_hooks(self._pack, lambda packed: packed.tensor)  # type: ignore[no-untyped-call]
 
     def _pack(self, tensor: Tensor) -> _Packed:
         packed, at, size = _Packed(tensor), _at(tensor), tensor.untyped_storage().nbytes()

@@ -131,7 +131,7 @@ class Optimizer:
 
 def _length(bucket: Bucket) -> int:
     """Elements of the rank's share."""
-    return bucket.share.stop - bucket.share.start
+    return len(bucket.gradient) // (len(bucket.group) if bucket.sharded else 1)
 
 
 def _pieces(bucket: Bucket, flat: Tensor) -> list[tuple[str, Tensor]]:

@@ -78,9 +78,7 @@ class Pipeline:
         self._sync.finish()
         return total
 
-    def _run(
-        self, now: Operation, held: dict[tuple[int, int], _Held], sequences: Sequences, num_tokens: int
-    ) -> float:
+    def _run(self, now: Operation, held: dict[tuple[int, int], _Held], sequences: Sequences, num_tokens: int) -> float:
         """One operation, and the message that it leads to. Returns the loss of a last forward, otherwise zero."""
         came = self._messages.receive(*self._key(now)) if self._waits(now) else None
         began = self._clock()

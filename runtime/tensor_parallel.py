@@ -2,9 +2,9 @@
 
 Between attention and MLP every rank has its own tokens of all samples (Korthikanti et al., arXiv 2205.05198, section
 4.2.2): *gather* brings all tokens to every rank, *scatter* sums what the ranks made of all tokens and leaves each its
-own. Each is the other's backward. A product with gathered tokens keeps only the rank's own and gathers
-again for its backward (section 4.2.2 too). Hidden states are [tokens, samples, hidden] (TBH): tokens come first, so that ranks'
-tokens follow each other in memory. Parts may be unequal; then they travel padded to the longest.
+own. Each is the other's backward. A product of gathered tokens keeps the rank's own alone, and its backward gathers
+again. Hidden states are [tokens, samples, hidden] (TBH): tokens come first, so that ranks' tokens follow each other in
+memory. Parts may be unequal; then they travel padded to the longest.
 """
 
 from collections.abc import Sequence

@@ -72,7 +72,9 @@ class Trainee:
         if device.type == "cuda" if use_lanes is None else use_lanes:
             lanes = groups.lanes(self.layout.lanes(seq_len))
         latency_s = None if pace is None else pace.latency_s
-        self._messages = messages = Messages(line, executor, rank, seq_len, model.hidden_size, like(dtype, device), lanes, latency_s)
+        self._messages = messages = Messages(
+            line, executor, rank, seq_len, model.hidden_size, like(dtype, device), lanes, latency_s
+        )
         names = _names_by_chunk(model, executor.chunks, executor.shards[at])
         self.pipeline = Pipeline(plan.schedule, line, executor, chunks, names, messages, self.sync, device, pace)
         self.optimizer = Optimizer(settings, self.buckets, self.weights, groups, pace)
@@ -112,11 +114,10 @@ class Trainee:
             tables=tuple(self._rope.tensors()),
         )
 
-    def used(self, sequences: Sequences, lr: float) -> Used:
-        """The memory that an optimiser step takes: the step is done, but slowly."""
-        return used(
-            self.states(), self._device, lambda: self.step(sequences, lr), lambda: self._messages.most_bytes
-        )
+    def used(self, sequences: Sequences) -> Used:
+        """The memory that the gradients of a global batch take: they are computed, but slowly. What follows takes no
+        more: the optimiser steps bucket by bucket, when nothing is saved any longer."""
+        return used(self.states(), self._device, lambda: self.gradients(sequences), lambda: self._messages.most_bytes)
 
 
 def _names_by_chunk(model: ModelSpec, chunks: Sequence[Chunk], shard: Shard) -> list[list[str]]:

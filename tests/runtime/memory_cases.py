@@ -1,7 +1,6 @@
 """Plans whose memory is measured, and the prediction beside: the fullest rank of every stage."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -80,7 +79,7 @@ def compared(plan: Plan, model: ModelSpec, workload: Workload) -> list[Compared]
             return torch.randint(model.vocab_size, (end - first, workload.seq_len + 1), generator=generator)
 
         executor = trainee.layout.executor_of[rank]
-        return (executor.pipeline, executor.stage), trainee.used(sequences, SETTINGS.lr)
+        return (executor.pipeline, executor.stage), trainee.used(sequences)
 
     ranks = run_ranks(len(plan.devices()), work)
     found = []
