@@ -118,7 +118,7 @@ class _Saved:
 
     def hooks(self) -> saved_tensors_hooks:
         """To count by, as a context."""
-        return saved_tensors_hooks(self._pack, lambda packed: packed.tensor)  # type: ignore[no-untyped-call]
+        return saved_tensors_hooks(self._pack, lambda packed: packed.tensor)
 
     def _pack(self, tensor: Tensor) -> _Packed:
         packed, at, size = _Packed(tensor), _at(tensor), tensor.untyped_storage().nbytes()
@@ -139,11 +139,11 @@ class _Saved:
             self.now[self._part.pop(at)] -= size
 
 
-class _Alive(TorchDispatchMode):
+class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts storages that operations make, as long as they live: bytes `now` and at `most`."""
 
     def __init__(self, lasting: Iterable[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._known = set(map(_at, lasting))
         self.now = self.most = 0
 
