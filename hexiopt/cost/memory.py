@@ -96,8 +96,10 @@ def _chunks_in_flight(
 class MemoryModel:
     """Bytes for one TP degree, micro-batch size and model; stages of any length and position from it.
 
-    Per-token activations follow Korthikanti et al. (arXiv 2205.05198, section 4), with sequence parallelism,
-    without dropout, with true shapes.
+    Per-token activations follow Korthikanti et al. (arXiv 2205.05198, section 4), with sequence parallelism, without
+    dropout, with true shapes: what our runtime allocates (`tests/runtime/test_memory_use.py`). Of a processor, whose
+    attention is fused, `flash_attention` is true. Of the ranks of a TP group, the most that any has of each kind: one
+    has all of it, except where heads share key-value heads unevenly or tokens do not divide.
     """
 
     def __init__(self, model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> None:
@@ -106,13 +108,13 @@ class MemoryModel:
         width, hidden = workload.element_bytes, model.hidden_size
         tokens = micro_batch_size * workload.seq_len
         self.layer_params = layer_params(model, shard)
-        self.embedding_params = model.embedding_params * shard.vocab / model.vocab_size
-        # With tied embeddings the last stage holds its own copy of the matrix, unless it is also the first. Of the
-        # head, the matrix is cut; the final norm is whole on every rank.
+        # The matrix of embedding and head is cut; positions, projections and the final norm are whole on every rank.
+        # With tied embeddings the last stage holds its own copy of the matrix, unless it is also the first.
         matrix = model.vocabulary_params * shard.vocab / model.vocab_size
-        whole = model.head_params - (0 if model.tied_embeddings else model.vocabulary_params)
-        self._head_params_alone = whole + matrix
-        self._head_params_beside_embedding = float(whole) if model.tied_embeddings else whole + matrix
+        beside = model.head_params - (0 if model.tied_embeddings else model.vocabulary_params)
+        self.embedding_params = matrix + (model.embedding_params - model.vocabulary_params)
+        self._head_params_alone = matrix + beside
+        self._head_params_beside_embedding = float(beside) if model.tied_embeddings else matrix + beside
         q, kv = shard.heads * model.head_dim, shard.kv_heads * model.head_dim
         # A norm keeps its input, a statistic or two a vector, and its output, which the product behind it reads.
         statistics = c.NORM_STATISTIC_BYTES * (2 if model.norm_bias else 1)

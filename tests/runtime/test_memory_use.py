@@ -83,6 +83,14 @@ def test_policies_of_layers_and_unequal_stages() -> None:
     check_all(compared(Plan((replace(pipeline, stages=stages),)), LLAMA, Workload(4, SEQ_LEN)))
 
 
+def test_a_layer_recomputed_after_others_are_gone_takes_no_more_than_predicted() -> None:
+    """The model adds what one layer recomputes to all that is stored, as if it were the last of its range."""
+    pipeline = even_plan(LLAMA, stages=1).pipelines[0]
+    stage = replace(pipeline.stages[0], recompute=("full", "none", "none", "none"))
+    (found,) = compared(Plan((replace(pipeline, stages=(stage,)),)), LLAMA, Workload(4, SEQ_LEN))
+    assert 0 < found.off("activations") < 0.5
+
+
 # ------------------------------------------------------------------ models, widths, micro-batches, ZeRO
 
 CASES = [
