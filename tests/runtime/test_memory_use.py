@@ -68,7 +68,7 @@ def test_every_policy_and_schedule_at_every_position(schedule: str, policy: str)
 @pytest.mark.parametrize("policy", RECOMPUTE_POLICIES)
 @pytest.mark.parametrize("schedule", SCHEDULES if STRESS else ["1f1b"])
 def test_tensor_parallel_stages(schedule: str, policy: str, tp: int) -> None:
-    """Over three ranks, heads are 2, 1 and 1, columns 107, 107 and 106, and tokens 42, 43 and 43."""
+    """Over three ranks, heads are 2, 1 and 1, columns 107, 107 and 106, and tokens 43, 43 and 42."""
     plan = even_plan(LLAMA, schedule, policy, tp=tp, batches=2, chunks=2 if schedule == "interleaved" else 1)
     check_all(compared(plan, LLAMA, Workload(2, SEQ_LEN)))
 
