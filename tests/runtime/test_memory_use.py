@@ -15,8 +15,7 @@ from tests.runtime.ranks import STRESS
 
 STATES = ("weights", "gradients", "master", "optimizer")
 SEQ_LEN = 128
-# Ranks have whole tokens and columns: of the fullest one the model takes the most of each, which no rank need have.
-CLOSE = 0.01
+CLOSE = 0.01  # the promise is 3 %
 MODELS: dict[str, ModelSpec] = {
     "llama": LLAMA,
     "tied": replace(LLAMA, tied_embeddings=True),
@@ -130,7 +129,8 @@ def test_one_stage_of_every_model(
     gathered = 2 * size * SEQ_LEN * model.hidden_size * workload.element_bytes * (tp > 1)
     assert found.predicted.buffers == tables + messages + gathered
     tensors = found.predicted.total - found.predicted.reserve
-    assert found.peak_bytes == pytest.approx(tensors, rel=0.05)
+    # Messages are none here, and what is let go of in a backward makes room for what it needs for a moment.
+    assert -0.03 <= tensors / found.peak_bytes - 1 <= 0.1
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
