@@ -283,6 +283,7 @@ def _conclude(
                 one["replica"],
                 one["device"],
                 tuple(MeasuredOperation(bool(b), *rest) for b, *rest in one["operations"]),
+                one["peak_bytes"],
             )
             for one in timelines
         ]

@@ -6,13 +6,14 @@ samples, H hidden, N heads, D head size, V rows of the vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from hexiopt.model import ModelSpec
+from runtime.functions import gated_silu, recomputed, rms_norm
 from runtime.layout import Chunk
 from runtime.parts import EMBEDDING, FINAL_NORM, Part, Shard, head_name
 from runtime.tensor_parallel import TensorParallel
@@ -20,15 +21,9 @@ from runtime.tensor_parallel import TensorParallel
 Weights = Mapping[str, nn.Parameter]
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root mean square norm over the last dimension, in float32 or better."""
-    exact = x.to(torch.promote_types(x.dtype, torch.float32))
-    scale = torch.rsqrt(exact.square().mean(dim=-1, keepdim=True) + eps)
-    return weight * (exact * scale).to(x.dtype)
-
-
 class Rope:
-    """Rotary position embedding (Su et al., arXiv 2104.09864), halves rotated as in Llama."""
+    """Rotary position embedding (Su et al., arXiv 2104.09864), halves rotated as in Llama; and `mask`, what to add to
+    scores [T, T] where attention has a window shorter than the sequence."""
 
     def __init__(self, model: ModelSpec, seq_len: int, dtype: torch.dtype, device: torch.device) -> None:
         steps = torch.arange(0, model.head_dim, 2, dtype=torch.int64).to(torch.float32)
@@ -36,6 +31,16 @@ class Rope:
         angle = torch.arange(seq_len, dtype=torch.float32)[:, None] * frequency
         both = torch.cat([angle, angle], dim=-1)
         self._cos, self._sin = both.cos().to(device, dtype), both.sin().to(device, dtype)
+        self.mask: Tensor | None = None
+        window = model.attention_window
+        if window is not None and window < seq_len:
+            back = torch.arange(seq_len, device=device)[:, None] - torch.arange(seq_len, device=device)
+            hidden = (back < 0) | (back >= window)
+            self.mask = torch.zeros(seq_len, seq_len, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
+
+    def tensors(self) -> list[Tensor]:
+        """What lasts: it is the same for every layer."""
+        return [self._cos, self._sin, *([] if self.mask is None else [self.mask])]
 
     def __call__(self, x_tbnd: Tensor) -> Tensor:
         """Queries or keys, rotated by their positions."""
@@ -53,19 +58,22 @@ class Layer:
         group = model.num_heads // model.num_kv_heads
         # Which of the rank's key-value heads each of its query heads meets.
         self._meets = [head // group - shard.kv_heads[0] for head in range(*shard.heads)]
+        count = shard.kv_heads[1] - shard.kv_heads[0]
+        # Equally many for each: attention reads them in place. Otherwise they are copied, one for each query head.
+        self._is_grouped = self._meets == [k for k in range(count) for _ in range(len(self._meets) // count)]
 
     def __call__(self, x_tbh: Tensor, tp: TensorParallel, rope: Rope) -> Tensor:
         """Hidden states after the layer, from those before it: the rank's own tokens."""
-        if self._policy == "full" and torch.is_grad_enabled():
-            return checkpoint(self._run, x_tbh, tp, rope, use_reentrant=False)  # type: ignore[no-any-return]
-        return self._run(x_tbh, tp, rope)
+        run = partial(self._run, tp=tp, rope=rope)
+        return recomputed(run, x_tbh) if self._policy == "full" else run(x_tbh)
 
     def _run(self, x_tbh: Tensor, tp: TensorParallel, rope: Rope) -> Tensor:
         eps = self._model.norm_eps
-        attended = self._attention(tp.gather(rms_norm(x_tbh, self._weight("input_layernorm"), eps)), rope)
-        x_tbh = x_tbh + self._row("self_attn.o_proj", attended, tp)
-        normed = tp.gather(rms_norm(x_tbh, self._weight("post_attention_layernorm"), eps))
-        inner = functional.silu(self._linear("mlp.gate_proj", normed)) * self._linear("mlp.up_proj", normed)
+        normed = rms_norm(x_tbh, self._weight("input_layernorm"), eps)
+        q, k, v = self._columns(normed, tp, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        x_tbh = x_tbh + self._row("self_attn.o_proj", self._attention(q, k, v, rope), tp)
+        normed = rms_norm(x_tbh, self._weight("post_attention_layernorm"), eps)
+        inner = gated_silu(*self._columns(normed, tp, "mlp.gate_proj", "mlp.up_proj"))
         return x_tbh + self._row("mlp.down_proj", inner, tp)
 
     def _weight(self, name: str) -> Tensor:
@@ -74,40 +82,34 @@ class Layer:
     def _bias(self, name: str) -> Tensor | None:
         return self._weights.get(f"{self._at}{name}.bias")
 
-    def _linear(self, name: str, x: Tensor) -> Tensor:
-        return functional.linear(x, self._weight(name), self._bias(name))
+    def _columns(self, x: Tensor, tp: TensorParallel, *names: str) -> tuple[Tensor, ...]:
+        return tp.columns(x, [self._weight(name) for name in names], [self._bias(name) for name in names])
 
     def _row(self, name: str, x: Tensor, tp: TensorParallel) -> Tensor:
         """A projection whose input is cut: summed over ranks before the bias, which all of them hold."""
-        found, bias = tp.scatter(functional.linear(x, self._weight(name))), self._bias(name)
+        found, bias = tp.rows(x, self._weight(name)), self._bias(name)
         return found if bias is None else found + bias
 
-    def _attention(self, x_tbh: Tensor, rope: Rope) -> Tensor:
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, rope: Rope) -> Tensor:
         model = self._model
-        q, k, v = (
-            found.view(*found.shape[:2], found.shape[-1] // model.head_dim, model.head_dim)
-            for name in ("q_proj", "k_proj", "v_proj")
-            for found in (self._linear(f"self_attn.{name}", x_tbh),)
-        )
+        q, k, v = (x.view(*x.shape[:2], x.shape[-1] // model.head_dim, model.head_dim) for x in (q, k, v))
         if model.qk_norm:
             q = rms_norm(q, self._weight("self_attn.q_norm"), model.norm_eps)
             k = rms_norm(k, self._weight("self_attn.k_norm"), model.norm_eps)
+        run = partial(self._attend, mask=rope.mask)
         q, k = rope(q), rope(k)
-        if self._policy == "selective" and torch.is_grad_enabled():
-            return checkpoint(self._attend, q, k, v, use_reentrant=False)  # type: ignore[no-any-return]
-        return self._attend(q, k, v)
+        return recomputed(run, q, k, v) if self._policy == "selective" else run(q, k, v)
 
-    def _attend(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor) -> Tensor:
+    def _attend(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor, mask: Tensor | None) -> Tensor:
         if not self._meets:
             return q_tbnd.flatten(2)
-        k_tbnd, v_tbnd = k_tbnd[:, :, self._meets], v_tbnd[:, :, self._meets]
+        grouped = self._is_grouped and (mask is None or not mask.is_cuda)  # CUDA's kernels with a mask know no groups
+        if not grouped:
+            k_tbnd, v_tbnd = k_tbnd[:, :, self._meets], v_tbnd[:, :, self._meets]
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q_tbnd, k_tbnd, v_tbnd))  # samples, heads, tokens, head size
-        tokens, window = len(q_tbnd), self._model.attention_window
-        if window is None or window >= tokens:
-            found = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        else:
-            back = torch.arange(tokens, device=q.device)[:, None] - torch.arange(tokens, device=q.device)
-            found = functional.scaled_dot_product_attention(q, k, v, attn_mask=(back >= 0) & (back < window))
+        found = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
+        )
         return found.permute(2, 0, 1, 3).flatten(2)
 
 
@@ -146,7 +148,7 @@ class DecoderChunk:
     def logits(self, x_tbh: Tensor) -> Tensor:
         """Logits of the rank's rows of the vocabulary for all tokens [T, B, V], of a last chunk's hidden states."""
         normed = rms_norm(x_tbh, self._weights[FINAL_NORM], self._model.norm_eps)
-        return functional.linear(self._tp.gather(normed), self._weights[head_name(self._model)])
+        return self._tp.columns(normed, [self._weights[head_name(self._model)]], [None])[0]
 
     def loss(self, x_tbh: Tensor, labels_tb: Tensor) -> Tensor:
         """Sum of the cross entropies of all labels, of a last chunk's hidden states."""

@@ -18,7 +18,7 @@ from hexiopt.cost.sharding import sharding_groups
 from hexiopt.model import ModelSpec
 from hexiopt.plan import Plan, Replica
 from hexiopt.workload import Workload
-from runtime.parts import Part, Range, Shard, shards, stage_parts
+from runtime.parts import Part, Range, Shard, shards, split, stage_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +264,9 @@ def _backward_order(name: str) -> tuple[int, str]:
 
 
 def token_ranges(seq_len: int, tp: int) -> list[Range]:
-    """The tokens that each rank of a TP group has between layers: equal parts, cut at whole tokens."""
-    return list(pairwise(k * seq_len // tp for k in range(tp + 1)))
+    """The tokens that each rank of a TP group has between layers: as equal as whole tokens allow. The first ranks take
+    more, as they do of heads and columns: so the first one is the fullest, as the memory model counts it."""
+    return split(seq_len, tp)
 
 
 def common(a: Range, b: Range) -> Range | None:

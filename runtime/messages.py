@@ -1,6 +1,5 @@
 """Hidden states and their gradients between the stages of a pipeline, from rank to rank."""
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Timer
@@ -11,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.layout import Executor, Lane, Line, Route, token_ranges
+from runtime.outbox import Outbox
 
 _TAGS = 2**20  # micro-batches that tags tell apart
 
@@ -27,7 +27,7 @@ class _Piece:
 @dataclass(slots=True)
 class _Coming:
     whole: Tensor
-    parts: list[tuple[_Piece, Tensor, dist.Work]]
+    parts: list[tuple[Tensor, Tensor, dist.Work]]  # where in the whole, and where it comes in
 
 
 class Messages:
@@ -52,8 +52,10 @@ class Messages:
         self._shape = (own_tokens[1] - own_tokens[0], executor.samples[1] - executor.samples[0], hidden)
         self._rank, self._like, self._lanes, self._latency_s = rank, like, lanes, latency_s
         self._late: list[Timer] = []
-        self._sent: deque[tuple[dist.Work, Tensor]] = deque()
+        self._outbox = Outbox(like.device)
         self._coming: dict[tuple[int, bool, int], _Coming] = {}
+        self.most_bytes = 0
+        """The most that messages on their way here and from here have held at once."""
         # By virtual stage whose input or output it is, and whether it comes in.
         self._pieces: dict[tuple[int, bool], list[_Piece]] = {}
 
@@ -83,43 +85,51 @@ class Messages:
             else:
                 self._late.append(Timer(self._latency_s[piece.peer], self._post, (part, lane, micro_batch)))
                 self._late[-1].start()
-        while self._sent and self._sent[0][0].is_completed():
-            self._sent.popleft()
+        self._count()
 
     def _post(self, part: Tensor, lane: Lane, micro_batch: int) -> None:
         work = dist.isend(part, lane.receiver, **self._way(lane, micro_batch))
         assert work is not None
-        self._sent.append((work, part))
+        self._outbox.put(work, part)
 
     def expect(self, chunk: int, backward: bool, micro_batch: int) -> None:
         """Be ready for a chunk's input, or for the gradient of its hidden states."""
         if (chunk, backward, micro_batch) in self._coming:
             return
         boundary = chunk - 1 if not backward else chunk
-        parts = []
+        whole, parts = self._like.new_empty(self._shape), []
         for piece in self._pieces[chunk, not backward]:
-            shape = (piece.tokens.stop - piece.tokens.start, piece.samples.stop - piece.samples.start, self._shape[2])
-            part = self._like.new_empty(shape)
+            place = whole[piece.tokens, piece.samples]
+            part = place if place.is_contiguous() else torch.empty_like(place, memory_format=torch.contiguous_format)
             lane = Lane(boundary, backward, piece.peer, self._rank)
             work = dist.irecv(part, piece.peer, **self._way(lane, micro_batch))
             assert work is not None
-            parts.append((piece, part, work))
-        self._coming[chunk, backward, micro_batch] = _Coming(self._like.new_empty(self._shape), parts)
+            parts.append((place, part, work))
+        self._coming[chunk, backward, micro_batch] = _Coming(whole, parts)
+        self._count()
 
     def receive(self, chunk: int, backward: bool, micro_batch: int) -> Tensor:
         """Wait for what `expect` has announced: [t, B, H]."""
         coming = self._coming.pop((chunk, backward, micro_batch))
-        for piece, part, work in coming.parts:
+        for place, part, work in coming.parts:
             work.wait()
-            coming.whole[piece.tokens, piece.samples] = part
+            if part is not place:
+                place.copy_(part)
         return coming.whole
+
+    def _count(self) -> None:
+        """What messages hold now, each storage once."""
+        held = self._outbox.tensors()
+        for coming in self._coming.values():
+            held += [coming.whole, *(part for _, part, _ in coming.parts)]
+        storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held}
+        self.most_bytes = max(self.most_bytes, sum(storages.values()))
 
     def finish(self) -> None:
         """Wait until all messages are with their receivers."""
         while self._late:
             self._late.pop().join()
-        while self._sent:
-            self._sent.popleft()[0].wait()
+        self._outbox.finish()
 
     def _way(self, lane: Lane, micro_batch: int) -> dict[str, Any]:
         """How torch is told which message this is."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from runtime.decoder import DecoderChunk
 from runtime.emulation import Pace, pace_until
@@ -19,10 +20,11 @@ Sequences = Callable[[int, int], Tensor]  # samples [first, end) of the global b
 
 @dataclass(slots=True)
 class _Held:
-    """What a forward leaves for its backward."""
+    """What a forward leaves for its backward: what had entered, if gradients go back to it, and where the backward
+    begins. Hidden states that left are not among it: once sent, nobody needs their values."""
 
-    entered: Tensor
-    left: Tensor
+    entered: Tensor | None
+    left: GradientEdge
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +73,32 @@ class Pipeline:
             # One operation ahead, so that its message can come while this one runs.
             if then is not None and self._waits(then):
                 self._messages.expect(*self._key(then))
-            came = self._messages.receive(*self._key(now)) if self._waits(now) else None
-            began = self._clock()
-            if now.backward:
-                outgoing = self._backward(now, held.pop((now.chunk, now.micro_batch)), came)
-            else:
-                found = held[now.chunk, now.micro_batch] = self._forward(now, sequences, num_tokens, came)
-                outgoing = found.left.detach()
-            if self._pace is not None:
-                pace_until(began, self._pace.operation_s(now.backward, now.chunk))
-            self.timeline.append(Timed(now, began, self._clock()))
-            if now.backward and self._pace is not None and self._is_last_of(now):
-                self._sync.ended(self._names[now.chunk])
-            chunk = self._chunks[now.chunk].chunk
-            if not (chunk.first if now.backward else chunk.last):
-                assert outgoing is not None
-                self._messages.send(chunk.number, now.backward, now.micro_batch, outgoing)
-            elif not now.backward:
-                total += float(found.left.detach())
+            total += self._run(now, held, sequences, num_tokens)
         self._messages.finish()
         self._sync.finish()
         return total
+
+    def _run(self, now: Operation, held: dict[tuple[int, int], _Held], sequences: Sequences, num_tokens: int) -> float:
+        """One operation, and the message that it leads to. Returns the loss of a last forward, otherwise zero."""
+        came = self._messages.receive(*self._key(now)) if self._waits(now) else None
+        began = self._clock()
+        if now.backward:
+            outgoing = self._backward(now, held.pop((now.chunk, now.micro_batch)), came)
+        else:
+            held[now.chunk, now.micro_batch], outgoing = self._forward(now, sequences, num_tokens, came)
+        if self._pace is not None:
+            pace_until(began, self._pace.operation_s(now.backward, now.chunk))
+        self.timeline.append(Timed(now, began, self._clock()))
+        if now.backward and self._pace is not None and self._is_last_of(now):
+            self._sync.ended(self._names[now.chunk])
+        chunk = self._chunks[now.chunk].chunk
+        if not (chunk.first if now.backward else chunk.last):
+            assert outgoing is not None
+            self._messages.send(chunk.number, now.backward, now.micro_batch, outgoing)
+        elif not now.backward:
+            assert outgoing is not None
+            return float(outgoing)
+        return 0.0
 
     def _clock(self) -> float:
         """Seconds since 1970, after all that was begun."""
@@ -106,26 +113,28 @@ class Pipeline:
         chunk = self._chunks[operation.chunk].chunk
         return not (chunk.last if operation.backward else chunk.first)
 
-    def _forward(self, operation: Operation, sequences: Sequences, num_tokens: int, came: Tensor | None) -> _Held:
+    def _forward(
+        self, operation: Operation, sequences: Sequences, num_tokens: int, came: Tensor | None
+    ) -> tuple[_Held, Tensor]:
         chunk, own = self._chunks[operation.chunk], self._executor.samples
         start = self._line.first_sample + operation.micro_batch * self._line.micro_batch_size
         tokens_tb = sequences(start + own[0], start + own[1]).T if chunk.chunk.first or chunk.chunk.last else None
-        entered = tokens_tb[:-1] if tokens_tb is not None and came is None else came
-        assert entered is not None
         if came is not None:
-            came.requires_grad_()
-        left = chunk.hidden(entered)
+            left = chunk.hidden(came.requires_grad_())
+        else:
+            assert tokens_tb is not None
+            left = chunk.hidden(tokens_tb[:-1])
         if chunk.chunk.last:
             assert tokens_tb is not None
-            return _Held(entered, chunk.loss(left, tokens_tb[1:]) / num_tokens)
-        return _Held(entered, left)
+            left = chunk.loss(left, tokens_tb[1:]) / num_tokens
+        return _Held(came, get_gradient_edge(left)), left.detach()
 
     def _backward(self, operation: Operation, held: _Held, gradient: Tensor | None) -> Tensor | None:
         """The gradient of what had entered; None of tokens."""
         if self._pace is None and self._is_last_of(operation):
             self._sync.ending(self._names[operation.chunk])
-        torch.autograd.backward(held.left, gradient)
-        return held.entered.grad
+        torch.autograd.backward([held.left], None if gradient is None else [gradient])
+        return None if held.entered is None else held.entered.grad
 
     def _is_last_of(self, backward: Operation) -> bool:
         """Whether no further gradients of its layers follow in this step."""

@@ -20,6 +20,7 @@ from runtime.checkpoint import Checkpoint, Progress, save
 from runtime.data import Batches
 from runtime.emulation import Pace, read_pace
 from runtime.fabric import INTERFACE, enter
+from runtime.memory import gpu_peak_bytes
 from runtime.settings import Run
 from runtime.threads import threads_of_each
 from runtime.trainee import Trainee, drawn
@@ -168,4 +169,4 @@ def _train(
     ]
     executor = trainee.layout.executor_of[rank]
     at = {"pipeline": executor.pipeline, "stage": executor.stage, "replica": executor.replica}
-    tell({"event": "timeline", **at, "operations": timed})
+    tell({"event": "timeline", **at, "operations": timed, "peak_bytes": gpu_peak_bytes(device)})

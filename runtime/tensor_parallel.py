@@ -2,8 +2,9 @@
 
 Between attention and MLP every rank has its own tokens of all samples (Korthikanti et al., arXiv 2205.05198, section
 4.2.2): *gather* brings all tokens to every rank, *scatter* sums what the ranks made of all tokens and leaves each its
-own. Each is the other's backward. Hidden states are [tokens, samples, hidden] (TBH): tokens come first, so that ranks'
-tokens follow each other in memory. Parts may be unequal; then they travel padded to the longest.
+own. Each is the other's backward. A product of gathered tokens keeps the rank's own alone, and its backward gathers
+again. Hidden states are [tokens, samples, hidden] (TBH): tokens come first, so that ranks' tokens follow each other in
+memory. Parts may be unequal; then they travel padded to the longest.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
+from runtime.functions import applied
+from runtime.memory import saved_as
 from runtime.parts import Range
 
 
@@ -30,22 +34,27 @@ class TensorParallel:
         """The rank's tokens."""
         return self.tokens[self.rank]
 
-    def gather(self, x_tbh: Tensor) -> Tensor:
-        """All ranks' tokens [T, B, H], from one's own [t, B, H]."""
-        return x_tbh if self.group is None else _applied(_Gather, x_tbh, self)
+    def columns(self, x_tbh: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+        """Products of all ranks' tokens [T, B, H], of which one's own are given [t, B, H], with matrices cut in rows of
+        their weights."""
+        found: tuple[Tensor, ...] = applied(_Products, x_tbh, self, *weights, *biases)
+        return found
+
+    def rows(self, x_tbn: Tensor, weight: Tensor) -> Tensor:
+        """The product with a matrix cut in columns of its weight, summed over ranks: one's own tokens [t, B, H]."""
+        (found,) = applied(_Products, x_tbn, None, weight, None)
+        return self.scatter(found)
 
     def scatter(self, x_tbh: Tensor) -> Tensor:
         """The ranks' sum [T, B, H], of which each keeps its own tokens [t, B, H]."""
-        return x_tbh if self.group is None else _applied(_Scatter, x_tbh, self)
+        found: Tensor = x_tbh if self.group is None else applied(_Scatter, x_tbh, self)
+        return found
 
     def loss(self, logits_tbv: Tensor, labels_tb: Tensor, rows: Range) -> Tensor:
         """Sum of the cross entropies of all labels, from logits of the rank's own `rows` of the vocabulary."""
-        return _applied(_CrossEntropy, logits_tbv, labels_tb, rows, self.group)
-
-
-def _applied(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
-    found: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
-    return found
+        with saved_as("logits", beside=logits_tbv):
+            found: Tensor = applied(_CrossEntropy, logits_tbv, labels_tb, rows, self.group)
+        return found
 
 
 def _lengths(tokens: Sequence[Range]) -> list[int]:
@@ -77,15 +86,36 @@ def _reduce_scatter(x: Tensor, tp: TensorParallel) -> Tensor:
     return own[: lengths[tp.rank]]
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, tp: TensorParallel) -> Tensor:
-        ctx.tp = tp
-        return _all_gather(x, tp)
+class _Products(torch.autograd.Function):
+    """Of one input with several matrices, each with its bias or None; gathered before, if there is a `tp` to do it."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _reduce_scatter(grads[0], ctx.tp), None
+    def forward(
+        ctx: Any, x: Tensor, tp: TensorParallel | None, *weights_and_biases: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        count = len(weights_and_biases) // 2
+        weights, biases = weights_and_biases[:count], weights_and_biases[count:]
+        ctx.tp = None if tp is None or tp.group is None else tp
+        ctx.biased = [bias is not None for bias in biases]
+        ctx.save_for_backward(x, *weights)
+        whole = x if ctx.tp is None else _all_gather(x, ctx.tp)
+        return tuple(
+            functional.linear(whole, weight, bias)  # type: ignore[arg-type]
+            for weight, bias in zip(weights, biases, strict=True)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        whole = x if ctx.tp is None else _all_gather(x, ctx.tp)
+        flat = [grad.flatten(0, 1) for grad in grads]
+        of_weights = [grad.T @ whole.flatten(0, 1) for grad in flat]
+        of_biases = [grad.sum(dim=0) if biased else None for grad, biased in zip(flat, ctx.biased, strict=True)]
+        of_x = flat[0] @ weights[0]
+        for grad, weight in zip(flat[1:], weights[1:], strict=True):
+            of_x.addmm_(grad, weight)
+        of_x = of_x.view(whole.shape)
+        return of_x if ctx.tp is None else _reduce_scatter(of_x, ctx.tp), None, *of_weights, *of_biases
 
 
 class _Scatter(torch.autograd.Function):
@@ -104,29 +134,28 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, rows: Range, group: dist.ProcessGroup | None) -> Tensor:
-        exact = torch.promote_types(logits.dtype, torch.float32)
-        scores = logits.to(exact)
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
         most = scores.amax(dim=-1) if scores.shape[-1] else scores.new_full(labels.shape, -torch.inf)
         if group is not None:
             dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
-        scores = scores - most.unsqueeze(-1)
-        powers = scores.exp()
+        scores -= most.unsqueeze(-1)
         mine = (labels >= rows[0]) & (labels < rows[1])
-        row = (labels - rows[0]).masked_fill(~mine, 0)
+        row = (labels - rows[0]).masked_fill_(~mine, -1)
         target = scores.new_zeros(labels.shape)
         if scores.shape[-1]:
-            target = scores.gather(-1, row.unsqueeze(-1)).squeeze(-1).masked_fill(~mine, 0.0)
+            target = scores.gather(-1, row.clamp(min=0).unsqueeze(-1)).squeeze(-1).masked_fill_(~mine, 0.0)
+        powers = scores.exp_()
         sums = torch.stack([powers.sum(dim=-1), target])
         if group is not None:
             dist.all_reduce(sums, group=group)
-        ctx.save_for_backward(powers / sums[0].unsqueeze(-1), row, mine)
+        ctx.save_for_backward(powers.div_(sums[0].unsqueeze(-1)), row)
         ctx.dtype = logits.dtype
         return (sums[0].log() - sums[1]).sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        shares, row, mine = ctx.saved_tensors
-        found = shares.clone()
+        found, row = ctx.saved_tensors  # the shares become the gradient in their place: there is one backward
         if found.shape[-1]:
-            found.scatter_add_(-1, row.unsqueeze(-1), -mine.unsqueeze(-1).to(found.dtype))
-        return (found * grads[0]).to(ctx.dtype), None, None, None
+            mine = (row >= 0).unsqueeze(-1).to(found.dtype)
+            found.scatter_add_(-1, row.clamp(min=0).unsqueeze(-1), -mine)
+        return found.mul_(grads[0]).to(ctx.dtype), None, None, None

@@ -16,6 +16,7 @@ from runtime.emulation import Pace
 from runtime.gradient_sync import GradientSync, buckets
 from runtime.groups import Groups
 from runtime.layout import Chunk, layout_of, token_ranges
+from runtime.memory import States, Used, used
 from runtime.messages import Messages, like
 from runtime.optimizer import Optimizer
 from runtime.parts import Part, Shard, stage_parts
@@ -63,7 +64,7 @@ class Trainee:
         for part in parts:
             self.weights[part.name].data.copy_(initial(part))
         tp = TensorParallel(at, tuple(token_ranges(seq_len, len(executor.ranks))), groups.of(executor.ranks))
-        rope = Rope(model, seq_len, dtype, device)
+        self._rope = rope = Rope(model, seq_len, dtype, device)
         chunks = [DecoderChunk(model, chunk, executor.shards[at], tp, rope, self.weights) for chunk in executor.chunks]
         self.buckets = buckets(self.layout.held, parts, gradient_dtype, device, plan.sharding.stage == 1)
         self.sync = GradientSync(self.buckets, self.weights, groups)
@@ -71,7 +72,9 @@ class Trainee:
         if device.type == "cuda" if use_lanes is None else use_lanes:
             lanes = groups.lanes(self.layout.lanes(seq_len))
         latency_s = None if pace is None else pace.latency_s
-        messages = Messages(line, executor, rank, seq_len, model.hidden_size, like(dtype, device), lanes, latency_s)
+        self._messages = messages = Messages(
+            line, executor, rank, seq_len, model.hidden_size, like(dtype, device), lanes, latency_s
+        )
         names = _names_by_chunk(model, executor.chunks, executor.shards[at])
         self.pipeline = Pipeline(plan.schedule, line, executor, chunks, names, messages, self.sync, device, pace)
         self.optimizer = Optimizer(settings, self.buckets, self.weights, groups, pace)
@@ -100,6 +103,21 @@ class Trainee:
         """One optimiser step. Returns the mean loss per token and the norm of the gradients."""
         loss = self.gradients(sequences)
         return loss, self.optimizer.step(lr)
+
+    def states(self) -> States:
+        """What lasts of the rank's memory."""
+        return States(
+            weights=tuple(self.weights.values()),
+            gradients=tuple(bucket.gradient for bucket in self.buckets),
+            masters=tuple(master for master in self.optimizer.masters if master is not None),
+            moments=tuple(moment for own in self.optimizer.moments for moment in own.values()),
+            tables=tuple(self._rope.tensors()),
+        )
+
+    def used(self, sequences: Sequences) -> Used:
+        """The memory that the gradients of a global batch take: they are computed, but slowly. What follows takes no
+        more: the optimiser steps bucket by bucket, when nothing is saved any longer."""
+        return used(self.states(), self._device, lambda: self.gradients(sequences), lambda: self._messages.most_bytes)
 
 
 def _names_by_chunk(model: ModelSpec, chunks: Sequence[Chunk], shard: Shard) -> list[list[str]]:

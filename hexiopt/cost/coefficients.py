@@ -19,8 +19,12 @@ MEMORY_BACKWARD_PASSES = 2
 SCORE_PASSES = 4
 # Passes over the logits in the forward of the loss: maximum, exponential sum, in FP32.
 LOSS_PASSES = 3
-# Bytes of the FP32 copy of a logit that the loss keeps for its backward.
+# Bytes of the FP32 probability that the loss keeps for its backward, for each logit.
 LOSS_BYTES = 4
+# Bytes of a token's number (int64), which embedding and loss keep for their backwards.
+TOKEN_ID_BYTES = 8
+# Bytes of an FP32 statistic of a vector that a norm keeps: its scale; LayerNorm its mean too.
+NORM_STATISTIC_BYTES = 4
 # Collectives of a layer with sequence-parallel norms (Korthikanti et al., arXiv 2205.05198, section 4.2.2):
 # all-gather and reduce-scatter around attention and MLP; the backward gathers the saved inputs again.
 TP_FORWARD_COLLECTIVES = 4

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from math import ceil
 from typing import NamedTuple
 
 from hexiopt.cost import coefficients as c
@@ -95,8 +96,10 @@ def _chunks_in_flight(
 class MemoryModel:
     """Bytes for one TP degree, micro-batch size and model; stages of any length and position from it.
 
-    Per-token activations follow Korthikanti et al. (arXiv 2205.05198, section 4), with sequence parallelism,
-    without dropout, with true shapes.
+    Per-token activations follow Korthikanti et al. (arXiv 2205.05198, section 4), with sequence parallelism, without
+    dropout, with true shapes: what our runtime allocates (`tests/runtime/test_memory_use.py`). Of a processor, whose
+    attention is fused, `flash_attention` is true. Of the ranks of a TP group, the most that any has of each kind: one
+    has all of it, except where heads share key-value heads unevenly or tokens do not divide.
     """
 
     def __init__(self, model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> None:
@@ -105,25 +108,42 @@ class MemoryModel:
         width, hidden = workload.element_bytes, model.hidden_size
         tokens = micro_batch_size * workload.seq_len
         self.layer_params = layer_params(model, shard)
-        self.embedding_params = model.embedding_params * shard.vocab / model.vocab_size
+        # The matrix of embedding and head is cut; positions, projections and the final norm are whole on every rank.
         # With tied embeddings the last stage holds its own copy of the matrix, unless it is also the first.
-        untied_head = model.head_params * shard.vocab / model.vocab_size
-        tied_copy = model.vocabulary_params * shard.vocab / model.vocab_size if model.tied_embeddings else 0.0
-        self._head_params_alone, self._head_params_beside_embedding = untied_head + tied_copy, untied_head
+        matrix = model.vocabulary_params * shard.vocab / model.vocab_size
+        beside = model.head_params - (0 if model.tied_embeddings else model.vocabulary_params)
+        self.embedding_params = matrix + (model.embedding_params - model.vocabulary_params)
+        self._head_params_alone = matrix + beside
+        self._head_params_beside_embedding = float(beside) if model.tied_embeddings else matrix + beside
         q, kv = shard.heads * model.head_dim, shard.kv_heads * model.head_dim
-        # A layer stores: input and norm output of both blocks (sharded along the sequence), q, k, v, attention
-        # output, and the MLP's inner activations; unfused attention also its probabilities.
+        # A norm keeps its input, a statistic or two a vector, and its output, which the product behind it reads.
+        statistics = c.NORM_STATISTIC_BYTES * (2 if model.norm_bias else 1)
+        own = micro_batch_size * ceil(workload.seq_len / tp)  # tokens between blocks, cut along the sequence
+        norm = own * (2.0 * hidden * width + statistics)
+        # A layer keeps those of its two norms, q, k, v, the attention's output and the MLP's inner activations; and,
+        # where queries and keys are normed, what they were before.
         inner = (3 if model.gated_mlp else 2) * shard.ffn
-        kept = 4.0 * hidden / tp + 2 * q + 2 * kv + inner
-        self._none = tokens * width * kept
+        self._none = 2.0 * norm + tokens * width * (2.0 * q + 2.0 * kv + inner)
+        if model.qk_norm:
+            self._none += tokens * (width * (q + kv) + statistics * (shard.heads + shard.kv_heads))
+        # Fused attention keeps its log-sum-exp, unfused its probabilities; keys and values are copied for each query
+        # head where a rank's heads do not share them evenly.
+        copies = tokens * width * 2.0 * model.head_dim * _copied_kv_heads(model, tp)
         probabilities = 0.0 if gpu.flash_attention else float(tokens) * workload.seq_len * shard.heads * width
         log_sum_exp = float(tokens) * shard.heads * 4 if gpu.flash_attention else 0.0
-        self._internals = probabilities + log_sum_exp
-        self._full = tokens * width * hidden / tp
-        self._final_norm = 2.0 * tokens * width * hidden / tp
-        self._logits = float(tokens) * shard.vocab * (width + c.LOSS_BYTES)
-        # One gathered input and one gathered gradient of a TP group, and two boundary messages each way.
-        self._buffers = tokens * width * (2.0 * hidden * (tp > 1) + 4.0 * hidden / tp)
+        self._internals = copies + probabilities + log_sum_exp
+        self._full = own * width * float(hidden)
+        self._final_norm = norm
+        # Which rows of the matrix a token needs, and, where it is cut, whether they are the rank's.
+        self._tokens = float(tokens) * (c.TOKEN_ID_BYTES + (tp > 1))
+        self._loss = tokens * (float(shard.vocab) * c.LOSS_BYTES + c.TOKEN_ID_BYTES)
+        # The logits themselves until the loss has read them, and then their gradient, of one micro-batch at a time.
+        self._logits = float(tokens) * shard.vocab * width
+        # One gathered input and one gathered gradient of a TP group, and two boundary messages each way; sines and
+        # cosines of all positions.
+        self._buffers = tokens * width * 2.0 * hidden * (tp > 1) + own * width * 4.0 * hidden
+        if not model.learned_positions:
+            self._buffers += workload.seq_len * width * 2.0 * model.head_dim
 
     def layer_activation_bytes(self, policy: str) -> float:
         """Stored activations of one layer and one micro-batch."""
@@ -131,11 +151,16 @@ class MemoryModel:
             return self._full
         return self._none + (self._internals if policy == "none" else 0.0)
 
-    def recompute_working_set_bytes(self, policy: str) -> float:
-        """What the layer being recomputed holds beside the stored activations."""
+    def recompute_working_set_bytes(self, policy: str, last: bool = False) -> float:
+        """What the layer being recomputed holds beside the stored activations; on the last stage the head's backward
+        has let go of what the final norm kept before.
+        """
+        working = 0.0
         if policy == "full":
-            return self._none + self._internals - self._full
-        return self._internals if policy == "selective" else 0.0
+            working = self._none + self._internals - self._full
+        elif policy == "selective":
+            working = self._internals
+        return max(0.0, working - self._final_norm) if last else working
 
     def num_params(self, num_layers: int, first: bool, last: bool) -> float:
         """Parameters on the fullest rank of a stage."""
@@ -160,33 +185,36 @@ class MemoryModel:
         """Bytes on the fullest device of a stage that holds `held` micro-batches in flight."""
         activations = (
             held * num_layers * self.layer_activation_bytes(policy)
-            + self.recompute_working_set_bytes(policy)
-            + (held * self._final_norm if last else 0.0)
+            + self.recompute_working_set_bytes(policy, last)
+            + (held * self._tokens if first else 0.0)
         )
-        logits = held * self._logits if last else 0.0
-        return self._memory(num_layers, first, last, activations, logits, shards)
+        return self._memory(num_layers, first, last, activations, held, shards)
 
-    def chunk_bytes(self, policies: Sequence[str], last: bool) -> float:
-        """What a range of layers, each with its policy, stores of one micro-batch; `last` ends with the LM head."""
+    def chunk_bytes(self, policies: Sequence[str], first: bool, last: bool) -> float:
+        """What a range of layers, each with its policy, stores of one micro-batch; `first` begins with the embedding,
+        `last` ends with the LM head."""
         kept = sum(n * self.layer_activation_bytes(policy) for policy, n in Counter(policies).items())
-        return kept + (self._final_norm + self._logits if last else 0.0)
+        return kept + first * self._tokens + (self._final_norm + self._loss if last else 0.0)
 
     def mixed_stage(
         self, chunks: Sequence[Sequence[str]], first: bool, last: bool, held: Sequence[int], shards: Shards = WHOLE
     ) -> Memory:
         """As `stage`, of layer ranges whose layers have `chunks` as policies; `held[c]` micro-batches of range c."""
-        logits = held[-1] * self._logits if last else 0.0
         stored = sum(
-            n * self.chunk_bytes(policies, last and c == len(chunks) - 1)
+            n * self.chunk_bytes(policies, first and c == 0, False)
             for c, (n, policies) in enumerate(zip(held, chunks, strict=True))
         )
-        repeated = max(self.recompute_working_set_bytes(policy) for policies in chunks for policy in policies)
-        return self._memory(sum(map(len, chunks)), first, last, stored - logits + repeated, logits, shards)
+        repeated = max(self.recompute_working_set_bytes(policy, last) for policies in chunks for policy in policies)
+        return self._memory(sum(map(len, chunks)), first, last, stored + repeated, held[-1], shards)
 
     def _memory(
-        self, num_layers: int, first: bool, last: bool, activations: float, logits: float, shards: Shards
+        self, num_layers: int, first: bool, last: bool, activations: float, held: int, shards: Shards
     ) -> Memory:
-        workload, (stage, count) = self._workload, shards
+        """With the activations of tokens and layers; the head holds `held` micro-batches."""
+        workload, (stage, count), logits = self._workload, shards, 0.0
+        if last:
+            activations += held * self._final_norm
+            logits = held * self._loss + self._logits
         transient = activations + logits + self._buffers
         params = weights = gradients = self.num_params(num_layers, first, last)
         if stage >= 2:
@@ -230,3 +258,18 @@ def layer_params(model: ModelSpec, shard: Shard) -> float:
         + model.mlp_params * shard.ffn / model.ffn_size
         + model.replicated_layer_params
     )
+
+
+def _copied_kv_heads(model: ModelSpec, tp: int) -> int:
+    """By how many the query heads of a rank exceed the key-value heads that they meet, unless each serves equally many
+    of them: then attention reads them in place."""
+    group = model.num_heads // model.num_kv_heads
+    low, extra = divmod(model.num_heads, tp)
+    most = start = 0
+    for rank in range(tp):
+        end = start + low + (rank < extra)
+        served = Counter(head // group for head in range(start, end))
+        if len(set(served.values())) > 1:
+            most = max(most, end - start - len(served))
+        start = end
+    return most

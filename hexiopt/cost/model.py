@@ -225,7 +225,10 @@ class CostModel(Sites):
                 for c, policies in enumerate(chunks)
             )
             if final:
-                stored = tuple(model.chunk_bytes(policies, last and c == final) for c, policies in enumerate(chunks))
+                stored = tuple(
+                    model.chunk_bytes(policies, first and c == 0, last and c == final)
+                    for c, policies in enumerate(chunks)
+                )
                 held = chunks_in_flight(place.position, place.num_stages, place.num_micro_batches, stored)
             else:
                 held = (in_flight(place.schedule, place.position, place.num_stages, place.num_micro_batches),)

@@ -11,7 +11,7 @@ from rich.table import Table
 from hexiopt.cost.cost import Cost
 from hexiopt.plan import Plan
 from hexiopt.problem import Problem
-from hexiopt.report.style import milliseconds
+from hexiopt.report.style import gib, milliseconds
 from hexiopt.report.timeline import meta_event, operation_event, timeline_events
 
 _NOTE = "Predicted for the plan's GPUs, measured on these devices. F+B: per micro-batch. Busy: of the pipelines' time."
@@ -37,6 +37,8 @@ class MeasuredRank:
     replica: int
     device: str
     operations: tuple[MeasuredOperation, ...]
+    peak_bytes: int | None = None
+    """The most that torch's allocator has given out at once, where the rank is a GPU."""
 
     @property
     def busy_s(self) -> float:
@@ -80,12 +82,18 @@ def _span_s(ranks: Sequence[MeasuredRank]) -> tuple[float, float]:
 
 def measured_table(problem: Problem, plan: Plan, cost: Cost, ranks: Sequence[MeasuredRank]) -> RenderableType:
     """Forward and backward of a micro-batch, and how busy a stage is, predicted for the plan's devices and measured
-    here. Of a replicated stage, the slowest replica; of a TP group, the slowest rank."""
+    here. Of a replicated stage, the slowest replica; of a TP group, the slowest rank.
+
+    Where ranks are GPUs, also the most memory of their tensors; predicted without the reserve, which is not of tensors.
+    """
     began_s, ended_s = _span_s(ranks)
     table = Table(box=None, pad_edge=False, caption=_NOTE)
     table.add_column("Stage")
     table.add_column("Devices")
     for name in ("F+B ms predicted", "measured", "Busy % predicted", "measured"):
+        table.add_column(name, justify="right")
+    on_gpus = any(rank.peak_bytes is not None for rank in ranks)
+    for name in ("GiB predicted", "measured") if on_gpus else ():
         table.add_column(name, justify="right")
     for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
         for s, stage_cost in enumerate(priced.stages):
@@ -95,6 +103,8 @@ def measured_table(problem: Problem, plan: Plan, cost: Cost, ranks: Sequence[Mea
             predicted_s = stage_cost.forward_s + stage_cost.backward_s
             measured_s = max(rank.busy_s for rank in own) / pipeline.num_micro_batches
             whole = pipeline.num_micro_batches / cost.pipeline_s
+            tensors = stage_cost.memory.total - stage_cost.memory.reserve
+            peak = max(rank.peak_bytes or 0 for rank in own)
             table.add_row(
                 f"{p}·{s}",
                 ", ".join(rank.device for rank in own),
@@ -102,5 +112,6 @@ def measured_table(problem: Problem, plan: Plan, cost: Cost, ranks: Sequence[Mea
                 milliseconds(measured_s),
                 f"{100 * predicted_s * whole:.0f}",
                 f"{100 * statistics.fmean(rank.busy_s for rank in own) / (ended_s - began_s):.0f}",
+                *((gib(tensors), gib(peak)) if on_gpus else ()),
             )
     return table

@@ -71,7 +71,10 @@ class Rooms:
             memory = model.stage(ranges[0], place.first, place.last, policy, held, shards)
         else:
             final = len(chunks) - 1
-            stored = tuple(model.chunk_bytes(own, place.last and c == final) for c, own in enumerate(chunks))
+            stored = tuple(
+                model.chunk_bytes(own, place.first and c == 0, place.last and c == final)
+                for c, own in enumerate(chunks)
+            )
             each = chunks_in_flight(place.position, place.num_stages, place.num_micro_batches, stored)
             memory = model.mixed_stage(chunks, place.first, place.last, each, shards)
         return memory.total <= site.gpu.usable_memory_bytes * (1 + _SLACK)

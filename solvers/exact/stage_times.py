@@ -50,7 +50,7 @@ class StageTable:
         fastest = min(policies, key=lambda policy: model.layer_s(site, samples, policy)[1])
         forward_s = np.array([model.stage_s(site, int(n), first, last, samples, fastest)[0] for n in counts])
         backward_s = np.array([model.stage_s(site, int(n), first, last, samples, fastest)[1] for n in counts])
-        working = {policy: memory.recompute_working_set_bytes(policy) for policy in policies}
+        working = {policy: memory.recompute_working_set_bytes(policy, last) for policy in policies}
         room = site.gpu.usable_memory_bytes * (1 + _ROUNDING) - np.array(
             [memory.stage(int(n), first, last, fastest, held, shards).total for n in counts]
         )

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexiopt.cluster_file import cluster_from_section
+from hexiopt.cost import coefficients as c
 from hexiopt.cost.collectives import ring_collective_s
 from hexiopt.cost.compute import embedding_compute, head_compute, layer_compute, optimizer_compute_s
 from hexiopt.cost.memory import Shards, in_flight
@@ -224,7 +225,9 @@ def test_interleaved_stages_hold_the_ends_with_their_first_and_last_range() -> N
     wraps = {(link.backward, link.stage) for link in one.links}
     assert wraps == {(False, 0), (True, 1), (False, 1), (True, 0)}
     # The first stage has begun 2·2 − 2 + 2 + 1 forwards of ranges of two layers, 1F1B two of four layers.
-    assert one.stages[0].memory.activations / other.stages[0].memory.activations == pytest.approx(5 * 2 / (2 * 4))
+    tokens = of.workload.seq_len * c.TOKEN_ID_BYTES
+    of_layers = one.stages[0].memory.activations - 4 * tokens, other.stages[0].memory.activations - 2 * tokens
+    assert of_layers[0] / of_layers[1] == pytest.approx(5 * 2 / (2 * 4))
 
 
 @settings(max_examples=60, deadline=None)

@@ -80,13 +80,15 @@ def test_llama2_7b_by_hand() -> None:
     """One A100, one sequence of 4,096 tokens, BF16, all in one stage.
 
     A layer keeps 4 h + q + 2 kv + attention output + 3 f numbers a token: (4 + 4)·4096 + 3·11008 = 65,792,
-    that is 514 MiB, and 4 bytes of log-sum-exp for each token and head. The loss keeps BF16 logits and FP32
-    copies.
+    that is 514 MiB; 4 bytes of a scale for each token and norm, and 4 of log-sum-exp for each token and head. The loss
+    keeps FP32 probabilities, beside one micro-batch's BF16 logits or their gradient. Embedding and loss keep token
+    numbers of 8 bytes.
     """
     tokens = 4096
-    layer = tokens * 2 * 65_792
+    layer = tokens * (2 * 65_792 + 2 * 4)
     internals = tokens * 32 * 4
-    assert layer == 514 * 2**20
+    norm = tokens * (2 * 2 * 4096 + 4)
+    assert tokens * 2 * 65_792 == 514 * 2**20
     model = MemoryModel(LLAMA, Workload(), A100, 1, 1)
     assert model.layer_activation_bytes("none") == layer + internals
     assert model.layer_activation_bytes("selective") == layer
@@ -94,26 +96,47 @@ def test_llama2_7b_by_hand() -> None:
 
     memory = model.stage(32, True, True, "none", 1)
     assert memory.weights + memory.gradients + memory.master + memory.optimizer == 6_738_415_616 * 16
-    assert memory.activations == 32 * (layer + internals) + 2 * tokens * 2 * 4096
-    assert memory.logits == tokens * 32_000 * 6
-    assert memory.buffers == 4 * tokens * 2 * 4096
+    assert memory.activations == 32 * (layer + internals) + norm + tokens * 8
+    assert memory.logits == tokens * (32_000 * (4 + 2) + 8)
+    assert memory.buffers == 4 * tokens * 2 * 4096 + 2 * tokens * 2 * 128
     transient = memory.activations + memory.logits + memory.buffers
     assert memory.reserve == c.COMMUNICATOR_BYTES + c.FRAGMENTATION * transient
     assert memory.total == pytest.approx(sum(getattr(memory, part) for part in MEMORY_PARTS))
     assert 117 * GIB < memory.total < 120 * GIB
 
+    # What the final norm kept is gone when the last layer is recomputed.
     full = model.stage(32, True, True, "full", 1)
-    assert full.activations == 32 * tokens * 2 * 4096 + (layer + internals - tokens * 2 * 4096) + 2 * tokens * 2 * 4096
+    assert full.activations == 32 * tokens * 2 * 4096 + (layer + internals - tokens * 2 * 4096) + tokens * 8
 
 
 def test_llama2_7b_over_four_ranks_by_hand() -> None:
-    """Everything of a layer is split by four; norms' parameters are not."""
+    """Everything of a layer is split by four; norms' parameters are not, the final one's neither."""
     model = MemoryModel(LLAMA, Workload(), A100, 4, 1)
     tokens = 4096
-    assert model.layer_activation_bytes("selective") == tokens * 2 * 65_792 / 4
+    assert model.layer_activation_bytes("selective") == tokens * (2 * 65_792 + 2 * 4) / 4
     assert model.layer_activation_bytes("full") == tokens * 2 * 1024
     norms = 2 * 4096
     assert model.num_params(1, False, False) == (LLAMA.layer_params - norms) / 4 + norms
+    assert model.num_params(0, False, True) == LLAMA.vocabulary_params / 4 + 4096
+    tied = MemoryModel(replace(LLAMA, tied_embeddings=True), Workload(), A100, 4, 1)
+    assert [tied.num_params(0, first, True) for first in (False, True)] == [
+        LLAMA.vocabulary_params / 4 + 4096,
+        LLAMA.vocabulary_params / 4 + 4096,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "tp", "copied"),
+    [(32, 32, 3, 0), (32, 8, 4, 0), (32, 8, 16, 0), (6, 3, 2, 1), (6, 2, 4, 0), (8, 2, 3, 1)],
+)
+def test_keys_are_copied_where_heads_share_them_unevenly(heads: int, kv_heads: int, tp: int, copied: int) -> None:
+    """(6, 3, 2): heads 0 to 2 meet key heads 0, 0, 1. (8, 2, 3): heads 3 to 5 meet 0, 1, 1; heads 0 to 2 only 0."""
+    model = replace(LLAMA, num_heads=heads, num_kv_heads=kv_heads)
+    plain, split = (MemoryModel(model, Workload(), A100, n, 1) for n in (1, tp))
+    of_a_head = 4096 * 4  # log-sum-exp
+    internals = split.layer_activation_bytes("none") - split.layer_activation_bytes("selective")
+    assert internals == math.ceil(heads / tp) * of_a_head + copied * 2 * 128 * 2 * 4096
+    assert plain.layer_activation_bytes("none") - plain.layer_activation_bytes("selective") == heads * of_a_head
 
 
 def test_unfused_attention_keeps_its_probabilities() -> None:
@@ -207,7 +230,7 @@ def test_policies_per_layer_add_up() -> None:
     none, selective, full = (memory.layer_activation_bytes(policy) for policy in RECOMPUTE_POLICIES)
     mixed = memory.mixed_stage([("none", "full"), ("selective",)], False, True, (3, 2))
     plain = memory.stage(0, False, True, "none", 2)
-    working = memory.recompute_working_set_bytes("full")
+    working = memory.recompute_working_set_bytes("full", last=True)
     assert mixed.activations == pytest.approx(3 * (none + full) + 2 * selective + working + plain.activations)
     assert mixed.logits == plain.logits
     assert mixed.weights == memory.stage(3, False, True, "none", 2).weights
@@ -217,8 +240,19 @@ def test_logits_and_final_norm_stand_on_the_last_stage_only() -> None:
     model = MemoryModel(LLAMA, Workload(), A100, 1, 1)
     middle, last = (model.stage(4, False, end, "full", 2) for end in (False, True))
     assert middle.logits == 0
-    assert last.logits == 2 * 4096 * 32_000 * 6
-    assert last.activations - middle.activations == 2 * 2 * 4096 * 2 * 4096
+    assert last.logits == 2 * 4096 * (32_000 * 4 + 8) + 4096 * 32_000 * 2
+    # One of the two final norms has been let go of when most is recomputed.
+    assert last.activations - middle.activations == 4096 * (2 * 2 * 4096 + 4)
+
+
+def test_normed_queries_and_keys_are_kept_twice() -> None:
+    normed = replace(LLAMA, architecture="qwen3", num_kv_heads=8)
+    plain = replace(normed, architecture="llama")
+    for policy, more in (("none", 1), ("selective", 1), ("full", 0)):
+        with_norms, without = (
+            MemoryModel(model, Workload(), A100, 2, 1).layer_activation_bytes(policy) for model in (normed, plain)
+        )
+        assert with_norms - without == more * 4096 * (2 * (16 + 4) * 128 + 4 * (16 + 4))
 
 
 # ------------------------------------------------------------------ what fits

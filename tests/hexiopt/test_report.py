@@ -227,7 +227,7 @@ def test_full_and_overfull_memory_are_said(small: Case) -> None:
     overfull = Plan((Pipeline(stages, 32),))
     cost = CostModel(problem).price(overfull)
     assert not cost.fits
-    assert "+8.1 GiB" in printed(plan_table(problem, overfull, cost)).splitlines()[2]
+    assert "+8.2 GiB" in printed(plan_table(problem, overfull, cost)).splitlines()[2]
     assert "does not fit: stage 0·0 (new:0-1)" in printed(summary_table(problem, overfull, cost))
 
 

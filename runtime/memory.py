@@ -1,0 +1,167 @@
+"""What a rank of a training run holds, by the parts of `Memory`: of its own tensors, of what autograd saves, at most.
+
+States are counted from the tensors themselves. Activations and logits are the storages that autograd has saved for
+backwards still to come, each once, however many operations saved it, and without parameters and tables, which last:
+at the moment when most are alive.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from hexiopt.cost.memory import Memory
+
+_saved_as = [("activations", 0)]  # as what counts what is saved now, and what is alive beside it, in bytes
+
+
+@contextmanager
+def saved_as(part: str, beside: Tensor) -> Iterator[None]:
+    """What autograd saves in here counts as that part of `Memory`, with what is alive beside it for the moment."""
+    _saved_as.append((part, beside.nbytes))
+    try:
+        yield
+    finally:
+        _saved_as.pop()
+
+
+@dataclass(frozen=True)
+class States:
+    """Tensors that last: the states of a rank, and the tables that all its layers read."""
+
+    weights: tuple[Tensor, ...]
+    gradients: tuple[Tensor, ...]
+    masters: tuple[Tensor, ...]
+    moments: tuple[Tensor, ...]
+    tables: tuple[Tensor, ...]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them."""
+        return self.weights + self.gradients + self.masters + self.moments + self.tables
+
+    def bytes_of(self) -> dict[str, int]:
+        """Bytes by part of `Memory`."""
+        return {
+            "weights": _bytes(self.weights),
+            "gradients": _bytes(self.gradients),
+            "master": _bytes(self.masters),
+            "optimizer": _bytes(self.moments),
+            "buffers": _bytes(self.tables),
+        }
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a rank held in some computing: the most of each part (`reserve` is none), and the most of all at once.
+
+    `peak_bytes` counts also tensors of a moment: on a GPU those of torch's allocator, elsewhere what operations made.
+    """
+
+    parts: Memory
+    peak_bytes: int
+
+
+def used(
+    states: States, device: torch.device, compute: Callable[[], Any], most_message_bytes: Callable[[], int]
+) -> Used:
+    """What `compute` uses; `most_message_bytes` says afterwards what its messages held at most."""
+    lasting, by_part = states.tensors(), states.bytes_of()
+    saved, alive = _Saved(lasting), _Alive(lasting)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with saved.hooks(), alive:
+        compute()
+    peak_bytes = gpu_peak_bytes(device) or sum(by_part.values()) + alive.most
+    by_part["buffers"] += most_message_bytes()
+    parts = Memory(**by_part, activations=saved.most["activations"], logits=saved.most["logits"], reserve=0)
+    return Used(parts, peak_bytes)
+
+
+def gpu_peak_bytes(device: torch.device) -> int | None:
+    """The most bytes of tensors that this process has had on a GPU at once; None where the device is none."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum({_at(one): one.untyped_storage().nbytes() for one in tensors}.values())
+
+
+def _at(tensor: Tensor) -> int:
+    """The address of what a tensor is a view of."""
+    return tensor.untyped_storage().data_ptr()
+
+
+@dataclass(eq=False)
+class _Packed:
+    """A saved tensor, as long as its operation's backward is still to come."""
+
+    tensor: Tensor
+
+
+class _Saved:
+    """Counts what is saved: bytes `now` and at `most`, by part."""
+
+    def __init__(self, lasting: Iterable[Tensor]) -> None:
+        self._lasting = set(map(_at, lasting))
+        self._holders: Counter[int] = Counter()  # of a storage, by its address
+        self._part: dict[int, str] = {}  # likewise
+        self.now: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+
+    def hooks(self) -> saved_tensors_hooks:
+        """To count by, as a context."""
+        return saved_tensors_hooks(self._pack, lambda packed: packed.tensor)
+
+    def _pack(self, tensor: Tensor) -> _Packed:
+        packed, at, size = _Packed(tensor), _at(tensor), tensor.untyped_storage().nbytes()
+        if at not in self._lasting:
+            self._holders[at] += 1
+            if self._holders[at] == 1:
+                part, beside = _saved_as[-1]
+                self._part[at] = part
+                self.now[part] += size
+                self.most[part] = max(self.most[part], self.now[part] + beside)
+            weakref.finalize(packed, self._released, at, size)
+        return packed
+
+    def _released(self, at: int, size: int) -> None:
+        self._holders[at] -= 1
+        if not self._holders[at]:
+            del self._holders[at]
+            self.now[self._part.pop(at)] -= size
+
+
+class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts storages that operations make, as long as they live: bytes `now` and at `most`."""
+
+    def __init__(self, lasting: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._known = set(map(_at, lasting))
+        self.now = self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = {_at(one) for one in args if isinstance(one, Tensor)}
+        made = func(*args, **(kwargs or {}))
+        tree_map_only(Tensor, lambda one: self._see(one, before), made)
+        return made
+
+    def _see(self, tensor: Tensor, before: set[int]) -> None:
+        storage, at = tensor.untyped_storage(), _at(tensor)
+        size = storage.nbytes()
+        if size and at not in self._known and at not in before:
+            self._known.add(at)
+            self.now += size
+            self.most = max(self.most, self.now)
+            weakref.finalize(storage, self._gone, at, size)
+
+    def _gone(self, at: int, size: int) -> None:
+        self._known.discard(at)
+        self.now -= size

@@ -1,0 +1,117 @@
+"""Plans whose memory is measured, and the prediction beside: the fullest rank of every stage."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from hexiopt.cost.memory import MEMORY_PARTS, Memory
+from hexiopt.cost.model import CostModel
+from hexiopt.model import ModelSpec
+from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.problem import Problem
+from hexiopt.workload import Workload
+from runtime.memory import Used
+from runtime.settings import AdamW
+from runtime.trainee import Trainee, drawn
+from runtime.weights import DTYPES
+from tests.runtime.ranks import TIMEOUT_S, run_ranks
+from tests.solvers.problems import cluster
+
+LLAMA = ModelSpec(
+    name="small",
+    architecture="llama",
+    num_layers=4,
+    hidden_size=128,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    ffn_size=320,
+    vocab_size=512,
+    max_positions=4096,
+)
+SETTINGS = AdamW()
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A stage's predicted memory, and that of its fullest rank, by parts."""
+
+    pipeline: int
+    stage: int
+    predicted: Memory
+    measured: Memory
+    peak_bytes: int
+
+    def off(self, part: str) -> float:
+        """By which share of the measured bytes the predicted ones are more; infinite where nothing is."""
+        predicted, measured = getattr(self.predicted, part), getattr(self.measured, part)
+        if not measured:
+            return 0.0 if not predicted else float("inf")
+        return float(predicted / measured - 1)
+
+
+def compared(plan: Plan, model: ModelSpec, workload: Workload) -> list[Compared]:
+    """Train two steps of the plan, the second one measured."""
+    count = max(plan.devices()) + 1
+    problem = Problem(cluster(("a", "fast", count), fast_gib=64.0), model, workload)
+    cost = CostModel(problem).price(plan)
+
+    def work(rank: int) -> Any:
+        dtype = DTYPES[workload.precision]
+        trainee = Trainee(
+            plan,
+            model,
+            workload.seq_len,
+            workload.global_batch,
+            dtype=dtype,
+            gradient_dtype=torch.float32 if workload.stored_gradient_bytes == 4 else dtype,
+            device=torch.device("cpu"),
+            settings=SETTINGS,
+            initial=partial(drawn, 1),
+            timeout_s=TIMEOUT_S,
+            cluster=problem.cluster,
+        )
+
+        def sequences(first: int, end: int) -> torch.Tensor:
+            generator = torch.Generator().manual_seed(first)
+            return torch.randint(model.vocab_size, (end - first, workload.seq_len + 1), generator=generator)
+
+        executor = trainee.layout.executor_of[rank]
+        return (executor.pipeline, executor.stage), trainee.used(sequences)
+
+    ranks = run_ranks(len(plan.devices()), work)
+    found = []
+    for p, pipeline in enumerate(cost.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            own: list[Used] = [used for at, used in ranks if at == (p, s)]
+            fullest = Memory(**{part: max(getattr(one.parts, part) for one in own) for part in MEMORY_PARTS})
+            found.append(Compared(p, s, stage.memory, fullest, max(one.peak_bytes for one in own)))
+    return found
+
+
+def even_plan(
+    model: ModelSpec,
+    schedule: str = "1f1b",
+    policy: str = "none",
+    *,
+    stages: int = 2,
+    tp: int = 1,
+    pipelines: int = 1,
+    batches: int = 4,
+    size: int = 1,
+    chunks: int = 1,
+    zero: int = 0,
+) -> Plan:
+    """Equal pipelines of equal stages."""
+    step = model.num_layers // (stages * chunks)
+    found = []
+    for p in range(pipelines):
+        own = []
+        for s in range(stages):
+            first = (p * stages + s) * tp
+            layers = tuple(((c * stages + s) * step, (c * stages + s + 1) * step) for c in range(chunks))
+            own.append(Stage((Replica(tuple(range(first, first + tp))),), layers, (policy,)))
+        found.append(Pipeline(tuple(own), batches, size))
+    return Plan(tuple(found), schedule, Sharding(zero))
