@@ -49,9 +49,8 @@ FREE = (
     Free("hopper_gemm_max", 0.65, 0.4, 0.8, _SHARE, "large GEMMs of H100 in BF16", "H100"),
     Free("hopper_attention_max", 0.33, 0.1, 0.7, _SHARE, "fused attention of H100, by FlashAttention-2", "H100"),
     Free("turing_gemm_max", 0.25, 0.1, 0.6, _SHARE, "large GEMMs of T4 at 70 W in FP16", "T4"),
-    Free("volta_gemm_max", 0.6, 0.3, 0.9, _SHARE, "large GEMMs of V100 in FP16", "V100"),
     Free("nvlink_efficiency", 0.75, 0.4, 1.0, _RATE, "what collectives reach over NVLink", "TP over NVLink"),
-    Free("infiniband_efficiency", 0.85, 0.4, 1.0, _RATE, "what rings reach over InfiniBand or RoCE", "several machines"),
+    Free("infiniband_efficiency", 0.85, 0.4, 1.0, _RATE, "what rings reach over InfiniBand or RoCE", "A100, H100"),
     Free("ethernet_efficiency", 0.6, 0.2, 1.0, _RATE, "what rings reach over TCP", "AMP"),
     Free("pcie_efficiency", 0.25, 0.1, 1.0, _RATE, "what collectives reach over PCIe, all GPUs at once", "T4"),
     Free("memory_traffic", 1.9, 1.0, 6.0, "factor", "bytes that element-wise operators move, over fused ones", "all"),
@@ -67,10 +66,13 @@ FREE = (
 _OUTLIER = 0.08
 _PRIOR = 0.02  # of a residual, for a constant twice its starting value
 _STEP = 0.02
+_INSIDE = 1e-3  # of its range, in logarithms, a constant begins
 
 
-def fit(cases: Sequence[Case], progress: Progress | None = None) -> dict[str, float]:
-    """The values of all constants that predict `cases` best."""
+def fit(
+    cases: Sequence[Case], progress: Progress | None = None, near: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """The values of all constants that predict `cases` best; the search begins `near` some values, if any."""
     start = np.array([free.start for free in FREE])
     target = np.array([case.row.value for case in cases])
     # Rates fall as times rise: signs do not matter for squares.
@@ -94,11 +96,12 @@ def fit(cases: Sequence[Case], progress: Progress | None = None) -> dict[str, fl
         errors: Floats = np.log(np.array(found) / target)
         return np.concatenate([errors, _PRIOR * x / np.log(2)])
 
+    begin = np.zeros(len(FREE)) if near is None else np.log(np.array([near[free.name] for free in FREE]) / start)
     low = np.log(np.array([max(free.least, 1e-3 * free.start) for free in FREE]) / start)
     high = np.log(np.array([free.most for free in FREE]) / start)
     solved = least_squares(
         residuals,
-        np.zeros(len(FREE)),
+        np.clip(begin, low + _INSIDE, high - _INSIDE),
         bounds=(low, high),
         loss="soft_l1",
         f_scale=_OUTLIER,
@@ -164,7 +167,7 @@ def _leave_one_out(cases: Sequence[Case], found: Mapping[str, float], console: C
         for source in sources:
             own = groups[gpu, source]
             rest = [case for case in cases if case not in own]
-            without = fit(rest)
+            without = fit(rest, near=found)
             inside, outside = (_errors(own, values) for values in (found, without))
             console.print(
                 f"{gpu}, {source}: {len(own)} rows, mean error {inside.mean_percent:.1f} % fitted, "
@@ -177,6 +180,7 @@ def _errors(cases: Sequence[Case], values: Mapping[str, float]) -> Scored:
 
 
 def _as_yaml(found: Mapping[str, float], cases: Sequence[Case]) -> str:
+    touches = _touching(cases)
     sources = sorted({case.row.source.split(" (")[0] for case in cases})
     lines = [
         "# Constants fitted on published runs by `python -m experiments.calibrate`, which writes this file.",
@@ -185,12 +189,13 @@ def _as_yaml(found: Mapping[str, float], cases: Sequence[Case]) -> str:
         "constants:",
     ]
     for free in FREE:
+        rows = sum(free.name in names for names in touches)
         lines += [
             f"  {free.name}:",
             f"    value: {found[free.name]:g}",
             f"    unit: {free.unit}",
             f'    meaning: "{free.meaning}"',
-            f'    fitted_on: "{free.shown_by}"',
+            f'    fitted_on: "{free.shown_by} ({rows} rows)"',
         ]
     return "\n".join(lines) + "\n"
 

@@ -18,12 +18,15 @@ from experiments.cli import main
 from experiments.common import Job, found, search
 from experiments.price import priced
 from experiments.reports import show_plan
+from hexiopt.calibration import constants
 from hexiopt.cluster_file import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATENCY_US
 from hexiopt.cost import coefficients
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.memory import MEMORY_PARTS
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.sites import Site
+from hexiopt.frameworks import default_framework
+from hexiopt.gpus import Gpu, catalogue, fitted_efficiency
 from hexiopt.machine import Machine
 from hexiopt.plan import Plan, Stage
 from hexiopt.plan_file import solver_to_dict
@@ -47,6 +50,7 @@ def run(job: Job) -> float:
         made_by = solver_to_dict(result)
     show_plan(job, problem, plan, cost, made_by)
     source = job.config.plan or f"cluster={job.choices.get('cluster')}"
+    layers = measured_rows(problem, plan) if problem.cluster.profile.entries else ()
     for title, header, rows in (
         ("Step", ("part", "value", "what binds"), step_rows(problem, plan, cost)),
         (
@@ -55,9 +59,11 @@ def run(job: Job) -> float:
             stage_rows(problem, plan, cost),
         ),
         ("GPU types", ("value", "is", "from"), gpu_rows(problem)),
+        *((("Layers", ("where", "take", "from"), layers),) if layers else ()),
         ("Links", ("value", "is", "from"), link_rows(problem, source)),
         ("Workload", ("value", "is", "from"), workload_rows(problem, plan)),
         ("Coefficients", ("name", "is", "from"), coefficient_rows()),
+        ("Runtime", ("name", "is", "from"), framework_rows()),
     ):
         job.show("", Text(title, style="bold"), _table(header, rows))
     return cost.step_time_s
@@ -186,7 +192,35 @@ def gpu_rows(problem: Problem) -> Iterator[Row]:
         }
         assert len(values) == len(fields(efficiency))
         said = ", ".join(f"{name} {value}" for name, value in values.items())
-        yield f"{gpu.name}: efficiency", said, "the type's family in gpus.yaml, or the cluster file"
+        yield f"{gpu.name}: efficiency", said, _efficiency_source(gpu)
+
+
+def _efficiency_source(gpu: Gpu) -> str:
+    known = catalogue().get(gpu.name)
+    if known is None or known.efficiency != gpu.efficiency:
+        return gpu.source
+    fitted = [f"{field} fitted on {constants()[name].fitted_on}" for field, name in fitted_efficiency(gpu.name).items()]
+    return ", ".join(["the type's family in gpus.yaml", *fitted])
+
+
+def measured_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
+    """Which sites of the plan take times of layers from the cluster's profile."""
+    model, seen = CostModel(problem), set()
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            for replica, samples in zip(stage.replicas, stage.samples(pipeline.micro_batch_size), strict=True):
+                site = model.site(replica.devices)
+                if (site, samples) in seen:
+                    continue
+                seen.add((site, samples))
+                found = model.measured(site, samples)
+                name = f"{site.gpu.name}, TP {site.tp}, {samples} sequences"
+                if found is None:
+                    yield name, "calculated", "the cluster's profile has no such layers"
+                else:
+                    forward_s, backward_s = found.layer
+                    said = f"{milliseconds(forward_s)} ms forward, {milliseconds(backward_s)} ms backward"
+                    yield name, said, "measured: the cluster's profile"
 
 
 def link_rows(problem: Problem, source: str) -> Iterator[Row]:
@@ -264,6 +298,22 @@ def coefficient_rows() -> Iterator[Row]:
             yield name[1].lower(), f"{coefficients.COEFFICIENTS[name[1]]:,g}", " ".join(said)
         else:
             comment = []
+
+
+def framework_rows() -> Iterator[Row]:
+    """What the cost model takes our own runtime to do; fitted constants say what they were fitted on."""
+    own = default_framework()
+    for field in fields(own):
+        if field.name != "name":
+            value = getattr(own, field.name)
+            shown = str(value).lower() if isinstance(value, bool) else f"{value:g}"
+            yield field.name, shown, "frameworks.yaml: hexiopt"
+    for constant in constants().values():
+        yield (
+            constant.name,
+            f"{constant.value:g} ({constant.unit})",
+            f"{constant.meaning}: fitted on {constant.fitted_on}",
+        )
 
 
 def _table(header: tuple[str, str, str], rows: Iterable[Row]) -> Table:

@@ -89,6 +89,15 @@ def calibrated_catalogue(values: Mapping[str, float]) -> Mapping[str, Gpu]:
     return MappingProxyType(gpus)
 
 
+def fitted_efficiency(name: str) -> dict[str, str]:
+    """Of a type of the catalogue, the fields of its efficiency that are fitted constants, and their names."""
+    section = _table().section("types").section(name)
+    family = _table().section("families").section(section.text("family")).section("efficiency")
+    own = section.section("efficiency", optional=True).keys()
+    stated = {key: family.raw(key) for key in family.keys() if key not in own}  # noqa: SIM118
+    return {key: value for key, value in stated.items() if isinstance(value, str)}
+
+
 def find_gpu(name: str, extra: Mapping[str, Gpu], where: str) -> Gpu:
     """The type `name` of `extra` (a cluster file's own types), else of the catalogue.
 

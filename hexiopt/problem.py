@@ -3,14 +3,16 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
+from hexiopt.calibration import fitted_values
 from hexiopt.cluster import Cluster
 from hexiopt.cluster_file import cluster_from_section, cluster_to_dict
 from hexiopt.cost.coefficients import COEFFICIENTS
 from hexiopt.errors import InputError
+from hexiopt.frameworks import default_framework
 from hexiopt.huggingface import model_from_config
 from hexiopt.model import ModelSpec
 from hexiopt.reading import Section
@@ -129,8 +131,9 @@ def problem_from_section(section: Section) -> Problem:
 
 
 def calibration_sha256() -> str:
-    """SHA-256 of the coefficients of the cost model, so that a plan tells which ones priced it."""
-    return sha256_of(COEFFICIENTS)
+    """SHA-256 of the constants of the cost model, so that a plan tells which ones priced it."""
+    framework = asdict(default_framework())
+    return sha256_of({"coefficients": COEFFICIENTS, "fitted": fitted_values(), "framework": framework})
 
 
 def sha256_of(data: Any) -> str:
