@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = fit(cases, progress)
     for free in FREE:
         console.print(f"{free.name:26} {found[free.name]:>9.4g} {free.unit}: {free.meaning}")
-    write_text(CALIBRATION, _as_yaml(found, cases))
+    write_text(CALIBRATION, calibration_yaml(found, cases))
     console.print(f"written: {CALIBRATION.name}, fitted on {len(cases)} rows")
     if options.leave_one_out:
         _leave_one_out(cases, found, console)
@@ -179,7 +179,8 @@ def _errors(cases: Sequence[Case], values: Mapping[str, float]) -> Scored:
     return Scored.of([(case, in_metric(case, predicted(case, values).step_time_s)) for case in cases])
 
 
-def _as_yaml(found: Mapping[str, float], cases: Sequence[Case]) -> str:
+def calibration_yaml(found: Mapping[str, float], cases: Sequence[Case]) -> str:
+    """The calibration file: values, what they are, and what they were fitted on."""
     touches = _touching(cases)
     sources = sorted({case.row.source.split(" (")[0] for case in cases})
     lines = [

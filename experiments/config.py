@@ -278,12 +278,14 @@ class DiscoverConfig:
 
     `nvidia_smi` (nvidia-smi --query-gpu=index,name,memory.total --format=csv) and `topology` (nvidia-smi topo -m) are
     a path where there is one machine, else a mapping of machines to paths: {a: a.csv, b: b.csv}. `slurm` is scontrol
-    show node or sinfo -N -o "%N %G"; `hostfile` a launcher's, whose slots are taken as GPUs.
+    show node or sinfo -N -o "%N %G"; `hostfile` a launcher's, whose slots are taken as GPUs. `nccl_tests`, likewise by
+    machine, is what all_gather_perf or the like printed on all its GPUs: the rate of its links.
     """
 
     name: str = "discovered"
     nvidia_smi: Any = None
     topology: Any = None
+    nccl_tests: Any = None
     slurm: str | None = None
     hostfile: str | None = None
 
@@ -291,9 +293,10 @@ class DiscoverConfig:
         _check_name("discover", self.name)
         self.paths("nvidia_smi")
         self.paths("topology")
+        self.paths("nccl_tests")
 
     def paths(self, option: str) -> dict[str, str]:
-        """The paths of `nvidia_smi` or `topology` by machine, a lone one under ''. Raises InputError."""
+        """The paths of an option that has one for each machine, a lone one under ''. Raises InputError."""
         value = getattr(self, option)
         paths = {"": value} if isinstance(value, str) and value else value or {}
         if not isinstance(paths, Mapping) or not all(isinstance(path, str) and path for path in paths.values()):

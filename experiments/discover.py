@@ -20,9 +20,13 @@ _SHOWN = 40  # machines in the table
 def run(job: Job) -> float:
     """Write the cluster file. Raises InputError naming file and line of what is not understood."""
     config = job.config.discover
-    texts = Texts(config.paths("nvidia_smi"), config.paths("topology"), config.slurm, config.hostfile)
+    texts = Texts(
+        config.paths("nvidia_smi"), config.paths("topology"), config.paths("nccl_tests"), config.slurm, config.hostfile
+    )
     if texts == Texts():
-        raise InputError("discover: no text is given; state discover.{nvidia_smi,topology,slurm,hostfile}=FILE")
+        raise InputError(
+            "discover: no text is given; state discover.{nvidia_smi,topology,nccl_tests,slurm,hostfile}=FILE"
+        )
     found = discover(config.name, texts)
     open_keys = list(unknowns(found.cluster))
     head = ["Written by hexiopt discover."]

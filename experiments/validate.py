@@ -19,6 +19,7 @@ from experiments.validation.rows import Row, read_rows
 from experiments.validation.score import Predicted, Scored, by_family, is_half_precision, spearman
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import RUNS, shipped_measurements
+from hexiopt.errors import InputError
 from hexiopt.profiles.files import read_profile
 from hexiopt.profiles.layers import Profile
 from hexiopt.profiles.network import sailor_network
@@ -82,7 +83,7 @@ def _predict(row: Row, given: Given) -> tuple[Prediction, Predicted | None]:
     said = row.line, row.source, row.gpu, row.gpus, row.model_name, row.precision, row.metric, row.value
     try:
         case = case_of(row, given)
-    except InexpressibleError as error:
+    except (InexpressibleError, InputError) as error:  # InputError: a model or problem that breaks a rule
         return Prediction(*said, reason=str(error)), None
     seconds = predicted(case).step_time_s
     pipeline = case.plan.pipelines[0]

@@ -106,7 +106,7 @@ def _machines(gpu: Gpu, num_gpus: int, usual: int) -> Machines:
 def gpu_of(text: str, memory_gib: float | None) -> Gpu:
     """The type of the catalogue that `text` names, of that memory if any is stated. Raises InexpressibleError."""
     plain = re.sub(r"[^a-z0-9]", "", text.lower())
-    stated = re.search(r"-(\d+)\s*GB?\b", text)
+    stated = re.search(r"[\s_-](\d+)\s*G(?:i?B)?\b", text, re.IGNORECASE)
     if memory_gib is None and stated:
         memory_gib = float(stated[1])
     found = []

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hexiopt.cluster_file import MAX_GPUS_PER_MACHINE, NAME, NAME_RULE
@@ -17,7 +18,8 @@ from hexiopt.discovery.slurm import Gres, read_slurm
 from hexiopt.discovery.topology import NVLINK_GB_PER_S, Topology, read_topology
 from hexiopt.errors import InputError, shown
 from hexiopt.gpus import catalogue
-from hexiopt.units import GIB
+from hexiopt.profiles.network import LinkFit, read_nccl_tests
+from hexiopt.units import GB, GIB
 
 LONE = ""  # the key of a path that is given without a machine
 _LOCAL = "local"  # what the only machine is called, where no text names it
@@ -26,10 +28,11 @@ _NUMBERED = re.compile(r"(.+)-(0|[1-9][0-9]{0,5})")
 
 @dataclass(frozen=True)
 class Texts:
-    """Paths of what tools printed: nvidia-smi's by machine (or `LONE`), the others' of the cluster."""
+    """Paths of what tools printed: nvidia-smi's and nccl-tests' by machine (or `LONE`), the others' of the cluster."""
 
     nvidia_smi: Mapping[str, str] = field(default_factory=dict)
     topology: Mapping[str, str] = field(default_factory=dict)
+    nccl_tests: Mapping[str, str] = field(default_factory=dict)
     slurm: str | None = None
     hostfile: str | None = None
 
@@ -57,15 +60,16 @@ def discover(name: str, texts: Texts) -> Discovery:
     """The cluster called `name` that texts describe. Raises InputError naming file and line."""
     slurm = read_slurm(texts.slurm) if texts.slurm else {}
     hosts = read_hostfile(texts.hostfile) if texts.hostfile else {}
-    named = list(dict.fromkeys([*slurm, *hosts, *texts.nvidia_smi, *texts.topology]))
+    named = list(dict.fromkeys([*slurm, *hosts, *texts.nvidia_smi, *texts.topology, *texts.nccl_tests]))
     named = [machine for machine in named if machine != LONE]
     smi = {m: read_nvidia_smi(p) for m, p in _by_machine("nvidia_smi", texts.nvidia_smi, named).items()}
     topologies = {m: read_topology(p) for m, p in _by_machine("topology", texts.topology, named).items()}
+    buses = {m: read_nccl_tests(Path(p)) for m, p in _by_machine("nccl_tests", texts.nccl_tests, named).items()}
     entries: list[dict[str, Any]] = []
     notes: dict[str, tuple[str, ...]] = {}
     links: list[dict[str, Any]] = []
     left_out = []
-    for machine in dict.fromkeys([*named, *smi, *topologies]):
+    for machine in dict.fromkeys([*named, *smi, *topologies, *buses]):
         topology = topologies.get(machine)
         count = _count(machine, smi.get(machine), topology, slurm.get(machine), hosts.get(machine))
         if count == 0:
@@ -78,6 +82,8 @@ def discover(name: str, texts: Texts) -> Discovery:
         parts = _part_names(machine, kinds)
         for part, kind in zip(parts, kinds, strict=True):
             entry, said = _entry(part, kind, topology)
+            if machine in buses and "intra_bandwidth_gb_per_s" in entry:
+                said += (_measure(entry, buses[machine]),)
             entries.append(entry)
             notes[part] = said
         links += [
@@ -197,6 +203,13 @@ def _entry(name: str, kind: _Kind, topology: Topology | None) -> tuple[dict[str,
     if kind.pcie is not None:
         notes.append(kind.pcie)
     return entry, tuple(notes)
+
+
+def _measure(entry: dict[str, Any], bus: LinkFit) -> str:
+    """Write what nccl-tests measured inside a machine: the rate of every link of a ring, over that of a datasheet."""
+    entry["intra_bandwidth_gb_per_s"] = float(f"{bus.bandwidth_bytes_per_s / GB:.4g}")
+    entry.pop("intra_links", None)
+    return f"nccl-tests: {entry['intra_bandwidth_gb_per_s']:g} GB/s on the bus of large messages"
 
 
 def _join(entry: dict[str, Any], indices: Sequence[int], topology: Topology) -> list[str]:

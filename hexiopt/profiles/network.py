@@ -11,8 +11,7 @@ import numpy as np
 from hexiopt.errors import InputError, closest
 from hexiopt.profiles.sailor import GPUS
 from hexiopt.reading import read_mapping, read_text
-
-_MB = 1e6
+from hexiopt.units import GB, MICROSECOND
 
 
 @dataclass(frozen=True)
@@ -58,24 +57,23 @@ def _rates(data: Mapping[str, Any], key: str, where: str) -> dict[str, dict[int,
 _COLUMNS = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\S+)\s+(\S+)\s+(-?\d+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)")
 
 
-def read_nccl_tests(path: Path) -> tuple[LinkFit, list[tuple[float, float]]]:
-    """Latency and bus bandwidth of a run of nccl-tests, and its points (bytes, seconds), from the text that it prints.
+def read_nccl_tests(path: Path) -> LinkFit:
+    """Latency and bus bandwidth of a run of nccl-tests, from the text that it prints.
 
     Its columns are size, count, type, redop, root, and time (µs), algbw and busbw (GB/s) out of place. Bus bandwidth is
     what each link carries (nccl-tests, doc/PERFORMANCE.md), so that rings of any length give the rate of a link. The
     fit is of the least squared relative error. Raises InputError where no line has these columns.
     """
-    points: list[tuple[float, float]] = []
-    moved: list[float] = []
+    moved: list[float] = []  # bytes that a link carried
+    times: list[float] = []
     for line in read_text(path).splitlines():
         found = _COLUMNS.match(line)
         if found and float(found[6]) > 0:
-            seconds = float(found[6]) * 1e-6
-            points.append((float(found[1]), seconds))
-            moved.append(float(found[8]) * 1e9 * seconds)  # bytes that a link carried
-    if len(points) < 2:
+            times.append(float(found[6]) * MICROSECOND)
+            moved.append(float(found[8]) * GB * times[-1])
+    if len(times) < 2:
         raise InputError(f"{path}: has no two lines of sizes and times; give the output of all_gather_perf or the like")
-    return link_fit(moved, [seconds for _, seconds in points]), points
+    return link_fit(moved, times)
 
 
 def link_fit(num_bytes: Sequence[float], seconds: Sequence[float]) -> LinkFit:

@@ -134,6 +134,7 @@ def test_gpus_and_mixed_machines_by_their_names() -> None:
         ("GH200", 96.0): "gh200_96gb",
         ("Titan-RTX", None): "titan_rtx",
         ("RTX 3090", 24.0): "rtx_3090",
+        ("A100 SXM 40GB", None): "a100_40gb_sxm",
     }
     assert {key: gpu_of(*key).name for key in names} == names
     mixed = machines_of(replace(PLAIN, gpu="3x4xV100(p3.8xlarge)+1x4xT4(g4dn.12xlarge)"))

@@ -139,8 +139,7 @@ def test_nccl_tests_output(tmp_path: Path) -> None:
         a=f"{seconds[0] * 1e6:.4f}", b=f"{seconds[1] * 1e6:.4f}", busa=f"{busbw[0]:.6f}", busb=f"{busbw[1]:.6f}"
     )
     (tmp_path / "out.txt").write_text(text)
-    fit, points = read_nccl_tests(tmp_path / "out.txt")
-    assert [size for size, _ in points] == [1048576, 1073741824]
+    fit = read_nccl_tests(tmp_path / "out.txt")
     assert fit.latency_s == pytest.approx(20e-6, rel=1e-3)
     assert fit.bandwidth_bytes_per_s == pytest.approx(200e9, rel=1e-3)
     (tmp_path / "none.txt").write_text("nothing here\n")

@@ -198,3 +198,20 @@ def test_what_is_written_reads_back(name: str, number: float, flag: bool) -> Non
     data = {"name": name, "machines": [{"name": name, "x": [number, flag, None]}], "gpus": {name: {"y": number}}}
     written = cluster_text(data, [name], {name: (name,)})
     assert parse(written, "cluster.yaml", as_json=False) == data
+
+
+def test_what_nccl_tests_measured_stands_over_a_datasheet(tmp_path: Path) -> None:
+    text = "".join(
+        f"{size:12d} {size // 4:12d} float none -1 {1e6 * (2e-5 + moved / 2.31e11):.4f} 1.0 "
+        f"{moved / (2e-5 + moved / 2.31e11) / 1e9:.6f} 0\n"
+        for size in (2**20, 2**26, 2**30)
+        for moved in (size * 7 / 8,)
+    )
+    (tmp_path / "hosts").write_text("a slots=8\nb slots=8\n")
+    (tmp_path / "nccl.txt").write_text(text)
+    texts = Texts(hostfile=str(tmp_path / "hosts"), nccl_tests={"a": str(tmp_path / "nccl.txt")})
+    found = discover("ours", texts)
+    a, b = found.cluster["machines"]
+    assert a["intra_bandwidth_gb_per_s"] == pytest.approx(231, rel=1e-3)
+    assert b["intra_bandwidth_gb_per_s"] is None
+    assert any("nccl-tests" in note for note in found.notes["a"])
