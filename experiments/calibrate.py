@@ -54,6 +54,7 @@ FREE = (
     Free("ethernet_efficiency", 0.6, 0.2, 1.0, _RATE, "what rings reach over TCP", "AMP"),
     Free("pcie_efficiency", 0.25, 0.1, 1.0, _RATE, "what collectives reach over PCIe, all GPUs at once", "T4"),
     Free("memory_traffic", 1.9, 1.0, 6.0, "factor", "bytes that element-wise operators move, over fused ones", "all"),
+    Free("megatron_memory_traffic", 2.0, 1.0, 6.0, "factor", "the same in Megatron with dropout", "Megatron to 2022"),
     Free(
         "triton_attention_speed", 0.58, 0.2, 1.0, "factor", "attention of llm-foundry's kernels, over FlashAttention-2",
         "llm-foundry",
