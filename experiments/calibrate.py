@@ -56,10 +56,6 @@ FREE = (
     Free("pcie_efficiency", 0.25, 0.1, 1.0, _RATE, "what collectives reach over PCIe, all GPUs at once", "T4"),
     Free("memory_traffic", 1.9, 1.0, 6.0, "factor", "bytes that element-wise operators move, over fused ones", "all"),
     Free("megatron_memory_traffic", 2.0, 1.0, 6.0, "factor", "the same in Megatron with dropout", "Megatron to 2022"),
-    Free(
-        "triton_attention_speed", 0.6, 0.2, 1.0, "factor", "attention of llm-foundry's kernels, over FlashAttention-2",
-        "llm-foundry",
-    ),
     Free("fsdp_contention", 0.9, 0.0, 1.0, "share", "of hidden FSDP communication that compute loses", "FSDP"),
     Free("megatron_tp_exposed", 0.4, 0.0, 1.0, "share", "of TP collectives not hidden by overlap", "Megatron of 2024"),
     Free("deepspeed_layer_host_us", 5500, 500, 20000, "µs", "to issue a layer's forward in Megatron of 2021", "AMP"),
