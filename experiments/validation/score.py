@@ -21,7 +21,7 @@ _HALF = ("bf16", "fp16")
 
 @dataclass(frozen=True)
 class Scored:
-    """Errors of some rows, in percent; `bias` is the mean of predicted over measured, less one."""
+    """Errors of some rows, in percent; `bias` is the mean of predicted over measured step times, less one."""
 
     num_rows: int
     mean_percent: float
@@ -33,13 +33,15 @@ class Scored:
     def of(cls, rows: Sequence[Predicted]) -> "Scored":
         """The scores of (case, predicted metric)."""
         ratio = np.array([value / case.row.value for case, value in rows])
+        is_time = np.array([case.row.metric == "iter_time_s" for case, _ in rows])
+        slower = np.where(is_time, ratio, 1.0 / ratio)
         errors = 100.0 * np.abs(ratio - 1.0)
         return cls(
             len(rows),
             float(errors.mean()),
             float(np.median(errors)),
             float(np.quantile(errors, 0.9)),
-            float(100.0 * (ratio.mean() - 1.0)),
+            float(100.0 * (slower.mean() - 1.0)),
         )
 
 

@@ -29,6 +29,8 @@ NORM_STATISTIC_BYTES = 4
 # all-gather and reduce-scatter around attention and MLP; the backward gathers the saved inputs again.
 TP_FORWARD_COLLECTIVES = 4
 TP_BACKWARD_COLLECTIVES = 6
+# Share of a stage's gradients that no backward is left to hide, where frameworks overlap: a layer of 24.
+LAST_BUCKET = 1 / 24
 # Bytes that Adam moves for a parameter beside gradient and weight: master and two moments, read and written, FP32.
 ADAM_STATE_TRAFFIC_BYTES = 24
 # What a process holds beside tensors: communicator buffers, 0.25 GiB a process (NCCL's default channels).

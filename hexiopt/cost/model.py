@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from hexiopt.cost import coefficients as c
 from hexiopt.cost.boundary import Hop, Load, Way, sender_load, ways, ways_load
 from hexiopt.cost.compute import optimizer_compute_s
 from hexiopt.cost.cost import Cost, PipelineCost, StageCost
@@ -25,7 +26,6 @@ from hexiopt.frameworks import Framework
 from hexiopt.plan import Pipeline, Plan, Replica, Stage, irregular, misaligned, unpriced
 from hexiopt.problem import Problem
 
-_LAST_BUCKET = 1 / 24  # of the gradients: those of the layer whose backward ends last
 _KEPT = 50_000  # pipelines, times and stages remembered before memory is given back
 
 
@@ -398,7 +398,7 @@ def _after_rings(
         seconds = passes * duration
         if beside_s is not None and left is not None:
             np.minimum.at(left, at, np.maximum(beside_s[at] - seconds[:, None], 0.0))
-            seconds = np.maximum(seconds - beside_s[at].min(axis=1), _LAST_BUCKET * seconds)
+            seconds = np.maximum(seconds - beside_s[at].min(axis=1), c.LAST_BUCKET * seconds)
         done = start[at].max(axis=1) + seconds
         np.maximum.at(ended, at, done[:, None])
     return ended, left

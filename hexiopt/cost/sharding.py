@@ -271,10 +271,11 @@ def _stage_s(plan: Plan, times: Sites, s: int, together: list[_Executor], rate: 
     gather = [n * s_per_byte * workload.element_bytes + wait for n in params]
     scatter = [n * s_per_byte * workload.stored_gradient_bytes + wait for n in params]
     slowed = times.framework.contention
+    if plan.sharding.stage == 2:
+        backwards = [seconds + slowed * r for seconds, r in zip(backwards, scatter, strict=True)]
+        return sum(forwards), scattered_backward_s(backwards, scatter)
     forwards = [seconds + slowed * g for seconds, g in zip(forwards, gather, strict=True)]
     backwards = [seconds + slowed * (g + r) for seconds, g, r in zip(backwards, gather, scatter, strict=True)]
-    if plan.sharding.stage == 2:
-        return sum(forwards), scattered_backward_s(backwards, scatter)
     return forward_s(forwards, gather), backward_s(backwards, gather, scatter)
 
 
