@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from hexiopt.cost import coefficients as c
 from hexiopt.cost.boundary import Hop, Load, Way, sender_load, ways, ways_load
+from hexiopt.cost.coefficients import LAST_BUCKET
 from hexiopt.cost.compute import optimizer_compute_s
 from hexiopt.cost.cost import Cost, PipelineCost, StageCost
 from hexiopt.cost.gradient_sync import Floats, Ints, SyncTimes, sync_groups
@@ -398,7 +398,7 @@ def _after_rings(
         seconds = passes * duration
         if beside_s is not None and left is not None:
             np.minimum.at(left, at, np.maximum(beside_s[at] - seconds[:, None], 0.0))
-            seconds = np.maximum(seconds - beside_s[at].min(axis=1), c.LAST_BUCKET * seconds)
+            seconds = np.maximum(seconds - beside_s[at].min(axis=1), LAST_BUCKET * seconds)
         done = start[at].max(axis=1) + seconds
         np.maximum.at(ended, at, done[:, None])
     return ended, left
