@@ -269,7 +269,7 @@ MODEL = ("cluster=small_mixed", "model=hf", "solver=random")
 
 BAD_COMMANDS: list[tuple[tuple[str, ...], str]] = [
     ((), "no verb"),
-    (("fly",), "known: plan, compare, price, train, emulate, export, explain, collect"),
+    (("fly",), "known: plan, compare, price, train, emulate, export, explain, validate, profile, discover, collect"),
     (("plan",), "cluster: is missing; choose"),
     (("plan", "cluster=small_mixed"), "model: is missing; choose"),
     (("plan", "cluster=smal_mixed", "model=tiny"), "did you mean small_mixed"),
