@@ -11,6 +11,7 @@ from hexiopt.reading import read_text
 
 METRICS = ("tokens_per_s_per_gpu", "iter_time_s", "tflops_per_gpu", "mfu")
 MAX_BYTES = 2**24
+_MOST_WHOLE, _MOST = 2**27, 1e18
 _WHOLE = (
     *("gpus", "gpus_per_node", "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocab", "seq_len"),
     *("global_batch", "micro_batch", "tp", "pp", "dp", "vpp", "cp"),
@@ -70,7 +71,9 @@ def read_rows(path: Path) -> list[Row]:
     """The rows of a CSV file, in order. Raises InputError naming line and column of what breaks a rule."""
     reader = csv.DictReader(io.StringIO(read_text(path, max_bytes=MAX_BYTES)), strict=True)
     try:
-        header = reader.fieldnames or []
+        header = reader.fieldnames
+        if not header:
+            raise InputError(f"{path}: is empty; its first line must name the columns {', '.join(_COLUMNS[:3])}, ...")
         for name in _COLUMNS:
             if name not in header:
                 raise InputError(f"{path}: the column {name!r} is missing; {closest(name, header)}")
@@ -107,8 +110,7 @@ def _number(where: str, text: str, *, whole: bool = False) -> float:
         value = int(text) if whole else float(text)
     except ValueError:
         value = 0
-    if not 0 < value < 1e18:
-        raise InputError(
-            f"{where}: {text!r} is not a {'whole ' if whole else ''}number above 0; correct it or leave it blank"
-        )
+    if not 0 < value < (_MOST_WHOLE if whole else _MOST):
+        kind = f"a whole number from 1 to {_MOST_WHOLE:,}" if whole else "a number above 0"
+        raise InputError(f"{where}: {text!r} is not {kind}; correct it, or leave it blank")
     return value

@@ -276,7 +276,7 @@ def test_validate_predicts_a_users_file(hexiopt: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"gpus": "many"}, "runs.csv, line 2: gpus: 'many' is not a whole number above 0"),
+        ({"gpus": "many"}, "runs.csv, line 2: gpus: 'many' is not a whole number from 1 to"),
         ({"value": -1}, "runs.csv, line 2: value: '-1' is not a number above 0"),
         ({"metric": "speed"}, "runs.csv, line 2: metric: 'speed' is not known"),
     ],
