@@ -68,9 +68,15 @@ _INSIDE = 1e-3  # of its range, in logarithms, a constant begins
 
 
 def fit(
-    cases: Sequence[Case], progress: Progress | None = None, near: Mapping[str, float] | None = None
+    cases: Sequence[Case],
+    progress: Progress | None = None,
+    near: Mapping[str, float] | None = None,
+    prior: float = _PRIOR,
 ) -> dict[str, float]:
-    """The values of all constants that predict `cases` best; the search begins `near` some values, if any."""
+    """The values of all constants that predict `cases` best; the search begins `near` some values, if any.
+
+    `prior`: what a constant twice its starting value adds to the residuals.
+    """
     start = np.array([free.start for free in FREE])
     target = np.array([case.row.value for case in cases])
     # Rates fall as times rise: signs do not matter for squares.
@@ -92,7 +98,7 @@ def fit(
         if progress is not None and task is not None:
             progress.advance(task)
         errors: Floats = np.log(np.array(found) / target)
-        return np.concatenate([errors, _PRIOR * x / np.log(2)])
+        return np.concatenate([errors, prior * x / np.log(2)])
 
     begin = np.zeros(len(FREE)) if near is None else np.log(np.array([near[free.name] for free in FREE]) / start)
     low = np.log(np.array([max(free.least, 1e-3 * free.start) for free in FREE]) / start)

@@ -22,7 +22,7 @@ def test_a_fit_finds_the_constants_that_made_the_figures() -> None:
     found = [case_of(row, Given(NOTHING_MEASURED, None)) for row in read_rows(RUNS) if row.line in LINES]
     assert len(found) == len(LINES)
     made = [_measured(case, in_metric(case, predicted(case, truth).step_time_s)) for case in found]
-    fitted = fit(made)
+    fitted = fit(made, prior=0.005)
     assert fitted["ampere_gemm_max"] == pytest.approx(0.7, rel=0.02)
     assert fitted["memory_traffic"] == pytest.approx(2.4, rel=0.05)
     for free in FREE:

@@ -412,7 +412,7 @@ def test_help_and_version(hexiopt: Run) -> None:
 def test_shell_completion(hexiopt: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "complete -o nospace" in hexiopt("plan", "-sc", "install=bash").out
     for line, completed in {
-        "hexiopt pr": ["price"],
+        "hexiopt pr": ["price", "profile"],
         "hexiopt plan model=llama3": ["model=llama3_70b", "model=llama3_8b"],
         "hexiopt plan solver.ti": ["solver.time_limit_s="],
     }.items():
