@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from experiments.validation.cases import case_of
 from experiments.validation.metrics import in_metric
 from experiments.validation.predict import Case, predicted
 from experiments.validation.rows import read_rows
-from experiments.validation.score import Scored, by_gpu_and_source, is_half_precision
+from experiments.validation.score import Scored, gpu_types, grouped, is_half_precision
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import RUNS, shipped_measurements
 from hexiopt.calibration import CALIBRATION
@@ -78,11 +78,10 @@ def fit(
     `prior`: what a constant twice its starting value adds to the residuals.
     """
     start = np.array([free.start for free in FREE])
-    target = np.array([case.row.value for case in cases])
-    # Rates fall as times rise: signs do not matter for squares.
+    target = np.array([case.row.value for case in cases])  # times or rates: the sign of a logarithm squares away
     task = None if progress is None else progress.add_task("fit", total=None)
     kept: dict[tuple[int, tuple[float, ...]], float] = {}
-    touches = _touching(cases)
+    touches = [_touches(case) for case in cases]
 
     def values(x: Floats) -> dict[str, float]:
         return {free.name: float(v) for free, v in zip(FREE, start * np.exp(x), strict=True)}
@@ -117,28 +116,26 @@ def fit(
     return {name: float(f"{value:.4g}") for name, value in values(solved.x).items()}
 
 
-def _touching(cases: Sequence[Case]) -> list[list[str]]:
-    """Which constants each case's prediction depends on, found by trial."""
+@cache
+def _touches(case: Case) -> tuple[str, ...]:
+    """The constants that the prediction of a case depends on, found by trial."""
     base = {free.name: free.start for free in FREE}
-    at = [predicted(case, base).step_time_s for case in cases]
-    touches: list[list[str]] = [[] for _ in cases]
-    for free in FREE:
-        trial = base | {free.name: min(free.start * 1.3, free.most) if free.start < free.most else free.start * 0.7}
-        for k, case in enumerate(cases):
-            lower = base | {free.name: free.start * 0.7}
-            if predicted(case, trial).step_time_s != at[k] or predicted(case, lower).step_time_s != at[k]:
-                touches[k].append(free.name)
-    return touches
+    at = predicted(case, base).step_time_s
+
+    def moves(free: Free) -> bool:
+        trials = min(free.start * 1.3, free.most), free.start * 0.7
+        return any(predicted(case, base | {free.name: trial}).step_time_s != at for trial in trials)
+
+    return tuple(free.name for free in FREE if moves(free))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Fit, print, and write the calibration."""
     parser = argparse.ArgumentParser(prog="python -m experiments.calibrate", description=__doc__.split("\n\n")[0])
     parser.add_argument("--leave-one-out", action="store_true", help="also fit without each source of a GPU type")
-    parser.add_argument("--data", type=Path, default=RUNS, help="the measured runs")
     options = parser.parse_args(argv)
     console = Console()
-    cases = _cases(options.data)
+    cases = _cases()
     with Progress(console=console, transient=True) as progress:
         found = fit(cases, progress)
     for free in FREE:
@@ -150,9 +147,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _cases(path: Path) -> list[Case]:
+def _cases() -> list[Case]:
     given, found = shipped_measurements(), []
-    for row in read_rows(path):
+    for row in read_rows(RUNS):
         if is_half_precision(row):
             try:
                 found.append(case_of(row, given))
@@ -163,7 +160,7 @@ def _cases(path: Path) -> list[Case]:
 
 def _leave_one_out(cases: Sequence[Case], found: Mapping[str, float], console: Console) -> None:
     """Errors of the rows of each (GPU type, source) when they were fitted, and when they were left out."""
-    groups = by_gpu_and_source(cases)
+    groups = grouped(cases, lambda case: (gpu_types(case), case.row.source))
     for gpu in sorted({gpu for gpu, _ in groups}):
         sources = [source for other, source in groups if other == gpu]
         if len(sources) < 2:
@@ -185,7 +182,7 @@ def _errors(cases: Sequence[Case], values: Mapping[str, float]) -> Scored:
 
 def calibration_yaml(found: Mapping[str, float], cases: Sequence[Case]) -> str:
     """The calibration file: values, what they are, and what they were fitted on."""
-    touches = _touching(cases)
+    touches = [_touches(case) for case in cases]
     sources = sorted({case.row.source.split(" (")[0] for case in cases})
     lines = [
         "# Constants fitted on published runs by `python -m experiments.calibrate`, which writes this file.",

@@ -5,18 +5,26 @@ The columns are those of `experiments/data/measured_training_throughput.csv`, wh
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.progress import Progress
 
 from experiments.cli import main
-from experiments.common import FailedError, Job
+from experiments.common import Job
 from experiments.validation.cases import Given, case_of
 from experiments.validation.metrics import in_metric, step_time_s
 from experiments.validation.predict import Case, predicted
 from experiments.validation.rows import Row, read_rows
-from experiments.validation.score import Predicted, Scored, by_family, is_half_precision, spearman
+from experiments.validation.score import (
+    Predicted,
+    Scored,
+    family,
+    gpu_types,
+    grouped,
+    is_half_precision,
+    spearman,
+)
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import RUNS, shipped_measurements
 from hexiopt.errors import InputError
@@ -37,7 +45,7 @@ _TYPE = 10  # rows from which a GPU type is summed up
 
 
 def run(job: Job) -> float:
-    """Predict every row; returns the mean error in percent. Raises InputError, FailedError where none can be."""
+    """Predict every row; returns the mean error in percent. Raises InputError where none can be."""
     path = Path(job.config.data) if job.config.data else RUNS
     rows, given = read_rows(path), _given(job)
     found: list[tuple[Prediction, Predicted | None]] = []
@@ -46,15 +54,17 @@ def run(job: Job) -> float:
             found.append(_predict(row, given))
     predictions = [prediction for prediction, _ in found]
     known = [pair for _, pair in found if pair is not None]
-    job.write("validation.csv", validation_csv(predictions))
     reasons = Counter(prediction.reason for prediction in predictions if prediction.reason)
     if not known:
-        raise FailedError(f"{path}: none of its {len(rows)} rows can be predicted: {', '.join(reasons)}")
-    job.show(errors_table(_by_source_and_gpu(known), "By source and GPU (ρ of the worst family of 8 rows or more)"))
+        raise InputError(f"{path}: none of its {len(rows)} rows can be predicted: {', '.join(reasons)}")
+    job.write("validation.csv", validation_csv(predictions))
+    by_source = _errors_by(known, lambda case: (case.row.source, case.row.gpu))
+    job.show(errors_table(by_source, f"By source and GPU (ρ of the worst family of {_FAMILY} rows or more)"))
     half = [pair for pair in known if is_half_precision(pair[0].row)]
-    job.show("", errors_table(_by_type(half), "BF16 and FP16 rows of GPU types with 10 rows or more"))
-    families = [errors for errors in _by_family(known) if errors.num_rows >= _FAMILY]
-    job.show("", errors_table(families, "Families of 8 rows or more: one model on one cluster"))
+    by_type = _errors_by(half, lambda case: ("all", gpu_types(case)), at_least=_TYPE)
+    job.show("", errors_table(by_type, f"BF16 and FP16 rows of GPU types with {_TYPE} rows or more"))
+    families = _errors_by(known, family, at_least=_FAMILY)
+    job.show("", errors_table(families, f"Families of {_FAMILY} rows or more: one model on one cluster"))
     if reasons:
         job.show("", left_out_table(reasons))
     overall = Scored.of(known)
@@ -73,7 +83,7 @@ def _given(job: Job) -> Given:
     config, shipped = job.config.validate, shipped_measurements()
     profile, network = shipped.profile, shipped.network
     if config.profiles is not None:
-        profile = Profile([entry for name in config.profiles for entry in read_profile(Path(name)).entries])
+        profile = Profile(tuple(entry for name in config.profiles for entry in read_profile(Path(name)).entries))
     if config.network is not None:
         network = sailor_network(Path(config.network)) if config.network else None
     return Given(profile, network)
@@ -83,7 +93,7 @@ def _predict(row: Row, given: Given) -> tuple[Prediction, Predicted | None]:
     said = row.line, row.source, row.gpu, row.gpus, row.model_name, row.precision, row.metric, row.value
     try:
         case = case_of(row, given)
-    except (InexpressibleError, InputError) as error:  # InputError: a model or problem that breaks a rule
+    except InexpressibleError as error:
         return Prediction(*said, reason=str(error)), None
     seconds = predicted(case).step_time_s
     pipeline = case.plan.pipelines[0]
@@ -101,41 +111,28 @@ def _predict(row: Row, given: Given) -> tuple[Prediction, Predicted | None]:
     return prediction, (case, value)
 
 
-def _by_source_and_gpu(known: Sequence[Predicted]) -> list[Errors]:
-    groups: dict[tuple[str, str], list[Predicted]] = {}
-    for pair in known:
-        groups.setdefault((pair[0].row.source, pair[0].row.gpu), []).append(pair)
-    return [_errors(source, gpu, own) for (source, gpu), own in groups.items()]
+def _errors_by(known: Sequence[Predicted], key: Callable[[Case], tuple[str, str]], at_least: int = 1) -> list[Errors]:
+    """Of each group of `at_least` rows; its key is (name, GPU)."""
+    found = []
+    for named, own in grouped(known, lambda pair: key(pair[0])).items():
+        if len(own) >= at_least:
+            scored = Scored.of(own)
+            percents = scored.mean_percent, scored.median_percent, scored.p90_percent, scored.bias_percent
+            found.append(Errors(*named, scored.num_rows, *percents, _rho(own)))
+    return found
 
 
-def _by_type(known: Sequence[Predicted]) -> list[Errors]:
-    groups: dict[str, list[Predicted]] = {}
-    for pair in known:
-        groups.setdefault(_types(pair[0]), []).append(pair)
-    return [_errors("all", gpu, own) for gpu, own in groups.items() if len(own) >= _TYPE]
-
-
-def _types(case: Case) -> str:
-    """The GPU types without their memory: `a100 sxm`."""
-    names = (gpu.name.split("_") for gpu in case.problem.cluster.types)
-    return " + ".join(sorted({" ".join(word for word in words if not word.endswith("gb")) for words in names}))
-
-
-def _by_family(known: Sequence[Predicted]) -> list[Errors]:
-    found = by_family(known)
-    return [_errors(f"{source}: {model}", cluster, own) for (source, model, cluster), own in found.items()]
-
-
-def _errors(name: str, gpu: str, own: Sequence[Predicted]) -> Errors:
-    scored = Scored.of(own)
-    orders = [
-        spearman([case.row.value for case, _ in family], [value for _, value in family])
-        for family in by_family(own).values()
-        if len(family) >= _FAMILY
-    ]
-    rho = min(orders, default=None)
-    percents = scored.mean_percent, scored.median_percent, scored.p90_percent, scored.bias_percent
-    return Errors(name, gpu, scored.num_rows, *percents, rho)
+def _rho(known: Sequence[Predicted]) -> float | None:
+    """The least Spearman's ρ of the families of enough rows; None where there is none."""
+    families = grouped(known, lambda pair: family(pair[0])).values()
+    return min(
+        (
+            spearman([case.row.value for case, _ in own], [value for _, value in own])
+            for own in families
+            if len(own) >= _FAMILY
+        ),
+        default=None,
+    )
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from experiments.validation.rows import Row
 from experiments.validation.rules import framework_of, gradient_bytes_of, policies_of, precision_of, stores_scores
 from experiments.validation.shapes import InexpressibleError, model_of, seq_len_of
 from hexiopt.cluster import Cluster
+from hexiopt.errors import InputError
 from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage, irregular, misaligned
 from hexiopt.problem import Problem
 from hexiopt.profiles.layers import Profile
@@ -48,11 +49,24 @@ class _Degrees:
 
 
 def case_of(row: Row, given: Given) -> Case:
-    """The case of a row. Raises InexpressibleError with the reason, for rows that no plan expresses.
+    """The case of a row. Raises InexpressibleError with the reason, for rows that no problem or plan expresses.
 
     A blank micro-batch size, recompute policy or number of layer ranges is what the cost model finds fastest of what
     fits in memory (of all, where nothing fits): published runs are tuned ones.
     """
+    try:
+        cases = _cases(row, given)
+    except InputError as error:
+        raise InexpressibleError(str(error)) from None
+    if len(cases) == 1:
+        return cases[0]
+    costs = [predicted(case) for case in cases]
+    fits = any(cost.fits for cost in costs)
+    return cases[min(range(len(cases)), key=lambda k: costs[k].objective if fits else costs[k].step_time_s)]
+
+
+def _cases(row: Row, given: Given) -> list[Case]:
+    """One for every choice that the row leaves open."""
     if (row.cp or 1) > 1:
         raise InexpressibleError("context parallelism")
     degrees = _degrees(row)
@@ -77,11 +91,7 @@ def case_of(row: Row, given: Given) -> Case:
             for policy in policies_of(row):
                 plan = _plan(row, problem, replace(degrees, vpp=vpp), size, policy)
                 cases.append(Case(row, problem, plan, framework_of(row), published.links_measured))
-    if len(cases) == 1:
-        return cases[0]
-    costs = [predicted(case) for case in cases]
-    fits = any(cost.fits for cost in costs)
-    return cases[min(range(len(cases)), key=lambda k: costs[k].objective if fits else costs[k].step_time_s)]
+    return cases
 
 
 def _degrees(row: Row) -> _Degrees:

@@ -4,8 +4,9 @@ The error of a row is |predicted − measured| / measured in the row's own metri
 (source, model and cluster); figures that differ by less than 3 % count as ties.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,8 @@ from experiments.validation.rows import Row
 
 Floats = NDArray[np.float64]
 Predicted = tuple[Case, float]  # and the metric predicted of it
+T = TypeVar("T")
+K = TypeVar("K")
 TIE = 0.03
 _HALF = ("bf16", "fp16")
 
@@ -50,23 +53,25 @@ def is_half_precision(row: Row) -> bool:
     return any(name in row.precision.lower().split("(")[0] for name in _HALF)
 
 
-def by_gpu_and_source(cases: Sequence[Case]) -> dict[tuple[str, str], list[Case]]:
-    """The cases of each GPU type, as the cost model knows it, and source."""
-    found: dict[tuple[str, str], list[Case]] = {}
-    for case in cases:
-        gpu = " + ".join(sorted({kind.name.split("_")[0] for kind in case.problem.cluster.types}))
-        found.setdefault((gpu, case.row.source), []).append(case)
+def grouped(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Rows of one key together, in the order in which they come."""
+    found: dict[K, list[T]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
     return found
 
 
-def by_family(rows: Sequence[Predicted]) -> dict[tuple[str, str, str], list[Predicted]]:
-    """(case, predicted) of each source, model and cluster."""
-    found: dict[tuple[str, str, str], list[Predicted]] = {}
-    for case, value in rows:
-        row = case.row
-        memory = f" {row.gpu_mem_gb:g} GB" if row.gpu_mem_gb else ""
-        found.setdefault((row.source, row.model_name, f"{row.gpus} {row.gpu}{memory}"), []).append((case, value))
-    return found
+def gpu_types(case: Case) -> str:
+    """The GPU types of a case without their memory: `a100 sxm`."""
+    names = (gpu.name.split("_") for gpu in case.problem.cluster.types)
+    return " + ".join(sorted({" ".join(word for word in words if not word.endswith("gb")) for words in names}))
+
+
+def family(case: Case) -> tuple[str, str]:
+    """Source and model, and the cluster."""
+    row = case.row
+    memory = f" {row.gpu_mem_gb:g} GB" if row.gpu_mem_gb else ""
+    return f"{row.source}: {row.model_name}", f"{row.gpus} {row.gpu}{memory}"
 
 
 def spearman(measured: Sequence[float], predicted: Sequence[float]) -> float:

@@ -18,7 +18,8 @@ from hexiopt.discovery.slurm import Gres, read_slurm
 from hexiopt.discovery.topology import NVLINK_GB_PER_S, Topology, read_topology
 from hexiopt.errors import InputError, shown
 from hexiopt.gpus import catalogue
-from hexiopt.profiles.network import LinkFit, read_nccl_tests
+from hexiopt.profiles.channel import Channel
+from hexiopt.profiles.network import read_nccl_tests
 from hexiopt.units import GB, GIB
 
 LONE = ""  # the key of a path that is given without a machine
@@ -205,9 +206,9 @@ def _entry(name: str, kind: _Kind, topology: Topology | None) -> tuple[dict[str,
     return entry, tuple(notes)
 
 
-def _measure(entry: dict[str, Any], bus: LinkFit) -> str:
+def _measure(entry: dict[str, Any], bus: Channel) -> str:
     """Write what nccl-tests measured inside a machine: the rate of every link of a ring, over that of a datasheet."""
-    entry["intra_bandwidth_gb_per_s"] = float(f"{bus.bandwidth_bytes_per_s / GB:.4g}")
+    entry["intra_bandwidth_gb_per_s"] = float(f"{bus.bytes_per_s / GB:.4g}")
     entry.pop("intra_links", None)
     return f"nccl-tests: {entry['intra_bandwidth_gb_per_s']:g} GB/s on the bus of large messages"
 

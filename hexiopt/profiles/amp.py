@@ -34,7 +34,7 @@ def amp_profile(data: Mapping[str, Any], where: str) -> Profile:
         if not isinstance(seconds, list) or len(seconds) != _MODULES:
             raise InputError(f"{where}: forward_s.{name}: is not the seconds of {_MODULES} modules; mend the file")
         entries.append(Entry(_SHAPE, _GPUS[gpu], int(tp), 1, _measured(seconds)))
-    return Profile(entries)
+    return Profile(tuple(entries))
 
 
 def _measured(seconds: Sequence[float]) -> Measured:

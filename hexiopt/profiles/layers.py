@@ -7,10 +7,12 @@ others have measured.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
+from hexiopt.errors import InputError
 from hexiopt.model import ModelSpec
 from hexiopt.reading import Section
 from hexiopt.workload import Workload
@@ -58,23 +60,28 @@ class Entry:
     times: Measured
 
 
+@dataclass(frozen=True)
 class Profile:
-    """Measured layers by shape, GPU type, TP degree and micro-batch size."""
+    """Measured layers by shape, GPU type, TP degree and micro-batch size. Raises InputError where one differs."""
 
-    def __init__(self, entries: Sequence[Entry] = ()) -> None:
-        self.entries = tuple(entries)
-        self._sizes: dict[tuple[Shape, str, int], list[tuple[int, Measured]]] = {}
-        for entry in entries:
-            sizes = self._sizes.setdefault((entry.shape, entry.gpu, entry.tp), [])
-            sizes.append((entry.micro_batch_size, entry.times))
-        for sizes in self._sizes.values():
+    entries: tuple[Entry, ...] = ()
+
+    def __post_init__(self) -> None:
+        seen: dict[tuple[Shape, str, int, int], Measured] = {}
+        for entry in self.entries:
+            key = entry.shape, entry.gpu, entry.tp, entry.micro_batch_size
+            if seen.setdefault(key, entry.times) != entry.times:
+                said = f"{entry.gpu} at TP {entry.tp} and micro-batches of {entry.micro_batch_size}"
+                raise InputError(f"profile: {said} is measured twice, and differently; keep one of them")
+
+    @cached_property
+    def _sizes(self) -> dict[tuple[Shape, str, int], list[tuple[int, Measured]]]:
+        found: dict[tuple[Shape, str, int], list[tuple[int, Measured]]] = {}
+        for entry in self.entries:
+            found.setdefault((entry.shape, entry.gpu, entry.tp), []).append((entry.micro_batch_size, entry.times))
+        for sizes in found.values():
             sizes.sort(key=lambda pair: pair[0])
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Profile) and self.entries == other.entries
-
-    def __hash__(self) -> int:
-        return hash(self.entries)
+        return found
 
     def times(self, shape: Shape, gpu: str, tp: int, micro_batch_size: int) -> Measured | None:
         """What was measured, linear between the nearest sizes of micro-batches; None outside what was measured."""
@@ -109,23 +116,16 @@ def profile_from_section(section: Section) -> Profile:
     """The profile in the format above. Raises InputError."""
     section.text("format", choices=(FORMAT,))
     section.integer("version", at_least=VERSION, at_most=VERSION)
-    entries = [_entry(entry) for entry in section.sections("layers")]
+    entries = tuple(_entry(entry) for entry in section.sections("layers"))
     section.done()
     return Profile(entries)
 
 
 def _entry(section: Section) -> Entry:
-    words = {"precision"}
-    shape = Shape(
-        **{
-            field.name: section.text(field.name)
-            if field.name in words
-            else section.integer(field.name, at_least=1, at_most=2**27)
-            for field in fields(Shape)
-        }
-    )
+    keys = ("hidden_size", "num_heads", "ffn_size", "vocab_size", "seq_len")
+    sizes = {key: section.integer(key, at_least=1, at_most=2**27) for key in keys}
     entry = Entry(
-        shape,
+        Shape(**sizes, precision=section.text("precision")),
         section.text("gpu"),
         section.integer("tp", at_least=1, at_most=1024),
         section.integer("micro_batch_size", at_least=1, at_most=2**20),

@@ -1,7 +1,7 @@
 """Link measurements of others: Sailor's fits of bandwidth over message size, and the output of nccl-tests."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,17 +9,10 @@ from typing import Any
 import numpy as np
 
 from hexiopt.errors import InputError, closest
+from hexiopt.profiles.channel import Channel, channel_of
 from hexiopt.profiles.sailor import GPUS
 from hexiopt.reading import read_mapping, read_text
 from hexiopt.units import GB, MICROSECOND
-
-
-@dataclass(frozen=True)
-class LinkFit:
-    """Seconds of a message: `latency_s` + bytes / `bandwidth_bytes_per_s`."""
-
-    latency_s: float
-    bandwidth_bytes_per_s: float
 
 
 @dataclass(frozen=True)
@@ -57,12 +50,12 @@ def _rates(data: Mapping[str, Any], key: str, where: str) -> dict[str, dict[int,
 _COLUMNS = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\S+)\s+(\S+)\s+(-?\d+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)")
 
 
-def read_nccl_tests(path: Path) -> LinkFit:
+def read_nccl_tests(path: Path) -> Channel:
     """Latency and bus bandwidth of a run of nccl-tests, from the text that it prints.
 
     Its columns are size, count, type, redop, root, and time (µs), algbw and busbw (GB/s) out of place. Bus bandwidth is
-    what each link carries (nccl-tests, doc/PERFORMANCE.md), so that rings of any length give the rate of a link. The
-    fit is of the least squared relative error. Raises InputError where no line has these columns.
+    what each link carries (nccl-tests, doc/PERFORMANCE.md), so that rings of any length give the rate of a link.
+    Raises InputError where no line has these columns.
     """
     moved: list[float] = []  # bytes that a link carried
     times: list[float] = []
@@ -71,18 +64,6 @@ def read_nccl_tests(path: Path) -> LinkFit:
         if found and float(found[6]) > 0:
             times.append(float(found[6]) * MICROSECOND)
             moved.append(float(found[8]) * GB * times[-1])
-    if len(times) < 2:
+    if len(times) < 2 or max(moved) == 0:
         raise InputError(f"{path}: has no two lines of sizes and times; give the output of all_gather_perf or the like")
-    return link_fit(moved, times)
-
-
-def link_fit(num_bytes: Sequence[float], seconds: Sequence[float]) -> LinkFit:
-    """The latency and the bandwidth with the least squared relative error, neither below zero."""
-    sizes, times = np.array(num_bytes, float), np.array(seconds, float)
-    weighted = np.stack([1 / times, sizes / times], axis=1)
-    (latency, slope), *_ = np.linalg.lstsq(weighted, np.ones(len(times)), rcond=None)
-    if latency < 0:
-        latency, slope = 0.0, float((sizes / times).sum() / ((sizes / times) ** 2).sum())
-    if slope <= 0:
-        slope = float((times / sizes).min()) if (sizes > 0).any() else 1e-15
-    return LinkFit(float(latency), 1.0 / float(slope))
+    return channel_of(np.ones(len(times)), np.array(moved), np.array(times))

@@ -45,17 +45,24 @@ def sailor_profile(data: Mapping[str, Any], where: str) -> Profile:
         for gpu, sizes in gpus.items():
             if gpu not in GPUS:
                 raise InputError(f"{where}: {model}.{gpu}: is no GPU of Sailor's; {closest(gpu, GPUS)}")
-            for size, degrees in sizes.items():
-                for tp, layers in degrees.items():
-                    times = _measured(layers, f"{where}: {model}.{gpu}.{size}.{tp}")
-                    entries.append(Entry(shape, GPUS[gpu], int(tp), int(size), times))
-    return Profile(entries)
+            for size, tp, layers in _counted(sizes, f"{where}: {model}.{gpu}"):
+                times = _measured(layers, f"{where}: {model}.{gpu}.{size}.{tp}")
+                entries.append(Entry(shape, GPUS[gpu], tp, size, times))
+    return Profile(tuple(entries))
+
+
+def _counted(sizes: Any, where: str) -> list[tuple[int, int, Any]]:
+    """Micro-batch size, TP degree, and what stands under them."""
+    try:
+        return [(int(size), int(tp), layers) for size, degrees in sizes.items() for tp, layers in degrees.items()]
+    except (AttributeError, ValueError):
+        raise InputError(f"{where}: is not layers by micro-batch size and TP degree; mend the file") from None
 
 
 def _measured(layers: Mapping[str, Any], where: str) -> Measured:
     try:
         each = [(float(forward), float(backward)) for forward, backward, _ in layers.values()]
-    except (TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError):
         raise InputError(f"{where}: is not layers with [forward, backward, update] in seconds; mend the file") from None
     if len(each) < 3:
         raise InputError(f"{where}: has {len(each)} layers; an embedding, layers and a head are three at least")

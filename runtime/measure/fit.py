@@ -1,23 +1,21 @@
 """Coefficients from measured points, by least squares of relative errors in which outliers count less."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
+from hexiopt.cluster_file import MAX_LATENCY_US
 from hexiopt.cost.collectives import ring_collective_s
 from hexiopt.gpus import Efficiency
+from hexiopt.profiles.channel import Channel, channel_of, nonnegative
+from hexiopt.units import MICROSECOND
 from runtime.measure.points import Point, of_kind
 
-_OUTLIER = 0.1  # relative error from which on a point counts less than its square
 _FLOORED = 3.0  # times the launch floor, below which a point says more of the floor than of the rate
 _CACHED_BYTES = 2**25  # of a stream that caches may hold: it says nothing of memory
-_ROUNDS = 30
-_MOST_LATENCY_S = 10.0  # what a cluster file may state
-_SEEN = 2.0  # times the fastest message: a bandwidth beyond it no point has shown
 
 Floats = NDArray[np.float64]
 
@@ -27,14 +25,6 @@ class Rates:
     """The peaks that efficiencies are shares of: FLOP/s in the precision measured, and bytes/s of device memory."""
 
     flops_per_s: float
-    bytes_per_s: float
-
-
-@dataclass(frozen=True)
-class Channel:
-    """Seconds of a message: `latency_s` and its bytes over `bytes_per_s`."""
-
-    latency_s: float
     bytes_per_s: float
 
 
@@ -64,8 +54,7 @@ def fit_channel(points: Sequence[Point]) -> Channel:
     """Of exchanges: a message of so many bytes, and an empty one back."""
     num_bytes, seconds = _arrays(points, "bytes")
     # Two latencies, and the bytes one way.
-    latency_s, s_per_byte = _fit_line(num_bytes, seconds)
-    return _channel(latency_s / 2, s_per_byte, num_bytes / seconds)
+    return _stated(channel_of(np.full_like(seconds, 2.0), num_bytes, seconds))
 
 
 def fit_ring(points: Sequence[Point]) -> Channel:
@@ -73,8 +62,12 @@ def fit_ring(points: Sequence[Point]) -> Channel:
     per_latency = np.array([ring_collective_s(0.0, int(p.size["ranks"]), 1.0, 1.0) for p in points])
     per_byte = np.array([ring_collective_s(p.size["bytes"], int(p.size["ranks"]), 1.0, 0.0) for p in points])
     seconds = np.array([point.seconds for point in points])
-    latency_s, s_per_byte = _solve([per_latency, per_byte], seconds)
-    return _channel(latency_s, s_per_byte, per_byte / seconds)
+    return _stated(channel_of(per_latency, per_byte, seconds))
+
+
+def _stated(channel: Channel) -> Channel:
+    """With a latency that a cluster file may state."""
+    return replace(channel, latency_s=min(channel.latency_s, MAX_LATENCY_US * MICROSECOND))
 
 
 def usual(channels: Sequence[Channel]) -> Channel:
@@ -110,7 +103,7 @@ def _beyond_caches(points: Sequence[Point]) -> Sequence[Point]:
 def _rate(points: Sequence[Point], unit: str) -> float:
     """Units per second: the one rate that has the least relative errors."""
     sizes, seconds = _arrays(points, unit)
-    (s_per_unit,) = _solve([sizes], seconds)
+    (s_per_unit,) = nonnegative([sizes], seconds)
     return 1.0 / s_per_unit
 
 
@@ -119,27 +112,5 @@ def _arrays(points: Sequence[Point], unit: str) -> tuple[Floats, Floats]:
 
 
 def _fit_line(sizes: Floats, seconds: Floats) -> tuple[float, float]:
-    constant_s, slope = _solve([np.ones_like(sizes), sizes], seconds)
+    constant_s, slope = nonnegative([np.ones_like(sizes), sizes], seconds)
     return constant_s, slope
-
-
-def _solve(columns: Sequence[Floats], seconds: Floats) -> list[float]:
-    """Coefficients of columns, none negative, whose sum is nearest to `seconds` in relative terms.
-
-    Nearest by the loss "soft L1": weighted least squares again and again, weights from the errors before.
-    """
-    relative = np.column_stack(columns) / seconds[:, None]
-    scale = 1.0 / relative.max(axis=0)
-    weights = np.ones_like(seconds)
-    found = np.zeros(len(scale))
-    for _ in range(_ROUNDS):
-        found, _norm = nnls(relative * scale * weights[:, None], weights)
-        errors = relative @ (found * scale) - 1.0
-        weights = (1.0 + (errors / _OUTLIER) ** 2) ** -0.25
-    return [float(value) for value in found * scale]
-
-
-def _channel(latency_s: float, s_per_byte: float, seen: Floats) -> Channel:
-    """`seen` are the bytes/s of single points, latency included."""
-    most = _SEEN * float(seen.max())
-    return Channel(min(latency_s, _MOST_LATENCY_S), 1.0 / max(s_per_byte, 1.0 / most))

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from hexiopt.profiles.channel import Channel
 from hexiopt.units import GB, MICROSECOND
-from runtime.measure.fit import Channel, fit_channel, usual
+from runtime.measure.fit import fit_channel, usual
 from runtime.measure.points import Point, of_kind
 from runtime.measure.rank import Measured
 from runtime.measure.types import Type, digits

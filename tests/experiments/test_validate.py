@@ -18,7 +18,7 @@ from experiments.validation.metrics import in_metric, step_time_s
 from experiments.validation.predict import Case, predicted
 from experiments.validation.rows import Row, read_rows
 from experiments.validation.rules import framework_of
-from experiments.validation.score import Predicted, Scored, by_family, is_half_precision, spearman
+from experiments.validation.score import Predicted, Scored, family, grouped, is_half_precision, spearman
 from experiments.validation.shapes import InexpressibleError, model_of
 from experiments.validation.shipped import RUNS, shipped_measurements
 from hexiopt.check import check
@@ -187,7 +187,7 @@ def test_scores() -> None:
     scored = Scored.of(pairs)
     assert (scored.mean_percent, scored.median_percent) == (pytest.approx(20 / 3), pytest.approx(10))
     assert scored.bias_percent == pytest.approx(0, abs=1e-9)
-    assert len(by_family(pairs)) == 1
+    assert len(grouped(pairs, lambda pair: family(pair[0]))) == 1
 
 
 def test_rho_counts_near_figures_as_ties() -> None:
@@ -279,6 +279,7 @@ def test_validate_predicts_a_users_file(hexiopt: Run, tmp_path: Path) -> None:
         ({"gpus": "many"}, "runs.csv, line 2: gpus: 'many' is not a whole number from 1 to"),
         ({"value": -1}, "runs.csv, line 2: value: '-1' is not a number above 0"),
         ({"metric": "speed"}, "runs.csv, line 2: metric: 'speed' is not known"),
+        ({"cp": 4}, "runs.csv: none of its 1 rows can be predicted: context parallelism"),
     ],
 )
 def test_bad_rows_are_refused_in_a_line(hexiopt: Run, tmp_path: Path, change: dict[str, Any], words: str) -> None:

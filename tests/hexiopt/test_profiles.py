@@ -1,10 +1,12 @@
 """Measured layers and links: our own format, Sailor's, AMP's and nccl-tests', and what the cost model makes of them."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,9 +16,10 @@ from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan import Pipeline, Plan, Stage
 from hexiopt.problem import Problem
+from hexiopt.profiles.channel import channel_of
 from hexiopt.profiles.files import read_profile
 from hexiopt.profiles.layers import Entry, Measured, Profile, Shape, profile_from_section, profile_to_dict
-from hexiopt.profiles.network import link_fit, read_nccl_tests, sailor_network
+from hexiopt.profiles.network import read_nccl_tests, sailor_network
 from hexiopt.reading import Section
 from tests.hexiopt.test_frameworks import MODEL, PROBLEM
 
@@ -49,7 +52,7 @@ def test_measured_layers_stand_instead_of_calculated_ones() -> None:
 
 
 def test_between_measured_sizes_times_are_linear_and_beyond_them_calculated() -> None:
-    profile = Profile([entry(8, 0.08), entry(2, 0.02)])
+    profile = Profile((entry(8, 0.08), entry(2, 0.02)))
 
     def layer(size: int) -> tuple[float, float] | None:
         found = profile.times(SHAPE, "a100_80gb_sxm", 2, size)
@@ -64,7 +67,7 @@ def test_between_measured_sizes_times_are_linear_and_beyond_them_calculated() ->
 
 
 def test_a_profile_comes_back_and_stands_in_the_cluster_file(tmp_path: Path) -> None:
-    profile = Profile([entry(1, 0.01), entry(2, 0.02, tp=1)])
+    profile = Profile((entry(1, 0.01), entry(2, 0.02, tp=1)))
     assert profile_from_section(Section(dict(profile_to_dict(profile)), "p")) == profile
     (tmp_path / "measured.json").write_text(json.dumps(profile_to_dict(profile)))
     data = cluster_to_dict(PROBLEM.cluster) | {"profile": "measured.json"}
@@ -119,6 +122,29 @@ def test_sailors_network_fits() -> None:
     assert fits.inside["gh200_96gb"][4] == pytest.approx(251e9, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "words"),
+    [
+        ({"A100": {}}, "OPT-350.A100: is no GPU of Sailor's"),
+        ({"A100-40": {"one": {"1": {}}}}, "A100-40: is not layers by micro-batch size and TP degree"),
+        ({"A100-40": [1]}, "A100-40: is not layers by micro-batch size and TP degree"),
+        ({"A100-40": {"1": {"1": {"0": [0.1, 0.2, 0]}}}}, "A100-40.1.1: has 1 layers"),
+        ({"A100-40": {"1": {"1": {"0": [0.1, 0.2]}}}}, "A100-40.1.1: is not layers with"),
+        ({"A100-40": {"1": {"1": 3}}}, "A100-40.1.1: is not layers with"),
+    ],
+)
+def test_a_broken_file_of_sailors_is_refused_in_a_line(tmp_path: Path, gpus: Any, words: str) -> None:
+    (tmp_path / "profiles.json").write_text(json.dumps({"OPT-350": gpus}))
+    with pytest.raises(InputError, match=words):
+        read_profile(tmp_path / "profiles.json")
+
+
+def test_one_layer_measured_twice_is_refused() -> None:
+    assert Profile((entry(1, 0.01), entry(1, 0.01))).times(SHAPE, "a100_80gb_sxm", 2, 1) is not None
+    with pytest.raises(InputError, match="a100_80gb_sxm at TP 2 and micro-batches of 1 is measured twice"):
+        Profile((entry(1, 0.01), entry(2, 0.02), entry(1, 0.03)))
+
+
 NCCL_TESTS = """\
 # nThread 1 nGpus 8 minBytes 1048576 maxBytes 1073741824 step: 4(factor) warmup iters: 5 iters: 20 agg iters: 1
 #                                                              out-of-place                       in-place
@@ -141,7 +167,7 @@ def test_nccl_tests_output(tmp_path: Path) -> None:
     (tmp_path / "out.txt").write_text(text)
     fit = read_nccl_tests(tmp_path / "out.txt")
     assert fit.latency_s == pytest.approx(20e-6, rel=1e-3)
-    assert fit.bandwidth_bytes_per_s == pytest.approx(200e9, rel=1e-3)
+    assert fit.bytes_per_s == pytest.approx(200e9, rel=1e-3)
     (tmp_path / "none.txt").write_text("nothing here\n")
     with pytest.raises(InputError, match="has no two lines of sizes and times"):
         read_nccl_tests(tmp_path / "none.txt")
@@ -152,9 +178,14 @@ def test_nccl_tests_output(tmp_path: Path) -> None:
     bandwidth=st.floats(1e6, 1e12),
     sizes=st.lists(st.integers(1, 2**34), min_size=2, unique=True),
 )
-def test_a_link_fit_recovers_what_made_the_points(latency: float, bandwidth: float, sizes: list[int]) -> None:
-    seconds = [latency + size / bandwidth for size in sizes]
-    fit = link_fit(sizes, seconds)
-    for size, s in zip(sizes, seconds, strict=True):
-        assert fit.latency_s + size / fit.bandwidth_bytes_per_s == pytest.approx(s, rel=1e-3)
-    assert fit.latency_s >= 0
+def test_a_channel_recovers_what_made_the_points(latency: float, bandwidth: float, sizes: list[int]) -> None:
+    sizes.append(2 * max(*sizes, math.ceil(latency * bandwidth)))  # one message at least that shows the bandwidth
+    moved = np.array(sizes, float)
+    found = channel_of(np.ones(len(sizes)), moved, latency + moved / bandwidth)
+    assert found.latency_s >= 0
+    assert found.latency_s + moved / found.bytes_per_s == pytest.approx(latency + moved / bandwidth, rel=1e-3)
+
+
+def test_a_bandwidth_that_no_message_shows_is_not_claimed() -> None:
+    """Messages that take the latency alone: at most twice the rate of the fastest."""
+    assert channel_of(np.ones(2), np.array([1.0, 1000.0]), np.array([0.01, 0.01])).bytes_per_s == pytest.approx(2e5)

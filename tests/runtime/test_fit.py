@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hexiopt.cost.collectives import ring_collective_s
 from hexiopt.cost.compute import Clock
 from hexiopt.gpus import Efficiency, catalogue
-from runtime.measure.fit import Channel, Rates, fit_channel, fit_efficiency, fit_ring, measured_rates, usual
+from hexiopt.profiles.channel import Channel
+from runtime.measure.fit import Rates, fit_channel, fit_efficiency, fit_ring, measured_rates, usual
 from runtime.measure.points import Point
 
 SIZES = [4**k for k in range(5, 15)]
