@@ -44,7 +44,7 @@ stress: install
 # About half an hour on two cores; after an interruption it goes on where it was.
 results: install
 	$(BIN)/python -m experiments.tables --publish
-	$(BIN)/python -m experiments.flashflex_comparison --time-limit 5
+	$(BIN)/python -m experiments.flashflex_comparison --time-limit 5 --publish
 
 clean:
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis outputs multirun
