@@ -33,9 +33,7 @@ from solvers.exhaustive import Exhaustive
 from tests import strategies
 from tests.solvers import problems
 
-SLOW = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
-)
+SLOW = settings(suppress_health_check=[HealthCheck.filter_too_much])
 
 
 @st.composite
@@ -185,7 +183,7 @@ def test_equals_looking_at_all_plans(kind: str) -> None:
     assert result.bound_s <= result.objective
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(strategies.problems(max_batch=5))
 def test_equals_looking_at_all_plans_of_random_problems(problem: Problem) -> None:
     assume(len(problem.usable_devices) <= 3)

@@ -101,7 +101,7 @@ def tiny_problems(draw: st.DrawFn) -> Problem:
         raise
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.filter_too_much])
 @given(tiny_problems())
 def test_equals_the_naive_oracle(problem: Problem) -> None:
     try:

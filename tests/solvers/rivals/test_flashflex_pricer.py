@@ -207,7 +207,7 @@ def test_stage_ends_are_those_of_the_columns(busy_s: list[float], num_micro_batc
 
 @pytest.mark.parametrize("row", ROWS)
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_price_equals_slow_evaluation(row, seed: int) -> None:  # type: ignore[no-untyped-def]
     problem = problem_of(row)
     plan = random_plan(problem, random.Random(seed))
