@@ -45,7 +45,7 @@ def budget(words: list[str]) -> list[str]:
     if words[0] == "emulate":  # as fast as it goes
         return ["solver.max_steps=20", "emulate.steps=1", "emulate.dilation=0.1", "emulate.solvers=[megatron]"]
     stated = any(word.startswith("bound.") for word in words)
-    return ["solver.max_steps=20", *([] if stated else ["bound.time_limit_s=0"])]
+    return ["solver.max_steps=100", *([] if stated else ["bound.time_limit_s=0"])]
 
 
 def test_the_readmes_commands_run(hexiopt: Run, tmp_path: Path) -> None:
