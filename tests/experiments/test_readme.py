@@ -41,9 +41,9 @@ def budget(words: list[str]) -> list[str]:
     if "-m" in words:
         return ["solver.max_steps=10", "bound.time_limit_s=0", "report=false"]
     if words[0] == "train":
-        return ["solver.max_steps=20", "workload.global_batch=4"]
+        return ["solver.max_steps=100", "workload=small", "workload.global_batch=4"]
     if words[0] == "emulate":  # as fast as it goes
-        return ["solver.max_steps=20", "emulate.steps=1", "emulate.dilation=0.1", "emulate.solvers=[megatron]"]
+        return ["solver.max_steps=100", "emulate.steps=1", "emulate.dilation=0.1", "emulate.solvers=[megatron]"]
     stated = any(word.startswith("bound.") for word in words)
     return ["solver.max_steps=100", *([] if stated else ["bound.time_limit_s=0"])]
 
