@@ -39,7 +39,7 @@ def searches(words: list[str]) -> bool:
 
 def budget(words: list[str]) -> list[str]:
     if "-m" in words:
-        return ["solver.max_steps=10", "bound.time_limit_s=0", "report=false"]
+        return ["solver.max_steps=30", "bound.time_limit_s=0", "report=false"]
     if words[0] == "train":
         return ["solver.max_steps=100", "workload=small", "workload.global_batch=4"]
     if words[0] == "emulate":  # as fast as it goes
