@@ -1,7 +1,6 @@
 """Ranks of a gloo world as forked processes of a test, and the plans that they train."""
 
 import multiprocessing
-import os
 import random
 import tempfile
 import traceback
@@ -22,7 +21,6 @@ from tests.solvers.problems import cluster
 TIMEOUT_S = 60.0
 # Of the plans' devices, which may make up TP groups across machines here: sharding groups are all that it says.
 CLUSTER = cluster(("a", "fast", 3), ("b", "slow", 2), ("c", "fast", 7))
-STRESS = os.environ.get("HEXIOPT_STRESS") == "1"  # the whole sweep, by `make stress`
 
 
 def run_ranks(count: int, work: Callable[[int], Any]) -> list[Any]:

@@ -10,8 +10,8 @@ from hexiopt.model import ModelSpec
 from hexiopt.plan import Plan
 from hexiopt.workload import RECOMPUTE_POLICIES, SCHEDULES, Workload
 from runtime.memory import States, saved_as, used
+from tests.conftest import STRESS
 from tests.runtime.memory_cases import LLAMA, Compared, compared, even_plan
-from tests.runtime.ranks import STRESS
 
 STATES = ("weights", "gradients", "master", "optimizer")
 SEQ_LEN = 128

@@ -11,7 +11,8 @@ from hexiopt.model import ModelSpec
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage
 from runtime.settings import AdamW
 from runtime.trainee import Trainee, drawn
-from tests.runtime.ranks import CLUSTER, STRESS, TIMEOUT_S, random_plan, run_ranks
+from tests.conftest import STRESS
+from tests.runtime.ranks import CLUSTER, TIMEOUT_S, random_plan, run_ranks
 
 SEQ_LEN = 7
 SEEDS = (*range(39), 253)  # of plans
