@@ -187,6 +187,16 @@ def kv_heads_of(own: Members, num_heads: int, num_kv_heads: int) -> Ints:
     return -(-(own.first_head + own.heads) // each) - own.first_head // each
 
 
+def uneven_kv_copies(own: Members, kv_heads: Ints, num_heads: int, num_kv_heads: int) -> Ints:
+    """By how many the query heads of each device exceed its `kv_heads`, unless each of these serves equally many of
+    them [devices]: then attention reads keys and values in place."""
+    each = num_heads // num_kv_heads
+    at_first = np.minimum(each - own.first_head % each, own.heads)
+    at_last = np.minimum((own.first_head + own.heads - 1) % each + 1, own.heads)
+    even = (kv_heads == 1) | ((at_first == at_last) & ((kv_heads == 2) | (at_first == each)))
+    return np.where(even, 0, own.heads - kv_heads)
+
+
 def ring_holders(own: Members, num_heads: int, num_kv_heads: int) -> RingHolders:
     """As `sub_rings`, in arrays."""
     ends = own.first_head + own.heads

@@ -15,7 +15,8 @@ the forward, full recompute the whole layer. Layers do not overlap: one begins w
 devices. A layout of one group of one device takes what TP 1 takes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -33,6 +34,8 @@ from hexiopt.cost.compute import (
     head_compute,
     largest_shard,
 )
+from hexiopt.cost.memory import MemoryModel
+from hexiopt.cost.sequence_memory import SequenceMemory
 from hexiopt.cost.sequence_times import Exchange, Phase, Turns, Ways, Work, ends_s
 from hexiopt.cost.wires import RingWires, Wires, WiresKept
 from hexiopt.frameworks import Framework
@@ -108,6 +111,7 @@ class SequenceStage:
         yield self._exchanges["qkv_back"]
         yield Work(self._dense.before_s(*passes))
 
+    @cached_property
     def ends_s(self) -> tuple[ComputeTimes, ComputeTimes]:
         """What the embedding adds to a first stage, and final norm, LM head and loss to a last one: on the slowest."""
         model, workload = self.problem.model, self.problem.workload
@@ -120,6 +124,32 @@ class SequenceStage:
             ]
             found.append(ComputeTimes(max(t.forward_s for t in each), max(t.backward_s for t in each)))
         return found[0], found[1]
+
+    def stage_s(self, policies: Sequence[str], first: bool, last: bool) -> tuple[float, float]:
+        """Forward and backward seconds of layers with `policies`, with the embedding (`first`), the head (`last`)."""
+        forward_s = backward_s = 0.0
+        for policy, count in Counter(policies).items():
+            times = self.layer_s(policy)
+            forward_s, backward_s = forward_s + count * times[0], backward_s + count * times[1]
+        for times_s, held in zip(self.ends_s if first or last else (), (first, last), strict=False):
+            if held:
+                forward_s, backward_s = forward_s + times_s.forward_s, backward_s + times_s.backward_s
+        return forward_s, backward_s
+
+    # ---------------------------------------------------------------- memory
+
+    @cached_property
+    def memory(self) -> SequenceMemory:
+        """Bytes on every device."""
+        model, workload = self.problem.model, self.problem.workload
+        alone = MemoryModel(model, workload, self._types[0], 1, self.size)
+        fused = np.array([float(gpu.flash_attention) for gpu in self._types])[self._type_of]
+        return SequenceMemory(model, workload, alone, self.own, self.ways.rings, self.kv_heads, fused, self.size)
+
+    @cached_property
+    def limit_bytes(self) -> Floats:
+        """Usable memory of every device."""
+        return np.array([gpu.usable_memory_bytes for gpu in self._types])[self._type_of]
 
     # ---------------------------------------------------------------- phases
 

@@ -3,6 +3,7 @@
 Everything that repeats is kept: layers by site, hops by their ends.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hexiopt.cost import coefficients as c
@@ -10,11 +11,16 @@ from hexiopt.cost.boundary import Hop, hop
 from hexiopt.cost.collectives import ring_collective_s
 from hexiopt.cost.compute import ComputeTimes, embedding_compute, head_compute, layer_compute
 from hexiopt.cost.memory import MemoryModel, Shards
+from hexiopt.cost.sequence_stage import SequenceStage
+from hexiopt.cost.wires import WiresKept
 from hexiopt.frameworks import Framework, default_framework
 from hexiopt.gpus import Gpu
+from hexiopt.plan import SequenceLayout
 from hexiopt.problem import Problem
 from hexiopt.profiles.layers import Measured, Shape
 from hexiopt.space import recompute_policies
+
+_KEPT_STAGES = 4096  # sequence layouts remembered before memory is given back
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +63,8 @@ class Sites:
         self._ends: dict[tuple[Site, int], tuple[ComputeTimes, ComputeTimes]] = {}
         self._memory_models: dict[tuple[str, int, int], MemoryModel] = {}
         self._rooms: dict[tuple[Site, bool, bool, int, str, int, Shards], int] = {}
+        self._sequence_stages: dict[tuple[object, ...], SequenceStage] = {}
+        self._wires = WiresKept(cluster)
         self._hops: dict[tuple[tuple[int, ...], tuple[int, ...]], Hop] = {}
 
     def site(self, devices: tuple[int, ...]) -> Site:
@@ -150,6 +158,20 @@ class Sites:
         if found is None:
             found = self._memory_models[key] = MemoryModel(
                 self.problem.model, self.problem.workload, site.gpu, site.tp, micro_batch_size
+            )
+        return found
+
+    def sequence_stage(
+        self, layout: SequenceLayout, micro_batch_size: int, sharers: Mapping[int, int] | None = None
+    ) -> SequenceStage:
+        """What a stage with a sequence layout takes; `sharers` as in `SequenceStage`."""
+        key = (layout, micro_batch_size, tuple(sorted((sharers or {}).items())))
+        found = self._sequence_stages.get(key)
+        if found is None:
+            if len(self._sequence_stages) >= _KEPT_STAGES:
+                self._sequence_stages.clear()
+            found = self._sequence_stages[key] = SequenceStage(
+                self.problem, self.framework, layout, micro_batch_size, sharers, self._wires
             )
         return found
 

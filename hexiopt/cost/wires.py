@@ -15,6 +15,7 @@ from hexiopt.cluster import Cluster
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+_KEPT = 1024  # wires remembered before memory is given back
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,8 @@ class WiresKept:
         key = senders.tobytes(), receivers.tobytes(), tuple(sorted(sharers.items()))
         found = self._wires.get(key)
         if found is None:
+            if len(self._wires) >= _KEPT:
+                self._wires.clear()
             found = self._wires[key] = Wires.of(self._cluster, senders, receivers).crowded(sharers)
         return found
 
@@ -156,6 +159,8 @@ class WiresKept:
         key = holders.tobytes(), heads.tobytes(), tuple(sorted(sharers.items()))
         found = self._rings.get(key)
         if found is None:
+            if len(self._rings) >= _KEPT:
+                self._rings.clear()
             after = np.concatenate([holders[1:], holders[:1]])
             wires = Wires.of(self._cluster, holders.ravel(), after.ravel()).crowded(sharers)
             found = self._rings[key] = RingWires(wires, heads, len(holders))
