@@ -44,6 +44,10 @@ def misfit(layout: SequenceLayout, seq_len: int, num_heads: int) -> str | None:
         return "no group; name at least one"
     for g, group in enumerate(layout.groups):
         count = len(group.devices)
+        if count > num_heads:
+            return (
+                f"group {g} has {count} devices for {num_heads} heads; a device computes one at least, leave some out"
+            )
         for word, given in (("tokens", group.tokens), ("heads", group.heads)):
             if len(given) != count:
                 return f"group {g} states {len(given)} {word} for {count} devices; state one number for each"

@@ -136,6 +136,14 @@ class SequenceStage:
                 forward_s, backward_s = forward_s + times_s.forward_s, backward_s + times_s.backward_s
         return forward_s, backward_s
 
+    @cached_property
+    def crossed(self) -> frozenset[int]:
+        """The resources of the network that its messages cross."""
+        found = set(self.exchange_wires.network.tolist())
+        if self._turns.num_groups > 1:
+            found.update(self.ring_wires.network.tolist())
+        return frozenset(found - {-1})
+
     # ---------------------------------------------------------------- memory
 
     @cached_property

@@ -15,7 +15,7 @@ from hexiopt.cost.sequence_stage import SequenceStage
 from hexiopt.cost.wires import WiresKept
 from hexiopt.frameworks import Framework, default_framework
 from hexiopt.gpus import Gpu
-from hexiopt.plan import SequenceLayout
+from hexiopt.plan import Ends, SequenceLayout
 from hexiopt.problem import Problem
 from hexiopt.profiles.layers import Measured, Shape
 from hexiopt.space import recompute_policies
@@ -65,7 +65,7 @@ class Sites:
         self._rooms: dict[tuple[Site, bool, bool, int, str, int, Shards], int] = {}
         self._sequence_stages: dict[tuple[object, ...], SequenceStage] = {}
         self._wires = WiresKept(cluster)
-        self._hops: dict[tuple[tuple[int, ...], tuple[int, ...]], Hop] = {}
+        self._hops: dict[tuple[Ends, Ends], Hop] = {}
 
     def site(self, devices: tuple[int, ...]) -> Site:
         """The site of a TP group: devices of one machine."""
@@ -201,7 +201,7 @@ class Sites:
             found = self._rooms[key] = model.max_layers(limit, first, last, policy, held, shards)
         return found
 
-    def hop(self, senders: tuple[int, ...], receivers: tuple[int, ...]) -> Hop:
+    def hop(self, senders: Ends, receivers: Ends) -> Hop:
         """The way of a message between two stages."""
         key = (senders, receivers)
         found = self._hops.get(key)
@@ -209,7 +209,7 @@ class Sites:
             found = self._hops[key] = hop(self.problem.cluster, senders, receivers)
         return found
 
-    def hop_s(self, senders: tuple[int, ...], receivers: tuple[int, ...], micro_batch_size: int) -> float:
+    def hop_s(self, senders: Ends, receivers: Ends, micro_batch_size: int) -> float:
         """Seconds of one message between two stages, the network otherwise idle."""
         return self.hop(senders, receivers).alone_s(self.message_bytes(micro_batch_size))
 

@@ -112,6 +112,7 @@ class RingWires:
             _, number = np.unique(column, return_inverse=True)
             kind = np.unique(kind * (number.max(initial=0) + 1) + number, return_inverse=True)[1]
         self.kind: Ints = kind
+        self.network: Ints = wires.network
         _, first = np.unique(kind, return_index=True)
         self._group, self._port_s, self._latency_s = group[first], port_s[first], wires.latency_s[first]
         # Of what crosses the network: resource by group, its seconds for a byte of every head.

@@ -99,9 +99,12 @@ def alike_pipelines(problem: Problem, plan: Plan) -> tuple[tuple[int, ...], ...]
             (kinds[machine_of[replica.devices[0]]], len(replica.devices), replica.samples, replica.heads)
             for replica in stage.replicas
         )
-        sequence = stage.sequence and tuple(
-            (group.tokens, group.heads, tuple(kinds[machine_of[d]] for d in group.devices))
-            for group in stage.sequence.groups
+        sequence = stage.sequence and (
+            stage.sequence.order,
+            tuple(
+                (group.tokens, group.heads, tuple(kinds[machine_of[d]] for d in group.devices))
+                for group in stage.sequence.groups
+            ),
         )
         return parts, sequence, stage.layers, stage.recompute
 
@@ -230,5 +233,5 @@ def unused_devices(problem: Problem, plan: Plan) -> tuple[int, ...]:
 
 def num_operations(pipeline: Pipeline) -> int:
     """Forwards and backwards of one step, one a replica and layer range."""
-    replicas = sum(len(stage.replicas) for stage in pipeline.stages)
+    replicas = sum(len(stage.executors) for stage in pipeline.stages)
     return 2 * pipeline.num_micro_batches * pipeline.num_chunks * replicas
