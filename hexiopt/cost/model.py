@@ -25,7 +25,6 @@ from hexiopt.cost.sites import Site, Sites
 from hexiopt.frameworks import Framework
 from hexiopt.plan import Pipeline, Plan, Replica, SequenceLayout, Stage, irregular, misaligned, unpriced
 from hexiopt.problem import Problem
-from hexiopt.sequence import misfit
 
 _KEPT = 50_000  # pipelines, times and stages remembered before memory is given back
 
@@ -277,9 +276,6 @@ class CostModel(Sites):
         key = (layout, policies, size, place, zero, holders, crowd)
         found = self._stages.get(key)
         if found is None:
-            wrong = misfit(layout, self.problem.workload.seq_len, self.problem.model.num_heads)
-            if wrong is not None:
-                raise ValueError(f"sequence layout: {wrong}")
             first, last = place.is_first, place.is_last
             crossed = self.sequence_stage(layout, size).crossed
             stage = self.sequence_stage(layout, size, {r: n for r, n in crowd if r in crossed})

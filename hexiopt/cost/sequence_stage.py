@@ -42,7 +42,7 @@ from hexiopt.frameworks import Framework
 from hexiopt.gpus import Gpu
 from hexiopt.plan import SequenceLayout
 from hexiopt.problem import Problem
-from hexiopt.sequence import Floats, Ints, RingTurns, kv_heads_of, members, ring_holders
+from hexiopt.sequence import Floats, Ints, RingTurns, kv_heads_of, members, misfit, ring_holders
 
 _CELLS = 2**21  # of a table of turns and devices that is worked through at once
 
@@ -52,6 +52,7 @@ class SequenceStage:
 
     `sharers`: how many sequence stages of a plan use a resource of the network, where more than this one; each has an
     equal part of it.
+    Raises ValueError where the layout does not fit the problem: see `misfit`.
     """
 
     def __init__(
@@ -65,6 +66,9 @@ class SequenceStage:
     ) -> None:
         self.problem, self.framework, self.size = problem, framework, micro_batch_size
         model = problem.model
+        wrong = misfit(layout, problem.workload.seq_len, model.num_heads)
+        if wrong is not None:
+            raise ValueError(f"sequence layout: {wrong}")
         self.own = members(layout)
         self._turns = RingTurns(self.own, layout.order)
         self.ways = Ways.of(self.own, ring_holders(self.own, model.num_heads, model.num_kv_heads))
