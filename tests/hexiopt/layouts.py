@@ -1,10 +1,12 @@
 """Random sequence layouts, for tests of their geometry, cost and bounds."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from hexiopt.plan import SequenceGroup, SequenceLayout
+from hexiopt.plan import Plan, SequenceGroup, SequenceLayout, Stage
+from hexiopt.problem import Problem
 from hexiopt.sequence import ORDERS
 
 
@@ -33,3 +35,21 @@ def layouts(draw: st.DrawFn) -> tuple[SequenceLayout, int, int]:
     heads, count = draw(st.integers(1, 12)), draw(st.integers(1, 12))
     seq_len = draw(st.integers(count, 60))
     return draw(layouts_of(tuple(range(count)), seq_len, heads)), seq_len, heads
+
+
+@st.composite
+def with_layouts(draw: st.DrawFn, pairs: st.SearchStrategy[tuple[Problem, Plan]]) -> tuple[Problem, Plan]:
+    """A problem and a plan, some of whose stages have sequence layouts instead of replicas; ZeRO-1 at most."""
+    problem, plan = draw(pairs)
+    problem = replace(problem, space=replace(problem.space, sequence=True))
+    seq_len, heads = problem.workload.seq_len, problem.model.num_heads
+
+    def change(stage: Stage) -> Stage:
+        devices = tuple(draw(st.permutations(stage.all_devices())))
+        if len(stage.layers) > 1 or len(devices) > seq_len or not draw(st.booleans()):
+            return stage
+        return replace(stage, replicas=(), sequence=draw(layouts_of(devices, seq_len, heads)))
+
+    pipelines = tuple(replace(p, stages=tuple(map(change, p.stages))) for p in plan.pipelines)
+    sharding = replace(plan.sharding, stage=min(plan.sharding.stage, 1))
+    return problem, replace(plan, pipelines=pipelines, sharding=sharding)
