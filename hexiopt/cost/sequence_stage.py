@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -88,6 +89,22 @@ class SequenceStage:
             forward_s, backward_s = self._ends_s(self.forward()), self._ends_s(self.backward(policy))
             again_s = floor_s if policy == "full" else 0.0
             found = self._layers[policy] = max(floor_s, forward_s), max(floor_s + again_s, backward_s)
+        return found
+
+    def parts_s(self, policy: str) -> dict[str, Floats]:
+        """Seconds of a layer's forward and backward of each device [devices]: outside attention, in attention, in its
+        group's all-to-alls. What lacks to those of the layer it waits for keys and other devices."""
+        count = len(self.own.device)
+        found = {part: np.zeros(count) for part in ("outside attention", "attention", "all-to-all")}
+        for phase in chain(self.forward(), self.backward(policy)):
+            if isinstance(phase, Work):
+                found["outside attention"] += phase.seconds
+            elif isinstance(phase, Turns):
+                found["attention"] += phase.compute_s.sum(axis=0)[phase.device_class]
+            else:
+                slowest = np.zeros(len(self.own.starts))
+                np.maximum.at(slowest, self.own.group[self.ways.senders], phase.message_s)
+                found["all-to-all"] += slowest[self.own.group]
         return found
 
     def _ends_s(self, phases: Iterator[Phase]) -> float:
