@@ -168,12 +168,16 @@ class SequenceStage:
     # ---------------------------------------------------------------- memory
 
     @cached_property
+    def alone(self) -> MemoryModel:
+        """Bytes of one device that holds all heads and tokens: its states are those of every device."""
+        return MemoryModel(self.problem.model, self.problem.workload, self._types[0], 1, self.size)
+
+    @cached_property
     def memory(self) -> SequenceMemory:
         """Bytes on every device."""
         model, workload = self.problem.model, self.problem.workload
-        alone = MemoryModel(model, workload, self._types[0], 1, self.size)
         fused = np.array([float(gpu.flash_attention) for gpu in self._types])[self._type_of]
-        return SequenceMemory(model, workload, alone, self.own, self.ways.rings, self.kv_heads, fused, self.size)
+        return SequenceMemory(model, workload, self.alone, self.own, self.ways.rings, self.kv_heads, fused, self.size)
 
     @cached_property
     def limit_bytes(self) -> Floats:
