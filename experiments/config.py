@@ -84,6 +84,7 @@ class SpaceConfig:
     uneven_batch: bool = True
     uneven_structure: bool = True
     recompute_per_stage: bool = True
+    sequence: bool = False
 
     def __post_init__(self) -> None:
         space_from_sections(Section(asdict(self), "space"), Section({}, "constraints"))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hexiopt.cost.cost import Cost
 from hexiopt.plan import Pipeline, Plan, Stage, irregular, misaligned, unpriced
 from hexiopt.problem import Problem
+from hexiopt.sequence import misfit
 from hexiopt.space import layer_ranges, recompute_policies, schedules, sharding_stages
 from hexiopt.units import GIB
 
@@ -28,7 +29,8 @@ def check(problem: Problem, plan: Plan, cost: Cost | None = None) -> list[Violat
     for p, pipeline in enumerate(plan.pipelines):
         found += _layers(problem, p, pipeline)
         found += _regular(problem, p, pipeline, plan.schedule)
-    whole = all(stage.replicas or stage.sequence for pipeline in plan.pipelines for stage in pipeline.stages)
+        found += _sequences(problem, p, pipeline)
+    whole = all(stage.all_devices() for pipeline in plan.pipelines for stage in pipeline.stages)
     feature = unpriced(plan) if whole else None
     if not found:
         found += [*_sharding(problem, plan), *_switches(problem, plan)]
@@ -192,6 +194,21 @@ def _regular(problem: Problem, p: int, pipeline: Pipeline, schedule: str) -> lis
     return [Violation(wrong[0], f"pipeline {p}: {wrong[1]}")] if wrong else []
 
 
+def _sequences(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
+    """What sequence layouts break: the switch, tokens, heads, orders."""
+    found = []
+    for s, stage in enumerate(pipeline.stages):
+        if stage.sequence is None:
+            continue
+        where = f"stage {s} of pipeline {p} has a sequence layout"
+        wrong = misfit(stage.sequence, problem.workload.seq_len, problem.model.num_heads)
+        if not problem.space.sequence:
+            found.append(Violation("space.sequence", f"{where}; allow them with space.sequence=true"))
+        elif wrong is not None:
+            found.append(Violation("sequence", f"{where}: {wrong}"))
+    return found
+
+
 def _sharding(problem: Problem, plan: Plan) -> list[Violation]:
     """What stated groups, ZeRO-2 and ZeRO-3 ask of the plan."""
     wrong = misaligned(plan, problem.cluster.device_name)
@@ -226,16 +243,16 @@ def _spread(values: list[int]) -> int:
 
 
 def _shape(stage: Stage) -> tuple[object, ...]:
-    return (tuple(len(replica.devices) for replica in stage.replicas), stage.layers)
+    return (tuple(len(devices) for devices in stage.executors), stage.sequence is None, stage.layers)
 
 
 def _memory(problem: Problem, plan: Plan, cost: Cost) -> list[Violation]:
     found = []
     for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
         for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
-            for replica, one in zip(stage.replicas, stage_cost.each, strict=True):
+            for devices, one in zip(stage.copies, stage_cost.copies, strict=True):
                 if one.excess_bytes > 0:
-                    name = problem.cluster.device_name(replica.devices[0])
+                    name = problem.cluster.device_name(devices[0])
                     found.append(
                         Violation(
                             "memory",

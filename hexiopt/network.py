@@ -135,6 +135,16 @@ class Network:
         """The number of shared resources."""
         return len(self.capacity)
 
+    @cached_property
+    def transmitters(self) -> NDArray[np.int64]:
+        """`transmit_interface` of every device."""
+        return np.array(self._interface)
+
+    @cached_property
+    def receivers(self) -> NDArray[np.int64]:
+        """`receive_interface` of every device."""
+        return self._num_interfaces + self.transmitters
+
     def transmit_interface(self, device: int) -> int:
         """The resource by which a device sends to other machines."""
         return self._interface[device]

@@ -36,10 +36,19 @@ class SequenceLayout:
     groups: tuple[SequenceGroup, ...]
     order: str = "contiguous"
 
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The devices of all groups, in order."""
+        return tuple(d for group in self.groups for d in group.devices)
+
+
+# What shares the tokens of a micro-batch at the boundary of a stage: a TP group in equal parts, or a layout as it says.
+Ends = tuple[int, ...] | SequenceLayout
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Consecutive layers on the devices of one replica or several.
+    """Consecutive layers on the devices of one replica or several, or of a sequence layout and no replica.
 
     `layers` are half-open ranges, one unless interleaved; `recompute` is one policy, or one per layer.
     """
@@ -58,6 +67,28 @@ class Stage:
     def devices(self) -> tuple[int, ...]:
         """Devices of the first replica: all devices, in a plain stage."""
         return self.replicas[0].devices
+
+    @property
+    def ends(self) -> tuple[Ends, ...]:
+        """What works in turns of its own: the devices of each replica, or the sequence layout."""
+        if self.sequence is not None:
+            return (self.sequence,)
+        return tuple(replica.devices for replica in self.replicas)
+
+    @property
+    def executors(self) -> tuple[tuple[int, ...], ...]:
+        """The devices of each of `ends`."""
+        if self.sequence is not None:
+            return (self.sequence.devices,)
+        return tuple(replica.devices for replica in self.replicas)
+
+    @property
+    def copies(self) -> tuple[tuple[int, ...], ...]:
+        """The devices that hold each copy of the stage's parameters: those of a replica, or each of a sequence layout
+        alone."""
+        if self.sequence is not None:
+            return tuple((d,) for d in self.sequence.devices)
+        return tuple(replica.devices for replica in self.replicas)
 
     @property
     def tp(self) -> int:
@@ -81,7 +112,9 @@ class Stage:
         return whole and len(self.layers) == 1 == len(self.recompute)
 
     def samples(self, micro_batch_size: int) -> tuple[int, ...]:
-        """Sequences of a micro-batch that come to each replica, in order."""
+        """Sequences of a micro-batch that come to each replica, in order; all, to a sequence layout."""
+        if self.sequence is not None:
+            return (micro_batch_size,)
         return tuple(micro_batch_size if r.samples is None else r.samples for r in self.replicas)
 
     def policies(self) -> tuple[tuple[str, ...], ...]:
@@ -95,9 +128,7 @@ class Stage:
 
     def all_devices(self) -> tuple[int, ...]:
         """Every device of the stage."""
-        if self.sequence is not None:
-            return tuple(d for group in self.sequence.groups for d in group.devices)
-        return tuple(d for replica in self.replicas for d in replica.devices)
+        return tuple(d for devices in self.executors for d in devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +151,8 @@ class Pipeline:
 
     @property
     def is_chain(self) -> bool:
-        """Whether every stage is one replica that holds one range of layers."""
-        return all(len(stage.replicas) == 1 == len(stage.layers) for stage in self.stages)
+        """Whether every stage is one replica, or one sequence layout, that holds one range of layers."""
+        return all(len(stage.executors) == 1 == len(stage.layers) for stage in self.stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +187,11 @@ def irregular(pipeline: Pipeline, schedule: str) -> tuple[str, str] | None:
     count, ranges = len(pipeline.stages), pipeline.num_chunks
     for s, stage in enumerate(pipeline.stages):
         size, stated = pipeline.micro_batch_size, [replica.samples for replica in stage.replicas]
+        if stage.sequence is not None and stage.replicas:
+            return "sequence", f"stage {s} has replicas and a sequence layout; give it one of them"
+        if stage.sequence is not None and len(stage.layers) > 1:
+            said = f"stage {s} has a sequence layout and {len(stage.layers)} layer ranges"
+            return "sequence", f"{said}; give it one range, or interleave stages without"
         if None in stated and len(stated) > 1:
             return "replicas", f"stage {s} has a replica without samples; state them for each"
         given = stage.samples(size)
@@ -195,6 +231,8 @@ def misaligned(plan: Plan, name: Callable[[int], str] = str) -> str | None:
         return f"sharding groups are {groups!r}; choose all, machine or lists of devices"
     if zero < 2:
         return None
+    if any(stage.sequence is not None for pipeline in plan.pipelines for stage in pipeline.stages):
+        return f"ZeRO-{zero} with a sequence layout; take ZeRO-1 or 0"
     if plan.schedule not in ("gpipe", "1f1b"):
         return f"ZeRO-{zero} under the {plan.schedule} schedule; take 1f1b or gpipe"
     if len({len(pipeline.stages) for pipeline in plan.pipelines}) > 1:
@@ -213,8 +251,6 @@ def unpriced(plan: Plan) -> str | None:
     """What in `plan` the format allows but the cost model does not price yet, in words; None if nothing."""
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
-            if stage.sequence is not None:
-                return "a sequence layout"
             if any(replica.heads is not None for replica in stage.replicas):
                 return "stated heads"
     return None

@@ -15,11 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hexiopt.plan import SequenceGroup, SequenceLayout
 
 ORDERS = ("contiguous", "zigzag")
 
 Range = tuple[int, int]  # half open
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,10 @@ def misfit(layout: SequenceLayout, seq_len: int, num_heads: int) -> str | None:
         return "no group; name at least one"
     for g, group in enumerate(layout.groups):
         count = len(group.devices)
+        if count > num_heads:
+            return (
+                f"group {g} has {count} devices for {num_heads} heads; a device computes one at least, leave some out"
+            )
         for word, given in (("tokens", group.tokens), ("heads", group.heads)):
             if len(given) != count:
                 return f"group {g} states {len(given)} {word} for {count} devices; state one number for each"
@@ -135,3 +144,114 @@ def _pairs(queries: Range, keys: Range) -> int:
     if start < stop:
         whole += (stop - start) * (start + stop + 1 - 2 * low) // 2
     return whole
+
+
+@dataclass(frozen=True)
+class Members:
+    """The devices of a layout in order, in arrays [devices]; `starts` [groups] is each group's first place."""
+
+    device: Ints
+    group: Ints
+    tokens: Ints
+    heads: Ints
+    first_head: Ints
+    starts: Ints
+
+    @property
+    def group_tokens(self) -> Ints:
+        """Tokens of each group [groups]."""
+        return np.add.reduceat(self.tokens, self.starts)
+
+
+def members(layout: SequenceLayout) -> Members:
+    """The layout in arrays."""
+    sizes = np.array([len(group.devices) for group in layout.groups])
+    device, tokens, heads = (
+        np.array([value for group in layout.groups for value in getattr(group, word)], np.int64)
+        for word in ("devices", "tokens", "heads")
+    )
+    starts, before = np.cumsum(sizes) - sizes, np.cumsum(heads) - heads
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    return Members(device, group, tokens, heads, before - before[starts][group], starts)
+
+
+@dataclass(frozen=True)
+class RingHolders:
+    """All sub-rings: `place` [groups, rings] is the place among the members of the device that holds the heads of each,
+    `kv_heads` [rings] how many key-value heads travel in it; `starts` [devices] a device's first ring in `place`."""
+
+    place: Ints
+    kv_heads: Ints
+    starts: Ints
+
+
+def kv_heads_of(own: Members, num_heads: int, num_kv_heads: int) -> Ints:
+    """How many key-value heads the query heads of each device read [devices]: see `kv_range`."""
+    each = num_heads // num_kv_heads
+    return -(-(own.first_head + own.heads) // each) - own.first_head // each
+
+
+def uneven_kv_copies(own: Members, kv_heads: Ints, num_heads: int, num_kv_heads: int) -> Ints:
+    """By how many the query heads of each device exceed its `kv_heads`, unless each of these serves equally many of
+    them [devices]: then attention reads keys and values in place."""
+    each = num_heads // num_kv_heads
+    at_first = np.minimum(each - own.first_head % each, own.heads)
+    at_last = np.minimum((own.first_head + own.heads - 1) % each + 1, own.heads)
+    even = (kv_heads == 1) | ((at_first == at_last) & ((kv_heads == 2) | (at_first == each)))
+    return np.where(even, 0, own.heads - kv_heads)
+
+
+def ring_holders(own: Members, num_heads: int, num_kv_heads: int) -> RingHolders:
+    """As `sub_rings`, in arrays."""
+    ends = own.first_head + own.heads
+    cuts = np.unique(ends)
+    cut_starts = np.concatenate([[0], cuts[:-1]])
+    count = np.searchsorted(cuts, ends) - np.searchsorted(cut_starts, own.first_head) + 1
+    each = num_heads // num_kv_heads
+    place = np.repeat(np.arange(len(count)), count).reshape(len(own.starts), len(cuts))
+    return RingHolders(place, -(-cuts // each) - cut_starts // each, np.cumsum(count) - count)
+
+
+class RingTurns:
+    """Which keys the groups of a layout meet at the turns of a ring, and what of them the causal mask leaves.
+
+    At turn j, group g holds the keys of group (g - j) mod G. All runs at the front of the sequence come before all at
+    its back, and the backs stand in the reverse order: a group's queries see the front of each earlier group, and those
+    at its back all of each later one. The last group's two runs meet.
+    """
+
+    def __init__(self, own: Members, order: str) -> None:
+        halves = own.tokens if order == "contiguous" else own.tokens - own.tokens // 2
+        self.num_groups = len(own.starts)
+        self.tokens = own.group_tokens
+        self._front = np.add.reduceat(halves, own.starts)
+        self._back = self.tokens - self._front
+        self._runs = 1 + (self._back > 0)
+        self._runs[-1] = 1
+
+    def source(self, turns: Ints) -> Ints:
+        """Whose keys each group holds [turns, groups]."""
+        return (np.arange(self.num_groups) - turns[:, None]) % self.num_groups
+
+    def blocks(self, turns: Ints) -> tuple[Floats, Floats, Floats, Floats]:
+        """Of each group at each turn [turns, groups]: (query, key) pairs with the key before the query, a query's own
+        counting half; pairs of all runs that have any; how many such pairs of runs; and queries that have any."""
+        queries, keys = np.arange(self.num_groups), self.source(turns)
+        tokens, front, back, runs = (a.astype(float) for a in (self.tokens, self._front, self._back, self._runs))
+        earlier, later = keys < queries, keys > queries
+        rows = np.where(later, back, tokens)
+        causal = rows * np.where(later, tokens[keys], front[keys])
+        kernels = np.where(later, (back > 0) * runs[keys], runs)
+        own = ~(earlier | later)
+        causal[own], whole = 0.5 * (tokens**2)[keys[own]], causal.copy()
+        parted = np.where(runs == 1, tokens**2, front**2 + front * back + back**2)
+        whole[own], kernels[own] = parted[keys[own]], np.where(runs == 1, 1.0, 3.0)[keys[own]]
+        return causal, whole, kernels, rows
+
+    def last_turn(self) -> Ints:
+        """The last turn at which the keys of each group meet a query that sees any of them [groups]: until then they
+        travel on."""
+        at = np.arange(self.num_groups)
+        seeing = np.maximum.accumulate(np.where(self._back > 0, at, -1))  # the last group so far with a back
+        found: Ints = self.num_groups - at + np.concatenate([[-1], seeing[:-1]])
+        return found

@@ -67,7 +67,7 @@ def simulate_pipeline(index: int, pipeline: Pipeline, cost: PipelineCost, schedu
     """All events of one pipeline, in the order in which they end."""
     count, batches, chunks = len(pipeline.stages), pipeline.num_micro_batches, pipeline.num_chunks
     orders = [operations(schedule, s, count, batches, chunks)[::-1] for s in range(count)]
-    places = [(s, r) for s, stage in enumerate(pipeline.stages) for r in range(len(stage.replicas))]
+    places = [(s, r) for s, stage in enumerate(pipeline.stages) for r in range(len(stage.executors))]
     todo = {at: orders[at[0]].copy() for at in places}
     seconds_of = {(at, kind): _seconds(cost, at, kind) for at in places for kind in ("forward", "backward")}
     link_s = _link_seconds(cost)

@@ -4,8 +4,9 @@ Tensor parallelism stays inside one machine and one GPU type; a stage holds cons
 them, as equal as they go, where the schedule is interleaved; a stage may have replicas, which share the samples of
 each micro-batch; pipelines have any structure and any number of micro-batches; a pipeline has one micro-batch size;
 every stage has its own recompute policy; sharding groups are all holders or those of a machine; devices may stay
-unused. Switches take freedoms away, for ablations and rivals. Policies layer by layer and stated sharding groups are
-priced and checked too, but no solver for the whole space needs to look at them.
+unused. Switches take freedoms away, for ablations and rivals. One gives: with `sequence`, a stage may have a sequence
+layout instead of tensor parallelism (`hexiopt/sequence.py`), over devices of any machines and types. Policies layer by
+layer and stated sharding groups are priced and checked too, but no solver for the whole space needs to look at them.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ class Space:
     binds: `uneven_layers`, equal layers in the stages of a pipeline (within one); `uneven_tp`, one TP degree for
     all stages; `uneven_batch`, equally many sequences for all pipelines (within one micro-batch);
     `uneven_structure`, the same TP degrees and layers in all pipelines; `recompute_per_stage`, one recompute
-    policy for all stages; `replicas`, no replicated stages.
+    policy for all stages; `replicas`, no replicated stages. `sequence` gives one: stages with sequence layouts.
     `num_pipelines`, `num_stages` and `max_tp` bind from outside (None leaves free); `exclude` names machines or
     devices (`machine:index`) to leave unused.
     """
@@ -43,6 +44,7 @@ class Space:
     uneven_batch: bool = True
     uneven_structure: bool = True
     recompute_per_stage: bool = True
+    sequence: bool = False
     num_pipelines: int | None = None
     num_stages: int | None = None
     max_tp: int | None = None
@@ -114,6 +116,7 @@ def space_from_sections(space: Section, constraints: Section) -> Space:
         max_micro_batch_size=space.integer("max_micro_batch_size", at_least=1, at_most=1024, default=16),
         max_chunks=space.integer("max_chunks", at_least=1, at_most=1024, default=8),
         **{name: space.flag(name, True) for name in SWITCHES},
+        sequence=space.flag("sequence", False),
         num_pipelines=whole("num_pipelines"),
         num_stages=whole("num_stages"),
         max_tp=whole("max_tp"),

@@ -1,7 +1,8 @@
 """Step times that no plan of the space can beat, whatever the solver.
 
 `lower_bound_s` answers at once with the compute bound; with time to spend, `shapes` raises it by a linear
-program over the chains of stages that pipelines are made of. Both hold for every schedule, sharding and replica.
+program over the chains of stages that pipelines are made of. Both hold for every schedule, sharding and replica; the
+compute bound also for sequence layouts, of which the program knows nothing.
 """
 
 import time
@@ -15,7 +16,7 @@ __all__ = ["compute_bound_s", "lower_bound_s"]
 def lower_bound_s(model: CostModel, time_limit_s: float = 0.0) -> float:
     """Seconds that every step takes at least; better with more time, never wrong with less."""
     best = compute_bound_s(model)
-    if time_limit_s > 0.0:
+    if time_limit_s > 0.0 and not model.problem.space.sequence:
         from hexiopt.bounds.shapes import shape_bound_s  # only here, as numba takes a second to start
 
         best = max(best, shape_bound_s(model, best, time.perf_counter() + time_limit_s))

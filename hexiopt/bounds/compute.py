@@ -1,6 +1,8 @@
 """A step time that no plan of the space can beat, whatever the solver."""
 
+from hexiopt.bounds.sequence import sequence_bound_s
 from hexiopt.cost.model import CostModel
+from hexiopt.machine import Machine
 from hexiopt.space import recompute_policies
 
 
@@ -10,7 +12,8 @@ def compute_bound_s(model: CostModel) -> float:
     In a step of T seconds a TP group of t devices runs at most T / l micro-batches of b sequences through a
     layer, l being the layer's forward and backward. Summed over devices: global_batch · layers ≤
     T · Σ max over (t, b, policy) of b / (t · l). Bubbles, messages, embedding, head, gradient sync, optimiser and
-    memory only add time. The best TP ring of a machine stands for all its groups of that size.
+    memory only add time. The best TP ring of a machine stands for all its groups of that size. Where the space has
+    sequence layouts, `sequence_bound_s` says what devices may do instead.
     """
     problem = model.problem
     machines: dict[object, int] = {}
@@ -20,12 +23,15 @@ def compute_bound_s(model: CostModel) -> float:
         kind = problem.cluster.machines[m].kind
         machines[kind] = machines.get(kind, 0) + 1
         example.setdefault(kind, m)
-    rate = 0.0
+    rates: list[tuple[Machine, int, float]] = []
     for kind, count in machines.items():
-        rate += count * max(
+        best = max(
             size / (site.tp * sum(model.layer_s(site, size, policy)))
             for site in model.best_sites(example[kind])
             for size in problem.space.micro_batch_sizes(problem.workload.global_batch)
             for policy in recompute_policies(problem.workload)
         )
-    return problem.workload.global_batch * problem.model.num_layers / rate
+        rates.append((problem.cluster.machines[example[kind]], count, best))
+    if problem.space.sequence:
+        return sequence_bound_s(model, [(machine.gpu, count, rate) for machine, count, rate in rates])
+    return problem.workload.global_batch * problem.model.num_layers / sum(count * rate for _, count, rate in rates)

@@ -2,6 +2,7 @@
 
 Activations at a boundary are split along the sequence over the TP ranks (sequence parallelism), so receiver j
 needs the part [j/n, (j+1)/n) and takes it from the senders whose parts overlap it: one copy crosses in all.
+A sequence layout says which tokens each of its devices has; each token goes from its owner to its owner.
 Replicas of a stage take consecutive samples of a micro-batch: each sends to those of the next stage whose samples
 overlap its own. Interleaved, the last stage also sends to the first.
 
@@ -12,9 +13,11 @@ so the larger counts. A message takes as long as the most loaded resource on its
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from hexiopt.cluster import Cluster
-from hexiopt.plan import Pipeline
+from hexiopt.plan import Ends, Pipeline, SequenceLayout
+from hexiopt.sequence import token_ranges
 
 Load = dict[int, float]  # shared resource → seconds (per byte of the message, or in all)
 
@@ -24,7 +27,7 @@ class Hop:
     """One direction of a boundary, per byte of the whole message."""
 
     shared: tuple[tuple[int, float], ...]  # (resource of the network, seconds a byte needs it alone)
-    port_s_per_byte: float  # the busiest sender inside a machine
+    port_s_per_byte: float  # the busiest sender inside a machine; with sequence layouts, receiver too
     latency_s: float
 
     def seconds(self, num_bytes: float, load_s: Load) -> float:
@@ -51,17 +54,51 @@ def overlaps(senders: int, receivers: int) -> Iterable[tuple[int, int, float]]:
         i, j, at = i + (end == (i + 1) * receivers), j + (end == (j + 1) * senders), end
 
 
-def hop(cluster: Cluster, senders: tuple[int, ...], receivers: tuple[int, ...]) -> Hop:
-    """The way from the devices of one stage to those of the next."""
+def shared_tokens(senders: Ends, receivers: Ends) -> Iterable[tuple[int, int, float]]:
+    """(sending device, receiving device, share of the message)."""
+    if not isinstance(senders, SequenceLayout) and not isinstance(receivers, SequenceLayout):
+        return [(senders[i], receivers[j], share) for i, j, share in overlaps(len(senders), len(receivers))]
+    layout = senders if isinstance(senders, SequenceLayout) else receivers
+    assert isinstance(layout, SequenceLayout)
+    seq_len = sum(tokens for group in layout.groups for tokens in group.tokens)
+    found: dict[tuple[int, int], Fraction | int] = {}
+    here, there = _owners(senders, seq_len), _owners(receivers, seq_len)
+    i = j = 0
+    at: Fraction | int = 0
+    while at < seq_len:
+        end = min(here[i][0], there[j][0])
+        pair = here[i][1], there[j][1]
+        found[pair] = found.get(pair, 0) + end - at
+        i, j, at = i + (here[i][0] == end), j + (there[j][0] == end), end
+    return [(a, b, float(tokens / seq_len)) for (a, b), tokens in found.items()]
+
+
+def _owners(ends: Ends, seq_len: int) -> list[tuple[Fraction | int, int]]:
+    """(end of a run of tokens, who has it), along the sequence."""
+    if not isinstance(ends, SequenceLayout):
+        return [(Fraction(seq_len * (k + 1), len(ends)), device) for k, device in enumerate(ends)]
+    runs = [
+        (run, device)
+        for group, shards in zip(ends.groups, token_ranges(ends), strict=True)
+        for device, own in zip(group.devices, shards, strict=True)
+        for run in own
+    ]
+    return [(end, device) for (_, end), device in sorted(runs)]
+
+
+def hop(cluster: Cluster, senders: Ends, receivers: Ends) -> Hop:
+    """The way from one stage to the next."""
     network, machine_of = cluster.network, cluster.machine_of
     shared: Load = {}
-    ports: Load = {}
+    ports: dict[tuple[bool, int], float] = {}
+    ragged = isinstance(senders, SequenceLayout) or isinstance(receivers, SequenceLayout)
     latency_s = 0.0
-    for i, j, share in overlaps(len(senders), len(receivers)):
-        a, b = senders[i], receivers[j]
+    for a, b, share in shared_tokens(senders, receivers):
         latency_s = max(latency_s, network.pair_latency(a, b))
         if machine_of[a] == machine_of[b]:
-            ports[a] = ports.get(a, 0.0) + share / network.pair_bandwidth(a, b)
+            # Between equal parts the sender's port alone is charged; ragged ones may crowd at one receiver.
+            for port in ((False, a), (True, b)) if ragged else ((False, a),):
+                ports[port] = ports.get(port, 0.0) + share / network.pair_bandwidth(a, b)
         else:
             for resource in network.route(a, b):
                 shared[resource] = shared.get(resource, 0.0) + share / float(network.capacity[resource])
@@ -115,16 +152,14 @@ class Way:
     num_bytes: float  # of a message
 
 
-def ways(
-    pipeline: Pipeline, hop_of: Callable[[tuple[int, ...], tuple[int, ...]], Hop], sample_bytes: float
-) -> list[Way]:
+def ways(pipeline: Pipeline, hop_of: Callable[[Ends, Ends], Hop], sample_bytes: float) -> list[Way]:
     """All ways of messages in a pipeline; `sample_bytes` are one sequence's hidden states."""
     stages, count, size = pipeline.stages, len(pipeline.stages), pipeline.micro_batch_size
     found = []
     for s in range(count if pipeline.num_chunks > 1 else count - 1):
         t = (s + 1) % count
         for a, b, common in sample_overlaps(stages[s].samples(size), stages[t].samples(size)):
-            here, there = stages[s].replicas[a].devices, stages[t].replicas[b].devices
+            here, there = stages[s].ends[a], stages[t].ends[b]
             num_bytes = common * sample_bytes
             found.append(Way(False, s, a, b, hop_of(here, there), num_bytes))
             found.append(Way(True, t, b, a, hop_of(there, here), num_bytes))

@@ -13,6 +13,8 @@ LAYER_MEMORY_KERNELS = 6
 # Elements of a token's hidden vector that norms and residual adds read and write in one layer's forward:
 # a norm reads and writes (2), a residual add reads two and writes one (3), twice each.
 LAYER_HIDDEN_PASSES = 10
+# Of these, those of one norm.
+NORM_PASSES = 2
 # An element-wise backward reads the saved input and the gradient and writes one: twice the forward's traffic.
 MEMORY_BACKWARD_PASSES = 2
 # Passes over an unfused score matrix in the forward: write scores, softmax reads and writes, values read.
@@ -33,6 +35,13 @@ TP_BACKWARD_COLLECTIVES = 6
 LAST_BUCKET = 1 / 24
 # Bytes that Adam moves for a parameter beside gradient and weight: master and two moments, read and written, FP32.
 ADAM_STATE_TRAFFIC_BYTES = 24
+# Kernels that merge a block's attention into what blocks before it gave, by the log-sum-exp of both: the new
+# log-sum-exp, a weight of each part, their weighted sum (Liu et al., arXiv 2310.01889, algorithm 1).
+MERGE_KERNELS = 4
+# Kernels that add a block's gradients of queries, keys and values to those of blocks before it.
+GRADIENT_SUM_KERNELS = 3
+# Bytes of an element of what attention over blocks sums up, and of a log-sum-exp: FP32.
+ACCUMULATOR_BYTES = 4
 # What a process holds beside tensors: communicator buffers, 0.25 GiB a process (NCCL's default channels).
 COMMUNICATOR_BYTES = 0.25 * 2**30
 # Share of the transient memory that the caching allocator loses to fragments.

@@ -4,14 +4,31 @@ FLOPs come from the true shapes (grouped queries, gated MLP, causal half of atte
 type's efficiency curve, memory-bound work at its HBM bandwidth, no operator faster than its launch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hexiopt.cost import coefficients as c
 from hexiopt.frameworks import Framework, default_framework
 from hexiopt.gpus import Gpu
 from hexiopt.model import ModelSpec
 from hexiopt.workload import Workload
+
+Floats = NDArray[np.float64]
+# A number, or one for each of many devices.
+Amount = TypeVar("Amount", float, Floats)
+
+
+def at_least(low: float | Floats, value: Amount) -> Amount:
+    """`value`, or `low` where that is more."""
+    if isinstance(value, np.ndarray):
+        return np.maximum(low, value)
+    assert not isinstance(low, np.ndarray), "a number has one limit"
+    return max(low, value)
 
 
 @dataclass(frozen=True)
@@ -42,7 +59,14 @@ def largest_shard(model: ModelSpec, tp: int) -> Shard:
 
 
 class Clock:
-    """Times operators on one GPU type at one precision. All times in seconds."""
+    """Times operators on one GPU type at one precision, or on many devices (`each`). All times in seconds."""
+
+    # Numbers, or arrays [devices].
+    _gemm_s_per_flop: Any
+    _gemm_half_flops: Any
+    _attention_s_per_flop: Any
+    _s_per_byte: Any
+    _launch_s: Any
 
     def __init__(self, gpu: Gpu, precision: str) -> None:
         peak = gpu.peak_flops(precision)
@@ -57,17 +81,28 @@ class Clock:
         self._s_per_byte = 1.0 / (gpu.hbm_bytes_per_s * efficiency.memory_max)
         self._launch_s = efficiency.launch_s
 
-    def gemm_s(self, flops: float) -> float:
+    @classmethod
+    def each(cls, clocks: "Sequence[Clock]", which: NDArray[np.int64]) -> "Clock":
+        """A clock for devices of several types: `clocks[which[d]]` is that of device d. It times arrays alone."""
+        found = object.__new__(cls)
+        for name in cls.__annotations__:
+            setattr(found, name, np.array([getattr(clock, name) for clock in clocks])[which])
+        return found
+
+    def gemm_s(self, flops: Amount) -> Amount:
         """One matrix product: F / (peak · e(F)) with e(F) = gemm_max · F / (F + gemm_half_flops)."""
-        return max(self._launch_s, (flops + self._gemm_half_flops) * self._gemm_s_per_flop)
+        seconds: Amount = (flops + self._gemm_half_flops) * self._gemm_s_per_flop
+        return at_least(self._launch_s, seconds)
 
-    def attention_s(self, flops: float) -> float:
-        """One attention kernel."""
-        return max(self._launch_s, flops * self._attention_s_per_flop)
+    def attention_s(self, flops: Amount, kernels: Amount | None = None) -> Amount:
+        """Attention kernels of `flops` together; one where not stated."""
+        seconds: Amount = flops * self._attention_s_per_flop
+        return at_least(self._launch_s if kernels is None else kernels * self._launch_s, seconds)
 
-    def memory_s(self, num_bytes: float, kernels: int = 1) -> float:
+    def memory_s(self, num_bytes: Amount, kernels: float | Floats = 1) -> Amount:
         """Memory-bound kernels that move `num_bytes` together."""
-        return max(kernels * self._launch_s, num_bytes * self._s_per_byte)
+        seconds: Amount = num_bytes * self._s_per_byte
+        return at_least(kernels * self._launch_s, seconds)
 
 
 @dataclass(frozen=True)
@@ -86,6 +121,79 @@ class ComputeTimes:
         return replace(self, forward_s=self.forward_s + more_s, backward_s=self.backward_s + more_s)
 
 
+@dataclass(frozen=True)
+class Blocks(Generic[Amount]):
+    """What attention kernels run over, all heads and sequences counted: (query, key) pairs that the causal mask
+    leaves (a query and its own key count half), pairs with those that it hides, and how many kernels."""
+
+    causal: Amount
+    whole: Amount
+    kernels: Amount
+
+
+@dataclass(frozen=True)
+class DenseTimes(Generic[Amount]):
+    """Forward seconds of a layer's operators outside attention: the matrix products before and after it, the
+    element-wise ones, of which `share_before` stand before it, and the MLP's second product (among those after)."""
+
+    gemms_before_s: Amount
+    gemms_after_s: Amount
+    elementwise_s: Amount
+    share_before: float
+    last_product_s: Amount
+
+    def before_s(self, gemm_passes: float = 1.0, memory_passes: float = 1.0) -> Amount:
+        """Seconds of norm, query, key and value projection: forward, or backward by its passes."""
+        return gemm_passes * self.gemms_before_s + memory_passes * self.share_before * self.elementwise_s
+
+    def after_s(self, gemm_passes: float = 1.0, memory_passes: float = 1.0) -> Amount:
+        """Seconds of output projection, norm, MLP and residuals: forward, or backward by its passes."""
+        return gemm_passes * self.gemms_after_s + memory_passes * (1.0 - self.share_before) * self.elementwise_s
+
+
+def dense_times(
+    model: ModelSpec, workload: Workload, clock: Clock, shard: Shard, tokens: Amount, framework: Framework
+) -> DenseTimes[Amount]:
+    """A layer outside attention, for `tokens` tokens of a micro-batch, on a rank that holds `shard`."""
+    hidden, width = model.hidden_size, workload.element_bytes
+    q, kv = shard.heads * model.head_dim, shard.kv_heads * model.head_dim
+    inward = (2 if model.gated_mlp else 1) * hidden * shard.ffn
+    before_s, out_s, inward_s, last_s = (
+        clock.gemm_s(2.0 * tokens * size) for size in (hidden * (q + 2 * kv), q * hidden, inward, shard.ffn * hidden)
+    )
+    hidden_moved = c.LAYER_HIDDEN_PASSES * hidden / (shard.tp if framework.sequence_parallel else 1)
+    turned = 2 * (q + kv)  # rotary positions
+    moved = hidden_moved + turned + (3 if model.gated_mlp else 2) * shard.ffn
+    first_norm = hidden_moved * c.NORM_PASSES / c.LAYER_HIDDEN_PASSES
+    elementwise_s = clock.memory_s(framework.memory_traffic * (tokens * width * moved), c.LAYER_MEMORY_KERNELS)
+    share_before = (first_norm + turned) / moved
+    return DenseTimes(before_s, out_s + inward_s + last_s, elementwise_s, share_before, last_s)
+
+
+def attention_times(
+    clock: Clock, fused: bool, model: ModelSpec, width: int, pairs: Blocks[Amount], framework: Framework
+) -> tuple[Amount, Amount]:
+    """Forward and backward seconds of attention over blocks of queries and keys; nothing where there is no block.
+
+    softmax(QK')V is two products, of which fused kernels compute what the causal mask leaves. Elsewhere the scores of
+    whole blocks are materialised.
+    """
+    flops_per_pair = 4.0 * model.head_dim
+    if fused:
+        flops = flops_per_pair * pairs.causal / framework.attention_speed
+        return (
+            clock.attention_s(flops, pairs.kernels),
+            clock.attention_s(flops * c.FUSED_ATTENTION_BACKWARD_PASSES, pairs.kernels),
+        )
+    flops = flops_per_pair * pairs.whole
+    scores_s = clock.memory_s(pairs.whole * (width * c.SCORE_PASSES), c.SCORE_PASSES * pairs.kernels)
+    return (
+        clock.attention_s(flops, pairs.kernels) + scores_s,
+        clock.attention_s(flops * c.UNFUSED_ATTENTION_BACKWARD_PASSES, pairs.kernels)
+        + c.MEMORY_BACKWARD_PASSES * scores_s,
+    )
+
+
 def layer_compute(
     model: ModelSpec,
     workload: Workload,
@@ -96,50 +204,19 @@ def layer_compute(
 ) -> ComputeTimes:
     """One decoder layer on the busiest rank, for a micro-batch of `micro_batch_size` sequences."""
     framework = framework or default_framework()
-    clock, shard, width = Clock(gpu, workload.precision), largest_shard(model, tp), workload.element_bytes
-    seq, hidden = workload.seq_len, model.hidden_size
-    tokens = micro_batch_size * seq
-    q, kv = shard.heads * model.head_dim, shard.kv_heads * model.head_dim
-    matrices = [
-        hidden * (q + 2 * kv),
-        q * hidden,
-        (2 if model.gated_mlp else 1) * hidden * shard.ffn,
-        shard.ffn * hidden,
-    ]
-    gemms_s = [clock.gemm_s(2.0 * tokens * size) for size in matrices]
-    gemm_forward_s = sum(gemms_s)
-
-    # softmax(QK')V: two products of tokens × seq × q, of which the causal mask needs half.
-    attention_flops = 4.0 * tokens * seq * q * (0.5 if gpu.flash_attention else 1.0)
-    if gpu.flash_attention:
-        attention_flops /= framework.attention_speed
-        attention_forward_s = clock.attention_s(attention_flops)
-        attention_backward_s = clock.attention_s(attention_flops * c.FUSED_ATTENTION_BACKWARD_PASSES)
-    else:
-        score_bytes = float(tokens) * seq * shard.heads * width * c.SCORE_PASSES
-        scores_s = clock.memory_s(score_bytes, c.SCORE_PASSES)
-        attention_forward_s = clock.attention_s(attention_flops) + scores_s
-        attention_backward_s = (
-            clock.attention_s(attention_flops * c.UNFUSED_ATTENTION_BACKWARD_PASSES)
-            + c.MEMORY_BACKWARD_PASSES * scores_s
-        )
-    moved = (
-        tokens
-        * width
-        * (
-            c.LAYER_HIDDEN_PASSES * hidden / (tp if framework.sequence_parallel else 1)
-            + 2 * (q + kv)
-            + (3 if model.gated_mlp else 2) * shard.ffn
-        )
+    clock, shard = Clock(gpu, workload.precision), largest_shard(model, tp)
+    tokens = float(micro_batch_size * workload.seq_len)
+    dense = dense_times(model, workload, clock, shard, tokens, framework)
+    squares = tokens * workload.seq_len * shard.heads
+    attention_forward_s, attention_backward_s = attention_times(
+        clock, gpu.flash_attention, model, workload.element_bytes, Blocks(0.5 * squares, squares, 1.0), framework
     )
-    elementwise_s = clock.memory_s(framework.memory_traffic * moved, c.LAYER_MEMORY_KERNELS)
+    passes = c.GEMM_BACKWARD_PASSES, c.MEMORY_BACKWARD_PASSES
     return ComputeTimes(
-        forward_s=gemm_forward_s + attention_forward_s + elementwise_s,
-        backward_s=c.GEMM_BACKWARD_PASSES * gemm_forward_s
-        + attention_backward_s
-        + c.MEMORY_BACKWARD_PASSES * elementwise_s,
+        forward_s=dense.before_s() + attention_forward_s + dense.after_s(),
+        backward_s=dense.after_s(*passes) + attention_backward_s + dense.before_s(*passes),
         attention_s=attention_forward_s,
-        last_product_s=gemms_s[-1],
+        last_product_s=dense.last_product_s,
     )
 
 

@@ -1,13 +1,13 @@
 """What a plan costs: the answer of a cost model, with enough inside to explain it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hexiopt.cost.memory import Memory
 
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """One stage, or one replica of it, per micro-batch. Seconds; bytes on its fullest device.
+    """One stage, or one replica or device of it, per micro-batch. Seconds; bytes on its fullest device.
 
     Of a replicated stage: the times of its slowest replica, the memory of its fullest. `chunk_s` has forward and
     backward of each layer range, where there are several.
@@ -20,6 +20,7 @@ class StageCost:
     num_params: float  # on the fullest device
     chunk_s: tuple[tuple[float, float], ...] = ()
     replicas: tuple["StageCost", ...] = ()  # where there are several
+    devices: tuple["StageCost", ...] = ()  # of a sequence layout
 
     @classmethod
     def of_replicas(cls, replicas: tuple["StageCost", ...]) -> "StageCost":
@@ -35,6 +36,17 @@ class StageCost:
             slowest.chunk_s,
             replicas,
         )
+
+    @classmethod
+    def of_devices(cls, devices: tuple["StageCost", ...]) -> "StageCost":
+        """The stage with a sequence layout that `devices`, which work together, make up."""
+        fullest = max(devices, key=lambda one: one.excess_bytes)
+        return replace(fullest, devices=devices)
+
+    @property
+    def copies(self) -> tuple["StageCost", ...]:
+        """The cost of whatever holds a copy of the stage's parameters: see `Stage.copies`."""
+        return self.devices or self.each
 
     @property
     def each(self) -> tuple["StageCost", ...]:

@@ -1,5 +1,6 @@
 """Gradient synchronisation across pipelines whose stages and TP degrees differ.
 
+Every device of a sequence layout holds all that a TP group does.
 A layer's sharded dimension is cut at the union of all TP boundaries; each slice has one holder per pipeline and
 replica, and slices with the same holders share one buffer and one all-reduce. A group starts when the last backward
 of its holders' stages has ended, so late stages synchronise while early ones still compute. Groups run as rings in the
@@ -60,7 +61,7 @@ def sync_groups(pipelines: Sequence[Pipeline], model: ModelSpec) -> SyncGroups:
         rows_of = []
         for stage in pipeline.stages:
             start = len(table_rows)
-            table_rows += [replica.devices for replica in stage.replicas]
+            table_rows += stage.copies
             rows_of.append(range(start, len(table_rows)))
         holds.append(
             [

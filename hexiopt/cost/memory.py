@@ -9,7 +9,8 @@ from math import ceil
 from typing import NamedTuple
 
 from hexiopt.cost import coefficients as c
-from hexiopt.cost.compute import Shard, largest_shard
+from hexiopt.cost.activations import Activations, Held
+from hexiopt.cost.compute import Amount, Shard, largest_shard
 from hexiopt.cost.schedule import forward_chunk, num_warm_up
 from hexiopt.gpus import Gpu
 from hexiopt.model import ModelSpec
@@ -96,16 +97,14 @@ def _chunks_in_flight(
 class MemoryModel:
     """Bytes for one TP degree, micro-batch size and model; stages of any length and position from it.
 
-    Per-token activations follow Korthikanti et al. (arXiv 2205.05198, section 4), with sequence parallelism, without
-    dropout, with true shapes: what our runtime allocates (`tests/runtime/test_memory_use.py`). Of a processor, whose
-    attention is fused, `flash_attention` is true. Of the ranks of a TP group, the most that any has of each kind: one
+    What our runtime allocates (`tests/runtime/test_memory_use.py`). Of a processor, whose attention is fused,
+    `flash_attention` is true. Of the ranks of a TP group, the most that any has of each kind: one
     has all of it, except where heads share key-value heads unevenly or tokens do not divide.
     """
 
     def __init__(self, model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> None:
         shard = largest_shard(model, tp)
         self._workload = workload
-        width, hidden = workload.element_bytes, model.hidden_size
         tokens = micro_batch_size * workload.seq_len
         self.layer_params = layer_params(model, shard)
         # The matrix of embedding and head is cut; positions, projections and the final norm are whole on every rank.
@@ -115,52 +114,30 @@ class MemoryModel:
         self.embedding_params = matrix + (model.embedding_params - model.vocabulary_params)
         self._head_params_alone = matrix + beside
         self._head_params_beside_embedding = float(beside) if model.tied_embeddings else matrix + beside
-        q, kv = shard.heads * model.head_dim, shard.kv_heads * model.head_dim
-        # A norm keeps its input, a statistic or two a vector, and its output, which the product behind it reads.
-        statistics = c.NORM_STATISTIC_BYTES * (2 if model.norm_bias else 1)
-        own = micro_batch_size * ceil(workload.seq_len / tp)  # tokens between blocks, cut along the sequence
-        norm = own * (2.0 * hidden * width + statistics)
-        # A layer keeps those of its two norms, q, k, v, the attention's output and the MLP's inner activations; and,
-        # where queries and keys are normed, what they were before.
-        inner = (3 if model.gated_mlp else 2) * shard.ffn
-        self._none = 2.0 * norm + tokens * width * (2.0 * q + 2.0 * kv + inner)
-        if model.qk_norm:
-            self._none += tokens * (width * (q + kv) + statistics * (shard.heads + shard.kv_heads))
-        # Fused attention keeps its log-sum-exp, unfused its probabilities; keys and values are copied for each query
-        # head where a rank's heads do not share them evenly.
-        copies = tokens * width * 2.0 * model.head_dim * _copied_kv_heads(model, tp)
-        probabilities = 0.0 if gpu.flash_attention else float(tokens) * workload.seq_len * shard.heads * width
-        log_sum_exp = float(tokens) * shard.heads * 4 if gpu.flash_attention else 0.0
-        self._internals = copies + probabilities + log_sum_exp
-        self._full = own * width * float(hidden)
-        self._final_norm = norm
-        # Which rows of the matrix a token needs, and, where it is cut, whether they are the rank's.
-        self._tokens = float(tokens) * (c.TOKEN_ID_BYTES + (tp > 1))
-        self._loss = tokens * (float(shard.vocab) * c.LOSS_BYTES + c.TOKEN_ID_BYTES)
-        # The logits themselves until the loss has read them, and then their gradient, of one micro-batch at a time.
-        self._logits = float(tokens) * shard.vocab * width
-        # One gathered input and one gathered gradient of a TP group, and two boundary messages each way; sines and
-        # cosines of all positions.
-        self._buffers = tokens * width * 2.0 * hidden * (tp > 1) + own * width * 4.0 * hidden
-        if not model.learned_positions:
-            self._buffers += workload.seq_len * width * 2.0 * model.head_dim
+        # Tokens between blocks are cut along the sequence.
+        between = float(micro_batch_size * ceil(workload.seq_len / tp))
+        held = Held(
+            between=between,
+            tokens=float(tokens),
+            positions=float(workload.seq_len),
+            attended=float(tokens),
+            heads=float(shard.heads),
+            kv_heads=float(shard.kv_heads),
+            copied_kv_heads=float(_copied_kv_heads(model, tp)),
+            scores=0.0 if gpu.flash_attention else float(tokens) * workload.seq_len,
+            fused=float(gpu.flash_attention),
+            parted=0.0,
+            travelling=0.0,
+        )
+        self.activations = Activations.of(model, workload, shard, held)
 
     def layer_activation_bytes(self, policy: str) -> float:
         """Stored activations of one layer and one micro-batch."""
-        if policy == "full":
-            return self._full
-        return self._none + (self._internals if policy == "none" else 0.0)
+        return self.activations.stored(policy)
 
     def recompute_working_set_bytes(self, policy: str, last: bool = False) -> float:
-        """What the layer being recomputed holds beside the stored activations; on the last stage the head's backward
-        has let go of what the final norm kept before.
-        """
-        working = 0.0
-        if policy == "full":
-            working = self._none + self._internals - self._full
-        elif policy == "selective":
-            working = self._internals
-        return max(0.0, working - self._final_norm) if last else working
+        """What the layer being recomputed holds beside the stored activations: see `Activations.working_set`."""
+        return self.activations.working_set(policy, last)
 
     def num_params(self, num_layers: int, first: bool, last: bool) -> float:
         """Parameters on the fullest rank of a stage."""
@@ -170,6 +147,17 @@ class MemoryModel:
         if last:
             params += self._head_params_beside_embedding if first else self._head_params_alone
         return params
+
+    def mean_holders(self, holders: Sequence[float], first: bool, last: bool) -> float:
+        """Over how many devices the states of a stage are spread, `holders` those of each layer."""
+        if len(set(holders)) == 1:
+            return holders[0]
+        sharded = (
+            self.layer_params * sum(1 / n for n in holders)
+            + (self.num_params(0, True, False) / holders[0] if first else 0.0)
+            + (self.num_params(0, first, True) - self.num_params(0, first, False)) / holders[-1] * last
+        )
+        return self.num_params(len(holders), first, last) / sharded
 
     def gathered_params(self, num_layers: int, first: bool, last: bool) -> tuple[float, float]:
         """Parameters that a device of a ZeRO-3 stage holds whole beside its shards: of weights, and of gradients.
@@ -183,54 +171,45 @@ class MemoryModel:
 
     def stage(self, num_layers: int, first: bool, last: bool, policy: str, held: int, shards: Shards = WHOLE) -> Memory:
         """Bytes on the fullest device of a stage that holds `held` micro-batches in flight."""
-        activations = (
-            held * num_layers * self.layer_activation_bytes(policy)
-            + self.recompute_working_set_bytes(policy, last)
-            + (held * self._tokens if first else 0.0)
-        )
+        kept = self.activations
+        activations = held * num_layers * kept.stored(policy) + kept.working_set(policy, last)
+        if first:
+            activations += held * kept.token_ids
         return self._memory(num_layers, first, last, activations, held, shards)
 
     def chunk_bytes(self, policies: Sequence[str], first: bool, last: bool) -> float:
-        """What a range of layers, each with its policy, stores of one micro-batch; `first` begins with the embedding,
-        `last` ends with the LM head."""
-        kept = sum(n * self.layer_activation_bytes(policy) for policy, n in Counter(policies).items())
-        return kept + first * self._tokens + (self._final_norm + self._loss if last else 0.0)
+        """What a range of layers, each with its policy, stores of one micro-batch: see `Activations.of_range`."""
+        return self.activations.of_range(policies, first, last)
 
     def mixed_stage(
         self, chunks: Sequence[Sequence[str]], first: bool, last: bool, held: Sequence[int], shards: Shards = WHOLE
     ) -> Memory:
         """As `stage`, of layer ranges whose layers have `chunks` as policies; `held[c]` micro-batches of range c."""
-        stored = sum(
-            n * self.chunk_bytes(policies, first and c == 0, False)
-            for c, (n, policies) in enumerate(zip(held, chunks, strict=True))
-        )
-        repeated = max(self.recompute_working_set_bytes(policy, last) for policies in chunks for policy in policies)
-        return self._memory(sum(map(len, chunks)), first, last, stored + repeated, held[-1], shards)
+        stored = self.activations.of_stage(chunks, first, last, held)
+        return self._memory(sum(map(len, chunks)), first, last, stored, held[-1], shards)
 
     def _memory(
         self, num_layers: int, first: bool, last: bool, activations: float, held: int, shards: Shards
     ) -> Memory:
         """With the activations of tokens and layers; the head holds `held` micro-batches."""
-        workload, (stage, count), logits = self._workload, shards, 0.0
-        if last:
-            activations += held * self._final_norm
-            logits = held * self._loss + self._logits
-        transient = activations + logits + self._buffers
+        states = self.states(num_layers, first, last, shards)
+        return Memory(*states, *transient(self.activations, activations, last, held))
+
+    def states(self, num_layers: int, first: bool, last: bool, shards: Shards) -> tuple[float, float, float, float]:
+        """Bytes of weights, gradients, master weights and optimiser."""
+        workload, (stage, count) = self._workload, shards
         params = weights = gradients = self.num_params(num_layers, first, last)
         if stage >= 2:
             gradients = params / count
         if stage == 3 and count > 1:
             gathered = self.gathered_params(num_layers, first, last)
             weights, gradients = params / count + gathered[0], gradients + gathered[1]
-        return Memory(
-            weights=weights * workload.element_bytes,
-            gradients=gradients * workload.stored_gradient_bytes,
-            master=params * workload.master_bytes / (count if stage else 1),
-            optimizer=params * workload.optimizer_bytes / (count if stage else 1),
-            activations=activations,
-            logits=logits,
-            buffers=self._buffers,
-            reserve=c.COMMUNICATOR_BYTES + c.FRAGMENTATION * transient,
+        share = count if stage else 1
+        return (
+            weights * workload.element_bytes,
+            gradients * workload.stored_gradient_bytes,
+            params * workload.master_bytes / share,
+            params * workload.optimizer_bytes / share,
         )
 
     def max_layers(
@@ -247,6 +226,19 @@ class MemoryModel:
         while self.stage(count + 1, first, last, policy, held, shards).total <= limit_bytes:
             count += 1
         return count
+
+
+def transient(
+    kept: Activations[Amount], activations: Amount, last: bool, held: int
+) -> tuple[Amount, Amount, Amount, Amount]:
+    """Bytes of activations (those of tokens and layers given), logits, buffers and reserve, where the head of a `last`
+    stage holds `held` micro-batches."""
+    logits = 0.0 * activations
+    if last:
+        activations = activations + held * kept.final_norm
+        logits = held * kept.loss + kept.logits
+    reserve = c.COMMUNICATOR_BYTES + c.FRAGMENTATION * (activations + logits + kept.buffers)
+    return activations, logits, kept.buffers, reserve
 
 
 def layer_params(model: ModelSpec, shard: Shard) -> float:

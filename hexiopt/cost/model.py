@@ -20,10 +20,11 @@ from hexiopt.cost.gradient_sync import Floats, Ints, SyncTimes, sync_groups
 from hexiopt.cost.memory import WHOLE, Shards, chunks_in_flight, in_flight
 from hexiopt.cost.replicated import replicated_cost
 from hexiopt.cost.schedule import SCHEDULE_TIMES, PipelineTimes
+from hexiopt.cost.sequenced import sequenced_cost
 from hexiopt.cost.sharding import Rings, Spread, Times, lockstep_s, rings, sharding_groups, spreads
 from hexiopt.cost.sites import Site, Sites
 from hexiopt.frameworks import Framework
-from hexiopt.plan import Pipeline, Plan, Replica, Stage, irregular, misaligned, unpriced
+from hexiopt.plan import Pipeline, Plan, Replica, SequenceLayout, Stage, irregular, misaligned, unpriced
 from hexiopt.problem import Problem
 
 _KEPT = 50_000  # pipelines, times and stages remembered before memory is given back
@@ -63,6 +64,7 @@ class _Place:
         return self.position == self.num_stages - 1
 
 
+_Crowd = tuple[tuple[int, int], ...]  # resource of the network, how many sequence stages use it
 _Spread = Shards | Spread  # of the states of a pipeline: alike for all parameters, or by layer
 
 
@@ -74,7 +76,7 @@ class CostModel(Sites):
     def __init__(self, problem: Problem, framework: Framework | None = None) -> None:
         super().__init__(problem, framework)
         self._stages: dict[tuple[object, ...], StageCost] = {}
-        self._parts: dict[tuple[Pipeline, str, _Spread], _Parts] = {}
+        self._parts: dict[tuple[Pipeline, str, _Spread, _Crowd], _Parts] = {}
         self._times: dict[tuple[object, ...], PipelineTimes] = {}
         self._replicated: dict[tuple[object, ...], PipelineCost] = {}
         self._sync: tuple[tuple[tuple[Stage, ...], ...], SyncTimes] | None = None
@@ -97,9 +99,10 @@ class CostModel(Sites):
         wrong = misaligned(plan)
         if wrong is not None:
             raise ValueError(wrong)
+        crowds = self._crowds(plan)
         parts = [
-            self._pipeline_parts(pipeline, plan.schedule, spread)
-            for pipeline, spread in zip(plan.pipelines, self._spreads(plan), strict=True)
+            self._pipeline_parts(pipeline, plan.schedule, spread, crowd)
+            for pipeline, spread, crowd in zip(plan.pipelines, self._spreads(plan), crowds, strict=True)
         ]
         if plan.sharding.stage >= 2:
             parts = self._in_lockstep(plan, parts)
@@ -125,10 +128,25 @@ class CostModel(Sites):
         count, sharding = len(plan.pipelines), plan.sharding
         if not sharding.stage:
             return [WHOLE] * count
-        unreplicated = all(len(stage.replicas) == 1 for pipeline in plan.pipelines for stage in pipeline.stages)
+        unreplicated = all(len(stage.copies) == 1 for pipeline in plan.pipelines for stage in pipeline.stages)
         if unreplicated and sharding.groups == "all":
             return [Shards(sharding.stage, count)] * count
         return spreads(plan, sharding_groups(plan, self.problem.cluster), self.problem.model.num_layers)
+
+    def _crowds(self, plan: Plan) -> list[_Crowd]:
+        """Of each pipeline, the resources of the network that several sequence stages of the plan use, and how many."""
+        each = [
+            [
+                self.sequence_stage(stage.sequence, pipeline.micro_batch_size).crossed
+                for stage in pipeline.stages
+                if stage.sequence is not None
+            ]
+            for pipeline in plan.pipelines
+        ]
+        users = Counter(resource for own in each for crossed in own for resource in crossed)
+        return [
+            tuple(sorted((r, users[r]) for r in frozenset().union(*own) if users[r] > 1)) if own else () for own in each
+        ]
 
     def _in_lockstep(self, plan: Plan, parts: Sequence[_Parts]) -> list[_Parts]:
         """Pipelines that gather and scatter layer by layer with each other, in the times that this takes."""
@@ -137,8 +155,8 @@ class CostModel(Sites):
         seconds = lockstep_s(plan, self, self.rings(plan).within, groups)
         return [_with_times(part, own) for part, own in zip(parts, seconds, strict=True)]
 
-    def _pipeline_parts(self, pipeline: Pipeline, schedule: str, spread: _Spread) -> _Parts:
-        key = (pipeline, schedule, spread)
+    def _pipeline_parts(self, pipeline: Pipeline, schedule: str, spread: _Spread, crowd: _Crowd) -> _Parts:
+        key = (pipeline, schedule, spread, crowd)
         found = self._parts.get(key)
         if found is None:
             size, count, batches = pipeline.micro_batch_size, len(pipeline.stages), pipeline.num_micro_batches
@@ -153,13 +171,13 @@ class CostModel(Sites):
                 if wrong is not None:
                     raise ValueError(wrong[1])
                 costs = tuple(
-                    self._stage_cost(stage, size, _Place(schedule, k, count, batches), spread)
+                    self._stage_cost(stage, size, _Place(schedule, k, count, batches), spread, crowd)
                     for k, stage in enumerate(pipeline.stages)
                 )
             times = tuple(cost.forward_s for cost in costs), tuple(cost.backward_s for cost in costs)
             message = self.message_bytes(size)
             if plain or pipeline.is_chain:
-                groups = [stage.devices for stage in pipeline.stages]
+                groups = [stage.ends[0] for stage in pipeline.stages]
                 hops = tuple((self.hop(a, b), self.hop(b, a)) for a, b in pairwise(groups))
                 load: list[tuple[int, float]] = []
                 for k in range(count):
@@ -192,12 +210,14 @@ class CostModel(Sites):
             )
         return found
 
-    def _stage_cost(self, stage: Stage, size: int, place: _Place, spread: _Spread) -> StageCost:
-        """A stage of replicas, layer ranges and policies as it likes."""
+    def _stage_cost(self, stage: Stage, size: int, place: _Place, spread: _Spread, crowd: _Crowd) -> StageCost:
+        """A stage of replicas, layer ranges and policies as it likes, or of a sequence layout."""
         if isinstance(spread, Shards):
-            holders = ((spread.num_devices,) * stage.num_layers,) * len(stage.replicas)
+            holders = ((spread.num_devices,) * stage.num_layers,) * len(stage.copies)
         else:
             holders = spread.holders[place.position]
+        if stage.sequence is not None:
+            return self._sequence_cost(stage.sequence, stage.policies()[0], size, place, spread.stage, holders, crowd)
         replicas = tuple(
             self._replica_cost(replica, stage.policies(), samples, place, spread.stage, own)
             for replica, samples, own in zip(stage.replicas, stage.samples(size), holders, strict=True)
@@ -232,20 +252,36 @@ class CostModel(Sites):
                 held = chunks_in_flight(place.position, place.num_stages, place.num_micro_batches, stored)
             else:
                 held = (in_flight(place.schedule, place.position, place.num_stages, place.num_micro_batches),)
-            params = model.num_params(len(holders), first, last)
-            sharded = (
-                model.layer_params * sum(1 / n for n in holders)
-                + (model.num_params(0, True, False) / holders[0] if first else 0.0)
-                + (model.num_params(0, first, True) - model.num_params(0, first, False)) / holders[-1] * last
-            )
-            mean = holders[0] if len(set(holders)) == 1 else params / sharded
+            mean = model.mean_holders(holders, first, last)
             found = self._stages[key] = StageCost(
                 sum(forward_s for forward_s, _ in chunk_s),
                 sum(backward_s for _, backward_s in chunk_s),
                 model.mixed_stage(chunks, first, last, held, Shards(zero, mean)),
                 site.gpu.usable_memory_bytes,
-                params,
+                model.num_params(len(holders), first, last),
                 chunk_s if final else (),
+            )
+        return found
+
+    def _sequence_cost(
+        self,
+        layout: SequenceLayout,
+        policies: tuple[str, ...],
+        size: int,
+        place: _Place,
+        zero: int,
+        holders: tuple[tuple[float, ...], ...],
+        crowd: _Crowd,
+    ) -> StageCost:
+        """A stage with a sequence layout and a policy per layer, sharded as `_replica_cost` of every device."""
+        key = (layout, policies, size, place, zero, holders, crowd)
+        found = self._stages.get(key)
+        if found is None:
+            crossed = self.sequence_stage(layout, size).crossed
+            stage = self.sequence_stage(layout, size, {r: n for r, n in crowd if r in crossed})
+            held = in_flight(place.schedule, place.position, place.num_stages, place.num_micro_batches)
+            found = self._stages[key] = sequenced_cost(
+                stage, policies, place.is_first, place.is_last, held, zero, holders
             )
         return found
 
@@ -303,33 +339,36 @@ class CostModel(Sites):
     def _finish(self, plan: Plan, pipelines: tuple[PipelineCost, ...]) -> Cost:
         workload = self.problem.workload
         pipeline_s = max(pipeline.end_s for pipeline in pipelines)
-        ready = np.array([end for pipeline in pipelines for end in pipeline.executor_end_s])
-        replicas = [
-            (replica, cost)
+        stages = [
+            (stage, cost, ends)
             for p, q in zip(plan.pipelines, pipelines, strict=True)
-            for stage, stage_cost in zip(p.stages, q.stages, strict=True)
-            for replica, cost in zip(stage.replicas, stage_cost.each, strict=True)
+            for stage, cost, ends in zip(p.stages, q.stages, q.each_replica_end_s, strict=True)
         ]
+        copies = [
+            (devices, one) for stage, cost, _ in stages for devices, one in zip(stage.copies, cost.copies, strict=True)
+        ]
+        # Devices of a sequence layout end together.
+        ready = np.array(
+            [end for _, cost, ends in stages for end in (ends * len(cost.devices) if cost.devices else ends)]
+        )
         optimizer = np.array(
             [
-                optimizer_compute_s(
-                    workload, self.site(replica.devices).gpu, cost.memory.optimizer / workload.optimizer_bytes
-                )
-                for replica, cost in replicas
+                optimizer_compute_s(workload, self.site(devices).gpu, cost.memory.optimizer / workload.optimizer_bytes)
+                for devices, cost in copies
             ]
         )
         around, zero, gradient_bytes = self.rings(plan), plan.sharding.stage, workload.stored_gradient_bytes
-        executor_of = self._executor_of([replica for replica, _ in replicas])
+        copy_of = self._copy_of([devices for devices, _ in copies])
         # All-reduced whole, or scattered now, or long since; then shards are all-reduced between groups.
         passes = (2, 1, 0, 0)[zero]
         overlap = self._beside(pipelines) if self.framework.overlaps_gradients else None
-        ended, overlap = _after_rings(around.within, executor_of, ready, gradient_bytes, passes, overlap)
-        ended, _ = _after_rings(around.between, executor_of, ended, gradient_bytes, 2, overlap)
+        ended, overlap = _after_rings(around.within, copy_of, ready, gradient_bytes, passes, overlap)
+        ended, _ = _after_rings(around.between, copy_of, ended, gradient_bytes, 2, overlap)
         synced_s = max(pipeline_s, float(ended.max()))
         finished = ended + optimizer
         if zero in (1, 2):
             overlap = self._beside(pipelines, backward=False) if self.framework.overlaps_weights else None
-            finished, _ = _after_rings(around.within, executor_of, finished, workload.element_bytes, 1, overlap)
+            finished, _ = _after_rings(around.within, copy_of, finished, workload.element_bytes, 1, overlap)
         step_s = max(synced_s, float(finished.max()))
         if zero == 1:
             sizes = [holders.shape[1] for holders in around.within.groups.holders]
@@ -342,21 +381,21 @@ class CostModel(Sites):
             optimizer_s=step_s - synced_s,
             tokens_per_s=tokens / step_s,
             mfu=tokens * self._flops_per_token / (step_s * self._peak_flops),
-            excess_bytes=max(cost.excess_bytes for _, cost in replicas),
+            excess_bytes=max(cost.excess_bytes for _, cost in copies),
             pipelines=pipelines,
         )
 
     def _beside(self, pipelines: tuple[PipelineCost, ...], backward: bool = True) -> Floats:
-        """Seconds of each replica's last backward, or of its first forward, beside which rings may run."""
-        costs = [cost for q in pipelines for stage in q.stages for cost in stage.each]
+        """Seconds of each copy's last backward, or of its first forward, beside which rings may run."""
+        costs = [cost for q in pipelines for stage in q.stages for cost in stage.copies]
         return np.array([cost.backward_s if backward else cost.forward_s for cost in costs])
 
-    def _executor_of(self, replicas: list[Replica]) -> Ints:
-        """Per device, the number of the replica that it serves."""
-        executor_of = np.zeros(self.problem.cluster.num_devices, np.int64)
-        for k, replica in enumerate(replicas):
-            executor_of[list(replica.devices)] = k
-        return executor_of
+    def _copy_of(self, copies: list[tuple[int, ...]]) -> Ints:
+        """Per device, the number of the copy that it holds."""
+        copy_of = np.zeros(self.problem.cluster.num_devices, np.int64)
+        for k, devices in enumerate(copies):
+            copy_of[list(devices)] = k
+        return copy_of
 
     @cached_property
     def _flops_per_token(self) -> float:
@@ -382,11 +421,11 @@ def _with_times(parts: _Parts, seconds: Sequence[Sequence[Times]]) -> _Parts:
 
 
 def _after_rings(
-    sync: SyncTimes, executor_of: Ints, start: Floats, num_bytes: float, passes: int, beside_s: Floats | None = None
+    sync: SyncTimes, copy_of: Ints, start: Floats, num_bytes: float, passes: int, beside_s: Floats | None = None
 ) -> tuple[Floats, Floats | None]:
-    """When each replica has ended all its rings, every one starting when all its holders are ready.
+    """When each copy has ended all its rings, every one starting when all its holders are ready.
 
-    `passes` over `num_bytes` a parameter each. Where rings run beside `beside_s` seconds of compute per replica, only
+    `passes` over `num_bytes` a parameter each. Where rings run beside `beside_s` seconds of compute per copy, only
     what goes beyond counts, and the last part of them; returned with what is left of these seconds.
     """
     if not passes or not sync.groups.count:
@@ -394,7 +433,7 @@ def _after_rings(
     ended = start.copy()
     left = None if beside_s is None else beside_s.copy()
     for holders, duration in zip(sync.groups.holders, sync.pass_s(num_bytes), strict=True):
-        at = executor_of[holders]
+        at = copy_of[holders]
         seconds = passes * duration
         if beside_s is not None and left is not None:
             np.minimum.at(left, at, np.maximum(beside_s[at] - seconds[:, None], 0.0))

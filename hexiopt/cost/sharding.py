@@ -13,6 +13,7 @@ compute: weights are gathered while the unit before runs, gradients are scattere
 first gather and the last scatter have nothing to hide behind.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,14 +23,14 @@ import numpy as np
 from hexiopt.cluster import Cluster
 from hexiopt.cost.gradient_sync import Floats, SyncGroups, SyncTimes, slices
 from hexiopt.cost.sites import Site, Sites
-from hexiopt.plan import Plan, Replica
+from hexiopt.plan import Plan
 
 Times = tuple[float, float]  # forward and backward seconds for one micro-batch
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Over how many devices a pipeline's states are spread: `holders[s][r]` per layer of replica r of stage s.
+    """Over how many devices a pipeline's states are spread: `holders[s][r]` per layer of copy r of stage s.
 
     A mean where the ranks of a TP group, or slices of a layer, differ in it.
     """
@@ -75,12 +76,12 @@ def sharding_groups(plan: Plan, cluster: Cluster) -> list[int] | None:
 
 def spreads(plan: Plan, groups: Sequence[int] | None, num_layers: int) -> list[Spread]:
     """Over how many devices the states of each pipeline are spread; `groups` from `sharding_groups`."""
-    members: list[list[Replica]] = [[] for _ in range(num_layers)]  # who holds a layer
+    members: list[list[tuple[int, ...]]] = [[] for _ in range(num_layers)]  # who holds a layer
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
             for first, end in stage.layers:
                 for layer in range(first, end):
-                    members[layer] += stage.replicas
+                    members[layer] += stage.copies
     distinct = set(map(tuple, members))
     counted = {own: _holders(own, groups) for own in distinct}
     of_layer = [counted[tuple(own)] for own in members]
@@ -89,8 +90,8 @@ def spreads(plan: Plan, groups: Sequence[int] | None, num_layers: int) -> list[S
             plan.sharding.stage,
             tuple(
                 tuple(
-                    tuple(of_layer[layer][replica] for first, end in stage.layers for layer in range(first, end))
-                    for replica in stage.replicas
+                    tuple(of_layer[layer][devices] for first, end in stage.layers for layer in range(first, end))
+                    for devices in stage.copies
                 )
                 for stage in pipeline.stages
             ),
@@ -99,21 +100,23 @@ def spreads(plan: Plan, groups: Sequence[int] | None, num_layers: int) -> list[S
     ]
 
 
-def _holders(replicas: tuple[Replica, ...], groups: Sequence[int] | None) -> dict[Replica, float]:
-    """Of replicas that hold the same layer, over how many devices each one's states are spread, at its fullest rank."""
+def _holders(copies: tuple[tuple[int, ...], ...], groups: Sequence[int] | None) -> dict[tuple[int, ...], float]:
+    """Of devices that hold copies of the same layer, over how many each copy's states are spread, at its fullest
+    rank."""
     if groups is None:
-        return dict.fromkeys(replicas, len(replicas))
-    widths, ranks = slices(tuple(len(replica.devices) for replica in replicas))
-    found: dict[Replica, float] = {}
-    sharers = []  # per slice and replica, devices in the group of the one that holds the slice
+        return dict.fromkeys(copies, len(copies))
+    widths, ranks = slices(tuple(map(len, copies)))
+    found: dict[tuple[int, ...], float] = {}
+    sharers = []  # per slice and copy, devices in the group of the one that holds the slice
     for row in ranks.tolist():
-        own = [groups[replica.devices[rank]] for replica, rank in zip(replicas, row, strict=True)]
-        sharers.append([own.count(group) for group in own])
-    for k, replica in enumerate(replicas):
-        counts: list[list[tuple[float, int]]] = [[] for _ in replica.devices]
+        own = [groups[devices[rank]] for devices, rank in zip(copies, row, strict=True)]
+        counted = Counter(own)
+        sharers.append([counted[group] for group in own])
+    for k, devices in enumerate(copies):
+        counts: list[list[tuple[float, int]]] = [[] for _ in devices]
         for width, row, shared in zip(widths, ranks.tolist(), sharers, strict=True):
             counts[row[k]].append((width, shared[k]))
-        found[replica] = min(map(_mean, counts))
+        found[devices] = min(map(_mean, counts))
     return found
 
 

@@ -3,6 +3,7 @@
 Everything that repeats is kept: layers by site, hops by their ends.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hexiopt.cost import coefficients as c
@@ -10,11 +11,16 @@ from hexiopt.cost.boundary import Hop, hop
 from hexiopt.cost.collectives import ring_collective_s
 from hexiopt.cost.compute import ComputeTimes, embedding_compute, head_compute, layer_compute
 from hexiopt.cost.memory import MemoryModel, Shards
+from hexiopt.cost.sequence_stage import SequenceStage
+from hexiopt.cost.wires import WiresKept
 from hexiopt.frameworks import Framework, default_framework
 from hexiopt.gpus import Gpu
+from hexiopt.plan import Ends, SequenceLayout
 from hexiopt.problem import Problem
 from hexiopt.profiles.layers import Measured, Shape
 from hexiopt.space import recompute_policies
+
+_KEPT_STAGES = 4096  # sequence layouts remembered before memory is given back
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +63,9 @@ class Sites:
         self._ends: dict[tuple[Site, int], tuple[ComputeTimes, ComputeTimes]] = {}
         self._memory_models: dict[tuple[str, int, int], MemoryModel] = {}
         self._rooms: dict[tuple[Site, bool, bool, int, str, int, Shards], int] = {}
-        self._hops: dict[tuple[tuple[int, ...], tuple[int, ...]], Hop] = {}
+        self._sequence_stages: dict[tuple[object, ...], SequenceStage] = {}
+        self._wires = WiresKept(cluster)
+        self._hops: dict[tuple[Ends, Ends], Hop] = {}
 
     def site(self, devices: tuple[int, ...]) -> Site:
         """The site of a TP group: devices of one machine."""
@@ -153,6 +161,20 @@ class Sites:
             )
         return found
 
+    def sequence_stage(
+        self, layout: SequenceLayout, micro_batch_size: int, sharers: Mapping[int, int] | None = None
+    ) -> SequenceStage:
+        """What a stage with a sequence layout takes; `sharers` as in `SequenceStage`."""
+        key = (layout, micro_batch_size, tuple(sorted((sharers or {}).items())))
+        found = self._sequence_stages.get(key)
+        if found is None:
+            if len(self._sequence_stages) >= _KEPT_STAGES:
+                self._sequence_stages.clear()
+            found = self._sequence_stages[key] = SequenceStage(
+                self.problem, self.framework, layout, micro_batch_size, sharers, self._wires
+            )
+        return found
+
     def stage_s(
         self, site: Site, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
     ) -> tuple[float, float]:
@@ -179,7 +201,7 @@ class Sites:
             found = self._rooms[key] = model.max_layers(limit, first, last, policy, held, shards)
         return found
 
-    def hop(self, senders: tuple[int, ...], receivers: tuple[int, ...]) -> Hop:
+    def hop(self, senders: Ends, receivers: Ends) -> Hop:
         """The way of a message between two stages."""
         key = (senders, receivers)
         found = self._hops.get(key)
@@ -187,7 +209,7 @@ class Sites:
             found = self._hops[key] = hop(self.problem.cluster, senders, receivers)
         return found
 
-    def hop_s(self, senders: tuple[int, ...], receivers: tuple[int, ...], micro_batch_size: int) -> float:
+    def hop_s(self, senders: Ends, receivers: Ends, micro_batch_size: int) -> float:
         """Seconds of one message between two stages, the network otherwise idle."""
         return self.hop(senders, receivers).alone_s(self.message_bytes(micro_batch_size))
 

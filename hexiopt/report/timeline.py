@@ -66,7 +66,7 @@ def timeline_events(problem: Problem, plan: Plan, cost: Cost) -> dict[str, Any]:
 
 def _num_fixed(plan: Plan, cost: Cost, index: int) -> int:
     """Events that do not depend on the number of micro-batches."""
-    replicas = sum(len(stage.replicas) for stage in plan.pipelines[index].stages)
+    replicas = sum(len(stage.executors) for stage in plan.pipelines[index].stages)
     return 2 + 5 * replicas + 2 * len(cost.pipelines[index].each_link)
 
 
@@ -82,9 +82,9 @@ _Lane = tuple[int, int, str, int]  # stage, replica, and for messages their kind
 def _lanes(pipeline: Pipeline, priced: PipelineCost) -> dict[_Lane, str]:
     """The threads of a pipeline, in order, with their names but for the devices."""
     names = {
-        (s, r): f"stage {s}" + (f".{r}" if len(stage.replicas) > 1 else "")
+        (s, r): f"stage {s}" + (f".{r}" if len(stage.executors) > 1 else "")
         for s, stage in enumerate(pipeline.stages)
-        for r in range(len(stage.replicas))
+        for r in range(len(stage.executors))
     }
     lanes = {(*at, "", 0): name for at, name in names.items()}
     kinds, arrows = ("send_forward", "send_backward"), ("→", "←")
@@ -109,7 +109,7 @@ def _pipeline_events(
     for tid, (lane, name) in enumerate(_lanes(pipeline, priced).items()):
         threads[lane] = tid
         if not lane[2]:
-            name += f": {place(problem.cluster, pipeline.stages[lane[0]].replicas[lane[1]].devices)}"
+            name += f": {place(problem.cluster, pipeline.stages[lane[0]].executors[lane[1]])}"
         yield meta_event("thread_name", index, tid, name=name)
         yield meta_event("thread_sort_index", index, tid, sort_index=tid)
     replicas = [tid for lane, tid in threads.items() if not lane[2]]
@@ -146,7 +146,7 @@ def _pipeline_events(
 def has_gradient_sync(plan: Plan) -> bool:
     """Whether any gradient has more than one holder."""
     return len(plan.pipelines) > 1 or any(
-        len(stage.replicas) > 1 for pipeline in plan.pipelines for stage in pipeline.stages
+        len(stage.copies) > 1 for pipeline in plan.pipelines for stage in pipeline.stages
     )
 
 

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 from hexiopt.cost.boundary import Hop, Load, ways, ways_load
-from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan import Ends, Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem import Problem
 from solvers.rivals.cutting import Cut
 from solvers.rivals.device_groups import Batching, Share, Shares
-from solvers.structure import Group
 
 
 def plan_of_cut(
@@ -65,9 +64,7 @@ def _stage(shares: Shares, first: int, end: int, policy: str) -> Stage:
     return Stage(tuple(Replica(devices, samples) for devices, samples in shares), ((first, end),), (policy,))
 
 
-def boundaries_s(
-    lanes: Sequence[Pipeline], hop_of: Callable[[Group, Group], Hop], sequence_bytes: float
-) -> list[float]:
+def boundaries_s(lanes: Sequence[Pipeline], hop_of: Callable[[Ends, Ends], Hop], sequence_bytes: float) -> list[float]:
     """Per boundary of pipelines of equal structure, the longest message ahead and the longest back, together.
 
     `sequence_bytes` are the hidden states of one sequence.

@@ -155,7 +155,7 @@ BROKEN: dict[str, tuple[Plan, str]] = {
     "stated heads": (with_stage(Stage((Replica((4,), None, (4,)),), ((12, 20),))), "unpriced"),
     "a sequence layout": (
         with_stage(Stage((), ((12, 20),), ("none",), SequenceLayout((SequenceGroup((4,), (128,), (4,)),)))),
-        "unpriced",
+        "space.sequence",
     ),
     "no policy": (with_stage(Stage((Replica((4,)),), ((12, 20),), ())), "recompute"),
 }

@@ -1,44 +1,27 @@
 """Sequence layouts: shards divide the sequence, sub-rings divide the heads, and pairs are counted as by hand."""
 
-from itertools import pairwise
-
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.plan import SequenceGroup, SequenceLayout
 from hexiopt.sequence import (
-    ORDERS,
+    RingTurns,
     causal_pairs,
     group_ranges,
     head_ranges,
     joined,
+    kv_heads_of,
     kv_range,
+    members,
     misfit,
+    ring_holders,
     sub_rings,
     token_ranges,
+    uneven_kv_copies,
 )
-
-
-def parts(total: int, count: int) -> st.SearchStrategy[tuple[int, ...]]:
-    """`count` numbers of at least 1 that sum to `total`."""
-    cuts = st.lists(st.integers(1, total - 1), min_size=count - 1, max_size=count - 1, unique=True)
-    return cuts.map(lambda given: tuple(b - a for a, b in pairwise([0, *sorted(given), total])))
-
-
-@st.composite
-def layouts(draw: st.DrawFn) -> tuple[SequenceLayout, int, int]:
-    """A layout, its sequence length and its number of heads."""
-    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
-    heads = draw(st.integers(max(sizes), 12))
-    seq_len = draw(st.integers(sum(sizes) + 1, 60))
-    tokens = iter(draw(parts(seq_len, sum(sizes))) if sum(sizes) > 1 else (seq_len,))
-    groups, device = [], 0
-    for size in sizes:
-        own = draw(parts(heads, size)) if size > 1 else (heads,)
-        groups.append(SequenceGroup(tuple(range(device, device + size)), tuple(next(tokens) for _ in own), own))
-        device += size
-    return SequenceLayout(tuple(groups), draw(st.sampled_from(ORDERS))), seq_len, heads
+from tests.hexiopt.layouts import layouts
 
 
 @given(layouts())
@@ -121,3 +104,46 @@ def test_what_does_not_fit_is_said(
     groups = tuple(SequenceGroup(tuple(range(len(h))), t, h) for t, h in zip(tokens, heads, strict=True))
     assert (misfit(SequenceLayout(groups, order), 16, 4) or "").startswith(said)
     assert misfit(SequenceLayout(()), 16, 4) == "no group; name at least one"
+
+
+@given(layouts())
+def test_blocks_are_those_counted_token_by_token(case: tuple[SequenceLayout, int, int]) -> None:
+    layout = case[0]
+    runs, count = group_ranges(layout), len(layout.groups)
+    turns = RingTurns(members(layout), layout.order)
+    each = turns.blocks(np.arange(count))
+    needed = np.zeros(count, int)
+    for turn in range(count):
+        for g in range(count):
+            keys = runs[turns.source(np.arange(count))[turn, g]]
+            seen = [(q, k) for a in runs[g] for q in range(*a) for b in keys for k in range(*b) if k <= q]
+            blocks = [(a, b) for a in runs[g] for b in keys if causal_pairs([a], [b])]
+            own = sum(q == k for q, k in seen)
+            by_hand = (
+                len(seen) - own / 2,
+                sum((a[1] - a[0]) * (b[1] - b[0]) for a, b in blocks),
+                len(blocks),
+                len({q for q, _ in seen}),
+            )
+            assert tuple(values[turn, g] for values in each) == by_hand
+            if seen:
+                needed[(g - turn) % count] = turn
+    assert turns.last_turn().tolist() == needed.tolist()
+
+
+@given(layouts(), st.sampled_from((1, 2, 3, 4)))
+def test_arrays_say_what_rings_and_ranges_say(case: tuple[SequenceLayout, int, int], per_kv: int) -> None:
+    layout, _, heads = case
+    kv_heads = heads // per_kv if heads % per_kv == 0 else heads
+    own, rings = members(layout), sub_rings(layout, heads, kv_heads)
+    found = ring_holders(own, heads, kv_heads)
+    assert (found.place - own.starts[:, None]).T.tolist() == [list(ring.places) for ring in rings]
+    assert found.kv_heads.tolist() == [ring.kv_heads[1] - ring.kv_heads[0] for ring in rings]
+    ranges = [held for group in layout.groups for held in head_ranges(group.heads)]
+    read = kv_heads_of(own, heads, kv_heads)
+    copies = uneven_kv_copies(own, read, heads, kv_heads)
+    for held, number, more in zip(ranges, read.tolist(), copies.tolist(), strict=True):
+        first, end = kv_range(held, heads, kv_heads)
+        assert number == end - first
+        served = [sum(head * kv_heads // heads == kv for head in range(*held)) for kv in range(first, end)]
+        assert more == (0 if len(set(served)) == 1 else sum(served) - number)

@@ -62,7 +62,7 @@ def draw_timeline(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = No
         ax.text(
             -0.37 * inch,
             y + 0.5,
-            clipped_to(f"{stage.tp} × {stage.gpus}", LABELS - 0.37, min(SMALL, size)),
+            clipped_to(stage.kind, LABELS - 0.37, min(SMALL, size)),
             fontsize=min(SMALL, size),
             color=MUTED,
             ha="right",
@@ -103,13 +103,13 @@ def _draw_pipeline(
     pipeline, priced = plan.pipelines[row.number], cost.pipelines[row.number]
     boxes: dict[tuple[int, int, str, int], list[tuple[float, float]]] = {}
     labels: list[tuple[float, int, int, str, int]] = []
-    most = max(len(stage.replicas) for stage in pipeline.stages)
+    most = max(len(stage.executors) for stage in pipeline.stages)
     size = min(6.0, lane_inches * 72 * 0.45 / most)
     room = text_inches("0" * len(str(pipeline.num_micro_batches - 1)), size) + 0.03
 
     def place(stage: int, replica: int) -> tuple[float, float]:
         """Where a replica's part of its stage's lane begins, and how high it is."""
-        height = 0.72 / len(pipeline.stages[stage].replicas)
+        height = 0.72 / len(pipeline.stages[stage].executors)
         return at[stage] + 0.12 + replica * height, height
 
     if num_operations(pipeline) <= _MAX_OPERATIONS:

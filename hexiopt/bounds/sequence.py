@@ -1,0 +1,63 @@
+"""The compute bound where stages may have sequence layouts, which deal tokens and attention out as they like."""
+
+from collections.abc import Sequence
+
+from hexiopt.cost import coefficients as c
+from hexiopt.cost.compute import Blocks, Clock, attention_times, dense_times, head_compute, largest_shard
+from hexiopt.cost.model import CostModel
+from hexiopt.gpus import Gpu
+
+_MANY = 1e9  # tokens, beyond every launch
+_HEADS = 10**9  # sequences, likewise
+
+
+def sequence_bound_s(model: CostModel, devices: Sequence[tuple[Gpu, int, float]]) -> float:
+    """Seconds that every step takes at least; `devices`: GPU type, how many, and layers · sequences that each runs in a
+    second at most in a TP group.
+
+    A device of a sequence layout takes a share x of the tokens of a sequence and a share y of its (query, key) pairs
+    through a layer, in x · A + y · B seconds at least: A and B are forward and backward of all operators outside
+    attention, and of causal attention, at the rates that they near when they grow. All shares of a layer sum to 1. So
+    in a step of T seconds that runs W = global_batch · layers of both, and for any price λ between 0 and 1,
+
+        W = λ·Σx + (1-λ)·Σy ≤ T · Σ max(λ / A, (1-λ) / B, r),
+
+    r being the rate in a TP group, where x = y. Final norm, head and loss of a sequence take C seconds at least,
+    wherever they run; at the price λ' = min C · max(...) they add global_batch · λ' to the left and nothing to the
+    right. All prices give bounds; the best of those where two terms of a device are equal is taken, and none is lost,
+    since the sum is convex in λ and bends only there.
+    """
+    problem = model.problem
+    batch, layers = problem.workload.global_batch, problem.model.num_layers
+    limits = [(*_limits_s(model, gpu), count, rate) for gpu, count, rate in devices]
+    prices = {0.0, 1.0}
+    for a, b, _, _, rate in limits:
+        prices |= {a / (a + b), min(1.0, a * rate), max(0.0, 1.0 - b * rate)}
+    best_s = 0.0
+    for price in prices:
+        each = [max(price / a, (1.0 - price) / b, rate) for a, b, _, _, rate in limits]
+        # What is measured may be faster than what is calculated.
+        head = 0.0 if problem.cluster.profile.entries else min(m * row[2] for m, row in zip(each, limits, strict=True))
+        total = sum(m * row[3] for m, row in zip(each, limits, strict=True))
+        best_s = max(best_s, batch * (layers + head) / total)
+    return best_s
+
+
+def _limits_s(model: CostModel, gpu: Gpu) -> tuple[float, float, float]:
+    """Least forward and backward seconds of a sequence on a device: a layer without attention, its attention, and final
+    norm, head and loss. Whole operators take no less a token than ever larger ones take for one more."""
+    problem, framework = model.problem, model.framework
+    spec, workload = problem.model, problem.workload
+    clock, shard = Clock(gpu, workload.precision), largest_shard(spec, 1)
+    seconds = []
+    for tokens in (_MANY, 2 * _MANY):
+        dense = dense_times(spec, workload, clock, shard, tokens, framework)
+        passes = 1.0 + c.GEMM_BACKWARD_PASSES, 1.0 + c.MEMORY_BACKWARD_PASSES
+        seconds.append(dense.before_s(*passes) + dense.after_s(*passes))
+    head = [head_compute(spec, workload, gpu, 1, n * _HEADS) for n in (1, 2)]
+    pairs = 0.5 * float(workload.seq_len) ** 2 * spec.num_heads
+    # Unfused kernels run over no fewer pairs than the mask leaves.
+    blocks = Blocks(pairs, pairs, 0.0)
+    attention_s = sum(attention_times(clock, gpu.flash_attention, spec, workload.element_bytes, blocks, framework))
+    head_s = (head[1].forward_s + head[1].backward_s - head[0].forward_s - head[0].backward_s) / _HEADS
+    return (seconds[1] - seconds[0]) / _MANY * workload.seq_len, attention_s, head_s
