@@ -16,7 +16,8 @@ import torch._dynamo  # optimisers import it at first use: here once, before pro
 import torch.distributed as dist
 
 from hexiopt.model import ModelSpec
-from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.sequence import ORDERS
 from tests.solvers.problems import cluster
 
 TIMEOUT_S = 60.0
@@ -153,3 +154,12 @@ def _heads(rng: random.Random, tp: int) -> tuple[int, ...] | None:
     if tp == 1 or rng.random() < 0.5:
         return None
     return tuple(_samples(rng, 6, tp))
+
+
+def random_sequence(rng: random.Random, devices: tuple[int, ...], seq_len: int, num_heads: int) -> SequenceLayout:
+    """A sequence layout over the devices: groups of any size, tokens and heads cut anywhere."""
+    cuts = sorted(rng.sample(range(1, len(devices)), rng.randint(0, len(devices) - 1)))
+    tokens, groups = _samples(rng, seq_len, len(devices)), []
+    for a, b in pairwise([0, *cuts, len(devices)]):
+        groups.append(SequenceGroup(devices[a:b], tuple(tokens[a:b]), tuple(_samples(rng, num_heads, b - a))))
+    return SequenceLayout(tuple(groups), rng.choice(ORDERS))
