@@ -66,7 +66,7 @@ class AllToAll:
         """From [T, B, n, D] to [t, B, N, D], heads of several ranks summed."""
         if self._sort is not None:
             xs = [x[self._sort[1]] for x in xs]
-        parts = list(zip(*(x.split(self._lengths) for x in xs), strict=True))
+        parts = list(zip(*(x.split_with_sizes(self._lengths) for x in xs), strict=True))
         own = self._lengths[self._place]
         shapes = [
             [(own, x.shape[1], of[place][1] - of[place][0], x.shape[3]) for x, of in zip(xs, heads, strict=True)]
@@ -88,7 +88,7 @@ class AllToAll:
         came = given.new_empty(sum(map(sum, sizes)))
         lengths = [sum(part.numel() for part in row) for row in parts]
         dist.all_to_all_single(came, given, [sum(row) for row in sizes], lengths, group=self._group)
-        flat = iter(came.split([size for row in sizes for size in row]))
+        flat = iter(came.split_with_sizes([size for row in sizes for size in row]))
         return [[next(flat).view(shape) for shape in row] for row in shapes]
 
 
