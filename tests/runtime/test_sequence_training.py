@@ -1,16 +1,27 @@
 """Plans with sequence layouts train as one process does: gradients and loss curves, in float64."""
 
+import json
 import random
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from hexiopt.model import ModelSpec
-from hexiopt.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
+from hexiopt.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.plan_file import FORMAT, VERSION, plan_to_dict
+from hexiopt.problem import problem_to_dict
 from hexiopt.sequence import head_ranges, kv_range, sub_rings
-from tests.runtime.ranks import STRESS, random_model, random_sequence_plan
-from tests.runtime.test_training import equal_one_process, features
+from runtime.checkpoint import Checkpoint, finished
+from runtime.data import Batches
+from runtime.settings import Run, Settings
+from runtime.supervisor import supervised
+from tests.runtime.ranks import STRESS, TIMEOUT_S, random_model, random_sequence_plan, run_ranks
+from tests.runtime.test_faults import problem
+from tests.runtime.test_training import SETTINGS, equal_one_process, features, trainee, whole
 
 SEQ_LEN = 10
 SEEDS = range(60)  # of plans
@@ -37,6 +48,47 @@ def test_groups_that_cut_the_heads_at_different_places() -> None:
     model = replace(random_model(random.Random(0), 1), num_kv_heads=2)
     assert "several sub-rings of a device" in sequence_features(plan, model)
     equal_one_process((plan, model, 3), 4, 18)
+
+
+def test_a_run_from_a_plan_file(tmp_path: Path) -> None:
+    """Processes of a plan file train as one, tell of steps, checkpoints and timelines, and end."""
+    task = problem()
+    groups = (SequenceGroup((3, 0), (9, 2), (1, 3)), SequenceGroup((1,), (5,), (4,)))
+    layout = SequenceLayout(groups, "zigzag")
+    long = Pipeline((Stage((), ((0, 3),), ("full",), layout), Stage.of((4, 5), 3, 4)), 3)
+    plan = Plan((long, Pipeline((Stage.of((2,), 0, 4),), 1)), "1f1b", Sharding(1))
+    tokens = tmp_path / "tokens.npy"
+    np.save(tokens, np.random.default_rng(0).integers(0, 256, 3000).astype(np.uint8))
+    content = {"format": FORMAT, "version": VERSION, "problem": problem_to_dict(task)}
+    (tmp_path / "plan.json").write_text(json.dumps(content | plan_to_dict(plan, task.cluster)))
+    settings = Settings(steps=4, adam=SETTINGS, seed=1, checkpoint_every=4, timeout_s=TIMEOUT_S)
+    run = Run(tmp_path / "plan.json", tokens, tmp_path / "checkpoints", settings, float64=True)
+    found = list(supervised(run, tmp_path, "stop", lambda lost: run.plan, 0))
+    losses = [one["loss"] for one in found if one["event"] == "step"]
+
+    def alone(rank: int) -> list[float]:
+        workload = task.workload
+        own = trainee(
+            whole(task.model, workload.global_batch), task.model, workload.global_batch, seq_len=workload.seq_len
+        )
+        batches = Batches(tokens, workload.seq_len, workload.global_batch, settings.seed)
+        return [
+            own.step(lambda a, b, step=step: torch.from_numpy(batches.sequences(step, a, b)), settings.lr(step))[0]
+            for step in range(4)
+        ]
+
+    assert [losses] == [pytest.approx(expected, rel=1e-9) for expected in run_ranks(1, alone)]
+    Checkpoint(finished(tmp_path / "checkpoints")[-1]).check()
+    timelines = [one for one in found if one["event"] == "timeline"]
+    assert sorted((one["pipeline"], one["stage"], one["rank"]) for one in timelines) == [
+        (0, 0, 0),
+        (0, 0, 1),
+        (0, 0, 3),
+        (0, 1, 4),
+        (0, 1, 5),
+        (1, 0, 2),
+    ]
+    assert {len(one["operations"]) for one in timelines} == {6, 2}
 
 
 def sequence_features(plan: Plan, model: ModelSpec) -> set[str]:
