@@ -133,7 +133,8 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         queries = q.permute(1, 2, 0, 3)
-        out = torch.zeros(queries.shape, dtype=exact(q.dtype), device=q.device)
+        # As the queries lie in memory: the projection that follows saves the same storage, not a copy.
+        out = torch.zeros_like(q, dtype=exact(q.dtype)).permute(1, 2, 0, 3)
         lse = out.new_full(queries.shape[:-1], -torch.inf)
         held: Sequence[Tensor] = _by_ring(ring, k, v)
         for turn in range(ring.count):
