@@ -175,16 +175,16 @@ def test_sequence_layouts_save_what_a_stage_of_their_tokens_does_and_attention_o
         return tokens * (2 * (heads + kv_heads) * width + 4 * heads)
 
     layers = {"none": 4, "selective": 0, "full": 1}[policy]
+    plain = even_plan(LLAMA, policy=policy, stages=1, batches=2)
+    ((_, alone),) = measured(plain, LLAMA, Workload(2, UNEVEN.groups[0].tokens[0]))
     for one, own, group, heads, kv_heads in zip(ranks, (60, 20, 48), (80, 80, 48), (3, 1, 4), (2, 1, 2), strict=True):
-        plain = even_plan(LLAMA, policy=policy, stages=1, batches=2)
-        ((_, alone),) = measured(plain, LLAMA, Workload(2, own))
         more = 0
         if group > own:
             more = layers * (attention(group, heads, kv_heads) - attention(own, 4, 2) + own * 4 * width)
-        assert one.parts.activations == pytest.approx(alone.parts.activations + more, rel=CLOSE)
-        assert one.parts.logits == alone.parts.logits
+        assert one.parts.activations == pytest.approx(alone.parts.activations * own / 60 + more, rel=CLOSE)
+        assert one.parts.logits == alone.parts.logits * own / 60
         assert (one.parts.weights, one.parts.gradients) == (alone.parts.weights, alone.parts.gradients)
-        assert one.parts.buffers == alone.parts.buffers + (2 * 8 * group if group > own else 0)
+        assert one.parts.buffers == alone.parts.buffers * own / 60 + (2 * 8 * group if group > own else 0)
 
 
 # ------------------------------------------------------------------ the measurement itself
