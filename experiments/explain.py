@@ -21,7 +21,7 @@ from experiments.reports import show_plan
 from hexiopt.calibration import constants
 from hexiopt.cluster_file import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATENCY_US
 from hexiopt.cost import coefficients
-from hexiopt.cost.cost import Cost
+from hexiopt.cost.cost import Cost, StageCost
 from hexiopt.cost.memory import MEMORY_PARTS
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.sites import Site
@@ -118,6 +118,10 @@ def stage_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
         for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced_pipeline.stages, strict=True)):
             ends = s == 0, s == len(pipeline.stages) - 1
             given = stage.samples(pipeline.micro_batch_size)
+            if stage.sequence is not None:
+                parts = _sequence_parts(model, stage, stage_cost, pipeline.micro_batch_size, *ends)
+                rows.append(_stage_row(f"{p}·{s} {place(problem.cluster, stage.all_devices())}", stage_cost, parts))
+                continue
             for r, (replica, samples, one) in enumerate(zip(stage.replicas, given, stage_cost.each, strict=True)):
                 site = model.site(replica.devices)
                 key = (site, stage.num_layers, stage.recompute, one, samples)
@@ -126,21 +130,46 @@ def stage_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
                 seen[key] = len(rows)
                 total = one.forward_s + one.backward_s
                 parts = _time_parts(model, stage, site, samples, *ends, total if plan.sharding.stage >= 2 else 0.0)
-                memory = one.memory
-                largest = sorted(MEMORY_PARTS, key=lambda part: -getattr(memory, part))[:3]
                 name = f"{p}·{s}" + (f".{r}" if len(given) > 1 else "")
-                rows.append(
-                    (
-                        f"{name} {place(problem.cluster, replica.devices)}",
-                        f"{milliseconds(total)} ms: "
-                        + ", ".join(f"{name} {percent(part / total)}" for name, part in parts),
-                        f"{gib(memory.total)} of {gib(one.limit_bytes)} GiB: "
-                        + ", ".join(f"{MEMORY_LABELS[part]} {gib(getattr(memory, part))}" for part in largest),
-                    )
-                )
+                rows.append(_stage_row(f"{name} {place(problem.cluster, replica.devices)}", one, parts))
     yield from rows[:_MAX_STAGES]
     if len(rows) > _MAX_STAGES:
         yield "", f"and {len(rows) - _MAX_STAGES:,} stages of other kinds", ""
+
+
+def _stage_row(name: str, cost: StageCost, parts: list[tuple[str, float]]) -> Row:
+    """A row of `stage_rows`: `parts` of the time, and the largest of the memory on the fullest device."""
+    total, memory = cost.forward_s + cost.backward_s, cost.memory
+    largest = sorted(MEMORY_PARTS, key=lambda part: -getattr(memory, part))[:3]
+    return (
+        name,
+        f"{milliseconds(total)} ms: " + ", ".join(f"{part} {percent(value / total)}" for part, value in parts),
+        f"{gib(memory.total)} of {gib(cost.limit_bytes)} GiB: "
+        + ", ".join(f"{MEMORY_LABELS[part]} {gib(getattr(memory, part))}" for part in largest),
+    )
+
+
+def _sequence_parts(
+    model: CostModel, stage: Stage, cost: StageCost, size: int, first: bool, last: bool
+) -> list[tuple[str, float]]:
+    """As `_time_parts`, of a sequence stage: what its busiest device does, and how long it waits."""
+    assert stage.sequence is not None
+    layout = model.sequence_stage(stage.sequence, size)
+    policies = [policy for policies in stage.policies() for policy in policies]
+    each = {policy: layout.parts_s(policy) for policy in set(policies)}
+    busiest = max(
+        range(len(stage.all_devices())),
+        key=lambda d: sum(part[d] for policy in policies for part in each[policy].values()),
+    )
+    parts = [(name, float(sum(each[policy][name][busiest] for policy in policies))) for name in each[policies[0]]]
+    embedding, head = layout.ends_s
+    parts += [
+        ("embedding", (embedding.forward_s + embedding.backward_s) if first else 0.0),
+        ("LM head and loss", (head.forward_s + head.backward_s) if last else 0.0),
+    ]
+    waiting_s = cost.forward_s + cost.backward_s - sum(seconds for _, seconds in parts)
+    parts.append(("waiting for keys and other devices", waiting_s))
+    return sorted((part for part in parts if part[1] > 1e-9 * waiting_s), key=lambda part: -part[1])
 
 
 def _time_parts(
@@ -208,7 +237,8 @@ def measured_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
     model, seen = CostModel(problem), set()
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
-            for replica, samples in zip(stage.replicas, stage.samples(pipeline.micro_batch_size), strict=True):
+            given = () if stage.sequence is not None else stage.samples(pipeline.micro_batch_size)
+            for replica, samples in zip(stage.replicas, given, strict=True):
                 site = model.site(replica.devices)
                 if (site, samples) in seen:
                     continue

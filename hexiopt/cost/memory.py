@@ -148,6 +148,17 @@ class MemoryModel:
             params += self._head_params_beside_embedding if first else self._head_params_alone
         return params
 
+    def mean_holders(self, holders: Sequence[float], first: bool, last: bool) -> float:
+        """Over how many devices the states of a stage are spread, `holders` those of each layer."""
+        if len(set(holders)) == 1:
+            return holders[0]
+        sharded = (
+            self.layer_params * sum(1 / n for n in holders)
+            + (self.num_params(0, True, False) / holders[0] if first else 0.0)
+            + (self.num_params(0, first, True) - self.num_params(0, first, False)) / holders[-1] * last
+        )
+        return self.num_params(len(holders), first, last) / sharded
+
     def gathered_params(self, num_layers: int, first: bool, last: bool) -> tuple[float, float]:
         """Parameters that a device of a ZeRO-3 stage holds whole beside its shards: of weights, and of gradients.
 

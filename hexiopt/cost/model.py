@@ -17,9 +17,10 @@ from hexiopt.cost.coefficients import LAST_BUCKET
 from hexiopt.cost.compute import optimizer_compute_s
 from hexiopt.cost.cost import Cost, PipelineCost, StageCost
 from hexiopt.cost.gradient_sync import Floats, Ints, SyncTimes, sync_groups
-from hexiopt.cost.memory import WHOLE, Memory, MemoryModel, Shards, chunks_in_flight, in_flight
+from hexiopt.cost.memory import WHOLE, Shards, chunks_in_flight, in_flight
 from hexiopt.cost.replicated import replicated_cost
 from hexiopt.cost.schedule import SCHEDULE_TIMES, PipelineTimes
+from hexiopt.cost.sequenced import sequenced_cost
 from hexiopt.cost.sharding import Rings, Spread, Times, lockstep_s, rings, sharding_groups, spreads
 from hexiopt.cost.sites import Site, Sites
 from hexiopt.frameworks import Framework
@@ -251,7 +252,7 @@ class CostModel(Sites):
                 held = chunks_in_flight(place.position, place.num_stages, place.num_micro_batches, stored)
             else:
                 held = (in_flight(place.schedule, place.position, place.num_stages, place.num_micro_batches),)
-            mean = _mean_holders(model, holders, first, last)
+            mean = model.mean_holders(holders, first, last)
             found = self._stages[key] = StageCost(
                 sum(forward_s for forward_s, _ in chunk_s),
                 sum(backward_s for _, backward_s in chunk_s),
@@ -276,25 +277,11 @@ class CostModel(Sites):
         key = (layout, policies, size, place, zero, holders, crowd)
         found = self._stages.get(key)
         if found is None:
-            first, last = place.is_first, place.is_last
             crossed = self.sequence_stage(layout, size).crossed
             stage = self.sequence_stage(layout, size, {r: n for r, n in crowd if r in crossed})
-            forward_s, backward_s = stage.stage_s(policies, first, last)
-            alone = self.memory_model(self.site(layout.devices[:1]), size)
             held = in_flight(place.schedule, place.position, place.num_stages, place.num_micro_batches)
-            memories: list[Memory] = [None] * len(holders)  # type: ignore[list-item]
-            for same in set(holders):
-                shards = Shards(zero, _mean_holders(alone, same, first, last))
-                each = stage.memory.each(stage.memory.stage((policies,), first, last, (held,), shards))
-                for k, own in enumerate(holders):
-                    if own == same:
-                        memories[k] = each[k]
-            params = alone.num_params(len(policies), first, last)
-            found = self._stages[key] = StageCost.of_devices(
-                tuple(
-                    StageCost(forward_s, backward_s, memory, limit, params)
-                    for memory, limit in zip(memories, stage.limit_bytes.tolist(), strict=True)
-                )
+            found = self._stages[key] = sequenced_cost(
+                stage, policies, place.is_first, place.is_last, held, zero, holders
             )
         return found
 
@@ -431,18 +418,6 @@ def _with_times(parts: _Parts, seconds: Sequence[Sequence[Times]]) -> _Parts:
     forward = tuple(stage.forward_s for stage in stages)
     backward = tuple(stage.backward_s for stage in stages)
     return replace(parts, forward_s=forward, backward_s=backward, stages=tuple(stages))
-
-
-def _mean_holders(model: MemoryModel, holders: tuple[float, ...], first: bool, last: bool) -> float:
-    """Over how many devices the states of a stage are spread, `holders` each of its layers."""
-    if len(set(holders)) == 1:
-        return holders[0]
-    sharded = (
-        model.layer_params * sum(1 / n for n in holders)
-        + (model.num_params(0, True, False) / holders[0] if first else 0.0)
-        + (model.num_params(0, first, True) - model.num_params(0, first, False)) / holders[-1] * last
-    )
-    return model.num_params(len(holders), first, last) / sharded
 
 
 def _after_rings(

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -90,6 +91,22 @@ class SequenceStage:
             found = self._layers[policy] = max(floor_s, forward_s), max(floor_s + again_s, backward_s)
         return found
 
+    def parts_s(self, policy: str) -> dict[str, Floats]:
+        """Seconds of a layer's forward and backward of each device [devices]: outside attention, in attention, in its
+        group's all-to-alls. What lacks to those of the layer it waits for keys and other devices."""
+        count = len(self.own.device)
+        found = {part: np.zeros(count) for part in ("outside attention", "attention", "all-to-all")}
+        for phase in chain(self.forward(), self.backward(policy)):
+            if isinstance(phase, Work):
+                found["outside attention"] += phase.seconds
+            elif isinstance(phase, Turns):
+                found["attention"] += phase.compute_s.sum(axis=0)[phase.device_class]
+            else:
+                slowest = np.zeros(len(self.own.starts))
+                np.maximum.at(slowest, self.own.group[self.ways.senders], phase.message_s)
+                found["all-to-all"] += slowest[self.own.group]
+        return found
+
     def _ends_s(self, phases: Iterator[Phase]) -> float:
         return float(ends_s(self.own, self.ways, phases).max())
 
@@ -151,12 +168,16 @@ class SequenceStage:
     # ---------------------------------------------------------------- memory
 
     @cached_property
+    def alone(self) -> MemoryModel:
+        """Bytes of one device that holds all heads and tokens: its states are those of every device."""
+        return MemoryModel(self.problem.model, self.problem.workload, self._types[0], 1, self.size)
+
+    @cached_property
     def memory(self) -> SequenceMemory:
         """Bytes on every device."""
         model, workload = self.problem.model, self.problem.workload
-        alone = MemoryModel(model, workload, self._types[0], 1, self.size)
         fused = np.array([float(gpu.flash_attention) for gpu in self._types])[self._type_of]
-        return SequenceMemory(model, workload, alone, self.own, self.ways.rings, self.kv_heads, fused, self.size)
+        return SequenceMemory(model, workload, self.alone, self.own, self.ways.rings, self.kv_heads, fused, self.size)
 
     @cached_property
     def limit_bytes(self) -> Floats:

@@ -1,5 +1,6 @@
 """A plan as rows of numbers, pipelines that are alike in one row: what tables and pictures show."""
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,17 @@ class StageRow:
     send_s: float | None  # to the next stage and back; None after the last
     cost: StageCost
     binds: tuple[str, ...]
+    is_sequence: bool = False
+
+    @property
+    def parallelism(self) -> str:
+        """`TP 4`, or the layout of a sequence stage."""
+        return self.tp if self.is_sequence else f"TP {self.tp}"
+
+    @property
+    def kind(self) -> str:
+        """How many devices of which type, or the layout of which types."""
+        return f"{self.tp} on {self.gpus}" if self.is_sequence else f"{self.tp} × {self.gpus}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +206,7 @@ def _pipeline_row(
                 send_s=None if last else priced.send_forward_s[index] + priced.send_backward_s[index],
                 cost=stage_cost,
                 binds=tuple(binds),
+                is_sequence=stage.sequence is not None,
             )
         )
     return PipelineRow(
@@ -209,9 +222,10 @@ def _pipeline_row(
 
 
 def _tp(stage: Stage) -> str:
-    """The TP degree, one a replica; for a sequence layout the sizes of its groups."""
+    """The TP degree, one a replica; for a sequence layout the sizes of its groups, alike ones together."""
     if stage.sequence is not None:
-        return "seq " + "+".join(str(len(group.devices)) for group in stage.sequence.groups)
+        sizes = Counter(len(group.devices) for group in stage.sequence.groups)
+        return "seq " + "+".join(f"{number}×{size}" if number > 1 else f"{size}" for size, number in sizes.items())
     return "+".join(str(len(replica.devices)) for replica in stage.replicas)
 
 

@@ -19,7 +19,7 @@ from hexiopt.cluster_file import cluster_from_section, read_cluster
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
 from hexiopt.huggingface import read_model
-from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
 from hexiopt.problem import Problem
 from hexiopt.reading import Section
 from hexiopt.report.figure import draw_plan, plan_figure
@@ -118,7 +118,20 @@ def woven() -> Case:
     return priced(read_cluster(CONF / "cluster/hexiscale_setting_2.yaml"), plan)
 
 
-CASES = ["small", "mixed", "large", "woven"]
+@pytest.fixture(scope="module")
+def ragged() -> Case:
+    """A sequence stage over two GPU types, before a TP stage."""
+    groups = (
+        SequenceGroup((0, 1, 2, 3), (700, 600, 500, 596), (8, 8, 8, 8)),
+        SequenceGroup((8, 9, 10), (700, 500, 500), (16, 8, 8)),
+    )
+    first = Stage((), ((0, 20),), ("full",), SequenceLayout(groups, "zigzag"))
+    pipeline = Pipeline((first, Stage.of((4, 5), 20, 32)), 8)
+    cluster = read_cluster(CONF / "cluster" / "hexiseq_testbed.yaml")
+    return priced(cluster, Plan((pipeline,), sharding=Sharding(1)), global_batch=8)
+
+
+CASES = ["small", "mixed", "large", "woven", "ragged"]
 
 
 @pytest.fixture(params=CASES)
@@ -487,3 +500,14 @@ def test_live_progress_vanishes() -> None:
         assert listen(Told())
     assert "4,096 tokens/s" in out.getvalue()
     assert "no plan yet" not in out.getvalue().splitlines()[-1]
+
+
+def test_a_sequence_stage_is_named_by_its_groups(ragged: Case) -> None:
+    assert "seq 4+3" in printed(plan_table(*ragged), 140)
+    labels = {text.get_text() for text in plan_figure(*ragged).findobj(Text)}
+    assert any("seq 4+3 on" in label for label in labels)
+    assert "seq 4+3 · 20 layers" in " ".join(labels)
+    problem, _, cost = ragged
+    assert len(cost.pipelines[0].stages[0].copies) == 7
+    assert "seq 4+3" in report_html(*ragged, b"")
+    assert problem.cluster.num_devices == 16

@@ -29,7 +29,7 @@ def draw_layers(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None
             for first, end in plan.pipelines[row.number].stages[stage.stage].layers:
                 ax.barh(k, end - first, bar, first, color=colour, edgecolor=PAPER, linewidth=1.2)
                 room = (end - first) / (num_layers * stretch) * width - 0.1
-                tp = f"TP {stage.tp}"
+                tp = stage.parallelism
                 layers = f"{end - first}"
                 wordings = (
                     [

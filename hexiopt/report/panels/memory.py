@@ -59,7 +59,7 @@ def draw_memory(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None
         chip = min(bar, 0.4 / per_bar)
         box = (x - chip / 2, -0.24 * line, chip, 0.17 * line)
         draw_chip(ax, row, stage, box, (x, -0.16 * line), 0.9 * chip * per_bar, SMALL)
-        wordings = [f"{stage.tp} × {stage.gpus}", stage.gpus, stage.gpus.replace("_", "_\n", 1)]
+        wordings = [stage.kind, stage.gpus, stage.gpus.replace("_", "_\n", 1)]
         wordings.append(clipped(stage.gpus, 8))
         ax.text(
             x,

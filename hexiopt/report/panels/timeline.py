@@ -62,7 +62,7 @@ def draw_timeline(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = No
         ax.text(
             -0.37 * inch,
             y + 0.5,
-            clipped_to(f"{stage.tp} × {stage.gpus}", LABELS - 0.37, min(SMALL, size)),
+            clipped_to(stage.kind, LABELS - 0.37, min(SMALL, size)),
             fontsize=min(SMALL, size),
             color=MUTED,
             ha="right",

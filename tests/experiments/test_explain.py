@@ -1,0 +1,25 @@
+"""What binds a plan with sequence stages, as `explain` tells it."""
+
+from experiments.explain import measured_rows, stage_rows, step_rows
+from hexiopt.cost.model import CostModel
+from hexiopt.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
+from tests.hexiopt.test_sequence_plans import PROBLEM
+
+
+def test_the_parts_of_a_sequence_stage_make_its_time() -> None:
+    layout = SequenceLayout((SequenceGroup((0, 1), (20, 12), (6, 2)), SequenceGroup((4,), (32,), (8,))), "zigzag")
+    plan = Plan((Pipeline((Stage((), ((0, 2),), ("selective",), layout), Stage.of((2, 3), 2, 3)), 4),))
+    cost = CostModel(PROBLEM).price(plan)
+    rows = list(stage_rows(PROBLEM, plan, cost))
+    assert len(rows) == 2
+    name, time, memory = rows[0]
+    assert name.startswith("0·0 a:0-1, h:0")
+    for part in ("attention", "all-to-all", "outside attention", "waiting for keys and other devices"):
+        assert part in time
+    assert "GiB" in memory
+    assert list(step_rows(PROBLEM, plan, cost))
+    assert len(list(measured_rows(PROBLEM, plan))) == 1
+
+    stage = CostModel(PROBLEM).sequence_stage(layout, 1)
+    layer_s, parts = sum(stage.layer_s("selective")), stage.parts_s("selective")
+    assert all(sum(part[d] for part in parts.values()) <= layer_s * (1 + 1e-9) for d in range(3))
