@@ -35,16 +35,15 @@ lint: install
 bench: install
 	$(BIN)/python -m experiments.bench
 
-# Random problems against every solver, the property tests on examples of their own, and more plans and kills trained.
+# Random problems against every solver; then all tests on whole sweeps, property tests on new and more examples.
 stress: install
 	$(BIN)/python -m experiments.stress
-	HYPOTHESIS_PROFILE=new $(BIN)/python -m pytest -n 2 -m hypothesis
-	HEXIOPT_STRESS=1 $(BIN)/python -m pytest -n 2 tests/runtime
+	HEXIOPT_STRESS=1 HYPOTHESIS_PROFILE=new $(BIN)/python -m pytest -n 2
 
 # About half an hour on two cores; after an interruption it goes on where it was.
 results: install
 	$(BIN)/python -m experiments.tables --publish
-	$(BIN)/python -m experiments.flashflex_comparison --time-limit 5
+	$(BIN)/python -m experiments.flashflex_comparison --time-limit 5 --publish
 
 clean:
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis outputs multirun

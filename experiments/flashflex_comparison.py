@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.configurations import named_cluster, named_model
+from experiments.tables.publish import publish_section
 from hexiopt.plan import Plan
 from hexiopt.problem import Problem
 from hexiopt.reading import read_mapping
@@ -35,6 +36,7 @@ from solvers.registry import make_solver
 from solvers.rivals.flashflex_pricer import FlashFlexPricer
 
 NO_PLAN = 0.0  # tokens/s where a search found none
+LEFT = ("model", "its memory accepts")  # columns of words
 
 
 @dataclass(frozen=True)
@@ -110,35 +112,45 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(math.fsum(map(math.log, values)) / len(values)) if all(values) else 0.0
 
 
-def table(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Table:
-    """The comparison in tokens/s; × is the ratio to FlashFlex, the last line its geometric mean."""
-    result = Table(title="tokens/s by FlashFlex's formulas; × is the ratio to FlashFlex's plan")
-    for heading in ("setting", "model", "GB/s", "FlashFlex", "annealer", "×"):
-        result.add_column(heading, justify="left" if heading == "model" else "right")
-    searched = ("our search\nits formulas", "our search\nits formulas\n+ its rule")
-    for heading in (*searched, "our search\nour model", "the same\nby its rule"):
-        result.add_column(heading, justify="right")
-        result.add_column("×", justify="right")
-    result.add_column("its memory\naccepts")
+OURS = ("ours, its formulas", "ours, its rule", "ours, our model", "the same by its rule")
+HEADINGS = (
+    *("setting", "model", "GB/s", "FlashFlex", "annealer", "×"),
+    *(heading for ours in OURS for heading in (ours, "×")),
+    "its memory accepts",
+)
+
+
+def lines(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """The cells under `HEADINGS`: tokens/s and ratios to FlashFlex, the last line their geometric means."""
+    found = []
     for row, outcome in zip(rows, outcomes, strict=True):
         cells = [str(row.setting), row.model, f"{row.inter_gb_per_s:g}", f"{row.flashflex_tokens_per_s:,.0f}"]
-        reached = (
-            row.annealer_tokens_per_s,
-            outcome.formulas,
-            outcome.rule,
-            outcome.own,
-            outcome.own_rule,
-        )
-        for value in reached:
+        for value in (row.annealer_tokens_per_s, outcome.formulas, outcome.rule, outcome.own, outcome.own_rule):
             cells += [f"{value:,.0f}" if value else "no plan", f"{value / row.flashflex_tokens_per_s:.2f}"]
         accepts = {(True, True): "yes", (True, False): "not by rule", (False, True): "by rule"}
-        result.add_row(*cells, accepts.get((outcome.fits, outcome.fits_rule), "no"))
+        found.append([*cells, accepts.get((outcome.fits, outcome.fits_rule), "no")])
     cells = ["", "geometric mean", "", ""]
     for name in ("annealer", "formulas", "rule", "own", "own_rule"):
         cells += ["", f"{geometric_mean(_ratios(rows, outcomes, name)):.2f}"]
-    result.add_section()
-    result.add_row(*cells, "")
+    return [*found, [*cells, ""]]
+
+
+def table(found: Sequence[Sequence[str]]) -> Table:
+    """The comparison for the terminal."""
+    result = Table(title="tokens/s by FlashFlex's formulas; × is the ratio to FlashFlex's plan")
+    for heading in HEADINGS:
+        result.add_column(heading.replace(", ", ",\n"), justify="left" if heading in LEFT else "right")
+    for k, cells in enumerate(found):
+        if k == len(found) - 1:
+            result.add_section()
+        result.add_row(*cells)
     return result
+
+
+def markdown(found: Sequence[Sequence[str]]) -> str:
+    """The comparison for the documentation."""
+    rule = ["---" if heading in LEFT else "--:" for heading in HEADINGS]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (HEADINGS, rule, *found))
 
 
 def _ratios(rows: Sequence[Row], outcomes: Sequence[Outcome], name: str) -> list[float]:
@@ -197,6 +209,7 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the searches (default 0)")
     parser.add_argument("--out", type=Path, default=Path("results/flashflex_comparison.csv"), help="csv file")
+    parser.add_argument("--publish", action="store_true", help="the table into docs/results.md too")
     arguments = parser.parse_args()
     if arguments.rows:
         rows = tuple(rows[k - 1] for k in arguments.rows)
@@ -207,7 +220,10 @@ def main() -> None:
     for row in rows:
         outcomes.append(compare(row, budget, arguments.seed))
         write_csv(arguments.out, rows[: len(outcomes)], outcomes)
-    console.print(table(rows, outcomes))
+    found = lines(rows, outcomes)
+    console.print(table(found))
+    if arguments.publish:
+        publish_section("flashflex", markdown(found), writer="experiments.flashflex_comparison")
     console.print(str(arguments.out), markup=False)
 
 

@@ -201,12 +201,12 @@ def check_trainable(path: str | Path, plan_file: PlanFile) -> None:
     from runtime.layout import untrainable
 
     problem, plan = plan_file.problem, plan_file.plan
-    wrong = check(problem, plan)
-    if wrong:
-        raise InputError(f"{path}: {wrong[0].text}; plan again")
     cannot = untrainable(problem.model, problem.workload, plan)
     if cannot is not None:
         raise InputError(cannot)
+    wrong = check(problem, plan)
+    if wrong:
+        raise InputError(f"{path}: {wrong[0].text}; plan again")
 
 
 def _planned(job: Job, problem: Problem, name: str) -> Path:

@@ -127,6 +127,11 @@ def joined(ranges: Sequence[Range]) -> tuple[Range, ...]:
     return tuple(found)
 
 
+def common(a: Sequence[Range], b: Sequence[Range]) -> tuple[Range, ...]:
+    """What both have, in ascending runs."""
+    return joined([(max(first, low), min(end, high)) for first, end in a for low, high in b])
+
+
 def _runs(sizes: Sequence[int]) -> list[Range]:
     ends = [0, *accumulate(sizes)]
     return list(pairwise(ends))

@@ -2,7 +2,8 @@
 
 Grouped-query attention with any split of heads, gated MLP, RoPE, RMSNorm; optional biases, norms of queries and keys,
 and a window of attention. Adapters and frozen parameters are out of scope. Shapes: T tokens and t a rank's own, B
-samples, H hidden, N heads, D head size, V rows of the vocabulary.
+samples, H hidden, N heads, D head size, V rows of the vocabulary. Under a sequence layout a rank holds the parameters
+whole and its tokens alone: there, T is t.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hexiopt.model import ModelSpec
+from hexiopt.sequence import Range
+from runtime.attention import Attention
 from runtime.functions import gated_silu, recomputed, rms_norm
 from runtime.layout import Chunk
 from runtime.parts import EMBEDDING, FINAL_NORM, Part, Shard, head_name
@@ -22,25 +25,19 @@ Weights = Mapping[str, nn.Parameter]
 
 
 class Rope:
-    """Rotary position embedding (Su et al., arXiv 2104.09864), halves rotated as in Llama; and `mask`, what to add to
-    scores [T, T] where attention has a window shorter than the sequence."""
+    """Rotary position embedding (Su et al., arXiv 2104.09864) of runs of tokens, halves rotated as in Llama."""
 
-    def __init__(self, model: ModelSpec, seq_len: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, model: ModelSpec, tokens: Sequence[Range], dtype: torch.dtype, device: torch.device) -> None:
         steps = torch.arange(0, model.head_dim, 2, dtype=torch.int64).to(torch.float32)
         frequency = 1.0 / (model.rope_theta ** (steps / model.head_dim))
-        angle = torch.arange(seq_len, dtype=torch.float32)[:, None] * frequency
+        positions = torch.cat([torch.arange(*run, dtype=torch.float32) for run in tokens])
+        angle = positions[:, None] * frequency
         both = torch.cat([angle, angle], dim=-1)
         self._cos, self._sin = both.cos().to(device, dtype), both.sin().to(device, dtype)
-        self.mask: Tensor | None = None
-        window = model.attention_window
-        if window is not None and window < seq_len:
-            back = torch.arange(seq_len, device=device)[:, None] - torch.arange(seq_len, device=device)
-            hidden = (back < 0) | (back >= window)
-            self.mask = torch.zeros(seq_len, seq_len, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
 
     def tensors(self) -> list[Tensor]:
         """What lasts: it is the same for every layer."""
-        return [self._cos, self._sin, *([] if self.mask is None else [self.mask])]
+        return [self._cos, self._sin]
 
     def __call__(self, x_tbnd: Tensor) -> Tensor:
         """Queries or keys, rotated by their positions."""
@@ -52,15 +49,9 @@ class Rope:
 class Layer:
     """One decoder layer on one rank: what it computes with which of the rank's parameters."""
 
-    def __init__(self, model: ModelSpec, number: int, shard: Shard, policy: str, weights: Weights) -> None:
-        self._model, self._policy = model, policy
+    def __init__(self, model: ModelSpec, number: int, attention: Attention, policy: str, weights: Weights) -> None:
+        self._model, self._policy, self._attend = model, policy, attention
         self._at, self._weights = f"model.layers.{number}.", weights
-        group = model.num_heads // model.num_kv_heads
-        # Which of the rank's key-value heads each of its query heads meets.
-        self._meets = [head // group - shard.kv_heads[0] for head in range(*shard.heads)]
-        count = shard.kv_heads[1] - shard.kv_heads[0]
-        # Equally many for each: attention reads them in place. Otherwise they are copied, one for each query head.
-        self._is_grouped = self._meets == [k for k in range(count) for _ in range(len(self._meets) // count)]
 
     def __call__(self, x_tbh: Tensor, tp: TensorParallel, rope: Rope) -> Tensor:
         """Hidden states after the layer, from those before it: the rank's own tokens."""
@@ -96,39 +87,33 @@ class Layer:
         if model.qk_norm:
             q = rms_norm(q, self._weight("self_attn.q_norm"), model.norm_eps)
             k = rms_norm(k, self._weight("self_attn.k_norm"), model.norm_eps)
-        run = partial(self._attend, mask=rope.mask)
         q, k = rope(q), rope(k)
-        return recomputed(run, q, k, v) if self._policy == "selective" else run(q, k, v)
-
-    def _attend(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor, mask: Tensor | None) -> Tensor:
-        if not self._meets:
-            return q_tbnd.flatten(2)
-        grouped = self._is_grouped and (mask is None or not mask.is_cuda)  # CUDA's kernels with a mask know no groups
-        if not grouped:
-            k_tbnd, v_tbnd = k_tbnd[:, :, self._meets], v_tbnd[:, :, self._meets]
-        q, k, v = (x.permute(1, 2, 0, 3) for x in (q_tbnd, k_tbnd, v_tbnd))  # samples, heads, tokens, head size
-        found = functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
-        )
-        return found.permute(2, 0, 1, 3).flatten(2)
+        return recomputed(self._attend, q, k, v) if self._policy == "selective" else self._attend(q, k, v)
 
 
 class DecoderChunk:
     """A range of layers on one rank; the first one embeds tokens, the last one ends with the loss."""
 
     def __init__(
-        self, model: ModelSpec, chunk: Chunk, shard: Shard, tp: TensorParallel, rope: Rope, weights: Weights
+        self,
+        model: ModelSpec,
+        chunk: Chunk,
+        shard: Shard,
+        tp: TensorParallel,
+        rope: Rope,
+        attention: Attention,
+        weights: Weights,
     ) -> None:
         self.chunk = chunk
         self._model, self._shard, self._tp, self._rope, self._weights = model, shard, tp, rope, weights
         self._layers = [
-            Layer(model, number, shard, policy, weights)
+            Layer(model, number, attention, policy, weights)
             for number, policy in zip(range(*chunk.layers), chunk.recompute, strict=True)
         ]
 
     def hidden(self, x: Tensor) -> Tensor:
         """Hidden states of the rank's own tokens [t, B, H] after the layers; from those before them, or, of a first
-        chunk, from all tokens [T, B]."""
+        chunk, from tokens [T, B]."""
         if self.chunk.first:
             x = self._embedded(x)
         for layer in self._layers:

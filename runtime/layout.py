@@ -1,13 +1,13 @@
 """From plan to processes: who runs what, who sends what to whom, who holds the same parameters. No process is needed.
 
 Ranks follow the cluster's devices in order, so that the ranks of a machine stand together, whatever a plan makes of
-them. An *executor* is one replica of a stage: the ranks of a TP group. Activations between stages are cut along the
-sequence over the ranks of either side, and along samples over replicas (`hexiopt/cost/boundary.py`): each pair of ranks
-whose parts overlap exchanges what both have.
+them. An *executor* is one replica of a stage: the ranks of a TP group, or of a sequence layout. Activations between
+stages are cut along the sequence over the ranks of either side, and along samples over replicas
+(`hexiopt/cost/boundary.py`): each pair of ranks whose parts overlap exchanges what both have.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import lcm
 from typing import NamedTuple
@@ -16,7 +16,8 @@ from hexiopt.cluster import Cluster
 from hexiopt.cost.gradient_sync import slices
 from hexiopt.cost.sharding import sharding_groups
 from hexiopt.model import ModelSpec
-from hexiopt.plan import Plan, Replica
+from hexiopt.plan import Plan, SequenceLayout, Stage
+from hexiopt.sequence import common, misfit, token_ranges
 from hexiopt.workload import Workload
 from runtime.parts import Part, Range, Shard, shards, split, stage_parts
 
@@ -34,7 +35,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """One replica of a stage: the ranks of its TP group, and the samples of each micro-batch that it takes."""
+    """One replica of a stage: its ranks, ascending, and the samples of each micro-batch that it takes.
+
+    They are a TP group, or, with `sequence`, hold the stage's parameters whole; its groups name ranks, not devices.
+    """
 
     pipeline: int
     stage: int
@@ -43,6 +47,34 @@ class Executor:
     shards: tuple[Shard, ...]
     samples: Range
     chunks: tuple[Chunk, ...]
+    sequence: SequenceLayout | None = None
+
+    def tokens(self, seq_len: int) -> tuple[tuple[Range, ...], ...]:
+        """The tokens that each rank has between layers, in ascending runs.
+
+        Those of a TP group are as equal as whole tokens allow. Its first ranks take more, as they do of heads and
+        columns: so the first one is the fullest, as the memory model counts it.
+        """
+        if self.sequence is None:
+            return tuple((own,) for own in split(seq_len, len(self.ranks)))
+        of_rank = {
+            rank: runs
+            for group, shards_of in zip(self.sequence.groups, token_ranges(self.sequence), strict=True)
+            for rank, runs in zip(group.devices, shards_of, strict=True)
+        }
+        return tuple(of_rank[rank] for rank in self.ranks)
+
+    def reads(self, rank: int, seq_len: int) -> tuple[Range, ...]:
+        """The tokens that `rank` embeds, and after which it has the labels: all of them under tensor parallelism."""
+        return ((0, seq_len),) if self.sequence is None else self.tokens(seq_len)[self.ranks.index(rank)]
+
+    def groups(self) -> Iterator[tuple[int, ...]]:
+        """The ranks that communicate within the executor: all, and those of each all-to-all group."""
+        if self.sequence is None or len(self.sequence.groups) > 1:
+            yield self.ranks
+        if self.sequence is not None:
+            for group in self.sequence.groups:
+                yield tuple(sorted(group.devices))
 
     def parts(self, model: ModelSpec, rank: int) -> Iterator[Part]:
         """The parts of parameters that `rank` holds."""
@@ -52,11 +84,12 @@ class Executor:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What `sender` has of a micro-batch's hidden states and `receiver` wants: tokens and samples, counted whole."""
+    """What `sender` has of a micro-batch's hidden states and `receiver` wants: runs of tokens, and samples, counted
+    whole."""
 
     sender: int
     receiver: int
-    tokens: Range
+    tokens: tuple[Range, ...]
     samples: Range
 
 
@@ -93,10 +126,10 @@ class Line:
             Route(a, b, tokens, samples)
             for sender in self.stages[chunk % count]
             for receiver in self.stages[(chunk + 1) % count]
-            if (samples := common(sender.samples, receiver.samples)) is not None
-            for a, here in zip(sender.ranks, token_ranges(seq_len, len(sender.ranks)), strict=True)
-            for b, there in zip(receiver.ranks, token_ranges(seq_len, len(receiver.ranks)), strict=True)
-            if (tokens := common(here, there)) is not None
+            for samples in common([sender.samples], [receiver.samples])
+            for a, here in zip(sender.ranks, sender.tokens(seq_len), strict=True)
+            for b, there in zip(receiver.ranks, receiver.tokens(seq_len), strict=True)
+            if (tokens := common(here, there))
         ]
 
 
@@ -153,10 +186,10 @@ class Layout:
 
     def groups(self) -> list[tuple[int, ...]]:
         """All groups of several ranks that communicate collectively, in an order that every rank agrees on."""
-        tensor_parallel = {executor.ranks for executor in self.executor_of}
+        within = {ranks for executor in self.executor_of for ranks in executor.groups()}
         same = {ranks for held in self.held for ranks in (held.ranks, *held.groups)}
         across = {ranks for held in self.held for ranks, *_ in held.between()}
-        return sorted(ranks for ranks in tensor_parallel | same | across if len(ranks) > 1)
+        return sorted(ranks for ranks in within | same | across if len(ranks) > 1)
 
 
 def untrainable(model: ModelSpec, workload: Workload, plan: Plan | None = None) -> str | None:
@@ -169,11 +202,14 @@ def untrainable(model: ModelSpec, workload: Workload, plan: Plan | None = None) 
         return f"model {model.name}: activation {model.activation} cannot be trained; take silu"
     if workload.precision not in ("bf16", "fp32"):
         return f"workload.precision: {workload.precision} cannot be trained; take bf16 or fp32"
-    stage = workload.optimizer_sharding if plan is None else str(plan.sharding.stage)
-    if stage in ("2", "3"):
-        return f"ZeRO-{stage} cannot be trained; plan with workload.optimizer_sharding=0 or 1"
-    if plan is not None and any(stage.sequence is not None for pipeline in plan.pipelines for stage in pipeline.stages):
-        return "sequence layouts cannot be trained; plan without them"
+    zero = workload.optimizer_sharding if plan is None else str(plan.sharding.stage)
+    if zero in ("2", "3"):
+        return f"ZeRO-{zero} cannot be trained; plan with workload.optimizer_sharding=0 or 1"
+    for p, pipeline in enumerate(() if plan is None else plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            wrong = stage.sequence and misfit(stage.sequence, workload.seq_len, model.num_heads)
+            if wrong:
+                return f"stage {s} of pipeline {p}: {wrong}"
     return None
 
 
@@ -194,20 +230,7 @@ def layout_of(plan: Plan, model: ModelSpec, cluster: Cluster | None = None) -> L
                 Chunk(c * count + s, layers, policies, s == 0 == c, s == count - 1 and c == ranges - 1)
                 for c, (layers, policies) in enumerate(zip(stage.layers, stage.policies(), strict=True))
             )
-            ends = [0, *accumulate(stage.samples(pipeline.micro_batch_size))]
-            stages.append(
-                tuple(
-                    Executor(
-                        p,
-                        s,
-                        r,
-                        *_in_rank_order([rank_of[d] for d in replica.devices], shards(model, *_tp(replica))),
-                        samples,
-                        chunks,
-                    )
-                    for r, (replica, samples) in enumerate(zip(stage.replicas, pairwise(ends), strict=True))
-                )
-            )
+            stages.append(tuple(_executors(p, s, stage, pipeline.micro_batch_size, chunks, model, rank_of)))
         line = Line(tuple(stages), pipeline.num_micro_batches, pipeline.micro_batch_size, first_sample)
         first_sample += pipeline.num_sequences
         lines.append(line)
@@ -223,8 +246,25 @@ def layout_of(plan: Plan, model: ModelSpec, cluster: Cluster | None = None) -> L
     return Layout(devices, tuple(lines), tuple(line_of[rank] for rank in ranks), each, held)
 
 
-def _tp(replica: Replica) -> tuple[int, tuple[int, ...] | None]:
-    return len(replica.devices), replica.heads
+def _executors(
+    p: int,
+    s: int,
+    stage: Stage,
+    micro_batch_size: int,
+    chunks: tuple[Chunk, ...],
+    model: ModelSpec,
+    rank_of: Mapping[int, int],
+) -> Iterator[Executor]:
+    if stage.sequence is not None:
+        groups = [replace(group, devices=tuple(rank_of[d] for d in group.devices)) for group in stage.sequence.groups]
+        sequence = replace(stage.sequence, groups=tuple(groups))
+        ranks = tuple(sorted(rank for group in groups for rank in group.devices))
+        yield Executor(p, s, 0, ranks, shards(model, 1) * len(ranks), (0, micro_batch_size), chunks, sequence)
+        return
+    ends = [0, *accumulate(stage.samples(micro_batch_size))]
+    for r, (replica, samples) in enumerate(zip(stage.replicas, pairwise(ends), strict=True)):
+        each = shards(model, len(replica.devices), replica.heads)
+        yield Executor(p, s, r, *_in_rank_order([rank_of[d] for d in replica.devices], each), samples, chunks)
 
 
 def _in_rank_order(ranks: Sequence[int], each: Sequence[Shard]) -> tuple[tuple[int, ...], tuple[Shard, ...]]:
@@ -261,15 +301,3 @@ def _backward_order(name: str) -> tuple[int, str]:
     if "layers" in words:
         return -int(words[2]), name
     return (1, name) if "embed_tokens" in words else (-(10**9), name)
-
-
-def token_ranges(seq_len: int, tp: int) -> list[Range]:
-    """The tokens that each rank of a TP group has between layers: as equal as whole tokens allow. The first ranks take
-    more, as they do of heads and columns: so the first one is the fullest, as the memory model counts it."""
-    return split(seq_len, tp)
-
-
-def common(a: Range, b: Range) -> Range | None:
-    """What two ranges share; None if nothing."""
-    low, high = max(a[0], b[0]), min(a[1], b[1])
-    return (low, high) if low < high else None

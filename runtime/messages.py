@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.layout import Executor, Lane, Line, Route, token_ranges
+from hexiopt.sequence import common, joined
+from runtime.layout import Executor, Lane, Line, Route
 from runtime.outbox import Outbox
+from runtime.parts import Range
 
 _TAGS = 2**20  # micro-batches that tags tell apart
 
@@ -20,14 +22,14 @@ class _Piece:
     """One message: with which rank, and where in the rank's own [t, B, H]."""
 
     peer: int
-    tokens: slice
+    tokens: slice | Tensor  # rows: one run of them, or their numbers
     samples: slice
 
 
 @dataclass(slots=True)
 class _Coming:
     whole: Tensor
-    parts: list[tuple[Tensor, Tensor, dist.Work]]  # where in the whole, and where it comes in
+    parts: list[tuple[_Piece, Tensor, dist.Work]]  # and where it comes in: in the whole itself, or aside
 
 
 class Messages:
@@ -48,8 +50,9 @@ class Messages:
         lanes: Mapping[Lane, dist.ProcessGroup] | None = None,
         latency_s: Sequence[float] | None = None,
     ) -> None:
-        own_tokens = token_ranges(seq_len, len(executor.ranks))[executor.ranks.index(rank)]
-        self._shape = (own_tokens[1] - own_tokens[0], executor.samples[1] - executor.samples[0], hidden)
+        own_tokens = executor.tokens(seq_len)[executor.ranks.index(rank)]
+        num_tokens = sum(end - first for first, end in own_tokens)
+        self._shape = (num_tokens, executor.samples[1] - executor.samples[0], hidden)
         self._rank, self._like, self._lanes, self._latency_s = rank, like, lanes, latency_s
         self._late: list[Timer] = []
         self._outbox = Outbox(like.device)
@@ -62,7 +65,7 @@ class Messages:
         def piece(route: Route, peer: int) -> _Piece:
             return _Piece(
                 peer,
-                slice(route.tokens[0] - own_tokens[0], route.tokens[1] - own_tokens[0]),
+                _rows(own_tokens, route.tokens, like.device),
                 slice(route.samples[0] - executor.samples[0], route.samples[1] - executor.samples[0]),
             )
 
@@ -99,22 +102,23 @@ class Messages:
         boundary = chunk - 1 if not backward else chunk
         whole, parts = self._like.new_empty(self._shape), []
         for piece in self._pieces[chunk, not backward]:
-            place = whole[piece.tokens, piece.samples]
-            part = place if place.is_contiguous() else torch.empty_like(place, memory_format=torch.contiguous_format)
+            part = whole[piece.tokens, piece.samples]  # a copy where rows do not follow each other
+            if not part.is_contiguous():
+                part = torch.empty_like(part, memory_format=torch.contiguous_format)
             lane = Lane(boundary, backward, piece.peer, self._rank)
             work = dist.irecv(part, piece.peer, **self._way(lane, micro_batch))
             assert work is not None
-            parts.append((place, part, work))
+            parts.append((piece, part, work))
         self._coming[chunk, backward, micro_batch] = _Coming(whole, parts)
         self._count()
 
     def receive(self, chunk: int, backward: bool, micro_batch: int) -> Tensor:
         """Wait for what `expect` has announced: [t, B, H]."""
         coming = self._coming.pop((chunk, backward, micro_batch))
-        for place, part, work in coming.parts:
+        for piece, part, work in coming.parts:
             work.wait()
-            if part is not place:
-                place.copy_(part)
+            if part.untyped_storage().data_ptr() != coming.whole.untyped_storage().data_ptr():
+                coming.whole[piece.tokens, piece.samples] = part
         return coming.whole
 
     def _count(self) -> None:
@@ -136,6 +140,18 @@ class Messages:
         if self._lanes is not None:
             return {"group": self._lanes[lane]}
         return {"tag": (2 * lane.boundary + lane.backward) * _TAGS % 2**30 + micro_batch}
+
+
+def _rows(own: Sequence[Range], some: Sequence[Range], device: torch.device) -> slice | Tensor:
+    """Where the tokens `some` are among one's own, which follow each other in memory."""
+    found, at = [], 0
+    for first, end in own:
+        found += [(at + low - first, at + high - first) for low, high in common([(first, end)], some)]
+        at += end - first
+    runs = joined(found)
+    if len(runs) == 1:
+        return slice(*runs[0])
+    return torch.cat([torch.arange(*run, device=device) for run in runs])
 
 
 def like(dtype: torch.dtype, device: torch.device) -> Tensor:

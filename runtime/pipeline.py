@@ -1,7 +1,7 @@
 """One training step of one rank: its stage's operations in order, messages beside them."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from runtime.gradient_sync import GradientSync
 from runtime.layout import Executor, Line
 from runtime.messages import Messages
 from runtime.operations import Operation, operations
+from runtime.parts import Range
 
 Sequences = Callable[[int, int], Tensor]  # samples [first, end) of the global batch, [samples, seq_len + 1]
 
@@ -37,13 +38,14 @@ class Timed:
 
 
 class Pipeline:
-    """What one rank does in a step of its pipeline."""
+    """What one rank does in a step of its pipeline; it `reads` these runs of tokens, or the labels after them."""
 
     def __init__(
         self,
         schedule: str,
         line: Line,
         executor: Executor,
+        reads: Sequence[Range],
         chunks: list[DecoderChunk],
         names: list[list[str]],
         messages: Messages,
@@ -51,7 +53,7 @@ class Pipeline:
         device: torch.device,
         pace: Pace | None = None,
     ) -> None:
-        self._line, self._executor, self._chunks, self._names = line, executor, chunks, names
+        self._line, self._executor, self._reads, self._chunks, self._names = line, executor, reads, chunks, names
         self._messages, self._sync, self._device, self._pace = messages, sync, device, pace
         self.timeline: list[Timed] = []
         self.operations = operations(
@@ -61,7 +63,7 @@ class Pipeline:
     def step(self, sequences: Sequences, num_tokens: int) -> float:
         """Gradients of the mean loss over `num_tokens`, in the buckets of `sync`; `timeline` has when what was done.
 
-        Returns the loss that this rank's executor adds to the mean: zero but at the end of a pipeline.
+        Returns the loss that this rank's tokens add to the mean: zero but at the end of a pipeline.
         """
         held: dict[tuple[int, int], _Held] = {}
         total = 0.0
@@ -123,11 +125,15 @@ class Pipeline:
             left = chunk.hidden(came.requires_grad_())
         else:
             assert tokens_tb is not None
-            left = chunk.hidden(tokens_tb[:-1])
+            left = chunk.hidden(self._read(tokens_tb[:-1]))
         if chunk.chunk.last:
             assert tokens_tb is not None
-            left = chunk.loss(left, tokens_tb[1:]) / num_tokens
+            left = chunk.loss(left, self._read(tokens_tb[1:])) / num_tokens
         return _Held(came, get_gradient_edge(left)), left.detach()
+
+    def _read(self, x_tb: Tensor) -> Tensor:
+        runs = [x_tb[first:end] for first, end in self._reads]
+        return runs[0] if len(runs) == 1 else torch.cat(runs)
 
     def _backward(self, operation: Operation, held: _Held, gradient: Tensor | None) -> Tensor | None:
         """The gradient of what had entered; None of tokens."""

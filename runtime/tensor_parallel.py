@@ -23,7 +23,7 @@ from runtime.parts import Range
 
 @dataclass(frozen=True, eq=False)
 class TensorParallel:
-    """A rank's TP group: `tokens` of every rank. Without a `group` the only rank has all."""
+    """A rank's TP group: `tokens` of every rank. Without a `group` there is one rank, which needs no other."""
 
     rank: int
     tokens: tuple[Range, ...]

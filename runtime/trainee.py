@@ -11,16 +11,18 @@ from torch import Tensor
 from hexiopt.cluster import Cluster
 from hexiopt.model import ModelSpec
 from hexiopt.plan import Plan
+from runtime.attention import Attention, WholeAttention
 from runtime.decoder import DecoderChunk, Rope, empty_weights
 from runtime.emulation import Pace
 from runtime.gradient_sync import GradientSync, buckets
 from runtime.groups import Groups
-from runtime.layout import Chunk, layout_of, token_ranges
+from runtime.layout import Chunk, layout_of
 from runtime.memory import States, Used, used
 from runtime.messages import Messages, like
 from runtime.optimizer import Optimizer
 from runtime.parts import Part, Shard, stage_parts
 from runtime.pipeline import Pipeline, Sequences
+from runtime.ring_attention import SequenceAttention
 from runtime.settings import AdamW
 from runtime.tensor_parallel import TensorParallel
 
@@ -63,9 +65,18 @@ class Trainee:
         self.weights = empty_weights(parts, dtype, device)
         for part in parts:
             self.weights[part.name].data.copy_(initial(part))
-        tp = TensorParallel(at, tuple(token_ranges(seq_len, len(executor.ranks))), groups.of(executor.ranks))
-        self._rope = rope = Rope(model, seq_len, dtype, device)
-        chunks = [DecoderChunk(model, chunk, executor.shards[at], tp, rope, self.weights) for chunk in executor.chunks]
+        reads, shard = executor.reads(rank, seq_len), executor.shards[at]
+        attention: Attention
+        if executor.sequence is None:
+            tokens = tuple(own for (own,) in executor.tokens(seq_len))
+            tp = TensorParallel(at, tokens, groups.of(executor.ranks))
+            attention = WholeAttention(model, shard, seq_len, dtype, device)
+        else:
+            tp = TensorParallel(0, reads)
+            attention = SequenceAttention(model, executor.sequence, rank, groups, device)
+        rope = Rope(model, reads, dtype, device)
+        self._tables = rope.tensors() + attention.tensors()
+        chunks = [DecoderChunk(model, chunk, shard, tp, rope, attention, self.weights) for chunk in executor.chunks]
         self.buckets = buckets(self.layout.held, parts, gradient_dtype, device, plan.sharding.stage == 1)
         self.sync = GradientSync(self.buckets, self.weights, groups)
         lanes = None
@@ -75,10 +86,11 @@ class Trainee:
         self._messages = messages = Messages(
             line, executor, rank, seq_len, model.hidden_size, like(dtype, device), lanes, latency_s
         )
-        names = _names_by_chunk(model, executor.chunks, executor.shards[at])
-        self.pipeline = Pipeline(plan.schedule, line, executor, chunks, names, messages, self.sync, device, pace)
+        names = _names_by_chunk(model, executor.chunks, shard)
+        self.pipeline = Pipeline(plan.schedule, line, executor, reads, chunks, names, messages, self.sync, device, pace)
         self.optimizer = Optimizer(settings, self.buckets, self.weights, groups, pace)
-        self._counts_loss, self._own_loss = at == 0, 0.0
+        # Ranks of a TP group have the same loss, those of a sequence layout each that of their own tokens.
+        self._counts_loss, self._own_loss = at == 0 or executor.sequence is not None, 0.0
 
     def gradients(self, sequences: Sequences) -> float:
         """Sum the gradients of a global batch in the buckets. Returns its mean loss per token, on every rank."""
@@ -111,7 +123,7 @@ class Trainee:
             gradients=tuple(bucket.gradient for bucket in self.buckets),
             masters=tuple(master for master in self.optimizer.masters if master is not None),
             moments=tuple(moment for own in self.optimizer.moments for moment in own.values()),
-            tables=tuple(self._rope.tensors()),
+            tables=tuple(self._tables),
         )
 
     def used(self, sequences: Sequences) -> Used:

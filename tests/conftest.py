@@ -11,18 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-settings.register_profile("same", derandomize=True)
-settings.register_profile("new", print_blob=True)
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # other work may slow a machine down
+settings.register_profile("same", UNTIMED, derandomize=True, max_examples=40)
+settings.register_profile("new", UNTIMED, print_blob=True, max_examples=200)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 ROOT = Path(__file__).parent.parent
+STRESS = os.environ.get("HEXIOPT_STRESS") == "1"  # whole sweeps, by `make stress`
 # Files whose tests share what takes long to compute: all of a file in one process, where there are several.
 SHARING = (
     "tests/experiments/test_tables.py",
+    "tests/experiments/test_validate.py",
     "tests/runtime/test_checkpoint.py",
     "tests/runtime/test_faults.py",
     "tests/solvers/rivals/test_rivals.py",

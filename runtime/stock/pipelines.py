@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage
+from runtime.attention import WholeAttention
 from runtime.decoder import DecoderChunk, Rope, empty_weights
 from runtime.layout import layout_of
 from runtime.settings import AdamW
@@ -51,8 +52,10 @@ class _StockStage(nn.Module):
             weights[part.name].data.copy_(drawn(0, part))
         self.held = nn.ParameterList(weights.values())
         tp = TensorParallel(0, ((0, _SEQ_LEN),))
-        rope = Rope(_MODEL, _SEQ_LEN, torch.float32, torch.device("cpu"))
-        self._chunk = DecoderChunk(_MODEL, executor.chunks[0], executor.shards[0], tp, rope, weights)
+        cpu, shard = torch.device("cpu"), executor.shards[0]
+        rope = Rope(_MODEL, [(0, _SEQ_LEN)], torch.float32, cpu)
+        attention = WholeAttention(_MODEL, shard, _SEQ_LEN, torch.float32, cpu)
+        self._chunk = DecoderChunk(_MODEL, executor.chunks[0], shard, tp, rope, attention, weights)
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens [B, T] or hidden states [B, T, H] to hidden states, or logits [B, T, V]."""

@@ -17,10 +17,11 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 
+from runtime.attention import WholeAttention
 from runtime.decoder import DecoderChunk, Rope, empty_weights
 from runtime.groups import Groups
-from runtime.layout import Chunk, token_ranges
-from runtime.parts import shards, stage_parts
+from runtime.layout import Chunk
+from runtime.parts import shards, split, stage_parts
 from runtime.stock.turns import OURS, STOCK, TIMEOUT_S, Step, compared
 from runtime.tensor_parallel import TensorParallel
 from runtime.trainee import drawn
@@ -39,7 +40,7 @@ class _Attention(nn.Module):
         self.k_proj = nn.Linear(_MODEL.hidden_size, of_kv, bias=False)
         self.v_proj = nn.Linear(_MODEL.hidden_size, of_kv, bias=False)
         self.o_proj = nn.Linear(inner, _MODEL.hidden_size, bias=False)
-        self._rope = Rope(_MODEL, _SEQ_LEN, torch.float32, _CPU)
+        self._rope = Rope(_MODEL, [(0, _SEQ_LEN)], torch.float32, _CPU)
 
     def forward(self, x_bth: Tensor) -> Tensor:
         q, k, v = (
@@ -100,7 +101,7 @@ def _stock(rank: int) -> Step:
         ways |= {f"self_attn.{name}_proj": column for name in "qkv"} | {"self_attn.o_proj": row}
         ways |= {f"mlp.{name}_proj": column for name in ("gate", "up")} | {"mlp.down_proj": row}
         parallelize_module(layer, mesh, ways)
-    first, end = token_ranges(_SEQ_LEN, SIZE)[rank]
+    first, end = split(_SEQ_LEN, SIZE)[rank]
 
     def step(number: int) -> float:
         layers.zero_grad()
@@ -115,7 +116,7 @@ def _stock(rank: int) -> Step:
 
 def _ours(rank: int) -> Step:
     groups = Groups([tuple(range(SIZE))], TIMEOUT_S)
-    tokens = token_ranges(_SEQ_LEN, SIZE)
+    tokens = split(_SEQ_LEN, SIZE)
     tp = TensorParallel(rank, tuple(tokens), groups.of(tuple(range(SIZE))))
     layers, shard = (0, _MODEL.num_layers), shards(_MODEL, SIZE)[rank]
     parts = list(stage_parts(_MODEL, [layers], shard, False, False))
@@ -123,7 +124,9 @@ def _ours(rank: int) -> Step:
     for part in parts:
         weights[part.name].data.copy_(drawn(0, part))
     chunk = Chunk(1, layers, ("none",) * _MODEL.num_layers, False, False)
-    decoder = DecoderChunk(_MODEL, chunk, shard, tp, Rope(_MODEL, _SEQ_LEN, torch.float32, _CPU), weights)
+    rope = Rope(_MODEL, [(0, _SEQ_LEN)], torch.float32, _CPU)
+    attention = WholeAttention(_MODEL, shard, _SEQ_LEN, torch.float32, _CPU)
+    decoder = DecoderChunk(_MODEL, chunk, shard, tp, rope, attention, weights)
 
     def step(number: int) -> float:
         for weight in weights.values():

@@ -3,7 +3,8 @@
 Every line of a `bash` block that starts with hexiopt is run, in order, in one folder that holds the README's
 files (a `yaml` block whose first line is `# NAME`) and experiments/data. A budget in steps, which means the same on
 every machine, is appended to commands that search, and no time for the bound where none is stated; the many searches
-of a sweep draw no report, and `profile` is given little time. Lines that start with make or source are not run.
+of a sweep draw no report, and `profile` is given little time; of the published runs in the folder (not of those that
+`validate` takes by itself) every tenth is left. Lines that start with make or source are not run.
 """
 
 import re
@@ -40,7 +41,7 @@ def budget(words: list[str]) -> list[str]:
     if "-m" in words:
         return ["solver.max_steps=30", "bound.time_limit_s=0", "report=false"]
     if words[0] == "train":
-        return ["solver.max_steps=100"]
+        return ["solver.max_steps=100", "workload=small", "workload.global_batch=4"]
     if words[0] == "emulate":  # as fast as it goes
         return ["solver.max_steps=100", "emulate.steps=1", "emulate.dilation=0.1", "emulate.solvers=[megatron]"]
     stated = any(word.startswith("bound.") for word in words)
@@ -51,6 +52,9 @@ def test_the_readmes_commands_run(hexiopt: Run, tmp_path: Path) -> None:
     pytest.importorskip("pymetis")
     pytest.importorskip("joblib")
     shutil.copytree(ROOT / "experiments" / "data", tmp_path / "experiments" / "data")
+    runs = tmp_path / "experiments" / "data" / "measured_training_throughput.csv"
+    head, *rows = runs.read_text(encoding="utf-8").splitlines()
+    runs.write_text("\n".join([head, *rows[::10]]), encoding="utf-8")
     for block in blocks("yaml"):
         name = block.splitlines()[0].removeprefix("# ").strip()
         (tmp_path / name).write_text(block)

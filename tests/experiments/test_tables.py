@@ -23,7 +23,7 @@ from experiments.tables.task import Outcome, Task, perform
 from hexiopt.space import SWITCHES
 from solvers import registry
 
-ARGUMENTS = ("--quick", "--scale", "0.2", "--ours-s", "1.2", "--scaling-s", "1.5", "--sizes", "16", "--out")
+ARGUMENTS = ("--quick", "--ours-s", "0.5", "--rival-s", "0.5", "--scaling-s", "3", "--sizes", "16", "--out")
 Rows = list[dict[str, str]]
 
 

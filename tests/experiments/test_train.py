@@ -1,7 +1,7 @@
 """`hexiopt train`: a whole small run, and input that ends before any process starts."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,21 @@ def other_model(data: Any) -> None:
     data["problem"]["model"]["num_hidden_layers"] += 1
 
 
+def sequence(
+    tokens: Sequence[int] = (20, 12), heads: Sequence[int] = (3, 1), order: str = "zigzag", groups: int = 1
+) -> Callable[[Any], None]:
+    """All layers of the first pipeline in a sequence layout over two of its devices, as so many equal groups."""
+
+    def change(data: Any) -> None:
+        stages = data["pipelines"][0]["stages"]
+        devices = [device for stage in stages for device in stage["devices"]][:2]
+        own = {"devices": devices, "tokens": [n // groups for n in tokens], "heads": list(heads)}
+        layers = [0, stages[-1]["layers"][1]]
+        stages[:] = [{"layers": layers, "sequence": {"groups": [own] * groups, "order": order}}]
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -111,7 +126,12 @@ def other_model(data: Any) -> None:
         (device_twice, "device"),
         (wrong_shares, "sequences"),
         (other_model, "does not belong to the problem"),
-        (lambda data: data["sharding"].update(stage=3), "sharding stage 3; the workload allows 1"),
+        (lambda data: data["sharding"].update(stage=3), "ZeRO-3 cannot be trained; plan with"),
+        (sequence(tokens=[20, 11]), "the groups have 31 tokens, a sequence 32"),
+        (sequence(heads=[1, 2]), "group 0 has 3 heads, the model 4"),
+        (sequence(tokens=[32, 0]), "group 0 has tokens [32, 0]; give every device at least 1"),
+        (sequence(order="spiral"), "spiral"),
+        (sequence(groups=2), "is used 2 times"),
     ],
 )
 def test_a_bad_plan_starts_nothing(

@@ -4,7 +4,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.cluster import Cluster
@@ -68,7 +68,6 @@ def test_overlaps_cut_the_message_into_exactly_what_both_sides_hold(senders: int
     assert sum(share for *_, share in parts) == pytest.approx(1.0, rel=1e-12)
 
 
-@settings(max_examples=150, deadline=None)
 @given(cluster=clusters(), data=st.data())
 def test_one_message_crosses_between_two_machines(cluster: Cluster, data: st.DataObject) -> None:
     """Whatever the TP degrees, the interfaces of both machines and every link and uplink carry it once."""

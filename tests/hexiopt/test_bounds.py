@@ -50,7 +50,6 @@ def two_kinds(**changes: object) -> Problem:
     return Problem(cluster, MODEL, Workload(seq_len=2048, **changes))  # type: ignore[arg-type]
 
 
-@settings(max_examples=200, deadline=None)
 @given(pair=problems_with_plans())
 def test_no_plan_beats_the_bound(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
@@ -92,7 +91,7 @@ def test_the_bound_falls_with_devices_and_rises_with_work() -> None:
     assert forced > 1.2 * bound
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(pair=problems_with_plans() | roomy_problems_with_plans())
 def test_no_plan_beats_the_raised_bound(pair: tuple[Problem, Plan]) -> None:
     """Interleaved, replicated, sharded in any way: whatever time the program had."""

@@ -107,7 +107,7 @@ def every_price(types: StageTypes, prices: Multipliers, step_s: float, m: int, l
     return best
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     types=st.sampled_from(list(TYPES.values())),
     m=st.sampled_from((1, 2, 3, 8, 20, 40)),

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from hexiopt.check import Violation, check
 from hexiopt.cluster_file import cluster_from_section
@@ -78,7 +78,6 @@ def with_first(**changes: Any) -> Plan:
     return replace(PLAN, pipelines=(replace(FIRST, **changes), SECOND))
 
 
-@settings(max_examples=200, deadline=None)
 @given(pair=problems_with_plans())
 def test_valid_plans_pass(pair: tuple[Problem, Plan]) -> None:
     of, plan = pair

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.cluster_file import cluster_to_dict, read_cluster
@@ -147,7 +147,6 @@ def cluster_mappings(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(cluster_mappings())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_round_trip(data: dict[str, Any]) -> None:
     cluster = read(data)
     written = cluster_to_dict(cluster)
@@ -158,7 +157,6 @@ def test_round_trip(data: dict[str, Any]) -> None:
 
 
 @given(cluster_mappings())
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_device_names_and_interfaces(data: dict[str, Any]) -> None:
     cluster = read(data)
     seen = []
@@ -175,7 +173,6 @@ def test_device_names_and_interfaces(data: dict[str, Any]) -> None:
 
 
 @given(cluster_mappings())
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_tables_pairs_and_routes_agree(data: dict[str, Any]) -> None:
     cluster = read(data)
     network = cluster.network

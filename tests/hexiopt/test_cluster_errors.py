@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.cluster_file import cluster_to_dict
@@ -139,7 +139,6 @@ LINK_ENDS = st.tuples(*[st.sampled_from(["a", "a-0", "a-1", "b", "b-0", "c"])] *
 
 
 @given(st.lists(LINK_ENDS, max_size=5), st.booleans())
-@settings(max_examples=150, deadline=None)
 def test_a_machine_pair_has_one_link_at_most(ends: list[tuple[str, str]], both: bool) -> None:
     """The check on names agrees with listing all the machine pairs."""
     data = two(count=2)
@@ -207,13 +206,11 @@ def only_input_errors(data: Any) -> None:
 
 
 @given(JSON_LIKE)
-@settings(max_examples=150, deadline=None)
 def test_arbitrary_data_is_refused_or_read(data: Any) -> None:
     only_input_errors(data)
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
 def test_damaged_files_are_refused_or_read(source: st.DataObject) -> None:
     data = example()
     for _ in range(source.draw(st.integers(1, 3))):

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.cost import coefficients as c
@@ -68,7 +68,6 @@ def flops_of(model: ModelSpec, seq_len: int, size: int, tp: int = 1) -> tuple[fl
     return forward * PEAK, backward * PEAK
 
 
-@settings(max_examples=100, deadline=None)
 @given(model=models(), seq_len=st.integers(1, 4096), size=st.sampled_from((1, 2, 4)))
 def test_flops_are_the_models(model: ModelSpec, seq_len: int, size: int) -> None:
     """Forward exactly; backward twice that, and half an attention more for recomputed scores (fused)."""
@@ -178,7 +177,6 @@ def test_launches_dominate_small_micro_batches_at_high_tp() -> None:
     assert layer.forward_s == pytest.approx(4 + 1 + c.LAYER_MEMORY_KERNELS)
 
 
-@settings(max_examples=50, deadline=None)
 @given(model=models(), tp=st.sampled_from((1, 2, 3)), size=st.sampled_from((1, 4)))
 def test_unfused_attention_costs_more(model: ModelSpec, tp: int, size: int) -> None:
     fused = layer_compute(model, WORK, A100, tp, size)
@@ -192,7 +190,6 @@ def slowed(gpu: Gpu) -> Gpu:
     return replace(gpu, flops_bf16=(gpu.flops_bf16 or 0) / 2, hbm_bytes_per_s=gpu.hbm_bytes_per_s / 2)
 
 
-@settings(max_examples=50, deadline=None)
 @given(model=models(), tp=st.integers(1, 6), size=st.sampled_from((1, 2)))
 def test_more_work_and_slower_hardware_take_longer(model: ModelSpec, tp: int, size: int) -> None:
     for function in (layer_compute, embedding_compute, head_compute):

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.cluster_file import cluster_from_section
@@ -48,7 +48,6 @@ CLUSTER = cluster_from_section(
 PROBLEM = Problem(CLUSTER, MODEL, Workload(global_batch=8, seq_len=2048))
 
 
-@settings(max_examples=200, deadline=None)
 @given(pair=problems_with_plans() | roomy_problems_with_plans())
 def test_parts_make_up_the_step(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
@@ -80,7 +79,6 @@ def test_parts_make_up_the_step(pair: tuple[Problem, Plan]) -> None:
     assert cost.objective == (cost.step_time_s if cost.fits else math.inf)
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_used_cost_model_prices_like_a_new_one(data: st.DataObject) -> None:
     """Nothing that it keeps between plans changes a price."""
@@ -91,7 +89,6 @@ def test_a_used_cost_model_prices_like_a_new_one(data: st.DataObject) -> None:
         assert used.price(plan) == CostModel(problem).price(plan)
 
 
-@settings(max_examples=60, deadline=None)
 @given(pair=problems_with_plans(max_batch=20), data=st.data())
 def test_the_order_of_pipelines_does_not_matter(pair: tuple[Problem, Plan], data: st.DataObject) -> None:
     problem, plan = pair
@@ -101,7 +98,6 @@ def test_the_order_of_pipelines_does_not_matter(pair: tuple[Problem, Plan], data
     assert other.excess_bytes == pytest.approx(one.excess_bytes)
 
 
-@settings(max_examples=60, deadline=None)
 @given(pair=problems_with_plans(max_batch=20))
 def test_recompute_costs_time_and_one_more_micro_batch_too(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
@@ -154,7 +150,6 @@ def test_two_unequal_stages_by_hand() -> None:
     assert priced.end_s == pytest.approx(end_s)
 
 
-@settings(max_examples=100, deadline=None)
 @given(pair=problems_with_plans(plain=True))
 def test_memory_is_that_of_the_position(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
@@ -228,7 +223,6 @@ def test_interleaved_stages_hold_the_ends_with_their_first_and_last_range() -> N
     assert of_layers[0] / of_layers[1] == pytest.approx(5 * 2 / (2 * 4))
 
 
-@settings(max_examples=60, deadline=None)
 @given(pair=roomy_problems_with_plans())
 def test_replicas_spread_optimizer_states_over_all_holders(pair: tuple[Problem, Plan]) -> None:
     """Σ over a replica's layers of parameters over holders; in all, every layer's states once or (by TP) more."""
@@ -259,7 +253,6 @@ def num_holders(plan: Plan, layer: int) -> int:
     )
 
 
-@settings(max_examples=100, deadline=None)
 @given(plan=format_plans(CLUSTER))
 def test_what_is_not_priced_is_refused_in_words(plan: Plan) -> None:
     from hexiopt.plan import unpriced

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.cluster import Cluster
@@ -79,7 +79,6 @@ def brute_force(pipelines: tuple[Pipeline, ...], model: ModelSpec) -> dict[Holde
     return {holders: params for holders, params in out.items() if params}
 
 
-@settings(max_examples=150, deadline=None)
 @given(pair=problems_with_plans() | roomy_problems_with_plans())
 def test_groups_hold_what_brute_force_finds(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair

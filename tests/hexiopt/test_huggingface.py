@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.errors import InputError
@@ -293,7 +293,6 @@ JUNK = st.recursive(
 )
 
 
-@settings(max_examples=300)
 @given(
     st.sampled_from([{}, *ALL]),
     st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=8), JUNK, max_size=4),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.cost import coefficients as c
@@ -32,7 +32,6 @@ OPTIONS = {
 # ------------------------------------------------------------------ parameters
 
 
-@settings(max_examples=100, deadline=None)
 @given(model=models(), data=st.data())
 def test_stages_of_a_pipeline_hold_every_parameter_once(model: ModelSpec, data: st.DataObject) -> None:
     """A tied matrix has a second copy on the last stage, unless that is also the first."""
@@ -44,7 +43,6 @@ def test_stages_of_a_pipeline_hold_every_parameter_once(model: ModelSpec, data: 
     assert total == model.num_params + copy
 
 
-@settings(max_examples=100, deadline=None)
 @given(model=models(), tp=st.integers(1, 8))
 def test_the_fullest_rank_holds_at_least_its_share(model: ModelSpec, tp: int) -> None:
     memory = MemoryModel(model, Workload(), A100, tp, 1)
@@ -148,7 +146,6 @@ def test_unfused_attention_keeps_its_probabilities() -> None:
 # ------------------------------------------------------------------ activations
 
 
-@settings(max_examples=100, deadline=None)
 @given(**OPTIONS, layers=st.integers(1, 9), held=st.integers(1, 9), last=st.booleans())
 def test_recompute_stores_less(model, workload, gpu, tp, size, layers, held, last) -> None:  # type: ignore[no-untyped-def]
     memory = MemoryModel(model, workload, gpu, tp, size)
@@ -165,7 +162,6 @@ def test_recompute_stores_less(model, workload, gpu, tp, size, layers, held, las
     assert more.activations > memory.stage(layers, False, last, "none", held).activations
 
 
-@settings(max_examples=100, deadline=None)
 @given(num_stages=st.integers(1, 9), batches=st.integers(1, 30), schedule=st.sampled_from(("1f1b", "gpipe")))
 def test_micro_batches_in_flight_are_those_that_the_schedule_has_begun(
     num_stages: int, batches: int, schedule: str
@@ -178,7 +174,6 @@ def test_micro_batches_in_flight_are_those_that_the_schedule_has_begun(
         assert in_flight(schedule, stage, num_stages, batches) == most
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     num_stages=st.integers(2, 6),
     turns=st.integers(1, 8),
@@ -202,7 +197,6 @@ def test_ranges_in_flight_weigh_most_of_all_moments(
         assert whole == math.ceil(most_ranges / chunks) <= batches
 
 
-@settings(max_examples=100, deadline=None)
 @given(**OPTIONS, held=st.integers(1, 9), layers=st.integers(1, 9), ends=st.tuples(st.booleans(), st.booleans()))
 def test_one_policy_for_every_layer_is_one_policy(
     model: ModelSpec,
@@ -258,7 +252,6 @@ def test_normed_queries_and_keys_are_kept_twice() -> None:
 # ------------------------------------------------------------------ what fits
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     **OPTIONS,
     first=st.booleans(),

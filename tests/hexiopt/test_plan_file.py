@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.bounds import lower_bound_s
@@ -75,7 +75,6 @@ def read(path: Path, data: Any) -> PlanFile:
 # ------------------------------------------------------------------ round trips
 
 
-@settings(max_examples=60, deadline=None)
 @given(pair=problems_with_plans() | roomy_problems_with_plans())
 def test_random_plans_come_back(pair: tuple[Problem, Plan], tmp_path_factory: pytest.TempPathFactory) -> None:
     problem, plan = pair
@@ -94,7 +93,6 @@ def test_random_plans_come_back(pair: tuple[Problem, Plan], tmp_path_factory: py
     assert not memory
 
 
-@settings(max_examples=80, deadline=None)
 @given(plan=format_plans(LAB))
 def test_every_feature_of_the_format_comes_back(plan: Plan) -> None:
     data = json.loads(json.dumps(plan_to_dict(plan, LAB)))
@@ -301,7 +299,6 @@ def test_a_file_without_prediction_solver_and_hash_is_read(path: Path) -> None:
     assert read(path, data) == PlanFile(PROBLEM, PLAN, {})
 
 
-@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_a_damaged_file_is_read_or_refused(data: st.DataObject) -> None:
     """Any one value of the plan replaced: read again as a plan, or InputError."""

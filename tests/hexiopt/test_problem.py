@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.errors import InputError
@@ -37,7 +37,6 @@ def again(data: Any) -> Problem:
     return problem_from_section(Section(data, "plan.json: problem"))
 
 
-@settings(max_examples=150, deadline=None)
 @given(problems())
 def test_round_trip_through_json(problem: Problem) -> None:
     text = json.dumps(problem_to_dict(problem), allow_nan=False)
@@ -116,7 +115,6 @@ def test_learned_positions_limit_the_sequence() -> None:
 WHOLE = problem_to_dict(Problem(LAB, MODEL, FP16))
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_a_damaged_mapping_is_read_or_refused(data: st.DataObject) -> None:
     """Some value anywhere inside replaced, removed or joined by a key: a problem or InputError."""
@@ -143,7 +141,6 @@ def test_a_damaged_mapping_is_read_or_refused(data: st.DataObject) -> None:
         assert "\n" not in message
 
 
-@settings(max_examples=200, deadline=None)
 @given(JSON)
 def test_any_data_is_refused(data: Any) -> None:
     with pytest.raises(InputError):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hexiopt.errors import InputError, closest
@@ -59,7 +59,6 @@ PIECES = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
 @given(text=PIECES | st.text(max_size=30))
 @example("a: 1" + ":1" * 300 + ".0")  # sexagesimal
 @example("a: 0x" + "f" * 5000)
@@ -84,7 +83,6 @@ def test_any_text_as_yaml_is_data_or_refused(text: str) -> None:
             one_line(error)
 
 
-@settings(max_examples=200, deadline=None)
 @given(text=st.text(alphabet='{}[]":,.0123456789eE+-truefalsnN \\\nu\ud800"', max_size=30) | st.text(max_size=30))
 @example('{"a": ' + "9" * 5000 + "}")
 @example('{"a": 1e999}')
@@ -103,7 +101,6 @@ def test_any_text_as_json_is_data_or_refused(text: str) -> None:
             one_line(error)
 
 
-@settings(max_examples=300, deadline=None)
 @given(raw=st.binary(max_size=40), suffix=st.sampled_from((".yaml", ".json")))
 def test_any_bytes_are_a_mapping_or_refused(raw: bytes, suffix: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / f"any{suffix}"
@@ -115,7 +112,6 @@ def test_any_bytes_are_a_mapping_or_refused(raw: bytes, suffix: str, tmp_path_fa
         assert message.startswith(str(path))
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=JSON)
 def test_json_gives_back_what_was_written(data: Any) -> None:
     try:
@@ -153,7 +149,6 @@ PLAN_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.dictionaries(st.sampled_from(KEYS["workload"]) | st.text(max_size=3), JSON, max_size=4))
 def test_any_mapping_is_a_workload_or_refused(data: Any) -> None:
     try:
@@ -162,7 +157,6 @@ def test_any_mapping_is_a_workload_or_refused(data: Any) -> None:
         one_line(error)
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=JSON | st.dictionaries(st.sampled_from(KEYS["space"]) | st.text(max_size=3), JSON, max_size=4))
 def test_any_data_is_a_space_or_refused(data: Any) -> None:
     try:
@@ -171,7 +165,6 @@ def test_any_data_is_a_space_or_refused(data: Any) -> None:
         one_line(error)
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=st.dictionaries(st.sampled_from(("cluster", "model", "workload", "space", "cost_model")), JSON))
 def test_any_mapping_is_no_problem(data: Any) -> None:
     with pytest.raises(InputError) as caught:
@@ -179,7 +172,6 @@ def test_any_mapping_is_no_problem(data: Any) -> None:
     one_line(caught.value)
 
 
-@settings(max_examples=200, deadline=None)
 @given(stages=st.lists(PLAN_VALUES, max_size=2), other=PLAN_VALUES, whole=PLAN_VALUES)
 def test_any_data_is_a_plan_or_refused(stages: Any, other: Any, whole: Any) -> None:
     pipeline = {"num_micro_batches": 1, "micro_batch_size": 1, "stages": stages}

@@ -3,7 +3,7 @@
 import math
 from itertools import pairwise, permutations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.gpus import catalogue
@@ -53,7 +53,6 @@ def test_a_slow_link_is_left_out_of_the_ring() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
 def test_rings_against_brute_force(data: st.DataObject) -> None:
     size = data.draw(st.integers(2, 6))
     pairs = [(a, b) for b in range(7) for a in range(b)]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hexiopt.cost.cost import LinkCost, PipelineCost, StageCost
@@ -99,7 +99,6 @@ def cases(draw: st.DrawFn, hops: st.SearchStrategy[float] = HOPS, *, round_times
     return Case(schedule, pipeline, tuple(stages), tuple(links))
 
 
-@settings(max_examples=150, deadline=None)
 @given(case=cases())
 def test_every_replica_ends_when_the_event_simulation_says(case: Case) -> None:
     assert case.ends() == pytest.approx(case.simulated(), rel=1e-9, abs=1e-300)
@@ -114,7 +113,6 @@ def chain(times: Times) -> tuple[list[Executor], list[Link]]:
 
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULE_TIMES))
-@settings(max_examples=100, deadline=None)
 @given(times=step_times(), num_micro_batches=COUNTS)
 @example(times=([1.0] * 10, [2.0] * 10, [0.0] * 9, [0.0] * 9), num_micro_batches=400)
 def test_a_chain_ends_as_by_its_own_recurrence(schedule: str, times: Times, num_micro_batches: int) -> None:
@@ -195,7 +193,6 @@ def test_a_replica_waits_for_all_whose_samples_it_takes() -> None:
 # ------------------------------------------------------------------ many micro-batches
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=cases(st.sampled_from((0.0, 0.25, 2.0)), round_times=True))
 def test_many_micro_batches_are_extrapolated(case: Case) -> None:
     """From some number of micro-batches on, a whole period more takes the same time more (round times: soon)."""
@@ -226,7 +223,6 @@ def test_a_million_micro_batches_answer_at_once() -> None:
 # ------------------------------------------------------------------ the order of operations
 
 
-@settings(max_examples=100, deadline=None)
 @given(num_stages=st.integers(2, 6), num_chunks=st.integers(2, 4), turns=st.integers(1, 5))
 def test_an_interleaved_stage_runs_everything_once_and_backward_after_forward(
     num_stages: int, num_chunks: int, turns: int

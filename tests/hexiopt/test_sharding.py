@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.check import check
@@ -117,7 +117,6 @@ def test_the_embedding_is_gathered_whole_where_it_is_larger_than_a_layer() -> No
     assert tied.gathered_params(4, True, True) == (2 * layer, layer)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     model=models(),
     workload=workloads(),
@@ -289,7 +288,6 @@ def deep(draw: st.DrawFn) -> tuple[Problem, Plan]:
     return problem, draw(aligned_plans(problem))
 
 
-@settings(max_examples=150, deadline=None)
 @given(pair=deep())
 def test_deep_plans_are_valid_and_keep_the_least_state(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
@@ -306,7 +304,6 @@ def test_deep_plans_are_valid_and_keep_the_least_state(pair: tuple[Problem, Plan
     assert deepest.pipeline_s >= each[2].pipeline_s * (1 - 1e-12)
 
 
-@settings(max_examples=100, deadline=None)
 @given(pair=problems_with_plans(), zero=st.integers(0, 3))
 def test_on_one_machine_all_holders_are_the_machine(pair: tuple[Problem, Plan], zero: int) -> None:
     problem, plan = pair

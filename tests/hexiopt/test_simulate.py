@@ -4,7 +4,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from hexiopt.cost.model import CostModel
 from hexiopt.plan import Pipeline, Plan
@@ -13,7 +13,6 @@ from hexiopt.simulate import Event, simulate
 from tests.strategies import problems_with_plans, roomy_problems_with_plans
 
 
-@settings(max_examples=150, deadline=None)
 @given(pair=problems_with_plans() | roomy_problems_with_plans())
 def test_the_simulation_ends_when_the_cost_says(pair: tuple[Problem, Plan]) -> None:
     """On random asymmetric plans, with and without shared links: shares are static in both."""
@@ -37,7 +36,6 @@ def test_the_simulation_ends_when_the_cost_says(pair: tuple[Problem, Plan]) -> N
             assert (priced.send_forward_s[s], priced.send_backward_s[s]) == (max(ahead), max(back))
 
 
-@settings(max_examples=100, deadline=None)
 @given(pair=problems_with_plans(max_batch=12) | roomy_problems_with_plans())
 def test_every_event_waits_for_its_input_and_its_place(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair

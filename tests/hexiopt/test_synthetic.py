@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.cluster import Cluster
@@ -56,7 +56,6 @@ def test_resolved_mapping_is_ordinary_and_small() -> None:
 
 
 @given(st.integers(1, 3000), st.lists(st.floats(0, 100), min_size=1, max_size=4), st.integers(0, 9))
-@settings(max_examples=100, deadline=None)
 def test_counts_are_rounded_shares(num_machines: int, weights: list[float], seed: int) -> None:
     mix = dict(zip(["h100_80gb_sxm", "a100_80gb_sxm", "rtx_4090", "t4"], weights, strict=False))
     if sum(weights) == 0:

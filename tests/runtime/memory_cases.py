@@ -52,11 +52,9 @@ class Compared:
         return float(predicted / measured - 1)
 
 
-def compared(plan: Plan, model: ModelSpec, workload: Workload) -> list[Compared]:
-    """Train two steps of the plan, the second one measured."""
-    count = max(plan.devices()) + 1
-    problem = Problem(cluster(("a", "fast", count), fast_gib=64.0), model, workload)
-    cost = CostModel(problem).price(plan)
+def measured(plan: Plan, model: ModelSpec, workload: Workload) -> list[tuple[tuple[int, int], Used]]:
+    """What each rank uses in a step of the plan, and its pipeline and stage."""
+    problem = _problem(plan, model, workload)
 
     def work(rank: int) -> Any:
         dtype = DTYPES[workload.precision]
@@ -81,7 +79,16 @@ def compared(plan: Plan, model: ModelSpec, workload: Workload) -> list[Compared]
         executor = trainee.layout.executor_of[rank]
         return (executor.pipeline, executor.stage), trainee.used(sequences)
 
-    ranks = run_ranks(len(plan.devices()), work)
+    return run_ranks(len(plan.devices()), work)
+
+
+def _problem(plan: Plan, model: ModelSpec, workload: Workload) -> Problem:
+    return Problem(cluster(("a", "fast", max(plan.devices()) + 1), fast_gib=64.0), model, workload)
+
+
+def compared(plan: Plan, model: ModelSpec, workload: Workload) -> list[Compared]:
+    """What the plan is predicted to use, and what it does."""
+    cost, ranks = CostModel(_problem(plan, model, workload)).price(plan), measured(plan, model, workload)
     found = []
     for p, pipeline in enumerate(cost.pipelines):
         for s, stage in enumerate(pipeline.stages):

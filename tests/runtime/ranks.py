@@ -1,11 +1,11 @@
 """Ranks of a gloo world as forked processes of a test, and the plans that they train."""
 
 import multiprocessing
-import os
 import random
 import tempfile
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -16,13 +16,13 @@ import torch._dynamo  # optimisers import it at first use: here once, before pro
 import torch.distributed as dist
 
 from hexiopt.model import ModelSpec
-from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.sequence import ORDERS
 from tests.solvers.problems import cluster
 
 TIMEOUT_S = 60.0
 # Of the plans' devices, which may make up TP groups across machines here: sharding groups are all that it says.
 CLUSTER = cluster(("a", "fast", 3), ("b", "slow", 2), ("c", "fast", 7))
-STRESS = os.environ.get("HEXIOPT_STRESS") == "1"  # the whole sweep, by `make stress`
 
 
 def run_ranks(count: int, work: Callable[[int], Any]) -> list[Any]:
@@ -153,3 +153,36 @@ def _heads(rng: random.Random, tp: int) -> tuple[int, ...] | None:
     if tp == 1 or rng.random() < 0.5:
         return None
     return tuple(_samples(rng, 6, tp))
+
+
+def random_sequence(rng: random.Random, devices: tuple[int, ...], seq_len: int, num_heads: int) -> SequenceLayout:
+    """A sequence layout over the devices: groups of any size, tokens and heads cut anywhere."""
+    cuts = sorted(rng.sample(range(1, len(devices)), rng.randint(0, len(devices) - 1)))
+    tokens, groups = iter(_samples(rng, seq_len, len(devices))), []
+    for a, b in pairwise([0, *cuts, len(devices)]):
+        for first in range(a, b, num_heads):
+            own = devices[first : min(b, first + num_heads)]
+            heads = _samples(rng, num_heads, len(own))
+            groups.append(SequenceGroup(own, tuple(next(tokens) for _ in own), tuple(heads)))
+    return SequenceLayout(tuple(groups), rng.choice(ORDERS))
+
+
+def random_sequence_plan(
+    rng: random.Random, seq_len: int, max_ranks: int = 6, most_layers: int = 4
+) -> tuple[Plan, ModelSpec, int]:
+    """As `random_plan`, but a stage of several devices has a sequence layout, and perhaps other stages have."""
+    wanted = rng.randint(1, 2)  # stages of several devices
+    while True:
+        plan, model, batch = random_plan(rng, max_ranks, most_layers)
+        several = [s for pipeline in plan.pipelines for s in pipeline.stages if len(s.all_devices()) > 1]
+        if len(several) >= wanted:
+            break
+    one = rng.choice(several)
+
+    def changed(stage: Stage) -> Stage:
+        if stage is not one and rng.random() < (0.9 if len(stage.all_devices()) == 1 else 0.5):
+            return stage
+        return replace(stage, replicas=(), sequence=random_sequence(rng, stage.all_devices(), seq_len, model.num_heads))
+
+    pipelines = tuple(replace(p, stages=tuple(map(changed, p.stages))) for p in plan.pipelines)
+    return replace(plan, pipelines=pipelines), model, batch

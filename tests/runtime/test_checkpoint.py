@@ -11,7 +11,7 @@ import torch
 
 from hexiopt.errors import InputError
 from hexiopt.model import ModelSpec
-from hexiopt.plan import Plan
+from hexiopt.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
 from runtime.checkpoint import INDEX, Checkpoint, Progress, finished, save
 from tests.runtime.ranks import random_plan, run_ranks
 from tests.runtime.test_training import SEQ_LEN, SETTINGS, trainee, whole
@@ -76,6 +76,20 @@ def test_other_plans_go_on_where_one_stopped(model: ModelSpec, written: Path, tm
     for k, plan in enumerate(plans):
         again = train(plan, model, tmp_path / str(k), 3, 8, resume=written)
         assert again == pytest.approx(curve[3:], rel=1e-9)
+
+
+def test_sequence_layouts_write_and_read_them_too(model: ModelSpec, written: Path, tmp_path: Path) -> None:
+    """One writer of each slice, though all their devices hold all of it; sharded or not."""
+    curve = train(whole(model, BATCH), model, tmp_path / "whole", 3, 6, resume=written)
+    groups = (SequenceGroup((1, 0), (3, 1), (2, 4)), SequenceGroup((2,), (3,), (6,)))
+    stage = Stage((), ((0, model.num_layers),), ("none",), SequenceLayout(groups, "zigzag"))
+    for zero in (0, 1):
+        plan, folder = Plan((Pipeline((stage,), 2, BATCH // 2),), "1f1b", Sharding(zero)), tmp_path / str(zero)
+        assert train(plan, model, folder, 3, 5, resume=written) == pytest.approx(curve[:2], rel=1e-9)
+        (left,) = finished(folder)
+        Checkpoint(left).check()
+        again = train(whole(model, BATCH), model, tmp_path / f"again-{zero}", 5, 6, resume=left)
+        assert again == pytest.approx(curve[2:], rel=1e-9)
 
 
 def test_only_the_last_ones_stay(model: ModelSpec, tmp_path: Path) -> None:

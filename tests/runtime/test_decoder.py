@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from hexiopt.huggingface import read_model
 from hexiopt.model import ModelSpec
+from runtime.attention import WholeAttention
 from runtime.decoder import DecoderChunk, Rope, empty_weights
 from runtime.layout import Chunk
 from runtime.parts import shards
@@ -78,8 +79,10 @@ def decoder(
     for part in parts:
         weights[part.name].data.copy_(stored.read(part))
     chunk = Chunk(0, (0, model.num_layers), policies, first=True, last=True)
-    rope = Rope(model, TOKENS, torch.float32, cpu)
-    return DecoderChunk(model, chunk, shards(model, 1)[0], TensorParallel(0, ((0, TOKENS),)), rope, weights), weights
+    rope, (shard,) = Rope(model, [(0, TOKENS)], torch.float32, cpu), shards(model, 1)
+    attention = WholeAttention(model, shard, TOKENS, torch.float32, cpu)
+    tp = TensorParallel(0, ((0, TOKENS),))
+    return DecoderChunk(model, chunk, shard, tp, rope, attention, weights), weights
 
 
 def sequences(model: ModelSpec) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from hexiopt.workload import Workload
 from runtime.checkpoint import Checkpoint, finished
 from runtime.settings import AdamW, Run, Settings
 from runtime.supervisor import TrainingFailedError, supervised
-from tests.runtime.ranks import STRESS
+from tests.conftest import STRESS
 from tests.solvers import problems
 
 BATCH, SEQ_LEN, STEPS = 4, 16, 9

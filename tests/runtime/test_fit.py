@@ -51,7 +51,7 @@ EFFICIENCIES = st.builds(
 
 
 @given(EFFICIENCIES, st.integers(0, 2**32))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_an_efficiency_is_found_again(efficiency: Efficiency, seed: int) -> None:
     gpu = catalogue()["a100_80gb_sxm"]
     peak = gpu.peak_flops("bf16")
@@ -82,7 +82,7 @@ def test_a_rate_above_the_peak_is_all_of_it() -> None:
 
 
 @given(st.floats(1e-6, 1e-3), st.floats(1e8, 3e11), st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_link_is_found_again(latency_s: float, bandwidth: float, seed: int) -> None:
     rng = random.Random(seed)
     points = [
@@ -99,7 +99,7 @@ def test_a_link_is_found_again(latency_s: float, bandwidth: float, seed: int) ->
 
 
 @given(st.integers(2, 16), st.integers(0, 2**32))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_ring_is_found_again(ranks: int, seed: int) -> None:
     rng = random.Random(seed)
     points = [

@@ -10,21 +10,28 @@ import pytest
 
 from hexiopt.cost.memory import in_flight
 from hexiopt.errors import InputError
-from hexiopt.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.model import ModelSpec
+from hexiopt.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
 from hexiopt.workload import Workload
-from runtime.layout import layout_of, token_ranges, untrainable
+from runtime.layout import layout_of, untrainable
 from runtime.operations import operations
 from runtime.parts import shards, split
-from tests.runtime.ranks import CLUSTER, random_model, random_plan
+from tests.runtime.ranks import CLUSTER, random_model, random_plan, random_sequence_plan
 
-SEQ_LEN = 7
+SEQ_LEN = 13
 SEEDS = [range(first, first + 250) for first in range(0, 2000, 250)]
+
+
+def drawn(seed: int) -> tuple[Plan, ModelSpec, int]:
+    """Every second plan has sequence layouts."""
+    rng = random.Random(seed)
+    return random_sequence_plan(rng, SEQ_LEN, 12, 9) if seed % 2 else random_plan(rng, 12, 9)
 
 
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)
 def test_every_element_is_held_by_those_who_should(seeds: range) -> None:
     for seed in seeds:
-        plan, model, _ = random_plan(random.Random(seed), 12, 9)
+        plan, model, _ = drawn(seed)
         layout = layout_of(plan, model)
         held = [part for same in layout.held for part in same.parts]
         assert sum(prod(part.local_shape) for part in held) == model.num_params
@@ -40,7 +47,7 @@ def test_every_element_is_held_by_those_who_should(seeds: range) -> None:
 @pytest.mark.parametrize("seeds", SEEDS[:4], ids=str)
 def test_every_hidden_state_comes_once_and_from_who_has_it(seeds: range) -> None:
     for seed in seeds:
-        plan, model, _ = random_plan(random.Random(seed), 12, 9)
+        plan, model, _ = drawn(seed)
         for line in layout_of(plan, model).lines:
             count = len(line.stages)
             for chunk in range(count * line.num_chunks - 1):
@@ -50,22 +57,53 @@ def test_every_hidden_state_comes_once_and_from_who_has_it(seeds: range) -> None
                     (line.stages[(chunk + 1) % count], False),
                 ):
                     for executor in stages:
-                        for rank, tokens in zip(
-                            executor.ranks, token_ranges(SEQ_LEN, len(executor.ranks)), strict=True
-                        ):
+                        for rank, tokens in zip(executor.ranks, executor.tokens(SEQ_LEN), strict=True):
                             met = np.zeros((SEQ_LEN, line.micro_batch_size), int)
                             for route in routes:
                                 if rank == (route.sender if is_sender else route.receiver):
-                                    met[slice(*route.tokens), slice(*route.samples)] += 1
+                                    for run in route.tokens:
+                                        met[slice(*run), slice(*route.samples)] += 1
                             want = np.zeros_like(met)
-                            want[slice(*tokens), slice(*executor.samples)] = 1
+                            for run in tokens:
+                                want[slice(*run), slice(*executor.samples)] = 1
                             assert (met == want).all()
+
+
+@pytest.mark.parametrize("seeds", SEEDS[:4], ids=str)
+def test_every_token_is_embedded_and_has_its_loss_once(seeds: range) -> None:
+    """By a TP group together, or by one rank of a sequence layout, which also are its owners between layers."""
+    for seed in seeds:
+        plan, model, _ = drawn(seed)
+        for line in layout_of(plan, model).lines:
+            for stage in (line.stages[0], line.stages[-1]):
+                read = np.zeros((SEQ_LEN, line.micro_batch_size), int)
+                for executor in stage:
+                    for rank in executor.ranks if executor.sequence else executor.ranks[:1]:
+                        for run in executor.reads(rank, SEQ_LEN):
+                            read[slice(*run), slice(*executor.samples)] += 1
+                    if executor.sequence is None:
+                        assert {executor.reads(rank, SEQ_LEN) for rank in executor.ranks} == {((0, SEQ_LEN),)}
+                    else:
+                        assert [executor.reads(rank, SEQ_LEN) for rank in executor.ranks] == [*executor.tokens(SEQ_LEN)]
+                assert (read == 1).all()
+
+
+def test_groups_are_those_of_each_sequence_layout() -> None:
+    """Devices of a plan stand in any order; ranks of a group ascend, with their own tokens."""
+    model = replace(random_model(random.Random(0), 1), num_kv_heads=2)
+    groups = (SequenceGroup((9, 2), (3, 1), (2, 4)), SequenceGroup((5,), (9,), (6,)))
+    stage = Stage((), ((0, 1),), ("none",), SequenceLayout(groups, "zigzag"))
+    (executor,) = layout_of(Plan((Pipeline((stage,), 1),)), model).lines[0].stages[0]
+    assert executor.ranks == (0, 1, 2)
+    assert executor.tokens(SEQ_LEN) == (((2, 3),), ((3, 12),), ((0, 2), (12, 13)))
+    assert list(executor.groups()) == [(0, 1, 2), (0, 2), (1,)]
+    assert layout_of(Plan((Pipeline((stage,), 1),)), model).groups() == [(0, 1, 2), (0, 2)]
 
 
 def test_sharding_groups_sum_every_element_once() -> None:
     """Each group has a share of every element on one rank; those ranks sum it between them."""
     for seed in range(500):
-        plan, model, _ = random_plan(random.Random(seed), 12, 9)
+        plan, model, _ = drawn(seed)
         for held in layout_of(plan, model, CLUSTER).held:
             assert sorted(rank for group in held.groups for rank in group) == list(held.ranks)
             pieces = held.between()
@@ -80,7 +118,7 @@ def test_sharding_groups_sum_every_element_once() -> None:
 
 def test_pipelines_share_the_batch_in_order() -> None:
     for seed in range(500):
-        plan, model, batch = random_plan(random.Random(seed), 12, 9)
+        plan, model, batch = drawn(seed)
         at = 0
         for line in layout_of(plan, model).lines:
             assert line.first_sample == at
@@ -143,3 +181,21 @@ def test_what_cannot_be_trained_is_said(
     whole = Plan((Pipeline((Stage.of((0,), 0, 2),), 1),))
     said = untrainable(shape, Workload(1, SEQ_LEN, **{"precision": "fp32", **workload}), replace(whole, **plan))
     assert said is None if message is None else message in str(said)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "said"),
+    [
+        ((8, 4), (3, 3), "stage 0 of pipeline 0: the groups have 12 tokens, a sequence 13; the tokens of all groups"),
+        ((8, 5), (3, 2), "stage 0 of pipeline 0: group 0 has 5 heads, the model 6; the heads of a group make all"),
+        ((13, 0), (3, 3), "stage 0 of pipeline 0: group 0 has tokens [13, 0]; give every device at least 1"),
+        ((8, 5), (6, 0), "stage 0 of pipeline 0: group 0 has heads [6, 0]; give every device at least 1"),
+        ((8, 5), (3, 3), None),
+    ],
+)
+def test_bad_sequence_layouts_are_said(tokens: tuple[int, int], heads: tuple[int, int], said: str | None) -> None:
+    shape = replace(random_model(random.Random(0), 2), architecture="llama", attention_window=None)
+    layout = SequenceLayout((SequenceGroup((0, 1), tokens, heads),))
+    plan = Plan((Pipeline((Stage((), ((0, 2),), ("none",), layout),), 1),))
+    found = untrainable(shape, Workload(1, SEQ_LEN, precision="fp32"), plan)
+    assert found is None if said is None else str(found).startswith(said)

@@ -7,11 +7,11 @@ import torch
 
 from hexiopt.cost.memory import Memory
 from hexiopt.model import ModelSpec
-from hexiopt.plan import Plan
+from hexiopt.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
 from hexiopt.workload import RECOMPUTE_POLICIES, SCHEDULES, Workload
 from runtime.memory import States, saved_as, used
-from tests.runtime.memory_cases import LLAMA, Compared, compared, even_plan
-from tests.runtime.ranks import STRESS
+from tests.conftest import STRESS
+from tests.runtime.memory_cases import LLAMA, Compared, compared, even_plan, measured
 
 STATES = ("weights", "gradients", "master", "optimizer")
 SEQ_LEN = 128
@@ -156,10 +156,41 @@ def test_states_that_more_ranks_share_than_pipelines_are_fewer_than_predicted(na
         check_saved(one)
 
 
+# ------------------------------------------------------------------ sequence layouts
+
+UNEVEN = SequenceLayout((SequenceGroup((0, 1), (60, 20), (3, 1)), SequenceGroup((2,), (48,), (4,))), "zigzag")
+
+
+@pytest.mark.parametrize("policy", RECOMPUTE_POLICIES)
+def test_sequence_layouts_save_what_a_stage_of_their_tokens_does_and_attention_of_their_group(policy: str) -> None:
+    """Of attention, a rank saves its heads of the group's tokens, in all layers or in the one recomputed; beside them
+    its own tokens of all heads, as they come back from an all-to-all. What is recomputed alone is less than what the
+    backward of an MLP has let go of before."""
+    stage = Stage((), ((0, 4),), (policy,), UNEVEN)
+    ranks = [one for _, one in measured(Plan((Pipeline((stage,), 2),)), LLAMA, Workload(2, SEQ_LEN))]
+    width = 2 * LLAMA.head_dim  # of a head, in BF16
+
+    def attention(tokens: int, heads: int, kv_heads: int) -> int:
+        """Queries, keys, values, output and log-sum-exp."""
+        return tokens * (2 * (heads + kv_heads) * width + 4 * heads)
+
+    layers = {"none": 4, "selective": 0, "full": 1}[policy]
+    plain = even_plan(LLAMA, policy=policy, stages=1, batches=2)
+    ((_, alone),) = measured(plain, LLAMA, Workload(2, UNEVEN.groups[0].tokens[0]))
+    for one, own, group, heads, kv_heads in zip(ranks, (60, 20, 48), (80, 80, 48), (3, 1, 4), (2, 1, 2), strict=True):
+        more = 0
+        if group > own:
+            more = layers * (attention(group, heads, kv_heads) - attention(own, 4, 2) + own * 4 * width)
+        assert one.parts.activations == pytest.approx(alone.parts.activations * own / 60 + more, rel=CLOSE)
+        assert one.parts.logits == alone.parts.logits * own / 60
+        assert (one.parts.weights, one.parts.gradients) == (alone.parts.weights, alone.parts.gradients)
+        assert one.parts.buffers == alone.parts.buffers * own / 60 + (2 * 8 * group if group > own else 0)
+
+
 # ------------------------------------------------------------------ the measurement itself
 
 
-def measured(compute) -> Memory:  # type: ignore[no-untyped-def]
+def parts_of(compute) -> Memory:  # type: ignore[no-untyped-def]
     weights = (WEIGHT,)
     return used(States(weights, (), (), (), ()), torch.device("cpu"), compute, lambda: 40).parts
 
@@ -175,7 +206,7 @@ def test_saved_storages_count_once_and_weights_not_at_all() -> None:
         w = y.exp()  # keeps what it makes
         (w.sum() + z).backward()  # type: ignore[no-untyped-call]
 
-    found = measured(compute)
+    found = parts_of(compute)
     assert found.activations == 4 * (20 * 10 + 20 * 30)
     assert (found.weights, found.buffers, found.logits) == (4 * 300, 40, 0)
 
@@ -185,7 +216,7 @@ def test_what_backwards_have_used_is_not_held() -> None:
         for size in (5, 20, 10):
             (torch.zeros(size, 10, requires_grad=True) @ WEIGHT.T).sum().backward()  # type: ignore[no-untyped-call]
 
-    assert measured(compute).activations == 4 * 20 * 10
+    assert parts_of(compute).activations == 4 * 20 * 10
 
 
 def test_parts_are_told_apart_with_what_is_beside_them() -> None:
@@ -196,7 +227,7 @@ def test_parts_are_told_apart_with_what_is_beside_them() -> None:
             z = y.exp()
         z.sum().backward()  # type: ignore[no-untyped-call]
 
-    found = measured(compute)
+    found = parts_of(compute)
     assert (found.activations, found.logits) == (4 * 200, 4 * (600 + 600))
 
 

@@ -11,7 +11,8 @@ from hexiopt.model import ModelSpec
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage
 from runtime.settings import AdamW
 from runtime.trainee import Trainee, drawn
-from tests.runtime.ranks import CLUSTER, STRESS, TIMEOUT_S, random_plan, run_ranks
+from tests.conftest import STRESS
+from tests.runtime.ranks import CLUSTER, TIMEOUT_S, random_plan, run_ranks
 
 SEQ_LEN = 7
 SEEDS = (*range(39), 253)  # of plans
@@ -31,12 +32,13 @@ def trainee(
     dtype: torch.dtype = torch.float64,
     gradient_dtype: torch.dtype = torch.float64,
     *,
+    seq_len: int = SEQ_LEN,
     use_lanes: bool = False,
 ) -> Trainee:
     return Trainee(
         plan,
         model,
-        SEQ_LEN,
+        seq_len,
         batch,
         dtype=dtype,
         gradient_dtype=gradient_dtype,
@@ -49,15 +51,17 @@ def trainee(
     )
 
 
-def train(plan: Plan, model: ModelSpec, batch: int, steps: int, *, use_lanes: bool = False) -> list[Any]:
+def train(
+    plan: Plan, model: ModelSpec, batch: int, steps: int, seq_len: int = SEQ_LEN, *, use_lanes: bool = False
+) -> list[Any]:
     """By rank: gradients of the first step, [(parts, flat share, where it begins)], and losses and norms of all."""
 
     def work(rank: int) -> Any:
-        own = trainee(plan, model, batch, use_lanes=use_lanes)
+        own = trainee(plan, model, batch, seq_len=seq_len, use_lanes=use_lanes)
 
         def sequences(step: int) -> Any:
             generator = torch.Generator().manual_seed(step % 2)
-            tokens = torch.randint(model.vocab_size, (batch, SEQ_LEN + 1), generator=generator)
+            tokens = torch.randint(model.vocab_size, (batch, seq_len + 1), generator=generator)
             return lambda first, end: tokens[first:end]
 
         own.gradients(sequences(0))
@@ -69,9 +73,13 @@ def train(plan: Plan, model: ModelSpec, batch: int, steps: int, *, use_lanes: bo
     return run_ranks(len(plan.devices()), work)
 
 
-def equal_one_process(seed: int, steps: int = 20, *, use_lanes: bool = False) -> None:
-    plan, model, batch = random_plan(random.Random(seed))
-    ((reference, curve),) = train(whole(model, batch), model, batch, steps)
+def equal_one_process(
+    case: tuple[Plan, ModelSpec, int], steps: int = 20, seq_len: int = SEQ_LEN, *, use_lanes: bool = False
+) -> tuple[float, float]:
+    """Returns the largest relative errors of a gradient and of a loss."""
+    plan, model, batch = case
+    ((reference, curve),) = train(whole(model, batch), model, batch, steps, seq_len)
+    of_gradients = of_losses = 0.0
     of_name = {}
     for parts, flat, _ in reference:
         at = 0
@@ -79,29 +87,33 @@ def equal_one_process(seed: int, steps: int = 20, *, use_lanes: bool = False) ->
             size = torch.Size(part.local_shape).numel()
             of_name[part.name] = torch.from_numpy(flat[at : at + size]).view(part.shape)
             at += size
-    for gradients, losses in train(plan, model, batch, steps, use_lanes=use_lanes):
+    for gradients, losses in train(plan, model, batch, steps, seq_len, use_lanes=use_lanes):
         for parts, flat, start in gradients:
             want = torch.cat([of_name[p.name].narrow(p.dim, p.start, p.end - p.start).flatten() for p in parts])
             scale = max(float(of_name[p.name].norm()) for p in parts)
             own = want[start : start + len(flat)]
             difference = torch.from_numpy(flat)[: len(own)] - own
-            assert float(difference.norm()) <= 1e-10 * scale
-        assert [loss for loss, _ in losses] == pytest.approx([loss for loss, _ in curve], rel=1e-9)
+            of_gradients = max(of_gradients, float(difference.norm()) / scale)
+        for (loss, _), (expected, _) in zip(losses, curve, strict=True):
+            of_losses = max(of_losses, abs(loss / expected - 1))
         # Training doubles what rounding does to gradients about every step.
         assert [norm for _, norm in losses[:5]] == pytest.approx([norm for _, norm in curve[:5]], rel=1e-9)
     assert curve[-2][0] < curve[0][0]
+    assert of_gradients <= 1e-10
+    assert of_losses <= 1e-10
+    return of_gradients, of_losses
 
 
 @pytest.mark.parametrize("seed", SEEDS if STRESS else THIRD)
 def test_a_plan_trains_as_one_process(seed: int) -> None:
-    equal_one_process(seed)
+    equal_one_process(random_plan(random.Random(seed)))
 
 
 @pytest.mark.parametrize("seed", [8, 12])
 def test_messages_need_no_tags(seed: int) -> None:
     """Where each lane has a group, order is enough: with replicas under 1F1B, and with layer ranges too."""
     assert {"replicas"} <= features(*random_plan(random.Random(seed))[:2])
-    equal_one_process(seed, 6, use_lanes=True)
+    equal_one_process(random_plan(random.Random(seed)), 6, use_lanes=True)
 
 
 @pytest.mark.parametrize("gradient_dtype", [torch.bfloat16, torch.float32])

@@ -2,7 +2,7 @@
 
 import itertools
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from solvers.batches import split_batch
@@ -28,7 +28,6 @@ def lines(draw: st.DrawFn) -> tuple[list[float], list[float], list[int], int]:
     return fills, beats, sizes, draw(st.integers(1, 14))
 
 
-@settings(max_examples=200, deadline=None)
 @given(lines())
 def test_against_all_splits(line: tuple[list[float], list[float], list[int], int]) -> None:
     """Exact sums, none only where there is no split, and at most one micro-batch longer than the best."""
@@ -56,7 +55,6 @@ def test_the_faster_pipeline_takes_more() -> None:
     assert split_batch([0.0, 0.0], [1.0, 1.0], [1, 2], 9) == [3, 3]
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(1, 6), st.sampled_from((1, 2, 4)), st.integers(1, 40))
 def test_even(pipelines: int, size: int, batch: int) -> None:
     """Within one micro-batch; none only where the batch does not divide, or does not go round."""
@@ -70,7 +68,6 @@ def test_even(pipelines: int, size: int, batch: int) -> None:
     assert min(counts) >= 1
 
 
-@settings(max_examples=200, deadline=None)
 @given(lines(), st.lists(st.sampled_from((1, 1, 2, 3)), min_size=4, max_size=4), st.booleans())
 def test_multiples(line: tuple[list[float], list[float], list[int], int], drawn: list[int], even: bool) -> None:
     fills, beats, sizes, batch = line

@@ -128,7 +128,7 @@ def test_the_oracle_counts_what_there_is() -> None:
 def test_never_better_than_all_plans(name: str, kind: str) -> None:
     """And the good ones within a hundredth of the best."""
     problem = problems.TINY_PROBLEMS[kind]()
-    result = solve(name, problem, steps=3000 if name in GOOD else 300)
+    result = solve(name, problem, steps=3000 if name in GOOD else 100)
     assert_sound_or_declined(name, problem, result)
     assert result.objective >= best_step_s(kind) * (1 - 1e-12)
     if name in GOOD:
@@ -155,7 +155,6 @@ SPACES = {
 # The exact model takes seconds on each; of many it has tests of its own.
 FEW_SPACES = (
     "replicas=false",
-    "uneven_batch=false",
     "all_switches=false",
     "num_pipelines=2,num_stages=3",
     "exclude=devices",
@@ -168,7 +167,7 @@ FEW_SPACES = (
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_switches_and_constraints(name: str, space: str) -> None:
     problem = problems.easy(SPACES[space])
-    result = solve(name, problem, steps=250 if name != "cp_sat" else 60)
+    result = solve(name, problem, steps=250 if name == "local_search" else 80)
     assert_sound(problem, result)
     assert result.plan is not None
     assert set(result.plan.devices()) <= set(problem.usable_devices)
@@ -205,7 +204,7 @@ def test_fixed_choices(name: str, fixed: str) -> None:
     problem = problems.easy()
     workload = replace(problem.workload, schedule=fixed, recompute="full", optimizer_sharding="0")
     problem = replace(problem, workload=workload)
-    result = solve(name, problem, steps=60)
+    result = solve(name, problem, steps=20)
     assert_sound_or_declined(name, problem, result)
     if result.plan is None:
         return
@@ -227,7 +226,7 @@ def outcome(name: str) -> list[Any]:
     """Plan and cost for a budget in steps, on a small cluster; of our own solvers, also on a real one."""
     found: list[Any] = []
     for problem in (problems.easy(), *([problems.sixteen_gpus()] if name in NAMES else [])):
-        result = solve(name, problem, steps=40, seed=7)
+        result = solve(name, problem, steps=15, seed=7)
         found += [repr(result.plan), result.objective, result.steps]
     return found
 
@@ -238,7 +237,7 @@ def outcomes() -> dict[str, list[Any]]:
 
 @RIVALS_TOO
 def test_same_seed_and_steps_same_plan(name: str) -> None:
-    again = solve(name, problems.easy(), steps=40, seed=7)
+    again = solve(name, problems.easy(), steps=15, seed=7)
     assert [repr(again.plan), again.objective, again.steps] == outcome(name)[:3]
 
 
@@ -257,7 +256,7 @@ def test_another_process_finds_the_same_plans() -> None:
 
 @pytest.mark.parametrize("name", ["random", *GOOD])
 def test_the_seed_matters(name: str) -> None:
-    plans = {solve(name, problems.thirty_two_gpus(), steps=150, seed=seed).plan for seed in range(3)}
+    plans = {solve(name, problems.thirty_two_gpus(), steps=50, seed=seed).plan for seed in range(3)}
     assert len(plans) > 1
 
 
@@ -284,7 +283,7 @@ def test_steps_bind(name: str) -> None:
 
 
 @RIVALS_TOO
-@pytest.mark.parametrize("limit_s", [1.5])
+@pytest.mark.parametrize("limit_s", [1.0])
 def test_keeps_the_time_limit(name: str, limit_s: float) -> None:
     problem, solver = problems.thirty_two_gpus(), make_solver(name)
     began = time.perf_counter()
@@ -396,7 +395,7 @@ def test_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_other_solvers_work_without_metis(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pymetis", None)
     problem = problems.easy()
-    assert_sound(problem, solve(name, problem, steps=50))
+    assert_sound(problem, solve(name, problem, steps=10))
 
 
 def test_an_unknown_solver_is_refused() -> None:

@@ -31,11 +31,10 @@ from solvers.exact.step_bound import StepBound
 from solvers.exact.usage import Lattice
 from solvers.exhaustive import Exhaustive
 from tests import strategies
+from tests.conftest import STRESS
 from tests.solvers import problems
 
-SLOW = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
-)
+SLOW = settings(suppress_health_check=[HealthCheck.filter_too_much])
 
 
 @st.composite
@@ -185,7 +184,7 @@ def test_equals_looking_at_all_plans(kind: str) -> None:
     assert result.bound_s <= result.objective
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(strategies.problems(max_batch=5))
 def test_equals_looking_at_all_plans_of_random_problems(problem: Problem) -> None:
     assume(len(problem.usable_devices) <= 3)
@@ -207,7 +206,7 @@ NARROWER = [
 ]
 
 
-@pytest.mark.parametrize("change", NARROWER, ids=str)
+@pytest.mark.parametrize("change", NARROWER if STRESS else NARROWER[::2], ids=str)
 def test_equals_looking_at_all_plans_of_narrower_spaces(change: dict[str, Any]) -> None:
     problem = replace(problems.loose(), space=Space(max_micro_batch_size=2, **change))
     result, best = CpSat().solve(problem, Budget(60.0, 4000)), Exhaustive().solve(problem, Budget(60.0))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.cost.memory import WHOLE, Shards, in_flight
@@ -37,7 +37,6 @@ def tables(draw: st.DrawFn, *, convex: bool = False) -> tuple[list[list[float]],
     return times, total, added
 
 
-@settings(max_examples=300, deadline=None)
 @given(tables(), st.integers(1, 3))
 def test_bottleneck_is_the_least(table: tuple[list[list[float]], int, list[float]], low: int) -> None:
     """With one layer a stage at least, or as many as its ranges."""
@@ -54,7 +53,6 @@ def test_bottleneck_is_the_least(table: tuple[list[list[float]], int, list[float
     assert bottleneck(counts) <= least * (1 + 1e-8)
 
 
-@settings(max_examples=200, deadline=None)
 @given(tables(convex=True))
 def test_then_the_sum_is_the_least(table: tuple[list[list[float]], int, list[float]]) -> None:
     """Among splits with the least bottleneck, where a layer never costs less than the one before."""

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.problem import Problem
@@ -23,7 +23,6 @@ def whole(problem: Problem) -> Structure:
     return first_choice(problem, tuple(Bundle((((device,),),)) for device in problem.usable_devices))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(CASES)), st.integers(0, 2**32 - 1))
 def test_every_sequence_of_moves_is_legal(case: str, seed: int) -> None:
     problem, rng = CASES[case], random.Random(seed)

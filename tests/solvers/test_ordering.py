@@ -4,7 +4,7 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from solvers.ordering import EXACT, best_order, path_length
@@ -24,7 +24,6 @@ def shortest(hops: Hops) -> float:
     return min(path_length(hops, order) for order in itertools.permutations(range(len(hops))))
 
 
-@settings(max_examples=200, deadline=None)
 @given(hop_tables())
 def test_exact_where_few(hops: Hops) -> None:
     order = best_order(hops)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.discovery.hostfile import read_hostfile
@@ -135,7 +135,6 @@ READERS = [(read_nvidia_smi, LAB), (read_topology, LAB_TOPOLOGY), (read_slurm, S
 
 
 @given(st.sampled_from(READERS), st.data())
-@settings(max_examples=150, deadline=None)
 def test_damaged_text_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, case: tuple[Reader, str], data: st.DataObject
 ) -> None:

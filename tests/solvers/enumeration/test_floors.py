@@ -22,7 +22,7 @@ from tests.strategies import problems_with_plans, roomy_problems_with_plans
 
 PLANS = st.one_of(problems_with_plans(), roomy_problems_with_plans())
 SLACK = 1 + 1e-9
-SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+SETTINGS = settings(suppress_health_check=[HealthCheck.filter_too_much])
 
 
 def one_policy(plan: Plan) -> Plan:

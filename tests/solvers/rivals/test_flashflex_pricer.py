@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.flashflex_comparison import geometric_mean, problem_of, read_rows
+from experiments.flashflex_comparison import (
+    HEADINGS,
+    NO_PLAN,
+    Outcome,
+    geometric_mean,
+    lines,
+    markdown,
+    problem_of,
+    read_rows,
+)
 from hexiopt.cost.memory import WHOLE
 from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem import Problem
@@ -198,7 +207,7 @@ def test_stage_ends_are_those_of_the_columns(busy_s: list[float], num_micro_batc
 
 @pytest.mark.parametrize("row", ROWS)
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_price_equals_slow_evaluation(row, seed: int) -> None:  # type: ignore[no-untyped-def]
     problem = problem_of(row)
     plan = random_plan(problem, random.Random(seed))
@@ -310,3 +319,17 @@ def test_rows_are_the_published_comparison() -> None:
 def test_the_comparison_searches_what_the_formulas_price() -> None:
     """Every freedom but replicas, which have no price there."""
     assert {problem_of(row).space for row in ROWS} == {Space(replicas=False)}
+
+
+def test_the_comparison_shows_ratios_and_their_means() -> None:
+    rows = ROWS[:2]
+    outcomes = [
+        Outcome(row.flashflex_tokens_per_s * ratio, row.flashflex_tokens_per_s, NO_PLAN, NO_PLAN, True, ratio > 2)
+        for row, ratio in zip(rows, (2.0, 8.0), strict=True)
+    ]
+    found = lines(rows, outcomes)
+    assert [cells[7] for cells in found] == ["2.00", "8.00", "4.00"]
+    assert [cells[9] for cells in found] == ["1.00"] * 3
+    assert [cells[10] for cells in found] == ["no plan", "no plan", ""]
+    assert [cells[-1] for cells in found] == ["not by rule", "yes", ""]
+    assert {line.count("|") for line in markdown(found).splitlines()} == {len(HEADINGS) + 1}

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.plan import Plan, Sharding, Stage
@@ -46,7 +46,6 @@ def test_every_stage_divides_into_chunks() -> None:
     assert list(splits(9, 2, 2)) == []
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_the_best_split_is_the_best_of_all(data: st.DataObject) -> None:
     stages = data.draw(st.integers(1, 5))

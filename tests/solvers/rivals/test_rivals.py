@@ -13,6 +13,7 @@ from hexiopt.result import Result
 from solvers.base import Budget
 from solvers.registry import RIVALS, make_solver
 from solvers.rivals.base import Rival
+from tests.conftest import STRESS
 from tests.solvers.rivals import problems
 
 # FlashFlex partitions heuristically: what its search misses of its space is its own limit.
@@ -22,7 +23,7 @@ DRAWS = 250  # on each problem
 TOLERANCE = 0.02
 
 EVERY = pytest.mark.parametrize("name", RIVALS)
-MIXED = pytest.mark.parametrize("kind", problems.MIXED)
+MIXED = pytest.mark.parametrize("kind", problems.MIXED if STRESS else list(problems.MIXED)[::2])
 
 
 def rival(name: str) -> Rival:
