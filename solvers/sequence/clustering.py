@@ -28,6 +28,14 @@ def by_machine(problem: Problem, devices: Sequence[int]) -> list[tuple[int, ...]
     return [tuple(found[m]) for m in order]
 
 
+def by_type(problem: Problem, machines: Sequence[tuple[int, ...]]) -> list[Groups]:
+    """Machines of each type of GPU, in the order in which the types come."""
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for own in machines:
+        found.setdefault(problem.cluster.gpu_of(own[0]).name, []).append(own)
+    return list(map(tuple, found.values()))
+
+
 def clusterings(problem: Problem, devices: Sequence[int]) -> list[Groups]:
     """Ways to put all of `devices` into groups of at most as many devices as the model has heads, the plainest first."""
     most, count = problem.model.num_heads, len(devices)
@@ -47,7 +55,7 @@ def clusterings(problem: Problem, devices: Sequence[int]) -> list[Groups]:
 def _all(problem: Problem, machines: Sequence[tuple[int, ...]]) -> Iterator[Groups]:
     yield tuple(machines)
     sizes = sorted({1 << k for own in machines for k in range(len(own).bit_length())}, reverse=True)
-    types = _by_type(problem, machines)
+    types = by_type(problem, machines)
     mixed = tuple(own for row in zip_longest(*types) for own in row if own is not None)
     count = sum(map(len, machines))
     for joined in _powers(len(machines)):
@@ -69,13 +77,6 @@ def _all(problem: Problem, machines: Sequence[tuple[int, ...]]) -> Iterator[Grou
 def _powers(most: int) -> list[int]:
     """2, 4, 8, ... below `most`, and `most` itself if above 1."""
     return [*(1 << k for k in range(1, most.bit_length()) if 1 << k < most), *([most] if most > 1 else [])]
-
-
-def _by_type(problem: Problem, machines: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
-    found: dict[str, list[tuple[int, ...]]] = {}
-    for own in machines:
-        found.setdefault(problem.cluster.gpu_of(own[0]).name, []).append(own)
-    return list(found.values())
 
 
 def _unions(machines: Sequence[tuple[int, ...]], joined: int) -> Groups:
