@@ -42,9 +42,7 @@ def clusterings(problem: Problem, devices: Sequence[int]) -> list[Groups]:
     limit = max(_MOST_GROUPS, count // 8) if count > _MOST_GROUPS else count
     machines = by_machine(problem, devices)
     found = dict.fromkeys(
-        groups
-        for groups in _all(problem, machines)
-        if len(groups) <= limit and all(len(own) <= most for own in groups)
+        groups for groups in _all(problem, machines) if len(groups) <= limit and all(len(own) <= most for own in groups)
     )
     if not found:  # groups as large as may be
         whole = [device for own in machines for device in own]

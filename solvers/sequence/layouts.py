@@ -30,6 +30,7 @@ from solvers.sequence.allotment import (
     whole_parts,
 )
 from solvers.sequence.clustering import Groups, clusterings
+from solvers.sequence.signatures import Signatures
 
 _RULES = ("balanced", "compute", "square_root", "equal")
 _CLUSTERINGS = 3  # best clusterings whose orders and rules are all tried
@@ -117,6 +118,7 @@ class LayoutSearch:
         self._go_on = go_on
         self._rates = RateTable(model)
         self._wires = WiresKept(model.problem.cluster)
+        self._signatures = Signatures(model.problem)
         self._kept: dict[tuple[object, ...], Fitted | None] = {}
 
     def best(self, devices: Sequence[int], size: int, need: Need, effort: int = 1) -> Fitted | None:
@@ -126,7 +128,7 @@ class LayoutSearch:
         devices = tuple(sorted(devices))
         if len(devices) > self.problem.workload.seq_len:
             return None
-        key = (signature(self.problem, devices), size, need, effort)
+        key = (self._signatures.of(devices), size, need, effort)
         if key in self._kept:
             found = self._kept[key]
             return None if found is None else self._moved(found, devices, size)
@@ -270,9 +272,7 @@ class LayoutSearch:
         rates, starts = self._rates.of(devices, recipe.policy), starts_of(groups)
         ones = np.ones(len(devices))
         head_weights = 1.0 / rates.pair_s if self.freedoms.heads else ones
-        heads = head_parts(
-            groups, _times(head_weights, recipe.head_factor), spec.num_heads, recipe.head_unit
-        )
+        heads = head_parts(groups, _times(head_weights, recipe.head_factor), spec.num_heads, recipe.head_unit)
         weights: Floats = ones
         if self.freedoms.tokens and recipe.rule == "balanced":
             weights = balanced_tokens(starts, rates, heads, recipe.order, workload.seq_len)
@@ -285,19 +285,3 @@ class LayoutSearch:
 
 def _times(values: Floats, factors: tuple[float, ...]) -> Floats:
     return values * np.array(factors) if factors else values
-
-
-def signature(problem: Problem, devices: Sequence[int]) -> tuple[object, ...]:
-    """Equal for sorted sets of devices that price the same layouts alike, place by place."""
-    cluster = problem.cluster
-    if cluster.groups or cluster.links:
-        return tuple(devices)
-    machine_of, index = cluster.machine_of, cluster.index_in_machine
-    numbers: dict[int, int] = {}
-    found: list[object] = []
-    for d in devices:
-        m = int(machine_of[d])
-        machine = cluster.machines[m]
-        place = int(index[d]) if machine.intra_links else machine.interface(int(index[d]))
-        found.append((machine.kind, numbers.setdefault(m, len(numbers)), place))
-    return tuple(found)

@@ -12,12 +12,12 @@ The systems have no planner of their own: the ranking is ours and stands for the
 
 import random
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain, product
 
-from hexiopt.cost.memory import Shards, in_flight
+from hexiopt.cost.memory import MemoryModel, Shards, in_flight
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.sequence_stage import SequenceStage
 from hexiopt.cost.wires import WiresKept
@@ -29,9 +29,9 @@ from hexiopt.space import layer_ranges, recompute_policies
 from solvers.base import Budget, Listener, Pricer, Search
 from solvers.rivals.base import Candidate, Rival
 from solvers.sequence.allotment import RateTable
-from solvers.sequence.layouts import signature
 from solvers.sequence.orders import Machines, machine_orders
 from solvers.sequence.requirement import one_range_schedule, require_sequences
+from solvers.sequence.signatures import Signatures
 from solvers.zero import plain_stages, sharding_groups
 
 _HOPELESS = 1.5  # of the best estimate so far: grids whose compute alone takes longer are left out
@@ -82,32 +82,31 @@ class UniformLayouts(Rival):
             if least_s > _HOPELESS * best_s:
                 break
             for order in ORDERS if len(grid.lines[0][0]) > grid.hp else ORDERS[:1]:
-                for sharding in _shardings(search.problem):
-                    if not search.go_on():
-                        return
-                    found = estimate.step_s(grid, order, sharding)
-                    if found is not None:
-                        best_s = min(best_s, found[0])
-                        yield Candidate(found[0], partial(_plan, search.problem, grid, order, sharding, found[1]))
+                if not search.go_on():
+                    return
+                for sharding, seconds, policy in estimate.steps_s(grid, order):
+                    best_s = min(best_s, seconds)
+                    yield Candidate(seconds, partial(_plan, search.problem, grid, order, sharding, policy))
 
     def _grids(self, problem: Problem, estimate: "_Estimate") -> Iterator[tuple[float, Grid]]:
-        """All grids, and what their slowest device computes at least."""
+        """All grids whose states fit, and what their slowest device computes at least."""
         seen = set()
         for machines in machine_orders(problem):
             devices = tuple(chain.from_iterable(machines))
             pace = list(accumulate((estimate.sequence_s[d] for d in devices), max))
+            limit = list(accumulate((estimate.limit_bytes[d] for d in devices), min))
             for d, s in _degrees_beside(problem, len(devices)):
-                room = len(devices) // (d * s)
+                room, sizes = len(devices) // (d * s), list(_sizes(problem, d))
                 for cp, hp in self.degrees(problem.model.num_heads, room):
-                    for line in _cut(devices, d, s, room, cp * hp):
-                        for size in _sizes(problem, d):
-                            grid = Grid(line, hp, size)
-                            if grid not in seen:
-                                seen.add(grid)
-                                layers = -(-problem.model.num_layers // s)
-                                beat_s = size * layers * pace[d * s * room - 1] / (cp * hp)
-                                count = problem.workload.global_batch // (d * size)
-                                yield (count + s - 1) * beat_s, grid
+                    fit = [
+                        size for size in sizes if estimate.least_bytes(d, s, cp * hp, size) <= limit[d * s * room - 1]
+                    ]
+                    seconds = -(-problem.model.num_layers // s) * pace[d * s * room - 1] / (cp * hp)
+                    for lines, size in product(_cut(devices, d, s, room, cp * hp), fit):
+                        grid = Grid(lines, hp, size)
+                        if grid not in seen:
+                            seen.add(grid)
+                            yield (problem.workload.global_batch // d + (s - 1) * size) * seconds, grid
 
     def in_space(self, problem: Problem, plan: Plan) -> str | None:
         """See the file's head."""
@@ -165,38 +164,65 @@ class _Estimate:
         rates = RateTable(self._model).of(range(problem.cluster.num_devices), "none")
         spec, workload = problem.model, problem.workload
         self.sequence_s: list[float] = rates.of_sequence_s(workload.seq_len, spec.num_heads).tolist()
+        self._alone = MemoryModel(spec, workload, problem.cluster.gpu_of(problem.usable_devices[0]), 1, 1)
+        self.limit_bytes = [problem.cluster.gpu_of(d).usable_memory_bytes for d in range(problem.cluster.num_devices)]
+        self._signatures = Signatures(problem)
+        self._signed: dict[Block, bytes] = {}
         self._kept: dict[tuple[object, ...], SequenceStage] = {}
 
-    def step_s(self, grid: Grid, order: str, sharding: Sharding) -> tuple[float, str] | None:
-        """The least policy that fits, and the seconds with it; None if none does."""
+    def least_bytes(self, num_lines: int, num_stages: int, num_devices: int, size: int) -> float:
+        """Bytes that a device of the first stage holds at least, of `num_devices`: states, spread over all devices of
+        the cluster, and the input of every layer."""
+        problem = self._problem
+        layers = -(-problem.model.num_layers // num_stages)
+        spread = Shards(max(plain_stages(problem)), len(problem.usable_devices))
+        held = in_flight(self._schedule, 0, num_stages, problem.workload.global_batch // (num_lines * size))
+        tokens = problem.workload.seq_len // num_devices
+        inputs = layers * held * size * tokens * problem.model.hidden_size * problem.workload.element_bytes
+        return sum(self._alone.states(layers, True, num_stages == 1, spread)) + inputs
+
+    def steps_s(self, grid: Grid, order: str) -> Iterator[tuple[Sharding, float, str]]:
+        """Each sharding with which the grid fits, the seconds of a step, and the policy that is least."""
         problem = self._problem
         count = problem.workload.global_batch // (len(grid.lines) * grid.size)
-        last = len(grid.lines[0]) - 1
-        layers = [end - first for ((first, end),) in _layers(problem, last + 1)]
-        for policy in recompute_policies(problem.workload):
-            longest_s, seen = 0.0, set()
-            for line in grid.lines:
-                stages = [self._stage(block, grid.hp, order, grid.size) for block in line]
-                if tuple(map(id, stages)) in seen:
-                    continue
-                seen.add(tuple(map(id, stages)))
-                seconds = []
-                for s, stage in enumerate(stages):
-                    held = in_flight(self._schedule, s, last + 1, count)
-                    shards = Shards(sharding.stage, self._holders(grid, s, line[s], sharding))
-                    parts = stage.memory.stage(((policy,) * layers[s],), s == 0, s == last, (held,), shards)
-                    if (parts.sum(axis=0) > stage.limit_bytes).any():
-                        break
-                    seconds.append(sum(stage.stage_s((policy,) * layers[s], s == 0, s == last)))
-                if len(seconds) <= last:
+        lines = {
+            tuple(map(id, stages)): (line, stages)
+            for line in grid.lines
+            for stages in [[self._stage(block, grid.hp, order, grid.size) for block in line]]
+        }
+        for sharding in _shardings(problem):
+            for policy in recompute_policies(problem.workload):
+                pairs = list(self._line_s(grid, *one, count, sharding, policy) for one in lines.values())
+                if None not in pairs:
+                    yield sharding, max(seconds for seconds in pairs if seconds is not None), policy
                     break
-                longest_s = max(longest_s, sum(seconds) + (count - 1) * max(seconds))
-            else:
-                return longest_s, policy
-        return None
+
+    def _line_s(
+        self,
+        grid: Grid,
+        line: Sequence[Block],
+        stages: Sequence[SequenceStage],
+        count: int,
+        sharding: Sharding,
+        policy: str,
+    ) -> float | None:
+        """Seconds of a pipeline; None where it does not fit."""
+        last = len(stages) - 1
+        policies = [(policy,) * (end - first) for ((first, end),) in _layers(self._problem, last + 1)]
+        for s, stage in enumerate(stages):
+            held = in_flight(self._schedule, s, last + 1, count)
+            shards = Shards(sharding.stage, self._holders(grid, s, line[s], sharding))
+            parts = stage.memory.stage((policies[s],), s == 0, s == last, (held,), shards)
+            if (parts.sum(axis=0) > stage.limit_bytes).any():
+                return None
+        seconds = [sum(stage.stage_s(policies[s], s == 0, s == last)) for s, stage in enumerate(stages)]
+        return sum(seconds) + (count - 1) * max(seconds)
 
     def _stage(self, block: Block, hp: int, order: str, size: int) -> SequenceStage:
-        key = (signature(self._problem, block), hp, order, size)
+        at = self._signed.get(block)
+        if at is None:
+            at = self._signed[block] = self._signatures.of(block)
+        key = (at, hp, order, size)
         found = self._kept.get(key)
         if found is None:
             layout = _layout(self._problem, block, hp, order)
@@ -255,9 +281,7 @@ def _layout(problem: Problem, block: Block, hp: int, order: str) -> SequenceLayo
     tokens = [low + (k < extra) for k in range(len(block))]
     heads = (problem.model.num_heads // hp,) * hp
     return SequenceLayout(
-        tuple(
-            SequenceGroup(block[k : k + hp], tuple(tokens[k : k + hp]), heads) for k in range(0, len(block), hp)
-        ),
+        tuple(SequenceGroup(block[k : k + hp], tuple(tokens[k : k + hp]), heads) for k in range(0, len(block), hp)),
         order,
     )
 
