@@ -31,7 +31,9 @@ _RIVALS = {
 
 # They plan stages with sequence layouts, which the plan space has with space.sequence=true.
 _SEQUENCE = {
+    "hexiseq": "solvers.sequence.hexiseq:HexiSeq",
     "ring": "solvers.sequence.symmetric:Ring",
+    "sequence_random": "solvers.sequence.random_layouts:SequenceRandom",
     "ulysses": "solvers.sequence.symmetric:Ulysses",
     "usp": "solvers.sequence.symmetric:Usp",
 }

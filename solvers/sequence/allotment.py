@@ -140,7 +140,7 @@ def filled(weights: Floats, total: int, caps: Floats) -> Ints | None:
             break
         more = level + np.where(free, missing * weights / weights[free].sum(), 0.0)
         level = np.minimum(caps, more)
-    parts = np.maximum(1, np.floor(level + 1e-9)).astype(np.int64)
+    parts: Ints = np.maximum(1, np.floor(level + 1e-9)).astype(np.int64)
     missing = total - int(parts.sum())
     while missing:
         sign = 1 if missing > 0 else -1
@@ -176,7 +176,8 @@ def balanced_tokens(starts: Ints, rates: Rates, heads: Ints, order: str, seq_len
     group = np.repeat(np.arange(len(starts)), np.diff([*starts.tolist(), len(heads)]))
     own = (busy_s - head_s * (tokens * visible)[group]) / rates.token_s
     own = np.maximum(own, 1e-3 * tokens[group] / np.bincount(group)[group])
-    return own * (tokens / np.add.reduceat(own, starts))[group]
+    found: Floats = own * (tokens / np.add.reduceat(own, starts))[group]
+    return found
 
 
 def _contiguous(per_group: Floats, attention: Floats, seq_len: int) -> tuple[float, Floats, Floats]:

@@ -1,15 +1,17 @@
 """From shapes to plans: layouts, layers, recompute policies and batches of the stages of a shape."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from hexiopt.cost.memory import Shards, in_flight
 from hexiopt.cost.model import CostModel
 from hexiopt.plan import Ends, Pipeline, Plan, Replica, SequenceLayout, Sharding, Stage
-from hexiopt.space import schedules
 from solvers.batches import split_batch
 from solvers.sequence.allotment import RateTable, whole_parts
-from solvers.sequence.layouts import Fitted, Freedoms, LayoutSearch, Need
+from solvers.sequence.layouts import Fitted, LayoutSearch, Need
+from solvers.sequence.requirement import one_range_schedule
 from solvers.sequence.shapes import Line, Seat, Shape
 
 _BISECTIONS = 40
@@ -40,11 +42,9 @@ class _Part:
 class PlanBuilder:
     """Builds plans of one problem."""
 
-    def __init__(self, model: CostModel, go_on: Callable[[], bool], freedoms: Freedoms | None = None) -> None:
-        self.model, self.problem = model, model.problem
-        self.layouts = LayoutSearch(model, go_on, freedoms)
-        allowed = schedules(self.problem.workload)
-        self.schedule = next(name for name in ("1f1b", "interleaved", "gpipe") if name in allowed)
+    def __init__(self, model: CostModel, layouts: LayoutSearch) -> None:
+        self.model, self.problem, self.layouts = model, model.problem, layouts
+        self.schedule = one_range_schedule(self.problem)
         rates = RateTable(model).of(range(self.problem.cluster.num_devices), "none")
         spec, workload = self.problem.model, self.problem.workload
         self._speed = 1.0 / rates.of_sequence_s(workload.seq_len, spec.num_heads)
@@ -81,7 +81,7 @@ class PlanBuilder:
         if len(line) > layers:
             return None
         speed = [float(self._speed[list(seat.devices)].sum()) for seat in line]
-        share = whole_parts(self._speed.take([0] * len(line)) * 0 + speed, layers)
+        share = whole_parts(np.array(speed), layers)
         parts = []
         for k, seat in enumerate(line):
             held = in_flight(self.schedule, k, len(line), count)
@@ -189,8 +189,3 @@ def _fastest(ways: Sequence[_Way], layers: int) -> tuple[float, _Way]:
     return min(
         ((way.beside_s + layers * way.layer_s, way) for way in ways if layers <= way.most), key=lambda item: item[0]
     )
-
-
-def with_zero(plan: Plan, zero: int, groups: str = "all") -> Plan:
-    """The plan with another ZeRO stage."""
-    return replace(plan, sharding=Sharding(zero, groups if zero else "all"))

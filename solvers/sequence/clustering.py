@@ -5,7 +5,7 @@ they cut across, with a part of every machine in each. Types may have groups of 
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import islice, product, zip_longest
+from itertools import islice, pairwise, product, zip_longest
 
 from hexiopt.problem import Problem
 
@@ -37,7 +37,7 @@ def by_type(problem: Problem, machines: Sequence[tuple[int, ...]]) -> list[Group
 
 
 def clusterings(problem: Problem, devices: Sequence[int]) -> list[Groups]:
-    """Ways to put all of `devices` into groups of at most as many devices as the model has heads, the plainest first."""
+    """Ways to put all of `devices` into groups, each of at most as many as the model has heads, the plainest first."""
     most, count = problem.model.num_heads, len(devices)
     limit = max(_MOST_GROUPS, count // 8) if count > _MOST_GROUPS else count
     machines = by_machine(problem, devices)
@@ -67,8 +67,8 @@ def _all(problem: Problem, machines: Sequence[tuple[int, ...]]) -> Iterator[Grou
         for parts in _powers(min(map(len, machines))):
             cut = [_parts(own, parts) for own in machines]
             yield tuple(tuple(d for own in cut for d in own[k]) for k in range(parts))
-    if 1 < len(types) and count <= _FEW:
-        ways = (tuple(_cut(own, size) for size in sizes) + (_unions(own, len(own)),) for own in types)
+    if len(types) > 1 and count <= _FEW:
+        ways = ([*(_cut(own, size) for size in sizes), _unions(own, len(own))] for own in types)
         yield from islice((tuple(g for part in way for g in part) for way in product(*ways)), _MIXED)
 
 
@@ -90,4 +90,4 @@ def _cut(machines: Sequence[tuple[int, ...]], size: int) -> Groups:
 def _parts(devices: Sequence[int], count: int) -> Groups:
     """`count` consecutive parts, as equal as they go."""
     ends = [len(devices) * k // count for k in range(count + 1)]
-    return tuple(tuple(devices[a:b]) for a, b in zip(ends, ends[1:], strict=False) if a < b)
+    return tuple(tuple(devices[a:b]) for a, b in pairwise(ends) if a < b)

@@ -18,7 +18,6 @@ from hexiopt.cost.model import CostModel
 from hexiopt.cost.sequence_stage import SequenceStage
 from hexiopt.cost.wires import WiresKept
 from hexiopt.plan import SequenceLayout
-from hexiopt.problem import Problem
 from hexiopt.sequence import Floats, Ints
 from solvers.sequence.allotment import (
     Allotment,
@@ -32,7 +31,7 @@ from solvers.sequence.allotment import (
 from solvers.sequence.clustering import Groups, clusterings
 from solvers.sequence.signatures import Signatures
 
-_RULES = ("balanced", "compute", "square_root", "equal")
+RULES = ("balanced", "compute", "square_root", "equal")
 _CLUSTERINGS = 3  # best clusterings whose orders and rules are all tried
 _QUICK = 4  # clusterings tried at the least effort
 _REPAIRS = 4  # attempts to bring an allotment within memory
@@ -83,7 +82,9 @@ class Recipe:
         values = list(getattr(self, kind) or (1.0,) * count)
         for place in places:
             values[place] *= factor
-        return replace(self, **{kind: tuple(values)})
+        if kind == "token_factor":
+            return replace(self, token_factor=tuple(values))
+        return replace(self, head_factor=tuple(values))
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class LayoutSearch:
         for groups in ways:
             if tried and not self._go_on():
                 break
-            found = self._over_policies(Recipe(groups, order, "none"), size, need)
+            found = self.over_policies(Recipe(groups, order, "none"), size, need)
             if found is not None:
                 tried.append(found)
         tried.sort(key=lambda one: one.rank)
@@ -179,7 +180,7 @@ class LayoutSearch:
                     best = found
         return best
 
-    def _over_policies(self, recipe: Recipe, size: int, need: Need) -> Fitted | None:
+    def over_policies(self, recipe: Recipe, size: int, need: Need) -> Fitted | None:
         """The best policy: once a layout fits as it is best balanced, leaner policies only add time."""
         best: Fitted | None = None
         for policy in self.model.policies():
@@ -200,7 +201,7 @@ class LayoutSearch:
         for order in self.freedoms.orders:
             for groups in (recipe.groups, turned)[: 1 + (order == "contiguous" and len(turned) > 1)]:
                 for unit in sorted(units):
-                    for rule in _RULES[:3] if order == recipe.order else _RULES[:1]:
+                    for rule in RULES[:3] if order == recipe.order else RULES[:1]:
                         changed = replace(recipe, groups=groups, order=order, rule=rule, head_unit=unit)
                         if changed != recipe:
                             yield changed

@@ -1,24 +1,24 @@
-"""Shapes of plans with sequence stages: which devices form which stages of which pipelines; and quick estimates.
+"""Shapes of plans with sequence stages: which devices form which stages of which pipelines.
 
 A shape says nothing of layers, layouts and batches: `building.py` finds these. Shapes that people would build cut the
 machines, in an order, into pipelines and these into stages, as equal in capability or in devices as they go.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise, product, zip_longest
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, product
 
 import numpy as np
 
-from hexiopt.cost.model import CostModel
 from hexiopt.problem import Problem
-from hexiopt.sequence import Floats
-from solvers.batches import split_batch
-from solvers.sequence.allotment import RateTable
-from solvers.sequence.clustering import by_machine
+from hexiopt.sequence import Floats, Ints
+from solvers.sequence.estimates import Cells, Estimates
+from solvers.sequence.orders import machine_orders
 
 _SNAP = 0.34  # of a part, by which a cut may move to the border of a machine
-_MOST_STAGES = 16
+_STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+_MOST_LINES = 64
+_MOST = 20_000  # shapes kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,146 +46,120 @@ class Shape:
         return replace(self, lines=(*self.lines[:p], *lines, *self.lines[p + 1 :]))
 
 
-def hand_made(problem: Problem) -> Iterator[Shape]:
-    """All shapes that people would build; without sequence layouts they would be grids."""
-    workload, space = problem.workload, problem.space
-    orders = list(dict.fromkeys(_orders(problem)))
-    most = min(workload.global_batch, len(problem.usable_devices))
-    sizes = space.micro_batch_sizes(workload.global_batch)
-    stage_counts = [s for s in (1, 2, 3, 4, 6, 8, 12, 16) if s <= min(_MOST_STAGES, problem.model.num_layers)]
-    seen = set()
-    for order, size in product(orders, sizes):
-        counts = {1 << k for k in range(most.bit_length())} | {len(order), len(order) // 2, 3, 5, 6, 7}
-        for d, s in product(sorted(counts), stage_counts):
-            count = sum(map(len, order))
-            if not 1 <= d * size <= workload.global_batch or d * s > count:
-                continue
-            if space.num_pipelines not in (None, d) or space.num_stages not in (None, s):
-                continue
-            for by_count in (False, True):
-                lines = [cut(problem, part, s, by_count=by_count) for part in _dealt(problem, order, d, by_count)]
-                if all(lines) and len(lines) == d:
-                    shape = Shape(tuple(tuple(map(Seat, line)) for line in lines), size)
-                    if shape not in seen:
-                        seen.add(shape)
-                        yield shape
+@dataclass(frozen=True)
+class _Row:
+    """An order of devices: up to each place [devices + 1] the devices of every type [.., types] and their peak FLOP/s;
+    the number of each one's machine in the order [devices]; and where machines begin and end."""
+
+    devices: tuple[int, ...]
+    types: Ints
+    flops: Floats
+    machine: Ints
+    borders: Ints
+
+    kept: dict[int, list[Ints]] = field(default_factory=dict)
+
+    def cuts(self, parts: int) -> list[Ints]:
+        """Both ways of `ends`, where they differ."""
+        found = self.kept.get(parts)
+        if found is None:
+            ways = (self.ends(parts, by_count=way) for way in (False, True)) if parts <= len(self.devices) else ()
+            found = self.kept[parts] = list({ends.tobytes(): ends for ends in ways if ends is not None}.values())
+        return found
+
+    def ends(self, parts: int, *, by_count: bool) -> Ints | None:
+        """Where `parts` consecutive parts of about equal capability, or `by_count` of equally many devices, end
+        [parts + 1]; cuts move to borders of machines where one is near. None where a part would be empty."""
+        weights = np.arange(len(self.flops), dtype=float) if by_count else self.flops
+        part = weights[-1] / parts
+        targets = part * np.arange(1, parts)
+        ends = _nearest(weights, targets)
+        near = self.borders[_nearest(weights[self.borders], targets)]
+        inside = (near > 0) & (near < len(self.devices))
+        ends = np.where(inside & (np.abs(weights[near] - targets) <= _SNAP * part), near, ends)
+        found = np.concatenate([[0], ends, [len(self.devices)]])
+        return found if (np.diff(found) > 0).all() else None
 
 
-def _orders(problem: Problem) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Machines fast first, also without the slowest types, and with the types mixed."""
-    machines = by_machine(problem, problem.usable_devices)
-    types: dict[str, list[tuple[int, ...]]] = {}
-    for own in machines:
-        types.setdefault(problem.cluster.gpu_of(own[0]).name, []).append(own)
-    rows = list(types.values())
-    for count in range(len(rows), 0, -1):
-        yield tuple(own for row in rows[:count] for own in row)
-        if count > 1:
-            yield tuple(own for turn in zip_longest(*rows[:count]) for own in turn if own is not None)
-            yield tuple(own for row in reversed(rows[:count]) for own in row)
-
-
-def _dealt(
-    problem: Problem, machines: Sequence[tuple[int, ...]], count: int, by_count: bool
-) -> list[list[tuple[int, ...]]]:
-    """Machines, or parts of them, in `count` consecutive runs."""
-    runs = cut(problem, machines, count, by_count=by_count)
-    machine_of = problem.cluster.machine_of
-    found = []
-    for run in runs:
-        parts: dict[int, list[int]] = {}
-        for d in run:
-            parts.setdefault(int(machine_of[d]), []).append(d)
-        order = {int(machine_of[own[0]]): k for k, own in enumerate(machines)}
-        found.append([tuple(parts[m]) for m in sorted(parts, key=order.__getitem__)])
+def _nearest(ascending: Floats, targets: Floats) -> Ints:
+    """The place of the value nearest to each target; two values at least."""
+    after = np.clip(np.searchsorted(ascending, targets), 1, len(ascending) - 1)
+    found: Ints = after - (targets - ascending[after - 1] <= ascending[after] - targets)
     return found
 
 
-def cut(
-    problem: Problem, machines: Sequence[tuple[int, ...]], count: int, *, by_count: bool = False
-) -> list[tuple[int, ...]]:
-    """The devices in `count` consecutive parts of about equal capability, or `by_count` of equally many; cuts move to
-    borders of machines where one is near. Empty where that leaves a part empty."""
-    devices = [d for own in machines for d in own]
-    precision = problem.workload.precision
-    weights = [1.0 if by_count else problem.cluster.gpu_of(d).peak_flops(precision) or 0.0 for d in devices]
-    ends = np.cumsum(weights)
-    borders = np.cumsum([len(own) for own in machines])[:-1]
-    cuts = [0]
-    for k in range(1, count):
-        target = ends[-1] * k / count
-        at = int(np.argmin(np.abs(ends - target))) + 1
-        if len(borders):
-            near = int(borders[np.argmin(np.abs(ends[borders - 1] - target))])
-            if abs(ends[near - 1] - target) <= _SNAP * ends[-1] / count:
-                at = near
-        cuts.append(at)
-    cuts.append(len(devices))
-    parts = [tuple(sorted(devices[a:b])) for a, b in pairwise(cuts)]
-    return parts if all(parts) else []
+class HandMade:
+    """All shapes that people would build, with estimates; without sequence layouts they would be grids."""
 
+    def __init__(self, problem: Problem, estimates: Estimates) -> None:
+        self._problem, self._estimates = problem, estimates
+        cluster, number = problem.cluster, {name: k for k, name in enumerate(estimates.types)}
+        machine_type = np.array([number.get(m.gpu.name, 0) for m in cluster.machines])
+        peak_flops = np.array([m.gpu.peak_flops(problem.workload.precision) or 0.0 for m in cluster.machines])
+        self._nic_s = np.zeros(len(number))
+        for m in problem.usable_by_machine:
+            machine = cluster.machines[m]
+            nic_s = 1.0 / (machine.nic_bandwidth_bytes_per_s * machine.num_interfaces)
+            self._nic_s[machine_type[m]] = max(self._nic_s[machine_type[m]], nic_s)
+        self._rows = []
+        for order in machine_orders(problem):
+            devices = np.array([d for own in order for d in own])
+            machine_of = cluster.machine_of[devices]
+            types = np.zeros((len(devices) + 1, len(number)), np.int64)
+            types[np.arange(1, len(devices) + 1), machine_type[machine_of]] = 1
+            ends = np.cumsum([0, *map(len, order)])
+            self._rows.append(
+                _Row(
+                    tuple(devices.tolist()),
+                    np.cumsum(types, axis=0),
+                    np.concatenate([[0.0], np.cumsum(peak_flops[machine_of])]),
+                    np.repeat(np.arange(len(order)), [len(own) for own in order]),
+                    ends,
+                )
+            )
 
-class Estimate:
-    """About how long a step of a shape takes, from rates and the slowest interfaces; and whether its states fit."""
+    def ranked(self, go_on: Callable[[], bool]) -> list[tuple[float, Shape]]:
+        """Shapes that may fit, the best estimate first; what there was time for."""
+        found: list[tuple[float, _Row, Ints, int, int]] = []
+        for d, s in self._degrees():
+            if found and not go_on():
+                break
+            cuts = [(row, ends) for row in self._rows for ends in row.cuts(d * s)]
+            if not cuts:
+                continue
+            cells = self._cells(cuts, d, s)
+            for size in self._problem.space.micro_batch_sizes(self._problem.workload.global_batch // d):
+                seconds = self._estimates.step_s(cells, size)
+                if not np.isfinite(seconds).any():
+                    break  # larger micro-batches need more memory
+                good = np.flatnonzero(np.isfinite(seconds)).tolist()
+                found += [(float(seconds[k]), *cuts[k], d, size) for k in good]
+        found.sort(key=lambda item: item[0])
+        return [(seconds, _shape(row, ends, d, size)) for seconds, row, ends, d, size in found[:_MOST]]
 
-    def __init__(self, model: CostModel) -> None:
-        problem = self._problem = model.problem
-        devices = list(range(problem.cluster.num_devices))
-        rates = RateTable(model).of(devices, "none")
-        spec, workload = problem.model, problem.workload
-        self._speed: Floats = 1.0 / rates.of_sequence_s(workload.seq_len, spec.num_heads)
-        self._machine_of = problem.cluster.machine_of
-        machines = problem.cluster.machines
-        self._nic_s = np.array([1.0 / (m.nic_bandwidth_bytes_per_s * m.num_interfaces) for m in machines])
-        self._limit = np.array([machines[m].gpu.usable_memory_bytes for m in self._machine_of.tolist()])
-        width, dim = workload.element_bytes, spec.head_dim
-        self._kv_bytes = 2.0 * workload.seq_len * spec.num_kv_heads * dim * width
-        self._qo_bytes = 2.0 * workload.seq_len * spec.num_heads * dim * width
-        self._params = float(spec.num_params)
-        self._cells: dict[tuple[int, ...], tuple[float, int, float, float]] = {}
-
-    def _cell(self, devices: tuple[int, ...]) -> tuple[float, int, float, float]:
-        """Seconds of a layer for a sequence, machines, seconds a byte of the slowest interface, least memory."""
-        found = self._cells.get(devices)
-        if found is None:
-            own = list(devices)
-            machines = np.unique(self._machine_of[own])
-            compute_s, nic_s, k = 1.0 / self._speed[own].sum(), float(self._nic_s[machines].max()), len(machines)
-            seconds = compute_s
-            if k > 1:
-                # A ring takes keys and values through every machine, three times in all, beside attention; an
-                # all-to-all takes everything to one of k machines, there and back.
-                ring_s = 3.0 * self._kv_bytes * nic_s * (k - 1) / k
-                exchange_s = 2.0 * (self._kv_bytes + self._qo_bytes) * nic_s * (k - 1) / k**2
-                seconds = max(compute_s, ring_s)
-                if len(own) <= self._problem.model.num_heads:
-                    seconds = min(seconds, compute_s + exchange_s)
-            found = self._cells[devices] = (seconds, k, nic_s, float(self._limit[own].min()))
-        return found
-
-    def step_s(self, shape: Shape) -> float:
-        """Seconds; infinite where model states alone do not fit, or the batch does not divide."""
+    def _degrees(self) -> Iterator[tuple[int, int]]:
+        """Numbers of pipelines and stages."""
         problem = self._problem
-        layers, workload = problem.model.num_layers, problem.workload
-        fills, beats, sync_s = [], [], 0.0
-        total = sum(len(seat.devices) for line in shape.lines for seat in line)
-        for line in shape.lines:
-            cells = [self._cell(seat.devices) for seat in line]
-            rate = sum(1.0 / cell[0] for cell in cells)
-            beat = shape.size * layers / rate
-            if len(line) > layers:
-                return float("inf")
-            beats.append(beat)
-            fills.append((len(line) - 1) * beat)
-            for cell in cells:
-                params = self._params * (1.0 / cell[0]) / rate
-                kept = workload.element_bytes + workload.stored_gradient_bytes
-                spread = workload.master_bytes + workload.optimizer_bytes
-                if params * (kept + spread / (total if shape.zero else 1)) > cell[3]:
-                    return float("inf")
-                if cell[1] > 1 or len(shape.lines) > 1:
-                    sync_s = max(sync_s, 2.0 * params * workload.stored_gradient_bytes * cell[2])
-        counts = split_batch(fills, beats, [shape.size] * len(beats), workload.global_batch)
-        if counts is None:
-            return float("inf")
-        return max(f + b * m for f, b, m in zip(fills, beats, counts, strict=True)) + sync_s
+        space, count = problem.space, len(problem.usable_devices)
+        most = min(problem.workload.global_batch, count, _MOST_LINES)
+        lines = {*range(1, 9), *(1 << k for k in range(most.bit_length())), len(problem.usable_by_machine)}
+        given = {space.num_pipelines} if space.num_pipelines else {d for d in lines if d <= most}
+        stages = {space.num_stages} if space.num_stages else set(_STAGES)
+        for d, s in sorted(product(given, stages), key=lambda pair: (pair[0] * pair[1], pair)):
+            if s <= problem.model.num_layers and d * s <= count:
+                yield d, s
+
+    def _cells(self, cuts: Sequence[tuple[_Row, Ints]], d: int, s: int) -> Cells:
+        counts, machines = [], []
+        for row, ends in cuts:
+            counts.append(np.diff(row.types[ends], axis=0))
+            machines.append(row.machine[ends[1:] - 1] - row.machine[ends[:-1]] + 1)
+        each = np.array(counts, float).reshape(len(cuts), d, s, -1)
+        nic_s = np.where(each > 0, self._nic_s, 0.0).max(axis=-1)
+        return Cells(each, np.array(machines).reshape(len(cuts), d, s), nic_s)
+
+
+def _shape(row: _Row, ends: Ints, num_lines: int, size: int) -> Shape:
+    seats = [Seat(tuple(sorted(row.devices[a:b]))) for a, b in pairwise(ends.tolist())]
+    each = len(seats) // num_lines
+    return Shape(tuple(tuple(seats[k : k + each]) for k in range(0, len(seats), each)), size)

@@ -192,7 +192,7 @@ class _Estimate:
         }
         for sharding in _shardings(problem):
             for policy in recompute_policies(problem.workload):
-                pairs = list(self._line_s(grid, *one, count, sharding, policy) for one in lines.values())
+                pairs = [self._line_s(grid, *one, count, sharding, policy) for one in lines.values()]
                 if None not in pairs:
                     yield sharding, max(seconds for seconds in pairs if seconds is not None), policy
                     break

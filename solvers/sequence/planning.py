@@ -1,0 +1,112 @@
+"""From shapes to good plans: hand-made shapes first, the best of them with better layouts, then moves."""
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from hexiopt.cost.cost import Cost
+from hexiopt.cost.model import CostModel
+from hexiopt.plan import Plan
+from solvers.base import Search
+from solvers.sequence.building import PlanBuilder
+from solvers.sequence.estimates import Estimates
+from solvers.sequence.layouts import Freedoms, LayoutSearch
+from solvers.sequence.shapes import HandMade, Shape
+from solvers.structure import Builder
+from solvers.zero import plain_stages, sharding_groups
+
+_ESTIMATING = 0.25  # most of the budget for estimates
+_QUICK = 0.5  # and until the shapes that they rank first have plain layouts
+_TRUST = 1.05  # estimates beyond this much of the best price are not built
+_REFINED = 6  # shapes that get better layouts
+_PATIENCE = 60  # shapes built without a better one before their kind is left
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A shape, its plan and its step time."""
+
+    shape: Shape
+    plan: Plan
+    step_s: float
+
+
+class Planner:
+    """Makes and prices plans of one search."""
+
+    def __init__(self, search: Search, freedoms: Freedoms | None = None) -> None:
+        self.search, self.problem = search, search.problem
+        self.model = search.pricer if isinstance(search.pricer, CostModel) else CostModel(search.problem)
+        self.builder = PlanBuilder(self.model, LayoutSearch(self.model, search.go_on, freedoms))
+        self._balancer = Builder(search)
+        self._tried: dict[tuple[Shape, int], Planned | None] = {}
+
+    def planned(self, shape: Shape, effort: int) -> Planned | None:
+        """The plan of a shape, offered to the search; None where there is none that fits."""
+        key = (shape, effort)
+        if key not in self._tried:
+            self.search.step()
+            plan = self.builder.build(shape, effort)
+            priced = None if plan is None else self._balancer.price_built(plan)
+            fits = priced is not None and priced[1].fits
+            self._tried[key] = Planned(shape, priced[0], priced[1].step_time_s) if priced and fits else None
+        return self._tried[key]
+
+    def hand_made(self) -> list[Planned]:
+        """The best shapes that people would build, plain layouts first, the best of them refined; best first."""
+        search = self.search
+        ranked = HandMade(self.problem, Estimates(self.model)).ranked(lambda: search.go_on(_ESTIMATING))
+        zero = max(plain_stages(self.problem))
+        kinds: dict[tuple[int, ...], int] = {}
+        rounds: list[tuple[int, float, Shape]] = []
+        for seconds, shape in ranked:
+            kind = (len(shape.lines), len(shape.lines[0]), shape.size)
+            kinds[kind] = kinds.get(kind, -1) + 1
+            rounds.append((kinds[kind], seconds, replace(shape, zero=zero)))
+        found: list[Planned] = []
+        waited = 0
+        for turn, seconds, shape in sorted(rounds, key=lambda item: item[:2]):
+            if found and (not search.go_on(_QUICK) or (turn and waited > _PATIENCE)):
+                break
+            if not search.go_on():
+                break
+            if seconds > _TRUST * search.best_s:
+                continue
+            best_s = search.best_s
+            made = self.planned(shape, 0)
+            waited = 0 if search.best_s < best_s else waited + 1
+            if made is not None:
+                found.append(made)
+        return self.refined(found)
+
+    def refined(self, found: Iterable[Planned]) -> list[Planned]:
+        """The best of some, with more effort; best first."""
+        pool = sorted(found, key=lambda one: one.step_s)
+        for effort, count in ((1, _REFINED), (2, _REFINED // 2), (3, 1)):
+            better = [self.planned(one.shape, effort) for one in pool[:count] if self.search.go_on()]
+            pool = sorted([*(one for one in better if one is not None), *pool], key=lambda one: one.step_s)
+            pool = list({one.shape: one for one in reversed(pool)}.values())[::-1]
+        return pool
+
+    def sharded(self, one: Planned) -> Planned:
+        """The same plan with the sharding that suits it best."""
+        best = one
+        for zero in plain_stages(self.problem):
+            for groups in sharding_groups(self.problem, zero):
+                if not self.search.go_on():
+                    return best
+                shape = replace(one.shape, zero=zero, groups=groups)
+                self.search.step()
+                plan = replace(one.plan, sharding=replace(one.plan.sharding, stage=zero, groups=groups))
+                cost: Cost = self.search.offer(plan)
+                if cost.fits and cost.step_time_s < best.step_s:
+                    best = Planned(shape, plan, cost.step_time_s)
+        return best
+
+
+def plan_by_hand(search: Search, freedoms: Freedoms, rng: random.Random) -> None:
+    """Fill `search` with what hand-made shapes give."""
+    planner = Planner(search, freedoms)
+    pool = planner.hand_made()
+    if pool:
+        planner.sharded(pool[0])
