@@ -1,6 +1,6 @@
 """From shapes to plans: layouts, layers, recompute policies and batches of the stages of a shape."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,40 +10,29 @@ from hexiopt.cost.model import CostModel
 from hexiopt.plan import Ends, Pipeline, Plan, Replica, SequenceLayout, Sharding, Stage
 from solvers.batches import split_batch
 from solvers.sequence.allotment import RateTable, whole_parts
-from solvers.sequence.layouts import Fitted, LayoutSearch, Need
+from solvers.sequence.dealing import Way, dealt_layers
+from solvers.sequence.layouts import LayoutSearch, Need
 from solvers.sequence.requirement import one_range_schedule
 from solvers.sequence.shapes import Line, Seat, Shape
 
-_BISECTIONS = 40
+_ROUNDS = 2  # layouts are found again for the layers that those of the round before led to
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """A recompute policy of a stage: seconds of a layer and of what the stage holds beside, and layers that fit."""
+class _Built:
+    """A pipeline's stages; m micro-batches take about fill + m · beat seconds."""
 
-    policy: str
-    layer_s: float
-    beside_s: float
-    most: int
-
-    def layers_in(self, seconds: float) -> int:
-        """Layers that fit memory and `seconds`; negative where not even none do."""
-        return min(self.most, int((seconds - self.beside_s) / self.layer_s + 1e-9)) if seconds >= self.beside_s else -1
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A stage but for its layers."""
-
-    ends: Ends
-    ways: tuple[_Way, ...]
+    stages: tuple[Stage, ...]
+    fill_s: float
+    beat_s: float
 
 
 class PlanBuilder:
-    """Builds plans of one problem."""
+    """Builds plans of one problem. With `tensor`, a stage that may have tensor parallelism has it where that is
+    faster."""
 
-    def __init__(self, model: CostModel, layouts: LayoutSearch) -> None:
-        self.model, self.problem, self.layouts = model, model.problem, layouts
+    def __init__(self, model: CostModel, layouts: LayoutSearch, *, tensor: bool = False) -> None:
+        self.model, self.problem, self.layouts, self._tensor = model, model.problem, layouts, tensor
         self.schedule = one_range_schedule(self.problem)
         rates = RateTable(model).of(range(self.problem.cluster.num_devices), "none")
         spec, workload = self.problem.model, self.problem.workload
@@ -51,141 +40,124 @@ class PlanBuilder:
 
     def build(self, shape: Shape, effort: int = 1) -> Plan | None:
         """The plan of a shape, not yet priced; None where there is none. `effort` as in `LayoutSearch.best`."""
+        if self.problem.space.recompute_per_stage:
+            return self._build(shape, effort, self.model.policies())
+        plans = (self._build(shape, effort, (policy,)) for policy in self.model.policies())
+        return next((plan for plan in plans if plan is not None), None)
+
+    def _build(self, shape: Shape, effort: int, policies: Sequence[str]) -> Plan | None:
         batch, size = self.problem.workload.global_batch, shape.size
-        work = [size / float(self._speed[[d for seat in line for d in seat.devices]].sum()) for line in shape.lines]
+        work = [size / float(self._speed[[d for seat in line for d in seat]].sum()) for line in shape.lines]
         even = not self.problem.space.uneven_batch
         counts = split_batch([0.0] * len(work), work, [size] * len(work), batch, even=even)
         if counts is None:
             return None
-        built = []
+        built: list[_Built] = []
         for p, line in enumerate(shape.lines):
-            one = self._line(shape, p, line, counts[p], effort)
+            one = self._line(shape, p, line, counts[p], effort, policies)
             if one is None:
                 return None
             built.append(one)
-        fills, beats = zip(*(rhythm for _, rhythm in built), strict=True)
-        again = split_batch(fills, beats, [size] * len(work), batch, even=even)
+        again = split_batch(
+            [one.fill_s for one in built], [one.beat_s for one in built], [size] * len(work), batch, even=even
+        )
+        # More micro-batches may mean more of them in flight.
         if again is not None and all(
             in_flight(self.schedule, 0, len(line), a) <= in_flight(self.schedule, 0, len(line), b)
             for line, a, b in zip(shape.lines, again, counts, strict=True)
         ):
             counts = again
-        pipelines = tuple(Pipeline(stages, m, size) for (stages, _), m in zip(built, counts, strict=True))
+        pipelines = tuple(Pipeline(one.stages, m, size) for one, m in zip(built, counts, strict=True))
         return Plan(pipelines, self.schedule, Sharding(shape.zero, shape.groups if shape.zero else "all"))
 
     def _line(
-        self, shape: Shape, p: int, line: Line, count: int, effort: int
-    ) -> tuple[tuple[Stage, ...], tuple[float, float]] | None:
-        """The stages of a pipeline, and (fill, beat): m micro-batches take about fill + m · beat seconds."""
+        self, shape: Shape, p: int, line: Line, count: int, effort: int, policies: Sequence[str]
+    ) -> _Built | None:
         layers = self.problem.model.num_layers
         if len(line) > layers:
             return None
-        speed = [float(self._speed[list(seat.devices)].sum()) for seat in line]
-        share = whole_parts(np.array(speed), layers)
-        parts = []
-        for k, seat in enumerate(line):
-            held = in_flight(self.schedule, k, len(line), count)
-            need = Need(int(share[k]), k == 0, k == len(line) - 1, held, self._shards(shape, p, seat))
-            part = self._part(seat, shape.size, need, effort)
-            if part is None:
-                return None
-            parts.append(part)
-        dealt = dealt_layers([part.ways for part in parts], layers)
-        if dealt is None:
-            return None
-        if not self.problem.space.uneven_layers and max(n for n, _ in dealt) - min(n for n, _ in dealt) > 1:
-            return None
-        stages, seconds, at = [], [], 0
-        for part, (n, way) in zip(parts, dealt, strict=True):
-            layout = part.ends if isinstance(part.ends, SequenceLayout) else None
-            replicas = () if isinstance(part.ends, SequenceLayout) else (Replica(part.ends),)
-            stages.append(Stage(replicas, ((at, at + n),), (way.policy,), layout))
-            seconds.append(way.beside_s + n * way.layer_s)
-            at += n
-        return tuple(stages), (sum(seconds) - max(seconds), max(seconds))
+        share = whole_parts(np.array([self._speed[list(seat)].sum() for seat in line]), layers).tolist()
+        best: _Built | None = None
+        for _ in range(_ROUNDS if len(line) > 1 else 1):
+            ways = []
+            for k, seat in enumerate(line):
+                held = in_flight(self.schedule, k, len(line), count)
+                need = Need(share[k], k == 0, k == len(line) - 1, held, self._shards(shape, p, seat))
+                ways.append([way for way in self._ways(seat, shape.size, need, effort) if way.policy in policies])
+            dealt = dealt_layers(ways, layers, even=not self.problem.space.uneven_layers)
+            if dealt is None:
+                break
+            built = _built(dealt)
+            if best is None or count * built.beat_s + built.fill_s < count * best.beat_s + best.fill_s:
+                best = built
+            counts = [n for n, _ in dealt]
+            if counts == share:
+                break
+            share = counts
+        return best
 
     def _shards(self, shape: Shape, p: int, seat: Seat) -> Shards:
-        """Over about how many devices the states of a seat are spread."""
+        """Over about how many devices the states of a seat with a layout are spread."""
         if not shape.zero:
             return Shards()
+        if shape.groups == "machine":
+            here = self.problem.cluster.machine_of[list(seat)].tolist()
+            return Shards(shape.zero, float(min(here.count(m) for m in set(here))))
+        others = [line for q, line in enumerate(shape.lines) if q != p]
+        if self._tensor:  # of other pipelines' stages, which may be whole TP groups
+            return Shards(shape.zero, float(len(seat) + len(others)))
+        return Shards(shape.zero, len(seat) + sum(sum(map(len, line)) / len(line) for line in others))
 
-        def copies(seat: Seat) -> float:
-            machine_of = self.problem.cluster.machine_of
-            if seat.tensor:
-                return 1.0
-            if shape.groups == "machine":
-                here = machine_of[list(seat.devices)].tolist()
-                return float(min(here.count(m) for m in set(here)))
-            return float(len(seat.devices))
+    def _ways(self, seat: Seat, size: int, need: Need, effort: int) -> Iterator[Way]:
+        """All that a stage may be."""
+        if self._tensor and self._may_be_tensor(seat):
+            yield from self._tensor_ways(seat, size, need)
+            if len(seat) == 1:
+                return
+        fitted = self.layouts.best(seat, size, need, effort)
+        if fitted is not None:
+            yield from self._layout_ways(fitted.layout, size, need)
 
-        own = copies(seat)
-        if shape.groups == "all":
-            own += sum(sum(map(copies, line)) / len(line) for q, line in enumerate(shape.lines) if q != p)
-        return Shards(shape.zero, own)
+    def _may_be_tensor(self, seat: Seat) -> bool:
+        cluster = self.problem.cluster
+        machines = set(cluster.machine_of[list(seat)].tolist())
+        return len(machines) == 1 and len(seat) in self.problem.space.allowed_tp(
+            cluster.machines[machines.pop()].num_gpus
+        )
 
-    def _part(self, seat: Seat, size: int, need: Need, effort: int) -> _Part | None:
-        if seat.tensor:
-            return self._tensor_part(seat, size, need)
-        fitted = self.layouts.best(seat.devices, size, need, effort)
-        return None if fitted is None else _Part(fitted.layout, self._ways(fitted, size, need))
-
-    def _tensor_part(self, seat: Seat, size: int, need: Need) -> _Part:
-        model, site = self.model, self.model.site(seat.devices)
-        ways = []
+    def _tensor_ways(self, seat: Seat, size: int, need: Need) -> Iterator[Way]:
+        model, site = self.model, self.model.site(seat)
+        shards = need.shards
+        if shards.stage:  # only the other pipelines' stages share the states of this one
+            shards = Shards(shards.stage, max(1.0, shards.num_devices - len(seat) + 1))
         for policy in model.policies():
-            layer_s = sum(model.layer_s(site, size, policy))
+            most = model.max_layers(site, need.first, need.last, size, policy, need.held, shards)
             beside_s = sum(model.stage_s(site, 0, need.first, need.last, size, policy))
-            most = model.max_layers(site, need.first, need.last, size, policy, need.held, need.shards)
-            ways.append(_Way(policy, layer_s, beside_s, most))
-        return _Part(seat.devices, tuple(ways))
+            yield Way(seat, policy, sum(model.layer_s(site, size, policy)), beside_s, most)
 
-    def _ways(self, fitted: Fitted, size: int, need: Need) -> tuple[_Way, ...]:
-        """The policies of a layout; only its own where it was made to fit that one."""
-        stage = self.model.sequence_stage(fitted.layout, size)
-        ways = []
+    def _layout_ways(self, layout: SequenceLayout, size: int, need: Need) -> Iterator[Way]:
+        stage = self.model.sequence_stage(layout, size)
         for policy in self.model.policies():
-            bytes_of = [
+            one, two = (
                 stage.memory.stage(((policy,) * n,), need.first, need.last, (need.held,), need.shards).sum(axis=0)
                 for n in (1, 2)
-            ]
-            rooms = (stage.limit_bytes - bytes_of[0]) / (bytes_of[1] - bytes_of[0])
-            most = 1 + int((rooms + 1e-9).min() // 1)
-            if most < 1:
-                continue
-            layer_s = sum(stage.layer_s(policy))
-            beside_s = sum(stage.stage_s((), need.first, need.last))
-            ways.append(_Way(policy, layer_s, beside_s, most))
-        return tuple(ways)
+            )
+            most = 1 + int(((stage.limit_bytes - one) / (two - one) + 1e-9).min() // 1)
+            if most >= 1:
+                beside_s = sum(stage.stage_s((), need.first, need.last))
+                yield Way(layout, policy, sum(stage.layer_s(policy)), beside_s, most)
 
 
-def dealt_layers(stages: Sequence[Sequence[_Way]], total: int) -> list[tuple[int, _Way]] | None:
-    """Layers of each stage, at least one, and its policy, so that the slowest stage is as fast as may be; None where
-    memory has no room for `total`."""
-    if not all(stages):
-        return None
-
-    def most(seconds: float) -> list[int]:
-        return [max(way.layers_in(seconds) for way in ways) for ways in stages]
-
-    high = max(max(way.beside_s + total * way.layer_s for way in ways) for ways in stages)
-    if min(most(high)) < 1 or sum(min(n, total) for n in most(high)) < total:
-        return None
-    low = 0.0
-    for _ in range(_BISECTIONS):
-        middle = 0.5 * (low + high)
-        counts = most(middle)
-        low, high = (low, middle) if min(counts) >= 1 and sum(counts) >= total else (middle, high)
-    counts = most(high)
-    while sum(counts) > total:
-        # From the stage that this relieves most: the slowest.
-        able = [k for k, n in enumerate(counts) if n > 1]
-        k = max(able, key=lambda k: _fastest(stages[k], counts[k])[0])
-        counts[k] -= 1
-    return [(n, _fastest(ways, n)[1]) for ways, n in zip(stages, counts, strict=True)]
+def _built(dealt: Sequence[tuple[int, Way]]) -> _Built:
+    stages, seconds, at = [], [], 0
+    for n, way in dealt:
+        stages.append(_stage(way.ends, at, at + n, way.policy))
+        seconds.append(way.beside_s + n * way.layer_s)
+        at += n
+    return _Built(tuple(stages), sum(seconds) - max(seconds), max(seconds))
 
 
-def _fastest(ways: Sequence[_Way], layers: int) -> tuple[float, _Way]:
-    """Seconds of so many layers by the fastest policy that fits them."""
-    return min(
-        ((way.beside_s + layers * way.layer_s, way) for way in ways if layers <= way.most), key=lambda item: item[0]
-    )
+def _stage(ends: Ends, first: int, end: int, policy: str) -> Stage:
+    if isinstance(ends, SequenceLayout):
+        return Stage((), ((first, end),), (policy,), ends)
+    return Stage((Replica(ends),), ((first, end),), (policy,))

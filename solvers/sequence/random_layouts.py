@@ -16,7 +16,7 @@ from solvers.sequence.building import PlanBuilder
 from solvers.sequence.clustering import clusterings
 from solvers.sequence.layouts import RULES, Fitted, Freedoms, LayoutSearch, Need, Recipe
 from solvers.sequence.sequencing import SequencingSolver
-from solvers.sequence.shapes import Seat, Shape
+from solvers.sequence.shapes import Shape
 from solvers.zero import drawn_groups, plain_stages
 
 _SPREAD = 0.2  # of the logarithms of the factors of tokens and heads
@@ -50,7 +50,7 @@ def random_shape(problem: Problem, rng: random.Random) -> Shape:
     stages = space.num_stages or rng.randint(1, max(1, min(8, problem.model.num_layers, len(devices) // lines)))
     count = rng.randint(lines * stages, len(devices)) if rng.random() < 1 / 3 else len(devices)
     ends = [0, *sorted(rng.sample(range(1, count), lines * stages - 1)), count]
-    seats = [Seat(tuple(sorted(devices[a:b]))) for a, b in pairwise(ends)]
+    seats = [tuple(sorted(devices[a:b])) for a, b in pairwise(ends)]
     size = rng.choice(space.micro_batch_sizes(max(1, workload.global_batch // lines)))
     zero = rng.choice(plain_stages(problem))
     cut = tuple(tuple(seats[k : k + stages]) for k in range(0, len(seats), stages))

@@ -21,14 +21,7 @@ _MOST_LINES = 64
 _MOST = 20_000  # shapes kept
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """A stage's devices, ascending, and whether they share each layer by tensor parallelism."""
-
-    devices: tuple[int, ...]
-    tensor: bool = False
-
-
+Seat = tuple[int, ...]  # a stage's devices, ascending
 Line = tuple[Seat, ...]
 
 
@@ -160,6 +153,6 @@ class HandMade:
 
 
 def _shape(row: _Row, ends: Ints, num_lines: int, size: int) -> Shape:
-    seats = [Seat(tuple(sorted(row.devices[a:b]))) for a, b in pairwise(ends.tolist())]
+    seats = [tuple(sorted(row.devices[a:b])) for a, b in pairwise(ends.tolist())]
     each = len(seats) // num_lines
     return Shape(tuple(tuple(seats[k : k + each]) for k in range(0, len(seats), each)), size)

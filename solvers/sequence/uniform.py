@@ -34,7 +34,7 @@ from solvers.sequence.requirement import one_range_schedule, require_sequences
 from solvers.sequence.signatures import Signatures
 from solvers.zero import plain_stages, sharding_groups
 
-_HOPELESS = 1.5  # of the best estimate so far: grids whose compute alone takes longer are left out
+_HOPELESS = 1.1  # of the best estimate so far: grids whose compute alone takes longer are left out
 _MOST_GRIDS = 4000  # grids estimated in full
 
 Block = tuple[int, ...]  # devices of a stage
