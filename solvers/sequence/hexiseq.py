@@ -11,7 +11,7 @@ from hexiopt.errors import InputError
 from hexiopt.sequence import ORDERS
 from solvers.base import Search
 from solvers.sequence.layouts import Freedoms
-from solvers.sequence.planning import plan_by_hand
+from solvers.sequence.planning import Planner, search_shapes
 from solvers.sequence.sequencing import SequencingSolver
 
 
@@ -36,7 +36,8 @@ class HexiSeq(SequencingSolver):
 
     def run(self, search: Search, rng: random.Random) -> None:
         """Shapes by hand, layouts for them, then moves."""
-        plan_by_hand(search, self._freedoms(), rng)
+        planner = Planner(search, self._freedoms())
+        search_shapes(planner, planner.hand_made(), rng)
 
     def _freedoms(self) -> Freedoms:
         orders = ("zigzag", "contiguous") if self.order == "best" else (self.order,)

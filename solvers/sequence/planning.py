@@ -1,7 +1,8 @@
 """From shapes to good plans: hand-made shapes first, the best of them with better layouts, then moves."""
 
+import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hexiopt.cost.cost import Cost
@@ -11,6 +12,7 @@ from solvers.base import Search
 from solvers.sequence.building import PlanBuilder
 from solvers.sequence.estimates import Estimates
 from solvers.sequence.layouts import Freedoms, LayoutSearch
+from solvers.sequence.moving import Moves
 from solvers.sequence.shapes import HandMade, Shape
 from solvers.structure import Builder
 from solvers.zero import plain_stages, sharding_groups
@@ -19,7 +21,10 @@ _ESTIMATING = 0.25  # most of the budget for estimates
 _QUICK = 0.5  # and until the shapes that they rank first have plain layouts
 _TRUST = 1.05  # estimates beyond this much of the best price are not built
 _REFINED = 6  # shapes that get better layouts
-_PATIENCE = 60  # shapes built without a better one before their kind is left
+_PATIENCE = 60  # shapes built without a better one before the rest is left
+_ANNEALED = 3  # shapes annealed in turns
+_MOVING = 0.85  # of the budget; the rest refines
+_HOT, _COLD = 0.02, 0.001  # temperatures: an accepted worsening of 2 % and of 0.1 %
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +39,10 @@ class Planned:
 class Planner:
     """Makes and prices plans of one search."""
 
-    def __init__(self, search: Search, freedoms: Freedoms | None = None) -> None:
+    def __init__(self, search: Search, freedoms: Freedoms | None = None, *, tensor: bool = False) -> None:
         self.search, self.problem = search, search.problem
         self.model = search.pricer if isinstance(search.pricer, CostModel) else CostModel(search.problem)
-        self.builder = PlanBuilder(self.model, LayoutSearch(self.model, search.go_on, freedoms))
+        self.builder = PlanBuilder(self.model, LayoutSearch(self.model, search.go_on, freedoms), tensor=tensor)
         self._balancer = Builder(search)
         self._tried: dict[tuple[Shape, int], Planned | None] = {}
 
@@ -103,10 +108,33 @@ class Planner:
                     best = Planned(shape, plan, cost.step_time_s)
         return best
 
+    def moved(self, pool: Sequence[Planned], rng: random.Random) -> None:
+        """Anneal from the best shapes of `pool`, best first, in turns until the budget is spent; then refine what was
+        found."""
+        search, moves = self.search, Moves(self.problem)
+        nows = list(pool[:_ANNEALED])
+        bests = list(nows)
+        began = search.runtime_s
+        while nows and search.go_on(_MOVING):
+            turn = search.steps % len(nows)
+            now = nows[turn]
+            shape = moves.neighbour(now.shape, rng)
+            other = None if shape is None else self.planned(shape, 1)
+            if shape is None:
+                search.step()
+            if other is None:
+                continue
+            done = (search.runtime_s - began) / max(1e-9, _MOVING * search.budget.time_limit_s - began)
+            heat = _HOT * (_COLD / _HOT) ** min(1.0, done)
+            if other.step_s <= now.step_s * (1.0 - heat * math.log(1.0 - rng.random())):
+                nows[turn] = other
+                if other.step_s < bests[turn].step_s:
+                    bests[turn] = other
+        self.refined(bests)
 
-def plan_by_hand(search: Search, freedoms: Freedoms, rng: random.Random) -> None:
-    """Fill `search` with what hand-made shapes give."""
-    planner = Planner(search, freedoms)
-    pool = planner.hand_made()
+
+def search_shapes(planner: Planner, pool: list[Planned], rng: random.Random) -> None:
+    """From a pool of plans, best first, to better ones until the budget is spent."""
     if pool:
         planner.sharded(pool[0])
+        planner.moved(pool, rng)
