@@ -11,7 +11,7 @@ from hexiopt.plan import Ends, Pipeline, Plan, Replica, SequenceLayout, Sharding
 from solvers.batches import split_batch
 from solvers.sequence.allotment import RateTable, whole_parts
 from solvers.sequence.dealing import Way, dealt_layers
-from solvers.sequence.layouts import LayoutSearch, Need
+from solvers.sequence.layouts import Fitted, LayoutSearch, Need
 from solvers.sequence.requirement import one_range_schedule
 from solvers.sequence.shapes import Line, Seat, Shape
 
@@ -116,7 +116,7 @@ class PlanBuilder:
                 return
         fitted = self.layouts.best(seat, size, need, effort)
         if fitted is not None:
-            yield from self._layout_ways(fitted.layout, size, need)
+            yield from self._layout_ways(fitted, need)
 
     def _may_be_tensor(self, seat: Seat) -> bool:
         cluster = self.problem.cluster
@@ -135,8 +135,8 @@ class PlanBuilder:
             beside_s = sum(model.stage_s(site, 0, need.first, need.last, size, policy))
             yield Way(seat, policy, sum(model.layer_s(site, size, policy)), beside_s, most)
 
-    def _layout_ways(self, layout: SequenceLayout, size: int, need: Need) -> Iterator[Way]:
-        stage = self.model.sequence_stage(layout, size)
+    def _layout_ways(self, fitted: Fitted, need: Need) -> Iterator[Way]:
+        stage = fitted.stage
         for policy in self.model.policies():
             one, two = (
                 stage.memory.stage(((policy,) * n,), need.first, need.last, (need.held,), need.shards).sum(axis=0)
@@ -145,7 +145,7 @@ class PlanBuilder:
             most = 1 + int(((stage.limit_bytes - one) / (two - one) + 1e-9).min() // 1)
             if most >= 1:
                 beside_s = sum(stage.stage_s((), need.first, need.last))
-                yield Way(layout, policy, sum(stage.layer_s(policy)), beside_s, most)
+                yield Way(fitted.layout, policy, sum(stage.layer_s(policy)), beside_s, most)
 
 
 def _built(dealt: Sequence[tuple[int, Way]]) -> _Built:

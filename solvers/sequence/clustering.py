@@ -51,25 +51,36 @@ def clusterings(problem: Problem, devices: Sequence[int]) -> list[Groups]:
 
 
 def _all(problem: Problem, machines: Sequence[tuple[int, ...]]) -> Iterator[Groups]:
-    yield tuple(machines)
-    sizes = sorted({1 << k for own in machines for k in range(len(own).bit_length())}, reverse=True)
     types = by_type(problem, machines)
     mixed = tuple(own for row in zip_longest(*types) for own in row if own is not None)
-    count = sum(map(len, machines))
+    sizes = sorted({1 << k for own in machines for k in range(len(own).bit_length())}, reverse=True)
+    shortest = min(map(len, machines))
+    yield tuple(machines)
+    yield _unions(machines, len(machines))
+    yield _cut(machines, 1)
+    if len(machines) > 1:
+        yield _across(machines, shortest)
+        yield tuple(group for own in types for group in _unions(own, len(own)))
+        yield tuple(group for own in types for group in _across(own, min(map(len, own))))
+    for size in sizes:
+        yield _cut(machines, size)
     for joined in _powers(len(machines)):
         yield _unions(machines, joined)
         if len(types) > 1:
             yield tuple(group for own in types for group in _unions(own, joined))
             yield _unions(mixed, joined)
-    for size in sizes:
-        yield _cut(machines, size)
     if len(machines) > 1:
-        for parts in _powers(min(map(len, machines))):
-            cut = [_parts(own, parts) for own in machines]
-            yield tuple(tuple(d for own in cut for d in own[k]) for k in range(parts))
-    if len(types) > 1 and count <= _FEW:
+        for parts in _powers(shortest):
+            yield _across(machines, parts)
+    if len(types) > 1 and sum(map(len, machines)) <= _FEW:
         ways = ([*(_cut(own, size) for size in sizes), _unions(own, len(own))] for own in types)
         yield from islice((tuple(g for part in way for g in part) for way in product(*ways)), _MIXED)
+
+
+def _across(machines: Sequence[tuple[int, ...]], parts: int) -> Groups:
+    """Groups of a part of every machine."""
+    cut = [_parts(own, parts) for own in machines]
+    return tuple(tuple(d for own in cut for d in own[k]) for k in range(parts))
 
 
 def _powers(most: int) -> list[int]:

@@ -32,15 +32,16 @@ from solvers.sequence.clustering import Groups, clusterings
 from solvers.sequence.signatures import Signatures
 
 RULES = ("balanced", "compute", "square_root", "equal")
-_CLUSTERINGS = 3  # best clusterings whose orders and rules are all tried
-_QUICK = 4  # clusterings tried at the least effort
+_PLAIN = (4, 10, None)  # clusterings tried at each effort
+_VARIED = 2  # best clusterings whose orders, rules and policies are all tried
 _REPAIRS = 4  # attempts to bring an allotment within memory
 _ROOM = 0.999  # of what fits by the linear estimate
 _RANKS = 48  # devices up to which ranks are scaled one by one
 _STEPS = (1.3, 1.1, 1.03, 1.01)  # factors of the descent, from coarse to fine
 _ROUNDS = 3  # most rounds with each factor
 _WORTH = 1.0 - 1e-6  # of the best: what counts as better
-_KEPT = 20_000
+_KEPT = 20_000  # layouts and allotments remembered before memory is given back
+_KEPT_STAGES = 500  # and priced ones
 
 
 class Need(NamedTuple):
@@ -98,6 +99,7 @@ class Fitted:
     backward_s: float
     excess_bytes: float
     recipe: Recipe
+    stage: SequenceStage  # of this layout, or of an equal one on other devices
 
     @property
     def seconds(self) -> float:
@@ -110,6 +112,10 @@ class Fitted:
         return self.seconds, self.excess_bytes
 
 
+def _rank(one: Fitted) -> tuple[float, float]:
+    return one.rank
+
+
 class LayoutSearch:
     """Searches layouts of one problem; `go_on` says whether there is time left."""
 
@@ -120,31 +126,36 @@ class LayoutSearch:
         self._rates = RateTable(model)
         self._wires = WiresKept(model.problem.cluster)
         self._signatures = Signatures(model.problem)
+        self._examples: dict[bytes, tuple[int, ...]] = {}
         self._kept: dict[tuple[object, ...], Fitted | None] = {}
+        self._stages: dict[tuple[SequenceLayout, int], SequenceStage] = {}
+        self._allotments: dict[Recipe, Allotment] = {}
 
     def best(self, devices: Sequence[int], size: int, need: Need, effort: int = 1) -> Fitted | None:
         """The best layout of all of `devices` for micro-batches of `size` sequences; one that does not fit where none
-        does, None where none is legal. `effort` 0 tries the plainest groups alone, 1 all of them and their variants, 2
-        adds descent over types, 3 over groups and ranks."""
+        does, None where none is legal. `effort` 0 tries the plainest groups alone, 1 more of them and their variants, 2
+        all, and descends over types, 3 over groups and ranks too."""
         devices = tuple(sorted(devices))
         if len(devices) > self.problem.workload.seq_len:
             return None
-        key = (self._signatures.of(devices), size, need, effort)
+        alike = self._signatures.of(devices)
+        example = self._examples.setdefault(alike, devices)
+        if example != devices:
+            found = self.best(example, size, need, effort)
+            return None if found is None else self._moved(found, devices)
+        key = (alike, size, need, effort)
         if key in self._kept:
-            found = self._kept[key]
-            return None if found is None else self._moved(found, devices, size)
+            return self._kept[key]
         if len(self._kept) > _KEPT:
             self._kept.clear()
-        if effort < 2:
-            found = self._chosen(devices, size, need, effort)
-        else:
-            found = self.best(devices, size, need, effort - 1)
-            if found is not None and found.excess_bytes <= 0.0:
-                found = self._descended(found, size, need, fine=effort > 2)
+        rest = self._chosen if effort < 3 else self.best
+        found = rest(devices, size, need, min(effort, 2))
+        if effort > 1 and found is not None and found.excess_bytes <= 0.0:
+            found = self._descended(found, size, need, fine=effort > 2)
         self._kept[key] = found
         return found
 
-    def _moved(self, found: Fitted, devices: tuple[int, ...], size: int) -> Fitted:
+    def _moved(self, found: Fitted, devices: tuple[int, ...]) -> Fitted:
         """The same layout on other devices, of the same signature."""
         to = dict(zip(sorted(found.layout.devices), devices, strict=True))
         if all(a == b for a, b in to.items()):
@@ -156,23 +167,24 @@ class LayoutSearch:
     # ---------------------------------------------------------------- stages I and II
 
     def _chosen(self, devices: tuple[int, ...], size: int, need: Need, effort: int) -> Fitted | None:
-        ways = clusterings(self.problem, devices)
-        if not effort:
-            ways = [ways[0], *(groups for groups in ways[1:] if len(groups) in (1, 2, len(devices)))][:_QUICK]
+        ways = clusterings(self.problem, devices)[: _PLAIN[effort]]
         if not self.freedoms.groups:
-            ways = [groups for groups in ways if len({len(own) for own in groups}) == 1]
+            even = [groups for groups in ways if len({len(own) for own in groups}) == 1]
+            ways = even or [tuple((d,) for d in devices)]
         order = self.freedoms.orders[0]
         tried: list[Fitted] = []
         for groups in ways:
             if tried and not self._go_on():
                 break
-            found = self.over_policies(Recipe(groups, order, "none"), size, need)
+            # The policy that suits one clustering suits most.
+            policies = self.model.policies() if not tried else (min(tried, key=_rank).policy,)
+            found = self.over_policies(Recipe(groups, order, "none"), size, need, policies)
             if found is not None:
                 tried.append(found)
-        tried.sort(key=lambda one: one.rank)
+        tried.sort(key=_rank)
         best = tried[0] if tried else None
-        for start in tried[: _CLUSTERINGS * effort]:
-            for recipe in self._variants(start.recipe):
+        for start in tried[: _VARIED * effort]:
+            for recipe in chain(self._variants(start.recipe), self._other_policies(start.recipe)):
                 if not self._go_on():
                     return best
                 found = self.judged(recipe, size, need)
@@ -180,10 +192,12 @@ class LayoutSearch:
                     best = found
         return best
 
-    def over_policies(self, recipe: Recipe, size: int, need: Need) -> Fitted | None:
+    def over_policies(
+        self, recipe: Recipe, size: int, need: Need, policies: Sequence[str] | None = None
+    ) -> Fitted | None:
         """The best policy: once a layout fits as it is best balanced, leaner policies only add time."""
         best: Fitted | None = None
-        for policy in self.model.policies():
+        for policy in policies or self.model.policies():
             if best is not None and not self._go_on():
                 break
             found, repaired = self._judged(replace(recipe, policy=policy), size, need)
@@ -192,6 +206,9 @@ class LayoutSearch:
             if found is not None and not repaired:
                 break
         return best
+
+    def _other_policies(self, recipe: Recipe) -> Iterator[Recipe]:
+        return (replace(recipe, policy=policy) for policy in self.model.policies() if policy != recipe.policy)
 
     def _variants(self, recipe: Recipe) -> Iterator[Recipe]:
         """Other orders, of the groups too, other rules and units."""
@@ -252,7 +269,7 @@ class LayoutSearch:
         policies = (recipe.policy,) * need.num_layers
         for repairs in range(_REPAIRS + 1):
             layout = made.layout()
-            stage = SequenceStage(self.problem, self.model.framework, layout, size, None, self._wires)
+            stage = self._stage(layout, size)
             parts = stage.memory.stage((policies,), need.first, need.last, (need.held,), need.shards)
             totals, limits = parts.sum(axis=0), stage.limit_bytes
             excess = float((totals - limits).max())
@@ -265,9 +282,26 @@ class LayoutSearch:
                 break
             made = made.with_tokens(tokens)
         seconds = stage.stage_s(policies, need.first, need.last) if excess <= 0.0 else (float("inf"),) * 2
-        return Fitted(layout, recipe.policy, *seconds, excess, recipe), repairs > 0 or excess > 0.0
+        return Fitted(layout, recipe.policy, *seconds, excess, recipe, stage), repairs > 0 or excess > 0.0
+
+    def _stage(self, layout: SequenceLayout, size: int) -> SequenceStage:
+        found = self._stages.get((layout, size))
+        if found is None:
+            if len(self._stages) >= _KEPT_STAGES:
+                self._stages.clear()
+            found = SequenceStage(self.problem, self.model.framework, layout, size, None, self._wires)
+            self._stages[layout, size] = found
+        return found
 
     def _allotted(self, recipe: Recipe) -> Allotment:
+        found = self._allotments.get(recipe)
+        if found is None:
+            if len(self._allotments) >= _KEPT:
+                self._allotments.clear()
+            found = self._allotments[recipe] = self._allot(recipe)
+        return found
+
+    def _allot(self, recipe: Recipe) -> Allotment:
         workload, spec, groups = self.problem.workload, self.problem.model, recipe.groups
         devices = list(chain.from_iterable(groups))
         rates, starts = self._rates.of(devices, recipe.policy), starts_of(groups)
