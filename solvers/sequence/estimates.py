@@ -16,6 +16,7 @@ from hexiopt.cost.sequence_stage import SequenceStage
 from hexiopt.plan import SequenceGroup, SequenceLayout
 from hexiopt.sequence import Floats, Ints
 from solvers.sequence.allotment import RateTable
+from solvers.sequence.tensor_table import TensorTable
 from solvers.zero import plain_stages
 
 _FILLINGS = 4  # rounds in which tokens move from full devices to others
@@ -33,9 +34,9 @@ class Cells:
 
 
 class Estimates:
-    """Estimates for one problem."""
+    """Estimates for one problem; with `tensor`, stages that may have tensor parallelism have it where it is faster."""
 
-    def __init__(self, model: CostModel) -> None:
+    def __init__(self, model: CostModel, *, tensor: bool = False) -> None:
         problem = self.problem = model.problem
         cluster, spec, workload = problem.cluster, problem.model, problem.workload
         first: dict[str, int] = {}
@@ -45,6 +46,7 @@ class Estimates:
         examples = list(first.values())
         self._policies = model.policies()
         table = RateTable(model)
+        self._tensor = TensorTable(model, self.types) if tensor else None
         self._speed = np.array(
             [1.0 / table.of(examples, p).of_sequence_s(workload.seq_len, spec.num_heads) for p in self._policies]
         )
@@ -64,14 +66,44 @@ class Estimates:
 
     def step_s(self, cells: Cells, size: int) -> Floats:
         """Seconds of a step of each shape at a micro-batch size [shapes]; infinite where memory does not suffice."""
-        problem = self.problem
-        batch, seq_len = problem.workload.global_batch, problem.workload.seq_len
+        fills, beats, sync_s = self.rhythms_s(cells, size)
+        seconds: Floats = split_s(fills, beats, -(-self.problem.workload.global_batch // size)) + sync_s
+        return seconds
+
+    def rhythms_s(self, cells: Cells, size: int) -> tuple[Floats, Floats, Floats]:
+        """(fill, beat) of every line [shapes, lines]: m micro-batches take about fill + m · beat seconds, infinitely
+        many where memory does not suffice; and the gradients' synchronisation [shapes]."""
+        workload = self.problem.workload
         lines, stages = cells.machines.shape[1:]
+        held = np.minimum(np.arange(stages, 0, -1.0), max(1, workload.global_batch // (lines * size)))
+        most = np.maximum(0.0, np.floor((self._least(cells) - self._ends_bytes) / self._layer_bytes))
+        rate = cells.counts @ self._speed[0]
+        if self._tensor is not None:
+            shards = Shards(self._zero, lines)
+            tensor_s, rooms = self._tensor.of(cells.counts, cells.machines, held, size, shards)
+            best_room = np.maximum(most, rooms.max(axis=0))
+        else:
+            best_room = most
+        share = self._share(1.0 / rate, best_room)
+        best = self._layouts_s(cells, size, share, held)
+        if self._tensor is not None:
+            best = np.minimum(best, np.where(share <= rooms, tensor_s, np.inf).min(axis=0))
+        share = self._share(best, best_room)
+        with np.errstate(invalid="ignore"):
+            beats = size * (share * best).max(axis=2)
+            fills = size * (share * best).sum(axis=2) - beats
+        lost = ~(np.isfinite(beats) & np.isfinite(fills))
+        beats[lost] = fills[lost] = np.inf
+        together = (cells.machines > 1) | (lines > 1)
+        share = np.where(np.isfinite(share), share, 0.0)
+        sync = 2.0 * share * self._layer_params * workload.stored_gradient_bytes * cells.nic_s * together
+        return fills, beats, sync.max(axis=(1, 2))
+
+    def _layouts_s(self, cells: Cells, size: int, share: Floats, held: Floats) -> Floats:
+        """Seconds of a layer for a sequence with a sequence layout, by the best policy [shapes, lines, stages]."""
+        seq_len, stages = self.problem.workload.seq_len, cells.machines.shape[2]
         exchange_s = self._exchange_s(cells)
-        most = np.floor((self._least(cells) - self._ends_bytes) / self._layer_bytes)
-        held = np.minimum(np.arange(stages, 0, -1), max(1, batch // (lines * size)))
-        best = np.full(cells.machines.shape, np.inf)
-        share = self._share(cells, 1.0 / (cells.counts @ self._speed[0]), most)
+        best: Floats = np.full(cells.machines.shape, np.inf)
         for k, speed in enumerate(self._speed):
             free = self._limit - (share * self._layer_bytes + self._ends_bytes)[..., None]
             layer, beside, head = self._token_bytes[k]
@@ -85,25 +117,14 @@ class Estimates:
             ring_s = self._kv_bytes * cells.nic_s * largest * (3.0 * cells.machines - 2.0)
             across_s = np.minimum(np.maximum(compute_s, ring_s), compute_s + exchange_s)
             best = np.minimum(best, np.where(cells.machines > 1, across_s, compute_s))
-        share = self._share(cells, best, most)
-        with np.errstate(invalid="ignore"):
-            beats = size * (share * best).max(axis=2)
-            fills = size * (share * best).sum(axis=2) - beats
-        fits = np.isfinite(beats).all(axis=1) & (share <= most + 1e-9).all(axis=(1, 2))
-        step_s = np.full(len(beats), np.inf)
-        step_s[fits] = _split_s(fills[fits], beats[fits], -(-batch // size))
-        together = (cells.machines > 1) | (lines > 1)
-        share = np.where(np.isfinite(share), share, 0.0)
-        sync = 2.0 * share * self._layer_params * problem.workload.stored_gradient_bytes * cells.nic_s * together
-        seconds: Floats = step_s + sync.max(axis=(1, 2))
-        return seconds
+        return best
 
     def _least(self, cells: Cells) -> Floats:
         """The least memory among the devices of each stage [shapes, lines, stages]."""
         least: Floats = np.where(cells.counts > 0, self._limit, np.inf).min(axis=-1)
         return least
 
-    def _share(self, cells: Cells, layer_s: Floats, most: Floats) -> Floats:
+    def _share(self, layer_s: Floats, most: Floats) -> Floats:
         """Layers of every stage by speed, within what fits [shapes, lines, stages]."""
         total = float(self.problem.model.num_layers)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -153,13 +174,19 @@ def _token_bytes(model: CostModel, device: int, policy: str) -> tuple[float, flo
     return two - one, max(0.0, 2 * one - two), head - one
 
 
-def _split_s(fills: Floats, beats: Floats, count: int) -> Floats:
-    """Seconds until the lines of each shape [shapes, lines] have done `count` micro-batches together, one each."""
-    low, high = np.zeros(len(beats)), (fills + beats * count).max(axis=1)
+def split_s(fills: Floats, beats: Floats, count: int | Floats) -> Floats:
+    """Seconds until the lines of each shape [shapes, lines] have done `count` micro-batches together, each at least
+    one; infinite where a line never ends. A line that is not there has a beat of infinity and a fill of 0."""
+    found = np.full(len(beats), np.inf)
+    good = np.flatnonzero(np.isfinite(fills).all(axis=1) & np.isfinite(beats).any(axis=1))
+    fills, beats, counts = fills[good], beats[good], np.broadcast_to(count, len(found))[good]
+    there = np.isfinite(beats)
+    first_s = np.where(there, fills + beats, 0.0).max(axis=1, initial=0.0)
+    low, high = np.zeros(len(beats)), np.where(there, fills + beats * counts[:, None], 0.0).max(axis=1, initial=0.0)
     for _ in range(_SPLITS):
         middle = 0.5 * (low + high)
-        done = np.maximum(1.0, np.floor((middle[:, None] - fills) / beats + 1e-9)).sum(axis=1)
-        enough = (done >= count) & (middle >= (fills + beats).max(axis=1))
+        done = np.where(there, np.maximum(1.0, np.floor((middle[:, None] - fills) / beats + 1e-9)), 0.0).sum(axis=1)
+        enough = (done >= counts) & (middle >= first_s)
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    found: Floats = high
+    found[good] = high
     return found

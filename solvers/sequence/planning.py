@@ -11,17 +11,19 @@ from hexiopt.plan import Plan
 from solvers.base import Search
 from solvers.sequence.building import PlanBuilder
 from solvers.sequence.estimates import Estimates
+from solvers.sequence.hand_made import HandMade
 from solvers.sequence.layouts import Freedoms, LayoutSearch
 from solvers.sequence.moving import Moves
-from solvers.sequence.shapes import HandMade, Shape
+from solvers.sequence.shapes import Shape
 from solvers.structure import Builder
 from solvers.zero import plain_stages, sharding_groups
 
 _ESTIMATING = 0.25  # most of the budget for estimates
 _QUICK = 0.5  # and until the shapes that they rank first have plain layouts
 _TRUST = 1.05  # estimates beyond this much of the best price are not built
-_REFINED = 6  # shapes that get better layouts
-_PATIENCE = 60  # shapes built without a better one before the rest is left
+_FIRST = ((1, 6),)  # effort of layouts, and how many of the best shapes get it: before moves
+_LAST = ((1, 3), (2, 2), (3, 1))  # and after
+_PATIENCE = 40  # shapes built without a better one before the rest is left
 _ANNEALED = 3  # shapes annealed in turns
 _MOVING = 0.85  # of the budget; the rest refines
 _HOT, _COLD = 0.02, 0.001  # temperatures: an accepted worsening of 2 % and of 0.1 %
@@ -43,7 +45,8 @@ class Planner:
         self.search, self.problem = search, search.problem
         self.model = search.pricer if isinstance(search.pricer, CostModel) else CostModel(search.problem)
         self.builder = PlanBuilder(self.model, LayoutSearch(self.model, search.go_on, freedoms), tensor=tensor)
-        self._balancer = Builder(search)
+        self._balancer, self._tensor = Builder(search), tensor
+        self._began = search.runtime_s / search.budget.time_limit_s
         self._tried: dict[tuple[Shape, int], Planned | None] = {}
 
     def planned(self, shape: Shape, effort: int) -> Planned | None:
@@ -58,20 +61,22 @@ class Planner:
         return self._tried[key]
 
     def hand_made(self) -> list[Planned]:
-        """The best shapes that people would build, plain layouts first, the best of them refined; best first."""
+        """The best shapes that people would build, plain layouts first; best first."""
         search = self.search
-        ranked = HandMade(self.problem, Estimates(self.model)).ranked(lambda: search.go_on(_ESTIMATING))
+        ranked = HandMade(self.problem, Estimates(self.model, tensor=self._tensor)).ranked(
+            lambda: search.go_on(self._until(_ESTIMATING))
+        )
         zero = max(plain_stages(self.problem))
         kinds: dict[tuple[int, ...], int] = {}
         rounds: list[tuple[int, float, Shape]] = []
         for seconds, shape in ranked:
-            kind = (len(shape.lines), len(shape.lines[0]), shape.size)
+            kind = (shape.size, *sorted(map(len, shape.lines)))
             kinds[kind] = kinds.get(kind, -1) + 1
             rounds.append((kinds[kind], seconds, replace(shape, zero=zero)))
         found: list[Planned] = []
         waited = 0
-        for turn, seconds, shape in sorted(rounds, key=lambda item: item[:2]):
-            if found and (not search.go_on(_QUICK) or (turn and waited > _PATIENCE)):
+        for _, seconds, shape in sorted(rounds, key=lambda item: item[:2]):
+            if found and (not search.go_on(self._until(_QUICK)) or waited > _PATIENCE):
                 break
             if not search.go_on():
                 break
@@ -82,16 +87,20 @@ class Planner:
             waited = 0 if search.best_s < best_s else waited + 1
             if made is not None:
                 found.append(made)
-        return self.refined(found)
+        return self.refined(found, _FIRST)
 
-    def refined(self, found: Iterable[Planned]) -> list[Planned]:
-        """The best of some, with more effort; best first."""
+    def refined(self, found: Iterable[Planned], efforts: Sequence[tuple[int, int]]) -> list[Planned]:
+        """Some, of which with each of `efforts` as many as it says are built again; best first."""
         pool = sorted(found, key=lambda one: one.step_s)
-        for effort, count in ((1, _REFINED), (2, _REFINED // 2), (3, 1)):
+        for effort, count in efforts:
             better = [self.planned(one.shape, effort) for one in pool[:count] if self.search.go_on()]
             pool = sorted([*(one for one in better if one is not None), *pool], key=lambda one: one.step_s)
             pool = list({one.shape: one for one in reversed(pool)}.values())[::-1]
         return pool
+
+    def _until(self, share: float) -> float:
+        """The fraction of the budget at which a share of what was left at the start is spent."""
+        return self._began + share * (1.0 - self._began)
 
     def sharded(self, one: Planned) -> Planned:
         """The same plan with the sharding that suits it best."""
@@ -114,8 +123,9 @@ class Planner:
         search, moves = self.search, Moves(self.problem)
         nows = list(pool[:_ANNEALED])
         bests = list(nows)
-        began = search.runtime_s
-        while nows and search.go_on(_MOVING):
+        until = self._until(_MOVING)
+        began_s, span_s = search.runtime_s, max(1e-9, until * search.budget.time_limit_s - search.runtime_s)
+        while nows and search.go_on(until):
             turn = search.steps % len(nows)
             now = nows[turn]
             shape = moves.neighbour(now.shape, rng)
@@ -124,13 +134,12 @@ class Planner:
                 search.step()
             if other is None:
                 continue
-            done = (search.runtime_s - began) / max(1e-9, _MOVING * search.budget.time_limit_s - began)
-            heat = _HOT * (_COLD / _HOT) ** min(1.0, done)
+            heat = _HOT * (_COLD / _HOT) ** min(1.0, (search.runtime_s - began_s) / span_s)
             if other.step_s <= now.step_s * (1.0 - heat * math.log(1.0 - rng.random())):
                 nows[turn] = other
                 if other.step_s < bests[turn].step_s:
                     bests[turn] = other
-        self.refined(bests)
+        self.refined(bests, _LAST)
 
 
 def search_shapes(planner: Planner, pool: list[Planned], rng: random.Random) -> None:
