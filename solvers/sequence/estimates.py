@@ -133,7 +133,7 @@ class Estimates:
             for _ in range(_FILLINGS):
                 open_ = np.where(share < most, rate, 0.0)
                 missing = total - share.sum(axis=2, keepdims=True)
-                share = np.minimum(most, share + np.nan_to_num(missing * open_ / open_.sum(axis=2, keepdims=True)))
+                share = np.minimum(most, share + open_ * _over(missing, open_.sum(axis=2, keepdims=True)))
         share[share.sum(axis=2) < total - 1e-6] = np.inf
         return share
 
@@ -144,7 +144,7 @@ class Estimates:
             for _ in range(_FILLINGS):
                 open_ = np.where(tokens < caps, counts * speed, 0.0)
                 missing = seq_len - (counts * tokens).sum(axis=-1, keepdims=True)
-                more = np.nan_to_num(missing / open_.sum(axis=-1, keepdims=True)) * speed
+                more = _over(missing, open_.sum(axis=-1, keepdims=True)) * speed
                 tokens = np.where(tokens < caps, np.minimum(caps, tokens + more), tokens)
         tokens = np.where(counts > 0, tokens, 0.0)
         short = (counts * tokens).sum(axis=-1, keepdims=True) < 0.999 * seq_len
@@ -172,6 +172,12 @@ def _token_bytes(model: CostModel, device: int, policy: str) -> tuple[float, flo
 
     one, two, head = held(1, False), held(2, False), held(1, True)
     return two - one, max(0.0, 2 * one - two), head - one
+
+
+def _over(amount: Floats, parts: Floats) -> Floats:
+    """`amount` / `parts`; 0 where there is no part."""
+    found: Floats = np.divide(amount, parts, out=np.zeros_like(amount), where=parts > 0)
+    return found
 
 
 def split_s(fills: Floats, beats: Floats, count: int | Floats) -> Floats:

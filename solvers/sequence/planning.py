@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from hexiopt.check import check
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
 from hexiopt.plan import Plan
@@ -46,15 +47,17 @@ class Planner:
         self.model = search.pricer if isinstance(search.pricer, CostModel) else CostModel(search.problem)
         self.builder = PlanBuilder(self.model, LayoutSearch(self.model, search.go_on, freedoms), tensor=tensor)
         self._balancer, self._tensor = Builder(search), tensor
-        self._began = search.runtime_s / search.budget.time_limit_s
+        self._began = search.spent
         self._tried: dict[tuple[Shape, int], Planned | None] = {}
 
     def planned(self, shape: Shape, effort: int) -> Planned | None:
         """The plan of a shape, offered to the search; None where there is none that fits."""
         key = (shape, effort)
+        self.search.step()
         if key not in self._tried:
-            self.search.step()
             plan = self.builder.build(shape, effort)
+            if plan is not None and check(self.problem, plan):
+                plan = None  # a freedom that the space has not
             priced = None if plan is None else self._balancer.price_built(plan)
             fits = priced is not None and priced[1].fits
             self._tried[key] = Planned(shape, priced[0], priced[1].step_time_s) if priced and fits else None
@@ -64,7 +67,7 @@ class Planner:
         """The best shapes that people would build, plain layouts first; best first."""
         search = self.search
         ranked = HandMade(self.problem, Estimates(self.model, tensor=self._tensor)).ranked(
-            lambda: search.go_on(self._until(_ESTIMATING))
+            lambda: self._go_on(_ESTIMATING)
         )
         zero = max(plain_stages(self.problem))
         kinds: dict[tuple[int, ...], int] = {}
@@ -76,7 +79,7 @@ class Planner:
         found: list[Planned] = []
         waited = 0
         for _, seconds, shape in sorted(rounds, key=lambda item: item[:2]):
-            if found and (not search.go_on(self._until(_QUICK)) or waited > _PATIENCE):
+            if found and (not self._go_on(_QUICK) or waited > _PATIENCE):
                 break
             if not search.go_on():
                 break
@@ -94,13 +97,18 @@ class Planner:
         pool = sorted(found, key=lambda one: one.step_s)
         for effort, count in efforts:
             better = [self.planned(one.shape, effort) for one in pool[:count] if self.search.go_on()]
-            pool = sorted([*(one for one in better if one is not None), *pool], key=lambda one: one.step_s)
-            pool = list({one.shape: one for one in reversed(pool)}.values())[::-1]
+            best: dict[Shape, Planned] = {}
+            for one in sorted([*(one for one in better if one is not None), *pool], key=lambda one: one.step_s):
+                best.setdefault(one.shape, one)
+            pool = list(best.values())
         return pool
 
     def _until(self, share: float) -> float:
         """The fraction of the budget at which a share of what was left at the start is spent."""
         return self._began + share * (1.0 - self._began)
+
+    def _go_on(self, share: float) -> bool:
+        return self.search.go_on() and self.search.spent < self._until(share)
 
     def sharded(self, one: Planned) -> Planned:
         """The same plan with the sharding that suits it best."""
@@ -123,18 +131,17 @@ class Planner:
         search, moves = self.search, Moves(self.problem)
         nows = list(pool[:_ANNEALED])
         bests = list(nows)
-        until = self._until(_MOVING)
-        began_s, span_s = search.runtime_s, max(1e-9, until * search.budget.time_limit_s - search.runtime_s)
-        while nows and search.go_on(until):
+        began = search.spent
+        while nows and self._go_on(_MOVING):
             turn = search.steps % len(nows)
             now = nows[turn]
             shape = moves.neighbour(now.shape, rng)
             other = None if shape is None else self.planned(shape, 1)
-            if shape is None:
-                search.step()
             if other is None:
+                search.step()
                 continue
-            heat = _HOT * (_COLD / _HOT) ** min(1.0, (search.runtime_s - began_s) / span_s)
+            done = (search.spent - began) / max(1e-9, self._until(_MOVING) - began)
+            heat = _HOT * (_COLD / _HOT) ** min(1.0, done)
             if other.step_s <= now.step_s * (1.0 - heat * math.log(1.0 - rng.random())):
                 nows[turn] = other
                 if other.step_s < bests[turn].step_s:

@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence
 from itertools import pairwise
 
+from hexiopt.check import check
 from hexiopt.cost.model import CostModel
 from hexiopt.problem import Problem
 from solvers.base import Search
@@ -69,5 +70,5 @@ class SequenceRandom(SequencingSolver):
         while search.go_on():
             search.step()
             plan = builder.build(random_shape(search.problem, rng))
-            if plan is not None:
+            if plan is not None and not check(search.problem, plan):
                 search.offer(plan)
