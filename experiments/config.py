@@ -49,6 +49,8 @@ class SolverConfig:
     What follows are options of single solvers; a solver refuses one it does not take (null: not stated).
     `defects` (flashflex) is `as_published` or `as_released`.
     `objective` (espresso, sailor) is `time` or `money`; then `deadline_s` bounds the seconds of a step.
+    `uneven_tokens`, `uneven_heads`, `uneven_groups` (hexiseq) take a freedom of its layouts away where false; `order`
+    is `contiguous`, `zigzag` or `best`.
     """
 
     name: str = MISSING
@@ -57,6 +59,10 @@ class SolverConfig:
     defects: str | None = None
     objective: str | None = None
     deadline_s: float | None = None
+    uneven_tokens: bool | None = None
+    uneven_heads: bool | None = None
+    uneven_groups: bool | None = None
+    order: str | None = None
 
     def __post_init__(self) -> None:
         section = Section(asdict(self), "solver")

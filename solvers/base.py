@@ -138,6 +138,13 @@ class Search:
         return self.budget.time_limit_s * until - self.runtime_s
 
     @property
+    def spent(self) -> float:
+        """The fraction of the budget that is spent: of the steps, where these are limited, or else of the time."""
+        if self.budget.max_steps is not None:
+            return self.steps / self.budget.max_steps
+        return self.runtime_s / self.budget.time_limit_s
+
+    @property
     def stopped(self) -> bool:
         """Whether the listener has asked to stop."""
         return self._stopped

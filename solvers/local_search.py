@@ -154,8 +154,7 @@ def improve(polisher: Polisher, starts: Iterable[Structure], until: float) -> li
     """
     search = polisher.search
     annealer, steps = Annealer(search, polisher.builder, polisher.rng), search.budget.max_steps
-    spent = search.runtime_s / search.budget.time_limit_s if steps is None else search.steps / steps
-    last_start = spent + _STARTS * (until - spent)
+    last_start = search.spent + _STARTS * (until - search.spent)
     pool: list[tuple[float, int, Structure]] = []
     for number, start in enumerate(starts):
         if not search.go_on(last_start) or (steps is not None and search.steps > last_start * steps):
@@ -166,8 +165,7 @@ def improve(polisher: Polisher, starts: Iterable[Structure], until: float) -> li
         if judged is not None:
             pool.append((judged.energy, number, start))
     pool.sort(key=lambda item: item[:2])
-    spent = search.runtime_s / search.budget.time_limit_s if steps is None else search.steps / steps
-    polisher.begin([structure for _, _, structure in pool[:_POLISHED]], min(until, spent + _POLISHING))
+    polisher.begin([structure for _, _, structure in pool[:_POLISHED]], min(until, search.spent + _POLISHING))
     begin = search.runtime_s / search.budget.time_limit_s
     left = None if steps is None else max(0, int(until * steps) - search.steps)
     left_out: list[tuple[float, int, Structure]] = []

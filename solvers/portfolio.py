@@ -3,7 +3,9 @@
 Two lanes work side by side, on two cores where there are two: one runs HexiScale's partition, as `solver=metis`
 would, so that the portfolio is not worse; the other starts from what people build by hand and, beyond a few
 machines, from the linear program over shapes, and anneals. On large clusters, too large for a complete graph, both
-start by hand. With a budget in steps both lanes run wherever they are, so that the plan does not depend on the cores.
+start by hand. Where the plan space has sequence layouts, the first lane soon turns to them instead, and decides stage
+by stage between these and tensor parallelism (`sequence/joint.py`). With a budget in steps both lanes run wherever
+they are, so that the plan does not depend on the cores.
 """
 
 import multiprocessing
@@ -25,6 +27,7 @@ from solvers.local_search import ANNEAL, hand_made, improve, own_grids
 from solvers.metis import HierarchicalPartition
 from solvers.polish import Polisher
 from solvers.searching import SearchingSolver
+from solvers.sequence.joint import may_plan_jointly, plan_jointly
 from solvers.shapes import shape_structures
 from solvers.starts import dealt_structures
 from solvers.structure import Builder, Structure
@@ -32,6 +35,7 @@ from solvers.structure import Builder, Structure
 _LANES = 2
 _ALONE = 2  # the lane of a machine that runs only one
 _PARTITION = (1.0, 0.0, 0.25)  # share of each lane's budget for HexiScale's partition
+_BEFORE_LAYOUTS = (0.15, 1.0, 0.3)  # share of each lane's budget before it turns to sequence layouts
 _GRACE_S = 0.2  # how long a lane may take to notice that time is up
 _FEW_DEVICES = 16  # GPUs up to which both lanes search replicas
 _FEW = 64  # GPUs up to which rounding the linear program loses to enumerating by hand
@@ -41,6 +45,11 @@ _LARGE = 200  # GPUs beyond which a structure takes too long to price for anneal
 def run_lane(search: Search, builder: Builder, lane: int) -> None:
     """One lane, to the end of its budget: 0 partitions, 1 does all the rest, `_ALONE` a little of both."""
     problem = search.problem
+    if may_plan_jointly(search) and _BEFORE_LAYOUTS[lane] < 1.0:
+        rng = random.Random(search.seed)
+        improve(Polisher(search, builder, rng), hand_made(problem, builder), _BEFORE_LAYOUTS[lane])
+        plan_jointly(search, rng)
+        return
     partitions = find_spec("pymetis") is not None and len(problem.usable_devices) <= _LARGE
     found = partition(search, builder, _PARTITION[lane]) if partitions else []
     rng = random.Random(search.seed * _LANES + lane)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 
 from hexiopt.check import check
-from hexiopt.cost.memory import Shards
+from hexiopt.cost.memory import Memory, Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage
@@ -68,9 +68,17 @@ def shortfall(problem: Problem, model: CostModel) -> str | None:
     Every device holds at most as many layers as fit it with one micro-batch in flight, its TP group as wide and
     its policy as lean as may be; all devices together must hold the model once. Sharding saves no room in all: n
     holders of a layer take at least the states of one, and n times its activations. Only fractions of layers count.
+    Devices of a sequence layout have the states of whole layers each and share their activations, so that where there
+    may be layouts only states count.
     """
     policies, zero = recompute_policies(problem.workload), sharding_stages(problem.workload)[-1]
-    leanest = Shards(zero, min(len(problem.usable_devices), problem.workload.global_batch))
+    layouts = problem.space.sequence
+    most = len(problem.usable_devices)
+    leanest = Shards(zero, most if layouts else min(most, problem.workload.global_batch))
+
+    def least(memory: Memory) -> float:
+        return memory.states if layouts else memory.total
+
     total, best = 0.0, (math.inf, 0, "")
     rooms: dict[object, float] = {}
     per_layer_gib = 0.0
@@ -83,10 +91,10 @@ def shortfall(problem: Problem, model: CostModel) -> str | None:
                 memory = model.memory_model(site, 1)
                 held[tp], limit = 0.0, site.gpu.usable_memory_bytes
                 for policy in policies:
-                    empty, one = (memory.stage(n, False, False, policy, 1).total for n in (0, 1))
+                    empty, one = (least(memory.stage(n, False, False, policy, 1)) for n in (0, 1))
                     room = (limit - empty) / (one - empty)
                     held[tp] = max(held[tp], room * (1 + 1e-9) if zero else math.floor(room * (1 + 1e-9)))
-                    excess = memory.stage(1, False, False, policy, 1, leanest).total - limit
+                    excess = least(memory.stage(1, False, False, policy, 1, leanest)) - limit
                     if excess < best[0]:
                         best, per_layer_gib = (excess, own[0], site.gpu.name), tp * (one - empty) / GIB
             rooms[key] = _room(held, len(own))
@@ -127,7 +135,9 @@ def _nearest(search: Search) -> str:
         return "the TP degrees and numbers of pipelines and stages asked for do not go together"
     plan, cost = search.nearest
     p, s = cost.binding_stage()
-    device = problem.cluster.device_name(plan.pipelines[p].stages[s].devices[0])
+    copies = zip(plan.pipelines[p].stages[s].copies, cost.pipelines[p].stages[s].copies, strict=True)
+    fullest, _ = max(copies, key=lambda copy: copy[1].excess_bytes)
+    device = problem.cluster.device_name(fullest[0])
     return f"in the nearest one device {device} lacks {cost.excess_bytes / GIB:.2f} GiB"
 
 
@@ -179,9 +189,10 @@ def _changes(problem: Problem) -> Iterator[tuple[Problem, str]]:
             replace(problem, space=replace(space, num_pipelines=None, num_stages=None, max_tp=None, exclude=())),
             ("the constraints left out"),
         )
-    if space != Space():
-        yield replace(problem, space=Space()), "all freedoms of the plan space and no constraints"
-        problem = replace(problem, space=Space())
+    free = Space(sequence=space.sequence)
+    if space != free:
+        yield replace(problem, space=free), "all freedoms of the plan space and no constraints"
+        problem = replace(problem, space=free)
     if workload.recompute not in (AUTO, "full"):
         workload = replace(workload, recompute=AUTO)
         yield replace(problem, workload=workload), "workload.recompute=auto"

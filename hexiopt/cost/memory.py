@@ -33,8 +33,12 @@ class Memory:
     @cached_property
     def total(self) -> float:
         """Bytes of all parts."""
-        states = self.weights + self.gradients + self.master + self.optimizer
-        return states + self.activations + self.logits + self.buffers + self.reserve
+        return self.states + self.activations + self.logits + self.buffers + self.reserve
+
+    @property
+    def states(self) -> float:
+        """Bytes of weights, gradients, master weights and moments."""
+        return self.weights + self.gradients + self.master + self.optimizer
 
 
 MEMORY_PARTS = tuple(field.name for field in fields(Memory))

@@ -1,4 +1,6 @@
-"""The contract that every solver keeps, run on each of them; rivals may decline what they cannot express."""
+"""The contract that every solver keeps, run on each of them; rivals may decline what they cannot express.
+
+Solvers of sequence layouts have the same problems with `space.sequence`."""
 
 import json
 import os
@@ -21,13 +23,15 @@ from hexiopt.result import Result, Status
 from hexiopt.space import SWITCHES, Space
 from hexiopt.workload import Workload
 from solvers.base import Budget, Listener, Progress
-from solvers.registry import NAMES, RIVALS, make_solver
+from solvers.registry import NAMES, RIVALS, SEQUENCE, make_solver
 from tests.conftest import ROOT
 from tests.solvers import oracle, problems
 from tests.solvers.timing import late_work
 
 EVERY = pytest.mark.parametrize("name", NAMES)
 RIVALS_TOO = pytest.mark.parametrize("name", [*NAMES, *RIVALS])
+ALL = pytest.mark.parametrize("name", [*NAMES, *RIVALS, *SEQUENCE])
+DECLINING = (*RIVALS, "ring", "ulysses", "usp")
 PARTITIONING = ("metis", "flashflex")  # by pymetis
 GOOD = ("local_search", "portfolio")
 LONG_S = 60.0  # a time limit that a budget in steps never meets
@@ -43,6 +47,13 @@ def solve(
     **more: Any,
 ) -> Result:
     return make_solver(name).solve(problem, Budget(time_limit_s, steps), seed=seed, **more)
+
+
+def allowed(name: str, problem: Problem) -> Problem:
+    """The problem, with sequence layouts for the solvers that plan them."""
+    if name not in SEQUENCE:
+        return problem
+    return replace(problem, space=replace(problem.space, sequence=True))
 
 
 def assert_sound(problem: Problem, result: Result) -> None:
@@ -68,7 +79,7 @@ def assert_sound(problem: Problem, result: Result) -> None:
 
 def assert_sound_or_declined(name: str, problem: Problem, result: Result) -> None:
     """Sound; or of a rival, no plan and the reason, where its own plan space has none."""
-    if name in RIVALS and result.plan is None:
+    if name in DECLINING and result.plan is None:
         assert result.status is Status.NOT_FOUND
         assert result.reason
         assert "\n" not in result.reason
@@ -173,12 +184,12 @@ def test_switches_and_constraints(name: str, space: str) -> None:
     assert set(result.plan.devices()) <= set(problem.usable_devices)
 
 
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize("name", [*RIVALS, *SEQUENCE])
 @pytest.mark.parametrize("space", ["all_switches=false", "num_pipelines=2,num_stages=3", "max_tp=1", "exclude=devices"])
 def test_a_rival_keeps_to_the_plan_space(name: str, space: str) -> None:
     """Or says that its own has no such plan."""
-    problem = problems.easy(SPACES[space])
-    assert_sound_or_declined(name, problem, solve(name, problem, steps=100))
+    problem = allowed(name, problems.easy(SPACES[space]))
+    assert_sound_or_declined(name, problem, solve(name, problem, steps=20 if name in SEQUENCE else 100))
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -198,12 +209,12 @@ def test_a_machine_of_three(name: str, tp_degrees: str) -> None:
     assert_sound(problem, result)
 
 
-@RIVALS_TOO
+@ALL
 @pytest.mark.parametrize("fixed", ["gpipe", "1f1b", "interleaved"])
 def test_fixed_choices(name: str, fixed: str) -> None:
     problem = problems.easy()
     workload = replace(problem.workload, schedule=fixed, recompute="full", optimizer_sharding="0")
-    problem = replace(problem, workload=workload)
+    problem = allowed(name, replace(problem, workload=workload))
     result = solve(name, problem, steps=20)
     assert_sound_or_declined(name, problem, result)
     if result.plan is None:
@@ -226,18 +237,18 @@ def outcome(name: str) -> list[Any]:
     """Plan and cost for a budget in steps, on a small cluster; of our own solvers, also on a real one."""
     found: list[Any] = []
     for problem in (problems.easy(), *([problems.sixteen_gpus()] if name in NAMES else [])):
-        result = solve(name, problem, steps=15, seed=7)
+        result = solve(name, allowed(name, problem), steps=15, seed=7)
         found += [repr(result.plan), result.objective, result.steps]
     return found
 
 
 def outcomes() -> dict[str, list[Any]]:
-    return {name: outcome(name) for name in (*NAMES, *RIVALS)}
+    return {name: outcome(name) for name in (*NAMES, *RIVALS, *SEQUENCE)}
 
 
-@RIVALS_TOO
+@ALL
 def test_same_seed_and_steps_same_plan(name: str) -> None:
-    again = solve(name, problems.easy(), steps=15, seed=7)
+    again = solve(name, allowed(name, problems.easy()), steps=15, seed=7)
     assert [repr(again.plan), again.objective, again.steps] == outcome(name)[:3]
 
 
@@ -270,11 +281,11 @@ def test_cores_do_not_change_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ran[0].cost == ran[1].cost
 
 
-@RIVALS_TOO
+@ALL
 def test_steps_bind(name: str) -> None:
     """Few steps end long before the time limit; the count is the solver's own."""
     began = time.process_time()
-    result = solve(name, problems.easy(), steps=10)
+    result = solve(name, allowed(name, problems.easy()), steps=10)
     assert time.process_time() - began < 0.1 * LONG_S
     assert result.steps <= 10
 
@@ -282,10 +293,10 @@ def test_steps_bind(name: str) -> None:
 # Time.
 
 
-@RIVALS_TOO
+@ALL
 @pytest.mark.parametrize("limit_s", [1.0])
 def test_keeps_the_time_limit(name: str, limit_s: float) -> None:
-    problem, solver = problems.thirty_two_gpus(), make_solver(name)
+    problem, solver = allowed(name, problems.thirty_two_gpus()), make_solver(name)
     began = time.perf_counter()
     with late_work(limit_s) as late_s:
         result = solver.solve(problem, Budget(limit_s))
@@ -302,10 +313,10 @@ def long_problem(name: str) -> Problem:
     other rivals look for their first plan long on the largest."""
     if name == "fsdp":
         return problems.eight_kinds()
-    return problems.sixteen_gpus() if name in RIVALS else problems.thirty_two_gpus()
+    return allowed(name, problems.sixteen_gpus() if name in RIVALS else problems.thirty_two_gpus())
 
 
-@RIVALS_TOO
+@ALL
 def test_a_listener_hears_progress(name: str) -> None:
     problem = long_problem(name)
     heard: list[Progress] = []
@@ -327,7 +338,7 @@ def test_a_listener_hears_progress(name: str) -> None:
     assert all(0.0 < progress.bound_s <= progress.best_s for progress in heard)
 
 
-@RIVALS_TOO
+@ALL
 def test_a_listener_may_stop(name: str) -> None:
     problem = long_problem(name)
     stopped: list[tuple[float, float]] = []
@@ -346,12 +357,12 @@ def test_a_listener_may_stop(name: str) -> None:
     assert result.objective <= stopped[0][1]
 
 
-@RIVALS_TOO
+@ALL
 def test_a_listener_may_stop_before_any_plan(name: str) -> None:
     """Then there is none, or the one that came last; never an exception."""
     listen: Listener = lambda progress: False  # noqa: E731
     began = time.process_time()
-    result = solve(name, problems.hopeless(), time_limit_s=5.0, listen=listen)
+    result = solve(name, allowed(name, problems.hopeless()), time_limit_s=5.0, listen=listen)
     assert time.process_time() - began < 2.0
     assert result.plan is None
     assert result.reason
@@ -360,10 +371,10 @@ def test_a_listener_may_stop_before_any_plan(name: str) -> None:
 # Nothing fits.
 
 
-@RIVALS_TOO
+@ALL
 @pytest.mark.parametrize("kind", problems.INFEASIBLE)
 def test_an_infeasible_problem_has_a_reason(name: str, kind: str) -> None:
-    problem = problems.INFEASIBLE[kind]()
+    problem = allowed(name, problems.INFEASIBLE[kind]())
     with late_work(0.5) as late_s:
         result = solve(name, problem, time_limit_s=0.5)
         assert late_s() <= 0.5
@@ -396,6 +407,18 @@ def test_other_solvers_work_without_metis(name: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "pymetis", None)
     problem = problems.easy()
     assert_sound(problem, solve(name, problem, steps=10))
+
+
+@pytest.mark.parametrize("name", SEQUENCE)
+def test_sequence_layouts_must_be_allowed(name: str) -> None:
+    """And ZeRO-2 and 3 do not go with them."""
+    fixed = replace(allowed(name, problems.easy()), workload=Workload(16, 512, optimizer_sharding="3"))
+    for problem, cure in ((problems.easy(), "space.sequence=true"), (fixed, "choose auto, 0 or 1")):
+        with pytest.raises(InputError) as caught:
+            solve(name, problem, steps=1)
+        assert name in str(caught.value)
+        assert cure in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_solver_is_refused() -> None:

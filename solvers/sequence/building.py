@@ -1,0 +1,163 @@
+"""From shapes to plans: layouts, layers, recompute policies and batches of the stages of a shape."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hexiopt.cost.memory import Shards, in_flight
+from hexiopt.cost.model import CostModel
+from hexiopt.plan import Ends, Pipeline, Plan, Replica, SequenceLayout, Sharding, Stage
+from solvers.batches import split_batch
+from solvers.sequence.allotment import RateTable, whole_parts
+from solvers.sequence.dealing import Way, dealt_layers
+from solvers.sequence.layouts import Fitted, LayoutSearch, Need
+from solvers.sequence.requirement import one_range_schedule
+from solvers.sequence.shapes import Line, Seat, Shape
+
+_ROUNDS = 2  # layouts are found again for the layers that those of the round before led to
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A pipeline's stages; m micro-batches take about fill + m · beat seconds."""
+
+    stages: tuple[Stage, ...]
+    fill_s: float
+    beat_s: float
+
+
+class PlanBuilder:
+    """Builds plans of one problem. With `tensor`, a stage that may have tensor parallelism has it where that is
+    faster."""
+
+    def __init__(self, model: CostModel, layouts: LayoutSearch, *, tensor: bool = False) -> None:
+        self.model, self.problem, self.layouts, self._tensor = model, model.problem, layouts, tensor
+        self.schedule = one_range_schedule(self.problem)
+        rates = RateTable(model).of(range(self.problem.cluster.num_devices), "none")
+        spec, workload = self.problem.model, self.problem.workload
+        self._speed = 1.0 / rates.of_sequence_s(workload.seq_len, spec.num_heads)
+
+    def build(self, shape: Shape, effort: int = 1) -> Plan | None:
+        """The plan of a shape, not yet priced; None where there is none. `effort` as in `LayoutSearch.best`."""
+        if self.problem.space.recompute_per_stage:
+            return self._build(shape, effort, self.model.policies())
+        plans = (self._build(shape, effort, (policy,)) for policy in self.model.policies())
+        return next((plan for plan in plans if plan is not None), None)
+
+    def _build(self, shape: Shape, effort: int, policies: Sequence[str]) -> Plan | None:
+        batch, size = self.problem.workload.global_batch, shape.size
+        work = [size / float(self._speed[[d for seat in line for d in seat]].sum()) for line in shape.lines]
+        even = not self.problem.space.uneven_batch
+        counts = split_batch([0.0] * len(work), work, [size] * len(work), batch, even=even)
+        if counts is None:
+            return None
+        built: list[_Built] = []
+        for p, line in enumerate(shape.lines):
+            one = self._line(shape, p, line, counts[p], effort, policies)
+            if one is None:
+                return None
+            built.append(one)
+        again = split_batch(
+            [one.fill_s for one in built], [one.beat_s for one in built], [size] * len(work), batch, even=even
+        )
+        # More micro-batches may mean more of them in flight.
+        if again is not None and all(
+            in_flight(self.schedule, 0, len(line), a) <= in_flight(self.schedule, 0, len(line), b)
+            for line, a, b in zip(shape.lines, again, counts, strict=True)
+        ):
+            counts = again
+        pipelines = tuple(Pipeline(one.stages, m, size) for one, m in zip(built, counts, strict=True))
+        return Plan(pipelines, self.schedule, Sharding(shape.zero, shape.groups if shape.zero else "all"))
+
+    def _line(
+        self, shape: Shape, p: int, line: Line, count: int, effort: int, policies: Sequence[str]
+    ) -> _Built | None:
+        layers = self.problem.model.num_layers
+        if len(line) > layers:
+            return None
+        share = whole_parts(np.array([self._speed[list(seat)].sum() for seat in line]), layers).tolist()
+        best: _Built | None = None
+        for _ in range(_ROUNDS if len(line) > 1 else 1):
+            ways = []
+            for k, seat in enumerate(line):
+                held = in_flight(self.schedule, k, len(line), count)
+                need = Need(share[k], k == 0, k == len(line) - 1, held, self._shards(shape, p, seat))
+                ways.append([way for way in self._ways(seat, shape.size, need, effort) if way.policy in policies])
+            dealt = dealt_layers(ways, layers, even=not self.problem.space.uneven_layers)
+            if dealt is None:
+                break
+            built = _built(dealt)
+            if best is None or count * built.beat_s + built.fill_s < count * best.beat_s + best.fill_s:
+                best = built
+            counts = [n for n, _ in dealt]
+            if counts == share:
+                break
+            share = counts
+        return best
+
+    def _shards(self, shape: Shape, p: int, seat: Seat) -> Shards:
+        """Over about how many devices the states of a seat with a layout are spread."""
+        if not shape.zero:
+            return Shards()
+        if shape.groups == "machine":
+            here = self.problem.cluster.machine_of[list(seat)].tolist()
+            return Shards(shape.zero, float(min(here.count(m) for m in set(here))))
+        others = [line for q, line in enumerate(shape.lines) if q != p]
+        if self._tensor:  # of other pipelines' stages, which may be whole TP groups
+            return Shards(shape.zero, float(len(seat) + len(others)))
+        return Shards(shape.zero, len(seat) + sum(sum(map(len, line)) / len(line) for line in others))
+
+    def _ways(self, seat: Seat, size: int, need: Need, effort: int) -> Iterator[Way]:
+        """All that a stage may be."""
+        if self._tensor and self._may_be_tensor(seat):
+            yield from self._tensor_ways(seat, size, need)
+            if len(seat) == 1:
+                return
+        fitted = self.layouts.best(seat, size, need, effort)
+        if fitted is not None:
+            yield from self._layout_ways(fitted, need)
+
+    def _may_be_tensor(self, seat: Seat) -> bool:
+        cluster = self.problem.cluster
+        machines = set(cluster.machine_of[list(seat)].tolist())
+        return len(machines) == 1 and len(seat) in self.problem.space.allowed_tp(
+            cluster.machines[machines.pop()].num_gpus
+        )
+
+    def _tensor_ways(self, seat: Seat, size: int, need: Need) -> Iterator[Way]:
+        model, site = self.model, self.model.site(seat)
+        shards = need.shards
+        if shards.stage:  # only the other pipelines' stages share the states of this one
+            shards = Shards(shards.stage, max(1.0, shards.num_devices - len(seat) + 1))
+        for policy in model.policies():
+            most = model.max_layers(site, need.first, need.last, size, policy, need.held, shards)
+            beside_s = sum(model.stage_s(site, 0, need.first, need.last, size, policy))
+            yield Way(seat, policy, sum(model.layer_s(site, size, policy)), beside_s, most)
+
+    def _layout_ways(self, fitted: Fitted, need: Need) -> Iterator[Way]:
+        stage = fitted.stage
+        for policy in self.model.policies():
+            one, two = (
+                stage.memory.stage(((policy,) * n,), need.first, need.last, (need.held,), need.shards).sum(axis=0)
+                for n in (1, 2)
+            )
+            most = 1 + int(((stage.limit_bytes - one) / (two - one) + 1e-9).min() // 1)
+            if most >= 1:
+                beside_s = sum(stage.stage_s((), need.first, need.last))
+                yield Way(fitted.layout, policy, sum(stage.layer_s(policy)), beside_s, most)
+
+
+def _built(dealt: Sequence[tuple[int, Way]]) -> _Built:
+    stages, seconds, at = [], [], 0
+    for n, way in dealt:
+        stages.append(_stage(way.ends, at, at + n, way.policy))
+        seconds.append(way.beside_s + n * way.layer_s)
+        at += n
+    return _Built(tuple(stages), sum(seconds) - max(seconds), max(seconds))
+
+
+def _stage(ends: Ends, first: int, end: int, policy: str) -> Stage:
+    if isinstance(ends, SequenceLayout):
+        return Stage((), ((first, end),), (policy,), ends)
+    return Stage((Replica(ends),), ((first, end),), (policy,))

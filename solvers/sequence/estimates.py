@@ -1,0 +1,198 @@
+"""Quick estimates of many shapes at once: about how long a step takes, from what is alike within a type of GPU.
+
+A stage's devices are counted by type. Each takes tokens as its speed or its memory allows; keys and values travel
+round the machines beside attention, or an all-to-all takes everything across. Layers go to stages by
+their speed, sequences to pipelines. What the network shares and what schedules idle beyond the plain fill is left to
+pricing.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hexiopt.cost.memory import MemoryModel, Shards
+from hexiopt.cost.model import CostModel
+from hexiopt.cost.sequence_stage import SequenceStage
+from hexiopt.plan import SequenceGroup, SequenceLayout
+from hexiopt.sequence import Floats, Ints
+from solvers.sequence.allotment import RateTable
+from solvers.sequence.tensor_table import TensorTable
+from solvers.zero import plain_stages
+
+_FILLINGS = 4  # rounds in which tokens move from full devices to others
+_SPLITS = 30  # bisections of the seconds of a step
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Stages of many shapes with equally many lines and stages each: `counts` [shapes, lines, stages, types] devices;
+    `machines` [shapes, lines, stages] that they stand in, and `nic_s` seconds a byte of the slowest of these."""
+
+    counts: Floats
+    machines: Ints
+    nic_s: Floats
+
+
+class Estimates:
+    """Estimates for one problem; with `tensor`, stages that may have tensor parallelism have it where it is faster."""
+
+    def __init__(self, model: CostModel, *, tensor: bool = False) -> None:
+        problem = self.problem = model.problem
+        cluster, spec, workload = problem.cluster, problem.model, problem.workload
+        first: dict[str, int] = {}
+        for d in problem.usable_devices:
+            first.setdefault(cluster.gpu_of(d).name, d)
+        self.types = tuple(first)
+        examples = list(first.values())
+        self._policies = model.policies()
+        table = RateTable(model)
+        self._tensor = TensorTable(model, self.types) if tensor else None
+        self._speed = np.array(
+            [1.0 / table.of(examples, p).of_sequence_s(workload.seq_len, spec.num_heads) for p in self._policies]
+        )
+        self._limit = np.array([cluster.gpu_of(d).usable_memory_bytes for d in examples])
+        most = {m.gpu.name: m.num_gpus for m in sorted(cluster.machines, key=lambda m: m.num_gpus)}
+        self._per_machine = np.array([most[name] for name in self.types])
+        self._zero = max(plain_stages(problem))
+        alone = MemoryModel(spec, workload, cluster.gpu_of(examples[0]), 1, 1)
+        spread = Shards(self._zero, len(problem.usable_devices))
+        self._layer_bytes = sum(alone.states(1, False, False, spread)) - sum(alone.states(0, False, False, spread))
+        self._ends_bytes = (sum(alone.states(1, True, True, spread)) - self._layer_bytes) / 2
+        self._layer_params = alone.num_params(1, False, False)
+        self._token_bytes = np.array([_token_bytes(model, examples[0], policy) for policy in self._policies])
+        width, dim = workload.element_bytes, spec.head_dim
+        self._kv_bytes = 2.0 * workload.seq_len * spec.num_kv_heads * dim * width
+        self._qo_bytes = 2.0 * workload.seq_len * spec.num_heads * dim * width
+
+    def step_s(self, cells: Cells, size: int) -> Floats:
+        """Seconds of a step of each shape at a micro-batch size [shapes]; infinite where memory does not suffice."""
+        fills, beats, sync_s = self.rhythms_s(cells, size)
+        seconds: Floats = split_s(fills, beats, -(-self.problem.workload.global_batch // size)) + sync_s
+        return seconds
+
+    def rhythms_s(self, cells: Cells, size: int) -> tuple[Floats, Floats, Floats]:
+        """(fill, beat) of every line [shapes, lines]: m micro-batches take about fill + m · beat seconds, infinitely
+        many where memory does not suffice; and the gradients' synchronisation [shapes]."""
+        workload = self.problem.workload
+        lines, stages = cells.machines.shape[1:]
+        held = np.minimum(np.arange(stages, 0, -1.0), max(1, workload.global_batch // (lines * size)))
+        most = np.maximum(0.0, np.floor((self._least(cells) - self._ends_bytes) / self._layer_bytes))
+        rate = cells.counts @ self._speed[0]
+        if self._tensor is not None:
+            shards = Shards(self._zero, lines)
+            tensor_s, rooms = self._tensor.of(cells.counts, cells.machines, held, size, shards)
+            best_room = np.maximum(most, rooms.max(axis=0))
+        else:
+            best_room = most
+        share = self._share(1.0 / rate, best_room)
+        best = self._layouts_s(cells, size, share, held)
+        if self._tensor is not None:
+            best = np.minimum(best, np.where(share <= rooms, tensor_s, np.inf).min(axis=0))
+        share = self._share(best, best_room)
+        with np.errstate(invalid="ignore"):
+            beats = size * (share * best).max(axis=2)
+            fills = size * (share * best).sum(axis=2) - beats
+        lost = ~(np.isfinite(beats) & np.isfinite(fills))
+        beats[lost] = fills[lost] = np.inf
+        together = (cells.machines > 1) | (lines > 1)
+        share = np.where(np.isfinite(share), share, 0.0)
+        sync = 2.0 * share * self._layer_params * workload.stored_gradient_bytes * cells.nic_s * together
+        return fills, beats, sync.max(axis=(1, 2))
+
+    def _layouts_s(self, cells: Cells, size: int, share: Floats, held: Floats) -> Floats:
+        """Seconds of a layer for a sequence with a sequence layout, by the best policy [shapes, lines, stages]."""
+        seq_len, stages = self.problem.workload.seq_len, cells.machines.shape[2]
+        exchange_s = self._exchange_s(cells)
+        best: Floats = np.full(cells.machines.shape, np.inf)
+        for k, speed in enumerate(self._speed):
+            free = self._limit - (share * self._layer_bytes + self._ends_bytes)[..., None]
+            layer, beside, head = self._token_bytes[k]
+            need = size * (share * held * layer + beside + head * (np.arange(stages) == stages - 1))
+            caps = np.maximum(free, 0.0) / need[..., None]  # tokens of a device
+            tokens = self._tokens(cells.counts, caps, speed, seq_len)
+            compute_s = (tokens / (speed * seq_len)).max(axis=-1)
+            # A ring over the machines: in each of its turns as much as the largest machine holds, keys and values in
+            # all but the last forward and backward, their gradients in all.
+            largest = np.minimum(1.0, (tokens * np.minimum(cells.counts, self._per_machine)).max(axis=-1) / seq_len)
+            ring_s = self._kv_bytes * cells.nic_s * largest * (3.0 * cells.machines - 2.0)
+            across_s = np.minimum(np.maximum(compute_s, ring_s), compute_s + exchange_s)
+            best = np.minimum(best, np.where(cells.machines > 1, across_s, compute_s))
+        return best
+
+    def _least(self, cells: Cells) -> Floats:
+        """The least memory among the devices of each stage [shapes, lines, stages]."""
+        least: Floats = np.where(cells.counts > 0, self._limit, np.inf).min(axis=-1)
+        return least
+
+    def _share(self, layer_s: Floats, most: Floats) -> Floats:
+        """Layers of every stage by speed, within what fits [shapes, lines, stages]."""
+        total = float(self.problem.model.num_layers)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rate = np.where(np.isfinite(layer_s), 1.0 / layer_s, 0.0)
+            share = np.zeros_like(rate)
+            for _ in range(_FILLINGS):
+                open_ = np.where(share < most, rate, 0.0)
+                missing = total - share.sum(axis=2, keepdims=True)
+                share = np.minimum(most, share + open_ * _over(missing, open_.sum(axis=2, keepdims=True)))
+        share[share.sum(axis=2) < total - 1e-6] = np.inf
+        return share
+
+    def _tokens(self, counts: Floats, caps: Floats, speed: Floats, seq_len: int) -> Floats:
+        """Tokens of a device of each type, by its speed and up to its cap; infinite without room."""
+        tokens = np.zeros(counts.shape)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            for _ in range(_FILLINGS):
+                open_ = np.where(tokens < caps, counts * speed, 0.0)
+                missing = seq_len - (counts * tokens).sum(axis=-1, keepdims=True)
+                more = _over(missing, open_.sum(axis=-1, keepdims=True)) * speed
+                tokens = np.where(tokens < caps, np.minimum(caps, tokens + more), tokens)
+        tokens = np.where(counts > 0, tokens, 0.0)
+        short = (counts * tokens).sum(axis=-1, keepdims=True) < 0.999 * seq_len
+        found: Floats = np.where(short & (counts > 0), np.inf, tokens)
+        return found
+
+    def _exchange_s(self, cells: Cells) -> Floats:
+        """Seconds of the all-to-alls of one group over all machines; infinite where heads do not go round."""
+        away = (1.0 - 1.0 / cells.machines) / cells.machines
+        seconds = 2.0 * (self._kv_bytes + self._qo_bytes) * cells.nic_s * away
+        whole = cells.counts.sum(axis=-1) <= self.problem.model.num_heads
+        found: Floats = np.where(whole, seconds, np.inf)
+        return found
+
+
+def _token_bytes(model: CostModel, device: int, policy: str) -> tuple[float, float, float]:
+    """Activations for each token that a device with all heads has: of a layer, beside all layers, of the head."""
+    problem = model.problem
+    tokens = problem.workload.seq_len
+    layout = SequenceLayout((SequenceGroup((device,), (tokens,), (problem.model.num_heads,)),))
+    stage = SequenceStage(problem, model.framework, layout, 1)
+
+    def held(layers: int, last: bool) -> float:
+        return float(stage.memory.stage(((policy,) * layers,), False, last, (1,))[4:].sum()) / tokens
+
+    one, two, head = held(1, False), held(2, False), held(1, True)
+    return two - one, max(0.0, 2 * one - two), head - one
+
+
+def _over(amount: Floats, parts: Floats) -> Floats:
+    """`amount` / `parts`; 0 where there is no part."""
+    found: Floats = np.divide(amount, parts, out=np.zeros_like(amount), where=parts > 0)
+    return found
+
+
+def split_s(fills: Floats, beats: Floats, count: int | Floats) -> Floats:
+    """Seconds until the lines of each shape [shapes, lines] have done `count` micro-batches together, each at least
+    one; infinite where a line never ends. A line that is not there has a beat of infinity and a fill of 0."""
+    found = np.full(len(beats), np.inf)
+    good = np.flatnonzero(np.isfinite(fills).all(axis=1) & np.isfinite(beats).any(axis=1))
+    fills, beats, counts = fills[good], beats[good], np.broadcast_to(count, len(found))[good]
+    there = np.isfinite(beats)
+    first_s = np.where(there, fills + beats, 0.0).max(axis=1, initial=0.0)
+    low, high = np.zeros(len(beats)), np.where(there, fills + beats * counts[:, None], 0.0).max(axis=1, initial=0.0)
+    for _ in range(_SPLITS):
+        middle = 0.5 * (low + high)
+        done = np.where(there, np.maximum(1.0, np.floor((middle[:, None] - fills) / beats + 1e-9)), 0.0).sum(axis=1)
+        enough = (done >= counts) & (middle >= first_s)
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    found[good] = high
+    return found

@@ -1,0 +1,224 @@
+"""Shapes that people would build: without sequence layouts they would be grids.
+
+Machines, in an order, are cut into pipelines and these into stages, as equal in capability or in devices as they go.
+Sets of types of GPUs have grids of their own, side by side, and share the batch.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, product
+
+import numpy as np
+
+from hexiopt.problem import Problem
+from hexiopt.sequence import Floats, Ints
+from solvers.sequence.estimates import Cells, Estimates, split_s
+from solvers.sequence.orders import machine_orders
+from solvers.sequence.shapes import Line, Shape
+
+_SNAP = 0.34  # of a part, by which a cut may move to the border of a machine
+_STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+_MOST_LINES = 64
+_MOST = 20_000  # shapes kept
+_BESIDE = 6  # grids of a set of types that are set beside others
+
+
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """An order of devices: up to each place [devices + 1] the devices of every type [.., types] and their peak FLOP/s;
+    the number of each one's machine in the order [devices]; where machines begin and end; and which types there are."""
+
+    devices: tuple[int, ...]
+    types: Ints
+    flops: Floats
+    machine: Ints
+    borders: Ints
+
+    kinds: frozenset[int]
+    share: float  # of the cluster's capability
+    kept: dict[int, list[Ints]] = field(default_factory=dict)
+
+    def cuts(self, parts: int) -> list[Ints]:
+        """Both ways of `ends`, where they differ."""
+        found = self.kept.get(parts)
+        if found is None:
+            ways = (self.ends(parts, by_count=way) for way in (False, True)) if parts <= len(self.devices) else ()
+            found = self.kept[parts] = list({ends.tobytes(): ends for ends in ways if ends is not None}.values())
+        return found
+
+    def ends(self, parts: int, *, by_count: bool) -> Ints | None:
+        """Where `parts` consecutive parts of about equal capability, or `by_count` of equally many devices, end
+        [parts + 1]; cuts move to borders of machines where one is near. None where a part would be empty."""
+        weights = np.arange(len(self.flops), dtype=float) if by_count else self.flops
+        part = weights[-1] / parts
+        targets = part * np.arange(1, parts)
+        ends = _nearest(weights, targets)
+        near = self.borders[_nearest(weights[self.borders], targets)]
+        inside = (near > 0) & (near < len(self.devices))
+        ends = np.where(inside & (np.abs(weights[near] - targets) <= _SNAP * part), near, ends)
+        found = np.concatenate([[0], ends, [len(self.devices)]])
+        return found if (np.diff(found) > 0).all() else None
+
+
+def _nearest(ascending: Floats, targets: Floats) -> Ints:
+    """The place of the value nearest to each target; two values at least."""
+    after = np.clip(np.searchsorted(ascending, targets), 1, len(ascending) - 1)
+    found: Ints = after - (targets - ascending[after - 1] <= ascending[after] - targets)
+    return found
+
+
+class HandMade:
+    """All shapes that people would build, with estimates; without sequence layouts they would be grids."""
+
+    def __init__(self, problem: Problem, estimates: Estimates) -> None:
+        self._problem, self._estimates = problem, estimates
+        cluster, number = problem.cluster, {name: k for k, name in enumerate(estimates.types)}
+        machine_type = np.array([number.get(m.gpu.name, 0) for m in cluster.machines])
+        peak_flops = np.array([m.gpu.peak_flops(problem.workload.precision) or 0.0 for m in cluster.machines])
+        self._nic_s = np.zeros(len(number))
+        for m in problem.usable_by_machine:
+            machine = cluster.machines[m]
+            nic_s = 1.0 / (machine.nic_bandwidth_bytes_per_s * machine.num_interfaces)
+            self._nic_s[machine_type[m]] = max(self._nic_s[machine_type[m]], nic_s)
+        total_flops = sum(len(own) * peak_flops[m] for m, own in problem.usable_by_machine.items())
+        self._rows = []
+        for order in machine_orders(problem):
+            devices = np.array([d for own in order for d in own])
+            machine_of = cluster.machine_of[devices]
+            types = np.zeros((len(devices) + 1, len(number)), np.int64)
+            types[np.arange(1, len(devices) + 1), machine_type[machine_of]] = 1
+            ends = np.cumsum([0, *map(len, order)])
+            self._rows.append(
+                _Row(
+                    tuple(devices.tolist()),
+                    np.cumsum(types, axis=0),
+                    np.concatenate([[0.0], np.cumsum(peak_flops[machine_of])]),
+                    np.repeat(np.arange(len(order)), [len(own) for own in order]),
+                    ends,
+                    frozenset(machine_type[machine_of].tolist()),
+                    float(peak_flops[machine_of].sum() / total_flops),
+                )
+            )
+
+    def ranked(self, go_on: Callable[[], bool]) -> list[tuple[float, Shape]]:
+        """Shapes that may fit, the best estimate first; what there was time for."""
+        batch = self._problem.workload.global_batch
+        found: list[tuple[float, tuple[_Grid, ...], int]] = []
+        own: dict[tuple[int, frozenset[int]], list[tuple[float, _Grid]]] = {}
+        for d, s in self._degrees():
+            if found and not go_on():
+                break
+            cuts = [(row, ends) for row in self._rows for ends in row.cuts(d * s)]
+            if not cuts:
+                continue
+            cells = self._cells(cuts, d, s)
+            shares = np.array([row.share for row, _ in cuts])
+            for size in self._problem.space.micro_batch_sizes(batch // d):
+                fills, beats, sync_s = self._estimates.rhythms_s(cells, size)
+                seconds = split_s(fills, beats, -(-batch // size)) + sync_s
+                good = np.flatnonzero(np.isfinite(seconds)).tolist()
+                if not good:
+                    break  # larger micro-batches need more memory
+                alone_s = split_s(fills, beats, np.maximum(d, np.round(shares * batch / size)))
+                for k in good:
+                    grid = _Grid(*cuts[k], d, fills[k], beats[k], float(sync_s[k]))
+                    if self._problem.space.num_pipelines in (None, d):
+                        found.append((float(seconds[k]), (grid,), size))
+                    own.setdefault((size, grid.row.kinds), []).append((float(alone_s[k]), grid))
+        if go_on():
+            found += self._side_by_side(own)
+        found.sort(key=lambda item: item[0])
+        return [(seconds, _shape(grids, size)) for seconds, grids, size in found[:_MOST]]
+
+    def _side_by_side(
+        self, own: dict[tuple[int, frozenset[int]], list[tuple[float, "_Grid"]]]
+    ) -> list[tuple[float, tuple["_Grid", ...], int]]:
+        """Grids of disjoint sets of types that are all types together."""
+        batch, count = self._problem.workload.global_batch, self._problem.space.num_pipelines
+        found = []
+        for size in sorted({size for size, _ in own}):
+            best = {kinds: _best(grids) for (at, kinds), grids in own.items() if at == size}
+            for parts in _partitions(frozenset(range(len(self._estimates.types)))):
+                if len(parts) < 2 or any(kinds not in best for kinds in parts):
+                    continue
+                rows = [
+                    grids
+                    for grids in product(*(best[kinds] for kinds in parts))
+                    if sum(grid.lines for grid in grids) * size <= batch
+                    and count in (None, sum(grid.lines for grid in grids))
+                ]
+                if rows:
+                    most = max(sum(grid.lines for grid in grids) for grids in rows)
+                    fills, beats = np.zeros((len(rows), most)), np.full((len(rows), most), np.inf)
+                    for k, grids in enumerate(rows):
+                        joined = np.concatenate([grid.fills for grid in grids])
+                        fills[k, : len(joined)] = joined
+                        beats[k, : len(joined)] = np.concatenate([grid.beats for grid in grids])
+                    sync_s = np.array([max(grid.sync_s for grid in grids) for grids in rows])
+                    seconds = split_s(fills, beats, -(-batch // size)) + sync_s
+                    found += [(second, grids, size) for second, grids in zip(seconds.tolist(), rows, strict=True)]
+        return found
+
+    def _degrees(self) -> Iterator[tuple[int, int]]:
+        """Numbers of pipelines and stages."""
+        problem = self._problem
+        space, count = problem.space, len(problem.usable_devices)
+        most = min(problem.workload.global_batch, count, _MOST_LINES)
+        lines = {*range(1, 9), *(1 << k for k in range(most.bit_length())), len(problem.usable_by_machine)}
+        given = {d for d in lines if d <= most}
+        if space.num_pipelines:
+            given = {*range(1, min(8, space.num_pipelines)), space.num_pipelines}
+        stages = {space.num_stages} if space.num_stages else set(_STAGES)
+        for d, s in sorted(product(given, stages), key=lambda pair: (pair[0] * pair[1], pair)):
+            if s <= problem.model.num_layers and d * s <= count:
+                yield d, s
+
+    def _cells(self, cuts: Sequence[tuple[_Row, Ints]], d: int, s: int) -> Cells:
+        counts, machines = [], []
+        for row, ends in cuts:
+            counts.append(np.diff(row.types[ends], axis=0))
+            machines.append(row.machine[ends[1:] - 1] - row.machine[ends[:-1]] + 1)
+        each = np.array(counts, float).reshape(len(cuts), d, s, -1)
+        nic_s = np.where(each > 0, self._nic_s, 0.0).max(axis=-1)
+        return Cells(each, np.array(machines).reshape(len(cuts), d, s), nic_s)
+
+
+@dataclass(frozen=True, eq=False)
+class _Grid:
+    """A cut row: `ends` [lines · stages + 1]; estimates of (fill, beat) of its lines, and of its synchronisation."""
+
+    row: _Row
+    ends: Ints
+    lines: int
+    fills: Floats
+    beats: Floats
+    sync_s: float
+
+
+def _best(grids: Sequence[tuple[float, _Grid]]) -> list[_Grid]:
+    """The best few, of each number of lines and stages one."""
+    found: dict[tuple[int, int], _Grid] = {}
+    for _, grid in sorted(grids, key=lambda item: item[0]):
+        found.setdefault((grid.lines, len(grid.ends)), grid)
+    return list(found.values())[:_BESIDE]
+
+
+def _partitions(kinds: frozenset[int]) -> Iterator[tuple[frozenset[int], ...]]:
+    """All ways to part a set."""
+    if not kinds:
+        yield ()
+        return
+    first, *others = sorted(kinds)
+    for chosen in range(1 << len(others)):
+        block = frozenset([first, *(kind for k, kind in enumerate(others) if chosen >> k & 1)])
+        for rest in _partitions(kinds - block):
+            yield (block, *rest)
+
+
+def _shape(grids: Sequence[_Grid], size: int) -> Shape:
+    lines: list[Line] = []
+    for grid in grids:
+        seats = [tuple(sorted(grid.row.devices[a:b])) for a, b in pairwise(grid.ends.tolist())]
+        each = len(seats) // grid.lines
+        lines += [tuple(seats[k : k + each]) for k in range(0, len(seats), each)]
+    return Shape(tuple(lines), size)

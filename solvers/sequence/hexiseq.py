@@ -1,0 +1,44 @@
+"""`hexiseq`: asymmetric sequence parallelism (arXiv 2605.07569), with the degrees beside it searched too.
+
+The paper takes data and pipeline parallelism as given and lays one sequence out over the devices of a stage; here all
+shapes of pipelines of such stages are tried, and the layouts of each are found as in the paper (`layouts.py`).
+"""
+
+import random
+from dataclasses import dataclass
+
+from hexiopt.errors import InputError
+from hexiopt.sequence import ORDERS
+from solvers.base import Search
+from solvers.sequence.layouts import Freedoms
+from solvers.sequence.planning import Planner, search_shapes
+from solvers.sequence.sequencing import SequencingSolver
+
+
+@dataclass(frozen=True)
+class HexiSeq(SequencingSolver):
+    """`uneven_tokens`, `uneven_heads` and `uneven_groups` take their freedom away where False; `order` of the shards is
+    `contiguous`, `zigzag` or the `best` of both. A step is a plan priced.
+
+    Raises InputError for an order that is none of these.
+    """
+
+    uneven_tokens: bool = True
+    uneven_heads: bool = True
+    uneven_groups: bool = True
+    order: str = "best"
+
+    name = "hexiseq"
+
+    def __post_init__(self) -> None:
+        if self.order not in (*ORDERS, "best"):
+            raise InputError(f"solver.order: {self.order!r} is not one of {', '.join(ORDERS)} and best")
+
+    def run(self, search: Search, rng: random.Random) -> None:
+        """Shapes by hand, layouts for them, then moves."""
+        planner = Planner(search, self._freedoms())
+        search_shapes(planner, planner.hand_made(), rng)
+
+    def _freedoms(self) -> Freedoms:
+        orders = ("zigzag", "contiguous") if self.order == "best" else (self.order,)
+        return Freedoms(self.uneven_tokens, self.uneven_heads, self.uneven_groups, orders)

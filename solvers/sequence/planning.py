@@ -1,0 +1,156 @@
+"""From shapes to good plans: hand-made shapes first, the best of them with better layouts, then moves."""
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from hexiopt.check import check
+from hexiopt.cost.cost import Cost
+from hexiopt.cost.model import CostModel
+from hexiopt.plan import Plan
+from solvers.base import Search
+from solvers.sequence.building import PlanBuilder
+from solvers.sequence.estimates import Estimates
+from solvers.sequence.hand_made import HandMade
+from solvers.sequence.layouts import Freedoms, LayoutSearch
+from solvers.sequence.moving import Moves
+from solvers.sequence.shapes import Shape
+from solvers.structure import Builder
+from solvers.zero import plain_stages, sharding_groups
+
+_ESTIMATING = 0.25  # most of the budget for estimates
+_QUICK = 0.5  # and until the shapes that they rank first have plain layouts
+_TRUST = 1.05  # estimates beyond this much of the best price are not built
+_FIRST = ((1, 6),)  # effort of layouts, and how many of the best shapes get it: before moves
+_LAST = ((1, 3), (2, 2), (3, 1))  # and after
+_PATIENCE = 40  # shapes built without a better one before the rest is left
+_ANNEALED = 3  # shapes annealed in turns
+_MOVING = 0.85  # of the budget; the rest refines
+_HOT, _COLD = 0.02, 0.001  # temperatures: an accepted worsening of 2 % and of 0.1 %
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A shape, its plan and its step time."""
+
+    shape: Shape
+    plan: Plan
+    step_s: float
+
+
+class Planner:
+    """Makes and prices plans of one search."""
+
+    def __init__(self, search: Search, freedoms: Freedoms | None = None, *, tensor: bool = False) -> None:
+        self.search, self.problem = search, search.problem
+        self.model = search.pricer if isinstance(search.pricer, CostModel) else CostModel(search.problem)
+        self.builder = PlanBuilder(self.model, LayoutSearch(self.model, search.go_on, freedoms), tensor=tensor)
+        self._balancer, self._tensor = Builder(search), tensor
+        self._began = search.spent
+        self._tried: dict[tuple[Shape, int], Planned | None] = {}
+
+    def planned(self, shape: Shape, effort: int) -> Planned | None:
+        """The plan of a shape, offered to the search; None where there is none that fits."""
+        key = (shape, effort)
+        self.search.step()
+        if key not in self._tried:
+            plan = self.builder.build(shape, effort)
+            if plan is not None and check(self.problem, plan):
+                plan = None  # a freedom that the space has not
+            priced = None if plan is None else self._balancer.price_built(plan)
+            fits = priced is not None and priced[1].fits
+            self._tried[key] = Planned(shape, priced[0], priced[1].step_time_s) if priced and fits else None
+        return self._tried[key]
+
+    def hand_made(self) -> list[Planned]:
+        """The best shapes that people would build, plain layouts first; best first."""
+        search = self.search
+        ranked = HandMade(self.problem, Estimates(self.model, tensor=self._tensor)).ranked(
+            lambda: self._go_on(_ESTIMATING)
+        )
+        zero = max(plain_stages(self.problem))
+        kinds: dict[tuple[int, ...], int] = {}
+        rounds: list[tuple[int, float, Shape]] = []
+        for seconds, shape in ranked:
+            kind = (shape.size, *sorted(map(len, shape.lines)))
+            kinds[kind] = kinds.get(kind, -1) + 1
+            rounds.append((kinds[kind], seconds, replace(shape, zero=zero)))
+        found: list[Planned] = []
+        waited = 0
+        for _, seconds, shape in sorted(rounds, key=lambda item: item[:2]):
+            if found and (not self._go_on(_QUICK) or waited > _PATIENCE):
+                break
+            if not search.go_on():
+                break
+            if seconds > _TRUST * search.best_s:
+                continue
+            best_s = search.best_s
+            made = self.planned(shape, 0)
+            waited = 0 if search.best_s < best_s else waited + 1
+            if made is not None:
+                found.append(made)
+        return self.refined(found, _FIRST)
+
+    def refined(self, found: Iterable[Planned], efforts: Sequence[tuple[int, int]]) -> list[Planned]:
+        """Some, of which with each of `efforts` as many as it says are built again; best first."""
+        pool = sorted(found, key=lambda one: one.step_s)
+        for effort, count in efforts:
+            better = [self.planned(one.shape, effort) for one in pool[:count] if self.search.go_on()]
+            best: dict[Shape, Planned] = {}
+            for one in sorted([*(one for one in better if one is not None), *pool], key=lambda one: one.step_s):
+                best.setdefault(one.shape, one)
+            pool = list(best.values())
+        return pool
+
+    def _until(self, share: float) -> float:
+        """The fraction of the budget at which a share of what was left at the start is spent."""
+        return self._began + share * (1.0 - self._began)
+
+    def _go_on(self, share: float) -> bool:
+        return self.search.go_on() and self.search.spent < self._until(share)
+
+    def sharded(self, one: Planned) -> Planned:
+        """The same plan with the sharding that suits it best."""
+        best = one
+        for zero in plain_stages(self.problem):
+            for groups in sharding_groups(self.problem, zero):
+                if not self.search.go_on():
+                    return best
+                shape = replace(one.shape, zero=zero, groups=groups)
+                self.search.step()
+                plan = replace(one.plan, sharding=replace(one.plan.sharding, stage=zero, groups=groups))
+                cost: Cost = self.search.offer(plan)
+                if cost.fits and cost.step_time_s < best.step_s:
+                    best = Planned(shape, plan, cost.step_time_s)
+        return best
+
+    def moved(self, pool: Sequence[Planned], rng: random.Random) -> None:
+        """Anneal from the best shapes of `pool`, best first, in turns until the budget is spent; then refine what was
+        found."""
+        search, moves = self.search, Moves(self.problem)
+        nows = list(pool[:_ANNEALED])
+        bests = list(nows)
+        began = search.spent
+        while nows and self._go_on(_MOVING):
+            turn = search.steps % len(nows)
+            now = nows[turn]
+            shape = moves.neighbour(now.shape, rng)
+            other = None if shape is None else self.planned(shape, 1)
+            if other is None:
+                search.step()
+                continue
+            done = (search.spent - began) / max(1e-9, self._until(_MOVING) - began)
+            heat = _HOT * (_COLD / _HOT) ** min(1.0, done)
+            if other.step_s <= now.step_s * (1.0 - heat * math.log(1.0 - rng.random())):
+                nows[turn] = other
+                if other.step_s < bests[turn].step_s:
+                    bests[turn] = other
+        self.refined(bests, _LAST)
+
+
+def search_shapes(planner: Planner, pool: list[Planned], rng: random.Random) -> None:
+    """From a pool of plans, best first, to better ones until the budget is spent."""
+    if pool:
+        planner.sharded(pool[0])
+        planner.moved(pool, rng)

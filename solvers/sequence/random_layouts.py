@@ -1,0 +1,74 @@
+"""`sequence_random`: random shapes with random layouts, the baseline of the other solvers.
+
+Machines in random order are cut into pipelines and stages at random places; the groups of a layout are those of a
+random clustering, tokens and heads random around what capability says. Layers, batches and policies are then computed
+as for every other solver.
+"""
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+
+from hexiopt.check import check
+from hexiopt.cost.model import CostModel
+from hexiopt.problem import Problem
+from solvers.base import Search
+from solvers.sequence.building import PlanBuilder
+from solvers.sequence.clustering import clusterings
+from solvers.sequence.layouts import RULES, Fitted, Freedoms, LayoutSearch, Need, Recipe
+from solvers.sequence.sequencing import SequencingSolver
+from solvers.sequence.shapes import Shape
+from solvers.zero import drawn_groups, plain_stages
+
+_SPREAD = 0.2  # of the logarithms of the factors of tokens and heads
+
+
+class RandomLayouts(LayoutSearch):
+    """Gives a random layout instead of the best; the first recompute policy that fits."""
+
+    def __init__(self, model: CostModel, search: Search, rng: random.Random) -> None:
+        super().__init__(model, search.go_on, Freedoms())
+        self._rng = rng
+
+    def best(self, devices: Sequence[int], size: int, need: Need, effort: int = 1) -> Fitted | None:
+        """A random one."""
+        rng, count = self._rng, len(devices)
+        if count > self.problem.workload.seq_len:
+            return None
+        factors = [tuple(rng.lognormvariate(0.0, _SPREAD) for _ in range(count)) for _ in range(2)]
+        groups, order = rng.choice(clusterings(self.problem, devices)), rng.choice(self.freedoms.orders)
+        return self.over_policies(Recipe(groups, order, "none", rng.choice(RULES), 1, *factors), size, need)
+
+
+def random_shape(problem: Problem, rng: random.Random) -> Shape:
+    """A random shape without tensor parallelism."""
+    space, workload = problem.space, problem.workload
+    machines = list(problem.usable_by_machine.values())
+    rng.shuffle(machines)
+    devices = [d for own in machines for d in own]
+    most = min(workload.global_batch, len(devices))
+    lines = space.num_pipelines or rng.choice([n for n in (1, 2, 3, 4, 8, 16) if n <= most])
+    stages = space.num_stages or rng.randint(1, max(1, min(8, problem.model.num_layers, len(devices) // lines)))
+    count = rng.randint(lines * stages, len(devices)) if rng.random() < 1 / 3 else len(devices)
+    ends = [0, *sorted(rng.sample(range(1, count), lines * stages - 1)), count]
+    seats = [tuple(sorted(devices[a:b])) for a, b in pairwise(ends)]
+    size = rng.choice(space.micro_batch_sizes(max(1, workload.global_batch // lines)))
+    zero = rng.choice(plain_stages(problem))
+    cut = tuple(tuple(seats[k : k + stages]) for k in range(0, len(seats), stages))
+    return Shape(cut, size, zero, drawn_groups(problem, rng, zero))
+
+
+class SequenceRandom(SequencingSolver):
+    """Draws until the budget is spent; a step is a draw."""
+
+    name = "sequence_random"
+
+    def run(self, search: Search, rng: random.Random) -> None:
+        """Draw, build, price."""
+        model = search.pricer if isinstance(search.pricer, CostModel) else CostModel(search.problem)
+        builder = PlanBuilder(model, RandomLayouts(model, search, rng))
+        while search.go_on():
+            search.step()
+            plan = builder.build(random_shape(search.problem, rng))
+            if plan is not None and not check(search.problem, plan):
+                search.offer(plan)
