@@ -8,10 +8,12 @@ import numpy as np
 from hexiopt.cost.memory import Shards, in_flight
 from hexiopt.cost.model import CostModel
 from hexiopt.plan import Ends, Pipeline, Plan, Replica, SequenceLayout, Sharding, Stage
+from hexiopt.sequence import Floats
 from solvers.batches import split_batch
 from solvers.sequence.allotment import RateTable, whole_parts
 from solvers.sequence.dealing import Way, dealt_layers
-from solvers.sequence.layouts import Fitted, LayoutSearch, Need
+from solvers.sequence.layouts import LayoutSearch, Need
+from solvers.sequence.recompute import Mixtures
 from solvers.sequence.requirement import one_range_schedule
 from solvers.sequence.shapes import Line, Seat, Shape
 
@@ -83,7 +85,7 @@ class PlanBuilder:
             for k, seat in enumerate(line):
                 held = in_flight(self.schedule, k, len(line), count)
                 need = Need(share[k], k == 0, k == len(line) - 1, held, self._shards(shape, p, seat))
-                ways.append([way for way in self._ways(seat, shape.size, need, effort) if way.policy in policies])
+                ways.append(list(self._ways(seat, shape.size, need, effort, policies)))
             dealt = dealt_layers(ways, layers, even=not self.problem.space.uneven_layers)
             if dealt is None:
                 break
@@ -108,15 +110,16 @@ class PlanBuilder:
             return Shards(shape.zero, float(len(seat) + len(others)))
         return Shards(shape.zero, len(seat) + sum(sum(map(len, line)) / len(line) for line in others))
 
-    def _ways(self, seat: Seat, size: int, need: Need, effort: int) -> Iterator[Way]:
+    def _ways(self, seat: Seat, size: int, need: Need, effort: int, policies: Sequence[str]) -> Iterator[Way]:
         """All that a stage may be."""
         if self._tensor and self._may_be_tensor(seat):
-            yield from self._tensor_ways(seat, size, need)
+            yield self._tensor_way(seat, size, need, policies)
             if len(seat) == 1:
                 return
         fitted = self.layouts.best(seat, size, need, effort)
         if fitted is not None:
-            yield from self._layout_ways(fitted, need)
+            most = self.problem.model.num_layers
+            yield Way(fitted.layout, self.layouts.mixtures(fitted.stage, need, policies, most))
 
     def _may_be_tensor(self, seat: Seat) -> bool:
         cluster = self.problem.cluster
@@ -125,39 +128,39 @@ class PlanBuilder:
             cluster.machines[machines.pop()].num_gpus
         )
 
-    def _tensor_ways(self, seat: Seat, size: int, need: Need) -> Iterator[Way]:
-        model, site = self.model, self.model.site(seat)
-        shards = need.shards
+    def _tensor_way(self, seat: Seat, size: int, need: Need, policies: Sequence[str]) -> Way:
+        model, site, shards = self.model, self.model.site(seat), need.shards
+        memory = model.memory_model(site, size)
         if shards.stage:  # only the other pipelines' stages share the states of this one
             shards = Shards(shards.stage, max(1.0, shards.num_devices - len(seat) + 1))
-        for policy in model.policies():
-            most = model.max_layers(site, need.first, need.last, size, policy, need.held, shards)
-            beside_s = sum(model.stage_s(site, 0, need.first, need.last, size, policy))
-            yield Way(seat, policy, sum(model.layer_s(site, size, policy)), beside_s, most)
 
-    def _layout_ways(self, fitted: Fitted, need: Need) -> Iterator[Way]:
-        stage = fitted.stage
-        for policy in self.model.policies():
-            one, two = (
-                stage.memory.stage(((policy,) * n,), need.first, need.last, (need.held,), need.shards).sum(axis=0)
-                for n in (1, 2)
-            )
-            most = 1 + int(((stage.limit_bytes - one) / (two - one) + 1e-9).min() // 1)
-            if most >= 1:
-                beside_s = sum(stage.stage_s((), need.first, need.last))
-                yield Way(fitted.layout, policy, sum(stage.layer_s(policy)), beside_s, most)
+        def bytes_of(layers: tuple[str, ...]) -> Floats:
+            return np.array([memory.mixed_stage((layers,), need.first, need.last, (need.held,), shards).total])
+
+        return Way(
+            seat,
+            Mixtures(
+                policies,
+                lambda policy: sum(model.layer_s(site, size, policy)),
+                bytes_of,
+                np.array([site.gpu.usable_memory_bytes]),
+                sum(model.stage_s(site, 0, need.first, need.last, size, policies[0])),
+                self.problem.model.num_layers,
+                mixed=self.problem.space.recompute_per_stage,
+            ),
+        )
 
 
 def _built(dealt: Sequence[tuple[int, Way]]) -> _Built:
     stages, seconds, at = [], [], 0
     for n, way in dealt:
-        stages.append(_stage(way.ends, at, at + n, way.policy))
-        seconds.append(way.beside_s + n * way.layer_s)
+        stages.append(_stage(way.ends, at, at + n, way.mixtures.policies(n)))
+        seconds.append(float(way.mixtures.seconds[n - 1]))
         at += n
     return _Built(tuple(stages), sum(seconds) - max(seconds), max(seconds))
 
 
-def _stage(ends: Ends, first: int, end: int, policy: str) -> Stage:
+def _stage(ends: Ends, first: int, end: int, policies: tuple[str, ...]) -> Stage:
     if isinstance(ends, SequenceLayout):
-        return Stage((), ((first, end),), (policy,), ends)
-    return Stage((Replica(ends),), ((first, end),), (policy,))
+        return Stage((), ((first, end),), policies, ends)
+    return Stage((Replica(ends),), ((first, end),), policies)

@@ -3,25 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from hexiopt.plan import Ends
+from solvers.sequence.recompute import Mixtures
 
 _BISECTIONS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to build a stage: tensor parallelism or a layout, a recompute policy; seconds of a layer and of what the
-    stage holds beside, and the layers that fit memory."""
+    """A way to build a stage: tensor parallelism or a layout, and what it takes with any number of layers."""
 
     ends: Ends
-    policy: str
-    layer_s: float
-    beside_s: float
-    most: int
-
-    def layers_in(self, seconds: float) -> int:
-        """Layers that fit memory and `seconds`; negative where not even none do."""
-        return min(self.most, int((seconds - self.beside_s) / self.layer_s + 1e-9)) if seconds >= self.beside_s else -1
+    mixtures: Mixtures
 
 
 Dealt = list[tuple[int, Way]]
@@ -32,18 +27,19 @@ def dealt_layers(stages: Sequence[Sequence[Way]], total: int, *, even: bool = Fa
     one layer of each other, the first stages longer. None where memory has no room for `total`."""
     if not all(stages):
         return None
+    each_s = [np.min([way.mixtures.seconds for way in ways], axis=0) for ways in stages]
     if even:
         low, extra = divmod(total, len(stages))
         counts = [low + (k < extra) for k in range(len(stages))]
-        if any(n > max(way.most for way in ways) for n, ways in zip(counts, stages, strict=True)):
+        if any(np.isinf(seconds[n - 1]) for n, seconds in zip(counts, each_s, strict=True)):
             return None
-        return [(n, _fastest(ways, n)[1]) for ways, n in zip(stages, counts, strict=True)]
+        return [(n, _fastest(ways, n)) for n, ways in zip(counts, stages, strict=True)]
 
-    def most(seconds: float) -> list[int]:
-        return [max(way.layers_in(seconds) for way in ways) for ways in stages]
+    def most(limit_s: float) -> list[int]:
+        return [int(np.flatnonzero(seconds <= limit_s)[-1:].sum()) + bool(seconds[0] <= limit_s) for seconds in each_s]
 
-    high_s = max(max(way.beside_s + total * way.layer_s for way in ways) for ways in stages)
-    if min(most(high_s)) < 1 or sum(min(n, total) for n in most(high_s)) < total:
+    high_s = max(float(seconds[np.isfinite(seconds)].max(initial=0.0)) for seconds in each_s)
+    if min(most(high_s)) < 1 or sum(most(high_s)) < total:
         return None
     low_s = 0.0
     for _ in range(_BISECTIONS):
@@ -54,13 +50,9 @@ def dealt_layers(stages: Sequence[Sequence[Way]], total: int, *, even: bool = Fa
     while sum(counts) > total:
         # From the stage that this relieves most: the slowest.
         able = [k for k, n in enumerate(counts) if n > 1]
-        k = max(able, key=lambda k: _fastest(stages[k], counts[k])[0])
-        counts[k] -= 1
-    return [(n, _fastest(ways, n)[1]) for ways, n in zip(stages, counts, strict=True)]
+        counts[max(able, key=lambda k: each_s[k][counts[k] - 1])] -= 1
+    return [(n, _fastest(ways, n)) for n, ways in zip(counts, stages, strict=True)]
 
 
-def _fastest(ways: Sequence[Way], layers: int) -> tuple[float, Way]:
-    """Seconds of so many layers by the fastest way that fits them."""
-    return min(
-        ((way.beside_s + layers * way.layer_s, way) for way in ways if layers <= way.most), key=lambda item: item[0]
-    )
+def _fastest(ways: Sequence[Way], layers: int) -> Way:
+    return min(ways, key=lambda way: float(way.mixtures.seconds[layers - 1]))

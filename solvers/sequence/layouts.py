@@ -29,6 +29,7 @@ from solvers.sequence.allotment import (
     whole_parts,
 )
 from solvers.sequence.clustering import Groups, clusterings
+from solvers.sequence.recompute import Mixtures
 from solvers.sequence.signatures import Signatures
 
 RULES = ("balanced", "compute", "square_root", "equal")
@@ -90,21 +91,15 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A layout with its recompute policy: forward and backward seconds of a micro-batch through its stage; or, where
-    memory does not suffice, infinite ones and the bytes missing on the fullest device."""
+    """A layout, the leanest recompute policy that it was made for, and the seconds of a micro-batch through its stage;
+    or, where memory does not suffice, infinitely many, and the bytes missing on the fullest device."""
 
     layout: SequenceLayout
     policy: str
-    forward_s: float
-    backward_s: float
+    seconds: float
     excess_bytes: float
     recipe: Recipe
     stage: SequenceStage  # of this layout, or of an equal one on other devices
-
-    @property
-    def seconds(self) -> float:
-        """Forward and backward; infinite without room."""
-        return self.forward_s + self.backward_s if self.excess_bytes <= 0.0 else float("inf")
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -281,8 +276,26 @@ class LayoutSearch:
             if tokens is None or (tokens == made.tokens).all():
                 break
             made = made.with_tokens(tokens)
-        seconds = stage.stage_s(policies, need.first, need.last) if excess <= 0.0 else (float("inf"),) * 2
-        return Fitted(layout, recipe.policy, *seconds, excess, recipe, stage), repairs > 0 or excess > 0.0
+        seconds = float("inf")
+        if excess <= 0.0 and not repairs:
+            richer = self.model.policies()[: self.model.policies().index(recipe.policy) + 1]
+            seconds = float(self.mixtures(stage, need, richer, need.num_layers).seconds[-1])
+        elif excess <= 0.0:
+            seconds = sum(stage.stage_s(policies, need.first, need.last))
+        return Fitted(layout, recipe.policy, seconds, excess, recipe, stage), repairs > 0 or excess > 0.0
+
+    def mixtures(self, stage: SequenceStage, need: Need, policies: Sequence[str], most: int) -> Mixtures:
+        """What a layout takes with recompute layer by layer, of stages of 1 to `most` layers at the place of `need`."""
+
+        def bytes_of(layers: tuple[str, ...]) -> Floats:
+            found: Floats = stage.memory.stage((layers,), need.first, need.last, (need.held,), need.shards).sum(axis=0)
+            return found
+
+        beside_s = sum(stage.stage_s((), need.first, need.last))
+        mixed = self.problem.space.recompute_per_stage
+        return Mixtures(
+            policies, lambda p: sum(stage.layer_s(p)), bytes_of, stage.limit_bytes, beside_s, most, mixed=mixed
+        )
 
     def _stage(self, layout: SequenceLayout, size: int) -> SequenceStage:
         found = self._stages.get((layout, size))
