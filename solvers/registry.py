@@ -29,9 +29,15 @@ _RIVALS = {
     "sailor": "solvers.rivals.sailor:Sailor",
 }
 
+# They plan stages with sequence layouts, which the plan space has with space.sequence=true.
+_SEQUENCE = {
+    "sequence_exact": "solvers.sequence.exact.solver:SequenceExact",
+}
+
 NAMES = tuple(_SOLVERS)
 RIVALS = tuple(_RIVALS)
 ORACLES = tuple(_ORACLES)
+SEQUENCE = tuple(_SEQUENCE)
 
 
 def make_solver(name: str, **options: object) -> Solver:
@@ -39,7 +45,7 @@ def make_solver(name: str, **options: object) -> Solver:
 
     Raises InputError for unknown names and options, values out of range, and a missing optional package.
     """
-    known = _SOLVERS | _ORACLES | _RIVALS
+    known = _SOLVERS | _ORACLES | _RIVALS | _SEQUENCE
     if name not in known:
         raise InputError(f"solver: {name!r} is not known; {closest(name, known)}")
     module, _, attribute = known[name].partition(":")

@@ -54,7 +54,7 @@ def test_every_model_builds_a_problem(tmp_path: Path, name: str) -> None:
 
 
 def test_solver_files_are_the_registry() -> None:
-    assert set(config_names("solver")) == {*registry.NAMES, *registry.ORACLES, *registry.RIVALS}
+    assert set(config_names("solver")) == {*registry.NAMES, *registry.ORACLES, *registry.RIVALS, *registry.SEQUENCE}
 
 
 @pytest.mark.parametrize("name", [*registry.NAMES, *registry.RIVALS])

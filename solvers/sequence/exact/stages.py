@@ -18,7 +18,7 @@ from solvers.sequence.exact.program import Choice, Need, Program
 
 AGREEMENT = 1e-6  # of a price, by which the program's time may fall behind it
 _EFFORT_S = 20.0  # most deterministic seconds of one program
-_SLOWEST = 1e3  # times equal shards on the worst frame: beyond that, no plan is looked for
+_SLOWEST = 1e3  # times equal shards: slower stages are not looked for
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Stages:
         frames = self._ranked(devices, work)
         if not frames:
             return Best(float("inf"))
-        found = self._equal(frames, work)
+        found, limited = self._equal(frames, work), limit_s < float("inf")
         if found.seconds >= limit_s:
             found = Best(limit_s)
         elif found.layout is not None:
@@ -86,7 +86,7 @@ class Stages:
                 found, limit_s = better, better.seconds
             if not done:
                 return replace(found, bound_s=min(floor_s, limit_s))
-        return replace(found, bound_s=limit_s * (1 - AGREEMENT))
+        return replace(found, bound_s=limit_s * (1 - AGREEMENT) if found.layout is not None or limited else float("inf"))
 
     # ---------------------------------------------------------------- frames
 
