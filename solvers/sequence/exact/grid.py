@@ -12,8 +12,15 @@ import numpy as np
 
 from hexiopt.cost import coefficients as c
 from hexiopt.cost.activations import Activations, Held
-from hexiopt.cost.compute import Blocks, Clock, attention_times, dense_times, embedding_compute, head_compute
-from hexiopt.cost.compute import largest_shard
+from hexiopt.cost.compute import (
+    Blocks,
+    Clock,
+    attention_times,
+    dense_times,
+    embedding_compute,
+    head_compute,
+    largest_shard,
+)
 from hexiopt.cost.memory import transient
 from hexiopt.frameworks import Framework
 from hexiopt.gpus import Gpu
@@ -153,8 +160,14 @@ class Grid:
             quantum, scores = float(self.size * self.quantum), (1.0 - fused) * problem.workload.seq_len
             policies = (policy,) * model.num_layers
 
-            def of(own: float = 0, attended: float = 0, heads: float = 0, kv: float = 0, copied: float = 0,
-                   travelling: float = 0) -> tuple[float, float]:
+            def of(
+                own: float = 0,
+                attended: float = 0,
+                heads: float = 0,
+                kv: float = 0,
+                copied: float = 0,
+                travelling: float = 0,
+            ) -> tuple[float, float]:
                 amounts = Held(
                     between=own * quantum,
                     tokens=own * quantum,

@@ -44,7 +44,7 @@ class Plans:
         self._stages = Stages(self._model, resolution, search.go_on, search.step, search.left_s)
         allowed = schedules(self._problem.workload)
         self._schedule = next(name for name in ("1f1b", "interleaved", "gpipe") if name in allowed)
-        self._known: dict[tuple[object, ...], Best] = {}
+        self._known: dict[tuple[object, Work], Best] = {}
         self._open_s = float("inf")  # the least bound of parts whose plan does not reach it
         self.bound_s = 0.0
 
@@ -160,7 +160,7 @@ class Plans:
             seconds.append(own)
         return best_split(seconds, batch, space.uneven_batch)
 
-    def _key(self, part: Part, p: int, size: int, batches: int) -> tuple[tuple[object, ...], Work]:
+    def _key(self, part: Part, p: int, size: int, batches: int) -> tuple[tuple[object, Work], Work]:
         work = self._work(part, p, size, batches)
         devices = part.sets[p]
         crossed = set(dict(work.sharers))
@@ -180,11 +180,19 @@ class Plans:
 
     def _best(self, part: Part, p: int, size: int, batches: int) -> Best:
         """What is known of a stage."""
-        key, _ = self._key(part, p, size, batches)
+        key, work = self._key(part, p, size, batches)
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = Best(self._stages.floor_s(part.sets[p], size))
+        roomy = self._known.get((key[0], self._roomy(work)))
+        if roomy is not None and roomy.bound_s > found.bound_s:
+            found = self._known[key] = replace(found, bound_s=roomy.bound_s)
         return found
+
+    def _roomy(self, work: Work) -> Work:
+        """The same work with states spread as far as they may be."""
+        zero = max(stage for stage in sharding_stages(self._problem.workload) if stage < 2)
+        return replace(work, zero=zero, holders=(len(self._problem.usable_devices),) * len(work.holders))
 
     def _first_open(self, part: Part, split: Split) -> int | None:
         """The first pipeline of the split whose stage is only bounded."""
@@ -194,12 +202,27 @@ class Plans:
     def _solved(self, part: Part, split: Split, p: int) -> bool:
         """Solve the stage of pipeline p; False where the budget is spent before."""
         (size, batches), devices = split.batches[p], part.sets[p]
-        known, (key, work) = self._best(part, p, size, batches), self._key(part, p, size, batches)
-        found = self._stages.best(devices, work, (self._search.best_s - part.tails_s[p]) / batches)
-        if found.layout is not None:
-            found = replace(found, layout=_moved(found.layout, {d: k for k, d in enumerate(devices)}))
-        self._known[key] = replace(found, bound_s=max(found.bound_s, known.bound_s))
-        return self._search.go_on()
+        self._best(part, p, size, batches)
+        (alike, work), _ = self._key(part, p, size, batches)
+        limit_s = (self._search.best_s - part.tails_s[p]) / batches
+        # Without regard to how states are spread first: that holds for all parts, and is all where it fits.
+        for wider in dict.fromkeys((self._roomy(work), work)):
+            known = self._known.get((alike, wider), Best(0.0))
+            if not known.is_exact and known.bound_s < limit_s:
+                found = self._stages.best(devices, wider, limit_s)
+                if found.layout is not None:
+                    found = replace(found, layout=_moved(found.layout, {d: k for k, d in enumerate(devices)}))
+                known = self._known[alike, wider] = replace(found, bound_s=max(found.bound_s, known.bound_s))
+            if not self._search.go_on():
+                return False
+            if known.layout is None and known.bound_s >= limit_s:
+                break
+            if known.layout is not None:
+                layout = _moved(known.layout, dict(enumerate(devices)))
+                if self._stages.fits(layout, known.policy, work):
+                    self._known[alike, work] = known
+                    break
+        return True
 
     def _finish(self, part: Part, split: Split) -> None:
         """Offer the best plan of a part."""
@@ -218,9 +241,7 @@ class Plans:
 
     # ---------------------------------------------------------------- plans
 
-    def _plan(
-        self, stages: tuple[tuple[SequenceLayout, str], ...], split: Split, sharding: Sharding
-    ) -> Plan:
+    def _plan(self, stages: tuple[tuple[SequenceLayout, str], ...], split: Split, sharding: Sharding) -> Plan:
         layers = ((0, self._problem.model.num_layers),)
         return Plan(
             tuple(
@@ -237,8 +258,7 @@ class Plans:
         heads = self._problem.model.num_heads
         return SequenceLayout(
             tuple(
-                SequenceGroup((d,), (seq_len // many + (k < seq_len % many),), (heads,))
-                for k, d in enumerate(devices)
+                SequenceGroup((d,), (seq_len // many + (k < seq_len % many),), (heads,)) for k, d in enumerate(devices)
             )
         )
 

@@ -24,7 +24,7 @@ from solvers.sequence.exact.frames import Frame
 from solvers.sequence.exact.grid import Grid, Term
 
 _UNITS = 2**40
-_Int = cp_model.LinearExprT
+_Int = cp_model.LinearExpr | int
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,9 @@ class _Flow:
 class Program:
     """The model of a `frame` for less than `limit_s` seconds, forward and backward; `heads` where they are given."""
 
-    def __init__(self, grid: Grid, frame: Frame, need: Need, limit_s: float, heads: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, grid: Grid, frame: Frame, need: Need, limit_s: float, heads: Sequence[int] | None = None
+    ) -> None:
         self._grid, self._frame, self._need = grid, frame, need
         self._unit_s = limit_s / _UNITS
         self._limit = _UNITS - 1
@@ -85,9 +87,9 @@ class Program:
         self.group_quanta = [
             self._model.new_int_var(len(own), many, f"group_{g}") for g, own in enumerate(self._places)
         ]
-        self.heads = None if heads else [
-            self._model.new_int_var(1, self._spec.num_heads, f"heads_{d}") for d in self._devices
-        ]
+        self.heads = (
+            None if heads else [self._model.new_int_var(1, self._spec.num_heads, f"heads_{d}") for d in self._devices]
+        )
 
         # Step 2, constraints. Devices have the quanta of their group, groups all there are, their devices all heads.
         for g, places in enumerate(self._places):
@@ -96,7 +98,9 @@ class Program:
                 self._model.add(sum(self.heads[k] for k in places) == self._spec.num_heads)
         self._model.add(sum(self.group_quanta) == many)
         self._fit_memory()
-        self._turns = RingTurns(members(frame.layout([2] * len(self._devices), heads or self._any_heads())), frame.order)
+        self._turns = RingTurns(
+            members(frame.layout([2] * len(self._devices), heads or self._any_heads())), frame.order
+        )
         self._exchange_s = self._exchanges() if any(len(own) > 1 for own in self._places) else {}
         self._flows = self._ring_flows() if len(self._places) > 1 else []
 
@@ -104,10 +108,12 @@ class Program:
         host_s = grid.framework.layer_host_s
         again_s = host_s if frame.policy == "full" else 0.0
         layer = self._phase_end(self._forward(), host_s) + self._phase_end(self._backward(), host_s + again_s)
-        ends = [self._largest([self._table(k, grid.ends(gpu)[row]) for k, gpu in enumerate(self._gpus)])
-                for row in range(4)]
+        ends = [
+            self._largest([self._table(k, grid.ends(gpu)[row]) for k, gpu in enumerate(self._gpus)]) for row in range(4)
+        ]
         self._model.add(self._spec.num_layers * layer + sum(ends) <= self._limit)
         self._objective = self._spec.num_layers * layer + sum(ends)
+        self._model.minimize(self._objective)
 
     # ---------------------------------------------------------------- asking
 
@@ -135,14 +141,13 @@ class Program:
 
     def least(self, seconds: float, deterministic_s: float) -> tuple[Choice | None, bool]:
         """The choice of least time, and whether that is proven; None and True: there is none within the limit."""
-        model = self._model.clone()
-        model.minimize(self._objective)
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = 0
+        solver.parameters.linearization_level = 2
         solver.parameters.max_deterministic_time = deterministic_s
         solver.parameters.max_time_in_seconds = max(0.01, seconds)
-        status = solver.solve(model)
+        status = solver.solve(self._model)
         if status == cp_model.INFEASIBLE:
             return None, True
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
@@ -171,8 +176,9 @@ class Program:
             self._model.add_multiplication_equality(found, [a, b])
         return found
 
-    def _times_heads(self, amount: cp_model.IntVar, most: int, k: int, of_head: float, of_kv: float,
-                     whole: Callable[[float], int]) -> _Int:
+    def _times_heads(
+        self, amount: cp_model.IntVar, most: int, k: int, of_head: float, of_kv: float, whole: Callable[[float], int]
+    ) -> _Int:
         """`amount` times what each query head and each key-value head of place k counts, in whole numbers."""
         if self._fixed is not None:
             return whole(of_head * self._fixed[k] + of_kv * int(self._kv[k])) * amount
@@ -247,8 +253,12 @@ class Program:
         senders, receivers = (np.array([self._devices[pair[end]] for pair in pairs]) for end in (0, 1))
         wires = Wires.of(self._cluster, senders, receivers).crowded(dict(self._need.sharers))
         found = {}
-        for name, of_kv, back in (("qkv", 2.0, False), ("qkv_back", 2.0, True), ("out", 0.0, False),
-                                  ("out_back", 0.0, True)):
+        for name, of_kv, back in (
+            ("qkv", 2.0, False),
+            ("qkv_back", 2.0, True),
+            ("out", 0.0, False),
+            ("out_back", 0.0, True),
+        ):
             loads: dict[int, list[_Int]] = {}
             for (a, b), row, rates in zip(pairs, wires.resource.tolist(), wires.s_per_byte.tolist(), strict=True):
                 tokens, heads = (b, a) if back else (a, b)
@@ -297,9 +307,7 @@ class Program:
             views[1].append(certain or [self._flow([(a, b) for a in own], (b,), b, None) for b in others])
         return views[:1] if views[0] == views[1] else views
 
-    def _flow(
-        self, pairs: Sequence[tuple[int, int]], ends: tuple[int, ...], place: int, kv_heads: int | None
-    ) -> _Flow:
+    def _flow(self, pairs: Sequence[tuple[int, int]], ends: tuple[int, ...], place: int, kv_heads: int | None) -> _Flow:
         """What all of the pairs load."""
         senders, receivers = (np.array([self._devices[pair[end]] for pair in pairs]) for end in (0, 1))
         network = self._cluster.network.num_resources
@@ -318,9 +326,7 @@ class Program:
             if inside:
                 rates = wires.s_per_byte[k].tolist()
                 own = {network + a: rates[0], network + size + b: rates[1]}
-            common = own if common is None else {
-                r: min(rate, common[r]) for r, rate in own.items() if r in common
-            }
+            common = own if common is None else {r: min(rate, common[r]) for r, rate in own.items() if r in common}
         return _Flow(ends, tuple((common or {}).items()), float(wires.latency_s.min()), place, kv_heads)
 
     def _message_times(self, moved: Sequence[Sequence[int]]) -> list[tuple[_Flow, cp_model.IntVar]]:
@@ -405,7 +411,13 @@ class Program:
                 if turn < count and kernels[turn, g]:
                     pairs = float(sizes[g] * sizes[s])
                     computed = self._attended(
-                        k, g, s, backward, causal[turn, g] / pairs, whole[turn, g] / pairs, kernels[turn, g],
+                        k,
+                        g,
+                        s,
+                        backward,
+                        causal[turn, g] / pairs,
+                        whole[turn, g] / pairs,
+                        kernels[turn, g],
                         rows[turn, g] / sizes[g],
                     )
                 end = self._time()

@@ -53,7 +53,11 @@ class Stages:
     """Stages of one problem at one resolution. `step` counts programs, `left_s` says how much time there is."""
 
     def __init__(
-        self, model: CostModel, resolution: int, go_on: Callable[[], bool], step: Callable[[], None],
+        self,
+        model: CostModel,
+        resolution: int,
+        go_on: Callable[[], bool],
+        step: Callable[[], None],
         left_s: Callable[[], float],
     ) -> None:
         self._model, self._problem, self._resolution = model, model.problem, resolution
@@ -77,16 +81,24 @@ class Stages:
         elif found.layout is not None:
             limit_s = found.seconds
         if limit_s == float("inf"):
-            limit_s = _SLOWEST * max(self._priced(f, self._equal_choice(f), work)[0] for _, f in frames[:1] + frames[-1:])
-        for floor_s, frame in frames:
+            limit_s = _SLOWEST * max(
+                self._priced(f, self._equal_choice(f), work)[0] for _, f in frames[:1] + frames[-1:]
+            )
+        for floor_s, plain in frames:
             if floor_s >= limit_s:
                 break
-            better, done = self._solved(frame, work, limit_s)
-            if better is not None:
-                found, limit_s = better, better.seconds
-            if not done:
-                return replace(found, bound_s=min(floor_s, limit_s))
-        return replace(found, bound_s=limit_s * (1 - AGREEMENT) if found.layout is not None or limited else float("inf"))
+            for policy in work.policies:
+                frame = replace(plain, policy=policy)
+                if self._tables(work.size)[1].of_frame(frame) >= limit_s:
+                    continue
+                better, done = self._solved(frame, work, limit_s)
+                if better is not None:
+                    found, limit_s = better, better.seconds
+                if not done:
+                    return replace(found, bound_s=min(floor_s, limit_s))
+        if found.layout is None and not limited:
+            return Best(float("inf"))
+        return replace(found, bound_s=limit_s * (1 - AGREEMENT))
 
     # ---------------------------------------------------------------- frames
 
@@ -98,8 +110,8 @@ class Stages:
         return found
 
     def _ranked(self, devices: tuple[int, ...], work: Work) -> list[tuple[float, Frame]]:
-        """All frames by their floors."""
-        key = (devices, work.size, work.policies)
+        """All frames by their floors, under the first policy, which repeats least."""
+        key = (devices, work.size, work.policies[0])
         found = self._frames.get(key)
         if found is None:
             grid, floors = self._tables(work.size)
@@ -108,9 +120,8 @@ class Stages:
                 # In a single group order says nothing; quanta of an odd number of tokens have no equal halves.
                 orders = ("contiguous",) if len(groups) == 1 or grid.quantum % 2 else ("contiguous", "zigzag")
                 for order in orders:
-                    for policy in work.policies:
-                        frame = Frame(groups, order, policy)
-                        rows.append((floors.of_frame(frame), frame))
+                    frame = Frame(groups, order, work.policies[0])
+                    rows.append((floors.of_frame(frame), frame))
             found = self._frames[key] = sorted(rows, key=lambda row: row[0])
         return found
 
@@ -128,9 +139,12 @@ class Stages:
             if floor_s >= found.seconds or not self._go_on():
                 break
             choice = self._equal_choice(frame)
-            seconds, fits = self._priced(frame, choice, work)
-            if fits and seconds < found.seconds:
-                found = Best(0.0, self._layout(frame, choice), frame.policy, seconds)
+            for policy in work.policies:
+                seconds, fits = self._priced(replace(frame, policy=policy), choice, work)
+                if fits:
+                    if seconds < found.seconds:
+                        found = Best(0.0, self._layout(frame, choice), policy, seconds)
+                    break
         return found
 
     # ---------------------------------------------------------------- one frame
@@ -208,14 +222,18 @@ class Stages:
 
     def _priced(self, frame: Frame, choice: Choice, work: Work) -> tuple[float, bool]:
         """Forward and backward seconds, and whether every device has room."""
-        layout = self._layout(frame, choice)
+        layout, policies = self._layout(frame, choice), (frame.policy,) * self._problem.model.num_layers
         stage = self._model.sequence_stage(layout, work.size, dict(work.sharers))
-        policies = (frame.policy,) * self._problem.model.num_layers
-        seconds = sum(stage.stage_s(policies, True, True))
-        holders = dict(zip(sorted(frame.devices), work.holders, strict=True))
+        return sum(stage.stage_s(policies, True, True)), self.fits(layout, frame.policy, work)
+
+    def fits(self, layout: SequenceLayout, policy: str, work: Work) -> bool:
+        """Whether every device of a layout has room."""
+        stage = self._model.sequence_stage(layout, work.size, dict(work.sharers))
+        policies = (policy,) * self._problem.model.num_layers
+        holders = dict(zip(sorted(layout.devices), work.holders, strict=True))
         for n in set(work.holders):
             totals = stage.memory.stage((policies,), True, True, (work.held,), Shards(work.zero, n)).sum(axis=0)
-            for d, total, limit in zip(frame.devices, totals.tolist(), stage.limit_bytes.tolist(), strict=True):
-                if holders[d] == n and total > limit:
-                    return seconds, False
-        return seconds, True
+            for d, room in zip(layout.devices, (stage.limit_bytes - totals).tolist(), strict=True):
+                if holders[d] == n and room < 0.0:
+                    return False
+        return True
