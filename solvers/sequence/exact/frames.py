@@ -49,6 +49,16 @@ def likeness(problem: Problem, devices: Sequence[int]) -> tuple[object, ...]:
     return tuple(found)
 
 
+def alike(problem: Problem, a: int, b: int) -> bool:
+    """Whether two devices can change places and nothing changes: behind the same interface of a machine."""
+    cluster = problem.cluster
+    m, index = int(cluster.machine_of[a]), cluster.index_in_machine
+    machine = cluster.machines[m]
+    if m != int(cluster.machine_of[b]) or machine.intra_links:
+        return False
+    return machine.interface(int(index[a])) == machine.interface(int(index[b]))
+
+
 def group_orders(problem: Problem, devices: Sequence[int], most: int) -> list[Groups]:
     """All ways to put `devices` into groups of at most `most`, in all orders of these; of those alike, one."""
     found: dict[object, Groups] = {}

@@ -12,7 +12,7 @@ exceeds the true time and falls behind it by less than 1e-7.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -20,7 +20,7 @@ from ortools.sat.python import cp_model
 from hexiopt.cost import coefficients as c
 from hexiopt.cost.wires import Wires
 from hexiopt.sequence import Floats, RingTurns, kv_heads_of, members, ring_holders, uneven_kv_copies
-from solvers.sequence.exact.frames import Frame
+from solvers.sequence.exact.frames import Frame, alike
 from solvers.sequence.exact.grid import Grid, Term
 
 _UNITS = 2**40
@@ -62,7 +62,14 @@ class Program:
     """The model of a `frame` for less than `limit_s` seconds, forward and backward; `heads` where they are given."""
 
     def __init__(
-        self, grid: Grid, frame: Frame, need: Need, limit_s: float, heads: Sequence[int] | None = None
+        self,
+        grid: Grid,
+        frame: Frame,
+        need: Need,
+        limit_s: float,
+        heads: Sequence[int] | None = None,
+        *,
+        memory: bool = True,
     ) -> None:
         self._grid, self._frame, self._need = grid, frame, need
         self._unit_s = limit_s / _UNITS
@@ -97,7 +104,10 @@ class Program:
             if self.heads is not None:
                 self._model.add(sum(self.heads[k] for k in places) == self._spec.num_heads)
         self._model.add(sum(self.group_quanta) == many)
-        self._fit_memory()
+        if self.heads is not None:
+            self._order_equals()
+        if memory:
+            self._fit_memory()
         self._turns = RingTurns(
             members(frame.layout([2] * len(self._devices), heads or self._any_heads())), frame.order
         )
@@ -202,6 +212,16 @@ class Program:
         if floor_s:
             self._model.add(found >= self._units(floor_s))
         return found
+
+    def _order_equals(self) -> None:
+        """Of devices of a group that could change places, the first have most quanta."""
+        states = dict(self._need.states_bytes)
+        for places in self._places:
+            for a, b in pairwise(places):
+                if alike(self._grid.problem, *(self._devices[k] for k in (a, b))) and (
+                    states[self._devices[a]] == states[self._devices[b]]
+                ):
+                    self._model.add(self.quanta[a] >= self.quanta[b])
 
     # ---------------------------------------------------------------- memory
 
@@ -334,7 +354,6 @@ class Program:
         many, found = self._grid.resolution, []
         for view in self._flows:
             loads: dict[int, list[_Int]] = {}
-            sums: dict[tuple[int, ...], cp_model.IntVar] = {}
             for flows, sources in zip(view, moved, strict=True):
                 for flow in flows:
                     for r, rate in flow.way:
@@ -342,11 +361,10 @@ class Program:
                         for s in sources:
                             tokens = self.group_quanta[s]
                             if flow.kv_heads is not None:
-                                amount = self._units(byte * flow.kv_heads) * tokens
+                                amount: _Int = self._units(byte * flow.kv_heads) * tokens
                             else:
                                 amount = self._times_heads(tokens, many, flow.place, 0.0, byte, self._units)
                             loads.setdefault(r, []).append(amount)
-            sums.clear()
             totals = {r: self._largest([sum(parts)]) for r, parts in loads.items()}
             for flows, sources in zip(view, moved, strict=True):
                 for flow in flows:

@@ -6,7 +6,7 @@ groups, their order and that of the devices in them, the order of the shards, th
 in whole *quanta*, of which a sequence has `resolution`. Zigzag shards are looked at where a quantum has an even number
 of tokens. Not in it: pipelines of several stages, tensor parallelism and replicas, policies layer by layer, stated
 sharding groups, ZeRO-2 and 3 (which do not go with layouts), a second schedule (with one stage all take equally long,
-and the one that holds least is taken), and stages a thousand times slower than equal shards.
+and the one that holds least is taken), and stages a thousand times slower than shares by speed.
 
 `Result.own_bound` is a step time that no plan of this space beats, to 2e-6 of it; `Result.bound_s` holds for the whole
 plan space, so that `status` says `optimal` only where that proves it. Where layouts can cross different parts of the

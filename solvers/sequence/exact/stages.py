@@ -7,18 +7,21 @@ the program is asked again, until it has nothing below the best price.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from hexiopt.cost.memory import Shards
+from hexiopt.cost.memory import MemoryModel, Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.plan import SequenceLayout
 from solvers.sequence.exact.floors import Floors
 from solvers.sequence.exact.frames import Frame, alignments, group_orders
 from solvers.sequence.exact.grid import Grid
-from solvers.sequence.exact.program import Choice, Need, Program
+from solvers.sequence.exact.plain import Shares, by_speed, climbed
+from solvers.sequence.exact.program import Need, Program
 
 AGREEMENT = 1e-6  # of a price, by which the program's time may fall behind it
 _EFFORT_S = 20.0  # most deterministic seconds of one program
-_SLOWEST = 1e3  # times equal shards: slower stages are not looked for
+_SLOWEST = 1e3  # times shares by speed: slower stages are not looked for
+_CLIMBED = 8  # frames whose shares are improved before the proof
 
 
 @dataclass(frozen=True)
@@ -75,27 +78,19 @@ class Stages:
         frames = self._ranked(devices, work)
         if not frames:
             return Best(float("inf"))
-        found, limited = self._equal(frames, work), limit_s < float("inf")
-        if found.seconds >= limit_s:
-            found = Best(limit_s)
-        elif found.layout is not None:
-            limit_s = found.seconds
+        limited = limit_s < float("inf")
+        found, plain_s = self._plain(frames, work, limit_s)
+        limit_s = min(limit_s, found.seconds)
         if limit_s == float("inf"):
-            limit_s = _SLOWEST * max(
-                self._priced(f, self._equal_choice(f), work)[0] for _, f in frames[:1] + frames[-1:]
-            )
-        for floor_s, plain in frames:
+            limit_s = _SLOWEST * plain_s
+        for floor_s, frame in frames:
             if floor_s >= limit_s:
                 break
-            for policy in work.policies:
-                frame = replace(plain, policy=policy)
-                if self._tables(work.size)[1].of_frame(frame) >= limit_s:
-                    continue
-                better, done = self._solved(frame, work, limit_s)
-                if better is not None:
-                    found, limit_s = better, better.seconds
-                if not done:
-                    return replace(found, bound_s=min(floor_s, limit_s))
+            better, done = self._under_all_policies(frame, work, limit_s)
+            if better is not None:
+                found, limit_s = better, better.seconds
+            if not done:
+                return replace(found, bound_s=min(floor_s, limit_s))
         if found.layout is None and not limited:
             return Best(float("inf"))
         return replace(found, bound_s=limit_s * (1 - AGREEMENT))
@@ -125,44 +120,64 @@ class Stages:
             found = self._frames[key] = sorted(rows, key=lambda row: row[0])
         return found
 
-    def _equal_choice(self, frame: Frame) -> Choice:
-        """Quanta and heads as equal as they go."""
-        count, heads = len(frame.devices), self._problem.model.num_heads
-        quanta = tuple(self._resolution // count + (k < self._resolution % count) for k in range(count))
-        shares = tuple(heads // len(own) + (k < heads % len(own)) for own in frame.groups for k in range(len(own)))
-        return Choice(quanta, shares, 0.0)
-
-    def _equal(self, frames: Sequence[tuple[float, Frame]], work: Work) -> Best:
-        """The best of equal shards."""
-        found = Best(0.0)
-        for floor_s, frame in frames:
-            if floor_s >= found.seconds or not self._go_on():
+    def _plain(self, frames: Sequence[tuple[float, Frame]], work: Work, limit_s: float) -> tuple[Best, float]:
+        """A good stage below `limit_s`, and the time of a plain one, with room or not."""
+        rows: list[tuple[float, Frame, Shares]] = []
+        found, least_s = Best(0.0), float("inf")
+        for floor_s, plain in frames:
+            if floor_s >= min(limit_s, found.seconds) or not self._go_on():
                 break
-            choice = self._equal_choice(frame)
+            speeds = [1.0 / self.floor_s((d,), work.size) for d in plain.devices]
+            shares = by_speed(plain, speeds, self._resolution, self._problem.model.num_heads)
             for policy in work.policies:
-                seconds, fits = self._priced(replace(frame, policy=policy), choice, work)
+                frame = replace(plain, policy=policy)
+                seconds, fits = self._priced(frame, shares, work)
+                least_s = min(least_s, seconds)
                 if fits:
-                    if seconds < found.seconds:
-                        found = Best(0.0, self._layout(frame, choice), policy, seconds)
+                    rows.append((seconds, frame, shares))
+                    found = min(found, self._met(frame, shares, work), key=lambda best: best.seconds)
                     break
-        return found
+        for _, frame, shares in sorted(rows, key=lambda row: row[0])[:_CLIMBED]:
+            if not self._go_on():
+                break
+            price = partial(self._price, frame, work)
+            better = climbed(frame, shares, price, self._go_on)
+            found = min(found, self._met(frame, better, work), key=lambda best: best.seconds)
+        return found if found.seconds < limit_s else Best(0.0), least_s
 
     # ---------------------------------------------------------------- one frame
 
+    def _under_all_policies(self, plain: Frame, work: Work, limit_s: float) -> tuple[Best | None, bool]:
+        """The best of a frame under any policy that takes less than `limit_s`; and whether all of them was looked at.
+
+        The first policy takes least: if it takes too long with all the memory there could be, no other helps."""
+        if len(work.policies) > 1:
+            self._step()
+            program = self._program(plain, work, limit_s, memory=False)
+            choice, proven = program.least(self._left_s(), _EFFORT_S)
+            if choice is None and proven:
+                return None, True
+        best: Best | None = None
+        for policy in work.policies:
+            frame = replace(plain, policy=policy)
+            if self._tables(work.size)[1].of_frame(frame) < limit_s:
+                better, done = self._solved(frame, work, limit_s)
+                if better is not None:
+                    best, limit_s = better, better.seconds
+                if not done:
+                    return best, False
+        return best, True
+
     def _solved(self, frame: Frame, work: Work, limit_s: float) -> tuple[Best | None, bool]:
         """The best of a frame that takes less than `limit_s`; and whether all of the frame was looked at."""
-        grid = self._tables(work.size)[0]
-        need = self._need(frame, work)
-        program, best = Program(grid, frame, need, limit_s), None
-        while True:
-            if not self._go_on():
-                return best, False
+        program, best = self._program(frame, work, limit_s), None
+        while self._go_on():
             self._step()
             choice, proven = program.least(self._left_s(), _EFFORT_S)
             if choice is None:
                 return best, proven
-            met = self._met(frame, choice, work)
-            if met is not None and met.seconds < limit_s:
+            met = self._met(frame, (choice.quanta, choice.heads), work)
+            if met.seconds < limit_s:
                 best, limit_s = met, met.seconds
                 if proven and met.seconds <= choice.seconds * (1 + AGREEMENT):
                     return best, True
@@ -175,16 +190,17 @@ class Stages:
                 if not done:
                     return best, False
             program.refute_heads(choice.heads)
+        return best, False
 
-    def _met(self, frame: Frame, choice: Choice, work: Work) -> Best | None:
-        """The choice in the alignment of its heads that costs least, of those that fit."""
-        best: Best | None = None
-        held = dict(zip(frame.devices, zip(choice.quanta, choice.heads, strict=True), strict=True))
-        for groups, heads in alignments(self._problem, frame.groups, choice.heads):
+    def _met(self, frame: Frame, shares: Shares, work: Work) -> Best:
+        """Shares in the alignment of their heads that costs least, of those that fit."""
+        best = Best(0.0)
+        quanta = dict(zip(frame.devices, shares[0], strict=True))
+        for groups, heads in alignments(self._problem, frame.groups, shares[1]):
             turned = replace(frame, groups=groups)
-            own = Choice(tuple(held[d][0] for d in turned.devices), heads, 0.0)
-            seconds, fits = self._priced(turned, own, work)
-            if fits and (best is None or seconds < best.seconds):
+            own = tuple(quanta[d] for d in turned.devices), heads
+            seconds = self._price(turned, work, own)
+            if seconds < best.seconds:
                 best = Best(0.0, self._layout(turned, own), frame.policy, seconds)
         return best
 
@@ -192,37 +208,55 @@ class Stages:
         self, frame: Frame, heads: tuple[int, ...], work: Work, limit_s: float
     ) -> tuple[Best | None, bool]:
         """As `_solved`, with given heads."""
-        program, best = Program(self._tables(work.size)[0], frame, self._need(frame, work), limit_s, heads), None
+        program, best = self._program(frame, work, limit_s, heads), None
         while self._go_on():
             self._step()
             choice, proven = program.least(self._left_s(), _EFFORT_S)
             if choice is None:
                 return best, proven
-            seconds, fits = self._priced(frame, choice, work)
-            if fits and seconds < limit_s:
-                best, limit_s = Best(0.0, self._layout(frame, choice), frame.policy, seconds), seconds
+            shares = choice.quanta, heads
+            seconds = self._price(frame, work, shares)
+            if seconds < limit_s:
+                best, limit_s = Best(0.0, self._layout(frame, shares), frame.policy, seconds), seconds
                 if proven:
                     assert seconds <= choice.seconds * (1 + AGREEMENT), "the program is the cost model"
                     return best, True
             program.refute(choice.quanta)
         return best, False
 
+    def _program(
+        self,
+        frame: Frame,
+        work: Work,
+        limit_s: float,
+        heads: tuple[int, ...] | None = None,
+        *,
+        memory: bool = True,
+    ) -> Program:
+        return Program(self._tables(work.size)[0], frame, self._need(frame, work), limit_s, heads, memory=memory)
+
     # ---------------------------------------------------------------- prices
 
-    def _layout(self, frame: Frame, choice: Choice) -> SequenceLayout:
+    def _layout(self, frame: Frame, shares: Shares) -> SequenceLayout:
         quantum = self._problem.workload.seq_len // self._resolution
-        return frame.layout([quantum * n for n in choice.quanta], choice.heads)
+        return frame.layout([quantum * n for n in shares[0]], shares[1])
 
     def _need(self, frame: Frame, work: Work) -> Need:
-        alone = self._model.sequence_stage(self._layout(frame, self._equal_choice(frame)), work.size).alone
-        layers = self._problem.model.num_layers
+        problem = self._problem
+        alone = MemoryModel(problem.model, problem.workload, problem.cluster.gpu_of(frame.devices[0]), 1, work.size)
         holders = dict(zip(sorted(frame.devices), work.holders, strict=True))
+        layers = problem.model.num_layers
         states = tuple((d, sum(alone.states(layers, True, True, Shards(work.zero, n)))) for d, n in holders.items())
         return Need(work.held, states, work.sharers)
 
-    def _priced(self, frame: Frame, choice: Choice, work: Work) -> tuple[float, bool]:
+    def _price(self, frame: Frame, work: Work, shares: Shares) -> float:
+        """Forward and backward seconds; infinite where a device has no room."""
+        seconds, fits = self._priced(frame, shares, work)
+        return seconds if fits else float("inf")
+
+    def _priced(self, frame: Frame, shares: Shares, work: Work) -> tuple[float, bool]:
         """Forward and backward seconds, and whether every device has room."""
-        layout, policies = self._layout(frame, choice), (frame.policy,) * self._problem.model.num_layers
+        layout, policies = self._layout(frame, shares), (frame.policy,) * self._problem.model.num_layers
         stage = self._model.sequence_stage(layout, work.size, dict(work.sharers))
         return sum(stage.stage_s(policies, True, True)), self.fits(layout, frame.policy, work)
 
