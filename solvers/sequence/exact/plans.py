@@ -8,7 +8,7 @@ split is only bounded, that stage is solved, and the part waits again. Where all
 """
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -20,6 +20,9 @@ from solvers.base import Search
 from solvers.sequence.exact.batch import Split, best_split
 from solvers.sequence.exact.frames import Groups, device_sets, likeness
 from solvers.sequence.exact.stages import AGREEMENT, Best, Stages, Work
+
+_BEGUN = 12  # parts whose plans are offered before the proof,
+_BEGINNING = 0.1  # for so much of the time limit
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Plans:
         allowed = schedules(self._problem.workload)
         self._schedule = next(name for name in ("1f1b", "interleaved", "gpipe") if name in allowed)
         self._known: dict[tuple[object, Work], Best] = {}
+        self._begun: dict[tuple[object, Work], Best] = {}
         self._open_s = float("inf")  # the least bound of parts whose plan does not reach it
         self.bound_s = 0.0
 
@@ -57,6 +61,7 @@ class Plans:
             split = self._split(part)
             if split is not None:
                 heapq.heappush(waiting, (split.end_s, next(order), part))
+        self._begin([part for _, _, part in heapq.nsmallest(_BEGUN, waiting)])
         while waiting:
             bound_s, _, part = waiting[0]
             self.bound_s = max(self.bound_s, min(bound_s, search.best_s, self._open_s))
@@ -71,10 +76,10 @@ class Plans:
                     self._finish(part, split)
                     heapq.heappop(waiting)
                     continue
-                if not self._solved(part, split, place):
+                done = self._solved(part, split, place)
+                self._offer(part, split)  # not yet known to be the part's best
+                if not done:
                     return False
-                if self._first_open(part, split) is None:
-                    self._offer(part, split)  # not yet known to be the part's best
                 split = self._split(part)
             if split is None:
                 heapq.heappop(waiting)
@@ -160,12 +165,13 @@ class Plans:
             seconds.append(own)
         return best_split(seconds, batch, space.uneven_batch)
 
-    def _key(self, part: Part, p: int, size: int, batches: int) -> tuple[tuple[object, Work], Work]:
+    def _key(self, part: Part, p: int, size: int, batches: int) -> tuple[object, Work]:
+        """Equal for stages that take and hold the same."""
         work = self._work(part, p, size, batches)
         devices = part.sets[p]
         crossed = set(dict(work.sharers))
         alike: object = devices if crossed else likeness(self._problem, devices)
-        return (alike, work), work
+        return alike, work
 
     def _work(self, part: Part, p: int, size: int, batches: int) -> Work:
         machine_of = self._problem.cluster.machine_of
@@ -180,11 +186,11 @@ class Plans:
 
     def _best(self, part: Part, p: int, size: int, batches: int) -> Best:
         """What is known of a stage."""
-        key, work = self._key(part, p, size, batches)
+        key = alike, work = self._key(part, p, size, batches)
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = Best(self._stages.floor_s(part.sets[p], size))
-        roomy = self._known.get((key[0], self._roomy(work)))
+        roomy = self._known.get((alike, self._roomy(work)))
         if roomy is not None and roomy.bound_s > found.bound_s:
             found = self._known[key] = replace(found, bound_s=roomy.bound_s)
         return found
@@ -203,7 +209,7 @@ class Plans:
         """Solve the stage of pipeline p; False where the budget is spent before."""
         (size, batches), devices = split.batches[p], part.sets[p]
         self._best(part, p, size, batches)
-        (alike, work), _ = self._key(part, p, size, batches)
+        alike, work = self._key(part, p, size, batches)
         limit_s = (self._search.best_s - part.tails_s[p]) / batches
         # Without regard to how states are spread first: that holds for all parts, and is all where it fits.
         for wider in dict.fromkeys((self._roomy(work), work)):
@@ -224,6 +230,24 @@ class Plans:
                     break
         return True
 
+    def _begin(self, parts: Sequence[Part]) -> None:
+        """Offer plans of good stages, not proven, of some parts."""
+        for part in parts:
+            if not self._search.go_on(_BEGINNING):
+                return
+            split = self._split(part)
+            assert split is not None, "it waits"
+            stages = []
+            for p, (batches, devices) in enumerate(zip(split.batches, part.sets, strict=True)):
+                alike, work = self._key(part, p, *batches)
+                if (alike, work) not in self._begun:
+                    best = self._stages.good(devices, work)
+                    if best.layout is not None:
+                        best = replace(best, layout=_moved(best.layout, {d: k for k, d in enumerate(devices)}))
+                    self._begun[alike, work] = best
+                stages.append(self._begun[alike, work])
+            self._offer_stages(part, split, stages)
+
     def _finish(self, part: Part, split: Split) -> None:
         """Offer the best plan of a part."""
         if self._offer(part, split) > split.end_s * (1 + 3 * AGREEMENT):
@@ -231,11 +255,14 @@ class Plans:
             self._open_s = min(self._open_s, split.end_s)
 
     def _offer(self, part: Part, split: Split) -> float:
-        """Offer the plan of a split whose stages are all solved: its step time."""
+        """Offer the plan of a split, if a stage is known for each pipeline: its step time."""
+        return self._offer_stages(part, split, [self._best(part, p, *own) for p, own in enumerate(split.batches)])
+
+    def _offer_stages(self, part: Part, split: Split, stages: Sequence[Best]) -> float:
         chosen = []
-        for p, (batches, devices) in enumerate(zip(split.batches, part.sets, strict=True)):
-            best = self._best(part, p, *batches)
-            assert best.layout is not None
+        for best, devices in zip(stages, part.sets, strict=True):
+            if best.layout is None:
+                return float("inf")
             chosen.append((_moved(best.layout, dict(enumerate(devices))), best.policy))
         return self._search.offer(self._plan(tuple(chosen), split, part.sharding)).step_time_s
 

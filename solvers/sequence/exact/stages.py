@@ -21,7 +21,8 @@ from solvers.sequence.exact.program import Need, Program
 AGREEMENT = 1e-6  # of a price, by which the program's time may fall behind it
 _EFFORT_S = 20.0  # most deterministic seconds of one program
 _SLOWEST = 1e3  # times shares by speed: slower stages are not looked for
-_CLIMBED = 8  # frames whose shares are improved before the proof
+_PLAIN = 100  # frames with shares by speed before the proof,
+_CLIMBED = 4  # of which so many are improved
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,10 @@ class Stages:
     def floor_s(self, devices: Sequence[int], size: int) -> float:
         """Seconds that every stage on `devices` takes, quickly."""
         return self._tables(size)[1].of_devices(devices)
+
+    def good(self, devices: tuple[int, ...], work: Work) -> Best:
+        """A stage on all of `devices`, if a plain one fits, and no bound."""
+        return self._plain(self._ranked(devices, work), work, float("inf"))[0]
 
     def best(self, devices: tuple[int, ...], work: Work, limit_s: float) -> Best:
         """The best stage on all of `devices` that takes less than `limit_s` (infinite: any); if there is none, or time
@@ -124,7 +129,7 @@ class Stages:
         """A good stage below `limit_s`, and the time of a plain one, with room or not."""
         rows: list[tuple[float, Frame, Shares]] = []
         found, least_s = Best(0.0), float("inf")
-        for floor_s, plain in frames:
+        for floor_s, plain in frames[:_PLAIN]:
             if floor_s >= min(limit_s, found.seconds) or not self._go_on():
                 break
             speeds = [1.0 / self.floor_s((d,), work.size) for d in plain.devices]

@@ -66,7 +66,7 @@ def task(
     )
 
 
-SLOW, TIGHT = {"network_gb_per_s": 3.0}, {"memory_gib": 7.0}
+SLOW, TIGHT = {"network_gb_per_s": 3.0}, {"memory_gib": 4.0}
 SMALL_LAYOUTS: dict[str, Callable[[], Problem]] = {
     "pair": partial(task, ("fast", 1), ("slow", 1)),
     "pair_slow_link": partial(task, ("fast", 1), ("slow", 1), **SLOW),
@@ -85,7 +85,7 @@ SMALL_LAYOUTS: dict[str, Callable[[], Problem]] = {
     "four_tight": partial(task, ("fast", 2), ("slow", 2), **TIGHT),
     "four_shared_keys": partial(task, ("fast", 2), ("slow", 2), kv_heads=4, **SLOW),
     "four_batch": partial(task, ("fast", 2), ("slow", 2), batch=2),
-    "five": partial(task, ("fast", 2), ("slow", 3), **SLOW),
+    "five": partial(task, ("fast", 4), ("slow", 1), **SLOW),
     "six": partial(task, ("fast", 4), ("slow", 2), **SLOW),
     "six_three_types": partial(task, ("fast", 2), ("slow", 2), ("old", 2), **SLOW),
 }
