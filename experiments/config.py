@@ -49,6 +49,7 @@ class SolverConfig:
     What follows are options of single solvers; a solver refuses one it does not take (null: not stated).
     `defects` (flashflex) is `as_published` or `as_released`.
     `objective` (espresso, sailor) is `time` or `money`; then `deadline_s` bounds the seconds of a step.
+    `resolution` (sequence_exact) is how many quanta of tokens a sequence has.
     """
 
     name: str = MISSING
@@ -57,6 +58,7 @@ class SolverConfig:
     defects: str | None = None
     objective: str | None = None
     deadline_s: float | None = None
+    resolution: int | None = None
 
     def __post_init__(self) -> None:
         section = Section(asdict(self), "solver")

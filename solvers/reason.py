@@ -68,7 +68,10 @@ def shortfall(problem: Problem, model: CostModel) -> str | None:
     Every device holds at most as many layers as fit it with one micro-batch in flight, its TP group as wide and
     its policy as lean as may be; all devices together must hold the model once. Sharding saves no room in all: n
     holders of a layer take at least the states of one, and n times its activations. Only fractions of layers count.
+    Devices of a sequence layout share activations, so that where there may be layouts, nothing is proven.
     """
+    if problem.space.sequence:
+        return None
     policies, zero = recompute_policies(problem.workload), sharding_stages(problem.workload)[-1]
     leanest = Shards(zero, min(len(problem.usable_devices), problem.workload.global_batch))
     total, best = 0.0, (math.inf, 0, "")

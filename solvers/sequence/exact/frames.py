@@ -97,7 +97,8 @@ def alignments(problem: Problem, groups: Groups, heads: Sequence[int]) -> list[t
 def device_sets(problem: Problem, devices: Sequence[int], count: int, most: int) -> list[Groups]:
     """All ways to choose `count` disjoint sets of devices, at most `most` in each, unordered; of those alike, one."""
     found: dict[object, Groups] = {}
-    for sets in _disjoint(tuple(devices), count, most):
+    for chosen in _disjoint(tuple(devices), count, most):
+        sets = tuple(sorted(chosen, key=len))
         key = (tuple(map(len, sets)), likeness(problem, [d for own in sets for d in own]))
         found.setdefault(key, sets)
     return list(found.values())
