@@ -16,7 +16,8 @@ from solvers.sequence.exact.floors import Floors
 from solvers.sequence.exact.frames import Frame, alignments, group_orders
 from solvers.sequence.exact.grid import Grid
 from solvers.sequence.exact.plain import Shares, by_speed, climbed
-from solvers.sequence.exact.program import Need, Program
+from solvers.sequence.exact.program import Program
+from solvers.sequence.exact.room import Need
 
 AGREEMENT = 1e-6  # of a price, by which the program's time may fall behind it
 _EFFORT_S = 20.0  # most deterministic seconds of one program
@@ -226,7 +227,7 @@ class Stages:
                 if proven:
                     assert seconds <= choice.seconds * (1 + AGREEMENT), "the program is the cost model"
                     return best, True
-            program.refute(choice.quanta)
+            program.refute_quanta(choice.quanta)
         return best, False
 
     def _program(
