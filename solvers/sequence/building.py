@@ -15,7 +15,8 @@ from solvers.sequence.dealing import Way, dealt_layers
 from solvers.sequence.layouts import LayoutSearch, Need
 from solvers.sequence.recompute import Mixtures
 from solvers.sequence.requirement import one_range_schedule
-from solvers.sequence.shapes import Line, Seat, Shape
+from solvers.sequence.shapes import Line, Seat, Shape, zero_stages
+from solvers.zero import LOCKSTEP
 
 _ROUNDS = 2  # layouts are found again for the layers that those of the round before led to
 
@@ -50,9 +51,9 @@ class PlanBuilder:
     def _build(self, shape: Shape, effort: int, policies: Sequence[str]) -> Plan | None:
         batch, size = self.problem.workload.global_batch, shape.size
         work = [size / float(self._speed[[d for seat in line for d in seat]].sum()) for line in shape.lines]
-        even = not self.problem.space.uneven_batch
+        even = shape.zero >= LOCKSTEP or not self.problem.space.uneven_batch
         counts = split_batch([0.0] * len(work), work, [size] * len(work), batch, even=even)
-        if counts is None:
+        if counts is None or shape.zero not in zero_stages(self.problem, shape):
             return None
         built: list[_Built] = []
         for p, line in enumerate(shape.lines):

@@ -17,7 +17,7 @@ from hexiopt.plan import SequenceGroup, SequenceLayout
 from hexiopt.sequence import Floats, Ints
 from solvers.sequence.allotment import RateTable
 from solvers.sequence.tensor_table import TensorTable
-from solvers.zero import plain_stages
+from solvers.zero import LOCKSTEP
 
 _FILLINGS = 4  # rounds in which tokens move from full devices to others
 _SPLITS = 30  # bisections of the seconds of a step
@@ -34,9 +34,10 @@ class Cells:
 
 
 class Estimates:
-    """Estimates for one problem; with `tensor`, stages that may have tensor parallelism have it where it is faster."""
+    """Estimates for one problem and ZeRO stage; with `tensor`, stages that may have tensor parallelism have it where it
+    is faster."""
 
-    def __init__(self, model: CostModel, *, tensor: bool = False) -> None:
+    def __init__(self, model: CostModel, zero: int, *, tensor: bool = False) -> None:
         problem = self.problem = model.problem
         cluster, spec, workload = problem.cluster, problem.model, problem.workload
         first: dict[str, int] = {}
@@ -53,21 +54,27 @@ class Estimates:
         self._limit = np.array([cluster.gpu_of(d).usable_memory_bytes for d in examples])
         most = {m.gpu.name: m.num_gpus for m in sorted(cluster.machines, key=lambda m: m.num_gpus)}
         self._per_machine = np.array([most[name] for name in self.types])
-        self._zero = max(plain_stages(problem))
+        self.zero = zero
         alone = MemoryModel(spec, workload, cluster.gpu_of(examples[0]), 1, 1)
-        spread = Shards(self._zero, len(problem.usable_devices))
-        self._layer_bytes = sum(alone.states(1, False, False, spread)) - sum(alone.states(0, False, False, spread))
-        self._ends_bytes = (sum(alone.states(1, True, True, spread)) - self._layer_bytes) / 2
+        spread = Shards(self.zero, len(problem.usable_devices))
+        # From two layers on linear under ZeRO-3 too, where what is gathered stays the same.
+        two, three = (sum(alone.states(n, False, False, spread)) for n in (2, 3))
+        self._layer_bytes = three - two
+        beside = sum(alone.states(2, True, True, spread)) - 2 * self._layer_bytes
+        self._ends_bytes = beside if zero >= LOCKSTEP else beside / 2
         self._layer_params = alone.num_params(1, False, False)
         self._token_bytes = np.array([_token_bytes(model, examples[0], policy) for policy in self._policies])
         width, dim = workload.element_bytes, spec.head_dim
         self._kv_bytes = 2.0 * workload.seq_len * spec.num_kv_heads * dim * width
         self._qo_bytes = 2.0 * workload.seq_len * spec.num_heads * dim * width
 
-    def step_s(self, cells: Cells, size: int) -> Floats:
-        """Seconds of a step of each shape at a micro-batch size [shapes]; infinite where memory does not suffice."""
-        fills, beats, sync_s = self.rhythms_s(cells, size)
-        seconds: Floats = split_s(fills, beats, -(-self.problem.workload.global_batch // size)) + sync_s
+    def step_s(self, fills: Floats, beats: Floats, size: int) -> Floats:
+        """Seconds of the batch from the rhythms of the lines of each shape [shapes]; in lockstep all lines have as many
+        micro-batches."""
+        count = -(-self.problem.workload.global_batch // size)
+        if self.zero < LOCKSTEP:
+            return split_s(fills, beats, count)
+        seconds: Floats = (fills + beats * (count / beats.shape[1])).max(axis=1)
         return seconds
 
     def rhythms_s(self, cells: Cells, size: int) -> tuple[Floats, Floats, Floats]:
@@ -79,7 +86,7 @@ class Estimates:
         most = np.maximum(0.0, np.floor((self._least(cells) - self._ends_bytes) / self._layer_bytes))
         rate = cells.counts @ self._speed[0]
         if self._tensor is not None:
-            shards = Shards(self._zero, lines)
+            shards = Shards(self.zero, lines)
             tensor_s, rooms = self._tensor.of(cells.counts, cells.machines, held, size, shards)
             best_room = np.maximum(most, rooms.max(axis=0))
         else:

@@ -15,6 +15,7 @@ from hexiopt.sequence import Floats, Ints
 from solvers.sequence.estimates import Cells, Estimates, split_s
 from solvers.sequence.orders import machine_orders
 from solvers.sequence.shapes import Line, Shape
+from solvers.zero import LOCKSTEP
 
 _SNAP = 0.34  # of a part, by which a cut may move to the border of a machine
 _STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
@@ -102,12 +103,14 @@ class HandMade:
 
     def ranked(self, go_on: Callable[[], bool]) -> list[tuple[float, Shape]]:
         """Shapes that may fit, the best estimate first; what there was time for."""
-        batch = self._problem.workload.global_batch
+        batch, in_lockstep = self._problem.workload.global_batch, self._estimates.zero >= LOCKSTEP
         found: list[tuple[float, tuple[_Grid, ...], int]] = []
         own: dict[tuple[int, frozenset[int]], list[tuple[float, _Grid]]] = {}
         for d, s in self._degrees():
             if found and not go_on():
                 break
+            if in_lockstep and d > 1 and s > 1:
+                continue
             cuts = [(row, ends) for row in self._rows for ends in row.cuts(d * s)]
             if not cuts:
                 continue
@@ -115,7 +118,9 @@ class HandMade:
             shares = np.array([row.share for row, _ in cuts])
             for size in self._problem.space.micro_batch_sizes(batch // d):
                 fills, beats, sync_s = self._estimates.rhythms_s(cells, size)
-                seconds = split_s(fills, beats, -(-batch // size)) + sync_s
+                if in_lockstep and d > 1 and batch % (d * size):
+                    continue
+                seconds = self._estimates.step_s(fills, beats, size) + sync_s
                 good = np.flatnonzero(np.isfinite(seconds)).tolist()
                 if not good:
                     break  # larger micro-batches need more memory
@@ -125,10 +130,10 @@ class HandMade:
                     if self._problem.space.num_pipelines in (None, d):
                         found.append((float(seconds[k]), (grid,), size))
                     own.setdefault((size, grid.row.kinds), []).append((float(alone_s[k]), grid))
-        if go_on():
+        if go_on() and not in_lockstep:
             found += self._side_by_side(own)
         found.sort(key=lambda item: item[0])
-        return [(seconds, _shape(grids, size)) for seconds, grids, size in found[:_MOST]]
+        return [(seconds, _shape(grids, size, self._estimates.zero)) for seconds, grids, size in found[:_MOST]]
 
     def _side_by_side(
         self, own: dict[tuple[int, frozenset[int]], list[tuple[float, "_Grid"]]]
@@ -215,10 +220,10 @@ def _partitions(kinds: frozenset[int]) -> Iterator[tuple[frozenset[int], ...]]:
             yield (block, *rest)
 
 
-def _shape(grids: Sequence[_Grid], size: int) -> Shape:
+def _shape(grids: Sequence[_Grid], size: int, zero: int) -> Shape:
     lines: list[Line] = []
     for grid in grids:
         seats = [tuple(sorted(grid.row.devices[a:b])) for a, b in pairwise(grid.ends.tolist())]
         each = len(seats) // grid.lines
         lines += [tuple(seats[k : k + each]) for k in range(0, len(seats), each)]
-    return Shape(tuple(lines), size)
+    return Shape(tuple(lines), size, zero)

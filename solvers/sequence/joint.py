@@ -9,13 +9,12 @@ import random
 from hexiopt.plan import Plan
 from solvers.base import Search
 from solvers.sequence.planning import Planner, search_shapes
-from solvers.sequence.shapes import Shape
-from solvers.zero import plain_stages
+from solvers.sequence.shapes import Shape, with_sharding
 
 
 def may_plan_jointly(search: Search) -> bool:
-    """Whether the plan space has sequence layouts, and the workload a sharding that allows them."""
-    return search.problem.space.sequence and bool(plain_stages(search.problem))
+    """Whether the plan space has sequence layouts."""
+    return search.problem.space.sequence
 
 
 def plan_jointly(search: Search, rng: random.Random) -> None:
@@ -24,7 +23,8 @@ def plan_jointly(search: Search, rng: random.Random) -> None:
     found = search.plan
     pool = planner.hand_made()
     if found is not None and search.go_on():
-        known = planner.planned(shape_of(found), 1)
+        shape = with_sharding(search.problem, shape_of(found))
+        known = None if shape is None else planner.planned(shape, 1)
         if known is not None:
             pool = sorted([known, *pool], key=lambda one: one.step_s)
     search_shapes(planner, pool, rng)
@@ -33,6 +33,6 @@ def plan_jointly(search: Search, rng: random.Random) -> None:
 def shape_of(plan: Plan) -> Shape:
     """The devices of a plan's stages; replicas of a stage are one."""
     lines = tuple(tuple(tuple(sorted(stage.all_devices())) for stage in line.stages) for line in plan.pipelines)
-    zero = min(plan.sharding.stage, 1)
+    zero = plan.sharding.stage
     groups = plan.sharding.groups if isinstance(plan.sharding.groups, str) else "all"
     return Shape(lines, max(line.micro_batch_size for line in plan.pipelines), zero, groups if zero else "all")

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hexiopt.problem import Problem
-from solvers.sequence.shapes import Line, Seat, Shape
-from solvers.zero import plain_stages, sharding_groups
+from solvers.sequence.shapes import Line, Seat, Shape, with_sharding, zero_stages
+from solvers.zero import sharding_groups
 
 _TRIES = 20
 
@@ -34,7 +34,8 @@ class Moves:
             self._taken_in,
         )
         for _ in range(_TRIES):
-            found = rng.choice(moves)(shape, rng)
+            moved = rng.choice(moves)(shape, rng)
+            found = None if moved is None else with_sharding(self._problem, moved)
             if found is not None and found != shape and self._allowed(found):
                 return found
         return None
@@ -151,7 +152,7 @@ class Moves:
         problem = self._problem
         if rng.random() < 0.5:
             return replace(shape, size=rng.choice(problem.space.micro_batch_sizes(problem.workload.global_batch)))
-        zero = rng.choice(plain_stages(problem))
+        zero = rng.choice(zero_stages(problem, shape))
         return replace(shape, zero=zero, groups=rng.choice(sharding_groups(problem, zero)))
 
 

@@ -4,20 +4,22 @@ import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from hexiopt.check import check
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
 from hexiopt.plan import Plan
+from hexiopt.space import sharding_stages
 from solvers.base import Search
 from solvers.sequence.building import PlanBuilder
 from solvers.sequence.estimates import Estimates
 from solvers.sequence.hand_made import HandMade
 from solvers.sequence.layouts import Freedoms, LayoutSearch
 from solvers.sequence.moving import Moves
-from solvers.sequence.shapes import Shape
+from solvers.sequence.shapes import Shape, zero_stages
 from solvers.structure import Builder
-from solvers.zero import plain_stages, sharding_groups
+from solvers.zero import LOCKSTEP, plain_stages, sharding_groups
 
 _ESTIMATING = 0.25  # most of the budget for estimates
 _QUICK = 0.5  # and until the shapes that they rank first have plain layouts
@@ -66,16 +68,19 @@ class Planner:
     def hand_made(self) -> list[Planned]:
         """The best shapes that people would build, plain layouts first; best first."""
         search = self.search
-        ranked = HandMade(self.problem, Estimates(self.model, tensor=self._tensor)).ranked(
-            lambda: self._go_on(_ESTIMATING)
-        )
-        zero = max(plain_stages(self.problem))
+        ranked: list[tuple[float, Shape]] = []
+        plain, deep = plain_stages(self.problem), max(sharding_stages(self.problem.workload))
+        kept = [*plain[-1:], *([deep] if deep >= LOCKSTEP else [])]
+        for k, zero in enumerate(kept):
+            own = HandMade(self.problem, Estimates(self.model, zero, tensor=self._tensor))
+            share = _ESTIMATING * (k + 1) / len(kept)
+            ranked += own.ranked(partial(self._go_on, share))
         kinds: dict[tuple[int, ...], int] = {}
         rounds: list[tuple[int, float, Shape]] = []
-        for seconds, shape in ranked:
-            kind = (shape.size, *sorted(map(len, shape.lines)))
+        for seconds, shape in sorted(ranked, key=lambda item: item[0]):
+            kind = (shape.zero, shape.size, *sorted(map(len, shape.lines)))
             kinds[kind] = kinds.get(kind, -1) + 1
-            rounds.append((kinds[kind], seconds, replace(shape, zero=zero)))
+            rounds.append((kinds[kind], seconds, shape))
         found: list[Planned] = []
         waited = 0
         for _, seconds, shape in sorted(rounds, key=lambda item: item[:2]):
@@ -113,7 +118,7 @@ class Planner:
     def sharded(self, one: Planned) -> Planned:
         """The same plan with the sharding that suits it best."""
         best = one
-        for zero in plain_stages(self.problem):
+        for zero in zero_stages(self.problem, one.shape):
             for groups in sharding_groups(self.problem, zero):
                 if not self.search.go_on():
                     return best

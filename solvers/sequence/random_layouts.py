@@ -7,6 +7,7 @@ as for every other solver.
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from hexiopt.check import check
@@ -17,8 +18,8 @@ from solvers.sequence.building import PlanBuilder
 from solvers.sequence.clustering import clusterings
 from solvers.sequence.layouts import RULES, Fitted, Freedoms, LayoutSearch, Need, Recipe
 from solvers.sequence.sequencing import SequencingSolver
-from solvers.sequence.shapes import Shape
-from solvers.zero import drawn_groups, plain_stages
+from solvers.sequence.shapes import Shape, zero_stages
+from solvers.zero import drawn_groups
 
 _SPREAD = 0.2  # of the logarithms of the factors of tokens and heads
 
@@ -40,8 +41,8 @@ class RandomLayouts(LayoutSearch):
         return self.over_policies(Recipe(groups, order, "none", rng.choice(RULES), 1, *factors), size, need)
 
 
-def random_shape(problem: Problem, rng: random.Random) -> Shape:
-    """A random shape without tensor parallelism."""
+def random_shape(problem: Problem, rng: random.Random) -> Shape | None:
+    """A random shape without tensor parallelism; None where the workload's sharding does not allow it."""
     space, workload = problem.space, problem.workload
     machines = list(problem.usable_by_machine.values())
     rng.shuffle(machines)
@@ -53,9 +54,12 @@ def random_shape(problem: Problem, rng: random.Random) -> Shape:
     ends = [0, *sorted(rng.sample(range(1, count), lines * stages - 1)), count]
     seats = [tuple(sorted(devices[a:b])) for a, b in pairwise(ends)]
     size = rng.choice(space.micro_batch_sizes(max(1, workload.global_batch // lines)))
-    zero = rng.choice(plain_stages(problem))
-    cut = tuple(tuple(seats[k : k + stages]) for k in range(0, len(seats), stages))
-    return Shape(cut, size, zero, drawn_groups(problem, rng, zero))
+    cut = Shape(tuple(tuple(seats[k : k + stages]) for k in range(0, len(seats), stages)), size, 0)
+    stages_open = zero_stages(problem, cut)
+    if not stages_open:
+        return None
+    zero = rng.choice(stages_open)
+    return replace(cut, zero=zero, groups=drawn_groups(problem, rng, zero))
 
 
 class SequenceRandom(SequencingSolver):
@@ -69,6 +73,7 @@ class SequenceRandom(SequencingSolver):
         builder = PlanBuilder(model, RandomLayouts(model, search, rng))
         while search.go_on():
             search.step()
-            plan = builder.build(random_shape(search.problem, rng))
+            shape = random_shape(search.problem, rng)
+            plan = None if shape is None else builder.build(shape)
             if plan is not None and not check(search.problem, plan):
                 search.offer(plan)

@@ -37,8 +37,9 @@ class Mixtures:
         count = np.arange(1, most + 1)
         rows = []
         for policy in policies:
-            one, two = (bytes_of((policy,) * n) for n in (1, 2))
-            rows.append((layer_s(policy), one - (two - one), two - one))
+            # From two layers on linear under ZeRO-3 too, which holds two of them whole.
+            two, three = (bytes_of((policy,) * n) for n in (2, 3))
+            rows.append((layer_s(policy), two - 2 * (three - two), three - two))
         limit = limit_bytes * (1.0 + _EXACT)
         self.seconds: Floats = np.full(most, np.inf)
         self._lean, self._rich, self._num_rich = (np.zeros(most, np.int64) for _ in range(3))

@@ -2,20 +2,13 @@
 
 from hexiopt.errors import InputError
 from hexiopt.problem import Problem
-from hexiopt.space import schedules, sharding_stages
-from solvers.zero import plain_stages
+from hexiopt.space import schedules
 
 
 def require_sequences(problem: Problem, solver: str) -> None:
-    """Raises InputError where the plan space has no sequence layouts, or the workload no sharding that allows them."""
+    """Raises InputError where the plan space has no sequence layouts."""
     if not problem.space.sequence:
         raise InputError(f"solver: {solver} plans stages with sequence layouts; allow them with space.sequence=true")
-    if not plain_stages(problem):
-        zero = sharding_stages(problem.workload)[0]
-        raise InputError(
-            f"workload: optimizer_sharding: {zero} does not go with the sequence layouts of solver={solver}; "
-            "choose auto, 0 or 1"
-        )
 
 
 def one_range_schedule(problem: Problem) -> str:

@@ -50,13 +50,14 @@ class TensorTable:
                 memory, limit = model.memory_model(site, size), site.gpu.usable_memory_bytes
                 for k, policy in enumerate(model.policies()):
                     layer_s[k, kind, degree] = sum(model.layer_s(site, size, policy)) / size
+                    # From two layers on linear under ZeRO-3 too.
                     one, more, two, both = (
-                        memory.stage(n, False, False, policy, held, shards).total for held in (1, 2) for n in (1, 2)
+                        memory.stage(n, False, False, policy, held, shards).total for held in (1, 2) for n in (2, 3)
                     )
-                    ends = 0.5 * (memory.stage(1, True, True, policy, 1, shards).total - one)
+                    ends = 0.5 * (memory.stage(2, True, True, policy, 1, shards).total - one)
                     grows = both - two - more + one
-                    flight, each = two - one - grows, more - one - grows
-                    room = limit - ends - (one - each - flight - grows)
+                    flight, each = two - one - 2 * grows, more - one - grows
+                    room = limit - ends - (one - 2 * each - flight - 2 * grows)
                     bytes_of[:, k, kind, degree] = room, each, flight, grows
             self._kept[key] = layer_s, bytes_of
         return self._kept[key]
