@@ -26,6 +26,7 @@ _FIRST = ((1, 6),)  # effort of layouts, and how many of the best shapes get it:
 _LAST = ((1, 3), (2, 2), (3, 1))  # and after
 _PATIENCE = 40  # shapes built without a better one before the rest is left
 _ANNEALED = 3  # shapes annealed in turns
+_HOPELESS, _ANYWAY = 1.05, 0.05  # neighbours with such estimates are built only now and then
 _MOVING = 0.85  # of the budget; the rest refines
 _HOT, _COLD = 0.02, 0.001  # temperatures: an accepted worsening of 2 % and of 0.1 %
 
@@ -46,7 +47,7 @@ class Planner:
         self.search, self.problem = search, search.problem
         self.model = search.pricer if isinstance(search.pricer, CostModel) else CostModel(search.problem)
         self.builder = PlanBuilder(self.model, LayoutSearch(self.model, search.go_on, freedoms), tensor=tensor)
-        self._balancer, self._tensor = Builder(search), tensor
+        self._balancer, self._estimates = Builder(search), Estimates(self.model, tensor=tensor)
         self._began = search.spent
         self._tried: dict[tuple[Shape, int], Planned | None] = {}
 
@@ -66,9 +67,7 @@ class Planner:
     def hand_made(self) -> list[Planned]:
         """The best shapes that people would build, plain layouts first; best first."""
         search = self.search
-        ranked = HandMade(self.problem, Estimates(self.model, tensor=self._tensor)).ranked(
-            lambda: self._go_on(_ESTIMATING)
-        )
+        ranked = HandMade(self.problem, self._estimates).ranked(lambda: self._go_on(_ESTIMATING))
         zero = max(plain_stages(self.problem))
         kinds: dict[tuple[int, ...], int] = {}
         rounds: list[tuple[int, float, Shape]] = []
@@ -103,6 +102,9 @@ class Planner:
             pool = list(best.values())
         return pool
 
+    def _may_pay(self, shape: Shape, now: Shape) -> bool:
+        return self._estimates.shape_s(shape) <= _HOPELESS * self._estimates.shape_s(now)
+
     def _until(self, share: float) -> float:
         """The fraction of the budget at which a share of what was left at the start is spent."""
         return self._began + share * (1.0 - self._began)
@@ -136,7 +138,9 @@ class Planner:
             turn = search.steps % len(nows)
             now = nows[turn]
             shape = moves.neighbour(now.shape, rng)
-            other = None if shape is None else self.planned(shape, 1)
+            other = None
+            if shape is not None and (self._may_pay(shape, now.shape) or rng.random() < _ANYWAY):
+                other = self.planned(shape, 1)
             if other is None:
                 search.step()
                 continue
