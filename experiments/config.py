@@ -51,6 +51,7 @@ class SolverConfig:
     `objective` (espresso, sailor) is `time` or `money`; then `deadline_s` bounds the seconds of a step.
     `uneven_tokens`, `uneven_heads`, `uneven_groups` (hexiseq) take a freedom of its layouts away where false; `order`
     is `contiguous`, `zigzag` or `best`.
+    `resolution` (sequence_exact) is how many quanta of tokens a sequence has.
     """
 
     name: str = MISSING
@@ -63,6 +64,7 @@ class SolverConfig:
     uneven_heads: bool | None = None
     uneven_groups: bool | None = None
     order: str | None = None
+    resolution: int | None = None
 
     def __post_init__(self) -> None:
         section = Section(asdict(self), "solver")

@@ -104,6 +104,10 @@ def prediction_to_dict(problem: Problem, plan: Plan, cost: Cost) -> dict[str, An
 
 def solver_to_dict(result: Result) -> dict[str, Any]:
     """Who found the plan, and how good it is known to be."""
+    own = result.own_bound
+    beside = (
+        {} if own is None else {"own_lower_bound_s": own.bound_s, "own_gap": result.own_gap, "own_space": own.space}
+    )
     return {
         "name": result.solver,
         "seed": result.seed,
@@ -112,6 +116,7 @@ def solver_to_dict(result: Result) -> dict[str, Any]:
         "steps": result.steps,
         "lower_bound_s": result.bound_s,
         "gap": result.gap,
+        **beside,
     }
 
 

@@ -176,12 +176,14 @@ def performance(problem: Problem, cost: Cost) -> list[tuple[str, str]]:
 
 
 def bound(cost: Cost, solver: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """The lower bound that the solver left, and the gap to it."""
-    bound_s = (solver or {}).get("lower_bound_s")
-    if not isinstance(bound_s, (int, float)) or not 0 < bound_s <= cost.step_time_s * (1 + 1e-9):
-        return []
-    gap = max(0.0, 1 - bound_s / cost.step_time_s)
-    return [("lower bound", f"{seconds(bound_s)} (gap {gap:.1%})")]
+    """The lower bounds that the solver left, of all plans and of those that it searches, and the gaps to them."""
+    given, rows = solver or {}, []
+    for key, name in (("lower_bound_s", "lower bound"), ("own_lower_bound_s", "  of its own space")):
+        bound_s, space = given.get(key), given.get("own_space") if key.startswith("own") else None
+        if isinstance(bound_s, (int, float)) and 0 < bound_s <= cost.step_time_s * (1 + 1e-9):
+            gap = max(0.0, 1 - bound_s / cost.step_time_s)
+            rows.append((name, f"{seconds(bound_s)} (gap {gap:.1%})" + (f": {space}" if space else "")))
+    return rows
 
 
 def choices(problem: Problem, plan: Plan) -> list[tuple[str, str]]:

@@ -1,0 +1,48 @@
+"""The split of the global batch over pipelines, each with a micro-batch size of its own: the best there is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Seconds = Sequence[dict[tuple[int, int], float]]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Micro-batches of each pipeline: (size in sequences, how many); and when the last pipeline is done."""
+
+    batches: tuple[tuple[int, int], ...]
+    end_s: float
+
+
+def best_split(seconds: Seconds, batch: int, uneven: bool) -> Split | None:
+    """The split of `batch` sequences whose last pipeline is done first.
+
+    `seconds[p]` says, by (size, count) of its micro-batches, when pipeline p would be done. Unless `uneven`, sequences
+    differ by no more than the largest micro-batch. None where there is no split.
+    """
+    if uneven:
+        return _within(seconds, batch, 1, batch, 0)
+    sizes = sorted({size for own in seconds for size, _ in own})
+    found = (
+        _within([{k: s for k, s in own.items() if k[0] <= most} for own in seconds], batch, low, low + most, most)
+        for most in sizes
+        for low in range(1, batch + 1)
+    )
+    return min((split for split in found if split is not None), key=lambda split: split.end_s, default=None)
+
+
+def _within(seconds: Seconds, batch: int, low: int, high: int, wanted: int) -> Split | None:
+    """The best with `low` to `high` sequences each, one micro-batch size at least `wanted`."""
+    # By sequences dealt so far, and whether a size was at least `wanted`.
+    states: dict[tuple[int, bool], Split] = {(0, not wanted): Split((), 0.0)}
+    for own in seconds:
+        after: dict[tuple[int, bool], Split] = {}
+        for (dealt, has), split in states.items():
+            for (size, count), end_s in own.items():
+                total = dealt + size * count
+                if total <= batch and low <= size * count <= high:
+                    key, end_s = (total, has or size >= wanted), max(split.end_s, end_s)
+                    if key not in after or end_s < after[key].end_s:
+                        after[key] = Split((*split.batches, (size, count)), end_s)
+        states = after
+    return states.get((batch, True))

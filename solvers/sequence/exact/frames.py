@@ -1,0 +1,118 @@
+"""Frames: what of a sequence stage is settled before tokens and heads are: its groups, their order, its policy."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations, product
+
+from hexiopt.plan import SequenceGroup, SequenceLayout
+from hexiopt.problem import Problem
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Groups of devices in order, the order of the shards, and a recompute policy."""
+
+    groups: Groups
+    order: str
+    policy: str
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The devices of all groups, in order."""
+        return tuple(d for own in self.groups for d in own)
+
+    def layout(self, tokens: Sequence[int], heads: Sequence[int]) -> SequenceLayout:
+        """With tokens and heads of every device, in the order of `devices`."""
+        each = iter(zip(tokens, heads, strict=True))
+        found = []
+        for own in self.groups:
+            mine = [next(each) for _ in own]
+            found.append(SequenceGroup(own, tuple(t for t, _ in mine), tuple(h for _, h in mine)))
+        return SequenceLayout(tuple(found), self.order)
+
+
+def likeness(problem: Problem, devices: Sequence[int]) -> tuple[object, ...]:
+    """Equal for rows of devices that cost the same, place by place: other machines of the same kinds, other devices
+    behind the same interfaces."""
+    cluster = problem.cluster
+    if cluster.groups or cluster.links:
+        return tuple(devices)
+    numbers: dict[int, int] = {}
+    found: list[object] = []
+    for d in devices:
+        m, index = int(cluster.machine_of[d]), int(cluster.index_in_machine[d])
+        machine = cluster.machines[m]
+        place = index if machine.intra_links else machine.interface(index)
+        found.append((machine.kind, numbers.setdefault(m, len(numbers)), place))
+    return tuple(found)
+
+
+def alike(problem: Problem, a: int, b: int) -> bool:
+    """Whether two devices can change places and nothing changes: behind the same interface of a machine."""
+    cluster = problem.cluster
+    m, index = int(cluster.machine_of[a]), cluster.index_in_machine
+    machine = cluster.machines[m]
+    if m != int(cluster.machine_of[b]) or machine.intra_links:
+        return False
+    return machine.interface(int(index[a])) == machine.interface(int(index[b]))
+
+
+def group_orders(problem: Problem, devices: Sequence[int], most: int) -> list[Groups]:
+    """All ways to put `devices` into groups of at most `most`, in all orders of these; of those alike, one."""
+    found: dict[object, Groups] = {}
+    for groups in _ordered(tuple(devices), most):
+        key = (tuple(map(len, groups)), likeness(problem, [d for own in groups for d in own]))
+        found.setdefault(key, groups)
+    return list(found.values())
+
+
+def _ordered(devices: tuple[int, ...], most: int) -> Iterator[Groups]:
+    if not devices:
+        yield ()
+        return
+    for size in range(1, min(most, len(devices)) + 1):
+        for own in combinations(devices, size):
+            rest = tuple(d for d in devices if d not in own)
+            for others in _ordered(rest, most):
+                yield (own, *others)
+
+
+def alignments(problem: Problem, groups: Groups, heads: Sequence[int]) -> list[tuple[Groups, tuple[int, ...]]]:
+    """The orders of devices inside their groups, which say who holds which heads; with the heads of each device. Of
+    those alike, one; in a single group whose queries all have keys of their own, order says nothing."""
+    model = problem.model
+    if len(groups) == 1 and model.num_kv_heads == model.num_heads:
+        return [(groups, tuple(heads))]
+    held = dict(zip((d for own in groups for d in own), heads, strict=True))
+    found: dict[object, tuple[Groups, tuple[int, ...]]] = {}
+    for turned in product(*map(permutations, groups)):
+        row = [d for own in turned for d in own]
+        key = (likeness(problem, row), tuple(held[d] for d in row))
+        found.setdefault(key, (turned, key[1]))
+    return list(found.values())
+
+
+def device_sets(problem: Problem, devices: Sequence[int], count: int, most: int) -> list[Groups]:
+    """All ways to choose `count` disjoint sets of devices, at most `most` in each, unordered; of those alike, one."""
+    found: dict[object, Groups] = {}
+    for chosen in _disjoint(tuple(devices), count, most):
+        sets = tuple(sorted(chosen, key=len))
+        key = (tuple(map(len, sets)), likeness(problem, [d for own in sets for d in own]))
+        found.setdefault(key, sets)
+    return list(found.values())
+
+
+def _disjoint(devices: tuple[int, ...], count: int, most: int) -> Iterator[Groups]:
+    """Sets ascending by their first device."""
+    if not count:
+        yield ()
+        return
+    for k, first in enumerate(devices):
+        rest = devices[k + 1 :]
+        for size in range(min(most, len(rest) + 1)):
+            for others in combinations(rest, size):
+                left = tuple(d for d in rest if d not in others)
+                for more in _disjoint(left, count - 1, most):
+                    yield ((first, *others), *more)

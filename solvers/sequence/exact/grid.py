@@ -1,0 +1,195 @@
+"""What devices take and hold at a resolution: tokens come in *quanta*, heads one by one.
+
+All that a sequence stage costs is made of a few functions of how many quanta a device has, and of products of quanta
+and heads (`hexiopt/cost/sequence_stage.py`, `sequence_memory.py`): here are the tables and the coefficients, taken from
+the cost model's own functions.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from hexiopt.cost import coefficients as c
+from hexiopt.cost.activations import Activations, Held
+from hexiopt.cost.compute import (
+    Blocks,
+    Clock,
+    attention_times,
+    dense_times,
+    embedding_compute,
+    head_compute,
+    largest_shard,
+)
+from hexiopt.cost.memory import transient
+from hexiopt.frameworks import Framework
+from hexiopt.gpus import Gpu
+from hexiopt.problem import Problem
+from hexiopt.sequence import Floats
+
+_MANY = 1e18
+
+
+@dataclass(frozen=True)
+class Term:
+    """Seconds of some kernels: at least `launch_s` for each of them, and `slope_s` for each unit of what they do."""
+
+    slope_s: float
+    launch_s: float
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Seconds of a layer outside attention [quanta]: before it and after it, forward, backward; forward again."""
+
+    before_s: Floats
+    after_s: Floats
+    before_back_s: Floats
+    after_back_s: Floats
+    after_again_s: Floats
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes of a device under a policy: for a quantum of its own; for one of its group's and each of its query heads,
+    each key-value head that these read, each more copy of one; and for a byte that travels. Twice: without and with
+    the working set of recompute, of which the larger counts."""
+
+    own: tuple[float, float]
+    head: tuple[float, float]
+    kv_head: tuple[float, float]
+    copy: tuple[float, float]
+    travelling: tuple[float, float]
+
+
+def default_resolution(seq_len: int, least: int) -> int:
+    """Quanta of a sequence: the largest divisor up to 16 that leaves quanta of an even number of tokens, or if none is
+    at least 2 and `least`, the smallest that does, or all tokens."""
+    even = [n for n in range(1, seq_len + 1) if seq_len % (2 * n) == 0]
+    few = [n for n in even if max(2, least) <= n <= 16]
+    return few[-1] if few else next((n for n in even if n >= max(2, least)), seq_len)
+
+
+class Grid:
+    """Tables of one problem at one resolution (quanta in a sequence) and micro-batch size."""
+
+    def __init__(self, problem: Problem, framework: Framework, resolution: int, size: int) -> None:
+        self.problem, self.framework = problem, framework
+        self.resolution, self.size = resolution, size
+        self.quantum = problem.workload.seq_len // resolution
+        self._dense: dict[str, Dense] = {}
+        self._ends: dict[str, tuple[Floats, ...]] = {}
+        self._bytes: dict[tuple[object, ...], Bytes] = {}
+
+    @cached_property
+    def head_bytes(self) -> float:
+        """Bytes of a head of a quantum, in all sequences of a micro-batch."""
+        return float(self.size * self.quantum * self.problem.model.head_dim * self.problem.workload.element_bytes)
+
+    def gpu(self, device: int) -> Gpu:
+        """The type of a device."""
+        return self.problem.cluster.gpu_of(device)
+
+    def dense(self, gpu: Gpu) -> Dense:
+        """Seconds outside attention of 0 to `resolution` quanta."""
+        found = self._dense.get(gpu.name)
+        if found is None:
+            problem, many = self.problem, np.arange(self.resolution + 1)
+            clock = Clock.each([Clock(gpu, problem.workload.precision)], np.zeros_like(many))
+            tokens: Floats = self.size * self.quantum * many.astype(float)
+            shard = largest_shard(problem.model, 1)
+            times = dense_times(problem.model, problem.workload, clock, shard, tokens, self.framework)
+            back = c.GEMM_BACKWARD_PASSES, c.MEMORY_BACKWARD_PASSES
+            less = times.last_product_s if self.framework.recompute_stops_early else 0.0
+            found = self._dense[gpu.name] = Dense(
+                times.before_s(), times.after_s(), times.before_s(*back), times.after_s(*back), times.after_s() - less
+            )
+        return found
+
+    def ends(self, gpu: Gpu) -> tuple[Floats, ...]:
+        """Seconds [quanta] of the embedding, forward and backward, and of final norm, head and loss."""
+        found = self._ends.get(gpu.name)
+        if found is None:
+            model, workload = self.problem.model, self.problem.workload
+            rows = []
+            for function in (embedding_compute, head_compute):
+                each = [
+                    function(model, replace(workload, seq_len=max(1, n * self.quantum)), gpu, 1, self.size)
+                    for n in range(self.resolution + 1)
+                ]
+                rows += [np.array([t.forward_s for t in each]), np.array([t.backward_s for t in each])]
+            found = self._ends[gpu.name] = tuple(rows)
+        return found
+
+    def attention(self, gpu: Gpu, backward: bool) -> tuple[tuple[Term, bool], ...]:
+        """Kernels of attention, for each quantum of queries, quantum of keys and head; whether they run over pairs that
+        the causal mask hides, too. Launches are those of one kernel."""
+        model, width = self.problem.model, self.problem.workload.element_bytes
+        clock = Clock(gpu, self.problem.workload.precision)
+        pairs = float(self.size) * self.quantum**2
+        whole = not gpu.flash_attention
+        blocks = Blocks(_MANY, _MANY, 0.0)
+        slope = attention_times(clock, gpu.flash_attention, model, width, blocks, self.framework)[backward] / _MANY
+        if not whole:
+            return ((Term(slope * pairs, clock.attention_s(0.0)), False),)
+        passes = c.MEMORY_BACKWARD_PASSES if backward else 1
+        scores = passes * clock.memory_s(_MANY * (width * c.SCORE_PASSES), 0.0) / _MANY
+        return (
+            (Term((slope - scores) * pairs, clock.attention_s(0.0)), True),
+            (Term(scores * pairs, passes * clock.memory_s(0.0, c.SCORE_PASSES)), True),
+        )
+
+    def merging(self, gpu: Gpu, backward: bool) -> tuple[Term, float]:
+        """Kernels that sum up parts of attention: for each quantum of queries and query head; and seconds for each
+        quantum of keys and key-value head in the backward."""
+        model, width = self.problem.model, self.problem.workload.element_bytes
+        clock = Clock(gpu, self.problem.workload.precision)
+        byte_s = clock.memory_s(_MANY) / _MANY
+        elements = float(self.size * self.quantum * model.head_dim)
+        kernels = c.GRADIENT_SUM_KERNELS if backward else c.MERGE_KERNELS
+        term = Term(byte_s * elements * (2 * c.ACCUMULATOR_BYTES + width), clock.memory_s(0.0, kernels))
+        return term, byte_s * elements * 6 * width if backward else 0.0
+
+    def bytes_of(self, gpu: Gpu, policy: str, held: int, parted: bool) -> Bytes:
+        """What a device holds, `held` micro-batches in flight, in a group of its own or `parted` among several."""
+        key = (gpu.name, policy, held, parted)
+        found = self._bytes.get(key)
+        if found is None:
+            problem, fused = self.problem, float(gpu.flash_attention)
+            model, workload = problem.model, problem.workload
+            quantum, scores = float(self.size * self.quantum), (1.0 - fused) * problem.workload.seq_len
+            policies = (policy,) * model.num_layers
+
+            def of(
+                own: float = 0,
+                attended: float = 0,
+                heads: float = 0,
+                kv: float = 0,
+                copied: float = 0,
+                travelling: float = 0,
+            ) -> tuple[float, float]:
+                amounts = Held(
+                    between=own * quantum,
+                    tokens=own * quantum,
+                    positions=own * float(self.quantum),
+                    attended=attended * quantum,
+                    heads=heads,
+                    kv_heads=kv,
+                    copied_kv_heads=copied,
+                    scores=attended * quantum * scores,
+                    fused=fused,
+                    parted=float(parted),
+                    travelling=travelling,
+                )
+                kept = Activations.of(model, workload, largest_shard(model, 1), amounts)
+                stored = held * kept.of_range(policies, True, False)
+                working = kept.working_set(policy) - kept.final_norm if policy != "none" else 0.0
+                plain, more = (
+                    sum(transient(kept, stored + some, True, held)) - c.COMMUNICATOR_BYTES for some in (0.0, working)
+                )
+                return plain, more
+
+            found = self._bytes[key] = Bytes(
+                of(own=1), of(attended=1, heads=1), of(attended=1, kv=1), of(attended=1, copied=1), of(travelling=1)
+            )
+        return found

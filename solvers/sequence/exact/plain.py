@@ -1,0 +1,54 @@
+"""Quick good choices of tokens and heads, where the exact search begins: shares by speed, then single moves."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, permutations
+
+from solvers.sequence.exact.frames import Frame
+
+Shares = tuple[tuple[int, ...], tuple[int, ...]]  # quanta and heads of the devices of a frame
+
+
+def by_speed(frame: Frame, speeds: Sequence[float], resolution: int, num_heads: int) -> Shares:
+    """Quanta in proportion to `speeds` of the frame's devices, heads to those in their group."""
+    heads: list[int] = []
+    for own, end in zip(frame.groups, accumulate(map(len, frame.groups)), strict=True):
+        heads += _dealt(speeds[end - len(own) : end], num_heads)
+    return tuple(_dealt(speeds, resolution)), tuple(heads)
+
+
+def _dealt(weights: Sequence[float], total: int) -> list[int]:
+    """Whole parts of at least 1: each next one to whoever has least for its weight."""
+    parts = [1] * len(weights)
+    for _ in range(total - len(parts)):
+        k = min(range(len(parts)), key=lambda k: (parts[k] + 0.5) / weights[k])
+        parts[k] += 1
+    return parts
+
+
+def climbed(frame: Frame, shares: Shares, price: Callable[[Shares], float], go_on: Callable[[], bool]) -> Shares:
+    """The shares after the best moves of one quantum or head, as long as they help. `price` in seconds, infinite where
+    a device has no room."""
+    best_s = price(shares)
+    while go_on():
+        nearby = [(price(other), other) for other in _moves(frame, shares)]
+        least_s, other = min(nearby, default=(best_s, shares))
+        if least_s >= best_s:
+            break
+        best_s, shares = least_s, other
+    return shares
+
+
+def _moves(frame: Frame, shares: Shares) -> Iterator[Shares]:
+    quanta, heads = shares
+    for a, b in permutations(range(len(quanta)), 2):
+        if quanta[a] > 1:
+            yield _moved(quanta, a, b), heads
+    ends = list(accumulate(map(len, frame.groups)))
+    for own, end in zip(frame.groups, ends, strict=True):
+        for a, b in permutations(range(end - len(own), end), 2):
+            if heads[a] > 1:
+                yield quanta, _moved(heads, a, b)
+
+
+def _moved(parts: tuple[int, ...], a: int, b: int) -> tuple[int, ...]:
+    return tuple(n - (k == a) + (k == b) for k, n in enumerate(parts))

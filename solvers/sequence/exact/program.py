@@ -1,0 +1,206 @@
+"""The CP-SAT model of one frame: tokens and heads of its devices, at least forward and backward time, within memory.
+
+The frame says which devices form which group, in which order, under which policy. Time runs along phases as in
+`hexiopt/cost/sequence_times.py`, each as a constraint "not before". With heads given, the model is the cost model but
+for rounding down: its objective never exceeds the true time and falls behind it by less than 1e-6. With heads free, it
+is so too where the rings are known beforehand and query heads do not share key-value heads, and else a relaxation:
+key-value heads count as fractions of query heads; rings as in `messages.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from hexiopt.sequence import RingTurns, members
+from solvers.sequence.exact.frames import Frame
+from solvers.sequence.exact.grid import Grid, Term
+from solvers.sequence.exact.messages import Messages
+from solvers.sequence.exact.room import Need, fit_memory
+from solvers.sequence.exact.variables import Sum, Variables
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Quanta and heads of the devices of a frame, in its order; and the model's time, at most the true one."""
+
+    quanta: tuple[int, ...]
+    heads: tuple[int, ...]
+    seconds: float
+
+
+class Program:
+    """The model of a `frame` for less than `limit_s` seconds, forward and backward; `heads` where they are given;
+    without `memory`, as if all devices had room for everything."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        frame: Frame,
+        need: Need,
+        limit_s: float,
+        heads: Sequence[int] | None = None,
+        *,
+        memory: bool = True,
+    ) -> None:
+        v = self._v = Variables(grid, frame, limit_s, heads)
+        if heads is None:
+            v.order_equals(dict(need.states_bytes))
+        if memory:
+            fit_memory(v, need)
+        self._messages = Messages(v, dict(need.sharers))
+        # Times of turns go with products of quanta: groups of even numbers of tokens tell the factors.
+        self._turns = RingTurns(members(frame.layout([2] * len(v.devices), heads or v.any_heads())), frame.order)
+
+        # Step 3, objective: all layers forward and backward, and what the two ends of the model add.
+        host_s = grid.framework.layer_host_s
+        again_s = host_s if frame.policy == "full" else 0.0
+        layer = self._phase_end(self._forward(), host_s) + self._phase_end(self._backward(), host_s + again_s)
+        ends = [v.largest([v.table(k, grid.ends(gpu)[row]) for k, gpu in enumerate(v.gpus)]) for row in range(4)]
+        self._objective = v.spec.num_layers * layer + sum(ends)
+        v.model.add(self._objective <= v.limit)
+        v.model.minimize(self._objective)
+
+    # ---------------------------------------------------------------- asking
+
+    def below(self, limit_s: float) -> None:
+        """Ask for less time from now on."""
+        self._v.model.add(self._objective <= self._v.units(limit_s))
+
+    def refute_heads(self, heads: Sequence[int]) -> None:
+        """Leave these heads out."""
+        assert self._v.heads is not None
+        self._v.refute(self._v.heads, heads)
+
+    def refute_quanta(self, quanta: Sequence[int]) -> None:
+        """Leave this choice of quanta out."""
+        self._v.refute(self._v.quanta, quanta)
+
+    def least(self, seconds: float, deterministic_s: float) -> tuple[Choice | None, bool]:
+        """The choice of least time, and whether that is proven; None and True: there is none within the limit."""
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.random_seed = 0
+        solver.parameters.linearization_level = 2
+        solver.parameters.max_deterministic_time = deterministic_s
+        solver.parameters.max_time_in_seconds = max(0.01, seconds)
+        status = solver.solve(self._v.model)
+        if status == cp_model.INFEASIBLE:
+            return None, True
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return None, False
+        chosen = self._v.fixed or tuple(solver.value(h) for h in self._v.heads or ())
+        least_s = solver.best_objective_bound * self._v.unit_s
+        return Choice(tuple(solver.value(t) for t in self._v.quanta), chosen, least_s), status == cp_model.OPTIMAL
+
+    # ---------------------------------------------------------------- phases
+
+    def _forward(self) -> list[Sum]:
+        return self._forward_from([0] * len(self._v.devices), again=False)
+
+    def _forward_from(self, now: list[Sum], again: bool) -> list[Sum]:
+        now = self._worked(now, "before_s")
+        now = self._exchanged(now, "qkv")
+        now = self._ringed(now, backward=False)
+        now = self._exchanged(now, "out_back")
+        return self._worked(now, "after_again_s" if again else "after_s")
+
+    def _backward(self) -> list[Sum]:
+        now: list[Sum] = [0] * len(self._v.devices)
+        if self._v.frame.policy == "full":
+            now = self._forward_from(now, again=True)
+        now = self._worked(now, "after_back_s")
+        now = self._exchanged(now, "out")
+        if self._v.frame.policy == "selective":
+            now = self._ringed(now, backward=False)
+        now = self._ringed(now, backward=True)
+        now = self._exchanged(now, "qkv_back")
+        return self._worked(now, "before_back_s")
+
+    def _phase_end(self, now: Sequence[Sum], floor_s: float) -> cp_model.IntVar:
+        found = self._v.largest(now)
+        if floor_s:
+            self._v.model.add(found >= self._v.units(floor_s))
+        return found
+
+    def _worked(self, now: list[Sum], part: str) -> list[Sum]:
+        tables = [getattr(self._v.grid.dense(gpu), part) for gpu in self._v.gpus]
+        return [begun + self._v.table(k, table) for k, (begun, table) in enumerate(zip(now, tables, strict=True))]
+
+    def _exchanged(self, now: list[Sum], name: str) -> list[Sum]:
+        found = list(now)
+        for g, places in enumerate(self._v.places):
+            if len(places) > 1:
+                ready = self._v.largest([now[k] + self._messages.exchange_s[name][g] for k in places])
+                for k in places:
+                    found[k] = ready
+        return found
+
+    def _ringed(self, now: list[Sum], backward: bool) -> list[Sum]:
+        count = len(self._v.places)
+        several = count > 1
+        turns = np.arange(count + (backward and several))
+        causal, whole, kernels, rows = self._turns.blocks(np.arange(count))
+        sizes = self._turns.tokens.astype(float)
+        last_turn = self._turns.last_turn()
+        for turn in turns.tolist():
+            source = [(g - turn) % count for g in range(count)]
+            ended: list[cp_model.IntVar] = []
+            for k in range(len(self._v.devices)):
+                g, s = self._v.group_of[k], source[self._v.group_of[k]]
+                computed: Sum = 0
+                if turn < count and kernels[turn, g]:
+                    pairs = float(sizes[g] * sizes[s])
+                    computed = self._attended(
+                        k,
+                        g,
+                        s,
+                        backward,
+                        causal[turn, g] / pairs,
+                        whole[turn, g] / pairs,
+                        kernels[turn, g],
+                        rows[turn, g] / sizes[g],
+                    )
+                end = self._v.time()
+                self._v.model.add(end >= now[k] + computed)
+                ended.append(end)
+            if several:
+                moved = []
+                for g in range(count):
+                    own = [source[g]] if turn < last_turn[source[g]] else []
+                    if backward and turn:
+                        own.append((g - turn + 1) % count)
+                    moved.append(own)
+                for flow, time in self._messages.times(moved):
+                    for a, b in product(flow.ends, flow.ends):
+                        self._v.model.add(ended[a] >= now[b] + time)
+            now = list(ended)
+        return now
+
+    def _attended(
+        self, k: int, g: int, s: int, backward: bool, causal: float, whole: float, kernels: float, rows: float
+    ) -> Sum:
+        """Attention of place k at a turn, for the parts of its group's quanta times those of the source that count; and
+        what sums up its parts, for the part `rows` of its group's quanta."""
+        many, gpu = self._v.grid.resolution, self._v.gpus[k]
+        pairs = self._v.product(self._v.group_quanta[g], self._v.group_quanta[s], many**2)
+        found: list[Sum] = []
+        for term, hidden_too in self._v.grid.attention(gpu, backward):
+            slope = term.slope_s * (whole if hidden_too else causal)
+            amount = self._v.times_heads(pairs, many**2, k, slope, 0.0, self._v.units)
+            found.append(self._at_least(term, kernels, amount))
+        if len(self._v.places) > 1:
+            term, key_s = self._v.grid.merging(gpu, backward)
+            amount = self._v.times_heads(self._v.group_quanta[g], many, k, term.slope_s * rows, 0.0, self._v.units)
+            if key_s:
+                amount += self._v.times_heads(self._v.group_quanta[s], many, k, 0.0, key_s, self._v.units)
+            found.append(self._at_least(term, 1.0, amount))
+        return sum(found)
+
+    def _at_least(self, term: Term, kernels: float, amount: Sum) -> cp_model.IntVar:
+        found = self._v.time()
+        self._v.model.add(found >= self._v.units(term.launch_s * kernels))
+        self._v.model.add(found >= amount)
+        return found
