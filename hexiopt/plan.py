@@ -231,8 +231,6 @@ def misaligned(plan: Plan, name: Callable[[int], str] = str) -> str | None:
         return f"sharding groups are {groups!r}; choose all, machine or lists of devices"
     if zero < 2:
         return None
-    if any(stage.sequence is not None for pipeline in plan.pipelines for stage in pipeline.stages):
-        return f"ZeRO-{zero} with a sequence layout; take ZeRO-1 or 0"
     if plan.schedule not in ("gpipe", "1f1b"):
         return f"ZeRO-{zero} under the {plan.schedule} schedule; take 1f1b or gpipe"
     if len({len(pipeline.stages) for pipeline in plan.pipelines}) > 1:
@@ -242,7 +240,8 @@ def misaligned(plan: Plan, name: Callable[[int], str] = str) -> str | None:
     for s, stages in enumerate(zip(*(pipeline.stages for pipeline in plan.pipelines), strict=True)):
         if len({stage.layers for stage in stages}) > 1:
             return f"ZeRO-{zero} over pipelines with unequal layers in stage {s}; give all the same"
-        if len({len(replica.devices) for stage in stages for replica in stage.replicas}) > 1:
+        # Each device of a sequence layout holds whole layers, as with TP 1.
+        if len({len(devices) for stage in stages for devices in stage.copies}) > 1:
             return f"ZeRO-{zero} over pipelines with unequal TP degrees in stage {s}; give all the same"
     return None
 

@@ -16,7 +16,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # other work may slow a machine down
-settings.register_profile("same", UNTIMED, derandomize=True, max_examples=40)
+settings.register_profile("same", UNTIMED, derandomize=True, max_examples=25)
 settings.register_profile("new", UNTIMED, print_blob=True, max_examples=200)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 

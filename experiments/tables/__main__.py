@@ -10,8 +10,10 @@ import sys
 
 from experiments.tables import ablation, convergence, homogeneous, rivals, scaling
 from experiments.tables.frame import run_tables
+from experiments.tables.long_context import joint, layouts, pairs, scheduling, simulations, testbed
 
-TABLES = (homogeneous.TABLE, rivals.TABLE, convergence.TABLE, scaling.TABLE, ablation.TABLE)
+LONG_CONTEXT = tuple(module.TABLE for module in (testbed, simulations, pairs, scheduling, layouts, joint))
+TABLES = (homogeneous.TABLE, rivals.TABLE, convergence.TABLE, scaling.TABLE, ablation.TABLE, *LONG_CONTEXT)
 
 if __name__ == "__main__":
     sys.exit(run_tables(TABLES, __doc__, sys.argv[1:]))

@@ -42,12 +42,14 @@ class Report:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the papers: the searches it needs, and the report on what they found."""
+    """A table of the papers: the searches it needs, and the report on what they found. Its command is the module of
+    its name in `package`."""
 
     name: str
     title: str
     tasks: Callable[[Options], Sequence[Task]]
     report: Callable[[Options, Found], Report]
+    package: str = "experiments.tables"
 
 
 def make(table: Table, options: Options, console: Console) -> list[str]:
@@ -94,7 +96,7 @@ def markdown(table: Table, options: Options, tasks: Sequence[Task], found: Found
         f"workload: {workload(problems)}; everything else left to the search, unless a row says otherwise",
         f"every plan is priced by our cost model; code {code}{' or earlier' if options.any_code else ''}",
         f"time limits: {', '.join(budgets)}; seeds {', '.join(map(str, seeds))}; {'; '.join(found.machines(tasks))}",
-        f"command: `{options.command(table.name)}`",
+        f"command: `{options.command(f'{table.package}.{table.name}')}`",
     )
     parts = (
         f"## {table.title}",

@@ -12,7 +12,7 @@ class Planner:
 
     solver: str
     label: str
-    options: tuple[tuple[str, str], ...] = ()
+    options: tuple[tuple[str, str | bool], ...] = ()
 
     def task(self, problem: Problem, time_limit_s: float, seed: int = 0) -> Task:
         """Its search on `problem`."""

@@ -20,6 +20,8 @@ class Budgets:
     convergence_s: float = 6.0  # each solver and seed of `convergence`
     ablation_s: float = 10.0  # portfolio, each variant of `ablation`
     scaling_s: float = 20.0  # each solver of `scaling` on 1,024 GPUs, in proportion elsewhere: a sixth to five times
+    sequence_s: float = 5.0  # each search of the tables on long contexts,
+    joint_s: float = 20.0  # and of `joint`
 
     def scaled(self, factor: float) -> "Budgets":
         """All of them times `factor`."""
@@ -28,7 +30,7 @@ class Budgets:
 
 SIZES = (16, 64, 256, 1024, 10_240)
 _QUICK_SIZES = (16, 32)
-_QUICK, _QUICK_SEEDS = Budgets(0.25, 0.25, 0.1, 0.25, 0.2, 1.5), 2
+_QUICK, _QUICK_SEEDS = Budgets(0.25, 0.25, 0.1, 0.25, 0.2, 1.5, 0.3, 0.5), 2
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,9 @@ class Options:
     out: Path = Path("results")
     words: tuple[str, ...] = ()  # as given on the command line
 
-    def command(self, name: str) -> str:
-        """The command that makes the table `name` again."""
-        return shlex.join(["python", "-m", f"experiments.tables.{name}", *self.words])
+    def command(self, module: str) -> str:
+        """The command that makes the table of `module` again."""
+        return shlex.join(["python", "-m", module, *self.words])
 
 
 def parse(description: str | None, argv: Sequence[str]) -> Options:

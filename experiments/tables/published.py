@@ -1,4 +1,4 @@
-"""What the papers report, from `experiments/data/hexiscale.yaml`, and how ours compares, in words."""
+"""What the papers report, from `experiments/data/hexiscale.yaml` and `hexiseq.yaml`; how ours compares, in words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from typing import Any
 from hexiopt.reading import read_mapping
 
 SOURCE = "HexiScale, arXiv 2409.01143"
+HEXISEQ_SOURCE = "HexiSeq, arXiv 2605.07569"
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,17 @@ class Measured:
         return self.mfu / self.megatron_mfu * self.flops_ratio
 
 
+@dataclass(frozen=True)
+class Ratios:
+    """The mean and the highest of ratios that a paper reports."""
+
+    mean: float
+    most: float
+
+
 @cache
-def _data() -> dict[str, Any]:
-    with as_file(files("experiments").joinpath("data/hexiscale.yaml")) as file:
+def _data(paper: str = "hexiscale") -> dict[str, Any]:
+    with as_file(files("experiments").joinpath(f"data/{paper}.yaml")) as file:
         return read_mapping(file)
 
 
@@ -73,6 +82,21 @@ def measured(number: str, model: str) -> Measured | None:
     if model not in setting.get("mfu", {}):
         return None
     return Measured(setting["flops"], setting["mfu"][model] / 100, setting["megatron"][model] / 100)
+
+
+def sequence_ratios(where: str) -> Ratios:
+    """Throughput of HexiSeq over the best baseline on its `testbed` or in its `simulations`."""
+    return Ratios(**_data("hexiseq")[where])
+
+
+def sequence_pairs() -> float:
+    """How far mixed clusters are at most from homogeneous ones of like FLOPS, as a share of throughput."""
+    return float(_data("hexiseq")["pairs"])
+
+
+def scheduling_s() -> dict[int, float]:
+    """HexiSeq's seconds of scheduling by number of GPUs."""
+    return dict(_data("hexiseq")["scheduling_s"])
 
 
 def verdict(who: str, ratios: Sequence[float], paper: Range, than: str = "ours") -> str:

@@ -35,7 +35,7 @@ class Task:
     solver: str
     time_limit_s: float
     seed: int = 0
-    options: tuple[tuple[str, str], ...] = ()
+    options: tuple[tuple[str, str | bool], ...] = ()
 
     @cached_property
     def sha256(self) -> str:

@@ -22,7 +22,7 @@ from hexiopt.cost.replicated import replicated_cost
 from hexiopt.cost.schedule import SCHEDULE_TIMES, PipelineTimes
 from hexiopt.cost.sequenced import sequenced_cost
 from hexiopt.cost.sharding import Rings, Spread, Times, lockstep_s, rings, sharding_groups, spreads
-from hexiopt.cost.sites import Site, Sites
+from hexiopt.cost.sites import Crowd, Site, Sites
 from hexiopt.frameworks import Framework
 from hexiopt.plan import Pipeline, Plan, Replica, SequenceLayout, Stage, irregular, misaligned, unpriced
 from hexiopt.problem import Problem
@@ -64,7 +64,6 @@ class _Place:
         return self.position == self.num_stages - 1
 
 
-_Crowd = tuple[tuple[int, int], ...]  # resource of the network, how many sequence stages use it
 _Spread = Shards | Spread  # of the states of a pipeline: alike for all parameters, or by layer
 
 
@@ -76,7 +75,7 @@ class CostModel(Sites):
     def __init__(self, problem: Problem, framework: Framework | None = None) -> None:
         super().__init__(problem, framework)
         self._stages: dict[tuple[object, ...], StageCost] = {}
-        self._parts: dict[tuple[Pipeline, str, _Spread, _Crowd], _Parts] = {}
+        self._parts: dict[tuple[Pipeline, str, _Spread, Crowd], _Parts] = {}
         self._times: dict[tuple[object, ...], PipelineTimes] = {}
         self._replicated: dict[tuple[object, ...], PipelineCost] = {}
         self._sync: tuple[tuple[tuple[Stage, ...], ...], SyncTimes] | None = None
@@ -105,7 +104,7 @@ class CostModel(Sites):
             for pipeline, spread, crowd in zip(plan.pipelines, self._spreads(plan), crowds, strict=True)
         ]
         if plan.sharding.stage >= 2:
-            parts = self._in_lockstep(plan, parts)
+            parts = self._in_lockstep(plan, parts, crowds)
         load: Load = {}
         for part in parts:
             for resource, seconds in part.load:
@@ -133,7 +132,7 @@ class CostModel(Sites):
             return [Shards(sharding.stage, count)] * count
         return spreads(plan, sharding_groups(plan, self.problem.cluster), self.problem.model.num_layers)
 
-    def _crowds(self, plan: Plan) -> list[_Crowd]:
+    def _crowds(self, plan: Plan) -> list[Crowd]:
         """Of each pipeline, the resources of the network that several sequence stages of the plan use, and how many."""
         each = [
             [
@@ -148,14 +147,14 @@ class CostModel(Sites):
             tuple(sorted((r, users[r]) for r in frozenset().union(*own) if users[r] > 1)) if own else () for own in each
         ]
 
-    def _in_lockstep(self, plan: Plan, parts: Sequence[_Parts]) -> list[_Parts]:
+    def _in_lockstep(self, plan: Plan, parts: Sequence[_Parts], crowds: Sequence[Crowd]) -> list[_Parts]:
         """Pipelines that gather and scatter layer by layer with each other, in the times that this takes."""
         groups = sharding_groups(plan, self.problem.cluster)
         assert groups is not None
-        seconds = lockstep_s(plan, self, self.rings(plan).within, groups)
+        seconds = lockstep_s(plan, self, self.rings(plan).within, groups, crowds)
         return [_with_times(part, own) for part, own in zip(parts, seconds, strict=True)]
 
-    def _pipeline_parts(self, pipeline: Pipeline, schedule: str, spread: _Spread, crowd: _Crowd) -> _Parts:
+    def _pipeline_parts(self, pipeline: Pipeline, schedule: str, spread: _Spread, crowd: Crowd) -> _Parts:
         key = (pipeline, schedule, spread, crowd)
         found = self._parts.get(key)
         if found is None:
@@ -210,7 +209,7 @@ class CostModel(Sites):
             )
         return found
 
-    def _stage_cost(self, stage: Stage, size: int, place: _Place, spread: _Spread, crowd: _Crowd) -> StageCost:
+    def _stage_cost(self, stage: Stage, size: int, place: _Place, spread: _Spread, crowd: Crowd) -> StageCost:
         """A stage of replicas, layer ranges and policies as it likes, or of a sequence layout."""
         if isinstance(spread, Shards):
             holders = ((spread.num_devices,) * stage.num_layers,) * len(stage.copies)
@@ -271,14 +270,13 @@ class CostModel(Sites):
         place: _Place,
         zero: int,
         holders: tuple[tuple[float, ...], ...],
-        crowd: _Crowd,
+        crowd: Crowd,
     ) -> StageCost:
         """A stage with a sequence layout and a policy per layer, sharded as `_replica_cost` of every device."""
         key = (layout, policies, size, place, zero, holders, crowd)
         found = self._stages.get(key)
         if found is None:
-            crossed = self.sequence_stage(layout, size).crossed
-            stage = self.sequence_stage(layout, size, {r: n for r, n in crowd if r in crossed})
+            stage = self.crowded_stage(layout, size, crowd)
             held = in_flight(place.schedule, place.position, place.num_stages, place.num_micro_batches)
             found = self._stages[key] = sequenced_cost(
                 stage, policies, place.is_first, place.is_last, held, zero, holders
@@ -411,8 +409,7 @@ def _with_times(parts: _Parts, seconds: Sequence[Sequence[Times]]) -> _Parts:
     stages = []
     for stage, own in zip(parts.stages, seconds, strict=True):
         each = tuple(
-            replace(cost, forward_s=forward_s, backward_s=backward_s)
-            for cost, (forward_s, backward_s) in zip(stage.each, own, strict=True)
+            cost.taking(forward_s, backward_s) for cost, (forward_s, backward_s) in zip(stage.each, own, strict=True)
         )
         stages.append(each[0] if len(each) == 1 else StageCost.of_replicas(each))
     forward = tuple(stage.forward_s for stage in stages)

@@ -14,16 +14,17 @@ first gather and the last scatter have nothing to hide behind.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from hexiopt.cluster import Cluster
 from hexiopt.cost.gradient_sync import Floats, SyncGroups, SyncTimes, slices
-from hexiopt.cost.sites import Site, Sites
-from hexiopt.plan import Plan
+from hexiopt.cost.sites import Crowd, Site, Sites
+from hexiopt.plan import Plan, SequenceLayout
 
 Times = tuple[float, float]  # forward and backward seconds for one micro-batch
 
@@ -193,26 +194,36 @@ def scattered_backward_s(compute_s: Sequence[float], scatter_s: Sequence[float])
 
 @dataclass(frozen=True, slots=True)
 class _Executor:
-    """A replica in lockstep with others of its stage."""
+    """A replica, or a sequence layout with the `crowd` of its pipeline, in lockstep with others of its stage."""
 
     at: tuple[int, int]  # pipeline, replica
     devices: tuple[int, ...]
     samples: int
     policies: tuple[str, ...]
+    layout: SequenceLayout | None = None
+    crowd: Crowd = ()
+
+    @property
+    def width(self) -> int:
+        """Into how many parts its devices cut a layer: those of a layout hold all of it each."""
+        return len(self.devices) if self.layout is None else 1
 
 
-def lockstep_s(plan: Plan, times: Sites, within: SyncTimes, groups: Sequence[int]) -> list[list[list[Times]]]:
-    """Forward and backward seconds of every replica, by pipeline and stage, of a plan from ZeRO-2 on.
+def lockstep_s(
+    plan: Plan, times: Sites, within: SyncTimes, groups: Sequence[int], crowds: Sequence[Crowd]
+) -> list[list[list[Times]]]:
+    """Forward and backward seconds of every replica or layout, by pipeline and stage, of a plan from ZeRO-2 on.
 
-    `within` are the rings inside the sharding `groups`.
+    `within` are the rings inside the sharding `groups`; `crowds`, of each pipeline, the resources of the network that
+    several sequence stages use.
     """
     s_per_byte, latency_s = _unit_rates(within, times.problem.cluster.num_devices)
     found: list[list[list[Times]]] = [
-        [[(0.0, 0.0)] * len(stage.replicas) for stage in pipeline.stages] for pipeline in plan.pipelines
+        [[(0.0, 0.0)] * len(stage.executors) for stage in pipeline.stages] for pipeline in plan.pipelines
     ]
     for s in range(len(plan.pipelines[0].stages)):
-        for together in _classes(list(_executors(plan, s)), groups):
-            devices = np.array([one.devices for one in together])
+        for together in _classes(list(_executors(plan, s, crowds)), groups):
+            devices = np.array([device for one in together for device in one.devices])
             rate, wait = float(s_per_byte[devices].max()), float(latency_s[devices].max())
             seconds = _stage_s(plan, times, s, together, rate, wait)
             for one in together:
@@ -230,14 +241,15 @@ def _unit_rates(within: SyncTimes, num_devices: int) -> tuple[Floats, Floats]:
     return s_per_byte, latency_s
 
 
-def _executors(plan: Plan, s: int) -> Iterator[_Executor]:
+def _executors(plan: Plan, s: int, crowds: Sequence[Crowd]) -> Iterator[_Executor]:
     for p, pipeline in enumerate(plan.pipelines):
         stage = pipeline.stages[s]
         (policies,) = stage.policies()
-        for r, (replica, samples) in enumerate(
-            zip(stage.replicas, stage.samples(pipeline.micro_batch_size), strict=True)
+        crowd = crowds[p] if stage.sequence is not None else ()
+        for r, (devices, samples) in enumerate(
+            zip(stage.executors, stage.samples(pipeline.micro_batch_size), strict=True)
         ):
-            yield _Executor((p, r), replica.devices, samples, policies)
+            yield _Executor((p, r), devices, samples, policies, stage.sequence, crowd)
 
 
 def _classes(executors: list[_Executor], groups: Sequence[int]) -> list[list[_Executor]]:
@@ -256,13 +268,16 @@ def _classes(executors: list[_Executor], groups: Sequence[int]) -> list[list[_Ex
 
 
 def _stage_s(plan: Plan, times: Sites, s: int, together: list[_Executor], rate: float, wait: float) -> Times:
-    """Forward and backward seconds of replicas of stage `s` that work in lockstep.
+    """Forward and backward seconds of replicas and layouts of stage `s` that work in lockstep.
 
     `rate`: seconds that a pass takes for a byte of one parameter; `wait`: the latency of a pass.
     """
     model, workload = times.problem.model, times.problem.workload
     first, last = s == 0, s == len(plan.pipelines[0].stages) - 1
-    alike = {(times.site(one.devices), one.samples, one.policies) for one in together}
+    alike = {
+        (times.site(one.devices) if one.layout is None else one.layout, one.samples, one.policies, one.crowd)
+        for one in together
+    }
     each = [list(_units(times, *kind, first, last)) for kind in alike]
     forwards = [max(unit[0] for unit in same) for same in zip(*each, strict=True)]
     backwards = [max(unit[1] for unit in same) for same in zip(*each, strict=True)]
@@ -270,7 +285,7 @@ def _stage_s(plan: Plan, times: Sites, s: int, together: list[_Executor], rate: 
     # A tied matrix is gathered for both its uses.
     head_params = model.head_params + (model.vocabulary_params if model.tied_embeddings else 0)
     params = [model.embedding_params] * first + [model.layer_params] * num_layers + [head_params] * last
-    s_per_byte = rate / len(together[0].devices)
+    s_per_byte = rate / together[0].width
     gather = [n * s_per_byte * workload.element_bytes + wait for n in params]
     scatter = [n * s_per_byte * workload.stored_gradient_bytes + wait for n in params]
     slowed = times.framework.contention
@@ -283,13 +298,24 @@ def _stage_s(plan: Plan, times: Sites, s: int, together: list[_Executor], rate: 
 
 
 def _units(
-    times: Sites, site: Site, samples: int, policies: tuple[str, ...], first: bool, last: bool
+    times: Sites,
+    where: Site | SequenceLayout,
+    samples: int,
+    policies: tuple[str, ...],
+    crowd: Crowd,
+    first: bool,
+    last: bool,
 ) -> Iterator[Times]:
-    """Compute of the units of a stage at a site."""
-    embedding, head = times.ends_s(site, samples)
+    """What the units of a stage take at a site or with a layout, apart from sharding."""
+    if isinstance(where, Site):
+        embedding, head = times.ends_s(where, samples)
+        layer_s: Callable[[str], Times] = partial(times.layer_s, where, samples)
+    else:
+        stage = times.crowded_stage(where, samples, crowd)
+        (embedding, head), layer_s = stage.ends_s, stage.layer_s
     if first:
         yield embedding.forward_s, embedding.backward_s
     for policy in policies:
-        yield times.layer_s(site, samples, policy)
+        yield layer_s(policy)
     if last:
         yield head.forward_s, head.backward_s

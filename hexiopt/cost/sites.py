@@ -20,6 +20,9 @@ from hexiopt.problem import Problem
 from hexiopt.profiles.layers import Measured, Shape
 from hexiopt.space import recompute_policies
 
+Crowd = tuple[tuple[int, int], ...]
+"""Resources of the network that several sequence stages of a plan use, and how many do."""
+
 _KEPT_STAGES = 4096  # sequence layouts remembered before memory is given back
 
 
@@ -174,6 +177,11 @@ class Sites:
                 self.problem, self.framework, layout, micro_batch_size, sharers, self._wires
             )
         return found
+
+    def crowded_stage(self, layout: SequenceLayout, micro_batch_size: int, crowd: Crowd) -> SequenceStage:
+        """As `sequence_stage`, where the stage shares what it uses of `crowd`."""
+        crossed = self.sequence_stage(layout, micro_batch_size).crossed
+        return self.sequence_stage(layout, micro_batch_size, {r: n for r, n in crowd if r in crossed})
 
     def stage_s(
         self, site: Site, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str

@@ -2,7 +2,7 @@
 
 Can express: data parallelism over equal pipelines of equal stages, each of them cp groups of hp devices that stand
 together; equal shards of the sequence (within a token), equal heads; contiguous or zigzag order; one micro-batch size,
-one recompute policy; ZeRO 0 or 1 over all devices or those of a machine. The devices are the machines of any types, in
+one recompute policy; ZeRO 0 to 3 over all devices or those of a machine. The devices are the machines of any types, in
 any order; what does not divide is left out.
 
 Cannot: unequal shards, heads, groups, layers or batches, so that the slowest device sets the pace.
@@ -25,14 +25,14 @@ from hexiopt.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding
 from hexiopt.problem import Problem
 from hexiopt.result import Result
 from hexiopt.sequence import ORDERS
-from hexiopt.space import layer_ranges, recompute_policies
+from hexiopt.space import layer_ranges, recompute_policies, sharding_stages
 from solvers.base import Budget, Listener, Pricer, Search
 from solvers.rivals.base import Candidate, Rival
 from solvers.sequence.allotment import RateTable
 from solvers.sequence.orders import Machines, machine_orders
 from solvers.sequence.requirement import one_range_schedule, require_sequences
 from solvers.sequence.signatures import Signatures
-from solvers.zero import plain_stages, sharding_groups
+from solvers.zero import LOCKSTEP, sharding_groups
 
 _HOPELESS = 1.1  # of the best estimate so far: grids whose compute alone takes longer are left out
 _MOST_GRIDS = 4000  # grids estimated in full
@@ -175,7 +175,7 @@ class _Estimate:
         the cluster, and the input of every layer."""
         problem = self._problem
         layers = -(-problem.model.num_layers // num_stages)
-        spread = Shards(max(plain_stages(problem)), len(problem.usable_devices))
+        spread = Shards(max(sharding_stages(problem.workload)), len(problem.usable_devices))
         held = in_flight(self._schedule, 0, num_stages, problem.workload.global_batch // (num_lines * size))
         tokens = problem.workload.seq_len // num_devices
         inputs = layers * held * size * tokens * problem.model.hidden_size * problem.workload.element_bytes
@@ -260,7 +260,9 @@ def _sizes(problem: Problem, num_pipelines: int) -> Iterator[int]:
 
 
 def _shardings(problem: Problem) -> list[Sharding]:
-    return [Sharding(z, g) for z in sorted(plain_stages(problem), reverse=True) for g in sharding_groups(problem, z)]
+    """Of plans that take equally long by the estimate, which leaves out what gathers show, those without come first."""
+    stages = sorted(sharding_stages(problem.workload), key=lambda stage: (stage >= LOCKSTEP, abs(stage - 1)))
+    return [Sharding(stage, groups) for stage in stages for groups in sharding_groups(problem, stage)]
 
 
 def _cut(devices: Block, d: int, s: int, room: int, used: int) -> Iterator[tuple[tuple[Block, ...], ...]]:

@@ -3,8 +3,8 @@
 Every line of a `bash` block that starts with hexiopt is run, in order, in one folder that holds the README's
 files (a `yaml` block whose first line is `# NAME`) and experiments/data. A budget in steps, which means the same on
 every machine, is appended to commands that search, and no time for the bound where none is stated; the many searches
-of a sweep draw no report, and `profile` is given little time; of the published runs in the folder (not of those that
-`validate` takes by itself) every tenth is left. Lines that start with make or source are not run.
+of a sweep draw no report, and `profile` is given little time; of the published runs every tenth is left, and `validate`
+takes those of the folder. Lines that start with make or source are not run.
 """
 
 import re
@@ -16,6 +16,8 @@ import pytest
 
 from tests.conftest import ROOT, Run
 
+RUNS = "experiments/data/measured_training_throughput.csv"
+QUICK = {"profile": ["profile.seconds=0.02"], "validate": [f"data={RUNS}"]}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -52,7 +54,7 @@ def test_the_readmes_commands_run(hexiopt: Run, tmp_path: Path) -> None:
     pytest.importorskip("pymetis")
     pytest.importorskip("joblib")
     shutil.copytree(ROOT / "experiments" / "data", tmp_path / "experiments" / "data")
-    runs = tmp_path / "experiments" / "data" / "measured_training_throughput.csv"
+    runs = tmp_path / RUNS
     head, *rows = runs.read_text(encoding="utf-8").splitlines()
     runs.write_text("\n".join([head, *rows[::10]]), encoding="utf-8")
     for block in blocks("yaml"):
@@ -61,8 +63,7 @@ def test_the_readmes_commands_run(hexiopt: Run, tmp_path: Path) -> None:
     found = commands()
     assert len(found) > 10
     for words in found:
-        quick = ["profile.seconds=0.02"] if words[0] == "profile" else []
-        ran = hexiopt(*words, *(budget(words) if searches(words) else quick))
+        ran = hexiopt(*words, *(budget(words) if searches(words) else QUICK.get(words[0], [])))
         assert ran.code == 0, f"{shlex.join(words)}: {ran.err}"
         assert ran.out
 

@@ -203,7 +203,7 @@ def test_more_work_and_slower_hardware_take_longer(model: ModelSpec, tp: int, si
             assert other.backward_s >= times.backward_s
     if model.num_heads == model.num_kv_heads:  # else a rank's heads may meet more key-value heads
         wider, times = (layer_compute(model, WORK, A100, t, size) for t in (tp + 1, tp))
-        assert wider.forward_s <= times.forward_s
+        assert wider.forward_s <= times.forward_s * (1 + 1e-12)
 
 
 def test_the_optimiser_moves_its_states() -> None:

@@ -184,7 +184,7 @@ def test_equals_looking_at_all_plans(kind: str) -> None:
     assert result.bound_s <= result.objective
 
 
-@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60 if STRESS else 6, suppress_health_check=list(HealthCheck))
 @given(strategies.problems(max_batch=5))
 def test_equals_looking_at_all_plans_of_random_problems(problem: Problem) -> None:
     assume(len(problem.usable_devices) <= 3)
@@ -206,7 +206,7 @@ NARROWER = [
 ]
 
 
-@pytest.mark.parametrize("change", NARROWER if STRESS else NARROWER[::2], ids=str)
+@pytest.mark.parametrize("change", NARROWER if STRESS else NARROWER[::3], ids=str)
 def test_equals_looking_at_all_plans_of_narrower_spaces(change: dict[str, Any]) -> None:
     problem = replace(problems.loose(), space=Space(max_micro_batch_size=2, **change))
     result, best = CpSat().solve(problem, Budget(60.0, 4000)), Exhaustive().solve(problem, Budget(60.0))

@@ -1,0 +1,1 @@
+"""Tables on long contexts: stages that share out the tokens and heads of a sequence."""

@@ -1,0 +1,183 @@
+"""Mixed clusters against homogeneous ones of like FLOPS on long contexts: HexiSeq's simulations 4 and 5.
+
+python -m experiments.tables.long_context.pairs                # about 2 minutes on two cores
+python -m experiments.tables.long_context.pairs --quick        # seconds, on a tiny setting
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from experiments.tables import published
+from experiments.tables.figures import PAPER_COLOUR, framed, hue, legend, spread
+from experiments.tables.frame import Report, Table, main
+from experiments.tables.long_context.settings import BASELINES, HEXISEQ, PAIRS, PARTNERS, Setting, asked
+from experiments.tables.markdown import Cell, change, markdown_table, times, tokens
+from experiments.tables.names import Planner
+from experiments.tables.options import Options
+from experiments.tables.task import Found, Outcome, Task
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A setting: ours on the mixed cluster; on its partner ours and the baselines."""
+
+    setting: Setting
+    flops_ratio: float
+    mixed: Outcome
+    ours_there: Outcome
+    baselines: dict[Planner, Outcome]
+
+    @property
+    def best(self) -> tuple[Planner, Outcome]:
+        """The fastest baseline on the homogeneous cluster."""
+        return min(self.baselines.items(), key=lambda item: item[1].objective)
+
+    def over(self, other: Outcome) -> float | None:
+        """Throughput of ours on the mixed cluster over another's."""
+        if self.mixed.step_time_s is None or other.step_time_s is None:
+            return None
+        return other.step_time_s / self.mixed.step_time_s
+
+
+def _on_mixed(setting: Setting, options: Options) -> Task:
+    return HEXISEQ.task(setting.problem(options), options.budgets.sequence_s)
+
+
+def _on_partner(setting: Setting, planner: Planner, options: Options) -> Task:
+    return planner.task(setting.problem(options, cluster=PARTNERS[setting.cluster]), options.budgets.sequence_s)
+
+
+def tasks(options: Options) -> list[Task]:
+    """Ours on every mixed cluster; ours and the baselines on its partner."""
+    return [
+        task
+        for setting in asked(PAIRS, options)
+        for task in (
+            _on_mixed(setting, options),
+            *(_on_partner(setting, planner, options) for planner in (HEXISEQ, *BASELINES)),
+        )
+    ]
+
+
+def report(options: Options, found: Found) -> Report:
+    """Ratios of throughput, beside the paper's."""
+    pairs = [_pair(setting, options, found) for setting in asked(PAIRS, options)]
+    return Report(
+        rows=[row for pair in pairs for row in _rows(pair, options)],
+        tables=[markdown_table([_cells(pair) for pair in pairs], left=("setting", "best"))],
+        sentences=sentences(pairs),
+        notes=(
+            "× is the throughput of our plan on the mixed cluster over that on the homogeneous cluster; FLOPS: by how "
+            "much the mixed cluster has more, by dense peaks.",
+        ),
+        figure=draw(pairs, options),
+    )
+
+
+def _pair(setting: Setting, options: Options, found: Found) -> Pair:
+    mixed, partner = _on_mixed(setting, options), _on_partner(setting, HEXISEQ, options)
+    flops = [task.problem.cluster.total_peak_flops(task.problem.workload.precision) for task in (mixed, partner)]
+    baselines = {planner: found[_on_partner(setting, planner, options)] for planner in BASELINES}
+    return Pair(setting, flops[0] / flops[1], found[mixed], found[partner], baselines)
+
+
+def _rows(pair: Pair, options: Options) -> list[dict[str, Cell]]:
+    runs = [
+        (HEXISEQ, _on_mixed(pair.setting, options), pair.mixed),
+        *(
+            (planner, _on_partner(pair.setting, planner, options), outcome)
+            for planner, outcome in ((HEXISEQ, pair.ours_there), *pair.baselines.items())
+        ),
+    ]
+    return [
+        {
+            "cluster": task.problem.cluster.name,
+            "model": pair.setting.model,
+            "seq_len": pair.setting.seq_len,
+            "planner": planner.label,
+            "status": outcome.status,
+            "step_time_s": outcome.step_time_s,
+            "tokens_per_s": outcome.tokens_per_s,
+            "mfu": outcome.mfu,
+            "ours_over_it": pair.over(outcome),
+            "flops_ratio": pair.flops_ratio,
+            "runtime_s": outcome.runtime_s,
+            "time_limit_s": task.time_limit_s,
+            "seed": task.seed,
+            "search_sha256": task.sha256,
+            "reason": outcome.reason,
+        }
+        for planner, task, outcome in runs
+    ]
+
+
+def _cells(pair: Pair) -> dict[str, str]:
+    planner, best = pair.best
+    return {
+        "setting": pair.setting.label,
+        "FLOPS": change(pair.flops_ratio, 1),
+        "ours, mixed (tokens/s)": tokens(pair.mixed.tokens_per_s),
+        "ours, homogeneous": tokens(pair.ours_there.tokens_per_s),
+        **{f"{p.label}, homogeneous": tokens(outcome.tokens_per_s) for p, outcome in pair.baselines.items()},
+        "best": planner.label if best.step_time_s is not None else "none",
+        "**× best**": f"**{times(pair.over(best))}**" if pair.over(best) is not None else "",
+        "× ours": times(pair.over(pair.ours_there)),
+    }
+
+
+def sentences(pairs: Sequence[Pair]) -> list[str]:
+    """How far the mixed clusters are from the homogeneous ones, beside the paper's."""
+    paper, said, ratios = published.sequence_pairs(), [], []
+    for pair in pairs:
+        ratio = pair.over(pair.best[1])
+        if ratio is None:
+            said.append(f"{pair.setting.label} lacks a plan on one of its clusters.")
+            continue
+        ratios.append(ratio)
+        if ratio < 1 - paper:
+            said.append(f"At {pair.setting.label} the mixed cluster stays {1 - ratio:.1%} behind {pair.best[0].label}.")
+    if ratios:
+        reached = f"{min(ratios):.3f} to {max(ratios):.3f} ×" if len(ratios) > 1 else f"{ratios[0]:.3f} ×"
+        said.insert(
+            0,
+            f"Mixed clusters reach {reached} of the best baseline on the homogeneous cluster "
+            f"({published.HEXISEQ_SOURCE}: within {paper:.1%}).",
+        )
+    return said
+
+
+def draw(pairs: Sequence[Pair], options: Options) -> Figure:
+    """Throughput relative to the best homogeneous baseline, a group of bars a setting."""
+    figure, (ax,) = framed(
+        10.5,
+        4.8,
+        "Long contexts: mixed clusters against homogeneous ones of like FLOPS",
+        f"Throughput by our cost model over the best homogeneous baseline's; {options.budgets.sequence_s:g} s a search",
+    )
+    series: list[tuple[str, list[Outcome]]] = [("ours, mixed cluster", [pair.mixed for pair in pairs])]
+    series += [(f"{p.label}, homogeneous", [pair.baselines[p] for pair in pairs]) for p in BASELINES]
+    series.append(("ours, homogeneous", [pair.ours_there for pair in pairs]))
+    offsets = spread(len(series), 0.84)
+    for k, (label, outcomes) in enumerate(series):
+        for x, (pair, outcome) in enumerate(zip(pairs, outcomes, strict=True)):
+            height = pair.best[1].objective / outcome.objective if outcome.step_time_s is not None else 0.0
+            bar = ax.bar(
+                x + offsets[k], height, 0.84 / len(series) * 0.92, color=hue(k), label=label if not x else None
+            )
+            ax.bar_label(bar, [f"{height:.2f}" if height else "no\nplan"], fontsize=7, padding=1)
+    paper = published.sequence_pairs()
+    ax.axhspan(1 - paper, 1 + paper, color=PAPER_COLOUR, zorder=0, label=f"paper: within {paper:.1%}")
+    ax.set_xticks(range(len(pairs)), [pair.setting.label.replace(" · ", "\n") for pair in pairs], fontsize=9)
+    ax.set_ylabel("throughput (best baseline = 1)")
+    ax.set_ylim(0, ax.get_ylim()[1] * 1.05)
+    legend(figure, ax, 3)
+    return figure
+
+
+TABLE = Table("pairs", "Long contexts: mixed against homogeneous clusters of like FLOPS", tasks, report, __package__)
+
+if __name__ == "__main__":
+    sys.exit(main(TABLE, __doc__))

@@ -1,0 +1,82 @@
+"""The settings of HexiSeq's evaluation (arXiv 2605.07569), tiny ones for a quick look, and who is compared.
+
+Global batch 8 is the paper's; its models are of GPT style (`conf/model/gpt_*.yaml`), its simulated clusters known by
+their sizes alone (`conf/cluster/hexiseq_sim_*.yaml` say what was chosen).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from experiments.configurations import named_cluster, named_model
+from experiments.tables.names import Planner
+from experiments.tables.options import Options
+from hexiopt.problem import Problem
+from hexiopt.space import Space
+from hexiopt.workload import Workload
+
+GLOBAL_BATCH = 8
+HEXISEQ = Planner("hexiseq", "ours")
+BASELINES = (Planner("ring", "Ring Attention"), Planner("ulysses", "Ulysses"), Planner("usp", "USP"))
+_KI = 1024
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A cluster and a model, by name, and the length of a sequence in tokens."""
+
+    cluster: str
+    model: str
+    seq_len: int
+    global_batch: int = GLOBAL_BATCH
+
+    @property
+    def label(self) -> str:
+        """Its name in tables and pictures."""
+        return f"{self.place} · {self.context}"
+
+    @property
+    def place(self) -> str:
+        """Cluster and model."""
+        return f"{self.cluster.removeprefix('hexiseq_')} · {self.model}"
+
+    @property
+    def context(self) -> str:
+        """The length of a sequence."""
+        return f"{self.seq_len // _KI:,}K" if self.seq_len % _KI == 0 else f"{self.seq_len:,}"
+
+    def problem(self, options: Options, *, cluster: str | None = None, sequence: bool = True) -> Problem:
+        """The problem, on `cluster` instead where one is named; with sequence layouts, or without."""
+        found = named_cluster(cluster or self.cluster, inter_gb_per_s=options.inter_gb_per_s)
+        workload = Workload(self.global_batch, self.seq_len)
+        return Problem(found, named_model(self.model), workload, Space(sequence=sequence))
+
+
+def _settings(clusters: Sequence[str], models: Sequence[str], contexts: Sequence[int]) -> tuple[Setting, ...]:
+    return tuple(Setting(c, m, k * _KI) for c in clusters for m in models for k in contexts)
+
+
+QUICK = (Setting("small_mixed", "tiny", 4 * _KI, 4),)
+TESTBED = _settings(["hexiseq_testbed"], ["gpt_3b", "gpt_7b", "gpt_13b"], [16, 32, 64, 128, 256])
+SIMULATIONS = _settings(
+    ["hexiseq_sim_1", "hexiseq_sim_2", "hexiseq_sim_3"], ["gpt_13b", "gpt_70b"], [128, 256, 512, 1024]
+)
+PARTNERS = {
+    "hexiseq_sim_4": "homogeneous_152_a100",
+    "hexiseq_sim_5": "homogeneous_168_a100",
+    "small_mixed": "homogeneous_2x8_a800_pcie",
+}
+PAIRS = _settings(["hexiseq_sim_4", "hexiseq_sim_5"], ["gpt_13b"], [128, 256, 512, 1024])
+ABLATION = (
+    Setting("hexiseq_testbed", "gpt_7b", 128 * _KI),
+    *_settings(["hexiseq_sim_1", "hexiseq_sim_2", "hexiseq_sim_3"], ["gpt_13b"], [256]),
+)
+JOINT = _settings(
+    ["hexiseq_testbed", "hexiseq_sim_1", "hexiseq_sim_2", "hexiscale_setting_2", "four_machines", "sailor_mit"],
+    ["gpt_7b"],
+    [128],
+)
+
+
+def asked(settings: tuple[Setting, ...], options: Options) -> tuple[Setting, ...]:
+    """The settings of a table; a tiny one for a quick look."""
+    return QUICK if options.quick else settings
