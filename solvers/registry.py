@@ -39,10 +39,14 @@ _SEQUENCE = {
     "usp": "solvers.sequence.symmetric:Usp",
 }
 
+# Their oracle, for a few devices.
+_SEQUENCE_ORACLES = {"sequence_exact": "solvers.sequence.exact.solver:SequenceExact"}
+
 NAMES = tuple(_SOLVERS)
 RIVALS = tuple(_RIVALS)
 ORACLES = tuple(_ORACLES)
 SEQUENCE = tuple(_SEQUENCE)
+SEQUENCE_ORACLES = tuple(_SEQUENCE_ORACLES)
 
 
 def make_solver(name: str, **options: object) -> Solver:
@@ -50,7 +54,7 @@ def make_solver(name: str, **options: object) -> Solver:
 
     Raises InputError for unknown names and options, values out of range, and a missing optional package.
     """
-    known = _SOLVERS | _ORACLES | _RIVALS | _SEQUENCE
+    known = _SOLVERS | _ORACLES | _RIVALS | _SEQUENCE | _SEQUENCE_ORACLES
     if name not in known:
         raise InputError(f"solver: {name!r} is not known; {closest(name, known)}")
     module, _, attribute = known[name].partition(":")

@@ -16,11 +16,13 @@ from hexiopt.cost.sequence_stage import SequenceStage
 from hexiopt.plan import SequenceGroup, SequenceLayout
 from hexiopt.sequence import Floats, Ints
 from solvers.sequence.allotment import RateTable
+from solvers.sequence.shapes import Line, Shape
 from solvers.sequence.tensor_table import TensorTable
 from solvers.zero import LOCKSTEP
 
-_FILLINGS = 4  # rounds in which tokens move from full devices to others
-_SPLITS = 30  # bisections of the seconds of a step
+_KEPT = 50_000  # lines remembered before memory is given back
+_FILLINGS = 3  # rounds in which tokens move from full devices to others
+_SPLITS = 24  # bisections of the seconds of a step
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,14 @@ class Estimates:
             first.setdefault(cluster.gpu_of(d).name, d)
         self.types = tuple(first)
         examples = list(first.values())
+        number = {name: k for k, name in enumerate(self.types)}
+        self.type_of_machine = np.array([number.get(m.gpu.name, 0) for m in cluster.machines])
+        self._nic_s = np.zeros(len(number))
+        for m in problem.usable_by_machine:
+            machine = cluster.machines[m]
+            nic_s = 1.0 / (machine.nic_bandwidth_bytes_per_s * machine.num_interfaces)
+            np.maximum.at(self._nic_s, self.type_of_machine[m], nic_s)
+        self._lines: dict[object, tuple[float, float, float]] = {}
         self._policies = model.policies()
         table = RateTable(model)
         self._tensor = TensorTable(model, self.types) if tensor else None
@@ -77,11 +87,37 @@ class Estimates:
         seconds: Floats = (fills + beats * (count / beats.shape[1])).max(axis=1)
         return seconds
 
-    def rhythms_s(self, cells: Cells, size: int) -> tuple[Floats, Floats, Floats]:
+    def shape_s(self, shape: Shape) -> float:
+        """As `step_s`, of one shape whose lines may have unequally many stages."""
+        rows = [self._line_s(line, shape.size, len(shape.lines)) for line in shape.lines]
+        fills, beats, syncs = (np.array([column]) for column in zip(*rows, strict=True))
+        return float(self.step_s(fills, beats, shape.size)[0] + syncs.max())
+
+    def _line_s(self, line: Line, size: int, lines: int) -> tuple[float, float, float]:
+        key = (line, size, lines)
+        if key not in self._lines:
+            if len(self._lines) >= _KEPT:
+                self._lines.clear()
+            machine_of = self.problem.cluster.machine_of
+            machines = [machine_of[list(seat)] for seat in line]
+            types = len(self.types)
+            counts = np.array([[[np.bincount(self.type_of_machine[own], minlength=types) for own in machines]]], float)
+            cells = Cells(counts, np.array([[[len(np.unique(own)) for own in machines]]]), self.slowest_nic_s(counts))
+            fills, beats, sync_s = self.rhythms_s(cells, size, lines)
+            self._lines[key] = float(fills[0, 0]), float(beats[0, 0]), float(sync_s[0])
+        return self._lines[key]
+
+    def slowest_nic_s(self, counts: Floats) -> Floats:
+        """Seconds a byte of the slowest interface of stages with `counts` [..., types] devices."""
+        found: Floats = np.where(counts > 0, self._nic_s, 0.0).max(axis=-1)
+        return found
+
+    def rhythms_s(self, cells: Cells, size: int, lines: int = 0) -> tuple[Floats, Floats, Floats]:
         """(fill, beat) of every line [shapes, lines]: m micro-batches take about fill + m · beat seconds, infinitely
-        many where memory does not suffice; and the gradients' synchronisation [shapes]."""
+        many where memory does not suffice; and the gradients' synchronisation [shapes]. `lines`, where the shape has
+        more of them than `cells`."""
         workload = self.problem.workload
-        lines, stages = cells.machines.shape[1:]
+        lines, stages = max(lines, cells.machines.shape[1]), cells.machines.shape[2]
         held = np.minimum(np.arange(stages, 0, -1.0), max(1, workload.global_batch // (lines * size)))
         most = np.maximum(0.0, np.floor((self._least(cells) - self._ends_bytes) / self._layer_bytes))
         rate = cells.counts @ self._speed[0]

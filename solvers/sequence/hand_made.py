@@ -21,6 +21,7 @@ _SNAP = 0.34  # of a part, by which a cut may move to the border of a machine
 _STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 _MOST_LINES = 64
 _MOST = 20_000  # shapes kept
+_BUSY_TOKENS = 8192  # of a micro-batch on a device, beyond which larger ones gain nothing
 _BESIDE = 6  # grids of a set of types that are set beside others
 
 
@@ -73,20 +74,15 @@ class HandMade:
 
     def __init__(self, problem: Problem, estimates: Estimates) -> None:
         self._problem, self._estimates = problem, estimates
-        cluster, number = problem.cluster, {name: k for k, name in enumerate(estimates.types)}
-        machine_type = np.array([number.get(m.gpu.name, 0) for m in cluster.machines])
+        cluster, number = problem.cluster, len(estimates.types)
+        machine_type = estimates.type_of_machine
         peak_flops = np.array([m.gpu.peak_flops(problem.workload.precision) or 0.0 for m in cluster.machines])
-        self._nic_s = np.zeros(len(number))
-        for m in problem.usable_by_machine:
-            machine = cluster.machines[m]
-            nic_s = 1.0 / (machine.nic_bandwidth_bytes_per_s * machine.num_interfaces)
-            self._nic_s[machine_type[m]] = max(self._nic_s[machine_type[m]], nic_s)
         total_flops = sum(len(own) * peak_flops[m] for m, own in problem.usable_by_machine.items())
         self._rows = []
         for order in machine_orders(problem):
             devices = np.array([d for own in order for d in own])
             machine_of = cluster.machine_of[devices]
-            types = np.zeros((len(devices) + 1, len(number)), np.int64)
+            types = np.zeros((len(devices) + 1, number), np.int64)
             types[np.arange(1, len(devices) + 1), machine_type[machine_of]] = 1
             ends = np.cumsum([0, *map(len, order)])
             self._rows.append(
@@ -116,7 +112,7 @@ class HandMade:
                 continue
             cells = self._cells(cuts, d, s)
             shares = np.array([row.share for row, _ in cuts])
-            for size in self._problem.space.micro_batch_sizes(batch // d):
+            for size in self._sizes(d, s):
                 fills, beats, sync_s = self._estimates.rhythms_s(cells, size)
                 if in_lockstep and d > 1 and batch % (d * size):
                     continue
@@ -178,14 +174,20 @@ class HandMade:
             if s <= problem.model.num_layers and d * s <= count:
                 yield d, s
 
+    def _sizes(self, d: int, s: int) -> list[int]:
+        """Micro-batch sizes, up to where a device has tokens enough to keep it busy."""
+        workload = self._problem.workload
+        tokens = workload.seq_len * d * s / len(self._problem.usable_devices)
+        sizes = self._problem.space.micro_batch_sizes(workload.global_batch // d)
+        return [size for size in sizes if size == 1 or (size - 1) * tokens < _BUSY_TOKENS]
+
     def _cells(self, cuts: Sequence[tuple[_Row, Ints]], d: int, s: int) -> Cells:
         counts, machines = [], []
         for row, ends in cuts:
             counts.append(np.diff(row.types[ends], axis=0))
             machines.append(row.machine[ends[1:] - 1] - row.machine[ends[:-1]] + 1)
         each = np.array(counts, float).reshape(len(cuts), d, s, -1)
-        nic_s = np.where(each > 0, self._nic_s, 0.0).max(axis=-1)
-        return Cells(each, np.array(machines).reshape(len(cuts), d, s), nic_s)
+        return Cells(each, np.array(machines).reshape(len(cuts), d, s), self._estimates.slowest_nic_s(each))
 
 
 @dataclass(frozen=True, eq=False)

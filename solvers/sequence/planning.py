@@ -19,7 +19,7 @@ from solvers.sequence.layouts import Freedoms, LayoutSearch
 from solvers.sequence.moving import Moves
 from solvers.sequence.shapes import Shape, zero_stages
 from solvers.structure import Builder
-from solvers.zero import LOCKSTEP, plain_stages, sharding_groups
+from solvers.zero import LOCKSTEP, sharding_groups
 
 _ESTIMATING = 0.25  # most of the budget for estimates
 _QUICK = 0.5  # and until the shapes that they rank first have plain layouts
@@ -28,6 +28,7 @@ _FIRST = ((1, 6),)  # effort of layouts, and how many of the best shapes get it:
 _LAST = ((1, 3), (2, 2), (3, 1))  # and after
 _PATIENCE = 40  # shapes built without a better one before the rest is left
 _ANNEALED = 3  # shapes annealed in turns
+_HOPELESS, _ANYWAY = 1.05, 0.05  # neighbours with such estimates are built only now and then
 _MOVING = 0.85  # of the budget; the rest refines
 _HOT, _COLD = 0.02, 0.001  # temperatures: an accepted worsening of 2 % and of 0.1 %
 
@@ -48,7 +49,11 @@ class Planner:
         self.search, self.problem = search, search.problem
         self.model = search.pricer if isinstance(search.pricer, CostModel) else CostModel(search.problem)
         self.builder = PlanBuilder(self.model, LayoutSearch(self.model, search.go_on, freedoms), tensor=tensor)
-        self._balancer, self._tensor = Builder(search), tensor
+        self._balancer = Builder(search)
+        allowed = sharding_stages(self.problem.workload)
+        # By whether pipelines are in lockstep: with the ZeRO stage that leaves the most room.
+        most = {zero >= LOCKSTEP: zero for zero in sorted(allowed)}
+        self._estimates = {late: Estimates(self.model, zero, tensor=tensor) for late, zero in most.items()}
         self._began = search.spent
         self._tried: dict[tuple[Shape, int], Planned | None] = {}
 
@@ -69,12 +74,9 @@ class Planner:
         """The best shapes that people would build, plain layouts first; best first."""
         search = self.search
         ranked: list[tuple[float, Shape]] = []
-        plain, deep = plain_stages(self.problem), max(sharding_stages(self.problem.workload))
-        kept = [*plain[-1:], *([deep] if deep >= LOCKSTEP else [])]
-        for k, zero in enumerate(kept):
-            own = HandMade(self.problem, Estimates(self.model, zero, tensor=self._tensor))
-            share = _ESTIMATING * (k + 1) / len(kept)
-            ranked += own.ranked(partial(self._go_on, share))
+        for k, estimates in enumerate(self._estimates.values(), start=1):
+            share = _ESTIMATING * k / len(self._estimates)
+            ranked += HandMade(self.problem, estimates).ranked(partial(self._go_on, share))
         kinds: dict[tuple[int, ...], int] = {}
         rounds: list[tuple[int, float, Shape]] = []
         for seconds, shape in sorted(ranked, key=lambda item: item[0]):
@@ -107,6 +109,11 @@ class Planner:
                 best.setdefault(one.shape, one)
             pool = list(best.values())
         return pool
+
+    def _may_pay(self, shape: Shape, now: Shape) -> bool:
+        """Whether a shape is estimated not much slower than the one that it is to follow."""
+        seconds, now_s = (self._estimates[one.zero >= LOCKSTEP].shape_s(one) for one in (shape, now))
+        return seconds <= _HOPELESS * now_s
 
     def _until(self, share: float) -> float:
         """The fraction of the budget at which a share of what was left at the start is spent."""
@@ -141,7 +148,9 @@ class Planner:
             turn = search.steps % len(nows)
             now = nows[turn]
             shape = moves.neighbour(now.shape, rng)
-            other = None if shape is None else self.planned(shape, 1)
+            other = None
+            if shape is not None and (self._may_pay(shape, now.shape) or rng.random() < _ANYWAY):
+                other = self.planned(shape, 1)
             if other is None:
                 search.step()
                 continue

@@ -22,7 +22,7 @@ from solvers.sequence.exact.frames import Groups, device_sets, likeness
 from solvers.sequence.exact.stages import AGREEMENT, Best, Stages, Work
 
 _BEGUN = 12  # parts whose plans are offered before the proof,
-_BEGINNING = 0.1  # for so much of the time limit
+_BEGINNING = 0.2  # for so much of the time limit
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,116 @@
+"""Ring, Ulysses and USP: their answers are in their spaces, and no random plan of these beats them."""
+
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from hexiopt.check import check
+from hexiopt.cost.model import CostModel
+from hexiopt.plan import Plan, SequenceLayout, Stage
+from hexiopt.problem import Problem
+from hexiopt.result import Result
+from hexiopt.workload import Workload
+from solvers.base import Budget
+from solvers.registry import make_solver
+from solvers.sequence.symmetric import Ring, Ulysses, Usp
+from solvers.sequence.uniform import UniformLayouts
+from tests.solvers.sequence.small_layouts import task
+
+RIVALS: dict[str, type[UniformLayouts]] = {"ring": Ring, "ulysses": Ulysses, "usp": Usp}
+PROBLEMS = {
+    "three_types": lambda: task(("fast", 4), ("slow", 2), ("old", 2), batch=4),
+    "tight": lambda: task(("fast", 2), ("slow", 4), seq_len=65536, batch=4, memory_gib=5.0),
+    "two_policies_fixed": lambda: task(
+        ("fast", 4), ("slow", 4), batch=6, network_gb_per_s=3.0, recompute="full", optimizer_sharding="0"
+    ),
+}
+DRAWS = 100
+
+EACH = pytest.mark.parametrize("name", RIVALS)
+EVERYWHERE = pytest.mark.parametrize("kind", PROBLEMS)
+
+
+@cache
+def problem_of(kind: str) -> Problem:
+    return PROBLEMS[kind]()
+
+
+@cache
+def answer(name: str, kind: str) -> Result:
+    return RIVALS[name]().solve(problem_of(kind), Budget(60.0))
+
+
+@EACH
+@EVERYWHERE
+def test_no_random_plan_of_its_space_beats_it(name: str, kind: str) -> None:
+    problem, own, rng, result = problem_of(kind), RIVALS[name](), random.Random(1), answer(name, kind)
+    assert result.plan is not None, result.reason
+    assert check(problem, result.plan, result.cost) == []
+    assert own.in_space(problem, result.plan) is None
+    model, steps_s = CostModel(problem), []
+    for _ in range(DRAWS):
+        plan = own.draw(problem, rng)
+        if plan is not None:
+            assert check(problem, plan) == []
+            assert own.in_space(problem, plan) is None
+            steps_s.append(model.price(plan).objective)
+    assert len(steps_s) >= DRAWS / 10
+    assert result.objective <= 1.02 * min(steps_s)
+
+
+@EVERYWHERE
+def test_usp_is_as_good_as_its_two_parts(kind: str) -> None:
+    """Their plans are among its own; estimates may choose otherwise by little."""
+    for name in ("ring", "ulysses"):
+        plan = answer(name, kind).plan
+        assert plan is not None
+        assert Usp().in_space(problem_of(kind), plan) is None
+        assert answer("usp", kind).objective <= 1.005 * answer(name, kind).objective
+
+
+def changed(plan: Plan, layout: SequenceLayout) -> Plan:
+    """The plan with another layout in its first stage."""
+    line = plan.pipelines[0]
+    stage = replace(line.stages[0], sequence=layout)
+    return replace(plan, pipelines=(replace(line, stages=(stage, *line.stages[1:])), *plan.pipelines[1:]))
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_what_is_foreign_is_said(name: str) -> None:
+    problem = replace(task(("fast", 4)), workload=Workload(2, 32768))
+    problem = replace(problem, space=replace(problem.space, num_pipelines=1, num_stages=1))
+    own = RIVALS[name]()
+    plan = own.solve(problem, Budget(20.0)).plan
+    assert plan is not None
+    stage = plan.pipelines[0].stages[0]
+    layout = stage.sequence
+    assert layout is not None
+    first = layout.groups[0]
+    uneven = replace(first, tokens=(first.tokens[0] + 8, *first.tokens[1:]))
+    assert (
+        own.in_space(problem, changed(plan, replace(layout, groups=(uneven, *layout.groups[1:])))) == "unequal shards"
+    )
+    plain = replace(plan.pipelines[0], stages=(Stage.of((0,), 0, 4),))
+    assert own.in_space(problem, replace(plan, pipelines=(plain,))) == "a stage without a sequence layout"
+    many = replace(plan.pipelines[0], stages=(replace(stage, recompute=("none", "full", "none", "none")),))
+    assert own.in_space(problem, replace(plan, pipelines=(many,))) == "several recompute policies"
+    words = {"ring": "an all-to-all", "ulysses": "a ring"}
+    for other, wrong in words.items():
+        theirs = "ulysses" if other == "ring" else "ring"
+        foreign = RIVALS[theirs]().solve(problem, Budget(20.0)).plan
+        assert foreign is not None
+        if name == other:
+            assert own.in_space(problem, foreign) == wrong
+
+
+def test_the_slowest_device_sets_their_pace() -> None:
+    """Uneven shards of `hexiseq` are better where types differ and links are fast; where all devices are alike, they
+    are no worse."""
+    problem = task(("fast", 2), ("slow", 2), batch=1, network_gb_per_s=400.0)
+    ours, theirs = (make_solver(n).solve(problem, Budget(1.5)).objective for n in ("hexiseq", "usp"))
+    assert ours < 0.9 * theirs
+    alike = task(("fast", 4), batch=1)
+    ours, theirs = (make_solver(n).solve(alike, Budget(1.5)).objective for n in ("hexiseq", "usp"))
+    assert ours <= theirs * (1 + 1e-9)
