@@ -224,9 +224,9 @@ class Stages:
             seconds = self._price(frame, work, shares)
             if seconds < limit_s:
                 best, limit_s = Best(0.0, self._layout(frame, shares), frame.policy, seconds), seconds
-                if proven:
-                    assert seconds <= choice.seconds * (1 + AGREEMENT), "the program is the cost model"
+                if proven and seconds <= choice.seconds * (1 + AGREEMENT):
                     return best, True
+                program.below(limit_s)
             program.refute_quanta(choice.quanta)
         return best, False
 
