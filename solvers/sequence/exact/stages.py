@@ -157,6 +157,8 @@ class Stages:
         """The best of a frame under any policy that takes less than `limit_s`; and whether all of them was looked at.
 
         The first policy takes least: if it takes too long with all the memory there could be, no other helps."""
+        if not self._go_on():
+            return None, False
         if len(work.policies) > 1:
             self._step()
             program = self._program(plain, work, limit_s, memory=False)
