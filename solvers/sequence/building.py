@@ -1,6 +1,7 @@
 """From shapes to plans: layouts, layers, recompute policies and batches of the stages of a shape."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from solvers.sequence.dealing import Way, dealt_layers
 from solvers.sequence.layouts import LayoutSearch, Need
 from solvers.sequence.recompute import Mixtures
 from solvers.sequence.requirement import one_range_schedule
-from solvers.sequence.shapes import Line, Seat, Shape, zero_stages
+from solvers.sequence.shapes import Seat, Shape, zero_stages
 from solvers.zero import LOCKSTEP
 
 _ROUNDS = 2  # layouts are found again for the layers that those of the round before led to
@@ -55,9 +56,13 @@ class PlanBuilder:
         counts = split_batch([0.0] * len(work), work, [size] * len(work), batch, even=even)
         if counts is None or shape.zero not in zero_stages(self.problem, shape):
             return None
+        machine_of = self.problem.cluster.machine_of
+        crossed = {seat: set(machine_of[list(seat)].tolist()) for line in shape.lines for seat in line}
+        users = Counter(m for machines in crossed.values() if len(machines) > 1 for m in machines)
+        sharers = {seat: max(users[m] for m in machines) or 1 for seat, machines in crossed.items()}
         built: list[_Built] = []
-        for p, line in enumerate(shape.lines):
-            one = self._line(shape, p, line, counts[p], effort, policies)
+        for p, count in enumerate(counts):
+            one = self._line(shape, p, count, effort, policies, sharers)
             if one is None:
                 return None
             built.append(one)
@@ -74,8 +79,9 @@ class PlanBuilder:
         return Plan(pipelines, self.schedule, Sharding(shape.zero, shape.groups if shape.zero else "all"))
 
     def _line(
-        self, shape: Shape, p: int, line: Line, count: int, effort: int, policies: Sequence[str]
+        self, shape: Shape, p: int, count: int, effort: int, policies: Sequence[str], sharers: Mapping[Seat, int]
     ) -> _Built | None:
+        line = shape.lines[p]
         layers = self.problem.model.num_layers
         if len(line) > layers:
             return None
@@ -85,7 +91,7 @@ class PlanBuilder:
             ways = []
             for k, seat in enumerate(line):
                 held = in_flight(self.schedule, k, len(line), count)
-                need = Need(share[k], k == 0, k == len(line) - 1, held, self._shards(shape, p, seat))
+                need = Need(share[k], k == 0, k == len(line) - 1, held, self._shards(shape, p, seat), sharers[seat])
                 ways.append(list(self._ways(seat, shape.size, need, effort, policies)))
             dealt = dealt_layers(ways, layers, even=not self.problem.space.uneven_layers)
             if dealt is None:

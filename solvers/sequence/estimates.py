@@ -61,6 +61,7 @@ class Estimates:
         self._speed = np.array(
             [1.0 / table.of(examples, p).of_sequence_s(workload.seq_len, spec.num_heads) for p in self._policies]
         )
+        self.speed: Floats = self._speed[0]
         self._limit = np.array([cluster.gpu_of(d).usable_memory_bytes for d in examples])
         most = {m.gpu.name: m.num_gpus for m in sorted(cluster.machines, key=lambda m: m.num_gpus)}
         self._per_machine = np.array([most[name] for name in self.types])
@@ -154,10 +155,12 @@ class Estimates:
             caps = np.maximum(free, 0.0) / need[..., None]  # tokens of a device
             tokens = self._tokens(cells.counts, caps, speed, seq_len)
             compute_s = (tokens / (speed * seq_len)).max(axis=-1)
-            # A ring over the machines: in each of its turns as much as the largest machine holds, keys and values in
-            # all but the last forward and backward, their gradients in all.
+            # A ring over machines or devices: in each of its turns as much as the largest of them holds, keys and
+            # values in all but the last forward and backward, their gradients in all.
+            most = tokens.max(axis=-1) / seq_len
             largest = np.minimum(1.0, (tokens * np.minimum(cells.counts, self._per_machine)).max(axis=-1) / seq_len)
-            ring_s = self._kv_bytes * cells.nic_s * largest * (3.0 * cells.machines - 2.0)
+            moved = np.minimum(largest * (3 * cells.machines - 2), most * (3 * cells.counts.sum(axis=-1) - 2))
+            ring_s = self._kv_bytes * cells.nic_s * moved
             across_s = np.minimum(np.maximum(compute_s, ring_s), compute_s + exchange_s)
             best = np.minimum(best, np.where(cells.machines > 1, across_s, compute_s))
         return best

@@ -27,12 +27,12 @@ _BESIDE = 6  # grids of a set of types that are set beside others
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """An order of devices: up to each place [devices + 1] the devices of every type [.., types] and their peak FLOP/s;
+    """An order of devices: up to each place [devices + 1] the devices of every type [.., types] and their speed;
     the number of each one's machine in the order [devices]; where machines begin and end; and which types there are."""
 
     devices: tuple[int, ...]
     types: Ints
-    flops: Floats
+    speeds: Floats
     machine: Ints
     borders: Ints
 
@@ -41,23 +41,23 @@ class _Row:
     kept: dict[int, list[Ints]] = field(default_factory=dict)
 
     def cuts(self, parts: int) -> list[Ints]:
-        """Both ways of `ends`, where they differ."""
+        """All ways of `ends` that differ."""
         found = self.kept.get(parts)
         if found is None:
-            ways = (self.ends(parts, by_count=way) for way in (False, True)) if parts <= len(self.devices) else ()
-            found = self.kept[parts] = list({ends.tobytes(): ends for ends in ways if ends is not None}.values())
+            ways = ((self.speeds, _SNAP), (self.speeds, 0.0), (np.arange(len(self.speeds), dtype=float), 0.0))
+            cuts = [self._ends(parts, *way) for way in ways] if parts <= len(self.devices) else []
+            found = self.kept[parts] = list({ends.tobytes(): ends for ends in cuts if ends is not None}.values())
         return found
 
-    def ends(self, parts: int, *, by_count: bool) -> Ints | None:
-        """Where `parts` consecutive parts of about equal capability, or `by_count` of equally many devices, end
-        [parts + 1]; cuts move to borders of machines where one is near. None where a part would be empty."""
-        weights = np.arange(len(self.flops), dtype=float) if by_count else self.flops
+    def _ends(self, parts: int, weights: Floats, snap: float) -> Ints | None:
+        """Where `parts` consecutive parts of about equal weight end [parts + 1]; cuts move to borders of machines that
+        are within `snap` of a part. None where a part would be empty."""
         part = weights[-1] / parts
         targets = part * np.arange(1, parts)
         ends = _nearest(weights, targets)
         near = self.borders[_nearest(weights[self.borders], targets)]
         inside = (near > 0) & (near < len(self.devices))
-        ends = np.where(inside & (np.abs(weights[near] - targets) <= _SNAP * part), near, ends)
+        ends = np.where(inside & (np.abs(weights[near] - targets) <= snap * part), near, ends)
         found = np.concatenate([[0], ends, [len(self.devices)]])
         return found if (np.diff(found) > 0).all() else None
 
@@ -76,8 +76,8 @@ class HandMade:
         self._problem, self._estimates = problem, estimates
         cluster, number = problem.cluster, len(estimates.types)
         machine_type = estimates.type_of_machine
-        peak_flops = np.array([m.gpu.peak_flops(problem.workload.precision) or 0.0 for m in cluster.machines])
-        total_flops = sum(len(own) * peak_flops[m] for m, own in problem.usable_by_machine.items())
+        speed = estimates.speed[machine_type]
+        total = sum(len(own) * speed[m] for m, own in problem.usable_by_machine.items())
         self._rows = []
         for order in machine_orders(problem):
             devices = np.array([d for own in order for d in own])
@@ -89,11 +89,11 @@ class HandMade:
                 _Row(
                     tuple(devices.tolist()),
                     np.cumsum(types, axis=0),
-                    np.concatenate([[0.0], np.cumsum(peak_flops[machine_of])]),
+                    np.concatenate([[0.0], np.cumsum(speed[machine_of])]),
                     np.repeat(np.arange(len(order)), [len(own) for own in order]),
                     ends,
                     frozenset(machine_type[machine_of].tolist()),
-                    float(peak_flops[machine_of].sum() / total_flops),
+                    float(speed[machine_of].sum() / total),
                 )
             )
 
@@ -182,12 +182,18 @@ class HandMade:
         return [size for size in sizes if size == 1 or (size - 1) * tokens < _BUSY_TOKENS]
 
     def _cells(self, cuts: Sequence[tuple[_Row, Ints]], d: int, s: int) -> Cells:
-        counts, machines = [], []
+        counts, machines, sharers = [], [], []
         for row, ends in cuts:
             counts.append(np.diff(row.types[ends], axis=0))
-            machines.append(row.machine[ends[1:] - 1] - row.machine[ends[:-1]] + 1)
+            first, last = row.machine[ends[:-1]], row.machine[ends[1:] - 1]
+            machines.append(last - first + 1)
+            # Neighbours that cross machines and meet in one share its interfaces.
+            crossing = last > first
+            meets = (last[:-1] == first[1:]) & crossing[:-1] & crossing[1:]
+            sharers.append(1.0 + (np.append(meets, False) | np.append(False, meets)))
         each = np.array(counts, float).reshape(len(cuts), d, s, -1)
-        return Cells(each, np.array(machines).reshape(len(cuts), d, s), self._estimates.slowest_nic_s(each))
+        nic_s = self._estimates.slowest_nic_s(each) * np.array(sharers).reshape(len(cuts), d, s)
+        return Cells(each, np.array(machines).reshape(len(cuts), d, s), nic_s)
 
 
 @dataclass(frozen=True, eq=False)

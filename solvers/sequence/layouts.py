@@ -47,13 +47,14 @@ _KEPT_STAGES = 500  # and priced ones
 
 class Need(NamedTuple):
     """What a stage must do: hold `num_layers` layers, with the embedding (`first`) or the head (`last`), `held`
-    micro-batches in flight, its states spread as `shards`."""
+    micro-batches in flight, its states spread as `shards`; `sharers` stages use the interfaces of its machines."""
 
     num_layers: int
     first: bool
     last: bool
     held: int
     shards: Shards = Shards()
+    sharers: int = 1
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class LayoutSearch:
         self._signatures = Signatures(model.problem)
         self._examples: dict[bytes, tuple[int, ...]] = {}
         self._kept: dict[tuple[object, ...], Fitted | None] = {}
-        self._stages: dict[tuple[SequenceLayout, int], SequenceStage] = {}
+        self._stages: dict[tuple[SequenceLayout, int, int], SequenceStage] = {}
         self._allotments: dict[Recipe, Allotment] = {}
 
     def best(self, devices: Sequence[int], size: int, need: Need, effort: int = 1) -> Fitted | None:
@@ -264,7 +265,7 @@ class LayoutSearch:
         policies = (recipe.policy,) * need.num_layers
         for repairs in range(_REPAIRS + 1):
             layout = made.layout()
-            stage = self._stage(layout, size)
+            stage = self._stage(layout, size, need.sharers)
             parts = stage.memory.stage((policies,), need.first, need.last, (need.held,), need.shards)
             totals, limits = parts.sum(axis=0), stage.limit_bytes
             excess = float((totals - limits).max())
@@ -297,13 +298,17 @@ class LayoutSearch:
             policies, lambda p: sum(stage.layer_s(p)), bytes_of, stage.limit_bytes, beside_s, most, mixed=mixed
         )
 
-    def _stage(self, layout: SequenceLayout, size: int) -> SequenceStage:
-        found = self._stages.get((layout, size))
+    def _stage(self, layout: SequenceLayout, size: int, sharers: int) -> SequenceStage:
+        key = (layout, size, sharers)
+        found = self._stages.get(key)
         if found is None:
             if len(self._stages) >= _KEPT_STAGES:
                 self._stages.clear()
-            found = SequenceStage(self.problem, self.model.framework, layout, size, None, self._wires)
-            self._stages[layout, size] = found
+            network, own = self.problem.cluster.network, list(layout.devices)
+            used = np.concatenate([network.transmitters[own], network.receivers[own]]).tolist()
+            crowd = dict.fromkeys(used, sharers) if sharers > 1 else None
+            found = SequenceStage(self.problem, self.model.framework, layout, size, crowd, self._wires)
+            self._stages[key] = found
         return found
 
     def _allotted(self, recipe: Recipe) -> Allotment:

@@ -9,7 +9,7 @@ from functools import partial
 from hexiopt.check import check
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Plan
+from hexiopt.plan import Plan, misaligned
 from hexiopt.space import sharding_stages
 from solvers.base import Search
 from solvers.sequence.building import PlanBuilder
@@ -23,6 +23,7 @@ from solvers.zero import LOCKSTEP, sharding_groups
 
 _ESTIMATING = 0.25  # most of the budget for estimates
 _QUICK = 0.5  # and until the shapes that they rank first have plain layouts
+_VARIETY = 0.02  # by which each next shape of as many stages is put back
 _TRUST = 1.05  # estimates beyond this much of the best price are not built
 _FIRST = ((1, 6),)  # effort of layouts, and how many of the best shapes get it: before moves
 _LAST = ((1, 3), (2, 2), (3, 1))  # and after
@@ -52,8 +53,10 @@ class Planner:
         self._balancer = Builder(search)
         allowed = sharding_stages(self.problem.workload)
         # By whether pipelines are in lockstep: with the ZeRO stage that leaves the most room.
-        most = {zero >= LOCKSTEP: zero for zero in sorted(allowed)}
-        self._estimates = {late: Estimates(self.model, zero, tensor=tensor) for late, zero in most.items()}
+        most = {zero >= LOCKSTEP: zero for zero in sorted(allowed)}  # the few shapes in lockstep first
+        self._estimates = {
+            late: Estimates(self.model, zero, tensor=tensor) for late, zero in sorted(most.items(), reverse=True)
+        }
         self._began = search.spent
         self._tried: dict[tuple[Shape, int], Planned | None] = {}
 
@@ -78,11 +81,11 @@ class Planner:
             share = _ESTIMATING * k / len(self._estimates)
             ranked += HandMade(self.problem, estimates).ranked(partial(self._go_on, share))
         kinds: dict[tuple[int, ...], int] = {}
-        rounds: list[tuple[int, float, Shape]] = []
+        rounds: list[tuple[float, float, Shape]] = []
         for seconds, shape in sorted(ranked, key=lambda item: item[0]):
             kind = (shape.zero, shape.size, *sorted(map(len, shape.lines)))
             kinds[kind] = kinds.get(kind, -1) + 1
-            rounds.append((kinds[kind], seconds, shape))
+            rounds.append((seconds * (1.0 + _VARIETY * kinds[kind]), seconds, shape))
         found: list[Planned] = []
         waited = 0
         for _, seconds, shape in sorted(rounds, key=lambda item: item[:2]):
@@ -130,8 +133,12 @@ class Planner:
                 if not self.search.go_on():
                     return best
                 shape = replace(one.shape, zero=zero, groups=groups)
-                self.search.step()
                 plan = replace(one.plan, sharding=replace(one.plan.sharding, stage=zero, groups=groups))
+                if misaligned(plan) is not None:
+                    other = self.planned(shape, 1)
+                    best = min((best, other or best), key=lambda known: known.step_s)
+                    continue
+                self.search.step()
                 cost: Cost = self.search.offer(plan)
                 if cost.fits and cost.step_time_s < best.step_s:
                     best = Planned(shape, plan, cost.step_time_s)
