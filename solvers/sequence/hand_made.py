@@ -20,6 +20,7 @@ from solvers.zero import LOCKSTEP
 _SNAP = 0.34  # of a part, by which a cut may move to the border of a machine
 _STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 _MOST_LINES = 64
+_PARTS, _FEW_PARTS = 3, 32  # stages in a plan: so many a machine, or so many at least
 _MOST = 20_000  # shapes kept
 _BUSY_TOKENS = 8192  # of a micro-batch on a device, beyond which larger ones gain nothing
 _BESIDE = 6  # grids of a set of types that are set beside others
@@ -165,13 +166,16 @@ class HandMade:
         problem = self._problem
         space, count = problem.space, len(problem.usable_devices)
         most = min(problem.workload.global_batch, count, _MOST_LINES)
+        most_parts = min(count, max(_FEW_PARTS, _PARTS * len(problem.usable_by_machine)))
+        if space.num_stages:
+            most_parts = count
         lines = {*range(1, 9), *(1 << k for k in range(most.bit_length())), len(problem.usable_by_machine)}
         given = {d for d in lines if d <= most}
         if space.num_pipelines:
             given = {*range(1, min(8, space.num_pipelines)), space.num_pipelines}
         stages = {space.num_stages} if space.num_stages else set(_STAGES)
         for d, s in sorted(product(given, stages), key=lambda pair: (pair[0] * pair[1], pair)):
-            if s <= problem.model.num_layers and d * s <= count:
+            if s <= problem.model.num_layers and d * s <= most_parts:
                 yield d, s
 
     def _sizes(self, d: int, s: int) -> list[int]:

@@ -11,9 +11,11 @@ _FEW_TYPES = 4  # types of GPUs of which all sets are tried
 
 
 def machine_orders(problem: Problem) -> list[Machines]:
-    """Machines of all types, and of sets of types: the fast ones first, last, or the types mixed."""
+    """Machines of all types, and of sets of types: the fast ones first, or the types mixed; of all, also the
+    fast ones last."""
     rows = by_type(problem, by_machine(problem, problem.usable_devices))
-    return list(dict.fromkeys(order for some in _subsets(rows) for order in _arranged(some)))
+    orders = (order for some in _subsets(rows) for order in _arranged(some, whole=len(some) == len(rows)))
+    return list(dict.fromkeys(orders))
 
 
 def _subsets(rows: list[Machines]) -> Iterator[list[Machines]]:
@@ -31,9 +33,10 @@ def _subsets(rows: list[Machines]) -> Iterator[list[Machines]]:
         yield [row]
 
 
-def _arranged(rows: list[Machines]) -> Iterator[Machines]:
+def _arranged(rows: list[Machines], *, whole: bool) -> Iterator[Machines]:
     yield tuple(own for row in rows for own in row)
-    yield tuple(own for row in reversed(rows) for own in row)
+    if whole:
+        yield tuple(own for row in reversed(rows) for own in row)
     # Of each type as large a part as of any other so far.
     places = [((k + 0.5) / len(row), at, own) for at, row in enumerate(rows) for k, own in enumerate(row)]
     yield tuple(own for _, _, own in sorted(places))

@@ -49,13 +49,16 @@ class Planner:
     def __init__(self, search: Search, freedoms: Freedoms | None = None, *, tensor: bool = False) -> None:
         self.search, self.problem = search, search.problem
         self.model = search.pricer if isinstance(search.pricer, CostModel) else CostModel(search.problem)
-        self.builder = PlanBuilder(self.model, LayoutSearch(self.model, search.go_on, freedoms), tensor=tensor)
+        layouts = LayoutSearch(self.model, search.go_on, freedoms)
+        ways = (False, True) if tensor else (False,)
+        self._builders = {way: PlanBuilder(self.model, layouts, tensor=way) for way in ways}
         self._balancer = Builder(search)
         allowed = sharding_stages(self.problem.workload)
         # By whether pipelines are in lockstep: with the ZeRO stage that leaves the most room.
         most = {zero >= LOCKSTEP: zero for zero in sorted(allowed)}  # the few shapes in lockstep first
+        late_first = sorted(most.items(), reverse=True)
         self._estimates = {
-            late: Estimates(self.model, zero, tensor=tensor) for late, zero in sorted(most.items(), reverse=True)
+            (late, way): Estimates(self.model, zero, tensor=way) for late, zero in late_first for way in ways
         }
         self._began = search.spent
         self._tried: dict[tuple[Shape, int], Planned | None] = {}
@@ -65,13 +68,22 @@ class Planner:
         key = (shape, effort)
         self.search.step()
         if key not in self._tried:
-            plan = self.builder.build(shape, effort)
-            if plan is not None and check(self.problem, plan):
-                plan = None  # a freedom that the space has not
-            priced = None if plan is None else self._balancer.price_built(plan)
-            fits = priced is not None and priced[1].fits
-            self._tried[key] = Planned(shape, priced[0], priced[1].step_time_s) if priced and fits else None
+            made = [self._made(shape, effort, way) for way in self._builders]
+            fitting = [one for one in made if one is not None]
+            self._tried[key] = min(fitting, key=lambda one: one.step_s) if fitting else None
         return self._tried[key]
+
+    def _made(self, shape: Shape, effort: int, tensor: bool) -> Planned | None:
+        """The plan of a shape by one of the builders."""
+        if tensor and shape.zero >= LOCKSTEP and len(shape.lines) > 1:
+            return None  # pipelines in lockstep have all layouts or all tensor parallelism; the latter is for others
+        plan = self._builders[tensor].build(shape, effort)
+        if plan is None or check(self.problem, plan):  # which finds a freedom that the space has not
+            return None
+        priced = self._balancer.price_built(plan)
+        if priced is None or not priced[1].fits:
+            return None
+        return Planned(shape, priced[0], priced[1].step_time_s)
 
     def hand_made(self) -> list[Planned]:
         """The best shapes that people would build, plain layouts first; best first."""
@@ -115,7 +127,10 @@ class Planner:
 
     def _may_pay(self, shape: Shape, now: Shape) -> bool:
         """Whether a shape is estimated not much slower than the one that it is to follow."""
-        seconds, now_s = (self._estimates[one.zero >= LOCKSTEP].shape_s(one) for one in (shape, now))
+        seconds, now_s = (
+            min(self._estimates[one.zero >= LOCKSTEP, way].shape_s(one) for way in self._builders)
+            for one in (shape, now)
+        )
         return seconds <= _HOPELESS * now_s
 
     def _until(self, share: float) -> float:
