@@ -150,6 +150,8 @@ class Planner:
                 shape = replace(one.shape, zero=zero, groups=groups)
                 self.search.step()
                 plan = replace(one.plan, sharding=replace(one.plan.sharding, stage=zero, groups=groups))
+                if check(self.problem, plan):
+                    continue  # tensor parallelism of unequal degrees in lockstep
                 cost: Cost = self.search.offer(plan)
                 if cost.fits and cost.step_time_s < best.step_s:
                     best = Planned(shape, plan, cost.step_time_s)
