@@ -24,8 +24,9 @@ Dealt = list[tuple[int, Way]]
 
 def dealt_layers(stages: Sequence[Sequence[Way]], total: int, *, even: bool = False) -> Dealt | None:
     """Layers of each stage, at least one, and its way, so that the slowest stage is as fast as may be; `even`: within
-    one layer of each other, the first stages longer. None where memory has no room for `total`."""
-    if not all(stages):
+    one layer of each other, the first stages longer. None where memory has no room for `total`, or a stage would
+    have no layer."""
+    if not all(stages) or len(stages) > total:
         return None
     each_s = [np.min([way.mixtures.seconds for way in ways], axis=0) for ways in stages]
     if even:

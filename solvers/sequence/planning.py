@@ -9,7 +9,7 @@ from functools import partial
 from hexiopt.check import check
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Plan, misaligned
+from hexiopt.plan import Plan
 from hexiopt.space import sharding_stages
 from solvers.base import Search
 from solvers.sequence.building import PlanBuilder
@@ -149,7 +149,7 @@ class Planner:
                     return best
                 shape = replace(one.shape, zero=zero, groups=groups)
                 plan = replace(one.plan, sharding=replace(one.plan.sharding, stage=zero, groups=groups))
-                if misaligned(plan) is not None:
+                if check(self.problem, plan):  # such as unequal batches in lockstep
                     other = self.planned(shape, 1)
                     best = min((best, other or best), key=lambda known: known.step_s)
                     continue

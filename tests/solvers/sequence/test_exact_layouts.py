@@ -149,8 +149,8 @@ def test_equals_brute_force_on_random_problems(given: tuple[Problem, int]) -> No
 def test_the_time_limit_is_kept_and_the_bound_then_holds() -> None:
     problem = SMALL_LAYOUTS["four_batch"]()
     begun_s = time.perf_counter()
-    result = solve(problem, seconds=1.0)
-    assert time.perf_counter() - begun_s <= 1.5
+    result = solve(problem, seconds=3.0)
+    assert time.perf_counter() - begun_s <= 4.0
     assert_sound(problem, result)
     assert result.own_gap > PROVEN
     whole = SMALL_LAYOUTS["pair_tight"]()
