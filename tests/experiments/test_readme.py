@@ -70,9 +70,9 @@ def test_the_readmes_commands_run(hexiopt: Run, tmp_path: Path) -> None:
 
 def test_the_readme_names_every_solver_and_verb() -> None:
     from experiments.verbs import VERBS
-    from solvers.registry import NAMES, RIVALS
+    from solvers.registry import NAMES, RIVALS, SEQUENCE
 
-    for name in (*NAMES, *RIVALS, *VERBS):
+    for name in (*NAMES, *RIVALS, *SEQUENCE, *VERBS):
         assert f"| `{name}` |" in README, name
 
 

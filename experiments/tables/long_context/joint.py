@@ -7,34 +7,35 @@ python -m experiments.tables.long_context.joint --quick        # seconds, on a t
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
 
 from experiments.tables.figures import framed, hue, legend, spread
 from experiments.tables.frame import Report, Table, main
-from experiments.tables.long_context.settings import JOINT, Setting, asked
+from experiments.tables.long_context.settings import JOINT, LAYOUTS, Setting, asked
 from experiments.tables.markdown import Cell, markdown_table, share, times, tokens
 from experiments.tables.options import Options
 from experiments.tables.task import BOUND, Found, Outcome, Task
+from hexiopt.space import Space
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to plan: its solver, and whether stages may have sequence layouts."""
+    """A way to plan: its solver and plan space."""
 
     label: str
     solver: str
-    sequence: bool
+    space: Space
 
     def task(self, setting: Setting, options: Options) -> Task:
         """Its search in a setting."""
-        return Task(setting.problem(options, sequence=self.sequence), self.solver, options.budgets.joint_s)
+        return Task(setting.problem(options, space=self.space), self.solver, options.budgets.joint_s)
 
 
-PIPELINES = Way("pipelines only", "portfolio", False)
-SEQUENCES = Way("sequence only", "hexiseq", True)
-TOGETHER = Way("joint", "portfolio", True)
+PIPELINES = Way("pipelines only", "portfolio", Space())
+SEQUENCES = Way("sequence only", "hexiseq", replace(LAYOUTS, num_stages=1))
+TOGETHER = Way("joint", "portfolio", LAYOUTS)
 WAYS = (PIPELINES, SEQUENCES, TOGETHER)
 
 
@@ -81,16 +82,16 @@ def report(options: Options, found: Found) -> Report:
     joints = []
     for setting in asked(JOINT, options):
         each = {way: way.task(setting, options) for way in WAYS}
-        # Bounds of the larger space hold in it alone; the bound without sequence layouts does not hold with them.
-        bound_s = found.bound_s(each[SEQUENCES], each[TOGETHER], _bound(setting, options))
+        bound_s = found.bound_s(each[TOGETHER], _bound(setting, options))
         joints.append(Joint(setting, {way: found[task] for way, task in each.items()}, bound_s))
     return Report(
         rows=[_row(joint, way, options) for joint in joints for way in WAYS],
         tables=[markdown_table([_cells(joint) for joint in joints], left=("setting",))],
         sentences=sentences(joints),
         notes=(
-            "pipelines only: the portfolio without sequence layouts; sequence only: data-parallel pipelines of one "
-            "stage each, that has a sequence layout; joint: the portfolio with both, stage by stage.",
+            "pipelines only: the portfolio without sequence layouts; sequence only: `hexiseq` with data-parallel "
+            "pipelines of one stage each, as its paper plans; joint: the portfolio, which decides stage by stage between "
+            "tensor parallelism and a sequence layout.",
         ),
         figure=draw(joints, options),
     )
@@ -109,7 +110,7 @@ def _row(joint: Joint, way: Way, options: Options) -> dict[str, Cell]:
         "tokens_per_s": run.tokens_per_s,
         "mfu": run.mfu,
         "joint_over_it": joint.gain(run),
-        "lower_bound_s": joint.bound_s if way.sequence else run.bound_s,
+        "lower_bound_s": joint.bound_s if way == TOGETHER else run.bound_s,
         "runtime_s": run.runtime_s,
         "time_limit_s": task.time_limit_s,
         "seed": task.seed,

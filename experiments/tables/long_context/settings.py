@@ -17,6 +17,7 @@ from hexiopt.workload import Workload
 GLOBAL_BATCH = 8
 HEXISEQ = Planner("hexiseq", "ours")
 BASELINES = (Planner("ring", "Ring Attention"), Planner("ulysses", "Ulysses"), Planner("usp", "USP"))
+LAYOUTS = Space(sequence=True)
 _KI = 1024
 
 
@@ -44,11 +45,11 @@ class Setting:
         """The length of a sequence."""
         return f"{self.seq_len // _KI:,}K" if self.seq_len % _KI == 0 else f"{self.seq_len:,}"
 
-    def problem(self, options: Options, *, cluster: str | None = None, sequence: bool = True) -> Problem:
-        """The problem, on `cluster` instead where one is named; with sequence layouts, or without."""
+    def problem(self, options: Options, *, cluster: str | None = None, space: Space = LAYOUTS) -> Problem:
+        """The problem, on `cluster` instead where one is named."""
         found = named_cluster(cluster or self.cluster, inter_gb_per_s=options.inter_gb_per_s)
         workload = Workload(self.global_batch, self.seq_len)
-        return Problem(found, named_model(self.model), workload, Space(sequence=sequence))
+        return Problem(found, named_model(self.model), workload, space)
 
 
 def _settings(clusters: Sequence[str], models: Sequence[str], contexts: Sequence[int]) -> tuple[Setting, ...]:
