@@ -40,7 +40,7 @@ stress: install
 	$(BIN)/python -m experiments.stress
 	HEXIOPT_STRESS=1 HYPOTHESIS_PROFILE=new $(BIN)/python -m pytest -n 2
 
-# About half an hour on two cores; after an interruption it goes on where it was.
+# About an hour on two cores; after an interruption it goes on where it was.
 results: install
 	$(BIN)/python -m experiments.tables --publish
 	$(BIN)/python -m experiments.flashflex_comparison --time-limit 5 --publish

@@ -1,4 +1,4 @@
-"""All tables one after the other, sharing their searches: `python -m experiments.tables` (about 25 minutes, two cores).
+"""All tables one after the other, sharing their searches: `python -m experiments.tables` (about 50 minutes, two cores).
 
     python -m experiments.tables --publish            # also into docs/results.md, as `make results` does
     python -m experiments.tables --quick              # tiny settings, in seconds
@@ -12,8 +12,8 @@ from experiments.tables import ablation, convergence, homogeneous, rivals, scali
 from experiments.tables.frame import run_tables
 from experiments.tables.long_context import joint, layouts, pairs, scheduling, simulations, testbed
 
+PIPELINES = (homogeneous.TABLE, rivals.TABLE, convergence.TABLE, scaling.TABLE, ablation.TABLE)
 LONG_CONTEXT = tuple(module.TABLE for module in (testbed, simulations, pairs, scheduling, layouts, joint))
-TABLES = (homogeneous.TABLE, rivals.TABLE, convergence.TABLE, scaling.TABLE, ablation.TABLE, *LONG_CONTEXT)
 
 if __name__ == "__main__":
-    sys.exit(run_tables(TABLES, __doc__, sys.argv[1:]))
+    sys.exit(run_tables((*PIPELINES, *LONG_CONTEXT), __doc__, sys.argv[1:]))

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from experiments.tables import homogeneous, published, rivals, running, store
-from experiments.tables.__main__ import TABLES
+from experiments.tables.__main__ import PIPELINES as TABLES
 from experiments.tables.ablation import NONE, VARIANTS, WHOLE, Ablation, Variant
 from experiments.tables.frame import run_tables
 from experiments.tables.names import HOMOGENEOUS, OURS, RIVALS
@@ -68,7 +68,7 @@ def test_a_table_states_its_conditions_and_has_a_picture(made: Path, table: obje
         "code ",
     ):
         assert stated in text, stated
-    assert f"`python -m experiments.tables.{name} --quick" in text
+    assert f"`python -m {table.package}.{name} --quick" in text  # type: ignore[attr-defined]
     for line in text.splitlines():  # every row of a Markdown table has as many cells as its head
         assert not line.startswith("|") or line.endswith("|")
     assert all(row["search_sha256"] for row in read(made, name))

@@ -90,8 +90,8 @@ def report(options: Options, found: Found) -> Report:
         sentences=sentences(joints),
         notes=(
             "pipelines only: the portfolio without sequence layouts; sequence only: `hexiseq` with data-parallel "
-            "pipelines of one stage each, as its paper plans; joint: the portfolio, which decides stage by stage between "
-            "tensor parallelism and a sequence layout.",
+            "pipelines of one stage each, as its paper plans; joint: the portfolio, which decides stage by stage "
+            "between tensor parallelism and a sequence layout.",
         ),
         figure=draw(joints, options),
     )
