@@ -1,5 +1,6 @@
 """Random problems through every solver and rival: `python -m experiments.stress [--problems 2000] [--seed 0]`.
 
+In some of them stages may have sequence layouts; what proves nothing about these refuses such problems.
 Every plan must pass the check, cost what the event simulation says, and stay above its solver's bound and above the
 raised bound of all plans; where a problem is small enough for `exhaustive` to end, no plan of the plan space may be
 better than its plan, and what it proves infeasible has none. A problem without a plan must end with a reason. Prints
@@ -36,7 +37,7 @@ from hexiopt.space import SWITCHES, Space
 from hexiopt.workload import AUTO, RECOMPUTE_POLICIES, SCHEDULES, Workload
 from solvers.base import Budget
 from solvers.exhaustive import MOST_DEVICES, MOST_LAYERS
-from solvers.registry import NAMES, ORACLES, RIVALS, make_solver
+from solvers.registry import NAMES, ORACLES, RIVALS, SEQUENCE, make_solver
 
 GPUS = ("rtx_3090", "rtx_4090", "rtx_3080_ti", "a800_80gb_sxm", "h100_80gb_sxm", "l40s", "t4", "v100_16gb_sxm")
 STEPS = 60
@@ -46,6 +47,7 @@ EXACT_S = 1.0  # for `cp_sat`, whose steps are long
 BOUND_S = 0.3  # to raise the bound of all plans
 TOLERANCE = 1e-9
 _SMALL = 0.3  # share of the problems that are small enough for `exhaustive`
+_LAYOUTS = 0.25  # share of those whose stages may have sequence layouts
 
 
 def random_problem(rng: random.Random) -> Problem:
@@ -75,6 +77,7 @@ def random_problem(rng: random.Random) -> Problem:
     space = Space(
         tp_degrees=rng.choice(("powers_of_two", "all")),
         **{name: rng.random() > 0.1 for name in SWITCHES},  # type: ignore[arg-type]
+        sequence=rng.random() < _LAYOUTS,
     )
     schedule = rng.choice((AUTO, AUTO, *SCHEDULES))
     late = ("2", "3") if schedule != "interleaved" else ()
@@ -173,7 +176,7 @@ def run(
     results: dict[str, Result] = {}
     wrong: list[tuple[str, str]] = []
     small = len(problem.usable_devices) <= MOST_DEVICES and problem.model.num_layers <= MOST_LAYERS
-    limits_s = {"exhaustive": proof_s, "cp_sat": exact_s}
+    limits_s = {"exhaustive": proof_s, "cp_sat": exact_s, "sequence_exact": exact_s}
     for name in sorted(solvers, key=lambda name: name != "exhaustive"):
         if name == "exhaustive" and not small:
             continue
@@ -222,7 +225,7 @@ def summary(tallies: Mapping[str, Tally]) -> Table:
 
 def main(argv: list[str] | None = None) -> int:
     """Run, report, and fail where there is a violation."""
-    known = (*ORACLES, *NAMES, *RIVALS)
+    known = (*ORACLES, *NAMES, *RIVALS, *SEQUENCE)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="of the first problem; the next ones follow")

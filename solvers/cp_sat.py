@@ -32,6 +32,7 @@ from solvers.exact.step_bound import StepBound
 from solvers.exhaustive import Enumeration
 from solvers.portfolio import Portfolio
 from solvers.reason import explain, proven_infeasible
+from solvers.sequence.requirement import refuse_sequences
 from solvers.structure import Builder
 
 MOST_DEVICES = 6
@@ -63,8 +64,10 @@ class CpSat:
     ) -> Result:
         """The best plan found with its lower bound; `infeasible` where it is proven that no plan fits.
 
-        A pricer that is not our cost model gets the portfolio's plan, without a bound.
+        A pricer that is not our cost model gets the portfolio's plan, without a bound. Raises InputError where
+        sequence layouts are allowed.
         """
+        refuse_sequences(problem, self.name)
         search = Search(self.name, problem, budget, seed, pricer, listen)
         if proven_infeasible(search):
             return explain(search)

@@ -41,6 +41,7 @@ from solvers.enumeration.sync_floor import SyncFloor
 from solvers.enumeration.sync_tail import tails_s
 from solvers.local_search import LocalSearch
 from solvers.reason import explain, proven_infeasible
+from solvers.sequence.requirement import refuse_sequences
 from solvers.structure import Builder
 
 MOST_DEVICES = 6
@@ -66,7 +67,8 @@ class Exhaustive:
     ) -> Result:
         """The best plan, proven where the budget lasts to the end; `infeasible` where no plan fits.
 
-        Raises InputError for more than 6 usable devices or 8 layers, and for a pricer that is not our cost model.
+        Raises InputError for more than 6 usable devices or 8 layers, where sequence layouts are allowed, and for a
+        pricer that is not our cost model.
         """
         _refuse(problem, pricer)
         search = Search(self.name, problem, budget, seed, pricer, listen)
@@ -81,6 +83,7 @@ class Exhaustive:
 
 
 def _refuse(problem: Problem, pricer: Pricer | None) -> None:
+    refuse_sequences(problem, Exhaustive.name)
     devices, layers = len(problem.usable_devices), problem.model.num_layers
     if devices > MOST_DEVICES or layers > MOST_LAYERS:
         raise InputError(

@@ -9,7 +9,7 @@ from functools import partial
 from hexiopt.check import check
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Plan
+from hexiopt.plan import Plan, misaligned
 from hexiopt.space import sharding_stages
 from solvers.base import Search
 from solvers.sequence.building import PlanBuilder
@@ -148,10 +148,12 @@ class Planner:
                 if not self.search.go_on():
                     return best
                 shape = replace(one.shape, zero=zero, groups=groups)
-                self.search.step()
                 plan = replace(one.plan, sharding=replace(one.plan.sharding, stage=zero, groups=groups))
-                if check(self.problem, plan):
-                    continue  # tensor parallelism of unequal degrees in lockstep
+                if misaligned(plan) is not None:
+                    other = self.planned(shape, 1)
+                    best = min((best, other or best), key=lambda known: known.step_s)
+                    continue
+                self.search.step()
                 cost: Cost = self.search.offer(plan)
                 if cost.fits and cost.step_time_s < best.step_s:
                     best = Planned(shape, plan, cost.step_time_s)

@@ -11,6 +11,15 @@ def require_sequences(problem: Problem, solver: str) -> None:
         raise InputError(f"solver: {solver} plans stages with sequence layouts; allow them with space.sequence=true")
 
 
+def refuse_sequences(problem: Problem, solver: str) -> None:
+    """Raises InputError where the plan space has sequence layouts, for a solver whose proofs do not hold for them."""
+    if problem.space.sequence:
+        raise InputError(
+            f"solver: {solver} proves nothing about sequence layouts; take space.sequence=false, "
+            "solver=sequence_exact or solver=portfolio"
+        )
+
+
 def one_range_schedule(problem: Problem) -> str:
     """The schedule of pipelines whose stages hold one range of layers each, as those with layouts do."""
     allowed = schedules(problem.workload)

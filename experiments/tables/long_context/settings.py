@@ -70,10 +70,10 @@ ABLATION = (
     Setting("hexiseq_testbed", "gpt_7b", 128 * _KI),
     *_settings(["hexiseq_sim_1", "hexiseq_sim_2", "hexiseq_sim_3"], ["gpt_13b"], [256]),
 )
-JOINT = _settings(
-    ["hexiseq_testbed", "hexiseq_sim_1", "hexiseq_sim_2", "hexiscale_setting_2", "four_machines", "sailor_mit"],
-    ["gpt_7b"],
-    [128],
+JOINT = (
+    *_settings(["hexiseq_testbed", "hexiseq_sim_1", "hexiseq_sim_2"], ["gpt_13b"], [128]),
+    *_settings(["hexiscale_setting_1", "hexiscale_setting_2", "hexiscale_setting_3"], ["gpt_7b"], [128]),
+    *_settings(["four_machines"], ["gpt_3b"], [128]),
 )
 
 

@@ -157,6 +157,8 @@ class Stages:
         """The best of a frame under any policy that takes less than `limit_s`; and whether all of them was looked at.
 
         The first policy takes least: if it takes too long with all the memory there could be, no other helps."""
+        if not self._go_on():
+            return None, False
         if len(work.policies) > 1:
             self._step()
             program = self._program(plain, work, limit_s, memory=False)
@@ -224,9 +226,9 @@ class Stages:
             seconds = self._price(frame, work, shares)
             if seconds < limit_s:
                 best, limit_s = Best(0.0, self._layout(frame, shares), frame.policy, seconds), seconds
-                if proven:
-                    assert seconds <= choice.seconds * (1 + AGREEMENT), "the program is the cost model"
+                if proven and seconds <= choice.seconds * (1 + AGREEMENT):
                     return best, True
+                program.below(limit_s)
             program.refute_quanta(choice.quanta)
         return best, False
 

@@ -16,7 +16,9 @@ from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.model import ModelSpec
 from hexiopt.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
+from hexiopt.plan_file import solver_to_dict
 from hexiopt.problem import Problem
+from hexiopt.report.table import bound
 from hexiopt.result import Result, Status
 from hexiopt.space import Space, recompute_policies
 from solvers.base import Budget, Progress
@@ -26,6 +28,8 @@ from solvers.sequence.exact.batch import best_split
 from solvers.sequence.exact.floors import Floors
 from solvers.sequence.exact.frames import Frame, device_sets, group_orders
 from solvers.sequence.exact.grid import Grid, default_resolution
+from solvers.sequence.exact.program import Program
+from solvers.sequence.exact.room import Need
 from tests.hexiopt.layouts import parts as some_parts
 from tests.solvers.sequence import every_plan
 from tests.solvers.sequence.small_layouts import BEST_S, SMALL, SMALL_LAYOUTS, cluster, task
@@ -156,7 +160,7 @@ def test_the_time_limit_is_kept_and_the_bound_then_holds() -> None:
 
 
 def test_same_steps_same_plan() -> None:
-    problem = SMALL_LAYOUTS["three"]()
+    problem = SMALL_LAYOUTS["three_slow_link"]()
     first, second = (make_solver("sequence_exact").solve(problem, Budget(60.0, 8), seed=s) for s in (0, 0))
     assert first.plan == second.plan
     assert first.own_bound == second.own_bound
@@ -210,6 +214,15 @@ def test_refuses_in_one_line(kind: str) -> None:
     with pytest.raises(InputError, match=words) as caught:
         make_solver("sequence_exact", **options).solve(problem, Budget(1.0))
     assert "\n" not in str(caught.value)
+
+
+def test_plan_file_and_table_tell_both_bounds() -> None:
+    problem, resolution = TINY["batch"]
+    result = solve(problem, resolution)
+    assert result.cost is not None
+    rows = bound(result.cost, solver_to_dict(result))
+    assert [name.strip() for name, _ in rows] == ["lower bound", "of its own space"]
+    assert rows[1][1].endswith("(gap 0.0%): pipelines of one sequence stage, tokens in 1/4 of a sequence")
 
 
 # ------------------------------------------------------------------ twenty small problems
@@ -326,6 +339,24 @@ def framed(draw: st.DrawFn) -> tuple[Problem, Frame, SequenceLayout]:
     heads = [n for own in groups for n in draw(some_parts(8, len(own)))]
     quanta = draw(some_parts(16, len(frame.devices)))
     return problem, frame, frame.layout([2048 * n for n in quanta], heads)
+
+
+@settings(max_examples=4)
+@given(framed())
+def test_a_program_with_heads_is_the_cost_model(given: tuple[Problem, Frame, SequenceLayout]) -> None:
+    """Its choice takes what it says, and no longer than any other."""
+    problem, frame, layout = given
+    model, policies = CostModel(problem), (frame.policy,) * SMALL.num_layers
+    limit_s = 1.01 * sum(model.sequence_stage(layout, 1).stage_s(policies, True, True))
+    heads = [n for own in layout.groups for n in own.heads]
+    grid = Grid(problem, model.framework, 16, 1)
+    program = Program(grid, frame, Need(1, tuple((d, 0.0) for d in frame.devices)), limit_s, heads, memory=False)
+    choice, proven = program.least(60.0, 60.0)
+    assert proven
+    assert choice is not None
+    best = model.sequence_stage(frame.layout([2048 * n for n in choice.quanta], heads), 1)
+    assert sum(best.stage_s(policies, True, True)) == pytest.approx(choice.seconds, rel=1e-6)
+    assert choice.seconds <= limit_s / 1.01 * (1 + 1e-9)
 
 
 @settings(max_examples=200)
