@@ -163,7 +163,7 @@ def test_joint_sentences_count_who_wins() -> None:
 def test_scheduling_has_the_papers_sizes_between_those_asked_for() -> None:
     assert scheduling.sizes(Options(sizes=(16, 10_240))) == (16, 128, 1024, 10_240)
     assert scheduling.sizes(Options(sizes=(16,))) == (16,)
-    assert [scheduling.limit_s(n) for n in (16, 128, 256, 1024, 10_240)] == [1.0, 1.0, 10.0, 10.0, 120.0]
+    assert [scheduling.limit_s(n) for n in (16, 128, 256, 1024, 10_240)] == [0.9, 0.9, 9.0, 9.0, 110.0]
     size = scheduling.Size(128, {HEXISEQ: found(2.0)} | dict(zip(BASELINES, map(found, (3.0, None, 4.0)), strict=True)))
     (said,) = scheduling.sentences([size])
     assert (
