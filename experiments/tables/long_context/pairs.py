@@ -83,8 +83,8 @@ def report(options: Options, found: Found) -> Report:
         sentences=sentences(pairs),
         notes=(
             "× is the throughput of our plan on the mixed cluster over that on the homogeneous cluster; FLOPS: by how "
-            "much the mixed cluster has more, by dense peaks; possible: what no plan on the mixed cluster exceeds, by the "
-            "bound of all plans: an H100 is worth fewer A100 by calibrated efficiencies than by peaks.",
+            "much the mixed cluster has more, by dense peaks; possible: what no plan on the mixed cluster exceeds, by "
+            "the bound of all plans: an H100 is worth fewer A100 by calibrated efficiencies than by peaks.",
         ),
         figure=draw(pairs, options),
     )
