@@ -37,7 +37,7 @@ from hexiopt.space import SWITCHES, Space
 from hexiopt.workload import AUTO, RECOMPUTE_POLICIES, SCHEDULES, Workload
 from solvers.base import Budget
 from solvers.exhaustive import MOST_DEVICES, MOST_LAYERS
-from solvers.registry import NAMES, ORACLES, RIVALS, SEQUENCE, make_solver
+from solvers.registry import NAMES, ORACLES, RIVALS, SEQUENCE, SEQUENCE_ORACLES, make_solver
 
 GPUS = ("rtx_3090", "rtx_4090", "rtx_3080_ti", "a800_80gb_sxm", "h100_80gb_sxm", "l40s", "t4", "v100_16gb_sxm")
 STEPS = 60
@@ -225,7 +225,7 @@ def summary(tallies: Mapping[str, Tally]) -> Table:
 
 def main(argv: list[str] | None = None) -> int:
     """Run, report, and fail where there is a violation."""
-    known = (*ORACLES, *NAMES, *RIVALS, *SEQUENCE)
+    known = (*ORACLES, *NAMES, *RIVALS, *SEQUENCE, *SEQUENCE_ORACLES)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="of the first problem; the next ones follow")

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.stress import random_problem, run
 from solvers.base import Budget
-from solvers.registry import NAMES, ORACLES, RIVALS, SEQUENCE, make_solver
+from solvers.registry import NAMES, ORACLES, RIVALS, SEQUENCE, SEQUENCE_ORACLES, make_solver
 
 
 @pytest.mark.parametrize("first", range(0, 100, 5))
@@ -14,7 +14,7 @@ def test_no_violation(first: int) -> None:
     ran = 0
     for seed in range(first, first + 5):
         rivals = [name for name in RIVALS[seed % 4 :: 4] if name != "flashflex" or seed == first]  # it is slow
-        solvers = [*ORACLES, *NAMES, *rivals, *SEQUENCE[seed % 3 :: 3]]
+        solvers = [*ORACLES, *NAMES, *rivals, *SEQUENCE[seed % 3 :: 3], *SEQUENCE_ORACLES]
         bound_s = 0.3 if seed == first else 0.0  # the bound of all plans is raised now and then
         tallies, wrong = run(seed, solvers, steps=6, proof_s=0.1, exact_s=0.05, bound_s=bound_s)
         assert wrong == []

@@ -162,7 +162,7 @@ def draw(ablations: Sequence[Ablation], options: Options) -> Figure:
     rows = list(reversed(VARIANTS[1:]))
     offsets = list(reversed(spread(len(ablations), 0.8)))
     gains = [gain for variant in rows for ablation in ablations if (gain := ablation.gain(variant)) is not None]
-    most = max(gains, default=1.0) - 1.0
+    least, most = min([1.0, *gains]) - 1.0, max([1.001, *gains]) - 1.0
     for k, ablation in enumerate(ablations):
         for y, variant in enumerate(rows):
             gain = ablation.gain(variant)
@@ -178,7 +178,7 @@ def draw(ablations: Sequence[Ablation], options: Options) -> Figure:
             ax.text(more + 0.8 * most, y + offsets[k], text, va="center", fontsize=8, color=INK)
     ax.set_yticks(range(len(rows)), [variant.label for variant in rows])
     ax.set_ylim(-0.5, len(rows) - 0.5)
-    ax.set_xlim(0, 100 * max(most, 0.001) * 1.12)
+    ax.set_xlim(100 * least, 100 * (most + 0.12 * (most - least)))
     ax.set_xlabel("more throughput than even layouts (%)")
     legend(figure, ax, 2)
     return figure
