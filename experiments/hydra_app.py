@@ -99,7 +99,7 @@ def _run(verb: str, args: Sequence[str]) -> int:
             hydra.shell_completion(config_name=name, overrides=parsed.overrides)
         elif parsed.info is not None:
             hydra.show_info(parsed.info, config_name=name, overrides=overrides)
-        elif parsed.multirun or hydra.get_mode(name, overrides) == RunMode.MULTIRUN:
+        elif parsed.multirun or (_may_set_mode(parsed) and hydra.get_mode(name, overrides) == RunMode.MULTIRUN):
             return _sweep(hydra, name, verb, [*overrides, "hydra.mode=MULTIRUN"])
         else:
             return _one(hydra, loader, name, verb, [*overrides, "hydra.mode=RUN"])
@@ -123,6 +123,13 @@ def _parse(args: Sequence[str]) -> argparse.Namespace:
         if "=" not in override and not override.startswith("~") and not parsed.shell_completion:
             raise InputError(f"{override!r}: is not an override; write key=value")
     return parsed
+
+
+def _may_set_mode(parsed: argparse.Namespace) -> bool:
+    """Whether `hydra.mode` may be set otherwise than by --multirun: finding out composes everything once more. The
+    files of `conf/` never set it."""
+    foreign = (parsed.config_path, parsed.config_dir, parsed.config_name)
+    return any(foreign) or any("hydra" in override and "mode" in override for override in parsed.overrides)
 
 
 def _open(override: str) -> str:

@@ -42,6 +42,12 @@ def test_a_bad_job_does_not_end_the_sweep(hexiopt: Run, tmp_path: Path, launcher
     assert [path.name for path in (tmp_path / "sweep" / "3").iterdir()] == ["status.json"]
 
 
+def test_a_sweep_may_be_asked_for_by_its_mode(hexiopt: Run, tmp_path: Path) -> None:
+    ran = hexiopt("plan", *TINY, "seed=0,1", "hydra.mode=MULTIRUN")
+    assert ran.code == 0, ran.err
+    assert [status["exit_code"] for status in statuses(tmp_path)] == [0, 0]
+
+
 def test_pictures_on_request(hexiopt: Run, tmp_path: Path) -> None:
     assert hexiopt("plan", "-m", *TINY, "seed=0", "report=true").code == 0
     names = sorted(path.name for path in (tmp_path / "sweep" / "0").iterdir())
