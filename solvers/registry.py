@@ -33,7 +33,6 @@ _RIVALS = {
 _SEQUENCE = {
     "hexiseq": "solvers.sequence.hexiseq:HexiSeq",
     "ring": "solvers.sequence.symmetric:Ring",
-    "sequence_exact": "solvers.sequence.exact.solver:SequenceExact",
     "sequence_random": "solvers.sequence.random_layouts:SequenceRandom",
     "ulysses": "solvers.sequence.symmetric:Ulysses",
     "usp": "solvers.sequence.symmetric:Usp",

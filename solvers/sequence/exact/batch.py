@@ -36,13 +36,18 @@ def _within(seconds: Seconds, batch: int, low: int, high: int, wanted: int) -> S
     # By sequences dealt so far, and whether a size was at least `wanted`.
     states: dict[tuple[int, bool], Split] = {(0, not wanted): Split((), 0.0)}
     for own in seconds:
+        # Of as many sequences the first done, for either kind of size.
+        best: dict[tuple[int, bool], tuple[float, tuple[int, int]]] = {}
+        for (size, count), end_s in own.items():
+            key = size * count, size >= wanted
+            if low <= size * count <= high and (key not in best or end_s < best[key][0]):
+                best[key] = end_s, (size, count)
         after: dict[tuple[int, bool], Split] = {}
         for (dealt, has), split in states.items():
-            for (size, count), end_s in own.items():
-                total = dealt + size * count
-                if total <= batch and low <= size * count <= high:
-                    key, end_s = (total, has or size >= wanted), max(split.end_s, end_s)
+            for (sequences, large), (alone_s, chosen) in best.items():
+                if dealt + sequences <= batch:
+                    key, end_s = (dealt + sequences, has or large), max(split.end_s, alone_s)
                     if key not in after or end_s < after[key].end_s:
-                        after[key] = Split((*split.batches, (size, count)), end_s)
+                        after[key] = Split((*split.batches, chosen), end_s)
         states = after
     return states.get((batch, True))

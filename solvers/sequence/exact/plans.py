@@ -57,11 +57,18 @@ class Plans:
         plans of the space at all times."""
         search, order = self._search, count()
         waiting: list[tuple[float, int, Part]] = []
+        begun = False
         for part in self._parts():
+            if waiting and not begun and not search.go_on(_BEGINNING / 2):  # many parts: a plan comes before the rest
+                begun = True
+                self._begin([part for _, _, part in heapq.nsmallest(_BEGUN, waiting)])
+            if begun and not search.go_on():
+                return False
             split = self._split(part)
             if split is not None:
                 heapq.heappush(waiting, (split.end_s, next(order), part))
-        self._begin([part for _, _, part in heapq.nsmallest(_BEGUN, waiting)])
+        if not begun:
+            self._begin([part for _, _, part in heapq.nsmallest(_BEGUN, waiting)])
         while waiting:
             bound_s, _, part = waiting[0]
             self.bound_s = max(self.bound_s, min(bound_s, search.best_s, self._open_s))
