@@ -29,6 +29,7 @@ SHARING = (
     "tests/experiments/test_validate.py",
     "tests/runtime/test_checkpoint.py",
     "tests/runtime/test_faults.py",
+    "tests/solvers/rivals/test_flashflex.py",
     "tests/solvers/rivals/test_rivals.py",
 )
 

@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import ROOT, Run
 
 RUNS = "experiments/data/measured_training_throughput.csv"
-QUICK = {"profile": ["profile.seconds=0.02"], "validate": [f"data={RUNS}"]}
+QUICK = {"profile": ["profile.seconds=0.02", "profile.processes=1"], "validate": [f"data={RUNS}"]}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

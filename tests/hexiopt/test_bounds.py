@@ -17,6 +17,7 @@ from hexiopt.problem import Problem
 from hexiopt.reading import Section
 from hexiopt.space import Space
 from hexiopt.workload import Workload
+from tests.conftest import STRESS
 from tests.strategies import problems_with_plans, roomy_problems_with_plans
 
 MODEL = ModelSpec(
@@ -91,7 +92,7 @@ def test_the_bound_falls_with_devices_and_rises_with_work() -> None:
     assert forced > 1.2 * bound
 
 
-@settings(max_examples=40)
+@settings(max_examples=200 if STRESS else 15)
 @given(pair=problems_with_plans() | roomy_problems_with_plans())
 def test_no_plan_beats_the_raised_bound(pair: tuple[Problem, Plan]) -> None:
     """Interleaved, replicated, sharded in any way: whatever time the program had."""

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -24,7 +25,7 @@ from hexiopt.space import SWITCHES, Space
 from hexiopt.workload import Workload
 from solvers.base import Budget, Listener, Progress
 from solvers.registry import NAMES, RIVALS, SEQUENCE, make_solver
-from tests.conftest import ROOT
+from tests.conftest import ROOT, STRESS
 from tests.solvers import oracle, problems
 from tests.solvers.timing import late_work
 
@@ -166,15 +167,21 @@ SPACES = {
 # The exact model takes seconds on each; of many it has tests of its own.
 FEW_SPACES = (
     "replicas=false",
+    "max_tp=1",
     "all_switches=false",
     "num_pipelines=2,num_stages=3",
     "exclude=devices",
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "space"), [(name, space) for name in NAMES for space in (FEW_SPACES if name == "cp_sat" else SPACES)]
-)
+def spaces_of(name: str) -> Sequence[str]:
+    """Every second of them, solvers in turns, but for `make stress`."""
+    if name == "cp_sat":
+        return FEW_SPACES
+    return list(SPACES) if STRESS else list(SPACES)[NAMES.index(name) % 2 :: 2]
+
+
+@pytest.mark.parametrize(("name", "space"), [(name, space) for name in NAMES for space in spaces_of(name)])
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_switches_and_constraints(name: str, space: str) -> None:
     problem = problems.easy(SPACES[space])
@@ -185,7 +192,7 @@ def test_switches_and_constraints(name: str, space: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*RIVALS, *SEQUENCE])
-@pytest.mark.parametrize("space", ["all_switches=false", "num_pipelines=2,num_stages=3", "max_tp=1", "exclude=devices"])
+@pytest.mark.parametrize("space", FEW_SPACES[1:] if STRESS else FEW_SPACES[2:])
 def test_a_rival_keeps_to_the_plan_space(name: str, space: str) -> None:
     """Or says that its own has no such plan."""
     problem = allowed(name, problems.easy(SPACES[space]))
@@ -210,7 +217,7 @@ def test_a_machine_of_three(name: str, tp_degrees: str) -> None:
 
 
 @ALL
-@pytest.mark.parametrize("fixed", ["gpipe", "1f1b", "interleaved"])
+@pytest.mark.parametrize("fixed", ["gpipe", "1f1b", "interleaved"] if STRESS else ["gpipe", "interleaved"])
 def test_fixed_choices(name: str, fixed: str) -> None:
     problem = problems.easy()
     workload = replace(problem.workload, schedule=fixed, recompute="full", optimizer_sharding="0")

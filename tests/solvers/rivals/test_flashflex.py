@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from hexiopt.huggingface import read_model
 from hexiopt.plan import Plan, Sharding
 from hexiopt.problem import Problem
 from hexiopt.reading import Section
+from hexiopt.result import Result
 from solvers.base import Budget
 from solvers.rivals.flashflex import FlashFlex
 from solvers.rivals.flashflex_plans import Released
@@ -110,11 +112,14 @@ def test_published_seconds_are_flashflex_s_and_memory_is_ours() -> None:
         assert pricer.max_layers(site, True, False, 1, "none", 2, WHOLE) == room
 
 
+@cache
+def planned(defects: str) -> Result:
+    return FlashFlex(defects).solve(setting_2(), Budget(120.0))
+
+
 @pytest.mark.parametrize("defects", ["as_published", "as_released"])
 def test_plans_are_in_the_space_of_their_search(defects: str) -> None:
-    problem = setting_2()
-    own = FlashFlex(defects)
-    result = own.solve(problem, Budget(120.0))
+    problem, own, result = setting_2(), FlashFlex(defects), planned(defects)
     assert result.plan is not None
     assert check(problem, result.plan, result.cost) == []
     assert own.in_space(problem, result.plan) is None
@@ -122,9 +127,7 @@ def test_plans_are_in_the_space_of_their_search(defects: str) -> None:
 
 
 def test_the_defects_cost_much() -> None:
-    problem = setting_2()
-    published = FlashFlex().solve(problem, Budget(120.0)).objective
-    assert 1.1 * published < FlashFlex("as_released").solve(problem, Budget(120.0)).objective
+    assert 1.1 * planned("as_published").objective < planned("as_released").objective
 
 
 def test_what_is_not_in_its_space() -> None:
