@@ -15,8 +15,8 @@ from tests.conftest import STRESS
 from tests.runtime.ranks import CLUSTER, TIMEOUT_S, random_plan, run_ranks
 
 SEQ_LEN = 7
-SEEDS = (*range(39), 253)  # of plans
-THIRD = (2, 10, 12, 13, 15, 16, 22, 28, 29, 32, 36, 37, 253)  # small ones that have every feature between them
+SEEDS = (*range(29), 253)  # of plans
+THIRD = (2, 7, 10, 12, 13, 15, 16, 22, 28, 253)  # small ones that have every feature between them
 SETTINGS = AdamW(lr=3e-3, max_norm=0.5)
 
 

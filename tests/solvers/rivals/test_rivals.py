@@ -23,7 +23,7 @@ DRAWS = 250  # on each problem
 TOLERANCE = 0.02
 
 EVERY = pytest.mark.parametrize("name", RIVALS)
-MIXED = pytest.mark.parametrize("kind", problems.MIXED if STRESS else list(problems.MIXED)[::2])
+MIXED = pytest.mark.parametrize("kind", problems.MIXED if STRESS else list(problems.MIXED)[::3])
 
 
 def rival(name: str) -> Rival:
