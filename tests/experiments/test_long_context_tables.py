@@ -3,6 +3,7 @@
 import csv
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,8 @@ def test_pairs_say_who_stays_behind() -> None:
     said = pairs.sentences([behind, before])
     assert "0.900 to 1.050 ×" in said[0]
     assert behind.possible == 9.0 / 8.0
+    said = pairs.sentences([replace(behind, bound_s=9.5)])
+    assert said[-1] == "No plan on a mixed cluster can: the bound of all plans leaves 0.95 × at most."
     assert said[1:] == [f"At {PAIRS[0].label} the mixed cluster stays 10.0% behind Ring Attention."]
 
 

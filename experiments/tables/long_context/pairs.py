@@ -162,6 +162,9 @@ def sentences(pairs: Sequence[Pair]) -> list[str]:
             f"Mixed clusters reach {reached} of the best baseline on the homogeneous cluster "
             f"({published.HEXISEQ_SOURCE}: within {paper:.1%}).",
         )
+    possible = [pair.possible for pair in pairs if pair.possible is not None]
+    if possible and max(possible) < 1 - paper:
+        said.append(f"No plan on a mixed cluster can: the bound of all plans leaves {max(possible):.2f} × at most.")
     return said
 
 
@@ -183,7 +186,7 @@ def draw(pairs: Sequence[Pair], options: Options) -> Figure:
             bar = ax.bar(
                 x + offsets[k], height, 0.84 / len(series) * 0.92, color=hue(k), label=label if not x else None
             )
-            ax.bar_label(bar, [f"{height:.2f}" if height else "no\nplan"], fontsize=7, padding=1)
+            ax.bar_label(bar, [f"{height:.2f}" if height else "no\nplan"], fontsize=6.5, padding=1)
     paper = published.sequence_pairs()
     ax.axhspan(1 - paper, 1 + paper, color=PAPER_COLOUR, zorder=0, label=f"paper: within {paper:.1%}")
     ax.set_xticks(range(len(pairs)), [pair.setting.label.replace(" · ", "\n") for pair in pairs], fontsize=9)
