@@ -153,10 +153,10 @@ def test_pairs_say_who_stays_behind() -> None:
     before = pairs.Pair(PAIRS[1], 1.05, found(10.0), 8.0, found(9.0), baselines(10.5, 12.0, 11.0))  # type: ignore[arg-type]
     said = pairs.sentences([behind, before])
     assert "0.900 to 1.050 ×" in said[0]
+    assert said[1:] == [f"At {PAIRS[0].label} the mixed cluster stays 10.0% behind Ring Attention."]
     assert behind.possible == 9.0 / 8.0
     said = pairs.sentences([replace(behind, bound_s=9.5)])
     assert said[-1] == "No plan on a mixed cluster can: the bound of all plans leaves 0.95 × at most."
-    assert said[1:] == [f"At {PAIRS[0].label} the mixed cluster stays 10.0% behind Ring Attention."]
 
 
 def test_joint_sentences_count_who_wins() -> None:
