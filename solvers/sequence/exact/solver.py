@@ -29,6 +29,7 @@ from solvers.base import Budget, Listener, Pricer, Search
 from solvers.reason import explain
 from solvers.sequence.exact.grid import default_resolution
 from solvers.sequence.exact.plans import Plans
+from solvers.sequence.requirement import require_sequences
 
 MOST_DEVICES = 6
 
@@ -84,8 +85,7 @@ class SequenceExact:
 
 def _refuse(problem: Problem, pricer: Pricer | None) -> None:
     name, devices = SequenceExact.name, len(problem.usable_devices)
-    if not problem.space.sequence:
-        raise InputError(f"solver: {name} plans stages with sequence layouts; allow them with space.sequence=true")
+    require_sequences(problem, name)
     zero = sharding_stages(problem.workload)[0]
     if zero > 1:
         raise InputError(
