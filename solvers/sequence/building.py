@@ -12,14 +12,26 @@ from hexiopt.plan import Ends, Pipeline, Plan, Replica, SequenceLayout, Sharding
 from hexiopt.sequence import Floats
 from solvers.batches import split_batch
 from solvers.sequence.allotment import RateTable, whole_parts
-from solvers.sequence.dealing import Way, dealt_layers
+from solvers.sequence.dealing import Way, dealt_layers, fastest
 from solvers.sequence.layouts import LayoutSearch, Need
 from solvers.sequence.recompute import Mixtures
 from solvers.sequence.requirement import one_range_schedule
-from solvers.sequence.shapes import Seat, Shape, zero_stages
+from solvers.sequence.shapes import Line, Seat, Shape, zero_stages
 from solvers.zero import LOCKSTEP
 
 _ROUNDS = 2  # layouts are found again for the layers that those of the round before led to
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A plan to be built: `policies` to choose from, how many stages use the interfaces of each seat's machines, and
+    the sum over pipelines of the devices of a stage."""
+
+    shape: Shape
+    effort: int
+    policies: Sequence[str]
+    sharers: Mapping[Seat, int]
+    devices: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +72,14 @@ class PlanBuilder:
         crossed = {seat: set(machine_of[list(seat)].tolist()) for line in shape.lines for seat in line}
         users = Counter(m for machines in crossed.values() if len(machines) > 1 for m in machines)
         sharers = {seat: max(users[m] for m in machines) or 1 for seat, machines in crossed.items()}
+        order = _Order(shape, effort, policies, sharers, sum(map(_mean_devices, shape.lines)))
+        everyone = range(len(counts))
         built: list[_Built] = []
-        for p, count in enumerate(counts):
-            one = self._line(shape, p, count, effort, policies, sharers)
-            if one is None:
+        for places in [everyone] if shape.zero >= LOCKSTEP else [[p] for p in everyone]:
+            some = self._lines(order, places, counts[places[0]])
+            if some is None:
                 return None
-            built.append(one)
+            built += some
         again = split_batch(
             [one.fill_s for one in built], [one.beat_s for one in built], [size] * len(work), batch, even=even
         )
@@ -78,52 +92,53 @@ class PlanBuilder:
         pipelines = tuple(Pipeline(one.stages, m, size) for one, m in zip(built, counts, strict=True))
         return Plan(pipelines, self.schedule, Sharding(shape.zero, shape.groups if shape.zero else "all"))
 
-    def _line(
-        self, shape: Shape, p: int, count: int, effort: int, policies: Sequence[str], sharers: Mapping[Seat, int]
-    ) -> _Built | None:
-        line = shape.lines[p]
-        layers = self.problem.model.num_layers
-        if len(line) > layers:
+    def _lines(self, order: _Order, places: Sequence[int], count: int) -> list[_Built] | None:
+        """The pipelines at `places`, of equally many stages, with the same layers in the stages of the same number."""
+        lines = [order.shape.lines[p] for p in places]
+        layers, stages = self.problem.model.num_layers, len(lines[0])
+        if stages > layers:
             return None
-        share = whole_parts(np.array([self._speed[list(seat)].sum() for seat in line]), layers).tolist()
-        best: _Built | None = None
-        for _ in range(_ROUNDS if len(line) > 1 else 1):
-            ways = []
-            for k, seat in enumerate(line):
-                held = in_flight(self.schedule, k, len(line), count)
-                need = Need(share[k], k == 0, k == len(line) - 1, held, self._shards(shape, p, seat), sharers[seat])
-                ways.append(list(self._ways(seat, shape.size, need, effort, policies)))
+        speeds = np.array([[self._speed[list(seat)].sum() for seat in line] for line in lines])
+        share = whole_parts(speeds.min(axis=0), layers).tolist()
+        best: list[_Built] | None = None
+        best_s = float("inf")
+        for _ in range(_ROUNDS if stages > 1 else 1):
+            ways = [[list(self._ways(order, line, k, share[k], count)) for k in range(stages)] for line in lines]
             dealt = dealt_layers(ways, layers, even=not self.problem.space.uneven_layers)
             if dealt is None:
                 break
-            built = _built(dealt)
-            if best is None or count * built.beat_s + built.fill_s < count * best.beat_s + best.fill_s:
-                best = built
-            counts = [n for n, _ in dealt]
-            if counts == share:
+            built = [_built([(n, fastest(own, n)) for n, own in zip(dealt, line, strict=True)]) for line in ways]
+            seconds = max(one.fill_s + count * one.beat_s for one in built)
+            if seconds < best_s:
+                best, best_s = built, seconds
+            if dealt == share:
                 break
-            share = counts
+            share = dealt
         return best
 
-    def _shards(self, shape: Shape, p: int, seat: Seat) -> Shards:
+    def _shards(self, order: _Order, line: Line, seat: Seat) -> Shards:
         """Over about how many devices the states of a seat with a layout are spread."""
+        shape = order.shape
         if not shape.zero:
             return Shards()
         if shape.groups == "machine":
             here = self.problem.cluster.machine_of[list(seat)].tolist()
             return Shards(shape.zero, float(min(here.count(m) for m in set(here))))
-        others = [line for q, line in enumerate(shape.lines) if q != p]
         if self._tensor:  # of other pipelines' stages, which may be whole TP groups
-            return Shards(shape.zero, float(len(seat) + len(others)))
-        return Shards(shape.zero, len(seat) + sum(sum(map(len, line)) / len(line) for line in others))
+            return Shards(shape.zero, float(len(seat) + len(shape.lines) - 1))
+        return Shards(shape.zero, len(seat) + order.devices - _mean_devices(line))
 
-    def _ways(self, seat: Seat, size: int, need: Need, effort: int, policies: Sequence[str]) -> Iterator[Way]:
+    def _ways(self, order: _Order, line: Line, stage: int, layers: int, count: int) -> Iterator[Way]:
         """All that a stage may be."""
+        seat, size, policies = line[stage], order.shape.size, order.policies
+        held = in_flight(self.schedule, stage, len(line), count)
+        shards = self._shards(order, line, seat)
+        need = Need(layers, stage == 0, stage == len(line) - 1, held, shards, order.sharers[seat])
         if self._tensor and self._may_be_tensor(seat):
             yield self._tensor_way(seat, size, need, policies)
             if len(seat) == 1:
                 return
-        fitted = self.layouts.best(seat, size, need, effort)
+        fitted = self.layouts.best(seat, size, need, order.effort)
         if fitted is not None:
             most = self.problem.model.num_layers
             yield Way(fitted.layout, self.layouts.mixtures(fitted.stage, need, policies, most))
@@ -156,6 +171,10 @@ class PlanBuilder:
                 mixed=self.problem.space.recompute_per_stage,
             ),
         )
+
+
+def _mean_devices(line: Line) -> float:
+    return sum(map(len, line)) / len(line)
 
 
 def _built(dealt: Sequence[tuple[int, Way]]) -> _Built:

@@ -19,22 +19,21 @@ class Way:
     mixtures: Mixtures
 
 
-Dealt = list[tuple[int, Way]]
-
-
-def dealt_layers(stages: Sequence[Sequence[Way]], total: int, *, even: bool = False) -> Dealt | None:
-    """Layers of each stage, at least one, and its way, so that the slowest stage is as fast as may be; `even`: within
-    one layer of each other, the first stages longer. None where memory has no room for `total`, or a stage would
-    have no layer."""
-    if not all(stages) or len(stages) > total:
+def dealt_layers(lines: Sequence[Sequence[Sequence[Way]]], total: int, *, even: bool = False) -> list[int] | None:
+    """Layers of each stage, at least one, the same in all lines, so that the slowest stage is as fast as may be with
+    the best of its ways [lines][stages][ways]; `even`: within one layer of each other, the first stages longer. None
+    where memory has no room for `total`, or a stage would have no layer."""
+    slots = list(zip(*lines, strict=True))
+    if not all(ways for slot in slots for ways in slot) or len(slots) > total:
         return None
-    each_s = [np.min([way.mixtures.seconds for way in ways], axis=0) for ways in stages]
+    each_s = [
+        np.max([np.min([way.mixtures.seconds for way in ways], axis=0) for ways in slot], axis=0) for slot in slots
+    ]
     if even:
-        low, extra = divmod(total, len(stages))
-        counts = [low + (k < extra) for k in range(len(stages))]
-        if any(np.isinf(seconds[n - 1]) for n, seconds in zip(counts, each_s, strict=True)):
-            return None
-        return [(n, _fastest(ways, n)) for n, ways in zip(counts, stages, strict=True)]
+        low, extra = divmod(total, len(slots))
+        counts = [low + (k < extra) for k in range(len(slots))]
+        finite = all(np.isfinite(seconds[n - 1]) for n, seconds in zip(counts, each_s, strict=True))
+        return counts if finite else None
 
     def most(limit_s: float) -> list[int]:
         return [int(np.flatnonzero(seconds <= limit_s)[-1:].sum()) + bool(seconds[0] <= limit_s) for seconds in each_s]
@@ -52,8 +51,9 @@ def dealt_layers(stages: Sequence[Sequence[Way]], total: int, *, even: bool = Fa
         # From the stage that this relieves most: the slowest.
         able = [k for k, n in enumerate(counts) if n > 1]
         counts[max(able, key=lambda k: each_s[k][counts[k] - 1])] -= 1
-    return [(n, _fastest(ways, n)) for n, ways in zip(counts, stages, strict=True)]
+    return counts
 
 
-def _fastest(ways: Sequence[Way], layers: int) -> Way:
+def fastest(ways: Sequence[Way], layers: int) -> Way:
+    """The best way for so many layers."""
     return min(ways, key=lambda way: float(way.mixtures.seconds[layers - 1]))

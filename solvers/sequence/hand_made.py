@@ -19,9 +19,7 @@ from solvers.zero import LOCKSTEP
 
 _SNAP = 0.34  # of a part, by which a cut may move to the border of a machine
 _STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
-_MOST_LINES = 64
 _PARTS, _FEW_PARTS = 3, 32  # stages in a plan: so many a machine, or so many at least
-_MOST = 20_000  # shapes kept
 _BUSY_TOKENS = 8192  # of a micro-batch on a device, beyond which larger ones gain nothing
 _BESIDE = 6  # grids of a set of types that are set beside others
 
@@ -70,6 +68,46 @@ def _nearest(ascending: Floats, targets: Floats) -> Ints:
     return found
 
 
+@dataclass(frozen=True, eq=False)
+class _Grid:
+    """A cut row: `ends` [lines · stages + 1]; estimates of (fill, beat) of its lines, and of its synchronisation."""
+
+    row: _Row
+    ends: Ints
+    lines: int
+    fills: Floats
+    beats: Floats
+    sync_s: float
+
+    @property
+    def stages(self) -> int:
+        """Of each line."""
+        return (len(self.ends) - 1) // self.lines
+
+
+@dataclass(frozen=True, eq=False)
+class Sketch:
+    """An estimate of the shape that `grids` side by side make."""
+
+    seconds: float
+    grids: tuple[_Grid, ...]
+    size: int
+    zero: int
+
+    @property
+    def kind(self) -> tuple[int, ...]:
+        """Equal for shapes with equally many stages in their lines."""
+        return self.zero, self.size, *sorted(stages for grid in self.grids for stages in [grid.stages] * grid.lines)
+
+    def shape(self) -> Shape:
+        """It."""
+        lines: list[Line] = []
+        for grid in self.grids:
+            seats = [tuple(sorted(grid.row.devices[a:b])) for a, b in pairwise(grid.ends.tolist())]
+            lines += [tuple(seats[k : k + grid.stages]) for k in range(0, len(seats), grid.stages)]
+        return Shape(tuple(lines), self.size, self.zero)
+
+
 class HandMade:
     """All shapes that people would build, with estimates; without sequence layouts they would be grids."""
 
@@ -98,16 +136,14 @@ class HandMade:
                 )
             )
 
-    def ranked(self, go_on: Callable[[], bool]) -> list[tuple[float, Shape]]:
+    def ranked(self, go_on: Callable[[], bool]) -> list[Sketch]:
         """Shapes that may fit, the best estimate first; what there was time for."""
         batch, in_lockstep = self._problem.workload.global_batch, self._estimates.zero >= LOCKSTEP
-        found: list[tuple[float, tuple[_Grid, ...], int]] = []
+        found: list[Sketch] = []
         own: dict[tuple[int, frozenset[int]], list[tuple[float, _Grid]]] = {}
         for d, s in self._degrees():
             if found and not go_on():
                 break
-            if in_lockstep and d > 1 and s > 1:
-                continue
             cuts = [(row, ends) for row in self._rows for ends in row.cuts(d * s)]
             if not cuts:
                 continue
@@ -125,16 +161,13 @@ class HandMade:
                 for k in good:
                     grid = _Grid(*cuts[k], d, fills[k], beats[k], float(sync_s[k]))
                     if self._problem.space.num_pipelines in (None, d):
-                        found.append((float(seconds[k]), (grid,), size))
+                        found.append(Sketch(float(seconds[k]), (grid,), size, self._estimates.zero))
                     own.setdefault((size, grid.row.kinds), []).append((float(alone_s[k]), grid))
         if go_on() and not in_lockstep:
             found += self._side_by_side(own)
-        found.sort(key=lambda item: item[0])
-        return [(seconds, _shape(grids, size, self._estimates.zero)) for seconds, grids, size in found[:_MOST]]
+        return sorted(found, key=lambda sketch: sketch.seconds)
 
-    def _side_by_side(
-        self, own: dict[tuple[int, frozenset[int]], list[tuple[float, "_Grid"]]]
-    ) -> list[tuple[float, tuple["_Grid", ...], int]]:
+    def _side_by_side(self, own: dict[tuple[int, frozenset[int]], list[tuple[float, _Grid]]]) -> list[Sketch]:
         """Grids of disjoint sets of types that are all types together."""
         batch, count = self._problem.workload.global_batch, self._problem.space.num_pipelines
         found = []
@@ -158,23 +191,34 @@ class HandMade:
                         beats[k, : len(joined)] = np.concatenate([grid.beats for grid in grids])
                     sync_s = np.array([max(grid.sync_s for grid in grids) for grids in rows])
                     seconds = split_s(fills, beats, -(-batch // size)) + sync_s
-                    found += [(second, grids, size) for second, grids in zip(seconds.tolist(), rows, strict=True)]
+                    zero = self._estimates.zero
+                    found += [
+                        Sketch(second, grids, size, zero) for second, grids in zip(seconds.tolist(), rows, strict=True)
+                    ]
         return found
 
     def _degrees(self) -> Iterator[tuple[int, int]]:
         """Numbers of pipelines and stages."""
         problem = self._problem
         space, count = problem.space, len(problem.usable_devices)
-        most = min(problem.workload.global_batch, count, _MOST_LINES)
+        batch = problem.workload.global_batch
+        most = min(batch, count)
         most_parts = min(count, max(_FEW_PARTS, _PARTS * len(problem.usable_by_machine)))
         if space.num_stages:
             most_parts = count
-        lines = {*range(1, 9), *(1 << k for k in range(most.bit_length())), len(problem.usable_by_machine)}
+        # As many as machines of some types: a machine each.
+        lines = {
+            *range(1, 9),
+            *(1 << k for k in range(most.bit_length())),
+            *(len(row.borders) - 1 for row in self._rows),
+        }
+        if self._estimates.zero >= LOCKSTEP:
+            lines = {d for d in range(1, most + 1) if batch % d == 0}
         given = {d for d in lines if d <= most}
         if space.num_pipelines:
             given = {*range(1, min(8, space.num_pipelines)), space.num_pipelines}
         stages = {space.num_stages} if space.num_stages else set(_STAGES)
-        for d, s in sorted(product(given, stages), key=lambda pair: (pair[0] * pair[1], pair)):
+        for s, d in sorted(product(stages, given)):  # the least idle time first
             if s <= problem.model.num_layers and d * s <= most_parts:
                 yield d, s
 
@@ -200,18 +244,6 @@ class HandMade:
         return Cells(each, np.array(machines).reshape(len(cuts), d, s), nic_s)
 
 
-@dataclass(frozen=True, eq=False)
-class _Grid:
-    """A cut row: `ends` [lines · stages + 1]; estimates of (fill, beat) of its lines, and of its synchronisation."""
-
-    row: _Row
-    ends: Ints
-    lines: int
-    fills: Floats
-    beats: Floats
-    sync_s: float
-
-
 def _best(grids: Sequence[tuple[float, _Grid]]) -> list[_Grid]:
     """The best few, of each number of lines and stages one."""
     found: dict[tuple[int, int], _Grid] = {}
@@ -230,12 +262,3 @@ def _partitions(kinds: frozenset[int]) -> Iterator[tuple[frozenset[int], ...]]:
         block = frozenset([first, *(kind for k, kind in enumerate(others) if chosen >> k & 1)])
         for rest in _partitions(kinds - block):
             yield (block, *rest)
-
-
-def _shape(grids: Sequence[_Grid], size: int, zero: int) -> Shape:
-    lines: list[Line] = []
-    for grid in grids:
-        seats = [tuple(sorted(grid.row.devices[a:b])) for a, b in pairwise(grid.ends.tolist())]
-        each = len(seats) // grid.lines
-        lines += [tuple(seats[k : k + each]) for k in range(0, len(seats), each)]
-    return Shape(tuple(lines), size, zero)

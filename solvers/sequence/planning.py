@@ -14,7 +14,7 @@ from hexiopt.space import sharding_stages
 from solvers.base import Search
 from solvers.sequence.building import PlanBuilder
 from solvers.sequence.estimates import Estimates
-from solvers.sequence.hand_made import HandMade
+from solvers.sequence.hand_made import HandMade, Sketch
 from solvers.sequence.layouts import Freedoms, LayoutSearch
 from solvers.sequence.moving import Moves
 from solvers.sequence.shapes import Shape, zero_stages
@@ -23,6 +23,7 @@ from solvers.zero import LOCKSTEP, sharding_groups
 
 _ESTIMATING = 0.25  # most of the budget for estimates
 _QUICK = 0.5  # and until the shapes that they rank first have plain layouts
+_MOST = 20_000  # estimates kept
 _VARIETY = 0.02  # by which each next shape of as many stages is put back
 _TRUST = 1.05  # estimates beyond this much of the best price are not built
 _FIRST = ((1, 6),)  # effort of layouts, and how many of the best shapes get it: before moves
@@ -88,27 +89,27 @@ class Planner:
     def hand_made(self) -> list[Planned]:
         """The best shapes that people would build, plain layouts first; best first."""
         search = self.search
-        ranked: list[tuple[float, Shape]] = []
+        ranked: list[Sketch] = []
         for k, estimates in enumerate(self._estimates.values(), start=1):
             share = _ESTIMATING * k / len(self._estimates)
             ranked += HandMade(self.problem, estimates).ranked(partial(self._go_on, share))
         kinds: dict[tuple[int, ...], int] = {}
-        rounds: list[tuple[float, float, Shape]] = []
-        for seconds, shape in sorted(ranked, key=lambda item: item[0]):
-            kind = (shape.zero, shape.size, *sorted(map(len, shape.lines)))
+        rounds: list[tuple[float, Sketch]] = []
+        for sketch in sorted(ranked, key=lambda sketch: sketch.seconds)[:_MOST]:
+            kind = sketch.kind
             kinds[kind] = kinds.get(kind, -1) + 1
-            rounds.append((seconds * (1.0 + _VARIETY * kinds[kind]), seconds, shape))
+            rounds.append((sketch.seconds * (1.0 + _VARIETY * kinds[kind]), sketch))
         found: list[Planned] = []
         waited = 0
-        for _, seconds, shape in sorted(rounds, key=lambda item: item[:2]):
+        for _, sketch in sorted(rounds, key=lambda item: item[0]):
             if found and (not self._go_on(_QUICK) or waited > _PATIENCE):
                 break
             if not search.go_on():
                 break
-            if seconds > _TRUST * search.best_s:
+            if sketch.seconds > _TRUST * search.best_s:
                 continue
             best_s = search.best_s
-            made = self.planned(shape, 0)
+            made = self.planned(sketch.shape(), 0)
             waited = 0 if search.best_s < best_s else waited + 1
             if made is not None:
                 found.append(made)

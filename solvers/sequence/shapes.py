@@ -28,10 +28,9 @@ class Shape:
 
 
 def may_lockstep(problem: Problem, shape: Shape) -> bool:
-    """Whether the pipelines of a shape may gather and scatter together: one alone, or several of one stage with equal
-    batches."""
+    """Whether the pipelines of a shape may gather and scatter together: as many stages and micro-batches in each."""
     batches_even = problem.workload.global_batch % (len(shape.lines) * shape.size) == 0
-    return len(shape.lines) == 1 or (batches_even and all(len(line) == 1 for line in shape.lines))
+    return len(shape.lines) == 1 or (batches_even and len(set(map(len, shape.lines))) == 1)
 
 
 def zero_stages(problem: Problem, shape: Shape) -> tuple[int, ...]:

@@ -42,20 +42,21 @@ def used_once(problem: Problem, shape: Shape) -> bool:
 def test_hand_made_shapes_are_shapes(space: Space, zero: int) -> None:
     problem = replace(PROBLEM, space=space)
     ranked = HandMade(problem, Estimates(CostModel(problem), zero)).ranked(lambda: True)
-    assert [seconds for seconds, _ in ranked] == sorted(seconds for seconds, _ in ranked)
-    assert all(used_once(problem, shape) for _, shape in ranked)
+    assert [sketch.seconds for sketch in ranked] == sorted(sketch.seconds for sketch in ranked)
+    shapes = [sketch.shape() for sketch in ranked]
+    assert all(used_once(problem, shape) for shape in shapes)
     for number, kept in (("num_pipelines", lambda s: {len(s.lines)}), ("num_stages", lambda s: set(map(len, s.lines)))):
         asked = getattr(space, number)
-        assert asked is None or all(kept(shape) == {asked} for _, shape in ranked)
+        assert asked is None or all(kept(shape) == {asked} for shape in shapes)
     if zero == 1:
         assert ranked
-        uneven = {len(set(map(len, shape.lines))) > 1 for _, shape in ranked}
+        uneven = {len(set(map(len, shape.lines))) > 1 for shape in shapes}
         assert uneven == ({False} if space.num_stages else {False, True})
 
 
 def test_moves_give_shapes_that_obey_the_space() -> None:
     rng, problem = random.Random(3), PROBLEM
-    shape = HandMade(problem, Estimates(CostModel(problem), 1)).ranked(lambda: True)[0][1]
+    shape = HandMade(problem, Estimates(CostModel(problem), 1)).ranked(lambda: True)[0].shape()
     seen = {shape}
     for _ in range(300):
         found = Moves(problem).neighbour(shape, rng)
@@ -77,7 +78,8 @@ def test_estimates_are_near_the_price(tensor: bool) -> None:
     ranked = HandMade(PROBLEM, estimates).ranked(lambda: True)
     builder = PlanBuilder(model, LayoutSearch(model, lambda: True), tensor=tensor)
     ratios, prices = [], []
-    for seconds, shape in ranked[:: max(1, len(ranked) // 25)]:
+    for sketch in ranked[:: max(1, len(ranked) // 25)]:
+        seconds, shape = sketch.seconds, sketch.shape()
         plan = builder.build(shape, 0)
         assert plan is not None
         assert check(PROBLEM, plan) == []
@@ -140,22 +142,36 @@ def test_mixtures_of_two_policies_are_the_best_that_fit(
             )
 
 
-@given(st.lists(st.tuples(st.floats(0.5, 3.0), st.integers(0, 6)), min_size=1, max_size=3), st.integers(1, 6))
-def test_layers_are_dealt_as_well_as_in_all_ways(stages: list[tuple[float, int]], total: int) -> None:
-    ways = [[Way((k,), mixtures((s,), (0.0,), (1.0,), room, total))] for k, (s, room) in enumerate(stages)]
+LINES = st.integers(1, 3).flatmap(
+    lambda stages: st.lists(
+        st.lists(st.tuples(st.floats(0.5, 3.0), st.integers(0, 6)), min_size=stages, max_size=stages),
+        min_size=1,
+        max_size=2,
+    )
+)
+
+
+@given(LINES, st.integers(1, 6))
+def test_layers_are_dealt_as_well_as_in_all_ways(lines: list[list[tuple[float, int]]], total: int) -> None:
+    ways = [
+        [[Way((k,), mixtures((s,), (0.0,), (1.0,), room, total))] for k, (s, room) in enumerate(stages)]
+        for stages in lines
+    ]
     found = dealt_layers(ways, total)
+    rooms = [min(room for _, room in place) for place in zip(*lines, strict=True)]
+    speeds = [max(s for s, _ in place) for place in zip(*lines, strict=True)]
     all_counts = [
         counts
-        for counts in product(range(1, total + 1), repeat=len(stages))
-        if sum(counts) == total and all(n <= room for n, (_, room) in zip(counts, stages, strict=True))
+        for counts in product(range(1, total + 1), repeat=len(rooms))
+        if sum(counts) == total and all(n <= room for n, room in zip(counts, rooms, strict=True))
     ]
     if not all_counts:
         assert found is None
         return
     assert found is not None
-    assert sum(n for n, _ in found) == total
-    slowest = max(n * s for (n, _), (s, _) in zip(found, stages, strict=True))
-    best = min(max(n * s for n, (s, _) in zip(counts, stages, strict=True)) for counts in all_counts)
+    assert sum(found) == total
+    slowest = max(n * s for n, s in zip(found, speeds, strict=True))
+    best = min(max(n * s for n, s in zip(counts, speeds, strict=True)) for counts in all_counts)
     assert slowest == pytest.approx(best, rel=1e-6)
 
 
