@@ -6,16 +6,11 @@ greedy: from every start follow the τ cheapest next hops, keeping the τ best p
 
 from collections.abc import Sequence
 from heapq import nsmallest
-from itertools import islice, pairwise
+from itertools import islice
 
 EXACT = 9
 TAU = 4
 _MOST_PATHS = 128  # kept of each length, in all
-
-
-def path_length(hops: Sequence[Sequence[float]], order: Sequence[int]) -> float:
-    """Sum of `hops[a][b]` along `order`."""
-    return sum(hops[a][b] for a, b in pairwise(order))
 
 
 def best_order(hops: Sequence[Sequence[float]]) -> list[int]:

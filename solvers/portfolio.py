@@ -27,7 +27,7 @@ from solvers.local_search import ANNEAL, hand_made, improve, own_grids
 from solvers.metis import HierarchicalPartition
 from solvers.polish import Polisher
 from solvers.searching import SearchingSolver
-from solvers.sequence.joint import may_plan_jointly, plan_jointly
+from solvers.sequence.joint import plan_jointly
 from solvers.shapes import shape_structures
 from solvers.starts import dealt_structures
 from solvers.structure import Builder, Structure
@@ -45,7 +45,7 @@ _LARGE = 200  # GPUs beyond which a structure takes too long to price for anneal
 def run_lane(search: Search, builder: Builder, lane: int) -> None:
     """One lane, to the end of its budget: 0 partitions, 1 does all the rest, `_ALONE` a little of both."""
     problem = search.problem
-    if may_plan_jointly(search) and _BEFORE_LAYOUTS[lane] < 1.0:
+    if problem.space.sequence and _BEFORE_LAYOUTS[lane] < 1.0:
         rng = random.Random(search.seed)
         improve(Polisher(search, builder, rng), hand_made(problem, builder), _BEFORE_LAYOUTS[lane])
         plan_jointly(search, rng)

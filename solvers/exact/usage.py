@@ -4,7 +4,7 @@ A bin is a machine, or, coarsely, all machines of a kind together; coarse vector
 only adds plans. Bins of a run are equal, so of vectors that differ in their names only the sorted one is kept.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations_with_replacement, product
@@ -84,10 +84,6 @@ class Lattice:
     def spans(self) -> Ints:
         """Bins that each vector uses."""
         return np.array([sum(used > 0 for used in vector) for vector in self.vectors])
-
-    def of_machines(self, used: Mapping[int, int]) -> Vector:
-        """The vector of a usage by machine; not for coarse bins."""
-        return tuple(n for run in self.runs for n in sorted((used.get(m, 0) for m in run.machines), reverse=True))
 
     def part(self, vector: Vector, run: int) -> Vector:
         """The vector's counts in the bins of a run."""

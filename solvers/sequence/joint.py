@@ -12,11 +12,6 @@ from solvers.sequence.planning import Planner, search_shapes
 from solvers.sequence.shapes import Shape, with_sharding
 
 
-def may_plan_jointly(search: Search) -> bool:
-    """Whether the plan space has sequence layouts."""
-    return search.problem.space.sequence
-
-
 def plan_jointly(search: Search, rng: random.Random) -> None:
     """Search until the budget is spent, from what `search` has found so far too."""
     planner = Planner(search, tensor=True)

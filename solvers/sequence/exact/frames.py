@@ -4,8 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations, product
 
+from hexiopt.model import ModelSpec
 from hexiopt.plan import SequenceGroup, SequenceLayout
 from hexiopt.problem import Problem
+from solvers.sequence.signatures import Signatures
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -33,22 +35,6 @@ class Frame:
         return SequenceLayout(tuple(found), self.order)
 
 
-def likeness(problem: Problem, devices: Sequence[int]) -> tuple[object, ...]:
-    """Equal for rows of devices that cost the same, place by place: other machines of the same kinds, other devices
-    behind the same interfaces."""
-    cluster = problem.cluster
-    if cluster.groups or cluster.links:
-        return tuple(devices)
-    numbers: dict[int, int] = {}
-    found: list[object] = []
-    for d in devices:
-        m, index = int(cluster.machine_of[d]), int(cluster.index_in_machine[d])
-        machine = cluster.machines[m]
-        place = index if machine.intra_links else machine.interface(index)
-        found.append((machine.kind, numbers.setdefault(m, len(numbers)), place))
-    return tuple(found)
-
-
 def alike(problem: Problem, a: int, b: int) -> bool:
     """Whether two devices can change places and nothing changes: behind the same interface of a machine."""
     cluster = problem.cluster
@@ -59,11 +45,11 @@ def alike(problem: Problem, a: int, b: int) -> bool:
     return machine.interface(int(index[a])) == machine.interface(int(index[b]))
 
 
-def group_orders(problem: Problem, devices: Sequence[int], most: int) -> list[Groups]:
+def group_orders(signatures: Signatures, devices: Sequence[int], most: int) -> list[Groups]:
     """All ways to put `devices` into groups of at most `most`, in all orders of these; of those alike, one."""
     found: dict[object, Groups] = {}
     for groups in _ordered(tuple(devices), most):
-        key = (tuple(map(len, groups)), likeness(problem, [d for own in groups for d in own]))
+        key = (tuple(map(len, groups)), signatures.of([d for own in groups for d in own]))
         found.setdefault(key, groups)
     return list(found.values())
 
@@ -79,27 +65,28 @@ def _ordered(devices: tuple[int, ...], most: int) -> Iterator[Groups]:
                 yield (own, *others)
 
 
-def alignments(problem: Problem, groups: Groups, heads: Sequence[int]) -> list[tuple[Groups, tuple[int, ...]]]:
+def alignments(
+    model: ModelSpec, signatures: Signatures, groups: Groups, heads: Sequence[int]
+) -> list[tuple[Groups, tuple[int, ...]]]:
     """The orders of devices inside their groups, which say who holds which heads; with the heads of each device. Of
     those alike, one; in a single group whose queries all have keys of their own, order says nothing."""
-    model = problem.model
     if len(groups) == 1 and model.num_kv_heads == model.num_heads:
         return [(groups, tuple(heads))]
     held = dict(zip((d for own in groups for d in own), heads, strict=True))
     found: dict[object, tuple[Groups, tuple[int, ...]]] = {}
     for turned in product(*map(permutations, groups)):
         row = [d for own in turned for d in own]
-        key = (likeness(problem, row), tuple(held[d] for d in row))
+        key = (signatures.of(row), tuple(held[d] for d in row))
         found.setdefault(key, (turned, key[1]))
     return list(found.values())
 
 
-def device_sets(problem: Problem, devices: Sequence[int], count: int, most: int) -> list[Groups]:
+def device_sets(signatures: Signatures, devices: Sequence[int], count: int, most: int) -> list[Groups]:
     """All ways to choose `count` disjoint sets of devices, at most `most` in each, unordered; of those alike, one."""
     found: dict[object, Groups] = {}
     for chosen in _disjoint(tuple(devices), count, most):
         sets = tuple(sorted(chosen, key=len))
-        key = (tuple(map(len, sets)), likeness(problem, [d for own in sets for d in own]))
+        key = (tuple(map(len, sets)), signatures.of([d for own in sets for d in own]))
         found.setdefault(key, sets)
     return list(found.values())
 

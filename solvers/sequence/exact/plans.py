@@ -18,8 +18,9 @@ from hexiopt.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding
 from hexiopt.space import recompute_policies, schedules, sharding_stages
 from solvers.base import Search
 from solvers.sequence.exact.batch import Split, best_split
-from solvers.sequence.exact.frames import Groups, device_sets, likeness
+from solvers.sequence.exact.frames import Groups, device_sets
 from solvers.sequence.exact.stages import AGREEMENT, Best, Stages, Work
+from solvers.sequence.signatures import Signatures
 
 _BEGUN = 12  # parts whose plans are offered before the proof,
 _BEGINNING = 0.2  # for so much of the time limit
@@ -43,6 +44,7 @@ class Plans:
     def __init__(self, search: Search, resolution: int) -> None:
         assert isinstance(search.pricer, CostModel)
         self._search, self._model, self._problem = search, search.pricer, search.problem
+        self._signatures = Signatures(search.problem)
         self._resolution = resolution
         self._stages = Stages(self._model, resolution, search.go_on, search.step, search.left_s)
         allowed = schedules(self._problem.workload)
@@ -104,7 +106,7 @@ class Plans:
         policies = recompute_policies(problem.workload)
         choices = [policies] if space.recompute_per_stage else [(policy,) for policy in policies]
         for pipelines in counts:
-            for sets in device_sets(problem, devices, pipelines, min(len(devices), self._resolution)):
+            for sets in device_sets(self._signatures, devices, pipelines, min(len(devices), self._resolution)):
                 if not space.uneven_structure and len(set(map(len, sets))) > 1:
                     continue
                 for sharding in self._shardings(sets):
@@ -177,7 +179,7 @@ class Plans:
         work = self._work(part, p, size, batches)
         devices = part.sets[p]
         crossed = set(dict(work.sharers))
-        alike: object = devices if crossed else likeness(self._problem, devices)
+        alike: object = devices if crossed else self._signatures.of(devices)
         return alike, work
 
     def _work(self, part: Part, p: int, size: int, batches: int) -> Work:

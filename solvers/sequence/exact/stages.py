@@ -18,6 +18,7 @@ from solvers.sequence.exact.grid import Grid
 from solvers.sequence.exact.plain import Shares, by_speed, climbed
 from solvers.sequence.exact.program import Program
 from solvers.sequence.exact.room import Need
+from solvers.sequence.signatures import Signatures
 
 AGREEMENT = 1e-6  # of a price, by which the program's time may fall behind it
 _EFFORT_S = 20.0  # most deterministic seconds of one program
@@ -66,6 +67,7 @@ class Stages:
         left_s: Callable[[], float],
     ) -> None:
         self._model, self._problem, self._resolution = model, model.problem, resolution
+        self._signatures = Signatures(model.problem)
         self._go_on, self._step, self._left_s = go_on, step, left_s
         self._grids: dict[int, tuple[Grid, Floors]] = {}
         self._frames: dict[tuple[object, ...], list[tuple[float, Frame]]] = {}
@@ -117,7 +119,7 @@ class Stages:
         if found is None:
             grid, floors = self._tables(work.size)
             rows = []
-            for groups in group_orders(self._problem, devices, self._problem.model.num_heads):
+            for groups in group_orders(self._signatures, devices, self._problem.model.num_heads):
                 # In a single group order says nothing; quanta of an odd number of tokens have no equal halves.
                 orders = ("contiguous",) if len(groups) == 1 or grid.quantum % 2 else ("contiguous", "zigzag")
                 for order in orders:
@@ -190,7 +192,7 @@ class Stages:
                 if proven and met.seconds <= choice.seconds * (1 + AGREEMENT):
                     return best, True
                 program.below(limit_s)
-            for groups, heads in alignments(self._problem, frame.groups, choice.heads):
+            for groups, heads in alignments(self._problem.model, self._signatures, frame.groups, choice.heads):
                 own, done = self._solved_heads(replace(frame, groups=groups), heads, work, limit_s)
                 if own is not None:
                     best, limit_s = own, own.seconds
@@ -204,7 +206,7 @@ class Stages:
         """Shares in the alignment of their heads that costs least, of those that fit."""
         best = Best(0.0)
         quanta = dict(zip(frame.devices, shares[0], strict=True))
-        for groups, heads in alignments(self._problem, frame.groups, shares[1]):
+        for groups, heads in alignments(self._problem.model, self._signatures, frame.groups, shares[1]):
             turned = replace(frame, groups=groups)
             own = tuple(quanta[d] for d in turned.devices), heads
             seconds = self._price(turned, work, own)
