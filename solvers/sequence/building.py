@@ -13,7 +13,8 @@ from hexiopt.sequence import Floats
 from solvers.batches import split_batch
 from solvers.sequence.allotment import RateTable, whole_parts
 from solvers.sequence.dealing import Way, dealt_layers, fastest
-from solvers.sequence.layouts import LayoutSearch, Need
+from solvers.sequence.judging import Need
+from solvers.sequence.layouts import LayoutSearch
 from solvers.sequence.recompute import Mixtures
 from solvers.sequence.requirement import one_range_schedule
 from solvers.sequence.shapes import Line, Seat, Shape, zero_stages
@@ -141,7 +142,7 @@ class PlanBuilder:
         fitted = self.layouts.best(seat, size, need, order.effort)
         if fitted is not None:
             most = self.problem.model.num_layers
-            yield Way(fitted.layout, self.layouts.mixtures(fitted.stage, need, policies, most))
+            yield Way(fitted.layout, self.layouts.judge.mixtures(fitted.stage, need, policies, most))
 
     def _may_be_tensor(self, seat: Seat) -> bool:
         cluster = self.problem.cluster

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hexiopt.errors import InputError
 from hexiopt.sequence import ORDERS
 from solvers.base import Search
-from solvers.sequence.layouts import Freedoms
+from solvers.sequence.judging import Freedoms
 from solvers.sequence.planning import Planner, search_shapes
 from solvers.sequence.sequencing import SequencingSolver
 

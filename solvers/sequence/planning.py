@@ -15,7 +15,8 @@ from solvers.base import Search
 from solvers.sequence.building import PlanBuilder
 from solvers.sequence.estimates import Estimates
 from solvers.sequence.hand_made import HandMade, Sketch
-from solvers.sequence.layouts import Freedoms, LayoutSearch
+from solvers.sequence.judging import Freedoms
+from solvers.sequence.layouts import LayoutSearch
 from solvers.sequence.moving import Moves
 from solvers.sequence.shapes import Shape, zero_stages
 from solvers.structure import Builder

@@ -16,7 +16,8 @@ from hexiopt.problem import Problem
 from solvers.base import Search
 from solvers.sequence.building import PlanBuilder
 from solvers.sequence.clustering import clusterings
-from solvers.sequence.layouts import RULES, Fitted, Freedoms, LayoutSearch, Need, Recipe
+from solvers.sequence.judging import RULES, Fitted, Freedoms, Need, Recipe
+from solvers.sequence.layouts import LayoutSearch
 from solvers.sequence.sequencing import SequencingSolver
 from solvers.sequence.shapes import Shape, zero_stages
 from solvers.zero import drawn_groups
