@@ -1,4 +1,4 @@
-"""All tables one after the other, sharing their searches: `python -m experiments.tables` (about 50 minutes, two cores).
+"""All tables one after the other, sharing their searches: `python -m experiments.tables` (about an hour, two cores).
 
     python -m experiments.tables --publish            # also into docs/results.md, as `make results` does
     python -m experiments.tables --quick              # tiny settings, in seconds

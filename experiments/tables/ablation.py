@@ -12,14 +12,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.tables.figures import framed, hue, legend, spread
+from experiments.tables.figures import framed, legend, row_bars
 from experiments.tables.frame import Report, Table, main
 from experiments.tables.markdown import Cell, markdown_table, tokens
 from experiments.tables.names import OURS
 from experiments.tables.options import Options
 from experiments.tables.settings import Setting, one_model_each
-from experiments.tables.task import Found, Outcome, Task
-from hexiopt.report.style import FAINT, INK
+from experiments.tables.task import Found, Outcome, Task, fastest
+from hexiopt.report.style import FAINT
 from hexiopt.space import SWITCHES, Space
 
 _SMALL = 0.0005  # costs below 0.05 % are called nothing
@@ -119,11 +119,7 @@ def _row(ablation: Ablation, variant: Variant, options: Options) -> dict[str, Ce
         "found_step_time_s": run.step_time_s,
         "step_time_s": best_s if best_s < float("inf") else None,
         "cost": ablation.cost(variant),
-        "runtime_s": run.runtime_s,
-        "time_limit_s": task.time_limit_s,
-        "seed": task.seed,
-        "search_sha256": task.sha256,
-        "reason": run.reason,
+        **task.cells(run),
     }
 
 
@@ -167,7 +163,7 @@ def sentences(ablations: Sequence[Ablation]) -> list[str]:
     for ablation in ablations:
         own, best_s = ablation.runs[WHOLE], ablation.best_s(WHOLE)
         if own.objective > best_s * (1 + _SMALL):
-            finder = min(ablation.runs, key=lambda variant: ablation.runs[variant].objective)
+            finder, _ = fastest(ablation.runs)
             said.append(
                 f"At setting {ablation.setting.label} the search of the whole space stops "
                 f"{own.objective / best_s - 1:.1%} above the best plan known, which “{finder.label}” gave."
@@ -187,20 +183,9 @@ def draw(ablations: Sequence[Ablation], options: Options) -> Figure:
         "How much longer a step takes without it, by our cost model; "
         f"portfolio, {options.budgets.ablation_s:g} s a search",
     )
-    rows = list(reversed(VARIANTS[1:]))
-    offsets = list(reversed(spread(len(ablations), 0.8)))
-    most = max((100 * cost for variant in rows for cost in _costs(variant, ablations)), default=1.0)
-    for k, ablation in enumerate(ablations):
-        for y, variant in enumerate(rows):
-            cost = ablation.cost(variant)
-            label = ablation.setting.label if not y else None
-            ax.barh(y + offsets[k], 100 * (cost or 0.0), 0.8 / len(ablations) * 0.9, color=hue(k), label=label)
-            text = "no plan" if cost is None else f"{100 * cost:.1f}"
-            ax.text(100 * (cost or 0.0) + 0.008 * most, y + offsets[k], text, va="center", fontsize=8, color=INK)
-    ax.set_yticks(range(len(rows)), [variant.label for variant in rows])
-    ax.set_ylim(-0.5, len(rows) - 0.5)
+    costs = {one.setting.label: [one.cost(variant) for variant in VARIANTS[1:]] for one in ablations}
+    row_bars(ax, [variant.label for variant in VARIANTS[1:]], costs)
     ax.axhline(0.5, color=FAINT, linewidth=1)
-    ax.set_xlim(0, max(most, 0.1) * 1.1)
     ax.set_xlabel("longer step (%)")
     legend(figure, ax, 4)
     return figure

@@ -40,7 +40,7 @@ class Race:
     def ratios(self, planner: Planner) -> list[float]:
         """Throughput over random partition's of the same seed, at the end."""
         pairs = zip(self.runs[planner], self.runs[RANDOM], strict=True)
-        return [random.objective / own.objective for own, random in pairs if random.trajectory and own.trajectory]
+        return [ratio for own, random in pairs if (ratio := own.over(random)) is not None]
 
     def overtakes_s(self, planner: Planner) -> list[float]:
         """Seconds until it is at least as good as random partition of the same seed at the end, where it ever is."""
@@ -92,18 +92,16 @@ def _rows(race: Race, options: Options) -> list[dict[str, Cell]]:
     for planner, runs in race.runs.items():
         for seed, (own, random) in enumerate(zip(runs, race.runs[RANDOM], strict=True)):
             task = _task(race.setting, planner, seed, options)
-            both = own.step_time_s is not None and random.step_time_s is not None
+            ratio = own.over(random)
             rows.append(
                 {
                     "setting": race.setting.number,
                     "model": race.setting.model,
                     "solver": planner.solver,
                     "seed": seed,
-                    "status": own.status,
-                    "step_time_s": own.step_time_s,
-                    "tokens_per_s": own.tokens_per_s,
-                    "over_random": random.objective / own.objective if both else None,
-                    "catches_up_s": own.time_to_s(random.objective) if both else None,
+                    **own.cells(mfu=False),
+                    "over_random": ratio,
+                    "catches_up_s": None if ratio is None else own.time_to_s(random.objective),
                     "first_plan_s": own.first_plan_s,
                     "runtime_s": own.runtime_s,
                     "time_limit_s": task.time_limit_s,

@@ -1,24 +1,34 @@
-"""What the pictures of all tables share: their frame, colours and axes."""
+"""What the pictures of all tables share: their frame, colours, axes and bars."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FixedLocator, NullLocator
 
+from experiments.tables.task import Outcome
 from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES
 
 MARKERS = ("o", "s", "^", "D", "v", "X", ">", "*")
 PAPER_COLOUR, GRID, BAND = "#E8DFC8", "#ECEEF1", "#F5F6F8"
 _DPI = 150
 _LINE_INCHES = 0.24
+_GROUP, _BAR = 0.84, 0.92  # shares of the room that a group of bars takes, and of a bar's own that it fills
+_UPRIGHT = 32  # bars side by side whose labels need not be turned
 
 
 def hue(k: int) -> str:
     """The k-th colour; neighbours can be told apart without seeing red or green."""
     return PIPELINE_HUES[k % len(PIPELINE_HUES)]
+
+
+def line(k: int) -> dict[str, Any]:
+    """The k-th line with its points."""
+    return {"color": hue(k), "marker": MARKERS[k % len(MARKERS)], "markersize": 5.5, "linewidth": 1.5}
 
 
 def framed(width: float, height: float, title: str, below: str, columns: int = 1) -> tuple[Figure, list[Axes]]:
@@ -62,3 +72,61 @@ def spread(count: int, width: float) -> Sequence[float]:
     """Offsets of `count` things side by side around 0, together `width` wide."""
     step = width / count
     return [(k - (count - 1) / 2) * step for k in range(count)]
+
+
+def relative_bars(
+    ax: Axes, groups: Sequence[str], series: Mapping[str, Sequence[Outcome]], units: Sequence[Outcome]
+) -> None:
+    """Throughput over that of the unit of each group, a bar for each of the series; over the best of the group where
+    its unit has no plan."""
+    crowded = len(groups) * len(series) > _UPRIGHT
+    without = "no plan" if crowded else "no\nplan"
+    of_group = zip(units, *series.values(), strict=True)
+    ones = [min(runs, key=lambda run: run.objective) if unit.step_time_s is None else unit for unit, *runs in of_group]
+    for k, (offset, (label, runs)) in enumerate(zip(spread(len(series), _GROUP), series.items(), strict=True)):
+        ratios = [run.over(one) for run, one in zip(runs, ones, strict=True)]
+        middles, heights = [x + offset for x in range(len(groups))], [ratio or 0.0 for ratio in ratios]
+        bars = ax.bar(middles, heights, _BAR * _GROUP / len(series), color=hue(k), label=label)
+        texts = [without if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+        ax.bar_label(bars, texts, fontsize=7.5, padding=2 if crowded else 1, rotation=90 if crowded else 0)
+    ax.set_xticks(range(len(groups)), groups, fontsize=9)
+    ax.set_ylim(0, ax.get_ylim()[1] * (1.1 if crowded else 1.05))
+
+
+def row_bars(ax: Axes, rows: Sequence[str], series: Mapping[str, Sequence[float | None]]) -> None:
+    """Shares in percent: rows from the top, and in each a bar of every series; None has no plan."""
+    values = [value for own in series.values() for value in own if value is not None]
+    least, most = min([0.0, *values]), max([0.001, *values])
+    offsets = reversed(spread(len(series), 0.8))
+    for k, (offset, (label, own)) in enumerate(zip(offsets, series.items(), strict=True)):
+        ys = [y + offset for y in reversed(range(len(rows)))]
+        ends = [100 * (value or 0.0) for value in own]
+        ax.barh(ys, ends, 0.8 / len(series) * 0.9, color=hue(k), label=label)
+        for y, end, value in zip(ys, ends, own, strict=True):
+            text = "no plan" if value is None else f"{end:.1f}"
+            ax.text(max(end, 0.0) + 0.8 * most, y, text, va="center", fontsize=8, color=INK)
+    ax.set_yticks(range(len(rows)), list(reversed(rows)))
+    ax.set_ylim(-0.5, len(rows) - 0.5)
+    ax.set_xlim(100 * least, 100 * (most + 0.12 * (most - least)))
+
+
+def sizes_axis(ax: Axes, label: str, names: Mapping[int, str]) -> None:
+    """Sizes along x, logarithmic, with the name of each."""
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(FixedLocator(sorted(names)))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(lambda value, _: names.get(round(value), ""))
+    ax.set_xlabel(label)
+    ax.grid(color=GRID)
+
+
+def gpus_axis(ax: Axes, gpus: Sequence[int]) -> None:
+    """Numbers of GPUs along x."""
+    sizes_axis(ax, "GPUs", {n: f"{n:,}" for n in gpus})
+
+
+def seconds_axis(ax: Axes, label: str) -> None:
+    """Seconds along y, logarithmic."""
+    ax.set_yscale("log")
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.set_ylabel(label)

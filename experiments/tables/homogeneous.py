@@ -12,13 +12,13 @@ from statistics import fmean
 from matplotlib.figure import Figure
 
 from experiments.tables import published
-from experiments.tables.figures import PAPER_COLOUR, framed, hue, legend, spread
+from experiments.tables.figures import PAPER_COLOUR, framed, legend, relative_bars
 from experiments.tables.frame import Report, Table, main
 from experiments.tables.markdown import Cell, change, markdown_table, share, times, tokens
 from experiments.tables.names import HOMOGENEOUS, MEGATRON, OURS, Planner
 from experiments.tables.options import Options
 from experiments.tables.settings import Setting
-from experiments.tables.task import Found, Outcome, Task
+from experiments.tables.task import Found, Outcome, Task, fastest
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,12 @@ class Comparison:
     @property
     def best(self) -> tuple[Planner, Outcome]:
         """The fastest baseline."""
-        return min(self.baselines.items(), key=lambda item: item[1].objective)
+        return fastest(self.baselines)
 
-    def over(self, other: Outcome) -> float | None:
-        """Throughput of ours on the mixed cluster over another on the same workload."""
-        if self.mixed.step_time_s is None or other.step_time_s is None:
-            return None
-        return other.step_time_s / self.mixed.step_time_s
+    @property
+    def ratio(self) -> float | None:
+        """Throughput of ours on the mixed cluster over the fastest baseline's."""
+        return self.mixed.over(self.best[1])
 
 
 def _on_mixed(setting: Setting, options: Options) -> Task:
@@ -102,17 +101,10 @@ def _rows(comparison: Comparison, options: Options) -> list[dict[str, Cell]]:
             "model": setting.model,
             "cluster": task.problem.cluster.name,
             "planner": planner.label,
-            "status": outcome.status,
-            "step_time_s": outcome.step_time_s,
-            "tokens_per_s": outcome.tokens_per_s,
-            "mfu": outcome.mfu,
-            "ours_over_it": comparison.over(outcome),
+            **outcome.cells(),
+            "ours_over_it": comparison.mixed.over(outcome),
             "flops_ratio": comparison.flops_ratio,
-            "runtime_s": outcome.runtime_s,
-            "time_limit_s": task.time_limit_s,
-            "seed": task.seed,
-            "search_sha256": task.sha256,
-            "reason": outcome.reason,
+            **task.cells(outcome),
         }
         for planner, task, outcome in runs
     ]
@@ -136,11 +128,11 @@ def _ratio_cells(comparison: Comparison) -> dict[str, str]:
         "(paper)": change(paper.flops_ratio, 2) if paper else "",
     }
     cells |= {
-        f"× {planner.label}": times(comparison.over(outcome)) for planner, outcome in comparison.baselines.items()
+        f"× {planner.label}": times(comparison.mixed.over(outcome)) for planner, outcome in comparison.baselines.items()
     }
     return cells | {
         "(paper, Megatron-LM)": times(paper.throughput_ratio) if paper else "",
-        "**× best**": f"**{times(comparison.over(comparison.best[1]))}**",
+        "**× best**": f"**{times(comparison.ratio)}**",
         "MFU": share(comparison.mixed.mfu),
         "(paper, HexiScale)": share(paper.mfu) if paper else "",
         "Megatron-LM's MFU": share(comparison.baselines[MEGATRON].mfu),
@@ -150,7 +142,7 @@ def _ratio_cells(comparison: Comparison) -> dict[str, str]:
 
 def sentences(comparisons: Sequence[Comparison]) -> list[str]:
     """What the ratios come to, and every baseline that does better than the paper says."""
-    ratios = [ratio for one in comparisons if (ratio := one.over(one.best[1])) is not None]
+    ratios = [one.ratio for one in comparisons if one.ratio is not None]
     if not ratios:
         return ["No setting has both a plan of ours and one of a baseline."]
     mean, most, paper_mean = fmean(ratios), max(ratios), published.homogeneous_mean()
@@ -159,11 +151,10 @@ def sentences(comparisons: Sequence[Comparison]) -> list[str]:
         f"({published.SOURCE}: {paper_mean:g} × and {published.homogeneous_most():g} ×)."
     ]
     for one in comparisons:
-        best, ratio = one.best, one.over(one.best[1])
-        if ratio is not None and ratio < paper_mean:
+        if one.ratio is not None and one.ratio < paper_mean:
             said.append(
-                f"{best[0].label} does better here than the paper says at setting {one.setting.label}: ours on the "
-                f"mixed cluster reaches {ratio:.2f} × of it, the paper's average is {paper_mean:g} ×."
+                f"{one.best[0].label} does better here than the paper says at setting {one.setting.label}: ours on the "
+                f"mixed cluster reaches {one.ratio:.2f} × of it, the paper's average is {paper_mean:g} ×."
             )
     return said + _mfu_sentences(comparisons)
 
@@ -202,18 +193,6 @@ def draw(comparisons: Sequence[Comparison], options: Options) -> Figure:
         f"Throughput by our cost model over the best homogeneous baseline's; {network}; "
         f"{options.budgets.ours_s:g} s on a mixed cluster, {options.budgets.rival_s:g} s on a homogeneous one",
     )
-    series: list[tuple[str, list[Outcome]]] = [("ours, mixed cluster", [one.mixed for one in comparisons])]
-    series += [(f"{p.label}, homogeneous", [one.baselines[p] for one in comparisons]) for p in HOMOGENEOUS]
-    series.append(("ours, homogeneous", [one.ours_there for one in comparisons]))
-    offsets = spread(len(series), 0.84)
-    for k, (label, outcomes) in enumerate(series):
-        for x, (one, outcome) in enumerate(zip(comparisons, outcomes, strict=True)):
-            height = one.best[1].objective / outcome.objective if outcome.step_time_s is not None else 0.0
-            bar = ax.bar(
-                x + offsets[k], height, 0.84 / len(series) * 0.92, color=hue(k), label=label if not x else None
-            )
-            text = f"{height:.2f}" if outcome.step_time_s is not None else "no\nplan"
-            ax.bar_label(bar, [text], fontsize=7.5 if len(comparisons) > 3 else 9, padding=1)
     ax.axhspan(
         published.homogeneous_mean(),
         published.homogeneous_most(),
@@ -221,10 +200,14 @@ def draw(comparisons: Sequence[Comparison], options: Options) -> Figure:
         zorder=0,
         label=f"paper: {published.homogeneous_mean():g} on average to {published.homogeneous_most():g} at most",
     )
-    labels = [f"{one.setting.label}\n{change(one.flops_ratio)} FLOPS" for one in comparisons]
-    ax.set_xticks(range(len(comparisons)), labels, fontsize=9)
+    groups = [f"{one.setting.label}\n{change(one.flops_ratio)} FLOPS" for one in comparisons]
+    series = {
+        "ours, mixed cluster": [one.mixed for one in comparisons],
+        **{f"{p.label}, homogeneous": [one.baselines[p] for one in comparisons] for p in HOMOGENEOUS},
+        "ours, homogeneous": [one.ours_there for one in comparisons],
+    }
+    relative_bars(ax, groups, series, [one.best[1] for one in comparisons])
     ax.set_ylabel("throughput (best baseline = 1)")
-    ax.set_ylim(0, ax.get_ylim()[1] * 1.05)
     legend(figure, ax, 3)
     return figure
 

@@ -33,15 +33,7 @@ class Comparison:
 
     def over(self, planner: Planner) -> float | None:
         """Throughput of ours over a rival's."""
-        rival = self.rivals[planner]
-        if self.ours.step_time_s is None or rival.step_time_s is None:
-            return None
-        return rival.step_time_s / self.ours.step_time_s
-
-    @property
-    def gap(self) -> float | None:
-        """How far ours is at most from the best plan there is."""
-        return None if self.ours.step_time_s is None else 1 - self.bound_s / self.ours.step_time_s
+        return self.ours.over(self.rivals[planner])
 
 
 def _planned(setting: Setting, planner: Planner, options: Options) -> Task:
@@ -99,17 +91,10 @@ def _rows(comparison: Comparison, options: Options) -> list[dict[str, Cell]]:
                 "setting": comparison.setting.number,
                 "model": comparison.setting.model,
                 "planner": planner.label,
-                "status": outcome.status,
-                "step_time_s": outcome.step_time_s,
-                "tokens_per_s": outcome.tokens_per_s,
-                "mfu": outcome.mfu,
-                "ours_over_it": 1.0 if planner is OURS else comparison.over(planner),
+                **outcome.cells(),
+                "ours_over_it": comparison.ours.over(outcome),
                 "lower_bound_s": comparison.bound_s,
-                "runtime_s": outcome.runtime_s,
-                "time_limit_s": task.time_limit_s,
-                "seed": task.seed,
-                "search_sha256": task.sha256,
-                "reason": outcome.reason,
+                **task.cells(outcome),
             }
         )
     return rows
@@ -123,7 +108,7 @@ def _setting_cells(comparison: Comparison) -> dict[str, str]:
         "ours: tokens/s": tokens(comparison.ours.tokens_per_s),
         "MFU": share(comparison.ours.mfu),
         "HexiScale's MFU (paper)": share(paper.mfu) if paper else "",
-        "gap": share(comparison.gap),
+        "gap": share(comparison.ours.gap(comparison.bound_s)),
     }
 
 

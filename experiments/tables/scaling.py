@@ -12,19 +12,16 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
 
 from experiments.configurations import named_cluster, named_model
-from experiments.tables.figures import GRID, MARKERS, framed, hue, legend
+from experiments.tables.figures import framed, gpus_axis, legend, line, seconds_axis
 from experiments.tables.frame import Report, Table, main
 from experiments.tables.markdown import Cell, markdown_table, share, tokens
 from experiments.tables.names import OURS
 from experiments.tables.options import Options
-from experiments.tables.task import BOUND, Found, Outcome, Task
+from experiments.tables.task import BOUND, Found, Outcome, Task, fastest
 from hexiopt.problem import Problem
 from hexiopt.report.style import MUTED, seconds
 from hexiopt.workload import Workload
@@ -67,8 +64,7 @@ class Size:
 
     def gap(self, solver: str) -> float | None:
         """How far a solver's plan is at most from the best there is."""
-        run = self.runs[solver]
-        return None if run.step_time_s is None else 1 - self.bound_s / run.step_time_s
+        return self.runs[solver].gap(self.bound_s)
 
     def settled_s(self, solver: str) -> float | None:
         """Seconds until a search was within 1 % of its own end."""
@@ -116,24 +112,17 @@ def _row(size: Size, solver: str, options: Options) -> dict[str, Cell]:
     return {
         "gpus": size.gpus,
         "solver": solver,
-        "status": run.status,
-        "step_time_s": run.step_time_s,
-        "tokens_per_s": run.tokens_per_s,
+        **run.cells(mfu=False),
         "lower_bound_s": size.bound_s,
         "gap": size.gap(solver),
         "first_plan_s": run.first_plan_s,
         "settled_s": size.settled_s(solver),
-        "runtime_s": run.runtime_s,
-        "time_limit_s": task.time_limit_s,
-        "peak_gib": run.peak_gib,
-        "seed": task.seed,
-        "search_sha256": task.sha256,
-        "reason": run.reason,
+        **task.cells(run, memory=True),
     }
 
 
 def _bound_cells(size: Size, options: Options) -> dict[str, str]:
-    best = min(size.runs.values(), key=lambda run: run.objective)
+    _, best = fastest(size.runs)
     return {
         "GPUs": f"{size.gpus:,}",
         "time limit": f"{limit_s(size.gpus, options):.3g} s",
@@ -141,7 +130,7 @@ def _bound_cells(size: Size, options: Options) -> dict[str, str]:
         "of the linear program": seconds(size.bound.bound_s) if size.bound.bound_s else "not in time",
         "after": seconds(size.bound.runtime_s),
         "best step time": seconds(best.step_time_s) if best.step_time_s is not None else "no plan",
-        "best gap": share(1 - size.bound_s / best.step_time_s) if best.step_time_s is not None else "",
+        "best gap": share(best.gap(size.bound_s)),
     }
 
 
@@ -165,12 +154,12 @@ def sentences(sizes: Sequence[Size]) -> list[str]:
     """The largest cluster, which solver is best at each size, and who cannot."""
     said = []
     for size in sizes:
-        best = min(size.runs, key=lambda solver: size.runs[solver].objective)
-        gap = size.gap(best)
+        best, run = fastest(size.runs)
+        gap = run.gap(size.bound_s)
         if gap is None:
             said.append(f"No solver has a plan for {size.gpus:,} GPUs.")
             continue
-        over = size.runs[OURS.solver].objective / size.runs[best].objective - 1
+        over = size.runs[OURS.solver].objective / run.objective - 1
         longer = f"; a step of `{OURS.solver}`'s takes {over:.1%} longer" if 0 < over < math.inf else ""
         said.append(
             f"{size.gpus:,} GPUs: `{best}` has the best plan, at most {gap:.1%} from the best there is{longer}."
@@ -201,37 +190,20 @@ def draw(sizes: Sequence[Size], options: Options) -> Figure:
     )
     gpus = [size.gpus for size in sizes]
     for k, solver in enumerate(NAMES):
-        style: dict[str, Any] = {
-            "color": hue(k),
-            "marker": MARKERS[k % len(MARKERS)],
-            "markersize": 5.5,
-            "linewidth": 1.5,
-        }
         gaps = [size.gap(solver) for size in sizes]
         if any(gap is not None for gap in gaps):
-            left.plot(gpus, [math.nan if gap is None else 100 * gap for gap in gaps], label=solver, **style)
-            right.plot(gpus, [size.settled_s(solver) or math.nan for size in sizes], **style)
+            left.plot(gpus, [math.nan if gap is None else 100 * gap for gap in gaps], label=solver, **line(k))
+            right.plot(gpus, [size.settled_s(solver) or math.nan for size in sizes], **line(k))
     limits = [limit_s(size, options) for size in gpus]
     right.plot(gpus, limits, ":", color=MUTED, linewidth=1.2)
     right.annotate("time limit", (gpus[0], limits[0]), (4, 4), textcoords="offset points", color=MUTED, fontsize=9)
     for ax in (left, right):
-        _sizes_axis(ax, sizes)
+        gpus_axis(ax, gpus)
     left.set_ylabel("gap to the lower bound (%)")
     left.set_ylim(bottom=0)
-    right.set_ylabel("time to within 1 % of its last plan (s)")
-    right.set_yscale("log")
-    right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    seconds_axis(right, "time to within 1 % of its last plan (s)")
     legend(figure, left, 7)
     return figure
-
-
-def _sizes_axis(ax: Axes, sizes: Sequence[Size]) -> None:
-    ax.set_xscale("log")
-    ax.xaxis.set_major_locator(FixedLocator([size.gpus for size in sizes]))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    ax.set_xlabel("GPUs")
-    ax.grid(color=GRID)
 
 
 TABLE = Table("scaling", "Scheduling time and gap against cluster size", tasks, report)

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from experiments.tables.host import this_machine
+from experiments.tables.markdown import Cell
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
@@ -25,6 +26,7 @@ BOUND = "lower_bound"
 
 _TWO_CORES = ("portfolio", "cp_sat")
 _KIB = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,17 @@ class Task:
         """How many cores it keeps busy."""
         return 2 if self.solver in _TWO_CORES else 1
 
+    def cells(self, outcome: "Outcome", *, memory: bool = False) -> dict[str, Cell]:
+        """Columns of a CSV file: what the search took, with its peak of memory where asked for, and what it was."""
+        return {
+            "runtime_s": outcome.runtime_s,
+            "time_limit_s": self.time_limit_s,
+            **({"peak_gib": outcome.peak_gib} if memory else {}),
+            "seed": self.seed,
+            "search_sha256": self.sha256,
+            "reason": outcome.reason,
+        }
+
     def __str__(self) -> str:
         options = "".join(f" {key}={value}" for key, value in self.options)
         return f"{self.solver}{options} on {self.problem.cluster.name}, {self.problem.model.name}, seed {self.seed}"
@@ -81,6 +94,25 @@ class Outcome:
         """Step time in seconds, infinite without a plan."""
         return math.inf if self.step_time_s is None else self.step_time_s
 
+    def over(self, other: "Outcome") -> float | None:
+        """Throughput over another's on the same workload; None where either has no plan."""
+        if self.step_time_s is None or other.step_time_s is None:
+            return None
+        return other.step_time_s / self.step_time_s
+
+    def gap(self, bound_s: float) -> float | None:
+        """How far its plan is at most from the best there is, by a lower bound of all plans; None without a plan."""
+        return None if self.step_time_s is None else 1 - bound_s / self.step_time_s
+
+    def cells(self, *, mfu: bool = True) -> dict[str, Cell]:
+        """Columns of a CSV file: what was found, without its MFU where not asked for."""
+        return {
+            "status": self.status,
+            "step_time_s": self.step_time_s,
+            "tokens_per_s": self.tokens_per_s,
+            **({"mfu": self.mfu} if mfu else {}),
+        }
+
     @property
     def first_plan_s(self) -> float | None:
         """Seconds to the first plan."""
@@ -103,6 +135,11 @@ class Outcome:
         """From what `to_dict` made, or JSON of it."""
         points = tuple((float(at), float(best)) for at, best in data["trajectory"])
         return cls(**{**data, "trajectory": points})
+
+
+def fastest(outcomes: Mapping[K, Outcome]) -> tuple[K, Outcome]:
+    """Who has the best plan, and its outcome; the first where none has a plan."""
+    return min(outcomes.items(), key=lambda item: item[1].objective)
 
 
 def perform(task: Task, plan_path: Path | None = None) -> Outcome:

@@ -13,13 +13,14 @@ from rich.console import Console
 from experiments.tables import homogeneous, published, rivals, running, store
 from experiments.tables.__main__ import PIPELINES as TABLES
 from experiments.tables.ablation import NONE, VARIANTS, WHOLE, Ablation, Variant
+from experiments.tables.figures import framed, relative_bars, row_bars
 from experiments.tables.frame import run_tables
 from experiments.tables.names import HOMOGENEOUS, OURS, RIVALS
 from experiments.tables.publish import publish, replaced
 from experiments.tables.running import run_all
 from experiments.tables.settings import QUICK, SETTINGS, one_model_each
 from experiments.tables.store import Store
-from experiments.tables.task import Outcome, Task, perform
+from experiments.tables.task import Outcome, Task, fastest, perform
 from hexiopt.space import SWITCHES
 from solvers import registry
 
@@ -240,6 +241,40 @@ def test_verdicts_compare_with_the_paper(ratios: list[float], word: str) -> None
     assert "1.5 to 2.4 ×" in said
 
 
+def test_an_outcome_is_compared_where_there_are_plans() -> None:
+    fast, slow, none = found(4.0), found(5.0), found(None)
+    assert fast.over(slow) == 1.25
+    assert fast.over(none) is none.over(fast) is None
+    assert slow.gap(4.0) == pytest.approx(0.2)
+    assert none.gap(4.0) is None
+    assert fastest({"slow": slow, "none": none, "fast": fast}) == ("fast", fast)
+    assert fastest({"none": none, "other": none})[0] == "none"
+
+
+def test_bars_are_relative_to_their_unit_and_say_where_there_is_no_plan() -> None:
+    one, two, none = found(4.0), found(2.0), found(None)
+    _, (ax,) = framed(6.0, 4.0, "title", "below")
+    relative_bars(ax, ["a", "b", "c"], {"own": [two, one, none], "other": [none, two, none]}, [one, none, none])
+    assert [bar.get_height() for bar in ax.patches] == [2.0, 0.5, 0.0, 0.0, 1.0, 0.0]
+    labels = [text.get_text() for text in ax.texts]
+    assert labels == ["2.00", "0.50", "no\nplan", "no\nplan", "1.00", "no\nplan"]
+    assert {text.get_rotation() for text in ax.texts} == {0.0}
+    _, (ax,) = framed(6.0, 4.0, "title", "below")
+    relative_bars(ax, ["a"] * 20, {"own": [one] * 20, "other": [none] * 20}, [one] * 20)
+    assert {text.get_rotation() for text in ax.texts} == {90.0}
+    assert {text.get_text() for text in ax.texts} == {"1.00", "no plan"}
+
+
+def test_rows_of_bars_stand_from_the_top() -> None:
+    _, (ax,) = framed(6.0, 4.0, "title", "below")
+    row_bars(ax, ["first", "second"], {"a": [0.1, None], "b": [-0.2, 0.3]})
+    assert [bar.get_width() for bar in ax.patches] == pytest.approx([10.0, 0.0, -20.0, 30.0])
+    assert [text.get_text() for text in ax.texts] == ["10.0", "no plan", "-20.0", "30.0"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["second", "first"]
+    first, second = (bar.get_y() for bar in ax.patches[:2])
+    assert first > second
+
+
 def test_homogeneous_sentences_name_baselines_that_beat_the_paper() -> None:
     def comparison(seconds: Mapping[str, float | None], mfu: float) -> homogeneous.Comparison:
         baselines = {planner: found(seconds[planner.label], mfu=mfu) for planner in HOMOGENEOUS}
@@ -248,7 +283,7 @@ def test_homogeneous_sentences_name_baselines_that_beat_the_paper() -> None:
     weak = comparison({"Megatron-LM": 9.0, "Galvatron": None, "FSDP": 12.0}, 0.3)
     strong = comparison({"Megatron-LM": 8.0, "Galvatron": 7.0, "FSDP": None}, 0.5)
     assert weak.best[0].label == "Megatron-LM"
-    assert strong.over(strong.best[1]) == pytest.approx(0.7)
+    assert strong.ratio == pytest.approx(0.7)
     said = homogeneous.sentences([weak, strong])
     assert f"{fmean([0.9, 0.7]):.2f} × on average and 0.90 × at most" in said[0]
     assert len(said) == 3

@@ -7,18 +7,16 @@ from functools import partial
 from itertools import groupby
 from statistics import fmean
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
 
 from experiments.tables import published
-from experiments.tables.figures import GRID, MARKERS, PAPER_COLOUR, framed, hue, legend
+from experiments.tables.figures import PAPER_COLOUR, framed, legend, line, sizes_axis
 from experiments.tables.frame import Report, Table
-from experiments.tables.long_context.settings import BASELINES, HEXISEQ, Setting, asked
+from experiments.tables.long_context.settings import BASELINES, HEXISEQ, Setting, asked, limits
 from experiments.tables.markdown import Cell, markdown_table, share, times, tokens
 from experiments.tables.names import Planner
 from experiments.tables.options import Options
-from experiments.tables.task import BOUND, Found, Outcome, Task
+from experiments.tables.task import Found, Outcome, Task, fastest
 from hexiopt.cost.model import CostModel
 from hexiopt.problem import Problem
 from solvers.sequence.allotment import RateTable
@@ -37,26 +35,17 @@ class Comparison:
     @property
     def best(self) -> tuple[Planner, Outcome]:
         """The fastest baseline."""
-        return min(self.baselines.items(), key=lambda item: item[1].objective)
+        return fastest(self.baselines)
 
-    def over(self, other: Outcome) -> float | None:
-        """Throughput of ours over another's."""
-        if self.ours.step_time_s is None or other.step_time_s is None:
-            return None
-        return other.step_time_s / self.ours.step_time_s
+    @property
+    def ratio(self) -> float | None:
+        """Throughput of ours over the fastest baseline's."""
+        return self.ours.over(self.best[1])
 
     @property
     def gap(self) -> float | None:
         """How far our plan is at most from the best there is."""
-        return None if self.ours.step_time_s is None else 1 - self.bound_s / self.ours.step_time_s
-
-
-def _task(setting: Setting, planner: Planner, options: Options) -> Task:
-    return planner.task(setting.problem(options), options.budgets.sequence_s)
-
-
-def _bound(setting: Setting, options: Options) -> Task:
-    return Task(setting.problem(options), BOUND, options.budgets.bound_s)
+        return self.ours.gap(self.bound_s)
 
 
 def _tasks(settings: tuple[Setting, ...], options: Options) -> list[Task]:
@@ -65,17 +54,17 @@ def _tasks(settings: tuple[Setting, ...], options: Options) -> list[Task]:
         task
         for setting in asked(settings, options)
         for task in (
-            *(_task(setting, planner, options) for planner in (HEXISEQ, *BASELINES)),
-            _bound(setting, options),
+            *(setting.task(planner, options) for planner in (HEXISEQ, *BASELINES)),
+            setting.bound(options),
         )
     ]
 
 
 def compared(setting: Setting, options: Options, found: Found) -> Comparison:
     """What was found in a setting."""
-    own = {planner: _task(setting, planner, options) for planner in (HEXISEQ, *BASELINES)}
+    own = {planner: setting.task(planner, options) for planner in (HEXISEQ, *BASELINES)}
     baselines = {planner: found[own[planner]] for planner in BASELINES}
-    bound_s = found.bound_s(*own.values(), _bound(setting, options))
+    bound_s = found.bound_s(*own.values(), setting.bound(options))
     return Comparison(setting, found[own[HEXISEQ]], baselines, bound_s, balance(own[HEXISEQ].problem))
 
 
@@ -109,24 +98,16 @@ def _report(
 
 
 def _row(one: Comparison, planner: Planner, outcome: Outcome, options: Options) -> dict[str, Cell]:
-    task = _task(one.setting, planner, options)
     return {
         "cluster": one.setting.cluster,
         "model": one.setting.model,
         "seq_len": one.setting.seq_len,
         "planner": planner.label,
-        "status": outcome.status,
-        "step_time_s": outcome.step_time_s,
-        "tokens_per_s": outcome.tokens_per_s,
-        "mfu": outcome.mfu,
-        "ours_over_it": one.over(outcome),
+        **outcome.cells(),
+        "ours_over_it": one.ours.over(outcome),
         "lower_bound_s": one.bound_s,
         "balance": one.balance,
-        "runtime_s": outcome.runtime_s,
-        "time_limit_s": task.time_limit_s,
-        "seed": task.seed,
-        "search_sha256": task.sha256,
-        "reason": outcome.reason,
+        **one.setting.task(planner, options).cells(outcome),
     }
 
 
@@ -137,7 +118,7 @@ def _cells(one: Comparison) -> dict[str, str]:
         "ours (tokens/s)": tokens(one.ours.tokens_per_s),
         **{f"{p.label}": tokens(outcome.tokens_per_s) for p, outcome in one.baselines.items()},
         "best": planner.label if best.step_time_s is not None else "none",
-        "**× best**": f"**{times(one.over(best))}**" if one.over(best) is not None else "",
+        "**× best**": f"**{times(one.ratio)}**" if one.ratio is not None else "",
         "balance": times(one.balance),
         "MFU": share(one.ours.mfu),
         "gap": share(one.gap),
@@ -147,7 +128,7 @@ def _cells(one: Comparison) -> dict[str, str]:
 
 def sentences(comparisons: Sequence[Comparison], paper: published.Ratios) -> list[str]:
     """What the ratios come to beside the paper's, where a baseline does as well, and where only one side has a plan."""
-    ratios = {one.setting: ratio for one in comparisons if (ratio := one.over(one.best[1])) is not None}
+    ratios = {one.setting: one.ratio for one in comparisons if one.ratio is not None}
     if not ratios:
         return ["No setting has both a plan of ours and one of a baseline."]
     highest = max(ratios, key=lambda setting: ratios[setting])
@@ -184,18 +165,16 @@ def _draw(comparisons: Sequence[Comparison], paper: published.Ratios, title: str
         10.5,
         4.8,
         title,
-        f"Throughput by our cost model over the best of {', '.join(p.label for p in BASELINES)}; "
-        f"{options.budgets.sequence_s:g} s a search",
+        f"Throughput by our cost model over the best of {', '.join(p.label for p in BASELINES)}; {limits(options)}",
         columns=2,
     )
     for k, (place, group) in enumerate(groupby(comparisons, key=lambda one: one.setting.place)):
         own = list(group)
         lengths = [one.setting.seq_len for one in own]
-        ratios = [one.over(one.best[1]) or math.nan for one in own]
+        ratios = [one.ratio or math.nan for one in own]
         gaps = [math.nan if one.gap is None else 100 * one.gap for one in own]
-        style = {"color": hue(k), "marker": MARKERS[k % len(MARKERS)], "markersize": 5.5, "linewidth": 1.5}
-        left.plot(lengths, ratios, label=place, **style)  # type: ignore[arg-type]
-        right.plot(lengths, gaps, **style)  # type: ignore[arg-type]
+        left.plot(lengths, ratios, label=place, **line(k))
+        right.plot(lengths, gaps, **line(k))
     left.axhspan(
         paper.mean, paper.most, color=PAPER_COLOUR, zorder=0, label=f"paper: {paper.mean:g} mean, {paper.most:g} most"
     )
@@ -204,20 +183,9 @@ def _draw(comparisons: Sequence[Comparison], paper: published.Ratios, title: str
     right.set_ylabel("gap to the lower bound (%)")
     right.set_ylim(bottom=0)
     for ax in (left, right):
-        context_axis(ax, comparisons)
+        sizes_axis(ax, "tokens of a sequence", {one.setting.seq_len: one.setting.context for one in comparisons})
     legend(figure, left, 4)
     return figure
-
-
-def context_axis(ax: Axes, comparisons: Sequence[Comparison]) -> None:
-    """The length of a sequence along x."""
-    label_of = {one.setting.seq_len: one.setting.context for one in comparisons}
-    ax.set_xscale("log", base=2)
-    ax.xaxis.set_major_locator(FixedLocator(sorted(label_of)))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(lambda value, _: label_of.get(round(value), ""))
-    ax.set_xlabel("tokens of a sequence")
-    ax.grid(color=GRID)
 
 
 def comparison(name: str, title: str, settings: tuple[Setting, ...], paper: published.Ratios) -> Table:

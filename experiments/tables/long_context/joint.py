@@ -4,19 +4,18 @@ python -m experiments.tables.long_context.joint                # about 6 minutes
 python -m experiments.tables.long_context.joint --quick        # seconds, on a tiny setting
 """
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
 
-from experiments.tables.figures import framed, hue, legend, spread
+from experiments.tables.figures import framed, legend, relative_bars
 from experiments.tables.frame import Report, Table, main
 from experiments.tables.long_context.settings import JOINT, LAYOUTS, Setting, asked
 from experiments.tables.markdown import Cell, markdown_table, share, times, tokens
 from experiments.tables.options import Options
-from experiments.tables.task import BOUND, Found, Outcome, Task
+from experiments.tables.task import Found, Outcome, Task
 from hexiopt.space import Space
 
 
@@ -52,20 +51,10 @@ class Joint:
         """The better of the two single ways."""
         return min((self.runs[PIPELINES], self.runs[SEQUENCES]), key=lambda run: run.objective)
 
-    def gain(self, run: Outcome) -> float | None:
-        """Throughput of the joint plan over another."""
-        joint_s, other_s = self.runs[TOGETHER].objective, run.objective
-        return other_s / joint_s if math.isfinite(joint_s) and math.isfinite(other_s) else None
-
     @property
-    def gap(self) -> float | None:
-        """How far the joint plan is at most from the best there is."""
-        joint_s = self.runs[TOGETHER].objective
-        return 1 - self.bound_s / joint_s if math.isfinite(joint_s) else None
-
-
-def _bound(setting: Setting, options: Options) -> Task:
-    return Task(setting.problem(options), BOUND, options.budgets.bound_s)
+    def together(self) -> Outcome:
+        """The joint plan."""
+        return self.runs[TOGETHER]
 
 
 def tasks(options: Options) -> list[Task]:
@@ -73,7 +62,7 @@ def tasks(options: Options) -> list[Task]:
     return [
         task
         for setting in asked(JOINT, options)
-        for task in (*(way.task(setting, options) for way in WAYS), _bound(setting, options))
+        for task in (*(way.task(setting, options) for way in WAYS), setting.bound(options))
     ]
 
 
@@ -82,7 +71,7 @@ def report(options: Options, found: Found) -> Report:
     joints = []
     for setting in asked(JOINT, options):
         each = {way: way.task(setting, options) for way in WAYS}
-        bound_s = found.bound_s(each[TOGETHER], _bound(setting, options))
+        bound_s = found.bound_s(each[TOGETHER], setting.bound(options))
         joints.append(Joint(setting, {way: found[task] for way, task in each.items()}, bound_s))
     return Report(
         rows=[_row(joint, way, options) for joint in joints for way in WAYS],
@@ -105,17 +94,10 @@ def _row(joint: Joint, way: Way, options: Options) -> dict[str, Cell]:
         "seq_len": joint.setting.seq_len,
         "way": way.label,
         "solver": way.solver,
-        "status": run.status,
-        "step_time_s": run.step_time_s,
-        "tokens_per_s": run.tokens_per_s,
-        "mfu": run.mfu,
-        "joint_over_it": joint.gain(run),
+        **run.cells(),
+        "joint_over_it": joint.together.over(run),
         "lower_bound_s": joint.bound_s if way == TOGETHER else run.bound_s,
-        "runtime_s": run.runtime_s,
-        "time_limit_s": task.time_limit_s,
-        "seed": task.seed,
-        "search_sha256": task.sha256,
-        "reason": run.reason,
+        **task.cells(run),
     }
 
 
@@ -123,26 +105,27 @@ def _cells(joint: Joint) -> dict[str, str]:
     return {
         "setting": joint.setting.label,
         **{f"{way.label} (tokens/s)": tokens(joint.runs[way].tokens_per_s) for way in WAYS},
-        "× pipelines only": times(joint.gain(joint.runs[PIPELINES])),
-        "× sequence only": times(joint.gain(joint.runs[SEQUENCES])),
-        "MFU": share(joint.runs[TOGETHER].mfu),
-        "gap": share(joint.gap),
+        "× pipelines only": times(joint.together.over(joint.runs[PIPELINES])),
+        "× sequence only": times(joint.together.over(joint.runs[SEQUENCES])),
+        "MFU": share(joint.together.mfu),
+        "gap": share(joint.together.gap(joint.bound_s)),
     }
 
 
 def sentences(joints: Sequence[Joint]) -> list[str]:
     """On how many clusters the joint plan beats both others, and by how much."""
-    better = [joint for joint in joints if joint.runs[TOGETHER].objective < joint.single.objective]
+    better = [joint for joint in joints if joint.together.objective < joint.single.objective]
     names = ", ".join(
-        f"{joint.setting.place}" + ("" if (gain := joint.gain(joint.single)) is None else f" by {gain - 1:.1%}")
+        f"{joint.setting.place}"
+        + ("" if (gain := joint.together.over(joint.single)) is None else f" by {gain - 1:.1%}")
         for joint in better
     )
     said = [f"Joint plans beat both others on {len(better)} of {len(joints)} clusters{': ' if names else ''}{names}."]
     for joint in joints:
-        if not math.isfinite(joint.runs[TOGETHER].objective):
+        if joint.together.step_time_s is None:
             said.append(f"{joint.setting.label} has no joint plan.")
-        elif joint.runs[TOGETHER].objective > joint.single.objective:
-            lost = joint.runs[TOGETHER].objective / joint.single.objective - 1
+        elif joint.together.objective > joint.single.objective:
+            lost = joint.together.objective / joint.single.objective - 1
             said.append(f"At {joint.setting.label} the joint search ends {lost:.1%} behind the better single one.")
     return said
 
@@ -155,18 +138,10 @@ def draw(joints: Sequence[Joint], options: Options) -> Figure:
         "Pipelines, tensor parallelism and sequence layouts planned together",
         f"Throughput by our cost model over the better of the two single ways; {options.budgets.joint_s:g} s a search",
     )
-    offsets = spread(len(WAYS), 0.8)
-    for k, way in enumerate(WAYS):
-        for x, joint in enumerate(joints):
-            own_s, one_s = joint.runs[way].objective, joint.single.objective
-            height = (one_s if math.isfinite(one_s) else own_s) / own_s if math.isfinite(own_s) else 0.0
-            bar = ax.bar(
-                x + offsets[k], height, 0.8 / len(WAYS) * 0.92, color=hue(k), label=way.label if not x else None
-            )
-            ax.bar_label(bar, [f"{height:.2f}" if height else "no\nplan"], fontsize=8, padding=1)
-    ax.set_xticks(range(len(joints)), [joint.setting.place.replace(" · ", "\n") for joint in joints], fontsize=9)
+    groups = [joint.setting.place.replace(" · ", "\n") for joint in joints]
+    series = {way.label: [joint.runs[way] for joint in joints] for way in WAYS}
+    relative_bars(ax, groups, series, [joint.single for joint in joints])
     ax.set_ylabel("throughput (better single way = 1)")
-    ax.set_ylim(0, ax.get_ylim()[1] * 1.05)
     legend(figure, ax, 3)
     return figure
 

@@ -1,6 +1,6 @@
 """What uneven tokens, heads and groups, and the orders of tokens, are each worth in a sequence layout.
 
-python -m experiments.tables.long_context.layouts              # about 2 minutes on two cores
+python -m experiments.tables.long_context.layouts              # about a minute on two cores
 python -m experiments.tables.long_context.layouts --quick      # seconds, on a tiny setting
 """
 
@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from experiments.tables.figures import framed, hue, legend, spread
+from experiments.tables.figures import framed, legend, row_bars
 from experiments.tables.frame import Report, Table, main
 from experiments.tables.long_context.settings import ABLATION, Setting, asked
 from experiments.tables.markdown import Cell, markdown_table, tokens
 from experiments.tables.options import Options
 from experiments.tables.task import Found, Outcome, Task
-from hexiopt.report.style import INK
 
 _UNEVEN = ("tokens", "heads", "groups")
 _ORDERS = ("contiguous", "zigzag")
@@ -111,11 +110,7 @@ def _row(ablation: Ablation, variant: Variant, options: Options) -> dict[str, Ce
         "found_step_time_s": run.step_time_s,
         "step_time_s": best_s if math.isfinite(best_s) else None,
         "over_even": ablation.gain(variant),
-        "runtime_s": run.runtime_s,
-        "time_limit_s": task.time_limit_s,
-        "seed": task.seed,
-        "search_sha256": task.sha256,
-        "reason": run.reason,
+        **task.cells(run),
     }
 
 
@@ -159,26 +154,11 @@ def draw(ablations: Sequence[Ablation], options: Options) -> Figure:
         "What each freedom of a sequence layout is worth",
         f"Throughput over even layouts, by our cost model; hexiseq, {options.budgets.sequence_s:g} s a search",
     )
-    rows = list(reversed(VARIANTS[1:]))
-    offsets = list(reversed(spread(len(ablations), 0.8)))
-    gains = [gain for variant in rows for ablation in ablations if (gain := ablation.gain(variant)) is not None]
-    least, most = min([1.0, *gains]) - 1.0, max([1.001, *gains]) - 1.0
-    for k, ablation in enumerate(ablations):
-        for y, variant in enumerate(rows):
-            gain = ablation.gain(variant)
-            more = 100 * ((gain or 1.0) - 1.0)
-            ax.barh(
-                y + offsets[k],
-                more,
-                0.8 / len(ablations) * 0.9,
-                color=hue(k),
-                label=ablation.setting.label if not y else None,
-            )
-            text = "no plan" if gain is None else f"{more:.1f}"
-            ax.text(more + 0.8 * most, y + offsets[k], text, va="center", fontsize=8, color=INK)
-    ax.set_yticks(range(len(rows)), [variant.label for variant in rows])
-    ax.set_ylim(-0.5, len(rows) - 0.5)
-    ax.set_xlim(100 * least, 100 * (most + 0.12 * (most - least)))
+    more = {
+        one.setting.label: [None if (gain := one.gain(variant)) is None else gain - 1 for variant in VARIANTS[1:]]
+        for one in ablations
+    }
+    row_bars(ax, [variant.label for variant in VARIANTS[1:]], more)
     ax.set_xlabel("more throughput than even layouts (%)")
     legend(figure, ax, 2)
     return figure

@@ -1,6 +1,6 @@
 """Mixed clusters against homogeneous ones of like FLOPS on long contexts: HexiSeq's simulations 4 and 5.
 
-python -m experiments.tables.long_context.pairs                # about 2 minutes on two cores
+python -m experiments.tables.long_context.pairs                # about 6 minutes on two cores
 python -m experiments.tables.long_context.pairs --quick        # seconds, on a tiny setting
 """
 
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from experiments.tables import published
-from experiments.tables.figures import PAPER_COLOUR, framed, hue, legend, spread
+from experiments.tables.figures import PAPER_COLOUR, framed, legend, relative_bars
 from experiments.tables.frame import Report, Table, main
-from experiments.tables.long_context.settings import BASELINES, HEXISEQ, PAIRS, PARTNERS, Setting, asked
+from experiments.tables.long_context.settings import BASELINES, HEXISEQ, PAIRS, PARTNERS, Setting, asked, limits
 from experiments.tables.markdown import Cell, change, markdown_table, times, tokens
 from experiments.tables.names import Planner
 from experiments.tables.options import Options
-from experiments.tables.task import BOUND, Found, Outcome, Task
+from experiments.tables.task import Found, Outcome, Task, fastest
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,12 @@ class Pair:
     @property
     def best(self) -> tuple[Planner, Outcome]:
         """The fastest baseline on the homogeneous cluster."""
-        return min(self.baselines.items(), key=lambda item: item[1].objective)
+        return fastest(self.baselines)
 
-    def over(self, other: Outcome) -> float | None:
-        """Throughput of ours on the mixed cluster over another's."""
-        if self.mixed.step_time_s is None or other.step_time_s is None:
-            return None
-        return other.step_time_s / self.mixed.step_time_s
+    @property
+    def ratio(self) -> float | None:
+        """Throughput of ours on the mixed cluster over the fastest baseline's."""
+        return self.mixed.over(self.best[1])
 
     @property
     def possible(self) -> float | None:
@@ -49,16 +48,8 @@ class Pair:
         return None if there_s is None else there_s / self.bound_s
 
 
-def _on_mixed(setting: Setting, options: Options) -> Task:
-    return HEXISEQ.task(setting.problem(options), options.budgets.sequence_s)
-
-
-def _bound(setting: Setting, options: Options) -> Task:
-    return Task(setting.problem(options), BOUND, options.budgets.bound_s)
-
-
 def _on_partner(setting: Setting, planner: Planner, options: Options) -> Task:
-    return planner.task(setting.problem(options, cluster=PARTNERS[setting.cluster]), options.budgets.sequence_s)
+    return setting.task(planner, options, cluster=PARTNERS[setting.cluster])
 
 
 def tasks(options: Options) -> list[Task]:
@@ -67,8 +58,8 @@ def tasks(options: Options) -> list[Task]:
         task
         for setting in asked(PAIRS, options)
         for task in (
-            _on_mixed(setting, options),
-            _bound(setting, options),
+            setting.task(HEXISEQ, options),
+            setting.bound(options),
             *(_on_partner(setting, planner, options) for planner in (HEXISEQ, *BASELINES)),
         )
     ]
@@ -91,16 +82,16 @@ def report(options: Options, found: Found) -> Report:
 
 
 def _pair(setting: Setting, options: Options, found: Found) -> Pair:
-    mixed, partner = _on_mixed(setting, options), _on_partner(setting, HEXISEQ, options)
+    mixed, partner = setting.task(HEXISEQ, options), _on_partner(setting, HEXISEQ, options)
     flops = [task.problem.cluster.total_peak_flops(task.problem.workload.precision) for task in (mixed, partner)]
     baselines = {planner: found[_on_partner(setting, planner, options)] for planner in BASELINES}
-    bound_s = found.bound_s(mixed, _bound(setting, options))
+    bound_s = found.bound_s(mixed, setting.bound(options))
     return Pair(setting, flops[0] / flops[1], found[mixed], bound_s, found[partner], baselines)
 
 
 def _rows(pair: Pair, options: Options) -> list[dict[str, Cell]]:
     runs = [
-        (HEXISEQ, _on_mixed(pair.setting, options), pair.mixed),
+        (HEXISEQ, pair.setting.task(HEXISEQ, options), pair.mixed),
         *(
             (planner, _on_partner(pair.setting, planner, options), outcome)
             for planner, outcome in ((HEXISEQ, pair.ours_there), *pair.baselines.items())
@@ -112,18 +103,11 @@ def _rows(pair: Pair, options: Options) -> list[dict[str, Cell]]:
             "model": pair.setting.model,
             "seq_len": pair.setting.seq_len,
             "planner": planner.label,
-            "status": outcome.status,
-            "step_time_s": outcome.step_time_s,
-            "tokens_per_s": outcome.tokens_per_s,
-            "mfu": outcome.mfu,
-            "ours_over_it": pair.over(outcome),
+            **outcome.cells(),
+            "ours_over_it": pair.mixed.over(outcome),
             "flops_ratio": pair.flops_ratio,
             "mixed_lower_bound_s": pair.bound_s,
-            "runtime_s": outcome.runtime_s,
-            "time_limit_s": task.time_limit_s,
-            "seed": task.seed,
-            "search_sha256": task.sha256,
-            "reason": outcome.reason,
+            **task.cells(outcome),
         }
         for planner, task, outcome in runs
     ]
@@ -138,9 +122,9 @@ def _cells(pair: Pair) -> dict[str, str]:
         "ours, homogeneous": tokens(pair.ours_there.tokens_per_s),
         **{f"{p.label}, homogeneous": tokens(outcome.tokens_per_s) for p, outcome in pair.baselines.items()},
         "best": planner.label if best.step_time_s is not None else "none",
-        "**× best**": f"**{times(pair.over(best))}**" if pair.over(best) is not None else "",
+        "**× best**": f"**{times(pair.ratio)}**" if pair.ratio is not None else "",
         "possible": "" if pair.possible is None else f"≤ {pair.possible:.2f} ×",
-        "× ours": times(pair.over(pair.ours_there)),
+        "× ours": times(pair.mixed.over(pair.ours_there)),
     }
 
 
@@ -148,8 +132,7 @@ def sentences(pairs: Sequence[Pair]) -> list[str]:
     """How far the mixed clusters are from the homogeneous ones, beside the paper's."""
     paper, said, ratios = published.sequence_pairs(), [], []
     for pair in pairs:
-        ratio = pair.over(pair.best[1])
-        if ratio is None:
+        if (ratio := pair.ratio) is None:
             said.append(f"{pair.setting.label} lacks a plan on one of its clusters.")
             continue
         ratios.append(ratio)
@@ -174,24 +157,18 @@ def draw(pairs: Sequence[Pair], options: Options) -> Figure:
         10.5,
         4.8,
         "Long contexts: mixed clusters against homogeneous ones of like FLOPS",
-        f"Throughput by our cost model over the best homogeneous baseline's; {options.budgets.sequence_s:g} s a search",
+        f"Throughput by our cost model over the best homogeneous baseline's; {limits(options)}",
     )
-    series: list[tuple[str, list[Outcome]]] = [("ours, mixed cluster", [pair.mixed for pair in pairs])]
-    series += [(f"{p.label}, homogeneous", [pair.baselines[p] for pair in pairs]) for p in BASELINES]
-    series.append(("ours, homogeneous", [pair.ours_there for pair in pairs]))
-    offsets = spread(len(series), 0.84)
-    for k, (label, outcomes) in enumerate(series):
-        for x, (pair, outcome) in enumerate(zip(pairs, outcomes, strict=True)):
-            height = pair.best[1].objective / outcome.objective if outcome.step_time_s is not None else 0.0
-            bar = ax.bar(
-                x + offsets[k], height, 0.84 / len(series) * 0.92, color=hue(k), label=label if not x else None
-            )
-            ax.bar_label(bar, [f"{height:.2f}" if height else "no\nplan"], fontsize=6.5, padding=1)
     paper = published.sequence_pairs()
     ax.axhspan(1 - paper, 1 + paper, color=PAPER_COLOUR, zorder=0, label=f"paper: within {paper:.1%}")
-    ax.set_xticks(range(len(pairs)), [pair.setting.label.replace(" · ", "\n") for pair in pairs], fontsize=9)
+    groups = [pair.setting.label.replace(" · ", "\n") for pair in pairs]
+    series = {
+        "ours, mixed cluster": [pair.mixed for pair in pairs],
+        **{f"{p.label}, homogeneous": [pair.baselines[p] for pair in pairs] for p in BASELINES},
+        "ours, homogeneous": [pair.ours_there for pair in pairs],
+    }
+    relative_bars(ax, groups, series, [pair.best[1] for pair in pairs])
     ax.set_ylabel("throughput (best baseline = 1)")
-    ax.set_ylim(0, ax.get_ylim()[1] * 1.05)
     legend(figure, ax, 3)
     return figure
 

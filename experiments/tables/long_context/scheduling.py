@@ -1,29 +1,27 @@
 """Scheduling time of sequence layouts against the size of the cluster.
 
-    python -m experiments.tables.long_context.scheduling                    # about 5 minutes on two cores
+    python -m experiments.tables.long_context.scheduling                    # about 6 minutes on two cores
     python -m experiments.tables.long_context.scheduling --sizes 16 128     # seconds
 
 Made-up clusters of machines of eight (`conf/cluster/synthetic.yaml`): H100, A100, RTX 4090 and RTX 3090 in equal
 shares; a GPT-style 7B, sequences of 128K tokens, one for every sixteen GPUs and eight at least.
 """
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
 
 from experiments.configurations import named_cluster, named_model
 from experiments.tables import published
-from experiments.tables.figures import GRID, MARKERS, framed, hue, legend
+from experiments.tables.figures import framed, gpus_axis, legend, line, seconds_axis
 from experiments.tables.frame import Report, Table, main
 from experiments.tables.long_context.settings import BASELINES, GLOBAL_BATCH, HEXISEQ
 from experiments.tables.markdown import Cell, markdown_table, share, tokens
 from experiments.tables.names import Planner
 from experiments.tables.options import Options
-from experiments.tables.task import Found, Outcome, Task
+from experiments.tables.task import Found, Outcome, Task, fastest
 from hexiopt.problem import Problem
 from hexiopt.report.style import INK, seconds
 from hexiopt.space import Space
@@ -105,17 +103,10 @@ def _row(size: Size, planner: Planner, options: Options) -> dict[str, Cell]:
     return {
         "gpus": size.gpus,
         "planner": planner.label,
-        "status": run.status,
-        "step_time_s": run.step_time_s,
-        "tokens_per_s": run.tokens_per_s,
+        **run.cells(mfu=False),
         "lower_bound_s": size.bound_s,
         "first_plan_s": run.first_plan_s,
-        "runtime_s": run.runtime_s,
-        "time_limit_s": task.time_limit_s,
-        "peak_gib": run.peak_gib,
-        "seed": task.seed,
-        "search_sha256": task.sha256,
-        "reason": run.reason,
+        **task.cells(run, memory=True),
     }
 
 
@@ -126,7 +117,7 @@ def _cells(size: Size, planner: Planner) -> dict[str, str]:
         "GPUs": f"{size.gpus:,}",
         "planner": planner.label,
         "tokens/s": tokens(run.tokens_per_s),
-        "gap": share(1 - size.bound_s / run.step_time_s) if run.step_time_s is not None else "",
+        "gap": share(run.gap(size.bound_s)),
         "first plan": seconds(run.first_plan_s) if run.first_plan_s is not None else "",
         "search": seconds(run.runtime_s),
         "(paper)": seconds(paper_s) if paper_s is not None else "",
@@ -145,9 +136,10 @@ def sentences(measured: Sequence[Size]) -> list[str]:
         if ours.step_time_s is None:
             said.append(f"{size.gpus:,} GPUs: no plan in {seconds(limit_s(size.gpus))}.")
             continue
-        best_s = min(run.objective for planner, run in size.runs.items() if planner != HEXISEQ)
+        _, best = fastest({planner: size.runs[planner] for planner in BASELINES})
+        ratio = ours.over(best)
         beside = f" ({published.HEXISEQ_SOURCE}: {paper[size.gpus]:g} s)" if size.gpus in paper else ""
-        than = f", {best_s / ours.objective:.2f} × as fast as the best baseline's" if math.isfinite(best_s) else ""
+        than = "" if ratio is None else f", {ratio:.2f} × as fast as the best baseline's"
         said.append(f"{size.gpus:,} GPUs: a plan in {seconds(ours.runtime_s)}{beside}{than}.")
     return said
 
@@ -163,19 +155,12 @@ def draw(measured: Sequence[Size], options: Options) -> Figure:
     gpus = [size.gpus for size in measured]
     for k, planner in enumerate((HEXISEQ, *BASELINES)):
         spent = [size.runs[planner].runtime_s for size in measured]
-        ax.plot(gpus, spent, color=hue(k), marker=MARKERS[k], markersize=5.5, linewidth=1.5, label=planner.label)
+        ax.plot(gpus, spent, label=planner.label, **line(k))
     paper = {n: s for n, s in published.scheduling_s().items() if n in gpus}
     if paper:
         ax.plot(list(paper), list(paper.values()), "*", color=INK, markersize=11, label="HexiSeq (paper)")
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.xaxis.set_major_locator(FixedLocator(gpus))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    ax.set_xlabel("GPUs")
-    ax.set_ylabel("search (s)")
-    ax.grid(color=GRID)
+    gpus_axis(ax, gpus)
+    seconds_axis(ax, "search (s)")
     legend(figure, ax, 5)
     return figure
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from experiments.configurations import named_cluster, named_model
 from experiments.tables.names import Planner
 from experiments.tables.options import Options
+from experiments.tables.task import BOUND, Task
 from hexiopt.problem import Problem
 from hexiopt.space import Space
 from hexiopt.workload import Workload
@@ -51,6 +52,16 @@ class Setting:
         workload = Workload(self.global_batch, self.seq_len)
         return Problem(found, named_model(self.model), workload, space)
 
+    def task(self, planner: Planner, options: Options, *, cluster: str | None = None) -> Task:
+        """The search of a planner, ours or a baseline, on `cluster` instead where one is named."""
+        budgets = options.budgets
+        limit_s = budgets.sequence_s if planner == HEXISEQ else budgets.sequence_baseline_s
+        return planner.task(self.problem(options, cluster=cluster), limit_s)
+
+    def bound(self, options: Options) -> Task:
+        """The search for a lower bound of all plans."""
+        return Task(self.problem(options), BOUND, options.budgets.bound_s)
+
 
 def _settings(clusters: Sequence[str], models: Sequence[str], contexts: Sequence[int]) -> tuple[Setting, ...]:
     return tuple(Setting(c, m, k * _KI) for c in clusters for m in models for k in contexts)
@@ -76,6 +87,12 @@ JOINT = (
     *_settings(["hexiscale_setting_1", "hexiscale_setting_2", "hexiscale_setting_3"], ["gpt_7b"], [128]),
     *_settings(["four_machines"], ["gpt_3b"], [128]),
 )
+
+
+def limits(options: Options) -> str:
+    """The time limits of `Setting.task`, in words."""
+    budgets = options.budgets
+    return f"{budgets.sequence_s:g} s a search of ours, {budgets.sequence_baseline_s:g} s of a baseline"
 
 
 def asked(settings: tuple[Setting, ...], options: Options) -> tuple[Setting, ...]:

@@ -1,6 +1,6 @@
 """Uneven sequence layouts against even ones on HexiSeq's simulated clusters 1 to 3: 13B and 70B, to 1,024K tokens.
 
-python -m experiments.tables.long_context.simulations          # about 6 minutes on two cores
+python -m experiments.tables.long_context.simulations          # about 8 minutes on two cores
 python -m experiments.tables.long_context.simulations --quick  # seconds, on a tiny setting
 """
 

@@ -1,6 +1,6 @@
 """Uneven sequence layouts against even ones on HexiSeq's mixed testbed: 3B to 13B, 16K to 256K tokens.
 
-python -m experiments.tables.long_context.testbed              # about 3 minutes on two cores
+python -m experiments.tables.long_context.testbed              # about 5 minutes on two cores
 python -m experiments.tables.long_context.testbed --quick      # seconds, on a tiny setting
 """
 
