@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from experiments.tables.figures import framed, legend, row_bars
 from experiments.tables.frame import Report, Table, main
-from experiments.tables.markdown import Cell, markdown_table, tokens
+from experiments.tables.markdown import Cell, markdown_table, span, tokens
 from experiments.tables.names import OURS
 from experiments.tables.options import Options
 from experiments.tables.settings import Setting, one_model_each
@@ -150,8 +150,7 @@ def sentences(ablations: Sequence[Ablation]) -> list[str]:
     said = []
     together = _costs(NONE, ablations)
     if together:
-        reached = f"{min(together):.1%} to {max(together):.1%}" if len(together) > 1 else f"{together[0]:.1%}"
-        said.append(f"Without any asymmetry a step takes {reached} longer.")
+        said.append(f"Without any asymmetry a step takes {span(together, '.1%')} longer.")
     means = {v: fmean(costs) for v in VARIANTS[1:-1] if (costs := _costs(v, ablations))}
     if means:
         dearest = max(means, key=lambda variant: means[variant])

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from experiments.tables import published
 from experiments.tables.figures import PAPER_COLOUR, framed, legend, relative_bars
 from experiments.tables.frame import Report, Table, main
-from experiments.tables.markdown import Cell, change, markdown_table, share, times, tokens
+from experiments.tables.markdown import Cell, change, markdown_table, share, span, times, tokens
 from experiments.tables.names import HOMOGENEOUS, MEGATRON, OURS, Planner
 from experiments.tables.options import Options
 from experiments.tables.settings import Setting
@@ -171,14 +171,9 @@ def _mfu_sentences(comparisons: Sequence[Comparison]) -> list[str]:
         return []
     ours, papers = ([pair[k] for pair in pairs] for k in (0, 1))
     return [
-        f"By our cost model Megatron-LM reaches an MFU of {_span(ours)} on the homogeneous clusters; the paper's "
-        f"README measured {_span(papers)} on A100 PCIe over TCP."
+        f"By our cost model Megatron-LM reaches an MFU of {span(ours, '.1%')} on the homogeneous clusters; the paper's "
+        f"README measured {span(papers, '.1%')} on A100 PCIe over TCP."
     ]
-
-
-def _span(shares: Sequence[float]) -> str:
-    low, high = (f"{value:.1%}" for value in (min(shares), max(shares)))
-    return low if low == high else f"{low} to {high}"
 
 
 def draw(comparisons: Sequence[Comparison], options: Options) -> Figure:

@@ -40,6 +40,12 @@ def change(ratio: float, digits: int = 1) -> str:
     return f"{ratio - 1:+.{digits}%}".replace("-", "−")
 
 
+def span(values: Sequence[float], spec: str) -> str:
+    """From the least value to the most, each as the format `spec` has it; one where they look the same."""
+    low, high = (format(value, spec) for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
 def bullets(sentences: Iterable[str]) -> str:
     """A list of sentences, each with a capital."""
     return "\n".join(f"- {sentence[:1].upper()}{sentence[1:]}" for sentence in sentences)
@@ -47,7 +53,7 @@ def bullets(sentences: Iterable[str]) -> str:
 
 def hardware(clusters: Iterable[Cluster], precision: str) -> list[str]:
     """A line for each cluster: GPUs with their figures, and the network."""
-    return [f"`{cluster.name}`: {_machines(cluster, precision)}" for cluster in dict.fromkeys(clusters)]
+    return list(dict.fromkeys(f"`{cluster.name}`: {_machines(cluster, precision)}" for cluster in clusters))
 
 
 def _machines(cluster: Cluster, precision: str) -> str:

@@ -6,6 +6,7 @@ from functools import cache
 from importlib.resources import as_file, files
 from typing import Any
 
+from experiments.tables.markdown import span
 from hexiopt.reading import read_mapping
 
 SOURCE = "HexiScale, arXiv 2409.01143"
@@ -102,8 +103,7 @@ def scheduling_s() -> dict[int, float]:
 def verdict(who: str, ratios: Sequence[float], paper: Range, than: str = "ours") -> str:
     """A sentence that compares ratios of `than` over `who` with a paper's range of them."""
     low, high = min(ratios), max(ratios)
-    reached = f"{low:.2f} ×" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f} ×"
-    fact = f"{than} is {reached} as fast; {SOURCE}, says {paper}"
+    fact = f"{than} is {span(ratios, '.2f')} × as fast; {SOURCE}, says {paper}"
     if low < paper.least:
         return f"{who} does better here than the paper says: {fact}."
     if high > paper.most:

@@ -21,6 +21,7 @@ from experiments.tables.long_context.settings import (
     QUICK,
     SIMULATIONS,
     TESTBED,
+    at_peak,
 )
 from experiments.tables.options import Options
 from experiments.tables.task import Outcome
@@ -74,7 +75,9 @@ def test_a_table_states_its_conditions_and_has_a_picture(made: Path, table: obje
 def test_ratios_are_those_of_the_step_times(made: Path) -> None:
     rows = read(made, "testbed")
     assert [row["planner"] for row in rows] == [planner.label for planner in (HEXISEQ, *BASELINES)]
-    assert rows == read(made, "simulations")  # of the same tiny setting
+    simulated = read(made, "simulations")
+    assert rows == simulated[: len(rows)]  # of the same tiny setting
+    assert [row["speeds"] for row in simulated] == ["calibrated"] * len(rows) + ["by peak"] * len(rows)
     assert [row["time_limit_s"] for row in rows] == ["0.5", *["0.7"] * len(BASELINES)]
     ours_s = float(rows[0]["step_time_s"])
     for row in rows:
@@ -85,7 +88,9 @@ def test_ratios_are_those_of_the_step_times(made: Path) -> None:
 
 
 def test_a_pair_compares_two_clusters(made: Path) -> None:
-    mixed, *there = read(made, "pairs")
+    rows = read(made, "pairs")
+    mixed, *there = (row for row in rows if row["speeds"] == "calibrated")
+    assert [row["speeds"] for row in rows].count("by peak") == 1 + len(there)
     assert mixed["cluster"] == QUICK[0].cluster
     assert {row["cluster"] for row in there} == {PARTNERS[QUICK[0].cluster]}
     assert [row["time_limit_s"] for row in (mixed, *there)] == ["0.5", "0.5", *["0.7"] * len(BASELINES)]
@@ -141,6 +146,9 @@ def test_sentences_compare_with_the_paper_and_say_what_is_possible() -> None:
     assert f"No baseline has a plan at {SIMULATIONS[2].label}; ours has." in said
     assert f"Ours has no plan at {SIMULATIONS[3].label}." in said
     assert len(comparison.sentences([none], PAPER)) == 1
+    (peak,) = comparison.peak_sentences([one, two, alone, none])
+    assert f"1.30 × as fast as the best baseline on average and 1.40 × at most ({SIMULATIONS[1].label})" in peak
+    assert comparison.peak_sentences([alone, none]) == []
 
 
 def test_balance_is_the_mean_speed_over_the_least() -> None:
@@ -159,6 +167,21 @@ def test_pairs_say_who_stays_behind() -> None:
     assert behind.possible == 9.0 / 8.0
     said = pairs.sentences([replace(behind, bound_s=9.5)])
     assert said[-1] == "No plan on a mixed cluster can: the bound of all plans leaves 0.95 × at most."
+    assert pairs.peak_sentences([behind, before])[0].endswith("would reach 0.900 to 1.050 ×.")
+
+
+def test_speeds_by_peak_are_in_proportion_to_peaks() -> None:
+    (setting,) = at_peak(PAIRS[:1])
+    problem = setting.problem(Options())
+    assert setting.speeds == "by peak"
+    assert problem.sha256 != PAIRS[0].problem(Options()).sha256
+    efficiencies = [gpu.efficiency for gpu in problem.cluster.types]
+    assert len(efficiencies) == 2
+    assert len({(e.gemm_max, e.attention_max, e.memory_max) for e in efficiencies}) == 1
+    fills = [e.gemm_half_flops / gpu.flops_bf16 for e, gpu in zip(efficiencies, problem.cluster.types, strict=True)]
+    assert fills[0] == pytest.approx(fills[1])
+    partner = PARTNERS[setting.cluster]
+    assert setting.problem(Options(), cluster=partner) == PAIRS[0].problem(Options(), cluster=partner)
 
 
 def test_joint_sentences_count_who_wins() -> None:

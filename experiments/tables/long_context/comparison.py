@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, zip_longest
 from statistics import fmean
 
 from matplotlib.figure import Figure
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from experiments.tables import published
 from experiments.tables.figures import PAPER_COLOUR, framed, legend, line, sizes_axis
 from experiments.tables.frame import Report, Table
-from experiments.tables.long_context.settings import BASELINES, HEXISEQ, Setting, asked, limits
+from experiments.tables.long_context.settings import BASELINES, HEXISEQ, Setting, asked, at_peak, limits
 from experiments.tables.markdown import Cell, markdown_table, share, times, tokens
 from experiments.tables.names import Planner
 from experiments.tables.options import Options
@@ -48,11 +48,16 @@ class Comparison:
         return self.ours.gap(self.bound_s)
 
 
-def _tasks(settings: tuple[Setting, ...], options: Options) -> list[Task]:
+def _settings(settings: tuple[Setting, ...], options: Options, *, by_peak: bool) -> tuple[Setting, ...]:
+    own = asked(settings, options)
+    return own + at_peak(own) if by_peak else own
+
+
+def _tasks(settings: tuple[Setting, ...], by_peak: bool, options: Options) -> list[Task]:
     """Ours, every baseline and the bound in every setting."""
     return [
         task
-        for setting in asked(settings, options)
+        for setting in _settings(settings, options, by_peak=by_peak)
         for task in (
             *(setting.task(planner, options) for planner in (HEXISEQ, *BASELINES)),
             setting.bound(options),
@@ -76,22 +81,25 @@ def balance(problem: Problem) -> float:
 
 
 def _report(
-    settings: tuple[Setting, ...], paper: published.Ratios, title: str, options: Options, found: Found
+    settings: tuple[Setting, ...], paper: published.Ratios, title: str, by_peak: bool, options: Options, found: Found
 ) -> Report:
-    comparisons = [compared(setting, options, found) for setting in asked(settings, options)]
+    everything = [compared(setting, options, found) for setting in _settings(settings, options, by_peak=by_peak)]
+    comparisons = [one for one in everything if not one.setting.by_peak]
+    peaks = [one for one in everything if one.setting.by_peak]
     return Report(
         rows=[
             _row(one, planner, outcome, options)
-            for one in comparisons
+            for one in everything
             for planner, outcome in ((HEXISEQ, one.ours), *one.baselines.items())
         ],
-        tables=[markdown_table([_cells(one) for one in comparisons], left=("setting", "best"))],
-        sentences=sentences(comparisons, paper),
+        tables=[markdown_table([_cells(*some) for some in zip_longest(comparisons, peaks)], left=("setting", "best"))],
+        sentences=[*sentences(comparisons, paper), *peak_sentences(peaks)],
         notes=(
             "× is the throughput of our plan over that of the baseline, each with its full space: data-parallel "
             "degrees, micro-batch sizes, recompute, ZeRO and orders of tokens of its own. balance: what sharing "
             "compute by speed is worth over equal shares on all GPUs, by calibrated speeds, without communication and "
             "memory. gap: of our plan against the best bound that any search or the bound of all plans has proven.",
+            *(("× best by peak: the same where every type of GPU is as efficient as an A100.",) if by_peak else ()),
         ),
         figure=_draw(comparisons, paper, title, options),
     )
@@ -102,6 +110,7 @@ def _row(one: Comparison, planner: Planner, outcome: Outcome, options: Options) 
         "cluster": one.setting.cluster,
         "model": one.setting.model,
         "seq_len": one.setting.seq_len,
+        "speeds": one.setting.speeds,
         "planner": planner.label,
         **outcome.cells(),
         "ours_over_it": one.ours.over(outcome),
@@ -111,7 +120,7 @@ def _row(one: Comparison, planner: Planner, outcome: Outcome, options: Options) 
     }
 
 
-def _cells(one: Comparison) -> dict[str, str]:
+def _cells(one: Comparison, by_peak: Comparison | None) -> dict[str, str]:
     planner, best = one.best
     return {
         "setting": one.setting.label,
@@ -119,6 +128,7 @@ def _cells(one: Comparison) -> dict[str, str]:
         **{f"{p.label}": tokens(outcome.tokens_per_s) for p, outcome in one.baselines.items()},
         "best": planner.label if best.step_time_s is not None else "none",
         "**× best**": f"**{times(one.ratio)}**" if one.ratio is not None else "",
+        **({} if by_peak is None else {"× best by peak": times(by_peak.ratio)}),
         "balance": times(one.balance),
         "MFU": share(one.ours.mfu),
         "gap": share(one.gap),
@@ -159,6 +169,19 @@ def sentences(comparisons: Sequence[Comparison], paper: published.Ratios) -> lis
     return said
 
 
+def peak_sentences(peaks: Sequence[Comparison]) -> list[str]:
+    """What the ratios come to where speeds are in proportion to peaks."""
+    ratios = {one.setting: one.ratio for one in peaks if one.ratio is not None}
+    if not ratios:
+        return []
+    highest = max(ratios, key=lambda setting: ratios[setting])
+    return [
+        "Were all types of GPU as efficient as an A100, so that an H100 had three times its speed, ours would be "
+        f"{fmean(ratios.values()):.2f} × as fast as the best baseline on average and {ratios[highest]:.2f} × at most "
+        f"({highest.label})."
+    ]
+
+
 def _draw(comparisons: Sequence[Comparison], paper: published.Ratios, title: str, options: Options) -> Figure:
     """Throughput over the best baseline and the certified gap against the length of a sequence, a line a place."""
     figure, (left, right) = framed(
@@ -188,7 +211,9 @@ def _draw(comparisons: Sequence[Comparison], paper: published.Ratios, title: str
     return figure
 
 
-def comparison(name: str, title: str, settings: tuple[Setting, ...], paper: published.Ratios) -> Table:
-    """The table of `settings`."""
-    report = partial(_report, settings, paper, title)
-    return Table(name, title, partial(_tasks, settings), report, __package__)
+def comparison(
+    name: str, title: str, settings: tuple[Setting, ...], paper: published.Ratios, *, by_peak: bool = False
+) -> Table:
+    """The table of `settings`; `by_peak`, with what speeds in proportion to peaks would make of it."""
+    report = partial(_report, settings, paper, title, by_peak)
+    return Table(name, title, partial(_tasks, settings, by_peak), report, __package__)

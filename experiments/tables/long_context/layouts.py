@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from experiments.tables.figures import framed, legend, row_bars
 from experiments.tables.frame import Report, Table, main
 from experiments.tables.long_context.settings import ABLATION, Setting, asked
-from experiments.tables.markdown import Cell, markdown_table, tokens
+from experiments.tables.markdown import Cell, markdown_table, span, tokens
 from experiments.tables.options import Options
 from experiments.tables.task import Found, Outcome, Task
 
@@ -137,8 +137,7 @@ def sentences(ablations: Sequence[Ablation]) -> list[str]:
     for variant in VARIANTS[1:]:
         gains = [gain for ablation in ablations if (gain := ablation.gain(variant)) is not None]
         if gains:
-            reached = f"{min(gains):.3f} to {max(gains):.3f} ×" if len(gains) > 1 else f"{gains[0]:.3f} ×"
-            said.append(f"{variant.label} reaches {reached} of even layouts.")
+            said.append(f"{variant.label} reaches {span(gains, '.3f')} × of even layouts.")
     for ablation in ablations:
         for variant in VARIANTS:
             if not math.isfinite(ablation.best_s(variant)):

@@ -5,9 +5,10 @@ their sizes alone (`conf/cluster/hexiseq_sim_*.yaml` say what was chosen).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from experiments.configurations import named_cluster, named_model
+from experiments.tables.long_context.speeds import equally_efficient
 from experiments.tables.names import Planner
 from experiments.tables.options import Options
 from experiments.tables.task import BOUND, Task
@@ -24,12 +25,14 @@ _KI = 1024
 
 @dataclass(frozen=True)
 class Setting:
-    """A cluster and a model, by name, and the length of a sequence in tokens."""
+    """A cluster and a model, by name, and the length of a sequence in tokens; `by_peak` has speeds of GPUs in
+    proportion to their peaks in place of the calibrated ones (`speeds.py`)."""
 
     cluster: str
     model: str
     seq_len: int
     global_batch: int = GLOBAL_BATCH
+    by_peak: bool = False
 
     @property
     def label(self) -> str:
@@ -46,10 +49,17 @@ class Setting:
         """The length of a sequence."""
         return f"{self.seq_len // _KI:,}K" if self.seq_len % _KI == 0 else f"{self.seq_len:,}"
 
+    @property
+    def speeds(self) -> str:
+        """What speeds GPUs have."""
+        return "by peak" if self.by_peak else "calibrated"
+
     def problem(self, options: Options, *, cluster: str | None = None, space: Space = LAYOUTS) -> Problem:
         """The problem, on `cluster` instead where one is named."""
         found = named_cluster(cluster or self.cluster, inter_gb_per_s=options.inter_gb_per_s)
         workload = Workload(self.global_batch, self.seq_len)
+        if self.by_peak:
+            found = equally_efficient(found, workload.precision)
         return Problem(found, named_model(self.model), workload, space)
 
     def task(self, planner: Planner, options: Options, *, cluster: str | None = None) -> Task:
@@ -87,6 +97,11 @@ JOINT = (
     *_settings(["hexiscale_setting_1", "hexiscale_setting_2", "hexiscale_setting_3"], ["gpt_7b"], [128]),
     *_settings(["four_machines"], ["gpt_3b"], [128]),
 )
+
+
+def at_peak(settings: Sequence[Setting]) -> tuple[Setting, ...]:
+    """The same settings with speeds in proportion to peaks."""
+    return tuple(replace(setting, by_peak=True) for setting in settings)
 
 
 def limits(options: Options) -> str:
