@@ -1,0 +1,99 @@
+"""The page of a plan, and the progress that is shown before: self-contained, safe for any name."""
+
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from hexiopt.report.html import report_html
+from hexiopt.report.progress import SearchProgress
+from hexiopt.result import Point
+from tests.hexiopt.report.shown import SOLVER, Case
+
+# ------------------------------------------------------------------------------------------------- page
+
+
+def test_page_is_self_contained(mixed: Case) -> None:
+    trajectory = (Point(0.1, 1, 50.0), Point(0.5, 10, 40.0), Point(2.0, 99, mixed[2].step_time_s))
+    page = report_html(*mixed, b"\x89PNG", solver=SOLVER, trajectory=trajectory, command="hexiopt plan seed=3")
+    assert not re.search(r"https?:|<script|<link|@import|url\(", page)
+    assert re.findall(r'src="([^"]{0,22})', page) == ["data:image/png;base64,"]
+    for word in ("m3080ti:7", "hexiopt plan seed=3", "<svg", mixed[0].sha256, "prefers-color-scheme: dark"):
+        assert word in page
+    for p, pipeline in enumerate(mixed[1].pipelines):
+        for s in range(len(pipeline.stages)):
+            assert page.count(f">{p}·{s}</span>") == 2
+
+
+def test_page_escapes_hostile_names(small: Case) -> None:
+    hostile = "<script>alert('&\")</script>"
+    problem, plan, cost = small
+    machines = tuple(
+        replace(m, gpu=replace(m.gpu, name=hostile), name=f"{hostile}{k}", spec_name=f"{hostile}{k}")
+        for k, m in enumerate(problem.cluster.machines)
+    )
+    cluster = replace(problem.cluster, name=hostile, machines=machines)
+    named = replace(problem, cluster=cluster, model=replace(problem.model, name=hostile))
+    solver = SOLVER | {"name": hostile, "status": hostile, "seed": hostile}
+    page = report_html(named, plan, cost, b"", solver=solver, command=hostile)
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_page_without_solver_and_of_a_large_plan(large: Case, tmp_path: Path) -> None:
+    (tmp_path / "plan.png").write_bytes(b"\x89PNG")
+    page = report_html(*large, tmp_path / "plan.png")
+    assert "×107" in page
+    assert "The search" not in page
+    assert len(page) < 1_000_000
+
+
+@pytest.mark.parametrize("times", [(3.0,), (3.0, 3.0), tuple(1000.0 - k for k in range(900))])
+def test_trajectories_of_any_length(small: Case, times: tuple[float, ...]) -> None:
+    trajectory = tuple(Point(0.01 * k, k, time) for k, time in enumerate(times))
+    page = report_html(*small, b"", trajectory=trajectory)
+    assert "<svg" in page
+    assert "nan" not in page[page.index("<svg") : page.index("</svg>")]
+
+
+# ------------------------------------------------------------------------------------------------- progress
+
+
+@dataclass(frozen=True)
+class Told:
+    solver: str = "[bold]metis"
+    runtime_s: float = 3.0
+    time_limit_s: float = 10.0
+    steps: int = 1234
+    best_s: float = 2.0
+    bound_s: float = 1.5
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    now = [0.0]
+    monkeypatch.setattr("hexiopt.report.progress.time.monotonic", lambda: now[0])
+    return iter([now])
+
+
+def test_plain_progress_is_a_line_now_and_then(clock: Iterator[list[float]]) -> None:
+    now, out = next(clock), io.StringIO()
+    with SearchProgress(tokens=8192, console=Console(file=out, width=40)) as listen:
+        for _ in range(100):
+            now[0] += 0.12
+            assert listen(Told())
+    lines = out.getvalue().splitlines()
+    assert lines == ["[bold]metis: 3 of 10 s · 1,234 steps · best 2.00 s · 4,096 tokens/s · gap 25.0%"] * 2
+
+
+def test_live_progress_vanishes() -> None:
+    out = io.StringIO()
+    with SearchProgress(tokens=8192, console=Console(file=out, width=120, force_terminal=True)) as listen:
+        assert listen(Told(best_s=float("inf")))
+        assert listen(Told())
+    assert "4,096 tokens/s" in out.getvalue()
+    assert "no plan yet" not in out.getvalue().splitlines()[-1]

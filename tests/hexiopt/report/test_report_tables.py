@@ -1,0 +1,151 @@
+"""Words, rows and tables of a report: complete for small plans, short for large ones, safe for any name."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from matplotlib.text import Text
+
+from hexiopt.cost.model import CostModel
+from hexiopt.plan import Pipeline, Plan
+from hexiopt.report.figure import plan_figure
+from hexiopt.report.html import report_html
+from hexiopt.report.rows import alike_pipelines, plan_rows
+from hexiopt.report.style import device_ranges, mix, place, seconds, stage_colour
+from hexiopt.report.table import plan_table, summary_table
+from tests.hexiopt.report.shown import SOLVER, Case, printed
+
+# ------------------------------------------------------------------------------------------------- words
+
+
+def test_devices_are_written_as_ranges(small: Case, large: Case) -> None:
+    assert device_ranges(small[0].cluster, (5, 0, 2, 3)) == ["new:0", "old:0-1,3"]
+    assert place(small[0].cluster, (2, 3)) == "old:0-1 (rtx_3090)"
+    cluster = large[0].cluster
+    spec = cluster.machines[0].spec_name
+    assert device_ranges(cluster, range(24)) == [f"{spec}-[0-2]:0-7"]
+    assert device_ranges(cluster, range(17)) == [f"{spec}-[0-1]:0-7", f"{spec}-2:0"]
+    assert place(cluster, (0, 1)) == f"{spec}-0:0-1"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(123.45, "123.5 s"), (5.317, "5.32 s"), (0.0426, "42.6 ms"), (7e-6, "7 µs"), (0.0, "0 s")],
+)
+def test_durations(value: float, text: str) -> None:
+    assert seconds(value) == text
+
+
+def test_stage_shades_differ_and_belong_to_the_pipelines_hue() -> None:
+    shades = [stage_colour(1, stage, 5) for stage in range(5)]
+    assert len(set(shades)) == 5
+    assert shades[0] == stage_colour(1, 0, 1) != stage_colour(2, 0, 1)
+    assert mix("#000000", "#FFFFFF", 0.5) == "#808080"
+
+
+# ------------------------------------------------------------------------------------------------- rows
+
+
+def test_alike_pipelines_are_found(mixed: Case, large: Case) -> None:
+    assert alike_pipelines(*mixed[:2]) == ((0,), (1,), (2,), (3,))
+    groups = alike_pipelines(*large[:2])
+    assert [len(group) for group in groups] == [107, 107, 106]
+    assert sorted(index for group in groups for index in group) == list(range(320))
+
+
+def test_the_slowest_stands_for_those_alike(large: Case) -> None:
+    problem, plan, cost = large
+    rows = plan_rows(problem, plan, cost, group_above=10, max_pipelines=10, max_stages=32)
+    for row in rows.pipelines:
+        assert row.end_s == max(cost.pipelines[index].end_s for index in row.members)
+    assert rows.num_left_out == 0
+    assert rows.grouped
+
+
+def test_what_does_not_fit_is_counted_and_the_longest_kept(mixed: Case) -> None:
+    problem, plan, cost = mixed
+    rows = plan_rows(problem, plan, cost, group_above=1, max_pipelines=2, max_stages=32)
+    assert len(rows.pipelines) == 2
+    assert rows.num_left_out == 2
+    longest = max(range(4), key=lambda index: cost.pipelines[index].end_s)
+    assert longest in [row.number for row in rows.pipelines]
+    assert "2 pipelines" in rows.note
+
+
+# ------------------------------------------------------------------------------------------------- tables
+
+
+def test_table_has_every_stage_with_its_devices(mixed: Case) -> None:
+    problem, plan, cost = mixed
+    text = printed(plan_table(problem, plan, cost))
+    for p, pipeline in enumerate(plan.pipelines):
+        assert f"pipeline {p} · {pipeline.num_micro_batches} × {pipeline.micro_batch_size} " in text
+        for s, stage in enumerate(pipeline.stages):
+            (line,) = (line for line in text.splitlines() if line.startswith(f"{p}·{s} "))
+            assert place(problem.cluster, stage.devices) in line
+            (first, end), priced_stage = stage.layers[0], cost.pipelines[p].stages[s]
+            assert f"[{first}, {end}) {end - first:2d}" in line
+            assert f"{priced_stage.memory.total / 2**30:.1f}/{priced_stage.limit_bytes / 2**30:.1f}" in line
+    assert text.count("· longest") == 1
+    assert "slowest" in text
+
+
+def test_no_line_is_wider_than_the_console(case: Case) -> None:
+    for width in (100, 120):
+        for renderable in (plan_table(*case), summary_table(*case, SOLVER)):
+            assert max(len(line) for line in printed(renderable, width).splitlines()) <= width
+
+
+def test_large_plan_prints_in_sixty_lines(large: Case) -> None:
+    text = printed(plan_table(*large)) + printed(summary_table(*large, SOLVER))
+    assert len(text.splitlines()) <= 60
+    assert "×107" in text
+    assert "5,120 of 10,240 used" in text
+
+
+def test_full_and_overfull_memory_are_said(small: Case) -> None:
+    problem, plan, _ = small
+    stages = tuple(replace(stage, recompute=("none",)) for stage in plan.pipelines[0].stages)
+    overfull = Plan((Pipeline(stages, 32),))
+    cost = CostModel(problem).price(overfull)
+    assert not cost.fits
+    assert "+8.2 GiB" in printed(plan_table(problem, overfull, cost)).splitlines()[2]
+    assert "does not fit: stage 0·0 (new:0-1)" in printed(summary_table(problem, overfull, cost))
+
+
+def test_summary(mixed: Case) -> None:
+    problem, plan, cost = mixed
+    text = printed(summary_table(problem, plan, cost, SOLVER))
+    for word in (
+        seconds(cost.step_time_s),
+        f"{cost.mfu:.1%}",
+        f"{cost.tokens_per_s:,.0f}",
+        "31 of 32",
+        "ZeRO-1",
+    ):
+        assert word in text
+    assert "unused: m3080ti:7" in text
+    assert "metis, seed 3" in text
+    assert f"(gap {1 - 1.0 / cost.step_time_s:.1%})" in text
+
+
+@pytest.mark.parametrize("bound", [None, 0.0, -1.0, float("nan"), "soon", 1e9])
+def test_unknown_or_stale_bounds_are_not_shown(mixed: Case, bound: Any) -> None:
+    assert "bound" not in printed(summary_table(*mixed, SOLVER | {"lower_bound_s": bound}))
+
+
+def test_names_are_not_markup(mixed: Case) -> None:
+    problem, plan, cost = mixed
+    named = replace(problem, cluster=replace(problem.cluster, name="[red]x[/red] [/]"))
+    assert "[red]x[/red] [/]" in printed(summary_table(named, plan, cost), color=True)
+
+
+def test_a_sequence_stage_is_named_by_its_groups(ragged: Case) -> None:
+    assert "seq 4+3" in printed(plan_table(*ragged), 140)
+    labels = {text.get_text() for text in plan_figure(*ragged).findobj(Text)}
+    assert any("seq 4+3 on" in label for label in labels)
+    assert "seq 4+3 · 20 layers" in " ".join(labels)
+    problem, _, cost = ragged
+    assert len(cost.pipelines[0].stages[0].copies) == 7
+    assert "seq 4+3" in report_html(*ragged, b"")
+    assert problem.cluster.num_devices == 16
