@@ -5,7 +5,7 @@ and micro-batch sizes; ZeRO-0 or 1, over all devices or those of a machine; and 
 groups, their order and that of the devices in them, the order of the shards, the heads of every device, and its tokens
 in whole *quanta*, of which a sequence has `resolution`. Zigzag shards are looked at where a quantum has an even number
 of tokens. Not in it: pipelines of several stages, tensor parallelism and replicas, policies layer by layer, stated
-sharding groups, ZeRO-2 and 3 (which do not go with layouts), a second schedule (with one stage all take equally long,
+sharding groups, ZeRO-2 and 3, a second schedule (with one stage all take equally long,
 and the one that holds least is taken), and stages a thousand times slower than shares by speed.
 
 `Result.own_bound` is a step time that no plan of this space beats, to 2e-6 of it; `Result.bound_s` holds for the whole
