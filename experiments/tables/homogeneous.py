@@ -6,40 +6,21 @@ python -m experiments.tables.homogeneous --quick          # seconds, on a tiny s
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from matplotlib.figure import Figure
 
 from experiments.tables import published
-from experiments.tables.figures import PAPER_COLOUR, framed, legend, relative_bars
+from experiments.tables.figures import PAPER_COLOUR, framed, legend
 from experiments.tables.frame import Report, Table, main
 from experiments.tables.markdown import Cell, change, markdown_table, share, span, times, tokens
 from experiments.tables.names import HOMOGENEOUS, MEGATRON, OURS, Planner
 from experiments.tables.options import Options
+from experiments.tables.pairing import Pairing, flops_ratio, pairing_bars
 from experiments.tables.settings import Setting
-from experiments.tables.task import Found, Outcome, Task, fastest
+from experiments.tables.task import Found, Task
 
-
-@dataclass(frozen=True)
-class Comparison:
-    """A setting: ours on the mixed cluster, and on the homogeneous one ours and every baseline."""
-
-    setting: Setting
-    flops_ratio: float
-    mixed: Outcome
-    ours_there: Outcome
-    baselines: dict[Planner, Outcome]
-
-    @property
-    def best(self) -> tuple[Planner, Outcome]:
-        """The fastest baseline."""
-        return fastest(self.baselines)
-
-    @property
-    def ratio(self) -> float | None:
-        """Throughput of ours on the mixed cluster over the fastest baseline's."""
-        return self.mixed.over(self.best[1])
+Comparison = Pairing[Setting]
 
 
 def _on_mixed(setting: Setting, options: Options) -> Task:
@@ -80,10 +61,8 @@ def report(options: Options, found: Found) -> Report:
 
 def _comparison(setting: Setting, options: Options, found: Found) -> Comparison:
     mixed, partner = _on_mixed(setting, options), _on_partner(setting, OURS, options)
-    precision = mixed.problem.workload.precision
-    flops = [task.problem.cluster.total_peak_flops(precision) for task in (mixed, partner)]
     baselines = {planner: found[_on_partner(setting, planner, options)] for planner in HOMOGENEOUS}
-    return Comparison(setting, flops[0] / flops[1], found[mixed], found[partner], baselines)
+    return Comparison(setting, flops_ratio(mixed, partner), found[mixed], found[partner], baselines)
 
 
 def _rows(comparison: Comparison, options: Options) -> list[dict[str, Cell]]:
@@ -196,13 +175,7 @@ def draw(comparisons: Sequence[Comparison], options: Options) -> Figure:
         label=f"paper: {published.homogeneous_mean():g} on average to {published.homogeneous_most():g} at most",
     )
     groups = [f"{one.setting.label}\n{change(one.flops_ratio)} FLOPS" for one in comparisons]
-    series = {
-        "ours, mixed cluster": [one.mixed for one in comparisons],
-        **{f"{p.label}, homogeneous": [one.baselines[p] for one in comparisons] for p in HOMOGENEOUS},
-        "ours, homogeneous": [one.ours_there for one in comparisons],
-    }
-    relative_bars(ax, groups, series, [one.best[1] for one in comparisons])
-    ax.set_ylabel("throughput (best baseline = 1)")
+    pairing_bars(ax, groups, comparisons, {})
     legend(figure, ax, 3)
     return figure
 

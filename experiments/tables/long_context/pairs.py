@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from experiments.tables import published
-from experiments.tables.figures import PAPER_COLOUR, framed, legend, relative_bars
+from experiments.tables.figures import PAPER_COLOUR, framed, legend
 from experiments.tables.frame import Report, Table, main
 from experiments.tables.long_context.settings import (
     BASELINES,
@@ -26,29 +26,15 @@ from experiments.tables.long_context.settings import (
 from experiments.tables.markdown import Cell, change, markdown_table, span, times, tokens
 from experiments.tables.names import Planner
 from experiments.tables.options import Options
-from experiments.tables.task import Found, Outcome, Task, fastest
+from experiments.tables.pairing import Pairing, flops_ratio, pairing_bars
+from experiments.tables.task import Found, Task
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A setting: ours on the mixed cluster, and the bound of all plans there; on its partner ours and the baselines."""
+class Pair(Pairing[Setting]):
+    """With the bound of all plans on the mixed cluster."""
 
-    setting: Setting
-    flops_ratio: float
-    mixed: Outcome
     bound_s: float
-    ours_there: Outcome
-    baselines: dict[Planner, Outcome]
-
-    @property
-    def best(self) -> tuple[Planner, Outcome]:
-        """The fastest baseline on the homogeneous cluster."""
-        return fastest(self.baselines)
-
-    @property
-    def ratio(self) -> float | None:
-        """Throughput of ours on the mixed cluster over the fastest baseline's."""
-        return self.mixed.over(self.best[1])
 
     @property
     def possible(self) -> float | None:
@@ -100,10 +86,9 @@ def report(options: Options, found: Found) -> Report:
 
 def _pair(setting: Setting, options: Options, found: Found) -> Pair:
     mixed, partner = setting.task(HEXISEQ, options), _on_partner(setting, HEXISEQ, options)
-    flops = [task.problem.cluster.total_peak_flops(task.problem.workload.precision) for task in (mixed, partner)]
     baselines = {planner: found[_on_partner(setting, planner, options)] for planner in BASELINES}
     bound_s = found.bound_s(mixed, setting.bound(options))
-    return Pair(setting, flops[0] / flops[1], found[mixed], bound_s, found[partner], baselines)
+    return Pair(setting, flops_ratio(mixed, partner), found[mixed], found[partner], baselines, bound_s)
 
 
 def _rows(pair: Pair, options: Options) -> list[dict[str, Cell]]:
@@ -191,14 +176,7 @@ def draw(pairs: Sequence[Pair], peaks: Sequence[Pair], options: Options) -> Figu
     paper = published.sequence_pairs()
     ax.axhspan(1 - paper, 1 + paper, color=PAPER_COLOUR, zorder=0, label=f"paper: within {paper:.1%}")
     groups = [pair.setting.label.replace(" · ", "\n") for pair in pairs]
-    series = {
-        "ours, mixed cluster": [pair.mixed for pair in pairs],
-        "the same, speeds by peak": [pair.mixed for pair in peaks],
-        **{f"{p.label}, homogeneous": [pair.baselines[p] for pair in pairs] for p in BASELINES},
-        "ours, homogeneous": [pair.ours_there for pair in pairs],
-    }
-    relative_bars(ax, groups, series, [pair.best[1] for pair in pairs])
-    ax.set_ylabel("throughput (best baseline = 1)")
+    pairing_bars(ax, groups, pairs, {"the same, speeds by peak": [pair.mixed for pair in peaks]})
     legend(figure, ax, 3)
     return figure
 
