@@ -52,7 +52,7 @@ def run_all(name: str, tasks: Iterable[Task], store: Store, console: Console) ->
         highlight=False,
     )
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["experiments.tables.frame"])
+    context.set_forkserver_preload(["experiments.tables.frame", "solvers.portfolio"])
     running: list[_Running] = []
     with _progress(console) as shown:
         bar = shown.add_task(name, total=len(waiting), now="")
