@@ -62,13 +62,13 @@ def report(options: Options, found: Found) -> Report:
 def _comparison(setting: Setting, options: Options, found: Found) -> Comparison:
     mixed, partner = _on_mixed(setting, options), _on_partner(setting, OURS, options)
     baselines = {planner: found[_on_partner(setting, planner, options)] for planner in HOMOGENEOUS}
-    return Comparison(setting, flops_ratio(mixed, partner), found[mixed], found[partner], baselines)
+    return Comparison(setting, found[mixed], baselines, flops_ratio(mixed, partner), found[partner])
 
 
 def _rows(comparison: Comparison, options: Options) -> list[dict[str, Cell]]:
     setting = comparison.setting
     runs = [
-        (OURS, _on_mixed(setting, options), comparison.mixed),
+        (OURS, _on_mixed(setting, options), comparison.ours),
         *(
             (planner, _on_partner(setting, planner, options), outcome)
             for planner, outcome in ((OURS, comparison.ours_there), *comparison.baselines.items())
@@ -81,7 +81,7 @@ def _rows(comparison: Comparison, options: Options) -> list[dict[str, Cell]]:
             "cluster": task.problem.cluster.name,
             "planner": planner.label,
             **outcome.cells(),
-            "ours_over_it": comparison.mixed.over(outcome),
+            "ours_over_it": comparison.ours.over(outcome),
             "flops_ratio": comparison.flops_ratio,
             **task.cells(outcome),
         }
@@ -93,7 +93,7 @@ def _throughput_cells(comparison: Comparison) -> dict[str, str]:
     there = {"ours": comparison.ours_there} | {p.label: outcome for p, outcome in comparison.baselines.items()}
     return {
         "setting": comparison.setting.label,
-        "ours, mixed (tokens/s)": tokens(comparison.mixed.tokens_per_s),
+        "ours, mixed (tokens/s)": tokens(comparison.ours.tokens_per_s),
         **{f"{label}, homogeneous": tokens(outcome.tokens_per_s) for label, outcome in there.items()},
     }
 
@@ -107,12 +107,12 @@ def _ratio_cells(comparison: Comparison) -> dict[str, str]:
         "(paper)": change(paper.flops_ratio, 2) if paper else "",
     }
     cells |= {
-        f"× {planner.label}": times(comparison.mixed.over(outcome)) for planner, outcome in comparison.baselines.items()
+        f"× {planner.label}": times(comparison.ours.over(outcome)) for planner, outcome in comparison.baselines.items()
     }
     return cells | {
         "(paper, Megatron-LM)": times(paper.throughput_ratio) if paper else "",
         "**× best**": f"**{times(comparison.ratio)}**",
-        "MFU": share(comparison.mixed.mfu),
+        "MFU": share(comparison.ours.mfu),
         "(paper, HexiScale)": share(paper.mfu) if paper else "",
         "Megatron-LM's MFU": share(comparison.baselines[MEGATRON].mfu),
         "(paper, Megatron)": share(paper.megatron_mfu) if paper else "",

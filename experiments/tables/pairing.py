@@ -1,4 +1,4 @@
-"""A mixed cluster against a homogeneous one of like FLOPS: what two tables share."""
+"""Ours against the fastest baseline; and a mixed cluster against a homogeneous one of like FLOPS."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,24 +14,31 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class Pairing(Generic[S]):
-    """A setting: ours on the mixed cluster, and on the homogeneous one ours and every baseline."""
+class Contest(Generic[S]):
+    """A setting: ours and every baseline."""
 
     setting: S
-    flops_ratio: float
-    mixed: Outcome
-    ours_there: Outcome
+    ours: Outcome
     baselines: dict[Planner, Outcome]
 
     @property
     def best(self) -> tuple[Planner, Outcome]:
-        """The fastest baseline on the homogeneous cluster."""
+        """The fastest baseline."""
         return fastest(self.baselines)
 
     @property
     def ratio(self) -> float | None:
-        """Throughput of ours on the mixed cluster over the fastest baseline's."""
-        return self.mixed.over(self.best[1])
+        """Throughput of ours over the fastest baseline's."""
+        return self.ours.over(self.best[1])
+
+
+@dataclass(frozen=True)
+class Pairing(Contest[S]):
+    """Ours on a mixed cluster; on a homogeneous one the baselines and ours, `ours_there`. `flops_ratio`: of the dense
+    peaks of both."""
+
+    flops_ratio: float
+    ours_there: Outcome
 
 
 def flops_ratio(mixed: Task, partner: Task) -> float:
@@ -45,7 +52,7 @@ def pairing_bars(
 ) -> None:
     """Throughput relative to the best homogeneous baseline, a group of bars a setting; `also` stands beside ours."""
     series = {
-        "ours, mixed cluster": [one.mixed for one in pairings],
+        "ours, mixed cluster": [one.ours for one in pairings],
         **also,
         **{f"{p.label}, homogeneous": [one.baselines[p] for one in pairings] for p in pairings[0].baselines},
         "ours, homogeneous": [one.ours_there for one in pairings],

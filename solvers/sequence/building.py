@@ -24,15 +24,15 @@ _ROUNDS = 2  # layouts are found again for the layers that those of the round be
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class _Blueprint:
     """A plan to be built: `policies` to choose from, how many stages use the interfaces of each seat's machines, and
-    the sum over pipelines of the devices of a stage."""
+    the sum over pipelines of the devices of their mean stage."""
 
     shape: Shape
     effort: int
     policies: Sequence[str]
     sharers: Mapping[Seat, int]
-    devices: float
+    stage_devices: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ class PlanBuilder:
         crossed = {seat: set(machine_of[list(seat)].tolist()) for line in shape.lines for seat in line}
         users = Counter(m for machines in crossed.values() if len(machines) > 1 for m in machines)
         sharers = {seat: max(users[m] for m in machines) or 1 for seat, machines in crossed.items()}
-        order = _Order(shape, effort, policies, sharers, sum(map(_mean_devices, shape.lines)))
+        blueprint = _Blueprint(shape, effort, policies, sharers, sum(map(_mean_devices, shape.lines)))
         everyone = range(len(counts))
         built: list[_Built] = []
         for places in [everyone] if shape.zero >= LOCKSTEP else [[p] for p in everyone]:
-            some = self._lines(order, places, counts[places[0]])
+            some = self._lines(blueprint, places, counts[places[0]])
             if some is None:
                 return None
             built += some
@@ -93,9 +93,9 @@ class PlanBuilder:
         pipelines = tuple(Pipeline(one.stages, m, size) for one, m in zip(built, counts, strict=True))
         return Plan(pipelines, self.schedule, Sharding(shape.zero, shape.groups if shape.zero else "all"))
 
-    def _lines(self, order: _Order, places: Sequence[int], count: int) -> list[_Built] | None:
+    def _lines(self, blueprint: _Blueprint, places: Sequence[int], count: int) -> list[_Built] | None:
         """The pipelines at `places`, of equally many stages, with the same layers in the stages of the same number."""
-        lines = [order.shape.lines[p] for p in places]
+        lines = [blueprint.shape.lines[p] for p in places]
         layers, stages = self.problem.model.num_layers, len(lines[0])
         if stages > layers:
             return None
@@ -104,7 +104,7 @@ class PlanBuilder:
         best: list[_Built] | None = None
         best_s = float("inf")
         for _ in range(_ROUNDS if stages > 1 else 1):
-            ways = [[list(self._ways(order, line, k, share[k], count)) for k in range(stages)] for line in lines]
+            ways = [[list(self._ways(blueprint, line, k, share[k], count)) for k in range(stages)] for line in lines]
             dealt = dealt_layers(ways, layers, even=not self.problem.space.uneven_layers)
             if dealt is None:
                 break
@@ -117,9 +117,9 @@ class PlanBuilder:
             share = dealt
         return best
 
-    def _shards(self, order: _Order, line: Line, seat: Seat) -> Shards:
+    def _shards(self, blueprint: _Blueprint, line: Line, seat: Seat) -> Shards:
         """Over about how many devices the states of a seat with a layout are spread."""
-        shape = order.shape
+        shape = blueprint.shape
         if not shape.zero:
             return Shards()
         if shape.groups == "machine":
@@ -127,19 +127,19 @@ class PlanBuilder:
             return Shards(shape.zero, float(min(here.count(m) for m in set(here))))
         if self._tensor:  # of other pipelines' stages, which may be whole TP groups
             return Shards(shape.zero, float(len(seat) + len(shape.lines) - 1))
-        return Shards(shape.zero, len(seat) + order.devices - _mean_devices(line))
+        return Shards(shape.zero, len(seat) + blueprint.stage_devices - _mean_devices(line))
 
-    def _ways(self, order: _Order, line: Line, stage: int, layers: int, count: int) -> Iterator[Way]:
+    def _ways(self, blueprint: _Blueprint, line: Line, stage: int, layers: int, count: int) -> Iterator[Way]:
         """All that a stage may be."""
-        seat, size, policies = line[stage], order.shape.size, order.policies
+        seat, size, policies = line[stage], blueprint.shape.size, blueprint.policies
         held = in_flight(self.schedule, stage, len(line), count)
-        shards = self._shards(order, line, seat)
-        need = Need(layers, stage == 0, stage == len(line) - 1, held, shards, order.sharers[seat])
+        shards = self._shards(blueprint, line, seat)
+        need = Need(layers, stage == 0, stage == len(line) - 1, held, shards, blueprint.sharers[seat])
         if self._tensor and self._may_be_tensor(seat):
             yield self._tensor_way(seat, size, need, policies)
             if len(seat) == 1:
                 return
-        fitted = self.layouts.best(seat, size, need, order.effort)
+        fitted = self.layouts.best(seat, size, need, blueprint.effort)
         if fitted is not None:
             most = self.problem.model.num_layers
             yield Way(fitted.layout, self.layouts.judge.mixtures(fitted.stage, need, policies, most))

@@ -87,9 +87,10 @@ class _Grid:
 
 @dataclass(frozen=True, eq=False)
 class Sketch:
-    """An estimate of the shape that `grids` side by side make."""
+    """An estimate of the shape that `grids` side by side make: seconds of a step, with micro-batches of `size`
+    sequences and ZeRO stage `zero`."""
 
-    seconds: float
+    step_s: float
     grids: tuple[_Grid, ...]
     size: int
     zero: int
@@ -100,7 +101,7 @@ class Sketch:
         return self.zero, self.size, *sorted(stages for grid in self.grids for stages in [grid.stages] * grid.lines)
 
     def shape(self) -> Shape:
-        """It."""
+        """The devices of every stage."""
         lines: list[Line] = []
         for grid in self.grids:
             seats = [tuple(sorted(grid.row.devices[a:b])) for a, b in pairwise(grid.ends.tolist())]
@@ -150,22 +151,25 @@ class HandMade:
             cells = self._cells(cuts, d, s)
             shares = np.array([row.share for row, _ in cuts])
             for size in self._sizes(d, s):
-                fills, beats, sync_s = self._estimates.rhythms_s(cells, size)
                 if in_lockstep and d > 1 and batch % (d * size):
                     continue
+                fills, beats, sync_s = self._estimates.rhythms_s(cells, size)
                 seconds = self._estimates.step_s(fills, beats, size) + sync_s
                 good = np.flatnonzero(np.isfinite(seconds)).tolist()
                 if not good:
                     break  # larger micro-batches need more memory
+                grids = {k: _Grid(*cuts[k], d, fills[k], beats[k], float(sync_s[k])) for k in good}
+                if self._problem.space.num_pipelines in (None, d):
+                    zero = self._estimates.zero
+                    found += [Sketch(float(seconds[k]), (grid,), size, zero) for k, grid in grids.items()]
+                if in_lockstep:
+                    continue  # nothing stands beside others
                 alone_s = split_s(fills, beats, np.maximum(d, np.round(shares * batch / size)))
-                for k in good:
-                    grid = _Grid(*cuts[k], d, fills[k], beats[k], float(sync_s[k]))
-                    if self._problem.space.num_pipelines in (None, d):
-                        found.append(Sketch(float(seconds[k]), (grid,), size, self._estimates.zero))
+                for k, grid in grids.items():
                     own.setdefault((size, grid.row.kinds), []).append((float(alone_s[k]), grid))
         if go_on() and not in_lockstep:
             found += self._side_by_side(own)
-        return sorted(found, key=lambda sketch: sketch.seconds)
+        return sorted(found, key=lambda sketch: sketch.step_s)
 
     def _side_by_side(self, own: dict[tuple[int, frozenset[int]], list[tuple[float, _Grid]]]) -> list[Sketch]:
         """Grids of disjoint sets of types that are all types together."""

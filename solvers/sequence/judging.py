@@ -98,7 +98,8 @@ class Judge:
         self._allotments: dict[Recipe, Allotment] = {}
 
     def judged(self, recipe: Recipe, size: int, need: Need) -> tuple[Fitted, bool]:
-        """The layout of a recipe, brought within memory if that goes, and whether it had to be changed for that."""
+        """The layout of a recipe, brought within memory if that goes, and whether it is not the recipe's own: changed
+        for memory, or too large for it."""
         made = self._allotted(recipe)
         policies = (recipe.policy,) * need.num_layers
         for repairs in range(_REPAIRS + 1):

@@ -96,10 +96,10 @@ class Planner:
             ranked += HandMade(self.problem, estimates).ranked(partial(self._go_on, share))
         kinds: dict[tuple[int, ...], int] = {}
         rounds: list[tuple[float, Sketch]] = []
-        for sketch in sorted(ranked, key=lambda sketch: sketch.seconds)[:_MOST]:
+        for sketch in sorted(ranked, key=lambda sketch: sketch.step_s)[:_MOST]:
             kind = sketch.kind
             kinds[kind] = kinds.get(kind, -1) + 1
-            rounds.append((sketch.seconds * (1.0 + _VARIETY * kinds[kind]), sketch))
+            rounds.append((sketch.step_s * (1.0 + _VARIETY * kinds[kind]), sketch))
         found: list[Planned] = []
         waited = 0
         for _, sketch in sorted(rounds, key=lambda item: item[0]):
@@ -107,7 +107,7 @@ class Planner:
                 break
             if not search.go_on():
                 break
-            if sketch.seconds > _TRUST * search.best_s:
+            if sketch.step_s > _TRUST * search.best_s:
                 continue
             best_s = search.best_s
             made = self.planned(sketch.shape(), 0)

@@ -159,8 +159,8 @@ def test_balance_is_the_mean_speed_over_the_least() -> None:
 
 
 def test_pairs_say_who_stays_behind() -> None:
-    behind = pairs.Pair(PAIRS[0], 1.05, found(10.0), found(9.0), baselines(9.0, 12.0, 11.0), 8.0)  # type: ignore[arg-type]
-    before = pairs.Pair(PAIRS[1], 1.05, found(10.0), found(9.0), baselines(10.5, 12.0, 11.0), 8.0)  # type: ignore[arg-type]
+    behind = pairs.Pair(PAIRS[0], found(10.0), baselines(9.0, 12.0, 11.0), 1.05, found(9.0), 8.0)  # type: ignore[arg-type]
+    before = pairs.Pair(PAIRS[1], found(10.0), baselines(10.5, 12.0, 11.0), 1.05, found(9.0), 8.0)  # type: ignore[arg-type]
     said = pairs.sentences([behind, before])
     assert "0.900 to 1.050 ×" in said[0]
     assert said[1:] == [f"At {PAIRS[0].label} the mixed cluster stays 10.0% behind Ring Attention."]

@@ -278,7 +278,7 @@ def test_rows_of_bars_stand_from_the_top() -> None:
 def test_homogeneous_sentences_name_baselines_that_beat_the_paper() -> None:
     def comparison(seconds: Mapping[str, float | None], mfu: float) -> homogeneous.Comparison:
         baselines = {planner: found(seconds[planner.label], mfu=mfu) for planner in HOMOGENEOUS}
-        return homogeneous.Comparison(SETTINGS[0], 1.0136, found(10.0, mfu=0.3), found(9.0), baselines)
+        return homogeneous.Comparison(SETTINGS[0], found(10.0, mfu=0.3), baselines, 1.0136, found(9.0))
 
     weak = comparison({"Megatron-LM": 9.0, "Galvatron": None, "FSDP": 12.0}, 0.3)
     strong = comparison({"Megatron-LM": 8.0, "Galvatron": 7.0, "FSDP": None}, 0.5)

@@ -13,34 +13,23 @@ from experiments.tables import published
 from experiments.tables.figures import PAPER_COLOUR, framed, legend, line, sizes_axis
 from experiments.tables.frame import Report, Table
 from experiments.tables.long_context.settings import BASELINES, HEXISEQ, Setting, asked, at_peak, limits
+from experiments.tables.long_context.speeds import IF_BY_PEAK
 from experiments.tables.markdown import Cell, markdown_table, share, times, tokens
 from experiments.tables.names import Planner
 from experiments.tables.options import Options
-from experiments.tables.task import Found, Outcome, Task, fastest
+from experiments.tables.pairing import Contest
+from experiments.tables.task import Found, Outcome, Task
 from hexiopt.cost.model import CostModel
 from hexiopt.problem import Problem
 from solvers.sequence.allotment import RateTable
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A setting: ours, the baselines, the best bound that any search has proven, and what balance is worth."""
+class Comparison(Contest[Setting]):
+    """With the best bound that any search has proven, in seconds of a step, and what balance is worth."""
 
-    setting: Setting
-    ours: Outcome
-    baselines: dict[Planner, Outcome]
     bound_s: float
     balance: float
-
-    @property
-    def best(self) -> tuple[Planner, Outcome]:
-        """The fastest baseline."""
-        return fastest(self.baselines)
-
-    @property
-    def ratio(self) -> float | None:
-        """Throughput of ours over the fastest baseline's."""
-        return self.ours.over(self.best[1])
 
     @property
     def gap(self) -> float | None:
@@ -176,7 +165,7 @@ def peak_sentences(peaks: Sequence[Comparison]) -> list[str]:
         return []
     highest = max(ratios, key=lambda setting: ratios[setting])
     return [
-        "Were all types of GPU as efficient as an A100, so that an H100 had three times its speed, ours would be "
+        f"{IF_BY_PEAK}, ours would be "
         f"{fmean(ratios.values()):.2f} × as fast as the best baseline on average and {ratios[highest]:.2f} × at most "
         f"({highest.label})."
     ]

@@ -23,6 +23,7 @@ from experiments.tables.long_context.settings import (
     at_peak,
     limits,
 )
+from experiments.tables.long_context.speeds import IF_BY_PEAK
 from experiments.tables.markdown import Cell, change, markdown_table, span, times, tokens
 from experiments.tables.names import Planner
 from experiments.tables.options import Options
@@ -88,12 +89,12 @@ def _pair(setting: Setting, options: Options, found: Found) -> Pair:
     mixed, partner = setting.task(HEXISEQ, options), _on_partner(setting, HEXISEQ, options)
     baselines = {planner: found[_on_partner(setting, planner, options)] for planner in BASELINES}
     bound_s = found.bound_s(mixed, setting.bound(options))
-    return Pair(setting, flops_ratio(mixed, partner), found[mixed], found[partner], baselines, bound_s)
+    return Pair(setting, found[mixed], baselines, flops_ratio(mixed, partner), found[partner], bound_s)
 
 
 def _rows(pair: Pair, options: Options) -> list[dict[str, Cell]]:
     runs = [
-        (HEXISEQ, pair.setting.task(HEXISEQ, options), pair.mixed),
+        (HEXISEQ, pair.setting.task(HEXISEQ, options), pair.ours),
         *(
             (planner, _on_partner(pair.setting, planner, options), outcome)
             for planner, outcome in ((HEXISEQ, pair.ours_there), *pair.baselines.items())
@@ -107,7 +108,7 @@ def _rows(pair: Pair, options: Options) -> list[dict[str, Cell]]:
             "speeds": pair.setting.speeds,
             "planner": planner.label,
             **outcome.cells(),
-            "ours_over_it": pair.mixed.over(outcome),
+            "ours_over_it": pair.ours.over(outcome),
             "flops_ratio": pair.flops_ratio,
             "mixed_lower_bound_s": pair.bound_s,
             **task.cells(outcome),
@@ -121,14 +122,14 @@ def _cells(pair: Pair, by_peak: Pair) -> dict[str, str]:
     return {
         "setting": pair.setting.label,
         "FLOPS": change(pair.flops_ratio, 1),
-        "ours, mixed (tokens/s)": tokens(pair.mixed.tokens_per_s),
+        "ours, mixed (tokens/s)": tokens(pair.ours.tokens_per_s),
         "ours, homogeneous": tokens(pair.ours_there.tokens_per_s),
         **{f"{p.label}, homogeneous": tokens(outcome.tokens_per_s) for p, outcome in pair.baselines.items()},
         "best": planner.label if best.step_time_s is not None else "none",
         "**× best**": f"**{times(pair.ratio)}**" if pair.ratio is not None else "",
         "possible": "" if pair.possible is None else f"≤ {pair.possible:.2f} ×",
         "× best by peak": times(by_peak.ratio),
-        "× ours": times(pair.mixed.over(pair.ours_there)),
+        "× ours": times(pair.ours.over(pair.ours_there)),
     }
 
 
@@ -159,10 +160,7 @@ def peak_sentences(peaks: Sequence[Pair]) -> list[str]:
     ratios = [pair.ratio for pair in peaks if pair.ratio is not None]
     if not ratios:
         return []
-    return [
-        "Were all types of GPU as efficient as an A100, so that an H100 had three times its speed, mixed clusters "
-        f"would reach {span(ratios, '.3f')} ×."
-    ]
+    return [f"{IF_BY_PEAK}, mixed clusters would reach {span(ratios, '.3f')} ×."]
 
 
 def draw(pairs: Sequence[Pair], peaks: Sequence[Pair], options: Options) -> Figure:
@@ -176,7 +174,7 @@ def draw(pairs: Sequence[Pair], peaks: Sequence[Pair], options: Options) -> Figu
     paper = published.sequence_pairs()
     ax.axhspan(1 - paper, 1 + paper, color=PAPER_COLOUR, zorder=0, label=f"paper: within {paper:.1%}")
     groups = [pair.setting.label.replace(" · ", "\n") for pair in pairs]
-    pairing_bars(ax, groups, pairs, {"the same, speeds by peak": [pair.mixed for pair in peaks]})
+    pairing_bars(ax, groups, pairs, {"the same, speeds by peak": [pair.ours for pair in peaks]})
     legend(figure, ax, 3)
     return figure
 

@@ -92,7 +92,8 @@ def report(options: Options, found: Found) -> Report:
         sentences=sentences(measured),
         notes=(
             "first plan: seconds to the first plan; search: seconds in all; gap: against the best bound that any "
-            "search has proven for that size.",
+            "search has proven for that size. A search that ends at its limit, of a baseline too, has not seen its "
+            "whole space.",
         ),
         figure=draw(measured, options),
     )

@@ -10,6 +10,7 @@ from hexiopt.cluster import Cluster
 from hexiopt.gpus import catalogue
 
 _TYPE = "a100_80gb_sxm"
+IF_BY_PEAK = "Were all types of GPU as efficient as an A100, so that an H100 had three times its speed"
 
 
 def equally_efficient(cluster: Cluster, precision: str) -> Cluster:

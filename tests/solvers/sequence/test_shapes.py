@@ -42,7 +42,7 @@ def used_once(problem: Problem, shape: Shape) -> bool:
 def test_hand_made_shapes_are_shapes(space: Space, zero: int) -> None:
     problem = replace(PROBLEM, space=space)
     ranked = HandMade(problem, Estimates(CostModel(problem), zero)).ranked(lambda: True)
-    assert [sketch.seconds for sketch in ranked] == sorted(sketch.seconds for sketch in ranked)
+    assert [sketch.step_s for sketch in ranked] == sorted(sketch.step_s for sketch in ranked)
     shapes = [sketch.shape() for sketch in ranked]
     assert all(used_once(problem, shape) for shape in shapes)
     for number, kept in (("num_pipelines", lambda s: {len(s.lines)}), ("num_stages", lambda s: set(map(len, s.lines)))):
@@ -79,7 +79,7 @@ def test_estimates_are_near_the_price(tensor: bool) -> None:
     builder = PlanBuilder(model, LayoutSearch(model, lambda: True), tensor=tensor)
     ratios, prices = [], []
     for sketch in ranked[:: max(1, len(ranked) // 25)]:
-        seconds, shape = sketch.seconds, sketch.shape()
+        seconds, shape = sketch.step_s, sketch.shape()
         plan = builder.build(shape, 0)
         assert plan is not None
         assert check(PROBLEM, plan) == []
