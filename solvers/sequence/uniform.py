@@ -14,8 +14,11 @@ import random
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate, chain, product
+from functools import cache, partial
+from itertools import accumulate, chain
+from math import log
+
+import numpy as np
 
 from hexiopt.cost.memory import MemoryModel, Shards, in_flight
 from hexiopt.cost.model import CostModel
@@ -49,6 +52,33 @@ class Grid:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A grid not yet made: of every d · s-th part of a row of devices, the first `used`.
+
+    Neighbours form a pipeline, or `across` pipelines a stage of all.
+    """
+
+    devices: Block
+    d: int
+    s: int
+    used: int
+    hp: int
+    size: int
+    across: bool
+
+    def grid(self) -> Grid:
+        """The grid."""
+        d, s = self.d, self.s
+        room = len(self.devices) // (d * s)
+        blocks = [self.devices[k * room : k * room + self.used] for k in range(d * s)]
+        if self.across:
+            lines = tuple(tuple(blocks[k * d + p] for k in range(s)) for p in range(d))
+        else:
+            lines = tuple(tuple(blocks[p * s + k] for k in range(s)) for p in range(d))
+        return Grid(lines, self.hp, self.size)
+
+
 class UniformLayouts(Rival):
     """A subclass says which degrees of context (cp) and head parallelism (hp) it has."""
 
@@ -76,11 +106,17 @@ class UniformLayouts(Rival):
     def candidates(self, search: Search, rng: random.Random) -> Iterator[Candidate]:
         """Every grid and order of shards that compute alone does not rule out, with the first policy that fits."""
         estimate = _Estimate(search)
-        grids = sorted(self._grids(search.problem, estimate), key=lambda item: item[0])
         best_s = float("inf")
-        for least_s, grid in grids[:_MOST_GRIDS]:
+        seen: set[Grid] = set()
+        for least_s, cut in sorted(self._cuts(search, estimate), key=_promise):
             if least_s > _HOPELESS * best_s:
-                break
+                continue
+            grid = cut.grid()
+            if grid in seen:
+                continue
+            if len(seen) == _MOST_GRIDS:
+                return
+            seen.add(grid)
             for order in ORDERS if len(grid.lines[0][0]) > grid.hp else ORDERS[:1]:
                 if not search.go_on():
                     return
@@ -88,25 +124,26 @@ class UniformLayouts(Rival):
                     best_s = min(best_s, seconds)
                     yield Candidate(seconds, partial(_plan, search.problem, grid, order, sharding, policy))
 
-    def _grids(self, problem: Problem, estimate: "_Estimate") -> Iterator[tuple[float, Grid]]:
-        """All grids whose states fit, and what their slowest device computes at least."""
-        seen = set()
+    def _cuts(self, search: Search, estimate: "_Estimate") -> Iterator[tuple[float, "_Cut"]]:
+        """All cuts whose states fit, and what their slowest device computes at least."""
+        problem = search.problem
+        least_bytes = cache(estimate.least_bytes)
         for machines in machine_orders(problem):
             devices = tuple(chain.from_iterable(machines))
             pace = list(accumulate((estimate.sequence_s[d] for d in devices), max))
             limit = list(accumulate((estimate.limit_bytes[d] for d in devices), min))
             for d, s in _degrees_beside(problem, len(devices)):
+                if not search.go_on():
+                    return
                 room, sizes = len(devices) // (d * s), list(_sizes(problem, d))
                 for cp, hp in self.degrees(problem.model.num_heads, room):
-                    fit = [
-                        size for size in sizes if estimate.least_bytes(d, s, cp * hp, size) <= limit[d * s * room - 1]
-                    ]
                     seconds = -(-problem.model.num_layers // s) * pace[d * s * room - 1] / (cp * hp)
-                    for lines, size in product(_cut(devices, d, s, room, cp * hp), fit):
-                        grid = Grid(lines, hp, size)
-                        if grid not in seen:
-                            seen.add(grid)
-                            yield (problem.workload.global_batch // d + (s - 1) * size) * seconds, grid
+                    for size in sizes:
+                        if least_bytes(d, s, cp * hp, size) > limit[d * s * room - 1]:
+                            continue
+                        least_s = (problem.workload.global_batch // d + (s - 1) * size) * seconds
+                        for across in (False, True) if d > 1 and s > 1 else (False,):
+                            yield least_s, _Cut(devices, d, s, cp * hp, hp, size, across)
 
     def in_space(self, problem: Problem, plan: Plan) -> str | None:
         """See the file's head."""
@@ -148,7 +185,8 @@ class UniformLayouts(Rival):
         if not degrees or not sizes:
             return None
         cp, hp = rng.choice(degrees)
-        grid = Grid(rng.choice(list(_cut(devices, d, s, room, cp * hp))), hp, rng.choice(sizes))
+        across = d > 1 and s > 1 and rng.random() < 0.5
+        grid = _Cut(devices, d, s, cp * hp, hp, rng.choice(sizes), across).grid()
         policy, sharding = rng.choice(recompute_policies(problem.workload)), rng.choice(_shardings(problem))
         return _plan(problem, grid, rng.choice(ORDERS), sharding, policy)
 
@@ -235,8 +273,14 @@ class _Estimate:
         if sharding.groups == "all":
             return float(len(grid.lines) * len(block))
         machine_of = self._problem.cluster.machine_of
-        own = machine_of[[d for line in grid.lines for d in line[stage]]].tolist()
-        return float(min(own.count(m) for m in set(own)))
+        _, counts = np.unique(machine_of[[d for line in grid.lines for d in line[stage]]], return_counts=True)
+        return float(counts.min())
+
+
+def _promise(item: tuple[float, _Cut]) -> tuple[int, int]:
+    """The sooner to be estimated, the smaller: least compute, in steps of 1 %, then small groups, which say least to
+    each other and are estimated soonest."""
+    return round(100 * log(item[0])), item[1].used
 
 
 def _size(group: SequenceGroup) -> int:
@@ -263,14 +307,6 @@ def _shardings(problem: Problem) -> list[Sharding]:
     """Of plans that take equally long by the estimate, which leaves out what gathers show, those without come first."""
     stages = sorted(sharding_stages(problem.workload), key=lambda stage: (stage >= LOCKSTEP, abs(stage - 1)))
     return [Sharding(stage, groups) for stage in stages for groups in sharding_groups(problem, stage)]
-
-
-def _cut(devices: Block, d: int, s: int, room: int, used: int) -> Iterator[tuple[tuple[Block, ...], ...]]:
-    """`used` devices of every run of `room`; neighbours form a pipeline, or a stage of all."""
-    blocks = [devices[k * room : k * room + used] for k in range(d * s)]
-    yield tuple(tuple(blocks[p * s + k] for k in range(s)) for p in range(d))
-    if d > 1 and s > 1:
-        yield tuple(tuple(blocks[k * d + p] for k in range(s)) for p in range(d))
 
 
 def _layers(problem: Problem, num_stages: int) -> list[tuple[tuple[int, int], ...]]:
