@@ -26,9 +26,9 @@ from hexiopt.plan import Plan
 from hexiopt.problem import Problem
 from hexiopt.workload import Workload
 from solvers.base import Budget, Search
+from solvers.builder import Builder
 from solvers.local_search import own_grids
 from solvers.registry import make_solver
-from solvers.structure import Builder
 
 SETTINGS = (
     ("hexiscale_setting_1", "llama2_7b"),

@@ -1,10 +1,11 @@
 """Random problems through every solver and rival: `python -m experiments.stress [--problems 2000] [--seed 0]`.
 
 In some of them stages may have sequence layouts; what proves nothing about these refuses such problems.
-Every plan must pass the check, cost what the event simulation says, and stay above its solver's bound and above the
-raised bound of all plans; where a problem is small enough for `exhaustive` to end, no plan of the plan space may be
-better than its plan, and what it proves infeasible has none. A problem without a plan must end with a reason. Prints
-each violation with the seed that makes it again, and a summary; exits 1 if there is a violation.
+Every plan must pass the check, cost what the event simulation says, and stay above the raised bound of all plans and,
+where it is of the plan space, above every bound that a solver proves; where a problem is small enough for
+`exhaustive` to end, no plan of the plan space may be better than its plan, and what it proves infeasible has none. A
+problem without a plan must end with a reason. Prints each violation with the seed that makes it again, and a summary;
+exits 1 if there is a violation.
 """
 
 import argparse
@@ -117,10 +118,13 @@ def _machines(rng: random.Random, most: int) -> list[dict[str, Any]]:
     return machines
 
 
-def violations(problem: Problem, result: Result, bound_s: float, proof: Result | None) -> Iterator[str]:
+def violations(
+    problem: Problem, result: Result, bound_s: float, proof: Result | None, space_bound_s: float = 0.0
+) -> Iterator[str]:
     """What is wrong with a solver's answer, in words.
 
-    `bound_s` is the bound of all plans, `proof` what `exhaustive` proved, if it did.
+    `bound_s` is the bound of all plans, `space_bound_s` the best that any solver proved for the plan space, `proof`
+    what `exhaustive` proved, if it did.
     """
     if result.plan is None or result.cost is None:
         if not result.reason or "\n" in result.reason:
@@ -134,6 +138,8 @@ def violations(problem: Problem, result: Result, bound_s: float, proof: Result |
         yield f"its bound {result.bound_s} is above its cost {cost_s}"
     if bound_s > cost_s * (1 + TOLERANCE):
         yield f"the cost {cost_s} is below the bound of all plans {bound_s}"
+    if in_plan_space(result.plan) and space_bound_s > cost_s * (1 + TOLERANCE):
+        yield f"the cost {cost_s} is below a solver's bound of the plan space {space_bound_s}"
     simulated_s = max(event.end_s for event in simulate(result.plan, result.cost))
     if abs(simulated_s - result.cost.pipeline_s) > TOLERANCE * simulated_s:
         yield f"the simulation ends at {simulated_s}, the cost says {result.cost.pipeline_s}"
@@ -192,11 +198,12 @@ def run(
         proof = None
     best_s = min((result.objective for result in results.values()), default=float("inf"))
     least_s = lower_bound_s(CostModel(problem), bound_s)
+    space_bound_s = max((result.bound_s for result in results.values()), default=0.0)
     for name, result in results.items():
         tallies[name].ended[result.status] += 1
         if result.cost is not None:
             tallies[name].over.append(result.objective / best_s - 1)
-        wrong += [(name, text) for text in violations(problem, result, least_s, proof)]
+        wrong += [(name, text) for text in violations(problem, result, least_s, proof, space_bound_s)]
     for name, _ in wrong:
         tallies[name].violations += 1
     return tallies, [f"seed {seed}, {name}: {text}" for name, text in wrong]

@@ -23,6 +23,7 @@ from hexiopt.cost.model import CostModel
 from hexiopt.problem import Problem
 from hexiopt.result import Result, Status
 from solvers.base import Budget, Listener, Pricer, Progress, Search
+from solvers.builder import Builder
 from solvers.exact.line_floor import LineFloor
 from solvers.exact.lines import Kind, Lines
 from solvers.exact.packing import Choice, Column, Packing
@@ -33,7 +34,6 @@ from solvers.exhaustive import Enumeration
 from solvers.portfolio import Portfolio
 from solvers.reason import explain, proven_infeasible
 from solvers.sequence.requirement import refuse_sequences
-from solvers.structure import Builder
 
 MOST_DEVICES = 6
 MOST_LAYERS = 8

@@ -32,6 +32,7 @@ from hexiopt.problem import Problem
 from hexiopt.result import Result, Status
 from hexiopt.space import SHARDING_GROUPS, recompute_policies, schedules, sharding_stages
 from solvers.base import Budget, Listener, Pricer, Search
+from solvers.builder import Builder
 from solvers.enumeration.arrangements import Arrangement, Groups, Seats
 from solvers.enumeration.batch_splits import Floats, least_longest
 from solvers.enumeration.candidates import Candidate, Candidates, leaner_stages
@@ -42,7 +43,6 @@ from solvers.enumeration.sync_tail import tails_s
 from solvers.local_search import LocalSearch
 from solvers.reason import explain, proven_infeasible
 from solvers.sequence.requirement import refuse_sequences
-from solvers.structure import Builder
 
 MOST_DEVICES = 6
 MOST_LAYERS = 8
@@ -190,8 +190,9 @@ class Enumeration:
         sets = [policies] if self.problem.space.recompute_per_stage else [(policy,) for policy in policies]
         holders = _most_holders(arrangement)
         stages = sharding_stages(workload)
-        # One holder has nothing to share: the lowest stage stands for all.
-        for schedule, chosen, stage in product(schedules(workload), sets, stages if holders > 1 else stages[:1]):
+        # Where nothing has two holders, the lowest stage stands for all.
+        shares = holders > 1 or (self.problem.model.tied_embeddings and len(arrangement[0]) > 1)
+        for schedule, chosen, stage in product(schedules(workload), sets, stages if shares else stages[:1]):
             if stage < 2 or (schedule != "interleaved" and _in_lockstep(arrangement)):
                 yield Frame(schedule, chosen, stage, holders if stage else 1)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from hexiopt.cost.memory import Shards
 from hexiopt.problem import Problem
 from solvers.base import Search
+from solvers.builder import Builder
 from solvers.moves import Neighbourhood
 from solvers.polish import Polisher
 from solvers.searching import SearchingSolver
@@ -24,7 +25,7 @@ from solvers.starts import (
     single_structures,
     symmetric,
 )
-from solvers.structure import Builder, Bundle, Misfit, Structure
+from solvers.structure import Bundle, Misfit, Structure
 from solvers.zero import plain_stages, sharding_groups
 
 _HOT, _COLD = 0.01, 0.0005  # temperatures: an accepted worsening of 1 % and of 0.05 %

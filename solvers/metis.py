@@ -20,12 +20,13 @@ from hexiopt.cost.memory import Shards
 from hexiopt.errors import InputError
 from hexiopt.problem import Problem
 from solvers.base import Search
+from solvers.builder import Builder
 from solvers.graph import DeviceGraph, device_graph, partition
 from solvers.interleaving import drawn_schedule
 from solvers.ordering import best_order
 from solvers.searching import SearchingSolver
 from solvers.starts import cut
-from solvers.structure import Builder, Bundle, Group, Structure
+from solvers.structure import Bundle, Group, Structure
 from solvers.zero import LOCKSTEP, drawn_groups, drawn_stage
 
 _AFRESH = 0.25  # share of iterations that partition the whole cluster anew

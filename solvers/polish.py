@@ -14,8 +14,9 @@ from hexiopt.cost.memory import Shards, in_flight
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage, irregular, misaligned
 from hexiopt.space import layer_ranges, sharding_stages
 from solvers.base import Pricer, Search
+from solvers.builder import Builder
 from solvers.interleaving import multiple_of
-from solvers.structure import Builder, Misfit, Structure
+from solvers.structure import Misfit, Structure
 from solvers.zero import LOCKSTEP, holders_of, sharding_groups
 
 

@@ -23,6 +23,7 @@ from hexiopt.cost.cost import Cost
 from hexiopt.plan import Plan
 from hexiopt.result import Point
 from solvers.base import Search
+from solvers.builder import Builder
 from solvers.local_search import ANNEAL, hand_made, improve, own_grids
 from solvers.metis import HierarchicalPartition
 from solvers.polish import Polisher
@@ -30,7 +31,7 @@ from solvers.searching import SearchingSolver
 from solvers.sequence.joint import plan_jointly
 from solvers.shapes import shape_structures
 from solvers.starts import dealt_structures
-from solvers.structure import Builder, Structure
+from solvers.structure import Structure
 
 _LANES = 2
 _ALONE = 2  # the lane of a machine that runs only one

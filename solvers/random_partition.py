@@ -9,9 +9,10 @@ import random
 
 from hexiopt.problem import Problem
 from solvers.base import Search
+from solvers.builder import Builder
 from solvers.interleaving import drawn_schedule
 from solvers.searching import SearchingSolver
-from solvers.structure import Builder, Bundle, Group, Structure
+from solvers.structure import Bundle, Group, Structure
 from solvers.zero import drawn_groups, drawn_stage, must_align
 
 

@@ -17,8 +17,9 @@ from hexiopt.space import Space, recompute_policies, schedules, sharding_stages
 from hexiopt.units import GIB
 from hexiopt.workload import AUTO
 from solvers.base import Budget, Search
+from solvers.builder import Builder
 from solvers.starts import chain_structures, cut
-from solvers.structure import Builder, Misfit
+from solvers.structure import Misfit
 from solvers.zero import first_stage, must_align
 
 _TRIED = 300  # hand-made structures built to see whether a changed problem has a plan

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from hexiopt.problem import Problem
 from hexiopt.result import Result
 from solvers.base import Budget, Listener, Pricer, Search
+from solvers.builder import Builder
 from solvers.reason import explain, proven_infeasible
-from solvers.structure import Builder
 
 
 class SearchingSolver(ABC):

@@ -24,11 +24,12 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from hexiopt.cost.memory import Shards
 from hexiopt.space import schedules
 from solvers.base import Search
+from solvers.builder import Builder
 from solvers.layers import LayerSplitter
 from solvers.random_partition import random_structure
 from solvers.searching import SearchingSolver
 from solvers.starts import chain_structures, cut, kinds
-from solvers.structure import Builder, Bundle, Group, Structure
+from solvers.structure import Bundle, Group, Structure
 from solvers.zero import plain_stages
 
 Floats = NDArray[np.float64]

@@ -107,19 +107,15 @@ def hop(cluster: Cluster, senders: Ends, receivers: Ends) -> Hop:
 
 def sender_load(ahead: Iterable[tuple[Hop, float]], back: Iterable[tuple[Hop, float]]) -> Load:
     """Seconds that one replica's messages (hop, bytes) need each shared resource: the larger of its directions."""
-    load = _summed(ahead)
-    for resource, seconds in _summed(back).items():
+    load = _sent(ahead)
+    for resource, seconds in _sent(back).items():
         if seconds >= load.get(resource, 0.0):
             load[resource] = seconds
     return load
 
 
-def _summed(sends: Iterable[tuple[Hop, float]]) -> Load:
-    load: Load = {}
-    for way, num_bytes in sends:
-        for resource, s_per_byte in way.shared:
-            load[resource] = load.get(resource, 0.0) + s_per_byte * num_bytes
-    return load
+def _sent(sends: Iterable[tuple[Hop, float]]) -> Load:
+    return summed((resource, s_per_byte * num_bytes) for way, num_bytes in sends for resource, s_per_byte in way.shared)
 
 
 def sample_overlaps(senders: Sequence[int], receivers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -152,14 +148,27 @@ class Way:
     num_bytes: float  # of a message
 
 
-def ways(pipeline: Pipeline, hop_of: Callable[[Ends, Ends], Hop], sample_bytes: float) -> list[Way]:
+def pipeline_ways(pipeline: Pipeline, hop_of: Callable[[Ends, Ends], Hop], sample_bytes: float) -> list[Way]:
     """All ways of messages in a pipeline; `sample_bytes` are one sequence's hidden states."""
-    stages, count, size = pipeline.stages, len(pipeline.stages), pipeline.micro_batch_size
+    samples = [stage.samples(pipeline.micro_batch_size) for stage in pipeline.stages]
+    return ways([stage.ends for stage in pipeline.stages], samples, hop_of, sample_bytes, pipeline.num_chunks > 1)
+
+
+def ways(
+    ends: Sequence[Sequence[Ends]],
+    samples: Sequence[Sequence[int]],
+    hop_of: Callable[[Ends, Ends], Hop],
+    sample_bytes: float,
+    wraps: bool,
+) -> list[Way]:
+    """As `pipeline_ways`: replica r of stage s is `ends[s][r]` and takes `samples[s][r]` of a micro-batch; where the
+    pipeline `wraps`, its last stage sends to the first too."""
+    count = len(ends)
     found = []
-    for s in range(count if pipeline.num_chunks > 1 else count - 1):
+    for s in range(count if wraps else count - 1):
         t = (s + 1) % count
-        for a, b, common in sample_overlaps(stages[s].samples(size), stages[t].samples(size)):
-            here, there = stages[s].ends[a], stages[t].ends[b]
+        for a, b, common in sample_overlaps(samples[s], samples[t]):
+            here, there = ends[s][a], ends[t][b]
             num_bytes = common * sample_bytes
             found.append(Way(False, s, a, b, hop_of(here, there), num_bytes))
             found.append(Way(True, t, b, a, hop_of(there, here), num_bytes))
@@ -172,3 +181,20 @@ def ways_load(found: Sequence[Way]) -> list[tuple[int, float]]:
     for way in found:
         sends.setdefault((way.stage, way.sender), ([], []))[way.backward].append((way.hop, way.num_bytes))
     return [item for ahead, back in sends.values() for item in sender_load(ahead, back).items()]
+
+
+def round_trips_s(found: Sequence[Way], num_stages: int, load_s: Load) -> list[float]:
+    """Per boundary of a pipeline, the longest message ahead and the longest back, together; `load_s` as in `Hop`."""
+    ahead, back = [0.0] * num_stages, [0.0] * num_stages
+    for way in found:
+        longest, boundary = (back, way.stage - 1) if way.backward else (ahead, way.stage)
+        longest[boundary] = max(longest[boundary], way.hop.seconds(way.num_bytes, load_s))
+    return [a + b for a, b in zip(ahead[:-1], back[: num_stages - 1], strict=True)]
+
+
+def summed(parts: Iterable[tuple[int, float]]) -> Load:
+    """The load of all parts together."""
+    load: Load = {}
+    for resource, seconds in parts:
+        load[resource] = load.get(resource, 0.0) + seconds
+    return load

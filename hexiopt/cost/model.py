@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hexiopt.cost.boundary import Hop, Load, Way, sender_load, ways, ways_load
+from hexiopt.cost.boundary import Hop, Load, Way, pipeline_ways, sender_load, summed, ways_load
 from hexiopt.cost.coefficients import LAST_BUCKET
 from hexiopt.cost.compute import optimizer_compute_s
 from hexiopt.cost.cost import Cost, PipelineCost, StageCost
@@ -105,10 +105,7 @@ class CostModel(Sites):
         ]
         if plan.sharding.stage >= 2:
             parts = self._in_lockstep(plan, parts, crowds)
-        load: Load = {}
-        for part in parts:
-            for resource, seconds in part.load:
-                load[resource] = load.get(resource, 0.0) + seconds
+        load = summed(item for part in parts for item in part.load)
         return tuple(
             self._pipeline_cost(pipeline, part, load, plan.schedule)
             for pipeline, part in zip(plan.pipelines, parts, strict=True)
@@ -185,7 +182,7 @@ class CostModel(Sites):
                     load += sender_load(ahead, back).items()
                 found = _Parts(*times, costs, hops, message, tuple(load))
             else:
-                each = ways(pipeline, self.hop, self.message_bytes(1))
+                each = pipeline_ways(pipeline, self.hop, self.message_bytes(1))
                 found = _Parts(*times, costs, (), message, tuple(ways_load(each)), tuple(each), False)
             self._parts[key] = found
         return found

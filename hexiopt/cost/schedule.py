@@ -208,11 +208,15 @@ def _skippable(
     `beat` is what a round takes in the steady state; it only spares comparisons.
     """
     tolerance = _TOLERANCE * state[0]
+    last = 0  # where the state differed from the last one compared, and likely differs from the next
     for period, before in enumerate(reversed(history), start=1):
         shift = state[0] - before[0]
-        if abs(shift - period * beat) > 10 * tolerance:
+        if abs(shift - period * beat) > 10 * tolerance or abs(state[last] - before[last] - shift) > tolerance:
             continue
-        if all(abs(x - y - shift) <= tolerance for x, y in zip(state, before, strict=True)):
+        for last, (x, y) in enumerate(zip(state, before, strict=True)):  # noqa: B007
+            if abs(x - y - shift) > tolerance:
+                break
+        else:
             times = remaining // period
             return (times * period, times * shift) if times else None
     return None

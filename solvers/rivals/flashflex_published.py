@@ -16,10 +16,11 @@ from hexiopt.problem import Problem
 from hexiopt.space import recompute_policies, schedules, sharding_stages
 from hexiopt.units import GB
 from solvers.base import Budget, Search
+from solvers.builder import Builder
 from solvers.metis import HierarchicalPartition
 from solvers.rivals.flashflex_pricer import FlashFlexPricer, Site
 from solvers.rivals.flashflex_released import Line
-from solvers.structure import Builder, Bundle, Misfit, Structure
+from solvers.structure import Bundle, Misfit, Structure
 
 SCHEDULES = ("1f1b", "gpipe")  # of its runtime, by preference
 MOST_SHARDING = 1

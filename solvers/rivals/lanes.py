@@ -6,7 +6,7 @@ The same replicas, layers and gradients; what the plan space allows of a micro-b
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
-from hexiopt.cost.boundary import Hop, Load, ways, ways_load
+from hexiopt.cost.boundary import Hop, pipeline_ways, round_trips_s, summed, ways_load
 from hexiopt.plan import Ends, Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem import Problem
 from solvers.rivals.cutting import Cut
@@ -65,19 +65,11 @@ def _stage(shares: Shares, first: int, end: int, policy: str) -> Stage:
 
 
 def boundaries_s(lanes: Sequence[Pipeline], hop_of: Callable[[Ends, Ends], Hop], sequence_bytes: float) -> list[float]:
-    """Per boundary of pipelines of equal structure, the longest message ahead and the longest back, together.
+    """Per boundary of pipelines of equal structure, the longest message ahead and the longest back of one, together.
 
     `sequence_bytes` are the hidden states of one sequence.
     """
-    found = [ways(lane, hop_of, sequence_bytes) for lane in lanes]
-    load: Load = {}
-    for own in found:
-        for resource, seconds in ways_load(own):
-            load[resource] = load.get(resource, 0.0) + seconds
-    count = len(lanes[0].stages)
-    ahead, back = [0.0] * count, [0.0] * count
-    for own in found:
-        for way in own:
-            longest, boundary = (back, way.stage - 1) if way.backward else (ahead, way.stage)
-            longest[boundary] = max(longest[boundary], way.hop.seconds(way.num_bytes, load))
-    return [a + b for a, b in zip(ahead[: count - 1], back[: count - 1], strict=True)]
+    found = [pipeline_ways(lane, hop_of, sequence_bytes) for lane in lanes]
+    load = summed(item for own in found for item in ways_load(own))
+    each = [round_trips_s(own, len(lanes[0].stages), load) for own in found]
+    return [max(trips) for trips in zip(*each, strict=True)]

@@ -12,6 +12,7 @@ from hexiopt.cost.model import CostModel
 from hexiopt.plan import Plan
 from hexiopt.space import sharding_stages
 from solvers.base import Search
+from solvers.builder import Builder
 from solvers.sequence.building import PlanBuilder
 from solvers.sequence.estimates import Estimates
 from solvers.sequence.hand_made import HandMade, Sketch
@@ -19,7 +20,6 @@ from solvers.sequence.judging import Freedoms
 from solvers.sequence.layouts import LayoutSearch
 from solvers.sequence.moving import Moves
 from solvers.sequence.shapes import Shape, zero_stages
-from solvers.structure import Builder
 from solvers.zero import LOCKSTEP, sharding_groups
 
 _ESTIMATING = 0.25  # most of the budget for estimates

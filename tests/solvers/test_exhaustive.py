@@ -150,6 +150,18 @@ def test_equals_the_naive_oracle_with_every_freedom(name: str) -> None:
     assert solve(problem).objective == pytest.approx(best_s, rel=1e-9)
 
 
+def test_a_tied_matrix_is_sharded_between_the_ends_of_one_pipeline() -> None:
+    """Nothing else has two holders; sharded, their ring has one pass of gradients and one of weights, not two."""
+    workload = Workload(1, 128, gradient_bytes=4, recompute="none")
+    problem = task([machine("a", "fast", 2)], workload, Space(num_stages=2), gib=16.0)
+    problem = replace(problem, model=replace(problem.model, tied_embeddings=True))
+    result = solve(problem)
+    assert result.plan is not None
+    assert result.plan.sharding.stage == 1
+    model = CostModel(problem)
+    assert result.objective == pytest.approx(min(model.price(p).objective for p in oracle.every_plan(problem)))
+
+
 def test_a_model_whose_first_layer_has_no_attention_window() -> None:
     """GPT-Neo's every second layer has it, so that no GPT-Neo of one layer does; windows are not planned with."""
     problem = task([machine("a", "fast", 1), machine("b", "slow", 2)], FREE, Space(), layers=2)

@@ -17,10 +17,11 @@ from hexiopt.problem import Problem
 from hexiopt.space import Space, layer_ranges
 from hexiopt.workload import Workload
 from solvers.base import Budget, Search
+from solvers.builder import Builder
 from solvers.interleaving import drawn_schedule, may_interleave, possible_chunks
 from solvers.moves import Neighbourhood
 from solvers.polish import Polisher
-from solvers.structure import Builder, Bundle, Structure
+from solvers.structure import Bundle, Structure
 from tests.solvers import problems
 
 EIGHT = replace(problems.TINY, num_layers=8)

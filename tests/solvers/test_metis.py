@@ -9,8 +9,8 @@ from hexiopt.errors import InputError
 from hexiopt.problem import Problem
 from hexiopt.space import Space
 from solvers.base import Budget, Search
+from solvers.builder import Builder
 from solvers.metis import HierarchicalPartition, Metis, compositions
-from solvers.structure import Builder
 from tests.solvers import problems
 from tests.solvers.test_starts import assert_legal
 

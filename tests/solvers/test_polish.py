@@ -9,8 +9,8 @@ from hexiopt.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem import Problem
 from hexiopt.space import Space
 from solvers.base import Budget, Search
+from solvers.builder import Builder
 from solvers.polish import Polisher
-from solvers.structure import Builder
 from tests.solvers import problems
 
 

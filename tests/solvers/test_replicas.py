@@ -16,12 +16,13 @@ from hexiopt.problem import Problem
 from hexiopt.space import Space
 from hexiopt.workload import Workload
 from solvers.base import Budget, Search
+from solvers.builder import Builder
 from solvers.moves import Neighbourhood
 from solvers.polish import Polisher
 from solvers.registry import make_solver
 from solvers.replicas import dealt_samples
 from solvers.starts import single_structures
-from solvers.structure import Builder, Bundle, Misfit, Structure
+from solvers.structure import Bundle, Misfit, Structure
 from tests.solvers import problems
 from tests.solvers.test_starts import assert_legal
 

@@ -11,9 +11,10 @@ from hexiopt.cost.model import CostModel
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem import Problem
 from solvers.base import Budget, Search
+from solvers.builder import Builder
 from solvers.registry import NAMES, make_solver
 from solvers.starts import lockstep_structures
-from solvers.structure import Builder, Bundle, Structure
+from solvers.structure import Bundle, Structure
 from solvers.zero import (
     drawn_groups,
     drawn_stage,

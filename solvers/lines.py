@@ -1,0 +1,231 @@
+"""Pipelines of a bundle with layers and recompute policies, on a network that the messages of all pipelines share."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
+
+from hexiopt.cost.boundary import Way, round_trips_s, summed, ways, ways_load
+from hexiopt.cost.memory import Shards
+from hexiopt.cost.model import CostModel
+from hexiopt.cost.schedule import beat_s, interleaved_beat_s
+from hexiopt.plan import Replica, Stage
+from hexiopt.space import layer_ranges
+from solvers.base import Pricer
+from solvers.interleaving import possible_chunks
+from solvers.layers import Choice, LayerSplitter
+from solvers.replicas import Share, dealt_samples
+from solvers.structure import Bundle, Group, Misfit, Structure
+
+Trips = tuple[tuple[float, ...], ...]  # per pipeline and boundary, seconds of a message ahead and of one back
+_EXACT = 1e-9
+_KEPT = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """m micro-batches take about fill + m · beat seconds."""
+
+    fill_s: float
+    beat_s: float
+    waits: bool  # whether even the slowest stage waits for messages
+
+    @classmethod
+    def of(cls, stage_s: Sequence[float], trip_s: Sequence[float], chunks: int) -> "Rhythm":
+        """Of a pipeline whose stages and messages take so long, forward and backward together."""
+        beat = beat_s(stage_s, trip_s) if chunks == 1 else interleaved_beat_s(stage_s, trip_s, chunks)
+        fill = max(0.0, (sum(stage_s) - beat) / chunks + sum(trip_s))
+        return cls(fill, beat, beat > max(stage_s) * (1 + _EXACT))
+
+
+class Part(NamedTuple):
+    """A replica of a stage: its TP group, the group's site, and its samples of a micro-batch."""
+
+    group: Group
+    site: Any
+    samples: int
+
+
+Row = tuple[tuple[Part, ...], ...]  # of a pipeline, per stage: its replicas
+
+
+@dataclass(frozen=True)
+class Line:
+    """A pipeline of a row: the layers and policy of each stage, its layer ranges a stage, and its rhythm."""
+
+    row: Row
+    split: tuple[Choice, ...]
+    chunks: int
+    rhythm: Rhythm
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """Its stages."""
+        return tuple(
+            Stage(
+                tuple(Replica(part.group, part.samples) for part in own) if len(own) > 1 else (Replica(own[0].group),),
+                layers,
+                (policy,),
+            )
+            for own, layers, (_, policy) in zip(
+                self.row, layer_ranges([n for n, _ in self.split], self.chunks), self.split, strict=True
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On which a bundle gets its layers."""
+
+    schedule: str
+    chunks: int  # layer ranges a stage
+    shards: Shards
+    everywhere: bool  # whether states are sharded over all their holders, not only those of a machine
+    batches: int  # micro-batches a pipeline, about
+
+
+@dataclass(frozen=True, slots=True)
+class _Traffic:
+    """Pipelines of a bundle and their messages."""
+
+    rows: tuple[Row, ...]
+    ways: tuple[list[Way], ...] = ()
+    load: tuple[tuple[int, float], ...] = ()
+
+
+class LineMaker:
+    """Makes pipelines of bundles. Keeps what it has computed; one for a search."""
+
+    def __init__(self, pricer: Pricer) -> None:
+        self._pricer = pricer
+        self._num_layers = pricer.problem.model.num_layers
+        self._model = pricer if isinstance(pricer, CostModel) else None  # others leave the network to each message
+        self._traffic: dict[tuple[Bundle, bool], _Traffic] = {}
+        self._made: dict[tuple[Any, ...], list[Line] | Misfit] = {}
+
+    def trips_s(self, structure: Structure) -> list[Trips]:
+        """Of every bundle, while the messages of all of them share the network."""
+        each = [self._traffic_of(bundle, self.chunks(bundle, structure) > 1) for bundle in structure.bundles]
+        if self._model is None:
+            return [tuple(map(self._alone_s, own.rows)) for own in each]
+        load_s = summed(item for own in each for item in own.load)
+        return [tuple(tuple(round_trips_s(found, len(own.rows[0]), load_s)) for found in own.ways) for own in each]
+
+    def chunks(self, bundle: Bundle, structure: Structure) -> int:
+        """Layer ranges a stage of a bundle, as many as asked for or as it can have."""
+        if structure.schedule != "interleaved":
+            return 1
+        return possible_chunks(structure.chunks, len(bundle.stages), self._num_layers)
+
+    def made(self, bundle: Bundle, terms: Terms, splitter: LayerSplitter, trips_s: Trips) -> list[Line] | Misfit:
+        """The bundle's pipelines."""
+        key = (bundle, terms, splitter, trips_s)
+        found = self._made.get(key)
+        if found is None:
+            if len(self._made) > _KEPT:
+                self._made.clear()
+            found = self._made[key] = self._make(bundle, terms, splitter, trips_s)
+        return found
+
+    def _make(self, bundle: Bundle, terms: Terms, splitter: LayerSplitter, trips_s: Trips) -> list[Line] | Misfit:
+        """Where stages would wait for messages to the next and back, the beat is the largest of what each computes and
+        the part of these round trips that falls to it (by Hall's theorem; see `beat_s`): with half of them at either
+        end, other layers may wait less."""
+        if bundle.most_replicas > bundle.micro_batch_size:
+            return Misfit(bundle.most_replicas - bundle.micro_batch_size)
+        longest = [max(own) for own in zip(*trips_s, strict=True)]
+        found = self._split(bundle, terms, splitter, trips_s, self._occupied_s(longest))
+        if terms.schedule != "1f1b" or isinstance(found, Misfit) or not any(line.rhythm.waits for line in found):
+            return found
+        halves = tuple(0.5 * (before + after) for before, after in zip((0.0, *longest), (*longest, 0.0), strict=True))
+        other = self._split(bundle, terms, splitter, trips_s, halves)
+        if isinstance(other, Misfit):
+            return found
+        return min(found, other, key=lambda lines: sum(line.rhythm.beat_s for line in lines))
+
+    def _split(
+        self, bundle: Bundle, terms: Terms, splitter: LayerSplitter, trips_s: Trips, added_s: tuple[float, ...]
+    ) -> list[Line] | Misfit:
+        """The pipelines with layers that balance the stages, where these also do `added_s`."""
+        size, rows = bundle.micro_batch_size, self._traffic_of(bundle, terms.chunks > 1).rows
+        sites = [
+            frozenset(part.site if part.samples == size else Share(part.site, part.samples) for part in chain(*slots))
+            for slots in zip(*rows, strict=True)
+        ]
+        more: tuple[int, ...] = ()
+        if bundle.replicated:  # which hold the same layers and share their states, all of them or those of a machine
+            more = tuple(len(slot) - 1 if terms.everywhere else 0 for slot in bundle.stages)
+        split = splitter.split(sites, size, terms.schedule, terms.batches, terms.shards, added_s, terms.chunks, more)
+        if isinstance(split, int):
+            return Misfit(split)
+        return [
+            Line(row, split, terms.chunks, Rhythm.of(self._stage_s(row, split), trip_s, terms.chunks))
+            for row, trip_s in zip(rows, trips_s, strict=True)
+        ]
+
+    def _stage_s(self, row: Row, split: tuple[Choice, ...]) -> list[float]:
+        """What each stage of a pipeline computes for a micro-batch."""
+        stage_s, last = self._pricer.stage_s, len(row) - 1
+        return [
+            max(sum(stage_s(part.site, n, s == 0, s == last, part.samples, policy)) for part in own)
+            for s, (own, (n, policy)) in enumerate(zip(row, split, strict=True))
+        ]
+
+    def _occupied_s(self, trip_s: Sequence[float]) -> tuple[float, ...]:
+        """What each stage spends on its messages to the next, both directions, where senders wait for them."""
+        return (*trip_s, 0.0) if self._pricer.sends_occupy_stages else ()
+
+    def _traffic_of(self, bundle: Bundle, wraps: bool) -> _Traffic:
+        found = self._traffic.get((bundle, wraps))
+        if found is None:
+            if len(self._traffic) > _KEPT:
+                self._traffic.clear()
+            found = self._traffic[bundle, wraps] = self._sends(self._rows(bundle), wraps)
+        return found
+
+    def _sends(self, rows: tuple[Row, ...], wraps: bool) -> _Traffic:
+        if self._model is None:
+            return _Traffic(rows)
+        sample_bytes = self._model.message_bytes(1)
+        found = tuple(
+            ways(
+                [[part.group for part in own] for own in row],
+                [[part.samples for part in own] for own in row],
+                self._model.hop,
+                sample_bytes,
+                wraps,
+            )
+            for row in rows
+        )
+        return _Traffic(rows, found, tuple(item for own in found for item in ways_load(own)))
+
+    def _alone_s(self, row: Row) -> tuple[float, ...]:
+        """Round trips of a pipeline without replicas, no message in another's way."""
+        hop_s = self._pricer.hop_s
+        return tuple(
+            hop_s(a.group, b.group, a.samples) + hop_s(b.group, a.group, a.samples) for (a,), (b,) in pairwise(row)
+        )
+
+    def _rows(self, bundle: Bundle) -> tuple[Row, ...]:
+        slots, size, site = bundle.stages, bundle.micro_batch_size, self._pricer.site
+        if not bundle.replicated:
+            return tuple(zip(*([(Part(group, site(group), size),) for group in slot] for slot in slots), strict=True))
+        if bundle.most_replicas > size:
+            return ()
+        return (
+            tuple(
+                tuple(Part(group, site(group), n) for group, n in zip(slot, self._samples(slots, s, size), strict=True))
+                for s, slot in enumerate(slots)
+            ),
+        )
+
+    def _samples(self, slots: Sequence[tuple[Group, ...]], s: int, size: int) -> tuple[int, ...]:
+        """Samples for the replicas of stage s; an equal share of the layers stands for its own."""
+        last, policy = len(slots) - 1, self._pricer.policies()[0]
+        layers = max(1, self._num_layers // len(slots))
+
+        def seconds(site: Any) -> Callable[[int], float]:
+            return lambda samples: sum(self._pricer.stage_s(site, layers, s == 0, s == last, samples, policy))
+
+        return dealt_samples([seconds(self._pricer.site(group)) for group in slots[s]], size)
