@@ -1,10 +1,10 @@
 """Pipelines of a bundle with layers and recompute policies, on a network that the messages of all pipelines share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from hexiopt.cost.boundary import Way, round_trips_s, summed, ways, ways_load
 from hexiopt.cost.memory import Shards
@@ -20,7 +20,8 @@ from solvers.structure import Bundle, Group, Misfit, Structure
 
 Trips = tuple[tuple[float, ...], ...]  # per pipeline and boundary, seconds of a message ahead and of one back
 _EXACT = 1e-9
-_KEPT = 50_000
+_KEPT = 100_000  # pipelines remembered
+_V = TypeVar("_V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,25 @@ class _Traffic:
     load: tuple[tuple[int, float], ...] = ()
 
 
+class _Memory(Generic[_V]):
+    """What is known by key; forgets all where it would hold too many pipelines."""
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, _V] = {}
+        self._held = 0
+
+    def of(self, key: Hashable, width: int, make: Callable[[], _V]) -> _V:
+        """What is known, or made now, of so many pipelines."""
+        found = self._found.get(key)
+        if found is None:
+            self._held += width
+            if self._held > _KEPT:
+                self._found.clear()
+                self._held = width
+            found = self._found[key] = make()
+        return found
+
+
 class LineMaker:
     """Makes pipelines of bundles. Keeps what it has computed; one for a search."""
 
@@ -101,8 +121,8 @@ class LineMaker:
         self._pricer = pricer
         self._num_layers = pricer.problem.model.num_layers
         self._model = pricer if isinstance(pricer, CostModel) else None  # others leave the network to each message
-        self._traffic: dict[tuple[Bundle, bool], _Traffic] = {}
-        self._made: dict[tuple[Any, ...], list[Line] | Misfit] = {}
+        self._traffic = _Memory[_Traffic]()
+        self._made = _Memory[list[Line] | Misfit]()
 
     def trips_s(self, structure: Structure) -> list[Trips]:
         """Of every bundle, while the messages of all of them share the network."""
@@ -121,12 +141,7 @@ class LineMaker:
     def made(self, bundle: Bundle, terms: Terms, splitter: LayerSplitter, trips_s: Trips) -> list[Line] | Misfit:
         """The bundle's pipelines."""
         key = (bundle, terms, splitter, trips_s)
-        found = self._made.get(key)
-        if found is None:
-            if len(self._made) > _KEPT:
-                self._made.clear()
-            found = self._made[key] = self._make(bundle, terms, splitter, trips_s)
-        return found
+        return self._made.of(key, bundle.width, lambda: self._make(bundle, terms, splitter, trips_s))
 
     def _make(self, bundle: Bundle, terms: Terms, splitter: LayerSplitter, trips_s: Trips) -> list[Line] | Misfit:
         """Where stages would wait for messages to the next and back, the beat is the largest of what each computes and
@@ -177,12 +192,7 @@ class LineMaker:
         return (*trip_s, 0.0) if self._pricer.sends_occupy_stages else ()
 
     def _traffic_of(self, bundle: Bundle, wraps: bool) -> _Traffic:
-        found = self._traffic.get((bundle, wraps))
-        if found is None:
-            if len(self._traffic) > _KEPT:
-                self._traffic.clear()
-            found = self._traffic[bundle, wraps] = self._sends(self._rows(bundle), wraps)
-        return found
+        return self._traffic.of((bundle, wraps), bundle.width, lambda: self._sends(self._rows(bundle), wraps))
 
     def _sends(self, rows: tuple[Row, ...], wraps: bool) -> _Traffic:
         if self._model is None:

@@ -37,7 +37,7 @@ _LANES = 2
 _ALONE = 2  # the lane of a machine that runs only one
 _PARTITION = (1.0, 0.0, 0.25)  # share of each lane's budget for HexiScale's partition
 _BEFORE_LAYOUTS = (0.15, 1.0, 0.3)  # share of each lane's budget before it turns to sequence layouts
-_GRACE_S = 0.2  # how long a lane may take to notice that time is up
+_GRACE_S = 0.5  # how long a lane may take to notice that time is up
 _FEW_DEVICES = 16  # GPUs up to which both lanes search replicas
 _FEW = 64  # GPUs up to which rounding the linear program loses to enumerating by hand
 _LARGE = 200  # GPUs beyond which a structure takes too long to price for annealing thousands
@@ -132,7 +132,8 @@ def _second_lane(search: Search, stop: Event, pipe: Connection) -> None:
     """In the other process: run lane 1 until `stop`, and send back what it found."""
     try:
         own = search.beside(lambda _: not stop.is_set())
-        run_lane(own, Builder(own), 1)
+        builder = Builder(own)  # kept until all is sent: to forget what it knows takes longer than the other lane waits
+        run_lane(own, builder, 1)
         pipe.send((own.plan, own.steps, own.nearest, own.trajectory))
     except BaseException as error:
         pipe.send(error)
