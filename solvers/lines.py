@@ -150,7 +150,9 @@ class LineMaker:
         if bundle.most_replicas > bundle.micro_batch_size:
             return Misfit(bundle.most_replicas - bundle.micro_batch_size)
         longest = [max(own) for own in zip(*trips_s, strict=True)]
-        found = self._split(bundle, terms, splitter, trips_s, self._occupied_s(longest))
+        if self._pricer.sends_occupy_stages:
+            return self._split(bundle, terms, splitter, trips_s, (*longest, 0.0))
+        found = self._split(bundle, terms, splitter, trips_s, ())
         if terms.schedule != "1f1b" or isinstance(found, Misfit) or not any(line.rhythm.waits for line in found):
             return found
         halves = tuple(0.5 * (before + after) for before, after in zip((0.0, *longest), (*longest, 0.0), strict=True))
@@ -186,10 +188,6 @@ class LineMaker:
             max(sum(stage_s(part.site, n, s == 0, s == last, part.samples, policy)) for part in own)
             for s, (own, (n, policy)) in enumerate(zip(row, split, strict=True))
         ]
-
-    def _occupied_s(self, trip_s: Sequence[float]) -> tuple[float, ...]:
-        """What each stage spends on its messages to the next, both directions, where senders wait for them."""
-        return (*trip_s, 0.0) if self._pricer.sends_occupy_stages else ()
 
     def _traffic_of(self, bundle: Bundle, wraps: bool) -> _Traffic:
         return self._traffic.of((bundle, wraps), bundle.width, lambda: self._sends(self._rows(bundle), wraps))

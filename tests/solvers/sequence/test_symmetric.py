@@ -12,7 +12,7 @@ from hexiopt.plan import Plan, SequenceLayout, Stage
 from hexiopt.problem import Problem
 from hexiopt.result import Result
 from hexiopt.workload import Workload
-from solvers.base import Budget
+from solvers.base import Budget, Search
 from solvers.registry import make_solver
 from solvers.sequence.symmetric import Ring, Ulysses, Usp
 from solvers.sequence.uniform import UniformLayouts
@@ -114,3 +114,14 @@ def test_the_slowest_device_sets_their_pace() -> None:
     alike = task(("fast", 4), batch=1)
     ours, theirs = (make_solver(n).solve(alike, Budget(1.5)).objective for n in ("hexiseq", "usp"))
     assert ours <= theirs * (1 + 1e-9)
+
+
+@EACH
+def test_of_equal_compute_the_smallest_groups_are_estimated_first(name: str) -> None:
+    """So that on large clusters, where time ends before all are, what says least to others has been."""
+    problem = task(("fast", 4), ("fast", 4), batch=8)
+    search = Search(name, problem, Budget(60.0), 0)
+    plan = next(RIVALS[name]().candidates(search, random.Random(0))).make()
+    assert plan is not None
+    assert len(plan.pipelines) == 8
+    assert all(len(stage.executors[0]) == 1 for pipeline in plan.pipelines for stage in pipeline.stages)

@@ -1,0 +1,90 @@
+"""Pipelines of bundles: their messages take what the cost model says, and layers make room for them."""
+
+import random
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexiopt.cost.memory import Shards
+from hexiopt.cost.model import CostModel
+from hexiopt.problem import Problem
+from hexiopt.workload import Workload
+from solvers import lines
+from solvers.base import Budget, Search
+from solvers.builder import Builder
+from solvers.layers import LayerSplitter
+from solvers.lines import LineMaker, Rhythm, Terms
+from solvers.moves import Neighbourhood
+from solvers.structure import Bundle, Misfit, Structure
+from tests.solvers import problems
+from tests.solvers.test_moves import whole
+from tests.solvers.test_starts import CASES
+
+
+def moved(problem: Problem, seed: int, steps: int) -> Structure:
+    """A structure some random moves from every device on its own."""
+    rng, neighbourhood, structure = random.Random(seed), Neighbourhood(problem, replicates=True), whole(problem)
+    for _ in range(steps):
+        structure = neighbourhood.random_move(structure, rng) or structure
+    return structure
+
+
+@given(st.sampled_from(sorted(CASES)), st.integers(0, 2**32 - 1))
+def test_round_trips_take_what_the_plan_is_priced_at(case: str, seed: int) -> None:
+    """Of all pipelines, whatever else uses the network: replicas, layer ranges, machines of several interfaces."""
+    problem = CASES[case]
+    structure = moved(problem, seed, 30)
+    builder = Builder(Search("test", problem, Budget(), 0))
+    built = builder.build(structure)
+    if isinstance(built, Misfit):
+        return
+    priced = CostModel(problem).pipelines(built[0])
+    trips = [own for bundle in LineMaker(CostModel(problem)).trips_s(structure) for own in bundle]
+    assert len(trips) == len(priced)
+    for own, cost in zip(trips, priced, strict=True):
+        both = [ahead + back for ahead, back in zip(cost.send_forward_s, cost.send_backward_s, strict=True)]
+        assert own == pytest.approx(both)
+
+
+def far_apart(gb_per_s: float) -> Problem:
+    """Twelve layers on two machines of two devices; a message between them takes as long as some layers."""
+    own = problems.cluster(("a", "fast", 2), ("b", "fast", 2), network_gb_per_s=gb_per_s)
+    workload = Workload(16, 512, schedule="1f1b", recompute="none")
+    return Problem(own, replace(problems.TINY, num_layers=12), workload, problems.SMALL_SPACE)
+
+
+@pytest.mark.parametrize("gb_per_s", [0.1, 0.3, 0.6, 3.0])
+def test_layers_make_room_for_messages(gb_per_s: float) -> None:
+    """The beat is within 2 % of the best of all splits; where messages are slow, other layers than what computes in
+    balance."""
+    problem = far_apart(gb_per_s)
+    model = CostModel(problem)
+    bundle = Bundle(tuple(((device,),) for device in range(4)))
+    maker, splitter = LineMaker(model), LayerSplitter(model, model.policies(), even=False)
+    [trips] = maker.trips_s(Structure((bundle,), "1f1b", 1))
+    made = maker.made(bundle, Terms("1f1b", 1, Shards(1, 1), True, 4), splitter, trips)
+    assert not isinstance(made, Misfit)
+
+    def beat_s(layers: tuple[int, ...]) -> float:
+        stage_s = [sum(model.stage_s(model.site((s,)), n, s == 0, s == 3, 1, "none")) for s, n in enumerate(layers)]
+        return Rhythm.of(stage_s, trips[0], 1).beat_s
+
+    best_s = min(beat_s(layers) for layers in product(range(1, 10), repeat=4) if sum(layers) == 12)
+    assert made[0].rhythm.beat_s <= 1.02 * best_s
+    balanced = splitter.split([frozenset((model.site((s,)),)) for s in range(4)], 1, "1f1b", 4, Shards(1, 1))
+    assert not isinstance(balanced, int)
+    differs = made[0].rhythm.beat_s < beat_s(tuple(n for n, _ in balanced)) * (1 - 1e-9)
+    assert differs == (gb_per_s < 1.0)
+
+
+def test_what_is_forgotten_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = CASES[min(CASES)]
+    structures = [moved(problem, seed, 10) for seed in range(20)]
+    kept = Builder(Search("test", problem, Budget(), 0))
+    monkeypatch.setattr(lines, "_KEPT", 3)
+    forgetful = Builder(Search("test", problem, Budget(), 0))
+    for structure in structures * 2:
+        assert forgetful.build(structure) == kept.build(structure)
