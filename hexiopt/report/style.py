@@ -76,9 +76,9 @@ def seconds(value: float) -> str:
     """A duration in words, four significant digits at most."""
     if value >= 100:
         return f"{value:,.1f} s"
-    if value >= 1:
+    if value >= 0.9995:  # less is not rounded to 1,000 ms
         return f"{value:.2f} s"
-    if value >= 1e-3:
+    if value >= 0.9995e-3:
         return f"{value * 1e3:.3g} ms"
     return f"{value * 1e6:.3g} µs" if value else "0 s"
 

@@ -30,7 +30,15 @@ def test_devices_are_written_as_ranges(small: Case, large: Case) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(123.45, "123.5 s"), (5.317, "5.32 s"), (0.0426, "42.6 ms"), (7e-6, "7 µs"), (0.0, "0 s")],
+    [
+        (123.45, "123.5 s"),
+        (5.317, "5.32 s"),
+        (0.9996, "1.00 s"),
+        (0.0426, "42.6 ms"),
+        (0.0009996, "1 ms"),
+        (7e-6, "7 µs"),
+        (0.0, "0 s"),
+    ],
 )
 def test_durations(value: float, text: str) -> None:
     assert seconds(value) == text
