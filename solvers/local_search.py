@@ -41,9 +41,6 @@ _TRUST = 0.8  # how far a neighbour's factor of price over estimate is believed
 _ANYWAY = 0.05  # share of structures priced although their estimate speaks against it
 
 
-_Ranked = tuple[float, int, Structure]  # energy, number of the start, what became of it
-
-
 @dataclass(frozen=True, slots=True)
 class Judged:
     """A structure's energy, and by which factor the price exceeds the estimate."""
@@ -159,7 +156,7 @@ def improve(polisher: Polisher, starts: Iterable[Structure], until: float) -> li
     search = polisher.search
     annealer, steps = Annealer(search, polisher.builder, polisher.rng), search.budget.max_steps
     last_start = search.spent + _STARTS * (until - search.spent)
-    pool: list[_Ranked] = []
+    pool: list[tuple[float, int, Structure]] = []
     for number, start in enumerate(starts):
         if not search.go_on(last_start) or (steps is not None and search.steps > last_start * steps):
             break
@@ -172,10 +169,11 @@ def improve(polisher: Polisher, starts: Iterable[Structure], until: float) -> li
     polisher.begin([structure for _, _, structure in pool[:_POLISHED]], min(until, search.spent + _POLISHING))
     begin = search.runtime_s / search.budget.time_limit_s
     left = None if steps is None else max(0, int(until * steps) - search.steps)
-    left_out: list[_Ranked] = []
+    left_out: list[tuple[float, int, Structure]] = []
     for turn, size in enumerate(_POOLS):
-        pool, rest = _best(pool, size)
-        left_out += rest
+        pool.sort(key=lambda item: item[:2])
+        left_out += pool[size:]
+        del pool[size:]
         share = (until - begin) / len(_POOLS)
         for k, (energy, number, start) in enumerate(pool):
             end = begin + share * (turn + (k + 1) / len(pool))
@@ -186,17 +184,6 @@ def improve(polisher: Polisher, starts: Iterable[Structure], until: float) -> li
                     left_out.append(pool[k])
                 pool[k] = (judged.energy, number, found)
     return [structure for _, _, structure in sorted(pool + left_out, key=lambda item: item[:2])]
-
-
-def _best(pool: list[_Ranked], size: int) -> tuple[list[_Ranked], list[_Ranked]]:
-    """The `size` best, and the rest. Of those that take equally long, most likely the same plan with equal devices in
-    another order, only the first: the others would be annealed to the same end."""
-    kept, rest, seen = list[_Ranked](), list[_Ranked](), set[float]()
-    for item in sorted(pool, key=lambda item: item[:2]):
-        seconds = round(item[0], 9)
-        (rest if seconds in seen or len(kept) == size else kept).append(item)
-        seen.add(seconds)
-    return kept, rest
 
 
 class LocalSearch(SearchingSolver):
