@@ -119,7 +119,7 @@ def _machines(rng: random.Random, most: int) -> list[dict[str, Any]]:
 
 
 def violations(
-    problem: Problem, result: Result, bound_s: float, proof: Result | None, space_bound_s: float = 0.0
+    problem: Problem, result: Result, bound_s: float, proof: Result | None, space_bound_s: float
 ) -> Iterator[str]:
     """What is wrong with a solver's answer, in words.
 

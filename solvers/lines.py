@@ -91,8 +91,9 @@ class _Traffic:
     """Pipelines of a bundle and their messages."""
 
     rows: tuple[Row, ...]
+    sites: tuple[frozenset[Any], ...]  # per stage, all that it must do well on, as `LayerSplitter.split` takes them
     ways: tuple[list[Way], ...] = ()
-    load: tuple[tuple[int, float], ...] = ()
+    load: tuple[tuple[int, float], ...] = ()  # (shared resource, seconds)
 
 
 class _Memory(Generic[_V]):
@@ -125,7 +126,7 @@ class LineMaker:
         self._made = _Memory[list[Line] | Misfit]()
 
     def trips_s(self, structure: Structure) -> list[Trips]:
-        """Of every bundle, while the messages of all of them share the network."""
+        """Round trips of every bundle in seconds, while the messages of all of them share the network."""
         each = [self._traffic_of(bundle, self.chunks(bundle, structure) > 1) for bundle in structure.bundles]
         if self._model is None:
             return [tuple(map(self._alone_s, own.rows)) for own in each]
@@ -144,9 +145,12 @@ class LineMaker:
         return self._made.of(key, bundle.width, lambda: self._make(bundle, terms, splitter, trips_s))
 
     def _make(self, bundle: Bundle, terms: Terms, splitter: LayerSplitter, trips_s: Trips) -> list[Line] | Misfit:
-        """Where stages would wait for messages to the next and back, the beat is the largest of what each computes and
-        the part of these round trips that falls to it (by Hall's theorem; see `beat_s`): with half of them at either
-        end, other layers may wait less."""
+        """Where even the slowest stage waits for messages, layers are split once more, and the better split counts.
+
+        A round trip between two stages may be dealt to them in any parts. With the parts that make it least, the
+        largest sum of a stage's compute and its parts is the beat: `beat_s` says that any run of stages has room for
+        the round trips inside it, and then there are such parts (Hall's theorem). The second split gives each half.
+        """
         if bundle.most_replicas > bundle.micro_batch_size:
             return Misfit(bundle.most_replicas - bundle.micro_batch_size)
         longest = [max(own) for own in zip(*trips_s, strict=True)]
@@ -165,20 +169,25 @@ class LineMaker:
         self, bundle: Bundle, terms: Terms, splitter: LayerSplitter, trips_s: Trips, added_s: tuple[float, ...]
     ) -> list[Line] | Misfit:
         """The pipelines with layers that balance the stages, where these also do `added_s`."""
-        size, rows = bundle.micro_batch_size, self._traffic_of(bundle, terms.chunks > 1).rows
-        sites = [
-            frozenset(part.site if part.samples == size else Share(part.site, part.samples) for part in chain(*slots))
-            for slots in zip(*rows, strict=True)
-        ]
+        traffic = self._traffic_of(bundle, terms.chunks > 1)
         more: tuple[int, ...] = ()
         if bundle.replicated:  # which hold the same layers and share their states, all of them or those of a machine
             more = tuple(len(slot) - 1 if terms.everywhere else 0 for slot in bundle.stages)
-        split = splitter.split(sites, size, terms.schedule, terms.batches, terms.shards, added_s, terms.chunks, more)
+        split = splitter.split(
+            traffic.sites,
+            bundle.micro_batch_size,
+            terms.schedule,
+            terms.batches,
+            terms.shards,
+            added_s,
+            terms.chunks,
+            more,
+        )
         if isinstance(split, int):
             return Misfit(split)
         return [
             Line(row, split, terms.chunks, Rhythm.of(self._stage_s(row, split), trip_s, terms.chunks))
-            for row, trip_s in zip(rows, trips_s, strict=True)
+            for row, trip_s in zip(traffic.rows, trips_s, strict=True)
         ]
 
     def _stage_s(self, row: Row, split: tuple[Choice, ...]) -> list[float]:
@@ -190,11 +199,16 @@ class LineMaker:
         ]
 
     def _traffic_of(self, bundle: Bundle, wraps: bool) -> _Traffic:
-        return self._traffic.of((bundle, wraps), bundle.width, lambda: self._sends(self._rows(bundle), wraps))
+        return self._traffic.of((bundle, wraps), bundle.width, lambda: self._sends(bundle, wraps))
 
-    def _sends(self, rows: tuple[Row, ...], wraps: bool) -> _Traffic:
+    def _sends(self, bundle: Bundle, wraps: bool) -> _Traffic:
+        rows, size = self._rows(bundle), bundle.micro_batch_size
+        sites = tuple(
+            frozenset(part.site if part.samples == size else Share(part.site, part.samples) for part in chain(*slots))
+            for slots in zip(*rows, strict=True)
+        )
         if self._model is None:
-            return _Traffic(rows)
+            return _Traffic(rows, sites)
         sample_bytes = self._model.message_bytes(1)
         found = tuple(
             ways(
@@ -206,7 +220,7 @@ class LineMaker:
             )
             for row in rows
         )
-        return _Traffic(rows, found, tuple(item for own in found for item in ways_load(own)))
+        return _Traffic(rows, sites, found, tuple(item for own in found for item in ways_load(own)))
 
     def _alone_s(self, row: Row) -> tuple[float, ...]:
         """Round trips of a pipeline without replicas, no message in another's way."""

@@ -184,16 +184,30 @@ def ways_load(found: Sequence[Way]) -> list[tuple[int, float]]:
 
 
 def round_trips_s(found: Sequence[Way], num_stages: int, load_s: Load) -> list[float]:
-    """Per boundary of a pipeline, the longest message ahead and the longest back, together; `load_s` as in `Hop`."""
+    """Seconds at each boundary of a pipeline [stages − 1]: the longest message ahead and the longest back, together.
+
+    `load_s`: the seconds for which all messages need each shared resource, those of `found` included.
+    """
+    ahead, back = longest_s(
+        [(way.backward, way.stage, way.hop.seconds(way.num_bytes, load_s)) for way in found], num_stages
+    )
+    return [a + b for a, b in zip(ahead, back, strict=True)]
+
+
+def longest_s(messages: Iterable[tuple[bool, int, float]], num_stages: int) -> tuple[list[float], list[float]]:
+    """The longest message ahead and the longest back at each boundary [stages − 1], in seconds.
+
+    Of messages (backward, sending stage, seconds); those between the last stage and the first are left out.
+    """
     ahead, back = [0.0] * num_stages, [0.0] * num_stages
-    for way in found:
-        longest, boundary = (back, way.stage - 1) if way.backward else (ahead, way.stage)
-        longest[boundary] = max(longest[boundary], way.hop.seconds(way.num_bytes, load_s))
-    return [a + b for a, b in zip(ahead[:-1], back[: num_stages - 1], strict=True)]
+    for backward, stage, seconds in messages:
+        longest, boundary = (back, stage - 1) if backward else (ahead, stage)
+        longest[boundary] = max(longest[boundary], seconds)
+    return ahead[: num_stages - 1], back[: num_stages - 1]
 
 
 def summed(parts: Iterable[tuple[int, float]]) -> Load:
-    """The load of all parts together."""
+    """The load of all parts (shared resource, seconds) together."""
     load: Load = {}
     for resource, seconds in parts:
         load[resource] = load.get(resource, 0.0) + seconds

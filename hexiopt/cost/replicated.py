@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hexiopt.cost.boundary import Load, Way
+from hexiopt.cost.boundary import Load, Way, longest_s
 from hexiopt.cost.cost import LinkCost, PipelineCost, StageCost
 from hexiopt.cost.schedule_graph import Executor, Link, executor_ends_s
 
@@ -35,14 +35,11 @@ def replicated_cost(
         ],
     )
     replica_ends = tuple(ends[first[s] : first[s + 1]] for s in range(count))
-    ahead, back = [0.0] * count, [0.0] * count
-    for link in links:
-        longest, boundary = (back, link.stage - 1) if link.backward else (ahead, link.stage)
-        longest[boundary] = max(longest[boundary], link.seconds)
+    ahead, back = longest_s([(link.backward, link.stage, link.seconds) for link in links], count)
     return PipelineCost(
         stages,
-        tuple(ahead[: count - 1]),
-        tuple(back[: count - 1]),
+        tuple(ahead),
+        tuple(back),
         tuple(max(each) for each in replica_ends),
         max(ends),
         links,

@@ -213,12 +213,12 @@ def _skippable(
         shift = state[0] - before[0]
         if abs(shift - period * beat) > 10 * tolerance or abs(state[last] - before[last] - shift) > tolerance:
             continue
-        for last, (x, y) in enumerate(zip(state, before, strict=True)):  # noqa: B007
-            if abs(x - y - shift) > tolerance:
-                break
-        else:
+        differs = (k for k, (x, y) in enumerate(zip(state, before, strict=True)) if abs(x - y - shift) > tolerance)
+        at = next(differs, None)
+        if at is None:
             times = remaining // period
             return (times * period, times * shift) if times else None
+        last = at
     return None
 
 

@@ -54,9 +54,9 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A grid not yet made: of every d · s-th part of a row of devices, the first `used`.
+    """A grid not yet made: d pipelines of s stages, each the first `used` devices of one of d · s equal parts of a row.
 
-    Neighbours form a pipeline, or `across` pipelines a stage of all.
+    Neighbouring parts form a pipeline, or `across` pipelines the same stage of each.
     """
 
     devices: Block

@@ -387,9 +387,9 @@ def test_a_listener_may_stop_before_any_plan(name: str) -> None:
 @ALL
 @pytest.mark.parametrize("kind", problems.INFEASIBLE)
 def test_an_infeasible_problem_has_a_reason(name: str, kind: str) -> None:
-    problem = allowed(name, problems.INFEASIBLE[kind]())
+    problem, solver = allowed(name, problems.INFEASIBLE[kind]()), make_solver(name)
     with late_work(0.5) as late_s:
-        result = solve(name, problem, time_limit_s=0.5)
+        result = solver.solve(problem, Budget(0.5))
         assert late_s() <= 0.5
     assert result.status in (Status.INFEASIBLE, Status.NOT_FOUND)
     assert kind == "constraint" or result.status is Status.INFEASIBLE
