@@ -388,8 +388,8 @@ def test_a_listener_may_stop_before_any_plan(name: str) -> None:
 @pytest.mark.parametrize("kind", problems.INFEASIBLE)
 def test_an_infeasible_problem_has_a_reason(name: str, kind: str) -> None:
     problem, solver = allowed(name, problems.INFEASIBLE[kind]()), make_solver(name)
-    with late_work(0.5) as late_s:
-        result = solver.solve(problem, Budget(0.5))
+    with late_work(1.0) as late_s:
+        result = solver.solve(problem, Budget(1.0))
         assert late_s() <= 0.5
     assert result.status in (Status.INFEASIBLE, Status.NOT_FOUND)
     assert kind == "constraint" or result.status is Status.INFEASIBLE
