@@ -39,14 +39,19 @@ _CORES = max(1, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How many layer ranges a stage has and how many stages a pipeline has, both from least to most; and whether the
-    plan's ZeRO stage is `late`, 2 or 3."""
+    """How many layer ranges a stage has and how many stages a pipeline has, both from least to most; and the
+    micro-batches of every pipeline under ZeRO-2 and 3, where all have as many. None under ZeRO-0 and 1."""
 
     least_ranges: int
     most_ranges: int
     least_stages: int
     most_stages: int
-    late: bool
+    micro_batches: int | None = None
+
+    @property
+    def late(self) -> bool:
+        """Whether the plan's ZeRO stage is 2 or 3."""
+        return self.micro_batches is not None
 
     @property
     def interleaved(self) -> bool:

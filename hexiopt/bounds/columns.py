@@ -73,10 +73,10 @@ class Table:
 
 
 class Columns:
-    """The columns found so far."""
+    """The columns found so far; where `micro_batches` is given, all pipelines have as many."""
 
-    def __init__(self, types: StageTypes) -> None:
-        self.types, self.modes = types, Modes(types)
+    def __init__(self, types: StageTypes, micro_batches: int | None = None) -> None:
+        self.types, self.modes, self._micro_batches = types, Modes(types), micro_batches
         self._shape = (len(types.supply), len(self.modes))
         self._columns: dict[tuple[object, ...], Column] = {}
         self._stages: _Stages | None = None
@@ -111,7 +111,7 @@ class Columns:
                 new[column.key] = column
         if not new:
             return False
-        table = _Stages(self.types, self.modes, list(new.values())).table(step_s)
+        table = _Stages(self.types, self.modes, list(new.values())).table(step_s, self._micro_batches)
         price = self._vector(prices) @ table.usage
         # Of both numbers of micro-batches, the better.
         earned = (table.micro_batches - gain * price).reshape(2, -1).max(axis=0)
@@ -154,7 +154,7 @@ class Columns:
             return 0.0, self.first_prices
         if self._stages is None:
             self._stages = _Stages(self.types, self.modes, list(self._columns.values()))
-        table = self._stages.table(step_s)
+        table = self._stages.table(step_s, self._micro_batches)
         if table.micro_batches.max() <= 0.0:
             return 0.0, self.first_prices
         kinds, modes = self._shape
@@ -242,12 +242,15 @@ class _Stages:
         found = np.minimum.reduceat(np.where(np.isfinite(self._t), most, 0.0), self._starts)
         return np.asarray(self._multiple * np.floor(np.maximum(found, 0.0) / self._multiple))
 
-    def table(self, step_s: float) -> Table:
-        """Every column twice: with the most micro-batches, and with as many as leave time for sync by many holders."""
+    def table(self, step_s: float, micro_batches: int | None) -> Table:
+        """Every column twice: with the most micro-batches, and with as many as leave time for sync by many holders; if
+        `micro_batches` are given, with these or none."""
         each = [
             self._micro_batches(step_s, tail)
             for tail in (self._tail_s, np.maximum(self._tail_s, self._inner_s * self._n))
         ]
+        if micro_batches is not None:
+            each = [np.where(most >= micro_batches, float(micro_batches), 0.0) for most in each]
         return Table(np.concatenate(each), np.hstack([self._usage(step_s, m) for m in each]))
 
     def _usage(self, step_s: float, m: Floats) -> Floats:

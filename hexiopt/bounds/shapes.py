@@ -9,8 +9,10 @@ largest ratio of micro-batches to price of any chain, no plan processes more tha
 these prices (Farley, 1990). `Chains.least_price` bounds α from above, by branch and bound over boxes.
 
 Chains that come out are columns of a restricted program, whose duals are the next prices (Gilmore and Gomory, 1961).
-Activations are not charged to interfaces, and the program may mix what plans cannot: fractions of pipelines, layers
-that are whole in one machine for some sequences and in another for others. So the bound is loose on slow networks.
+Under ZeRO-2 and 3 all pipelines have as many micro-batches, a divisor of the batch: each has a program of its own, and
+the lowest bound of all programs counts. Activations are not charged to interfaces, and a program may mix what plans
+cannot: fractions of pipelines, layers that are whole in one machine for some sequences and in another for others. So
+the bound is loose on slow networks.
 """
 
 import time
@@ -31,19 +33,18 @@ from hexiopt.space import schedules, sharding_stages
 
 Floats = NDArray[np.float64]
 _WEIGHTS = (0.0, 0.35, 1.0, 2.5)  # multipliers of Σ tried, as shares of the price that matters
-_FEW = 64  # boxes that may take long
 _EFFORTS = ((0.05, 2), (0.02, 5), (0.008, 8))  # smallest box, in shares; rounds of halving
 _CERTAIN = (0.002, 16)
 _COARSELY = 4  # rounds before multipliers of Σ do not do
 _GAIN = 1.0005  # by what a chain must earn more than it costs
 _STALE = 1e-3  # of the step time, that new chains must gain to look for more like them
-_FIRST = 0.6  # share of the time left for one kind of sharding; the rest is for the other
+_FIRST = 0.75  # share of the time left for plans of ZeRO-0 and 1; the rest is for the others
 _LEARNING = 0.5  # share of the time for columns; the rest is for certainty
 _TOLERANCE = 5e-4  # of the step time
 _LOOSE = 0.6  # share of the way from the optimum so far down to what is known, where certainty is tried first
 _TOGETHER = 64  # boxes between two looks at the clock
-_RANGES = ((2, 2), (3, 3), (4, 5), (6, 2**30))  # classes of layer ranges a stage, and of stages, when interleaved
-_STAGES = (*((p, p) for p in range(2, 11)), (11, 12), (13, 15), (16, 20), (21, 30), (31, 2**30))
+_RANGES = (*((v, v) for v in range(2, 9)), (9, 2**30))  # classes of layer ranges a stage, when interleaved,
+_STAGES = (*((p, p) for p in range(2, 21)), (21, 24), (25, 30), (31, 2**30))  # and of stages
 
 
 def shape_bound_s(model: CostModel, lower_s: float, deadline_s: float) -> float:
@@ -54,21 +55,22 @@ def shape_bound_s(model: CostModel, lower_s: float, deadline_s: float) -> float:
     if time.perf_counter() >= deadline_s:
         return lower_s
     program = ShapeProgram(model, deadline_s)
-    # A plan has shapes of one kind, so that what holds for both kinds holds: raise the lower one, up to the other.
-    shapes = shapes_of(model.problem)
-    kinds = [own for late in (False, True) if (own := [shape for shape in shapes if shape.late == late])]
-    bounds_s = [lower_s] * len(kinds)
+    # A plan has shapes of one kind, so that what holds for all kinds holds: raise the lowest ones, up to the next.
+    kinds: dict[int | None, list[Shape]] = {}
+    for shape in shapes_of(model.problem):
+        kinds.setdefault(shape.micro_batches, []).append(shape)
+    bounds_s = dict.fromkeys(kinds, lower_s)
     stuck = False
     while time.perf_counter() < deadline_s:
-        which = bounds_s.index(min(bounds_s))
-        others_s = min((bound_s for k, bound_s in enumerate(bounds_s) if k != which), default=inf)
-        ahead = others_s > bounds_s[which] * (1 + _TOLERANCE)
-        share = 1.0 if ahead or stuck or len(kinds) == 1 else _FIRST
-        found_s = program.raised(bounds_s[which], kinds[which], others_s if ahead else inf, share)
-        if found_s <= bounds_s[which] and share == 1.0:
+        level_s = min(bounds_s.values()) * (1 + _TOLERANCE)
+        low = [kind for kind, bound_s in bounds_s.items() if bound_s <= level_s]
+        next_s = min((bound_s for bound_s in bounds_s.values() if bound_s > level_s), default=inf)
+        share = 1.0 if stuck or len(kinds) == 1 else _FIRST if next_s == inf else 1.0 / len(low)
+        found_s = program.raised(bounds_s[low[0]], kinds[low[0]], next_s, share)
+        if found_s <= bounds_s[low[0]] and share == 1.0:
             break
-        stuck, bounds_s[which] = found_s <= bounds_s[which], found_s
-    return min(bounds_s)
+        stuck, bounds_s[low[0]] = found_s <= bounds_s[low[0]], found_s
+    return min(bounds_s.values())
 
 
 def shapes_of(problem: Problem) -> list[Shape]:
@@ -78,12 +80,14 @@ def shapes_of(problem: Problem) -> list[Shape]:
     early, late = any(stage < 2 for stage in sharding), any(stage >= 2 for stage in sharding)
     # From ZeRO-2 on, stages have one range.
     max_chunks = problem.space.max_chunks if early and "interleaved" in allowed else 1
-    found = [Shape(1, 1, 1, num_layers, False)] * early
-    found += [Shape(1, 1, 1, num_layers, True)] * (late and allowed != ("interleaved",))
+    found = [Shape(1, 1, 1, num_layers)] * early
+    if late and allowed != ("interleaved",):
+        batch = problem.workload.global_batch
+        found += [Shape(1, 1, 1, num_layers, m) for m in range(1, batch + 1) if batch % m == 0]
     for least, most in _RANGES:
         for few, many in _STAGES:
             if least <= max_chunks and least * few <= num_layers:
-                found.append(Shape(least, min(most, max_chunks), few, min(many, num_layers // least), False))
+                found.append(Shape(least, min(most, max_chunks), few, min(many, num_layers // least)))
     return found
 
 
@@ -94,32 +98,23 @@ class ShapeProgram:
         self.types = StageTypes(model)
         self._shapes, self._doubtful = list[Shape](), set[Shape]()
         self._deadline_s, self._began_s, self._until_s = deadline_s, time.perf_counter(), deadline_s
+        self._columns_of, self._known = dict[int | None, Columns](), set[int | None]()
+        self._kind: int | None = None
         self._columns = Columns(self.types)
         self._prices = self._columns.first_prices
         self._chains: dict[Shape, Chains] = {}
         self._batch = self.types.global_batch
 
     def raised(self, lower_s: float, shapes: Sequence[Shape], enough_s: float, share: float) -> float:
-        """A bound for plans of some shapes, at least `lower_s`, which must hold; `enough_s` is the most of use. Takes a
-        `share` of the time left."""
+        """A bound for plans of shapes of one kind, at least `lower_s`, which must hold; `enough_s` is the most of use.
+        Takes a `share` of the time left."""
+        self._kind = shapes[0].micro_batches
+        self._columns = self._columns_of.setdefault(self._kind, Columns(self.types, self._kind))
         self._shapes, self._began_s = list(shapes), time.perf_counter()
         self._until_s = self._began_s + share * (self._deadline_s - self._began_s)
         if enough_s < inf and self._suffices(lower_s, enough_s):
             return enough_s
-        step_s, most_s = min(1.1 * lower_s, enough_s), enough_s
-        promising, level = list(self._shapes), 0
-        while self._on_time(_LEARNING) and level < len(_EFFORTS):
-            gained = [
-                shape
-                for shape in promising
-                if self._on_time(_LEARNING) and self._learn(step_s, shape, *_EFFORTS[level])
-            ]
-            step_s, self._prices = self._longest(lower_s, most_s)
-            # Shapes that gave nothing are asked again when the others give no more.
-            stale = not gained or step_s > most_s * (1 - _STALE)
-            level += stale and len(promising) == len(self._shapes)
-            promising = list(self._shapes) if stale else gained
-            most_s = step_s
+        step_s = most_s = self._learned(lower_s, enough_s)
         # First something that surely holds, then ever closer to the program's optimum: from it down by a share.
         proven_s, proven, tried = lower_s, 1.0, _LOOSE
         while self._on_time() and (step_s - lower_s) * (proven - tried) > _TOLERANCE * step_s:
@@ -134,6 +129,28 @@ class ShapeProgram:
             else:
                 tried = (tried + proven) / 2
         return proven_s
+
+    def _learned(self, lower_s: float, enough_s: float) -> float:
+        """Look for columns, once for each kind: about the bound that they allow, with its prices."""
+        if self._kind in self._known:
+            step_s, self._prices = self._longest(lower_s, enough_s)
+            return step_s
+        step_s, most_s = min(1.1 * lower_s, enough_s), enough_s
+        promising, level = list(self._shapes), 0
+        while self._on_time(_LEARNING) and level < len(_EFFORTS):
+            gained = [
+                shape
+                for shape in promising
+                if self._on_time(_LEARNING) and self._learn(step_s, shape, *_EFFORTS[level])
+            ]
+            step_s, self._prices = self._longest(lower_s, most_s)
+            # Shapes that gave nothing are asked again when the others give no more.
+            stale = not gained or step_s > most_s * (1 - _STALE)
+            level += stale and len(promising) == len(self._shapes)
+            promising = list(self._shapes) if stale else gained
+            most_s = step_s
+        self._known.add(self._kind)
+        return step_s
 
     def _suffices(self, lower_s: float, enough_s: float) -> bool:
         """Whether no plan has a step of `enough_s`, if the prices of other shapes are nearly right for these too."""
@@ -209,7 +226,10 @@ class ShapeProgram:
         fewest = shape.least_stages if shape.interleaved else 1
         if fewest > self._batch:
             return Boxes.grid(np.zeros(0), np.zeros(0))
-        micro_batches_at = np.unique(np.round(np.geomspace(fewest, self._batch, 6 if shape.interleaved else 13)))
+        if shape.micro_batches is None:
+            micro_batches_at = np.unique(np.round(np.geomspace(fewest, self._batch, 6 if shape.interleaved else 13)))
+        else:
+            micro_batches_at = np.array([float(shape.micro_batches)])
         least_s = 0.5 * self.types.num_layers * float(self.types.layer_s.min()) / shape.most_ranges
         first_s = min(max(least_s, 0.004 * step_s), 0.5 * step_s)
         ends_s = np.geomspace(first_s, step_s, 5 if shape.interleaved else 9)
@@ -224,7 +244,6 @@ class ShapeProgram:
         if shape.interleaved and shape.least_stages == shape.most_stages:
             # Micro-batches are a multiple of the stages.
             boxes = replace(boxes, high_m=boxes.high_m - boxes.high_m % shape.least_stages)
-        finely &= len(boxes) <= _FEW
         if shape not in self._chains:
             self._chains[shape] = Chains(self.types, shape)
         for first in range(0, len(boxes), _TOGETHER):
@@ -233,8 +252,11 @@ class ShapeProgram:
             at = np.arange(first, min(first + _TOGETHER, len(boxes)))
             some = boxes.take(at)
             wanted = some.high_m / target
-            weights = None if finely else np.array(_WEIGHTS)[:, None] * wanted / some.high_s
+            weights = np.array(_WEIGHTS)[:, None] * wanted / some.high_s
             least, found = self._chains[shape].least_price(self._prices, step_s, some, wanted, weights)
+            if finely:  # multipliers miss what is between, parts what rounding takes from many stages
+                other, more = self._chains[shape].least_price(self._prices, step_s, some, wanted, None)
+                least, found = np.maximum(least, other), found + more
             any_m = np.isfinite(least) & (some.high_m >= some.low_m)
             ratio[at] = np.where(any_m, some.high_m / np.maximum(least, 1e-300), 0.0)
             chains += [(chain, float(some.low_m[k])) for chain, k in found]

@@ -142,7 +142,8 @@ def test_boxes_cover_all_pairs() -> None:
 @pytest.mark.parametrize(("max_chunks", "num_layers"), [(1, 5), (8, 9), (8, 60), (3, 80)])
 def test_shapes_cover_all_pipelines(max_chunks: int, num_layers: int, sharding: str) -> None:
     """Every number of layer ranges and of stages that has a layer for each range is in a class, of either kind of
-    sharding that the workload allows; from ZeRO-2 on there is one range."""
+    sharding that the workload allows; from ZeRO-2 on there is one range, and as many micro-batches for all pipelines,
+    so that they divide the batch."""
     problem = two_kinds(optimizer_sharding=sharding)
     model, space = replace(problem.model, num_layers=num_layers), replace(problem.space, max_chunks=max_chunks)
     shapes = shapes_of(replace(problem, model=model, space=space))
@@ -155,6 +156,8 @@ def test_shapes_cover_all_pipelines(max_chunks: int, num_layers: int, sharding: 
                     and shape.late == late
                     for shape in shapes
                 )
+    aligned = [shape.micro_batches for shape in shapes if shape.late]
+    assert sorted(aligned) == ([m for m in range(1, 257) if 256 % m == 0] if sharding in ("auto", "2", "3") else [])
     assert all(shape.late == (sharding in "23") for shape in shapes if sharding != "auto")
 
 

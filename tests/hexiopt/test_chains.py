@@ -130,7 +130,7 @@ def test_no_chain_of_a_box_is_cheaper(types: StageTypes, m: int, room: float, sh
         holder=float(rng.uniform(0.0, 0.5)),
     )
     box = Boxes(*(np.array([float(x)]) for x in (m, m, low_s, high_s)))
-    wanted, chains = np.array([np.inf]), Chains(types, Shape(1, 1, 1, LAYERS, late_of(types)))
+    wanted, chains = np.array([np.inf]), Chains(types, Shape(1, 1, 1, LAYERS, m if late_of(types) else None))
     weights = np.array([[0.0], [0.5], [2.0]]) / high_s
     coarse, _ = chains.least_price(prices, step_s, box, wanted, weights)
     fine, found = chains.least_price(prices, step_s, box, wanted, None)
@@ -151,7 +151,7 @@ def test_gradients_on_a_slow_network_raise_the_price() -> None:
         prices = some._replace(longest=np.ones_like(some.longest))
         step_s = 20 * LAYERS * float(types.layer_s.max())
         box = Boxes(*(np.array([x]) for x in (8.0, 8.0, 0.0, step_s)))
-        chains = Chains(types, Shape(1, 1, 1, LAYERS, False))
+        chains = Chains(types, Shape(1, 1, 1, LAYERS))
         least.append(chains.least_price(prices, step_s, box, np.array([np.inf]), np.zeros((1, 1)))[0][0])
     assert least[1] > 1.1 * least[0]
 
@@ -160,7 +160,7 @@ def test_gradients_on_a_slow_network_raise_the_price() -> None:
 def test_a_program_is_worth_what_its_columns_process(rate: float) -> None:
     """Strong duality: at the prices that it gives, the cluster is worth the most sequences; no column costs less."""
     types = TYPES[rate, "1"]
-    columns, chains = Columns(types), Chains(types, Shape(1, 1, 1, LAYERS, False))
+    columns, chains = Columns(types), Chains(types, Shape(1, 1, 1, LAYERS))
     step_s = 40 * LAYERS * float(types.layer_s.min())
     boxes = Boxes.grid(np.array([1.0, 4.0, 16.0, 64.0]), np.linspace(0.0, step_s, 5))
     prices = columns.first_prices
