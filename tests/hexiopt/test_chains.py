@@ -156,13 +156,15 @@ def test_gradients_on_a_slow_network_raise_the_price() -> None:
     assert least[1] > 1.1 * least[0]
 
 
+@pytest.mark.parametrize("aligned", [None, 16])
 @pytest.mark.parametrize("rate", [0.05, 20.0])
-def test_a_program_is_worth_what_its_columns_process(rate: float) -> None:
+def test_a_program_is_worth_what_its_columns_process(rate: float, aligned: int | None) -> None:
     """Strong duality: at the prices that it gives, the cluster is worth the most sequences; no column costs less."""
-    types = TYPES[rate, "1"]
-    columns, chains = Columns(types), Chains(types, Shape(1, 1, 1, LAYERS))
+    types = TYPES[rate, "1" if aligned is None else "2"]
+    columns, chains = Columns(types, aligned), Chains(types, Shape(1, 1, 1, LAYERS, aligned))
     step_s = 40 * LAYERS * float(types.layer_s.min())
-    boxes = Boxes.grid(np.array([1.0, 4.0, 16.0, 64.0]), np.linspace(0.0, step_s, 5))
+    counts = np.array([1.0, 4.0, 16.0, 64.0] if aligned is None else [float(aligned)])
+    boxes = Boxes.grid(counts, np.linspace(0.0, step_s, 5))
     prices = columns.first_prices
     for _ in range(4):
         wanted = boxes.high_m
