@@ -54,23 +54,23 @@ def shape_bound_s(model: CostModel, lower_s: float, deadline_s: float) -> float:
     """
     if time.perf_counter() >= deadline_s:
         return lower_s
-    program = ShapeProgram(model, deadline_s)
-    # A plan has shapes of one kind, so that what holds for all kinds holds: raise the lowest ones, up to the next.
-    kinds: dict[int | None, list[Shape]] = {}
+    types, kinds = StageTypes(model), dict[int | None, list[Shape]]()
     for shape in shapes_of(model.problem):
         kinds.setdefault(shape.micro_batches, []).append(shape)
-    bounds_s = dict.fromkeys(kinds, lower_s)
-    stuck = False
-    while time.perf_counter() < deadline_s:
-        level_s = min(bounds_s.values()) * (1 + _TOLERANCE)
-        low = [kind for kind, bound_s in bounds_s.items() if bound_s <= level_s]
-        next_s = min((bound_s for bound_s in bounds_s.values() if bound_s > level_s), default=inf)
-        share = 1.0 if stuck or len(kinds) == 1 else _FIRST if next_s == inf else 1.0 / len(low)
-        found_s = program.raised(bounds_s[low[0]], kinds[low[0]], next_s, share)
-        if found_s <= bounds_s[low[0]] and share == 1.0:
+    # A plan has shapes of one kind, so that what holds for all kinds holds: raise the lowest ones, up to the next.
+    programs = [ShapeProgram(types, shapes) for shapes in kinds.values()]
+    bounds_s, prices, stuck = [lower_s] * len(programs), Columns(types).first_prices, False
+    while (now_s := time.perf_counter()) < deadline_s:
+        level_s = min(bounds_s) * (1 + _TOLERANCE)
+        low = [k for k, bound_s in enumerate(bounds_s) if bound_s <= level_s]
+        next_s = min((bound_s for bound_s in bounds_s if bound_s > level_s), default=inf)
+        share = 1.0 if stuck or len(programs) == 1 else _FIRST if next_s == inf else 1.0 / len(low)
+        which, until_s = low[0], now_s + share * (deadline_s - now_s)
+        found_s, prices = programs[which].raised(bounds_s[which], next_s, until_s, prices)
+        if found_s <= bounds_s[which] and share == 1.0:
             break
-        stuck, bounds_s[low[0]] = found_s <= bounds_s[low[0]], found_s
-    return min(bounds_s.values())
+        stuck, bounds_s[which] = found_s <= bounds_s[which], found_s
+    return min(bounds_s)
 
 
 def shapes_of(problem: Problem) -> list[Shape]:
@@ -92,26 +92,27 @@ def shapes_of(problem: Problem) -> list[Shape]:
 
 
 class ShapeProgram:
-    """The program over all chains; `deadline_s` is of `time.perf_counter`."""
+    """The program over all chains of some shapes, which agree in `micro_batches`."""
 
-    def __init__(self, model: CostModel, deadline_s: float) -> None:
-        self.types = StageTypes(model)
-        self._shapes, self._doubtful = list[Shape](), set[Shape]()
-        self._deadline_s, self._began_s, self._until_s = deadline_s, time.perf_counter(), deadline_s
-        self._columns_of, self._known = dict[int | None, Columns](), set[int | None]()
-        self._kind: int | None = None
-        self._columns = Columns(self.types)
-        self._prices = self._columns.first_prices
+    def __init__(self, types: StageTypes, shapes: Sequence[Shape]) -> None:
+        self.types, self._batch = types, types.global_batch
+        self._shapes, self._doubtful = list(shapes), set[Shape]()
         self._chains: dict[Shape, Chains] = {}
-        self._batch = self.types.global_batch
+        self._columns = Columns(types, shapes[0].micro_batches)
+        self._prices = self._columns.first_prices
+        self._searched = False  # for columns, which is done once
+        self._began_s = self._until_s = time.perf_counter()
 
-    def raised(self, lower_s: float, shapes: Sequence[Shape], enough_s: float, share: float) -> float:
-        """A bound for plans of shapes of one kind, at least `lower_s`, which must hold; `enough_s` is the most of use.
-        Takes a `share` of the time left."""
-        self._kind = shapes[0].micro_batches
-        self._columns = self._columns_of.setdefault(self._kind, Columns(self.types, self._kind))
-        self._shapes, self._began_s = list(shapes), time.perf_counter()
-        self._until_s = self._began_s + share * (self._deadline_s - self._began_s)
+    def raised(self, lower_s: float, enough_s: float, until_s: float, prices: Multipliers) -> tuple[float, Multipliers]:
+        """A step time that no plan of the shapes beats, in seconds, and the prices of the last attempt.
+
+        It is at least `lower_s`, which must hold; `enough_s` is the most of use. `until_s` is of `time.perf_counter`,
+        `prices` are those to begin with.
+        """
+        self._began_s, self._until_s, self._prices = time.perf_counter(), until_s, prices
+        return self._raised_s(lower_s, enough_s), self._prices
+
+    def _raised_s(self, lower_s: float, enough_s: float) -> float:
         if enough_s < inf and self._suffices(lower_s, enough_s):
             return enough_s
         step_s = most_s = self._learned(lower_s, enough_s)
@@ -131,8 +132,8 @@ class ShapeProgram:
         return proven_s
 
     def _learned(self, lower_s: float, enough_s: float) -> float:
-        """Look for columns, once for each kind: about the bound that they allow, with its prices."""
-        if self._kind in self._known:
+        """Look for columns, the first time: about the bound that they allow, with its prices."""
+        if self._searched:
             step_s, self._prices = self._longest(lower_s, enough_s)
             return step_s
         step_s, most_s = min(1.1 * lower_s, enough_s), enough_s
@@ -149,7 +150,7 @@ class ShapeProgram:
             level += stale and len(promising) == len(self._shapes)
             promising = list(self._shapes) if stale else gained
             most_s = step_s
-        self._known.add(self._kind)
+        self._searched = True
         return step_s
 
     def _suffices(self, lower_s: float, enough_s: float) -> bool:
@@ -239,7 +240,7 @@ class ShapeProgram:
         self, step_s: float, shape: Shape, boxes: Boxes, target: float, finely: bool = False
     ) -> tuple[Floats, list[tuple[Chain, float]]]:
         """Micro-batches over the least price, for each box; and chains, with the box's least micro-batches, where that
-        is above `target`."""
+        is above `target`. `finely` by both recursions over chains, of which the better counts."""
         ratio, chains = np.full(len(boxes), inf), []
         if shape.interleaved and shape.least_stages == shape.most_stages:
             # Micro-batches are a multiple of the stages.
