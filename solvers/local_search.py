@@ -28,10 +28,12 @@ from solvers.starts import (
 from solvers.structure import Bundle, Misfit, Structure
 from solvers.zero import plain_stages, sharding_groups
 
-_HOT, _COLD = 0.01, 0.0005  # temperatures: an accepted worsening of 1 % and of 0.05 %
+_COLD = 0.0005  # the last temperature: an accepted worsening of 0.05 %
 _MISFIT = 100.0  # energy of a structure that no plan follows, far above any step time's logarithm
 _FORBIDDEN = 200.0  # energy of a structure that the plan space forbids
-_POOLS = (48, 16, 5, 2)  # structures annealed in each round of equal time
+# Rounds of equal time: how many structures are annealed, and from what temperature. What was annealed before loses
+# what it has gained when it is heated as much again.
+_ROUNDS = ((48, 0.01), (16, 0.005), (5, 0.003), (2, 0.002))
 _HOPELESS = 0.3  # a start whose pipelines alone take e^0.3 times the best step is left out
 _STARTS = 0.4  # most of the budget that goes into pricing starts
 _POLISHED = 3  # starts polished first
@@ -90,8 +92,9 @@ class Annealer:
         energy = math.log(cost.step_time_s)
         return Judged(energy if cost.fits else _MISFIT - 1.0 + energy / 1e3, max(1.0, cost.step_time_s / estimate_s))
 
-    def anneal(self, start: Structure, until: float, max_steps: int | None) -> Structure:
-        """The best structure met from `start` until the fraction `until` of the time, or `max_steps` steps."""
+    def anneal(self, start: Structure, hot: float, until: float, max_steps: int | None) -> Structure:
+        """The best structure met from `start`, the first temperature being `hot`, until the fraction `until` of the
+        time, or `max_steps` steps."""
         search, rng = self.search, self.rng
         current = best = start
         now = self.judge(start)
@@ -105,7 +108,7 @@ class Annealer:
                 done = (search.steps - began_steps) / max_steps
             else:
                 done = (search.runtime_s - began_s) / span_s
-            temperature = _HOT * (_COLD / _HOT) ** min(1.0, done)
+            temperature = hot * (_COLD / hot) ** min(1.0, done)
             candidate = self._neighbourhood.random_move(current, rng)
             if candidate is None or candidate == current:
                 continue
@@ -157,27 +160,28 @@ def improve(polisher: Polisher, starts: Iterable[Structure], until: float) -> li
     annealer, steps = Annealer(search, polisher.builder, polisher.rng), search.budget.max_steps
     last_start = search.spent + _STARTS * (until - search.spent)
     pool: list[tuple[float, int, Structure]] = []
+    least = math.inf
     for number, start in enumerate(starts):
         if not search.go_on(last_start) or (steps is not None and search.steps > last_start * steps):
             break
         search.step()
-        least = min((energy for energy, _, _ in pool), default=math.inf)
         judged = annealer.judge(start, least + _HOPELESS)
         if judged is not None:
+            least = min(least, judged.energy)
             pool.append((judged.energy, number, start))
     pool.sort(key=lambda item: item[:2])
     polisher.begin([structure for _, _, structure in pool[:_POLISHED]], min(until, search.spent + _POLISHING))
     begin = search.runtime_s / search.budget.time_limit_s
     left = None if steps is None else max(0, int(until * steps) - search.steps)
     left_out: list[tuple[float, int, Structure]] = []
-    for turn, size in enumerate(_POOLS):
+    for turn, (size, hot) in enumerate(_ROUNDS):
         pool.sort(key=lambda item: item[:2])
         left_out += pool[size:]
         del pool[size:]
-        share = (until - begin) / len(_POOLS)
+        share = (until - begin) / len(_ROUNDS)
         for k, (energy, number, start) in enumerate(pool):
             end = begin + share * (turn + (k + 1) / len(pool))
-            found = annealer.anneal(start, end, None if left is None else left // (len(_POOLS) * len(pool)))
+            found = annealer.anneal(start, hot, end, None if left is None else left // (len(_ROUNDS) * len(pool)))
             judged = annealer.judge(found)
             if judged is not None and judged.energy < energy:
                 if turn == 0:  # the start itself, with other layers, may lead elsewhere

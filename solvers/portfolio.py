@@ -1,9 +1,9 @@
 """`portfolio`, the default: every way of finding a plan within one time limit, and the best of all.
 
-Two lanes work side by side, on two cores where there are two: one runs HexiScale's partition, as `solver=metis`
-would, so that the portfolio is not worse; the other starts from what people build by hand and, beyond a few
-machines, from the linear program over shapes, and anneals. On large clusters, too large for a complete graph, both
-start by hand. Where the plan space has sequence layouts, the first lane soon turns to them instead, and decides stage
+Two lanes work side by side, on two cores where there are two. One begins with HexiScale's partition, as
+`solver=metis` would, and anneals what that finds and what people build by hand; the other anneals the latter and,
+beyond a few machines, what the linear program over shapes gives. On large clusters, too large for a complete graph,
+both start by hand. Where the plan space has sequence layouts, the first lane soon turns to them instead, and decides stage
 by stage between these and tensor parallelism (`sequence/joint.py`). With a budget in steps both lanes run wherever
 they are, so that the plan does not depend on the cores.
 """
@@ -35,7 +35,7 @@ from solvers.structure import Structure
 
 _LANES = 2
 _ALONE = 2  # the lane of a machine that runs only one
-_PARTITION = (1.0, 0.0, 0.25)  # share of each lane's budget for HexiScale's partition
+_PARTITION = (0.25, 0.0, 0.25)  # share of each lane's budget for HexiScale's partition; of the first, more until a plan
 _BEFORE_LAYOUTS = (0.15, 1.0, 0.3)  # share of each lane's budget before it turns to sequence layouts
 _GRACE_S = 0.5  # how long a lane may take to notice that time is up
 _FEW_DEVICES = 16  # GPUs up to which both lanes search replicas
@@ -52,7 +52,7 @@ def run_lane(search: Search, builder: Builder, lane: int) -> None:
         plan_jointly(search, rng)
         return
     partitions = find_spec("pymetis") is not None and len(problem.usable_devices) <= _LARGE
-    found = partition(search, builder, _PARTITION[lane]) if partitions else []
+    found = partition(search, builder, _PARTITION[lane], patient=lane == 0) if partitions else []
     rng = random.Random(search.seed * _LANES + lane)
     programs = shape_structures(search) if lane and len(problem.usable_devices) > _FEW else ()
     # Of many machines hundreds of starts cannot be priced: those that were best there come first.
@@ -62,13 +62,17 @@ def run_lane(search: Search, builder: Builder, lane: int) -> None:
     polisher.finish(improve(polisher, chain.from_iterable(starts), ANNEAL))
 
 
-def partition(search: Search, builder: Builder, share: float) -> list[Structure]:
-    """What HexiScale's partition finds in a `share` of the budget, drawing as `solver=metis` does."""
+def partition(search: Search, builder: Builder, share: float, patient: bool) -> list[Structure]:
+    """What HexiScale's partition finds in a `share` of the budget, drawing as `solver=metis` does; if `patient`, it
+    goes on until there is a plan."""
     if share == 0.0:
         return []
     hierarchy = HierarchicalPartition(search, builder, random.Random(search.seed))
-    steps = None if search.budget.max_steps is None else int(search.budget.max_steps * share)
-    while search.go_on(share) and (steps is None or search.steps < steps):
+    most = search.budget.max_steps
+    while True:
+        end = 1.0 if patient and search.plan is None else share
+        if not search.go_on(end) or (most is not None and search.steps >= int(most * end)):
+            break
         search.step()
         hierarchy.iterate()
     return hierarchy.found()
