@@ -50,6 +50,11 @@ class Machine:
     def _pairs(self) -> dict[tuple[int, int], IntraLink]:
         return {pair: link for link in self.intra_links for pair in ((link.a, link.b), (link.b, link.a))}
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether its devices are interchangeable: none has a faster link, or another interface."""
+        return not self.intra_links and self.num_interfaces == 1
+
     def interface(self, index: int) -> int:
         """The network interface that the device `index` uses."""
         return index * self.num_interfaces // self.num_gpus

@@ -88,12 +88,14 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class _Traffic:
-    """Pipelines of a bundle and their messages."""
+    """Pipelines of a bundle and their messages. Pipelines through the same places cost the same: one stands for all."""
 
     rows: tuple[Row, ...]
     sites: tuple[frozenset[Any], ...]  # per stage, all that it must do well on, as `LayerSplitter.split` takes them
-    ways: tuple[list[Way], ...] = ()
-    load: tuple[tuple[int, float], ...] = ()  # (shared resource, seconds)
+    examples: tuple[int, ...]  # rows that differ
+    example_of: tuple[int, ...]  # of each row, which of them stands for it
+    ways: tuple[list[Way], ...] = ()  # of the examples
+    load: tuple[tuple[int, float], ...] = ()  # (shared resource, seconds) of all rows
 
 
 class _Memory(Generic[_V]):
@@ -122,6 +124,9 @@ class LineMaker:
         self._pricer = pricer
         self._num_layers = pricer.problem.model.num_layers
         self._model = pricer if isinstance(pricer, CostModel) else None  # others leave the network to each message
+        cluster = pricer.problem.cluster
+        self._machine_of: list[int] = cluster.machine_of.tolist()
+        self._uniform = [machine.is_uniform for machine in cluster.machines]
         self._traffic = _Memory[_Traffic]()
         self._made = _Memory[list[Line] | Misfit]()
 
@@ -131,7 +136,11 @@ class LineMaker:
         if self._model is None:
             return [tuple(map(self._alone_s, own.rows)) for own in each]
         load_s = summed(item for own in each for item in own.load)
-        return [tuple(tuple(round_trips_s(found, len(own.rows[0]), load_s)) for found in own.ways) for own in each]
+        found = []
+        for own in each:
+            trips = [tuple(round_trips_s(way, len(own.rows[0]), load_s)) for way in own.ways]
+            found.append(tuple([trips[k] for k in own.example_of]))
+        return found
 
     def chunks(self, bundle: Bundle, structure: Structure) -> int:
         """Layer ranges a stage of a bundle, as many as asked for or as it can have."""
@@ -185,9 +194,10 @@ class LineMaker:
         )
         if isinstance(split, int):
             return Misfit(split)
+        # Rows with the same example share its trips too.
+        rhythms = [Rhythm.of(self._stage_s(traffic.rows[k], split), trips_s[k], terms.chunks) for k in traffic.examples]
         return [
-            Line(row, split, terms.chunks, Rhythm.of(self._stage_s(row, split), trip_s, terms.chunks))
-            for row, trip_s in zip(traffic.rows, trips_s, strict=True)
+            Line(row, split, terms.chunks, rhythms[k]) for row, k in zip(traffic.rows, traffic.example_of, strict=True)
         ]
 
     def _stage_s(self, row: Row, split: tuple[Choice, ...]) -> list[float]:
@@ -207,20 +217,42 @@ class LineMaker:
             frozenset(part.site if part.samples == size else Share(part.site, part.samples) for part in chain(*slots))
             for slots in zip(*rows, strict=True)
         )
+        numbers: dict[Hashable, int] = {}
+        example_of = tuple([numbers.setdefault(self._places(row), len(numbers)) for row in rows])
+        examples = tuple(map(example_of.index, range(len(numbers))))
         if self._model is None:
-            return _Traffic(rows, sites)
+            return _Traffic(rows, sites, examples, example_of)
         sample_bytes = self._model.message_bytes(1)
         found = tuple(
             ways(
-                [[part.group for part in own] for own in row],
-                [[part.samples for part in own] for own in row],
+                [[part.group for part in own] for own in rows[k]],
+                [[part.samples for part in own] for own in rows[k]],
                 self._model.hop,
                 sample_bytes,
                 wraps,
             )
-            for row in rows
+            for k in examples
         )
-        return _Traffic(rows, sites, found, tuple(item for own in found for item in ways_load(own)))
+        counts = map(example_of.count, range(len(examples)))
+        load = summed(
+            (resource, count * seconds)
+            for own, count in zip(found, counts, strict=True)
+            for resource, seconds in ways_load(own)
+        )
+        return _Traffic(rows, sites, examples, example_of, found, tuple(load.items()))
+
+    def _places(self, row: Row) -> Hashable:
+        """Equal for pipelines whose stages are as fast and send the same way."""
+        if self._model is None:
+            return row
+        places = []
+        for own in row:
+            for part in own:
+                machine = self._machine_of[part.group[0]]
+                where = (machine, len(part.group)) if self._uniform[machine] else part.group
+                places.append((where, part.samples))
+            places.append(((), 0))
+        return tuple(places)
 
     def _alone_s(self, row: Row) -> tuple[float, ...]:
         """Round trips of a pipeline without replicas, no message in another's way."""

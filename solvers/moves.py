@@ -37,10 +37,7 @@ class Neighbourhood(ReplicaMoves):
 
     def __init__(self, problem: Problem, replicates: bool = False) -> None:
         super().__init__(problem)
-        # Machines whose devices are not interchangeable: some share a faster link, or an interface.
-        self._uneven = {
-            m for m, spec in enumerate(problem.cluster.machines) if spec.intra_links or spec.num_interfaces > 1
-        }
+        self._uneven = {m for m, spec in enumerate(problem.cluster.machines) if not spec.is_uniform}
         self.moves: tuple[Move, ...] = (
             Neighbourhood.reorder,
             Neighbourhood.reorder,
