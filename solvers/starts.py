@@ -209,10 +209,18 @@ def shared_structures(problem: Problem) -> Iterator[Structure]:
                         halves[side][machine] = parts[side]
         for width in widths:
             for max_tp in problem.space.allowed_tp(top):
-                for way in (1, -1):
-                    found = [chain(problem, list(half)[::way], width, max_tp, half) for half in halves]
+                for both in zip(*(_ways_through(problem, list(half)) for half in halves), strict=True):
+                    found = [chain(problem, way, width, max_tp, half) for way, half in zip(both, halves, strict=True)]
                     if all(found):
                         yield first_choice(problem, tuple(b for b in found if b is not None))
+
+
+def _ways_through(problem: Problem, machines: Sequence[int]) -> list[list[int]]:
+    """Three orders of `machines`, which stand slowest kind first: so, fastest first, and so after those with most
+    memory, as the first stage holds the most micro-batches."""
+    room = [problem.cluster.machines[m].gpu.usable_memory_bytes for m in machines]
+    roomy = [m for m, own in zip(machines, room, strict=True) if own == max(room)]
+    return [list(machines), list(machines)[::-1], [*roomy, *(m for m in machines if m not in roomy)]]
 
 
 def lockstep_structures(problem: Problem) -> Iterator[Structure]:
