@@ -28,12 +28,10 @@ from solvers.starts import (
 from solvers.structure import Bundle, Misfit, Structure
 from solvers.zero import plain_stages, sharding_groups
 
-_COLD = 0.0005  # the last temperature: an accepted worsening of 0.05 %
+_HOT, _COLD = 0.01, 0.0005  # temperatures: an accepted worsening of 1 % and of 0.05 %
 _MISFIT = 100.0  # energy of a structure that no plan follows, far above any step time's logarithm
 _FORBIDDEN = 200.0  # energy of a structure that the plan space forbids
-# Rounds of equal time: how many structures are annealed, and from what temperature. What was annealed before loses
-# what it has gained when it is heated as much again.
-_ROUNDS = ((48, 0.01), (16, 0.005), (5, 0.003), (2, 0.002))
+_POOLS = (48, 16, 5, 2)  # structures annealed in each round of equal time
 _HOPELESS = 0.3  # a start whose pipelines alone take e^0.3 times the best step is left out
 _STARTS = 0.4  # most of the budget that goes into pricing starts
 _POLISHED = 3  # starts polished first
@@ -149,9 +147,9 @@ def own_grids(problem: Problem, builder: Builder) -> Iterator[Structure]:
                 yield from (replace(base, sharding=sharding, groups=way) for way in sharding_groups(problem, sharding))
 
 
-def improve(polisher: Polisher, starts: Iterable[Structure], until: float) -> list[Structure]:
+def improve(polisher: Polisher, starts: Iterable[Structure], until: float, cooling: float = 1.0) -> list[Structure]:
     """Price `starts`, polish the first few, then anneal the best in rounds, each with fewer structures and more time
-    for each.
+    for each, and with the first temperature `cooling` times that of the round before.
 
     Gives what became of them, best first. Successive halving (Jamieson and Talwalkar, 2016): a start shows soon
     whether it leads anywhere.
@@ -174,14 +172,14 @@ def improve(polisher: Polisher, starts: Iterable[Structure], until: float) -> li
     begin = search.runtime_s / search.budget.time_limit_s
     left = None if steps is None else max(0, int(until * steps) - search.steps)
     left_out: list[tuple[float, int, Structure]] = []
-    for turn, (size, hot) in enumerate(_ROUNDS):
+    for turn, size in enumerate(_POOLS):
         pool.sort(key=lambda item: item[:2])
         left_out += pool[size:]
         del pool[size:]
-        share = (until - begin) / len(_ROUNDS)
+        share, hot = (until - begin) / len(_POOLS), _HOT * cooling**turn
         for k, (energy, number, start) in enumerate(pool):
             end = begin + share * (turn + (k + 1) / len(pool))
-            found = annealer.anneal(start, hot, end, None if left is None else left // (len(_ROUNDS) * len(pool)))
+            found = annealer.anneal(start, hot, end, None if left is None else left // (len(_POOLS) * len(pool)))
             judged = annealer.judge(found)
             if judged is not None and judged.energy < energy:
                 if turn == 0:  # the start itself, with other layers, may lead elsewhere

@@ -36,6 +36,8 @@ from solvers.structure import Structure
 _LANES = 2
 _ALONE = 2  # the lane of a machine that runs only one
 _PARTITION = (0.25, 0.0, 0.25)  # share of each lane's budget for HexiScale's partition; of the first, more until a plan
+# Annealed again as hot as before, large plans mostly lose what they gained; small ones get out of where they are stuck.
+_COOLING = (0.6, 1.0, 1.0)
 _BEFORE_LAYOUTS = (0.15, 1.0, 0.3)  # share of each lane's budget before it turns to sequence layouts
 _GRACE_S = 0.5  # how long a lane may take to notice that time is up
 _FEW_DEVICES = 16  # GPUs up to which both lanes search replicas
@@ -59,7 +61,7 @@ def run_lane(search: Search, builder: Builder, lane: int) -> None:
     many = dealt_structures(problem) if lane else ()
     starts = (found, many, own_grids(problem, builder), programs, hand_made(problem, builder))
     polisher = Polisher(search, builder, rng)
-    polisher.finish(improve(polisher, chain.from_iterable(starts), ANNEAL))
+    polisher.finish(improve(polisher, chain.from_iterable(starts), ANNEAL, _COOLING[lane]))
 
 
 def partition(search: Search, builder: Builder, share: float, patient: bool) -> list[Structure]:
