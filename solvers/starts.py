@@ -18,7 +18,7 @@ from solvers.zero import LOCKSTEP, first_stage, sharding_groups
 
 _MOST_PERMUTED = 4  # kinds whose orders are all tried
 _MOST_ORDERS = 120  # orders of machines up to which all are tried
-_FEW = 6  # GPUs up to which single pipelines are tried in all ways, and lockstep at all micro-batch sizes
+_FEW = 8  # GPUs up to which single pipelines are tried in all ways, and lockstep at all micro-batch sizes
 _FEW_SIZES = 2  # micro-batch sizes for each of those
 _DEALT_LENGTHS = (2, 4, 3)  # machines in a chain of many
 _ALL_HANDS = 8  # machines up to which every number of chains is tried
