@@ -194,6 +194,7 @@ def shared_structures(problem: Problem) -> Iterator[Structure]:
     devices = problem.usable_by_machine
     top = max(len(own) for own in devices.values())
     widths = [1 << k for k in range(top.bit_length() - 1) if 1 << k <= top]
+    seen: set[tuple[Bundle, ...]] = set()
     for roles in product((0, 1, 2), repeat=len(groups)):
         sides = [[k for k, role in enumerate(roles) if role in (side, 2)] for side in (0, 1)]
         if 2 not in roles or not sides[0] or not sides[1] or sides[0] < sides[1]:
@@ -211,8 +212,10 @@ def shared_structures(problem: Problem) -> Iterator[Structure]:
             for max_tp in problem.space.allowed_tp(top):
                 for both in zip(*(_ways_through(problem, list(half)) for half in halves), strict=True):
                     found = [chain(problem, way, width, max_tp, half) for way, half in zip(both, halves, strict=True)]
-                    if all(found):
-                        yield first_choice(problem, tuple(b for b in found if b is not None))
+                    bundles = tuple(b for b in found if b is not None)
+                    if len(bundles) == len(halves) and bundles not in seen:
+                        seen.add(bundles)
+                        yield first_choice(problem, bundles)
 
 
 def _ways_through(problem: Problem, machines: Sequence[int]) -> list[list[int]]:

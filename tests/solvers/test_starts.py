@@ -9,7 +9,15 @@ from hexiopt.problem import Problem
 from hexiopt.reading import Section
 from hexiopt.space import Space
 from hexiopt.workload import Workload
-from solvers.starts import chain_structures, cut, dealt_structures, first_choice, kinds, symmetric
+from solvers.starts import (
+    chain_structures,
+    cut,
+    dealt_structures,
+    first_choice,
+    kinds,
+    shared_structures,
+    symmetric,
+)
 from solvers.structure import Bundle, Structure
 from tests.solvers import problems
 
@@ -70,6 +78,23 @@ def test_chains_are_legal_and_differ(case: str) -> None:
     for structure in found:
         assert_legal(problem, structure)
         assert all(len(bundle.stages) <= problem.model.num_layers for bundle in structure.bundles)
+
+
+def test_two_chains_side_by_side() -> None:
+    """All differ; slowest machines first, fastest first, and slowest first after the one with most memory."""
+    problem = CASES["thirty_two"]
+    machine_of, machines = problem.cluster.machine_of, problem.cluster.machines
+    found = list(shared_structures(problem))
+    assert len(found) == len({structure.bundles for structure in found})
+    orders = set()
+    for structure in found:
+        assert_legal(problem, structure)
+        assert len(structure.bundles) == 2
+        for bundle in structure.bundles:
+            through = [machines[machine_of[slot[0][0]]].gpu.name for slot in bundle.stages]
+            orders.add(tuple(name for k, name in enumerate(through) if k == 0 or through[k - 1] != name))
+    names = tuple(machines[members[0]].gpu.name for members in kinds(problem))
+    assert {names, names[::-1], (names[-1], *names[:-1])} <= orders
 
 
 @pytest.mark.parametrize("case", CASES)
