@@ -136,7 +136,7 @@ def test_starts_of_single_pipelines() -> None:
     assert set(plain) < set(found)
     for structure in single_structures(problem, True):
         assert_legal(problem, structure)
-    assert list(single_structures(problems.easy(), True)) == []  # too many GPUs
+    assert list(single_structures(problems.sixteen_gpus(), True)) == []  # too many GPUs
 
 
 def test_polishing_shifts_samples() -> None:
