@@ -242,17 +242,15 @@ class LineMaker:
         return _Traffic(rows, sites, examples, example_of, found, tuple(load.items()))
 
     def _places(self, row: Row) -> Hashable:
-        """Equal for pipelines whose stages are as fast and send the same way."""
+        """Equal for pipelines whose stages are as fast and send the same way; other pricers may tell devices apart."""
         if self._model is None:
             return row
-        places = []
-        for own in row:
-            for part in own:
-                machine = self._machine_of[part.group[0]]
-                where = (machine, len(part.group)) if self._uniform[machine] else part.group
-                places.append((where, part.samples))
-            places.append(((), 0))
-        return tuple(places)
+        return tuple([tuple([(self._place(part.group), part.samples) for part in own]) for own in row])
+
+    def _place(self, group: Group) -> Hashable:
+        """Equal for TP groups that are interchangeable."""
+        machine = self._machine_of[group[0]]
+        return (machine, len(group)) if self._uniform[machine] else group
 
     def _alone_s(self, row: Row) -> tuple[float, ...]:
         """Round trips of a pipeline without replicas, no message in another's way."""

@@ -36,7 +36,8 @@ from solvers.structure import Structure
 _LANES = 2
 _ALONE = 2  # the lane of a machine that runs only one
 _PARTITION = (0.25, 0.0, 0.25)  # share of each lane's budget for HexiScale's partition; of the first, more until a plan
-# Annealed again as hot as before, large plans mostly lose what they gained; small ones get out of where they are stuck.
+# Of each lane, the first temperature of a round of annealing over that of the round before. Heated as much again, large
+# plans mostly lose what they gained, while small ones get out of where they are stuck.
 _COOLING = (0.6, 1.0, 1.0)
 _BEFORE_LAYOUTS = (0.15, 1.0, 0.3)  # share of each lane's budget before it turns to sequence layouts
 _GRACE_S = 0.5  # how long a lane may take to notice that time is up
@@ -46,7 +47,7 @@ _LARGE = 200  # GPUs beyond which a structure takes too long to price for anneal
 
 
 def run_lane(search: Search, builder: Builder, lane: int) -> None:
-    """One lane, to the end of its budget: 0 partitions, 1 does all the rest, `_ALONE` a little of both."""
+    """One lane, to the end of its budget: 0 begins with the partition, 1 does without, `_ALONE` does all in turn."""
     problem = search.problem
     if problem.space.sequence and _BEFORE_LAYOUTS[lane] < 1.0:
         rng = random.Random(search.seed)

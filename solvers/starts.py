@@ -219,8 +219,8 @@ def shared_structures(problem: Problem) -> Iterator[Structure]:
 
 
 def _ways_through(problem: Problem, machines: Sequence[int]) -> list[list[int]]:
-    """Three orders of `machines`, which stand slowest kind first: so, fastest first, and so after those with most
-    memory, as the first stage holds the most micro-batches."""
+    """Three orders of `machines`, which stand slowest kind first: that one, its reverse, and that one behind the
+    machines with most memory, as a pipeline's first stage holds the activations of the most micro-batches."""
     room = [problem.cluster.machines[m].gpu.usable_memory_bytes for m in machines]
     roomy = [m for m, own in zip(machines, room, strict=True) if own == max(room)]
     return [list(machines), list(machines)[::-1], [*roomy, *(m for m in machines if m not in roomy)]]
