@@ -5,7 +5,7 @@ python -m experiments.tables.ablation --quick             # seconds, on a tiny s
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -16,9 +16,10 @@ from experiments.tables.figures import framed, legend, row_bars
 from experiments.tables.frame import Report, Table, main
 from experiments.tables.markdown import Cell, markdown_table, span, tokens
 from experiments.tables.names import OURS
+from experiments.tables.nested import Nested
 from experiments.tables.options import Options
 from experiments.tables.settings import Setting, one_model_each
-from experiments.tables.task import Found, Outcome, Task, fastest
+from experiments.tables.task import Found, Task, fastest
 from hexiopt.report.style import FAINT
 from hexiopt.space import SWITCHES, Space
 
@@ -61,16 +62,8 @@ VARIANTS = (
 )
 
 
-@dataclass(frozen=True)
-class Ablation:
+class Ablation(Nested[Setting, Variant]):
     """A setting: what was found for every variant."""
-
-    setting: Setting
-    runs: Mapping[Variant, Outcome]
-
-    def best_s(self, variant: Variant) -> float:
-        """The best step time known for a variant's space: of all searches whose plans are in it."""
-        return min(run.objective for other, run in self.runs.items() if variant.holds(other))
 
     def cost(self, variant: Variant) -> float | None:
         """How much longer a step takes in a variant's space than in the whole one."""

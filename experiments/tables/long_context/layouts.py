@@ -6,7 +6,7 @@ python -m experiments.tables.long_context.layouts --quick      # seconds, on a t
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
@@ -15,8 +15,9 @@ from experiments.tables.figures import framed, legend, row_bars
 from experiments.tables.frame import Report, Table, main
 from experiments.tables.long_context.settings import ABLATION, Setting, asked
 from experiments.tables.markdown import Cell, markdown_table, span, tokens
+from experiments.tables.nested import Nested
 from experiments.tables.options import Options
-from experiments.tables.task import Found, Outcome, Task
+from experiments.tables.task import Found, Task
 
 _UNEVEN = ("tokens", "heads", "groups")
 _ORDERS = ("contiguous", "zigzag")
@@ -50,16 +51,8 @@ VARIANTS = (
 )
 
 
-@dataclass(frozen=True)
-class Ablation:
+class Ablation(Nested[Setting, Variant]):
     """A setting: what was found for every variant."""
-
-    setting: Setting
-    runs: Mapping[Variant, Outcome]
-
-    def best_s(self, variant: Variant) -> float:
-        """The best step time known for a variant: of all searches whose plans it has."""
-        return min(run.objective for other, run in self.runs.items() if variant.holds(other))
 
     def gain(self, variant: Variant) -> float | None:
         """Throughput over that of layouts that are even."""
