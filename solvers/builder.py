@@ -10,6 +10,7 @@ from hexiopt.plan import Pipeline, Plan, Sharding
 from hexiopt.problem import Problem
 from solvers.base import Pricer, Search
 from solvers.batches import split_batch
+from solvers.chaining import ChainMaker
 from solvers.interleaving import multiple_of
 from solvers.layers import LayerSplitter
 from solvers.lines import Line, LineMaker, Terms
@@ -28,6 +29,7 @@ class Builder:
         sets = [policies] if space.recompute_per_stage else [(policy,) for policy in policies]
         self._splitters = [LayerSplitter(search.pricer, chosen, not space.uneven_layers) for chosen in sets]
         self._lines = LineMaker(search.pricer)
+        self.chains = ChainMaker(search.pricer, self._splitters[0])
         self._machine_of: list[int] = self.problem.cluster.machine_of.tolist()
         # Other pricers need not know of replicas.
         self.replicates = replicates and space.replicas and isinstance(search.pricer, CostModel)

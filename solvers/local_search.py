@@ -15,6 +15,7 @@ from solvers.base import Search
 from solvers.builder import Builder
 from solvers.moves import Neighbourhood
 from solvers.polish import Polisher
+from solvers.rechaining import Rechaining
 from solvers.searching import SearchingSolver
 from solvers.starts import (
     chain_structures,
@@ -52,9 +53,10 @@ class Judged:
 class Annealer:
     """Anneals structures of one search."""
 
-    def __init__(self, search: Search, builder: Builder, rng: random.Random) -> None:
-        self.search, self.builder, self.rng = search, builder, rng
+    def __init__(self, search: Search, builder: Builder, rng: random.Random, anew: float = 0.0) -> None:
+        self.search, self.builder, self.rng, self._anew = search, builder, rng, anew
         self._neighbourhood = Neighbourhood(search.problem, builder.replicates)
+        self._rechaining = Rechaining(search.problem, builder.chains)
         self._seen: dict[Structure, Judged] = {}
 
     def judge(self, structure: Structure, limit: float = math.inf, factor: float = 1.0) -> Judged | None:
@@ -107,7 +109,8 @@ class Annealer:
             else:
                 done = (search.runtime_s - began_s) / span_s
             temperature = hot * (_COLD / hot) ** min(1.0, done)
-            candidate = self._neighbourhood.random_move(current, rng)
+            anew = self._anew and rng.random() < self._anew
+            candidate = (self._rechaining.move if anew else self._neighbourhood.random_move)(current, rng)
             if candidate is None or candidate == current:
                 continue
             limit = now.energy - temperature * math.log(1.0 - rng.random())
@@ -147,7 +150,9 @@ def own_grids(problem: Problem, builder: Builder) -> Iterator[Structure]:
                 yield from (replace(base, sharding=sharding, groups=way) for way in sharding_groups(problem, sharding))
 
 
-def improve(polisher: Polisher, starts: Iterable[Structure], until: float, cooling: float = 1.0) -> list[Structure]:
+def improve(
+    polisher: Polisher, starts: Iterable[Structure], until: float, cooling: float = 1.0, anew: float = 0.0
+) -> list[Structure]:
     """Price `starts`, polish the first few, then anneal the best in rounds, each with fewer structures and more time
     for each, and with the first temperature `cooling` times that of the round before.
 
@@ -155,7 +160,7 @@ def improve(polisher: Polisher, starts: Iterable[Structure], until: float, cooli
     whether it leads anywhere.
     """
     search = polisher.search
-    annealer, steps = Annealer(search, polisher.builder, polisher.rng), search.budget.max_steps
+    annealer, steps = Annealer(search, polisher.builder, polisher.rng, anew), search.budget.max_steps
     last_start = search.spent + _STARTS * (until - search.spent)
     pool: list[tuple[float, int, Structure]] = []
     least = math.inf

@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain
 from multiprocessing.connection import Connection
@@ -33,36 +33,49 @@ from solvers.shapes import shape_structures
 from solvers.starts import dealt_structures
 from solvers.structure import Structure
 
-_LANES = 2
-_ALONE = 2  # the lane of a machine that runs only one
-_PARTITION = (0.25, 0.0, 0.25)  # share of each lane's budget for HexiScale's partition; of the first, more until a plan
-# Of each lane, the first temperature of a round of annealing over that of the round before. Heated as much again, large
-# plans mostly lose what they gained, while small ones get out of where they are stuck.
-_COOLING = (0.6, 1.0, 1.0)
-_BEFORE_LAYOUTS = (0.15, 1.0, 0.3)  # share of each lane's budget before it turns to sequence layouts
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """How a lane spends its budget."""
+
+    partition: float  # share for HexiScale's partition
+    patient: bool  # whether that takes longer until there is a plan
+    # First temperature of a round of annealing over that of the round before. Heated as much again, large plans mostly
+    # lose what they gained, while small ones get out of where they are stuck.
+    cooling: float
+    anew: float  # share of annealing's moves that make bundles anew, as chains: dear, and mostly worth it
+    for_many: bool  # whether it has starts of its own for many machines
+    before_layouts: float  # share before it turns to sequence layouts, where the plan space has any
+
+
+_SIDE_BY_SIDE = (
+    _Lane(partition=0.25, patient=True, cooling=0.6, anew=0.05, for_many=False, before_layouts=0.15),
+    _Lane(partition=0.0, patient=False, cooling=1.0, anew=0.0, for_many=True, before_layouts=1.0),
+)
+_ALONE = _Lane(partition=0.25, patient=False, cooling=1.0, anew=0.03, for_many=True, before_layouts=0.3)
 _GRACE_S = 0.5  # how long a lane may take to notice that time is up
 _FEW_DEVICES = 16  # GPUs up to which both lanes search replicas
 _FEW = 64  # GPUs up to which rounding the linear program loses to enumerating by hand
 _LARGE = 200  # GPUs beyond which a structure takes too long to price for annealing thousands
 
 
-def run_lane(search: Search, builder: Builder, lane: int) -> None:
-    """One lane, to the end of its budget: 0 begins with the partition, 1 does without, `_ALONE` does all in turn."""
+def run_lane(search: Search, builder: Builder, lane: _Lane, number: int = 0) -> None:
+    """One lane, to the end of its budget. Lanes of other numbers draw otherwise."""
     problem = search.problem
-    if problem.space.sequence and _BEFORE_LAYOUTS[lane] < 1.0:
+    if problem.space.sequence and lane.before_layouts < 1.0:
         rng = random.Random(search.seed)
-        improve(Polisher(search, builder, rng), hand_made(problem, builder), _BEFORE_LAYOUTS[lane])
+        improve(Polisher(search, builder, rng), hand_made(problem, builder), lane.before_layouts)
         plan_jointly(search, rng)
         return
     partitions = find_spec("pymetis") is not None and len(problem.usable_devices) <= _LARGE
-    found = partition(search, builder, _PARTITION[lane], patient=lane == 0) if partitions else []
-    rng = random.Random(search.seed * _LANES + lane)
-    programs = shape_structures(search) if lane and len(problem.usable_devices) > _FEW else ()
+    found = partition(search, builder, lane.partition, lane.patient) if partitions else []
+    rng = random.Random(search.seed * len(_SIDE_BY_SIDE) + number)
+    programs = shape_structures(search) if lane.for_many and len(problem.usable_devices) > _FEW else ()
     # Of many machines hundreds of starts cannot be priced: those that were best there come first.
-    many = dealt_structures(problem) if lane else ()
+    many = dealt_structures(problem) if lane.for_many else ()
     starts = (found, many, own_grids(problem, builder), programs, hand_made(problem, builder))
     polisher = Polisher(search, builder, rng)
-    polisher.finish(improve(polisher, chain.from_iterable(starts), ANNEAL, _COOLING[lane]))
+    polisher.finish(improve(polisher, chain.from_iterable(starts), ANNEAL, lane.cooling, lane.anew))
 
 
 def partition(search: Search, builder: Builder, share: float, patient: bool) -> list[Structure]:
@@ -90,16 +103,16 @@ class Portfolio(SearchingSolver):
         """Run both lanes, at once where the machine can."""
         whole = search.budget
         if whole.max_steps is not None:
-            search.budget = replace(whole, max_steps=-(-whole.max_steps // _LANES))
+            search.budget = replace(whole, max_steps=-(-whole.max_steps // len(_SIDE_BY_SIDE)))
         # Replicas rarely pay beyond a few devices, and their plans take longer to price: there, one lane tries them.
         first = builder if len(search.problem.usable_devices) <= _FEW_DEVICES else Builder(search, replicates=False)
         if _can_fork():
             _side_by_side(search, first)
         else:
-            run_lane(search, first, _ALONE if whole.max_steps is None else 0)
+            run_lane(search, first, _ALONE if whole.max_steps is None else _SIDE_BY_SIDE[0])
             if whole.max_steps is not None and not search.stopped:
                 other = search.beside()
-                run_lane(other, Builder(other), 1)
+                run_lane(other, Builder(other), _SIDE_BY_SIDE[1], 1)
                 _merge(search, other.plan, other.steps, other.nearest, other.trajectory)
         search.budget = whole
 
@@ -107,7 +120,7 @@ class Portfolio(SearchingSolver):
 def _can_fork() -> bool:
     """Whether a second process can run beside this one: two cores, fork, and no daemon that may not have children."""
     forks = "fork" in multiprocessing.get_all_start_methods()
-    return forks and len(os.sched_getaffinity(0)) >= _LANES and not multiprocessing.current_process().daemon
+    return forks and len(os.sched_getaffinity(0)) >= len(_SIDE_BY_SIDE) and not multiprocessing.current_process().daemon
 
 
 def _side_by_side(search: Search, builder: Builder) -> None:
@@ -119,7 +132,7 @@ def _side_by_side(search: Search, builder: Builder) -> None:
     child.start()
     there.close()
     try:
-        run_lane(search, builder, 0)
+        run_lane(search, builder, _SIDE_BY_SIDE[0])
         if search.stopped or not here.poll(max(0.0, search.left_s()) + _GRACE_S):
             stop.set()
         if here.poll(_GRACE_S):
@@ -140,7 +153,7 @@ def _second_lane(search: Search, stop: Event, pipe: Connection) -> None:
     try:
         own = search.beside(lambda _: not stop.is_set())
         builder = Builder(own)  # kept until all is sent: to forget what it knows takes longer than the other lane waits
-        run_lane(own, builder, 1)
+        run_lane(own, builder, _SIDE_BY_SIDE[1], 1)
         pipe.send((own.plan, own.steps, own.nearest, own.trajectory))
     except BaseException as error:
         pipe.send(error)

@@ -16,7 +16,7 @@ class Budgets:
 
     ours_s: float = 20.0  # portfolio, wherever one plan is compared
     rival_s: float = 10.0  # a rival, and any planner on a homogeneous cluster
-    bound_s: float = 10.0  # a lower bound
+    bound_s: float = 40.0  # a lower bound
     convergence_s: float = 6.0  # each solver and seed of `convergence`
     ablation_s: float = 10.0  # portfolio, each variant of `ablation`
     scaling_s: float = 20.0  # each solver of `scaling` on 1,024 GPUs, in proportion elsewhere: a sixth to five times

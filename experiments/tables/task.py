@@ -24,7 +24,7 @@ from solvers.registry import make_solver
 BOUND = "lower_bound"
 """In place of a solver: the lower bound of all plans, raised for as long as the time limit allows."""
 
-_TWO_CORES = ("portfolio", "cp_sat")
+_TWO_CORES = ("portfolio", "cp_sat", BOUND)
 _KIB = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
 K = TypeVar("K")
 

@@ -1,0 +1,84 @@
+"""The fewest stages of a pipeline through blocks of GPUs that hold all layers: a dynamic program.
+
+Stages are taken from the last to the first, as the number of stages after one says how many micro-batches it holds. By
+blocks done, GPUs of the next one taken, and stages so far, the most layers that they can hold is known.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Degrees = tuple[tuple[int, ...], ...]  # of each block, the TP degrees of its stages in order
+_NONE = -(1 << 20)  # layers where there is no way
+
+
+def fewest_stages(gpus: Sequence[int], held: Sequence[Mapping[int, Ints]], layers: int) -> Degrees | None:
+    """TP degrees of the fewest stages in blocks of `gpus` that hold all `layers`; None if none do.
+
+    `held[b][t]` says the most layers of a stage of t GPUs in block b, less than 1 where it cannot be: [inner or first
+    stage, sides on which it is beside another block: 0, 1 or 2, stages after it]. Blocks and GPUs may stay unused.
+    """
+    most = max((n.shape[2] for own in held for n in own.values()), default=0)
+    done = np.full(most + 1, _NONE)  # by stages so far, the most layers in whole blocks
+    done[0] = 0
+    # By block from the last. `taken`, by GPUs taken and stages so far: TP degree of the foremost stage. `closed`, by
+    # stages so far: GPUs behind the foremost stage of the block, and its degree, 0 if the block has none.
+    taken: list[list[Ints]] = []
+    closed: list[tuple[Ints, Ints]] = []
+    fewest: tuple[int, int, int, int] | None = None  # stages, block, GPUs behind the first stage, its degree
+    for size, own in zip(reversed(gpus), reversed(held), strict=True):
+        value = [done, *(np.full(most + 1, _NONE) for _ in range(size))]
+        degrees = [np.zeros(most + 1, np.int64) for _ in range(size + 1)]
+        after, behind, degree = done.copy(), np.zeros(most + 1, np.int64), np.zeros(most + 1, np.int64)
+        for u in range(size):
+            for t, (inner, first) in own.items():
+                if u + t > size:
+                    continue
+                # The block's last stage has another behind it, unless it is the pipeline's last.
+                sides = int(u == 0)
+                _keep(value[u + t], _plus(value[u], inner, sides), (degrees[u + t], t))
+                _keep(after, _plus(value[u], inner, sides + 1), (behind, u), (degree, t))
+                enough = np.flatnonzero(_plus(value[u], first, sides) >= layers)
+                if len(enough) and (fewest is None or enough[0] + 1 < fewest[0]):
+                    fewest = int(enough[0]) + 1, len(taken), u, t
+        taken.append(degrees)
+        closed.append((behind, degree))
+        done = after
+    return None if fewest is None else _degrees(*fewest, taken, closed)
+
+
+def _plus(layers: Ints, held: Ints, sides: int) -> Ints:
+    """By stages behind it, the layers with one more stage; the very last one of a pipeline has nothing behind it."""
+    more = held[sides].copy()
+    more[0] = held[max(0, sides - 1), 0]
+    return np.where(more > 0, layers[:-1] + more, _NONE)
+
+
+def _keep(best: Ints, other: Ints, *notes: tuple[Ints, int]) -> None:
+    """Keep in `best` what is better in `other`, of one stage more, and write down how."""
+    better = other > best[1:]
+    best[1:][better] = other[better]
+    for where, value in notes:
+        where[1:][better] = value
+
+
+def _degrees(
+    left: int, at: int, u: int, t: int, taken: Sequence[Sequence[Ints]], closed: Sequence[tuple[Ints, Ints]]
+) -> Degrees:
+    """The way, from its first stage to its last."""
+    found: list[list[int]] = [[] for _ in taken]
+    while True:
+        found[at].append(t)
+        left -= 1
+        if u:
+            t = int(taken[at][u][left])
+            u -= t
+            continue
+        if not left:
+            return tuple(tuple(own) for own in reversed(found))
+        at -= 1
+        while not closed[at][1][left]:
+            at -= 1
+        u, t = int(closed[at][0][left]), int(closed[at][1][left])

@@ -1,0 +1,89 @@
+"""Chains by dynamic programming, against all ways to take TP groups in the same machines; and the moves they make."""
+
+import random
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexiopt.cost.memory import Shards
+from hexiopt.problem import Problem
+from hexiopt.workload import Workload
+from solvers.base import Budget, Search
+from solvers.builder import Builder
+from solvers.chaining import ChainTerms
+from solvers.moves import Neighbourhood
+from solvers.rechaining import Rechaining
+from solvers.starts import first_choice
+from solvers.structure import Bundle
+from tests.solvers import problems
+from tests.solvers.test_fewest_stages import cuts
+from tests.solvers.test_moves import whole
+from tests.solvers.test_starts import CASES, assert_legal
+
+_AS_GOOD = {10.0: 1.06, 1.0: 1.1}  # by GB/s: times tried lie 6 % apart; round trips are dealt in halves
+
+
+def builder(problem: Problem) -> Builder:
+    """As a search has it."""
+    return Builder(Search("test", problem, Budget(), 0))
+
+
+def two_machines(network_gb_per_s: float, fast_gib: float, slow_gib: float) -> Problem:
+    """Two GPUs and four slower ones, twelve layers."""
+    gpus = (("a", "fast", 2), ("b", "slow", 4))
+    pair = problems.cluster(*gpus, network_gb_per_s=network_gb_per_s, fast_gib=fast_gib, slow_gib=slow_gib)
+    workload = Workload(32, 2048, schedule="1f1b", optimizer_sharding="1")
+    return Problem(pair, replace(problems.TINY, num_layers=12), workload)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("memory_gib", [(16.0, 8.0), (2.5, 1.5)])
+@pytest.mark.parametrize("network_gb_per_s", _AS_GOOD)
+def test_a_chain_is_as_good_as_any(
+    order: tuple[int, int], memory_gib: tuple[float, float], network_gb_per_s: float
+) -> None:
+    problem = two_machines(network_gb_per_s, *memory_gib)
+    build, devices = builder(problem), problem.usable_by_machine
+
+    def step_s(bundle: Bundle) -> float:
+        priced = build.price(first_choice(problem, (bundle,)))
+        return priced[1].objective if isinstance(priced, tuple) else float("inf")
+
+    best_s = float("inf")
+    for degrees in product(*(tuple(cuts(len(devices[m]), (1, 2, 4))) for m in order)):
+        stages, ends = [], dict.fromkeys(order, 0)
+        for m, own in zip(order, degrees, strict=True):
+            for t in own:
+                stages.append((devices[m][ends[m] : ends[m] + t],))
+                ends[m] += t
+        if stages:
+            best_s = min(best_s, step_s(Bundle(tuple(stages))))
+    chains = [build.chains.chain(order, devices, 1, ChainTerms(1, 32, Shards(1, 1)), rank) for rank in range(3)]
+    assert best_s < float("inf")
+    assert min(step_s(chain) for chain in chains if chain is not None) <= _AS_GOOD[network_gb_per_s] * best_s
+
+
+def test_small_machines_serve_wide_chains_together() -> None:
+    problem = problems.easy()
+    chains, devices, terms = builder(problem).chains, problem.usable_by_machine, ChainTerms(1, 4, Shards(1, 4))
+    chain = chains.chain((0, 1), devices, 4, terms)
+    assert chain is not None
+    assert [sorted(slot) for slot in chain.stages] == [[(device,) for device in (*devices[0], *devices[1])]]
+    assert chains.chain((0, 2), devices, 8, terms) is None
+
+
+@given(st.sampled_from(sorted(CASES)), st.integers(0, 2**32 - 1))
+def test_bundles_made_anew_are_legal(case: str, seed: int) -> None:
+    problem, rng = CASES[case], random.Random(seed)
+    neighbourhood, rechaining = Neighbourhood(problem, replicates=True), Rechaining(problem, builder(problem).chains)
+    structure = whole(problem)
+    for _ in range(40):
+        before = structure
+        found = (rechaining.move if rng.random() < 0.5 else neighbourhood.random_move)(structure, rng)
+        assert structure == before
+        if found is not None:
+            assert_legal(problem, found)
+            structure = found
