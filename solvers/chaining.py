@@ -134,6 +134,8 @@ class ChainMaker:
             return fewest_stages([block.num_gpus for block in blocks], held, self._layers)
 
         times_s = [self._layers / rate * factor for factor in _FACTORS]
+        if within(times_s[-1]) is None:
+            return []
         least = bisect_left(times_s, True, key=lambda time_s: within(time_s) is not None)
         found: dict[Degrees, float] = {}
         for time_s in times_s[least : least + _MORE]:

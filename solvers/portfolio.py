@@ -54,7 +54,7 @@ _SIDE_BY_SIDE = (
 )
 _ALONE = _Lane(partition=0.25, patient=False, cooling=1.0, anew=0.03, for_many=True, before_layouts=0.3)
 _GRACE_S = 0.5  # how long a lane may take to notice that time is up
-_FEW_DEVICES = 16  # GPUs up to which both lanes search replicas
+_FEW_DEVICES = 16  # GPUs up to which both lanes search replicas, and single TP groups are moved soon enough
 _FEW = 64  # GPUs up to which rounding the linear program loses to enumerating by hand
 _LARGE = 200  # GPUs beyond which a structure takes too long to price for annealing thousands
 
@@ -75,7 +75,8 @@ def run_lane(search: Search, builder: Builder, lane: _Lane, number: int = 0) -> 
     many = dealt_structures(problem) if lane.for_many else ()
     starts = (found, many, own_grids(problem, builder), programs, hand_made(problem, builder))
     polisher = Polisher(search, builder, rng)
-    polisher.finish(improve(polisher, chain.from_iterable(starts), ANNEAL, lane.cooling, lane.anew))
+    anew = lane.anew if len(problem.usable_devices) > _FEW_DEVICES else 0.0
+    polisher.finish(improve(polisher, chain.from_iterable(starts), ANNEAL, lane.cooling, anew))
 
 
 def partition(search: Search, builder: Builder, share: float, patient: bool) -> list[Structure]:

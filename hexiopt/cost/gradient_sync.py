@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.cluster import Cluster
+from hexiopt.cost.coefficients import LAST_BUCKET
 from hexiopt.cost.collectives import tree_depth
 from hexiopt.model import ModelSpec
 from hexiopt.plan import Pipeline
@@ -187,6 +188,29 @@ class SyncTimes:
     def pass_s(self, bytes_per_param: float) -> list[Floats]:
         """Seconds of one ring pass (reduce-scatter or all-gather) of every group, shape as `groups.params`."""
         return [s * bytes_per_param + wait for s, wait in zip(self._per_byte, self._latency, strict=True)]
+
+
+def after_rings(
+    sync: SyncTimes, copy_of: Ints, start: Floats, num_bytes: float, passes: int, beside_s: Floats | None = None
+) -> tuple[Floats, Floats | None]:
+    """When each copy has ended all its rings, every one starting when all its holders are ready.
+
+    `passes` over `num_bytes` a parameter each. Where rings run beside `beside_s` seconds of compute per copy, only
+    what goes beyond counts, and the last part of them; returned with what is left of these seconds.
+    """
+    if not passes or not sync.groups.count:
+        return start, beside_s
+    ended = start.copy()
+    left = None if beside_s is None else beside_s.copy()
+    for holders, duration in zip(sync.groups.holders, sync.pass_s(num_bytes), strict=True):
+        at = copy_of[holders]
+        seconds = passes * duration
+        if beside_s is not None and left is not None:
+            np.minimum.at(left, at, np.maximum(beside_s[at] - seconds[:, None], 0.0))
+            seconds = np.maximum(seconds - beside_s[at].min(axis=1), LAST_BUCKET * seconds)
+        done = start[at].max(axis=1) + seconds
+        np.maximum.at(ended, at, done[:, None])
+    return ended, left
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,17 @@ from itertools import pairwise
 import numpy as np
 
 from hexiopt.cost.boundary import Hop, Load, Way, pipeline_ways, sender_load, summed, ways_load
-from hexiopt.cost.coefficients import LAST_BUCKET
 from hexiopt.cost.compute import optimizer_compute_s
 from hexiopt.cost.cost import Cost, PipelineCost, StageCost
-from hexiopt.cost.gradient_sync import Floats, Ints, SyncTimes, sync_groups
-from hexiopt.cost.memory import WHOLE, Shards, chunks_in_flight, in_flight
+from hexiopt.cost.gradient_sync import Floats, Ints, SyncTimes, after_rings, sync_groups
+from hexiopt.cost.memory import WHOLE, Shards, in_flight
 from hexiopt.cost.replicated import replicated_cost
 from hexiopt.cost.schedule import SCHEDULE_TIMES, PipelineTimes
-from hexiopt.cost.sequenced import sequenced_cost
-from hexiopt.cost.sharding import Rings, Spread, Times, lockstep_s, rings, sharding_groups, spreads
-from hexiopt.cost.sites import Crowd, Site, Sites
+from hexiopt.cost.sharding import Rings, Times, lockstep_s, rings, sharding_groups, spreads
+from hexiopt.cost.sites import Crowd
+from hexiopt.cost.stage_costs import AnySpread, Place, StageCosts
 from hexiopt.frameworks import Framework
-from hexiopt.plan import Pipeline, Plan, Replica, SequenceLayout, Stage, irregular, misaligned, unpriced
+from hexiopt.plan import Pipeline, Plan, Stage, irregular, misaligned, unpriced
 from hexiopt.problem import Problem
 
 _KEPT = 50_000  # pipelines, times and stages remembered before memory is given back
@@ -44,38 +43,14 @@ class _Parts:
     is_chain: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Which stage of its pipeline a stage is, and what the schedule does there."""
-
-    schedule: str
-    position: int
-    num_stages: int
-    num_micro_batches: int
-
-    @property
-    def is_first(self) -> bool:
-        """Whether the stage holds the embedding."""
-        return self.position == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the stage holds the LM head."""
-        return self.position == self.num_stages - 1
-
-
-_Spread = Shards | Spread  # of the states of a pipeline: alike for all parameters, or by layer
-
-
-class CostModel(Sites):
+class CostModel(StageCosts):
     """Prices plans of one problem. Implements what solvers ask of a pricer (`solvers/base.py`)."""
 
     sends_occupy_stages = False
 
     def __init__(self, problem: Problem, framework: Framework | None = None) -> None:
         super().__init__(problem, framework)
-        self._stages: dict[tuple[object, ...], StageCost] = {}
-        self._parts: dict[tuple[Pipeline, str, _Spread, Crowd], _Parts] = {}
+        self._parts: dict[tuple[Pipeline, str, AnySpread, Crowd], _Parts] = {}
         self._times: dict[tuple[object, ...], PipelineTimes] = {}
         self._replicated: dict[tuple[object, ...], PipelineCost] = {}
         self._sync: tuple[tuple[tuple[Stage, ...], ...], SyncTimes] | None = None
@@ -119,7 +94,7 @@ class CostModel(Sites):
         self._replicated.clear()
         self._sync = self._rings = None
 
-    def _spreads(self, plan: Plan) -> Sequence[_Spread]:
+    def _spreads(self, plan: Plan) -> Sequence[AnySpread]:
         """Over how many devices the states of each pipeline are spread."""
         count, sharding = len(plan.pipelines), plan.sharding
         if not sharding.stage:
@@ -151,7 +126,7 @@ class CostModel(Sites):
         seconds = lockstep_s(plan, self, self.rings(plan).within, groups, crowds)
         return [_with_times(part, own) for part, own in zip(parts, seconds, strict=True)]
 
-    def _pipeline_parts(self, pipeline: Pipeline, schedule: str, spread: _Spread, crowd: Crowd) -> _Parts:
+    def _pipeline_parts(self, pipeline: Pipeline, schedule: str, spread: AnySpread, crowd: Crowd) -> _Parts:
         key = (pipeline, schedule, spread, crowd)
         found = self._parts.get(key)
         if found is None:
@@ -159,7 +134,7 @@ class CostModel(Sites):
             plain = all(stage.is_plain for stage in pipeline.stages)
             if plain and isinstance(spread, Shards):
                 costs = tuple(
-                    self._plain_cost(stage, k, count, size, in_flight(schedule, k, count, batches), spread)
+                    self.plain_cost(stage, k, count, size, in_flight(schedule, k, count, batches), spread)
                     for k, stage in enumerate(pipeline.stages)
                 )
             else:
@@ -167,7 +142,7 @@ class CostModel(Sites):
                 if wrong is not None:
                     raise ValueError(wrong[1])
                 costs = tuple(
-                    self._stage_cost(stage, size, _Place(schedule, k, count, batches), spread, crowd)
+                    self.stage_cost(stage, size, Place(schedule, k, count, batches), spread, crowd)
                     for k, stage in enumerate(pipeline.stages)
                 )
             times = tuple(cost.forward_s for cost in costs), tuple(cost.backward_s for cost in costs)
@@ -186,109 +161,6 @@ class CostModel(Sites):
                 found = _Parts(*times, costs, (), message, tuple(ways_load(each)), tuple(each), False)
             self._parts[key] = found
         return found
-
-    def _plain_cost(
-        self, stage: Stage, position: int, num_stages: int, size: int, held: int, shards: Shards
-    ) -> StageCost:
-        site, layers, policy = self.site(stage.devices), stage.num_layers, stage.policy
-        first, last = position == 0, position == num_stages - 1
-        key = (site, layers, policy, first, last, size, held, shards)
-        found = self._stages.get(key)
-        if found is None:
-            forward_s, backward_s = self.stage_s(site, layers, first, last, size, policy)
-            model = self.memory_model(site, size)
-            found = self._stages[key] = StageCost(
-                forward_s,
-                backward_s,
-                model.stage(layers, first, last, policy, held, shards),
-                site.gpu.usable_memory_bytes,
-                model.num_params(layers, first, last),
-            )
-        return found
-
-    def _stage_cost(self, stage: Stage, size: int, place: _Place, spread: _Spread, crowd: Crowd) -> StageCost:
-        """A stage of replicas, layer ranges and policies as it likes, or of a sequence layout."""
-        if isinstance(spread, Shards):
-            holders = ((spread.num_devices,) * stage.num_layers,) * len(stage.copies)
-        else:
-            holders = spread.holders[place.position]
-        if stage.sequence is not None:
-            return self._sequence_cost(stage.sequence, stage.policies()[0], size, place, spread.stage, holders, crowd)
-        replicas = tuple(
-            self._replica_cost(replica, stage.policies(), samples, place, spread.stage, own)
-            for replica, samples, own in zip(stage.replicas, stage.samples(size), holders, strict=True)
-        )
-        return replicas[0] if len(replicas) == 1 else StageCost.of_replicas(replicas)
-
-    def _replica_cost(
-        self,
-        replica: Replica,
-        chunks: tuple[tuple[str, ...], ...],
-        samples: int,
-        place: _Place,
-        zero: int,
-        holders: tuple[float, ...],
-    ) -> StageCost:
-        """A replica of layer ranges with a policy per layer, each layer sharded by ZeRO stage `zero` over `holders`."""
-        site = self.site(replica.devices)
-        key = (site, chunks, samples, place, zero, holders)
-        found = self._stages.get(key)
-        if found is None:
-            first, last, model = place.is_first, place.is_last, self.memory_model(site, samples)
-            final = len(chunks) - 1
-            chunk_s = tuple(
-                self._chunk_s(site, policies, first and c == 0, last and c == final, samples)
-                for c, policies in enumerate(chunks)
-            )
-            if final:
-                stored = tuple(
-                    model.chunk_bytes(policies, first and c == 0, last and c == final)
-                    for c, policies in enumerate(chunks)
-                )
-                held = chunks_in_flight(place.position, place.num_stages, place.num_micro_batches, stored)
-            else:
-                held = (in_flight(place.schedule, place.position, place.num_stages, place.num_micro_batches),)
-            mean = model.mean_holders(holders, first, last)
-            found = self._stages[key] = StageCost(
-                sum(forward_s for forward_s, _ in chunk_s),
-                sum(backward_s for _, backward_s in chunk_s),
-                model.mixed_stage(chunks, first, last, held, Shards(zero, mean)),
-                site.gpu.usable_memory_bytes,
-                model.num_params(len(holders), first, last),
-                chunk_s if final else (),
-            )
-        return found
-
-    def _sequence_cost(
-        self,
-        layout: SequenceLayout,
-        policies: tuple[str, ...],
-        size: int,
-        place: _Place,
-        zero: int,
-        holders: tuple[tuple[float, ...], ...],
-        crowd: Crowd,
-    ) -> StageCost:
-        """A stage with a sequence layout and a policy per layer, sharded as `_replica_cost` of every device."""
-        key = (layout, policies, size, place, zero, holders, crowd)
-        found = self._stages.get(key)
-        if found is None:
-            stage = self.crowded_stage(layout, size, crowd)
-            held = in_flight(place.schedule, place.position, place.num_stages, place.num_micro_batches)
-            found = self._stages[key] = sequenced_cost(
-                stage, policies, place.is_first, place.is_last, held, zero, holders
-            )
-        return found
-
-    def _chunk_s(
-        self, site: Site, policies: tuple[str, ...], first: bool, last: bool, samples: int
-    ) -> tuple[float, float]:
-        """Forward and backward seconds of layers with `policies`, with the embedding (`first`) or the head (`last`)."""
-        forward_s, backward_s = self.stage_s(site, 0, first, last, samples, policies[0])
-        for policy, count in Counter(policies).items():
-            layer_s = self.layer_s(site, samples, policy)
-            forward_s, backward_s = forward_s + count * layer_s[0], backward_s + count * layer_s[1]
-        return forward_s, backward_s
 
     def _pipeline_cost(self, pipeline: Pipeline, parts: _Parts, load: Load, schedule: str) -> PipelineCost:
         if not parts.is_chain:
@@ -357,13 +229,13 @@ class CostModel(Sites):
         # All-reduced whole, or scattered now, or long since; then shards are all-reduced between groups.
         passes = (2, 1, 0, 0)[zero]
         overlap = self._beside(pipelines) if self.framework.overlaps_gradients else None
-        ended, overlap = _after_rings(around.within, copy_of, ready, gradient_bytes, passes, overlap)
-        ended, _ = _after_rings(around.between, copy_of, ended, gradient_bytes, 2, overlap)
+        ended, overlap = after_rings(around.within, copy_of, ready, gradient_bytes, passes, overlap)
+        ended, _ = after_rings(around.between, copy_of, ended, gradient_bytes, 2, overlap)
         synced_s = max(pipeline_s, float(ended.max()))
         finished = ended + optimizer
         if zero in (1, 2):
             overlap = self._beside(pipelines, backward=False) if self.framework.overlaps_weights else None
-            finished, _ = _after_rings(around.within, copy_of, finished, workload.element_bytes, 1, overlap)
+            finished, _ = after_rings(around.within, copy_of, finished, workload.element_bytes, 1, overlap)
         step_s = max(synced_s, float(finished.max()))
         if zero == 1:
             sizes = [holders.shape[1] for holders in around.within.groups.holders]
@@ -412,26 +284,3 @@ def _with_times(parts: _Parts, seconds: Sequence[Sequence[Times]]) -> _Parts:
     forward = tuple(stage.forward_s for stage in stages)
     backward = tuple(stage.backward_s for stage in stages)
     return replace(parts, forward_s=forward, backward_s=backward, stages=tuple(stages))
-
-
-def _after_rings(
-    sync: SyncTimes, copy_of: Ints, start: Floats, num_bytes: float, passes: int, beside_s: Floats | None = None
-) -> tuple[Floats, Floats | None]:
-    """When each copy has ended all its rings, every one starting when all its holders are ready.
-
-    `passes` over `num_bytes` a parameter each. Where rings run beside `beside_s` seconds of compute per copy, only
-    what goes beyond counts, and the last part of them; returned with what is left of these seconds.
-    """
-    if not passes or not sync.groups.count:
-        return start, beside_s
-    ended = start.copy()
-    left = None if beside_s is None else beside_s.copy()
-    for holders, duration in zip(sync.groups.holders, sync.pass_s(num_bytes), strict=True):
-        at = copy_of[holders]
-        seconds = passes * duration
-        if beside_s is not None and left is not None:
-            np.minimum.at(left, at, np.maximum(beside_s[at] - seconds[:, None], 0.0))
-            seconds = np.maximum(seconds - beside_s[at].min(axis=1), LAST_BUCKET * seconds)
-        done = start[at].max(axis=1) + seconds
-        np.maximum.at(ended, at, done[:, None])
-    return ended, left
