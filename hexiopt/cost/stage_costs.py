@@ -23,12 +23,12 @@ class Place:
     num_micro_batches: int
 
     @property
-    def is_first(self) -> bool:
+    def first(self) -> bool:
         """Whether the stage holds the embedding."""
         return self.position == 0
 
     @property
-    def is_last(self) -> bool:
+    def last(self) -> bool:
         """Whether the stage holds the LM head."""
         return self.position == self.num_stages - 1
 
@@ -94,7 +94,7 @@ class StageCosts(Sites):
         key = (site, chunks, samples, place, zero, holders)
         found = self._stages.get(key)
         if found is None:
-            first, last, model = place.is_first, place.is_last, self.memory_model(site, samples)
+            first, last, model = place.first, place.last, self.memory_model(site, samples)
             final = len(chunks) - 1
             chunk_s = tuple(
                 self._chunk_s(site, policies, first and c == 0, last and c == final, samples)
@@ -135,9 +135,7 @@ class StageCosts(Sites):
         if found is None:
             stage = self.crowded_stage(layout, size, crowd)
             held = in_flight(place.schedule, place.position, place.num_stages, place.num_micro_batches)
-            found = self._stages[key] = sequenced_cost(
-                stage, policies, place.is_first, place.is_last, held, zero, holders
-            )
+            found = self._stages[key] = sequenced_cost(stage, policies, place.first, place.last, held, zero, holders)
         return found
 
     def _chunk_s(

@@ -8,10 +8,11 @@ from hexiopt.cost.boundary import sample_overlaps
 from hexiopt.cost.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.sites import Site
+from hexiopt.cost.stage_costs import Place
 from solvers.enumeration.arrangements import Groups
 from solvers.enumeration.layer_cuts import Layers
 from solvers.enumeration.pipeline_floor import Part, ends_floor_s
-from solvers.enumeration.rooms import Place, Rooms
+from solvers.enumeration.rooms import Rooms
 
 Dealt = tuple[tuple[int, ...], int]  # of a stage: samples of each replica, number of the policy
 

@@ -1,33 +1,13 @@
 """Which recompute policies fit a replica's memory, where its states are spread over as many holders as may be."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hexiopt.cost.memory import Shards, chunks_in_flight, in_flight
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.sites import Site
+from hexiopt.cost.stage_costs import Place
 
 _SLACK = 1e-9  # of the memory, for rounding
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A stage's place in a pipeline: what it runs when."""
-
-    schedule: str
-    position: int
-    num_stages: int
-    num_micro_batches: int
-
-    @property
-    def first(self) -> bool:
-        """Whether it holds the embedding."""
-        return self.position == 0
-
-    @property
-    def last(self) -> bool:
-        """Whether it holds the LM head."""
-        return self.position == self.num_stages - 1
 
 
 class Rooms:
