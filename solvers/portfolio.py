@@ -1,11 +1,12 @@
 """`portfolio`, the default: every way of finding a plan within one time limit, and the best of all.
 
 Two lanes work side by side, on two cores where there are two. One begins with HexiScale's partition, as
-`solver=metis` would, and anneals what that finds and what people build by hand; the other anneals the latter and,
-beyond a few machines, what the linear program over shapes gives. On large clusters, too large for a complete graph,
-both start by hand. Where the plan space has sequence layouts, the first lane soon turns to them instead, and decides
-stage by stage between these and tensor parallelism (`sequence/joint.py`). With a budget in steps both lanes run
-wherever they are, so that the plan does not depend on the cores.
+`solver=metis` would, and anneals what that finds and what people build by hand, now and then with bundles made anew
+(`rechaining.py`); the other anneals the latter and, beyond a few machines, what the linear program over shapes gives.
+On large clusters, too large for a complete graph, both start by hand. Where the plan space has sequence layouts, the
+first lane soon turns to them instead, and decides stage by stage between these and tensor parallelism
+(`sequence/joint.py`). With a budget in steps both lanes run wherever they are, so that the plan does not depend on the
+cores.
 """
 
 import multiprocessing
