@@ -8,6 +8,7 @@ micro-batches take about (M + p − 1) times that long, and times are tried one 
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -25,10 +26,10 @@ _KEPT = 20_000  # chains remembered
 
 @dataclass(frozen=True, slots=True)
 class ChainTerms:
-    """What a chain is made for: sequences of a micro-batch, micro-batches of a pipeline, and how states are spread."""
+    """What a chain is made for."""
 
-    size: int
-    batches: int
+    size: int  # sequences of a micro-batch
+    batches: int  # micro-batches of a pipeline, about
     shards: Shards
     holds_all: bool = False  # whether a stage holds all micro-batches, as in GPipe
     tp: int | None = None  # the TP degree of all stages, where they must be alike
@@ -126,6 +127,7 @@ class ChainMaker:
         if not rate:
             return []
 
+        @cache
         def within(time_s: float) -> Degrees | None:
             held = [
                 {t: stages.layers(time_s, block.wait_s) for t, stages in own.items()}

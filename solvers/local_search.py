@@ -154,7 +154,8 @@ def improve(
     polisher: Polisher, starts: Iterable[Structure], until: float, cooling: float = 1.0, anew: float = 0.0
 ) -> list[Structure]:
     """Price `starts`, polish the first few, then anneal the best in rounds, each with fewer structures and more time
-    for each, and with the first temperature `cooling` times that of the round before.
+    for each, and with the first temperature `cooling` times that of the round before. Of the moves, a share `anew`
+    makes bundles anew.
 
     Gives what became of them, best first. Successive halving (Jamieson and Talwalkar, 2016): a start shows soon
     whether it leads anywhere.

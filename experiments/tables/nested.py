@@ -8,11 +8,7 @@ from experiments.tables.task import Outcome
 
 
 class Variant(Protocol):
-    """A plan space with a name."""
-
-    @property
-    def label(self) -> str:
-        """Its name in tables."""
+    """A plan space."""
 
     def holds(self, other: Any) -> bool:
         """Whether every plan of the variant `other` is one of this space too."""

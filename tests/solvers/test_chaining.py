@@ -87,3 +87,14 @@ def test_bundles_made_anew_are_legal(case: str, seed: int) -> None:
         if found is not None:
             assert_legal(problem, found)
             structure = found
+
+
+def test_bundles_are_joined_and_parted() -> None:
+    problem, rng = problems.easy(), random.Random(0)
+    rechaining, structure, changes = Rechaining(problem, builder(problem).chains), whole(problem), set()
+    for _ in range(200):
+        found = rechaining.move(structure, rng)
+        if found is not None:
+            changes.add(len(found.bundles) - len(structure.bundles))
+            structure = found
+    assert changes == {-1, 0, 1}
