@@ -28,6 +28,7 @@ class Framework:
     memory_traffic: float
     attention_speed: float
     tp_exposed: float
+    tp_copies: float
     contention: float
     layer_host_s: float
     holder_s: float
@@ -55,6 +56,7 @@ def _read(section: Section, name: str, values: Mapping[str, float]) -> Framework
         fitted(section, "memory_traffic", values),
         fitted(section, "attention_speed", values),
         fitted(section, "tp_exposed", values),
+        fitted(section, "tp_copies", values),
         fitted(section, "contention", values),
         fitted(section, "layer_host_us", values) * MICROSECOND,
         fitted(section, "holder_us", values) * MICROSECOND,

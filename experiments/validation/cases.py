@@ -9,12 +9,19 @@ Notes read elsewhere: `model-parallel size tp*pp`, `mp_mode`, and words that nam
 import json
 import re
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 from experiments.validation.clusters import cluster_of
 from experiments.validation.predict import Case, predicted
 from experiments.validation.rows import Row
-from experiments.validation.rules import framework_of, gradient_bytes_of, policies_of, precision_of, stores_scores
+from experiments.validation.rules import (
+    framework_of,
+    gradient_bytes_of,
+    policies_of,
+    precision_of,
+    recompute_of,
+    stores_scores,
+)
 from experiments.validation.shapes import InexpressibleError, model_of, seq_len_of
 from hexiopt.cluster import Cluster
 from hexiopt.errors import InputError
@@ -51,8 +58,8 @@ class _Degrees:
 def case_of(row: Row, given: Given) -> Case:
     """The case of a row. Raises InexpressibleError with the reason, for rows that no problem or plan expresses.
 
-    A blank micro-batch size, recompute policy or number of layer ranges is what the cost model finds fastest of what
-    fits in memory (of all, where nothing fits): published runs are tuned ones.
+    A blank micro-batch size, recompute policy, number of layer ranges or (Megatron) distributed optimiser is what the
+    cost model finds fastest of what fits in memory (of all, where nothing fits): published runs are tuned ones.
     """
     try:
         cases = _cases(row, given)
@@ -88,8 +95,8 @@ def _cases(row: Row, given: Given) -> list[Case]:
         )
         problem = Problem(cluster, model, workload)
         for vpp in _chunks(row, degrees, batch // degrees.dp // size, model.num_layers):
-            for policy in policies_of(row):
-                plan = _plan(row, problem, replace(degrees, vpp=vpp), size, policy)
+            for policy, sharding in product(policies_of(row), _shardings(row, degrees)):
+                plan = _plan(row, problem, replace(degrees, vpp=vpp), size, policy, sharding)
                 cases.append(Case(row, problem, plan, framework_of(row), published.links_measured))
     return cases
 
@@ -130,12 +137,12 @@ def _chunks(row: Row, degrees: _Degrees, num_micro_batches: int, num_layers: int
     if row.vpp is not None or degrees.pp == 1:
         return [degrees.vpp]
     each, rest = divmod(num_layers, degrees.pp)
-    if rest or num_micro_batches % degrees.pp:
+    if rest or num_micro_batches % degrees.pp or (row.says("1F1B") and not row.says("interleaved")):
         return [1]
     return [1 << k for k in range(_MOST_CHUNKS.bit_length()) if each % (1 << k) == 0]
 
 
-def _plan(row: Row, problem: Problem, d: _Degrees, size: int, policy: str) -> Plan:
+def _plan(row: Row, problem: Problem, d: _Degrees, size: int, policy: str, sharding: Sharding) -> Plan:
     counts = _layer_counts(row, problem.model.num_layers, d.pp)
     if len(counts) != d.pp or sum(counts) != problem.model.num_layers or min(counts) < d.vpp:
         raise InexpressibleError("layers do not divide into the stages")
@@ -143,7 +150,11 @@ def _plan(row: Row, problem: Problem, d: _Degrees, size: int, policy: str) -> Pl
     pipelines = tuple(
         Pipeline(
             tuple(
-                Stage((Replica(tuple((s * d.dp + p) * d.tp + t for t in range(d.tp))),), ranges[s], (policy,))
+                Stage(
+                    (Replica(tuple((s * d.dp + p) * d.tp + t for t in range(d.tp))),),
+                    ranges[s],
+                    recompute_of(row, policy, counts[s]),
+                )
                 for s in range(d.pp)
             ),
             problem.workload.global_batch // d.dp // size,
@@ -152,7 +163,7 @@ def _plan(row: Row, problem: Problem, d: _Degrees, size: int, policy: str) -> Pl
         for p in range(d.dp)
     )
     _check_machines(problem.cluster, pipelines)
-    plan = Plan(pipelines, "interleaved" if d.vpp > 1 else "1f1b", _sharding(row, d))
+    plan = Plan(pipelines, "interleaved" if d.vpp > 1 else "1f1b", sharding)
     wrong = misaligned(plan) or next((found[1] for p in pipelines if (found := irregular(p, plan.schedule))), None)
     if wrong is not None:
         raise InexpressibleError(wrong)
@@ -166,27 +177,31 @@ def _check_machines(cluster: Cluster, pipelines: tuple[Pipeline, ...]) -> None:
                 raise InexpressibleError("tensor parallelism across machines")
 
 
-def _sharding(row: Row, d: _Degrees) -> Sharding:
+def _shardings(row: Row, d: _Degrees) -> list[Sharding]:
+    """What the row leaves open: Megatron of 2023 and later has a distributed optimiser, which is ZeRO-1."""
     text = row.zero_stage_or_fsdp.lower()
     if d.dp == 1:
-        return Sharding(0)
+        return [Sharding(0)]
     if "shard_grad_op" in text:
-        return Sharding(2)
+        return [Sharding(2)]
     if "fsdp" in text:
-        return Sharding(3)
+        # torchtitan keeps gathered weights between the micro-batches of a pipeline.
+        return [Sharding(2 if d.pp > 1 and framework_of(row).startswith("torchtitan") else 3)]
     named, grouped = re.search(r"zero-?(\d)", text), re.search(r"group=(\d+)", text)
-    # Megatron gathers parameters beside the forward only with its distributed optimiser, which is ZeRO-1.
-    stage = int(named[1]) if named else int(row.says("param-gather"))
+    if named is None and not text and framework_of(row) == "megatron":
+        # Only the distributed optimiser gathers parameters beside the forward.
+        return [Sharding(stage) for stage in (0, 1) if stage or not row.says("param-gather")]
+    stage = int(named[1]) if named else 0
     size = int(grouped[1]) if grouped else d.dp
     if stage == 0 or size >= d.dp or d.dp % size:
-        return Sharding(stage)
+        return [Sharding(stage)]
     groups = tuple(
         tuple((s * d.dp + first + k) * d.tp + t for k in range(size))
         for s in range(d.pp)
         for first in range(0, d.dp, size)
         for t in range(d.tp)
     )
-    return Sharding(stage, groups)
+    return [Sharding(stage, groups)]
 
 
 def _layer_counts(row: Row, num_layers: int, num_stages: int) -> list[int]:

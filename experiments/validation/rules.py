@@ -1,13 +1,16 @@
 """What software a measured run used, and what follows from it where its row is silent.
 
 Frameworks are those of `hexiopt/frameworks.yaml`:
-- `fsdp` in the column of ZeRO: `torchtitan` with torch.compile in the notes or with `fsdp2`, else `fsdp`;
+- `fsdp` in the column of ZeRO: `torchtitan` where the source is it or the column says `fsdp2`, `torchtitan_async` where
+  the notes have "async TP", `torchtitan_eager` where they do not have "compile"; else `fsdp`;
 - InternEvo, nanotron and DeepSpeed by their names in the source or the notes;
 - else Megatron: `megatron_2022` where the notes say "sequence parallel on", `megatron_2021` in FP16 or with full
   recompute (selective recompute came with sequence parallelism), else `megatron`.
 Precision: by the column; blank, BF16; FP32 where the column says that TF32 is unknown. Attention scores are stored in
 DeepSpeed and in Megatron of 2021 and 2022. Gradients take 4 bytes, but 2 where `mp_mode` is PURE, in Megatron of 2021
 and 2022, in InternEvo and in DeepSpeed. A blank recompute policy is `full` where the notes say so, else open.
+Selective recompute in torchtitan is of all operators but attention and every second product, or of every second layer:
+either is taken as every second layer in full.
 """
 
 from experiments.validation.rows import Row
@@ -20,10 +23,13 @@ _HALF_SYNC = ("internevo", "deepspeed")
 
 def framework_of(row: Row) -> str:
     """The framework of a run."""
-    text = f"{row.source} {row.notes}".lower()
-    if "fsdp" in row.zero_stage_or_fsdp.lower():
-        compiled = "fsdp2" in row.zero_stage_or_fsdp.lower() or row.says("torch.compile")
-        return "torchtitan" if compiled else "fsdp"
+    text, sharding = f"{row.source} {row.notes}".lower(), row.zero_stage_or_fsdp.lower()
+    if "fsdp" in sharding:
+        if "fsdp2" not in sharding and "torchtitan" not in text:
+            return "fsdp"
+        if not row.says("compile"):
+            return "torchtitan_eager"
+        return "torchtitan_async" if row.says("async TP", "asyncTP") else "torchtitan"
     for name in ("internevo", "nanotron", "deepspeed"):
         if name in text:
             return name
@@ -53,3 +59,10 @@ def policies_of(row: Row) -> tuple[str, ...]:
     if row.recompute in RECOMPUTE_POLICIES:
         return (row.recompute,)
     return ("full",) if row.says("full-recompute", "counts full recompute") else RECOMPUTE_POLICIES
+
+
+def recompute_of(row: Row, policy: str, num_layers: int) -> tuple[str, ...]:
+    """What a stage of `num_layers` layers does under `policy`: one policy for all, or one for each."""
+    if policy == "selective" and framework_of(row).startswith("torchtitan"):
+        return tuple("none" if layer % 2 else "full" for layer in range(num_layers))
+    return (policy,)

@@ -9,6 +9,7 @@ from hexiopt.profiles.network import sailor_network
 
 DATA = Path(__file__).parent.parent / "data"
 RUNS = DATA / "measured_training_throughput.csv"
+HELD_OUT = DATA / "held_out_runs.csv"  # nothing was fitted to these
 
 
 @cache

@@ -21,6 +21,8 @@ MEMORY_BACKWARD_PASSES = 2
 SCORE_PASSES = 4
 # Passes over the logits in the forward of the loss: maximum, exponential sum, in FP32.
 LOSS_PASSES = 3
+# Bytes of an element of what a product in FP8 reads, which is kept so for its backward (NVIDIA Transformer Engine).
+FP8_BYTES = 1
 # Bytes of the FP32 probability that the loss keeps for its backward, for each logit.
 LOSS_BYTES = 4
 # Bytes of a token's number (int64), which embedding and loss keep for their backwards.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hexiopt.cost import coefficients as c
 from hexiopt.cost.boundary import Hop, hop
 from hexiopt.cost.collectives import ring_collective_s
-from hexiopt.cost.compute import ComputeTimes, embedding_compute, head_compute, layer_compute
+from hexiopt.cost.compute import Clock, ComputeTimes, embedding_compute, head_compute, layer_compute
 from hexiopt.cost.memory import MemoryModel, Shards
 from hexiopt.cost.sequence_stage import SequenceStage
 from hexiopt.cost.wires import WiresKept
@@ -227,4 +227,8 @@ class Sites:
         return float(micro_batch_size * workload.seq_len * self.problem.model.hidden_size * workload.element_bytes)
 
     def _collective_s(self, site: Site, micro_batch_size: int) -> float:
-        return ring_collective_s(self.message_bytes(micro_batch_size), site.tp, site.bandwidth, site.latency_s)
+        gathered, copies = self.message_bytes(micro_batch_size), self.framework.tp_copies
+        collective_s = ring_collective_s(gathered, site.tp, site.bandwidth, site.latency_s)
+        if copies and site.tp > 1:
+            collective_s += Clock(site.gpu, self.problem.workload.precision).memory_s(2 * copies * gathered)
+        return collective_s

@@ -76,6 +76,18 @@ def test_hidden_collectives_cost_their_exposed_share() -> None:
     assert none < half
 
 
+def test_copies_of_gathered_activations_cost_memory_traffic_on_several_ranks_alone() -> None:
+    plain, once, twice = (busy(price(tp_copies=n)) for n in (0, 1, 2))
+    gpu = PROBLEM.cluster.machines[0].gpu
+    message_bytes = 2048 * MODEL.hidden_size * 2
+    copy_s = 2 * message_bytes / (gpu.hbm_bytes_per_s * gpu.efficiency.memory_max)
+    # Four collectives in a layer's forward, six in its backward; one each way at either end of the model.
+    assert once[0] - plain[0] == pytest.approx((8 * 4 + 2) * copy_s)
+    assert once[1] - plain[1] == pytest.approx((8 * 6 + 2) * copy_s)
+    assert twice[0] - once[0] == pytest.approx(once[0] - plain[0])
+    assert busy(price(tp=1, tp_copies=1)) == busy(price(tp=1))
+
+
 def test_full_recompute_may_leave_out_the_last_product() -> None:
     early, whole = (busy(price("full", recompute_stops_early=flag))[1] for flag in (True, False))
     assert early < whole

@@ -18,7 +18,7 @@ from hexiopt.units import GIB
 from hexiopt.workload import RECOMPUTE_POLICIES, Workload
 from tests.strategies import compositions, models, workloads
 
-A100, V100 = catalogue()["a100_80gb_sxm"], catalogue()["v100_32gb_sxm"]
+A100, V100, H100 = (catalogue()[name] for name in ("a100_80gb_sxm", "v100_32gb_sxm", "h100_80gb_sxm"))
 LLAMA = read_model(Path(__file__).parents[2] / "conf" / "model" / "llama2_7b.yaml")
 OPTIONS = {
     "model": models(),
@@ -228,6 +228,15 @@ def test_policies_per_layer_add_up() -> None:
     assert mixed.activations == pytest.approx(3 * (none + full) + 2 * selective + working + plain.activations)
     assert mixed.logits == plain.logits
     assert mixed.weights == memory.stage(3, False, True, "none", 2).weights
+
+
+def test_what_products_in_fp8_read_is_kept_in_fp8() -> None:
+    """Outputs of two norms, of attention (beside its own) and of the activation; the head stays in BF16."""
+    half, quarter = (MemoryModel(LLAMA, Workload(precision=name), H100, 1, 1) for name in ("bf16", "fp8"))
+    tokens, hidden, ffn = 4096, 4096, 11008
+    saved = half.layer_activation_bytes("none") - quarter.layer_activation_bytes("none")
+    assert saved == tokens * (2 * hidden - hidden + ffn)
+    assert half.layer_activation_bytes("full") == quarter.layer_activation_bytes("full")
 
 
 def test_logits_and_final_norm_stand_on_the_last_stage_only() -> None:
