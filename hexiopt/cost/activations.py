@@ -55,20 +55,18 @@ class Activations(Generic[Amount]):
         dropout, with true shapes; `shard` of the weights."""
         width, hidden, dim = workload.element_bytes, model.hidden_size, model.head_dim
         q, kv = held.heads * dim, held.kv_heads * dim
-        # A norm keeps its input, a statistic or two a vector, and its output, which the product behind it reads; what
-        # products in FP8 read is kept in FP8, beside what attention keeps of its output for itself.
+        # A norm keeps its input, a statistic or two a vector, and its output, which the product behind it reads. What
+        # products in FP8 read is kept in FP8; the head's is not.
         in_fp8 = workload.precision == "fp8"
         read = c.FP8_BYTES if in_fp8 else width
         statistics = c.NORM_STATISTIC_BYTES * (2 if model.norm_bias else 1)
-        norm = held.between * (2.0 * hidden * width + statistics)
-        norm_of_layer = held.between * (hidden * float(width + read) + statistics)
+        norm, final_norm = (held.between * (hidden * float(width + kept) + statistics) for kept in (read, width))
         # A layer keeps those of its two norms, q, k, v, the attention's output and the MLP's inner activations; and,
         # where queries and keys are normed, what they were before. The output of attention over other tokens than the
-        # device's own is one of attention's internals; its own come back.
+        # device's own is one of attention's internals; its own come back. In FP8 attention keeps its output for itself.
         inner = float(((2 if model.gated_mlp else 1) * width + read) * shard.ffn)
-        layer = 2.0 * norm_of_layer + held.tokens * (inner + held.parted * float(width * shard.heads * dim))
-        if in_fp8:
-            layer = layer + held.tokens * float(read * shard.heads * dim)
+        own_output = (1.0 if in_fp8 else held.parted) * float(read * shard.heads * dim)
+        layer = 2.0 * norm + held.tokens * (inner + own_output)
         layer = layer + held.attended * width * ((2.0 - held.parted) * q + 2.0 * kv)
         if model.qk_norm:
             normed = shard.heads + shard.kv_heads
@@ -87,7 +85,7 @@ class Activations(Generic[Amount]):
             layer=layer,
             internals=internals,
             layer_input=held.between * (width * float(hidden)),
-            final_norm=norm,
+            final_norm=final_norm,
             # Which rows of the matrix a token needs, and, where it is cut, whether they are the rank's.
             token_ids=held.tokens * float(c.TOKEN_ID_BYTES + (shard.tp > 1)),
             loss=held.tokens * (float(shard.vocab) * c.LOSS_BYTES + c.TOKEN_ID_BYTES),
