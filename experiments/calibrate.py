@@ -49,7 +49,7 @@ _SHARE, _RATE = "share of the peak", "share of the nominal rate"
 # (Bekman, ml-engineering, "Maximum Achievable Matmul FLOPS": A100 86 %, H100 80 %), FlashAttention-2 with a causal mask
 # on H100 (Shah et al., arXiv 2407.08608, figure 5: 333 TFLOPS at 8,192 tokens), nccl-tests on H100 (NVIDIA/nccl issue
 # 1281: 350 to 360 of 450 GB/s), AMP's layers on T4 (`amp_layer_forward_seconds.json`). Shares of which nothing is known
-# begin at a half. The others are guesses made before fitting.
+# begin at a half. The others are guesses, some made in view of the rows.
 FREE = (
     Free("ampere_gemm_max", 0.77, 0.5, 0.9, _SHARE, "large GEMMs of A100 in BF16 and FP16", "A100"),
     Free("hopper_gemm_max", 0.72, 0.4, 0.8, _SHARE, "large GEMMs of H100 in BF16", "H100"),
