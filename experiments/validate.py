@@ -62,9 +62,13 @@ def run(job: Job) -> float:
     job.show(errors_table(by_source, f"By source and GPU (ρ of the worst family of {_FAMILY} rows or more)"))
     half = [pair for pair in known if is_half_precision(pair[0].row)]
     by_type = _errors_by(half, lambda case: ("all", gpu_types(case)), at_least=_TYPE)
-    job.show("", errors_table(by_type, f"BF16 and FP16 rows of GPU types with {_TYPE} rows or more"))
     families = _errors_by(known, family, at_least=_FAMILY)
-    job.show("", errors_table(families, f"Families of {_FAMILY} rows or more: one model on one cluster"))
+    for errors, title in (
+        (by_type, f"BF16 and FP16 rows of GPU types with {_TYPE} rows or more"),
+        (families, f"Families of {_FAMILY} rows or more: one model on one cluster"),
+    ):
+        if errors:
+            job.show("", errors_table(errors, title))
     if reasons:
         job.show("", left_out_table(reasons))
     overall = Scored.of(known)
@@ -102,7 +106,7 @@ def _predict(row: Row, given: Given) -> tuple[Prediction, Predicted | None]:
         *said,
         framework=case.framework,
         micro_batch_size=pipeline.micro_batch_size,
-        recompute=pipeline.stages[0].policy,
+        recompute="/".join(dict.fromkeys(pipeline.stages[0].recompute)),
         chunks=pipeline.num_chunks,
         predicted=value,
         measured_step_s=step_time_s(case),

@@ -299,12 +299,15 @@ def table(tmp_path: Path, *rows: dict[str, Any]) -> Path:
 
 
 def test_validate_predicts_a_users_file(hexiopt: Run, tmp_path: Path) -> None:
-    path = table(tmp_path, {}, {"cp": 4}, {"metric": "tokens_per_s_per_gpu", "value": 4000})
+    titan = {"zero_stage_or_fsdp": "fsdp2", "recompute": "selective", "precision": "bf16"}
+    path = table(tmp_path, {}, {"cp": 4}, {"metric": "tokens_per_s_per_gpu", "value": 4000}, titan)
     ran = hexiopt("validate", f"data={path}", "hydra.run.dir=out")
     assert (ran.code, ran.err) == (0, "")
-    assert "2 of 3 rows predicted" in ran.out
+    assert "3 of 4 rows predicted" in ran.out
+    assert "Families" not in ran.out  # there is none of eight rows
     rows = list(csv.DictReader((tmp_path / "out" / "validation.csv").open()))
-    assert [row["reason"] for row in rows] == ["", "context parallelism", ""]
+    assert [row["reason"] for row in rows] == ["", "context parallelism", "", ""]
+    assert [row["recompute"] for row in rows] == ["none", "", "none", "full/none"]
     one = case_of(read_rows(path)[0], shipped_measurements())
     assert float(rows[0]["predicted"]) == pytest.approx(predicted(one).step_time_s)
     assert float(rows[0]["error"]) == pytest.approx(float(rows[0]["predicted"]) / 1.0 - 1)
