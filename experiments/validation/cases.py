@@ -58,8 +58,8 @@ class _Degrees:
 def case_of(row: Row, given: Given) -> Case:
     """The case of a row. Raises InexpressibleError with the reason, for rows that no problem or plan expresses.
 
-    A blank micro-batch size, recompute policy, number of layer ranges or (Megatron) distributed optimiser is what the
-    cost model finds fastest of what fits in memory (of all, where nothing fits): published runs are tuned ones.
+    A blank micro-batch size, recompute policy, number of layer ranges or ZeRO stage of Megatron is what the cost model
+    finds fastest of what fits in memory (of all, where nothing fits): published runs are tuned ones.
     """
     try:
         cases = _cases(row, given)
@@ -139,7 +139,8 @@ def _chunks(row: Row, degrees: _Degrees, num_micro_batches: int, num_layers: int
     each, rest = divmod(num_layers, degrees.pp)
     if rest or num_micro_batches % degrees.pp or (row.says("1F1B") and not row.says("interleaved")):
         return [1]
-    return [1 << k for k in range(_MOST_CHUNKS.bit_length()) if each % (1 << k) == 0]
+    found = [1 << k for k in range(_MOST_CHUNKS.bit_length()) if each % (1 << k) == 0]
+    return found[1:] or found if row.says("interleaved") else found
 
 
 def _plan(row: Row, problem: Problem, d: _Degrees, size: int, policy: str, sharding: Sharding) -> Plan:
@@ -178,7 +179,7 @@ def _check_machines(cluster: Cluster, pipelines: tuple[Pipeline, ...]) -> None:
 
 
 def _shardings(row: Row, d: _Degrees) -> list[Sharding]:
-    """What the row leaves open: Megatron of 2023 and later has a distributed optimiser, which is ZeRO-1."""
+    """The ways to spread states that the row leaves open."""
     text = row.zero_stage_or_fsdp.lower()
     if d.dp == 1:
         return [Sharding(0)]
@@ -187,10 +188,12 @@ def _shardings(row: Row, d: _Degrees) -> list[Sharding]:
     if "fsdp" in text:
         # torchtitan keeps gathered weights between the micro-batches of a pipeline.
         return [Sharding(2 if d.pp > 1 and framework_of(row).startswith("torchtitan") else 3)]
+    if not text and row.says("param-gather"):
+        # Megatron gathers parameters beside the forward only with its distributed optimiser, which is ZeRO-1.
+        return [Sharding(1)]
+    if not text and framework_of(row) == "megatron":
+        return [Sharding(0), Sharding(1)]
     named, grouped = re.search(r"zero-?(\d)", text), re.search(r"group=(\d+)", text)
-    if named is None and not text and framework_of(row) == "megatron":
-        # Only the distributed optimiser gathers parameters beside the forward.
-        return [Sharding(stage) for stage in (0, 1) if stage or not row.says("param-gather")]
     stage = int(named[1]) if named else 0
     size = int(grouped[1]) if grouped else d.dp
     if stage == 0 or size >= d.dp or d.dp % size:

@@ -63,7 +63,7 @@ class Activations(Generic[Amount]):
         norm, final_norm = (held.between * (hidden * float(width + kept) + statistics) for kept in (read, width))
         # A layer keeps those of its two norms, q, k, v, the attention's output and the MLP's inner activations; and,
         # where queries and keys are normed, what they were before. The output of attention over other tokens than the
-        # device's own is one of attention's internals; its own come back. In FP8 attention keeps its output for itself.
+        # device's own is one of attention's internals; its own come back. In FP8 the projection keeps its own copy.
         inner = float(((2 if model.gated_mlp else 1) * width + read) * shard.ffn)
         own_output = (1.0 if in_fp8 else held.parted) * float(read * shard.heads * dim)
         layer = 2.0 * norm + held.tokens * (inner + own_output)

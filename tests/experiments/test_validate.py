@@ -123,13 +123,17 @@ def test_megatrons_distributed_optimizer_is_open_where_the_row_is_silent() -> No
     assert predicted(silent).fits
     assert not predicted(stated).fits
     assert case(precision="bf16", zero_stage_or_fsdp="", notes="overlap param-gather").plan.sharding.stage == 1
+    assert case(zero_stage_or_fsdp="", notes="overlap param-gather").plan.sharding.stage == 1
     assert case(zero_stage_or_fsdp="").plan.sharding.stage == 0
 
 
 def test_a_schedule_that_notes_name_is_taken() -> None:
-    open_ranges = {"precision": "bf16", "vpp": None, "global_batch": 64}
-    assert case(**open_ranges, notes="1F1B").plan.schedule == "1f1b"
-    assert case(**open_ranges, notes="Interleaved 1F1B").plan.schedule == case(**open_ranges).plan.schedule
+    """Whichever is faster: interleaving on fast links, 1F1B on slow ones."""
+    fast, slow = ({"precision": "bf16", "vpp": None, "inter_node_link_gbps": rate} for rate in (1600.0, 0.1))
+    assert [case(**links).plan.schedule for links in (fast, slow)] == ["interleaved", "1f1b"]
+    for links in (fast, slow):
+        assert case(**links, notes="1F1B").plan.schedule == "1f1b"
+        assert case(**links, notes="Interleaved 1F1B").plan.schedule == "interleaved"
 
 
 @pytest.mark.parametrize(
