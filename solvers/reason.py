@@ -45,10 +45,12 @@ def explain(search: Search, remedy: str | None = None) -> Result:
     if proof is not None:
         reason = f"no plan fits: {proof}; {nearest_change(search.problem)}"
         return replace(result, status=Status.INFEASIBLE, reason=reason)
+    ended = search.stopped or search.spent >= 1.0 or search.left_s() <= 0.0
     met = _nearest(search)
     if search.plan is not None:
-        if remedy is None:
-            met, remedy = "the budget ended before one of those that fit was met", _more(search)
+        if ended or remedy is None:
+            met = "the budget ended before one of those that fit was met"
+            remedy = "; ".join(filter(None, (_more(search), remedy)))
         else:
             met = "the plain plans that fit are outside its plan space"
     remedy = remedy or nearest_change(search.problem)

@@ -307,14 +307,17 @@ def test_steps_bind(name: str) -> None:
 
 
 @SOME
-@pytest.mark.parametrize("limit_s", [1.0])
-def test_keeps_the_time_limit(name: str, limit_s: float) -> None:
-    problem, solver = allowed(name, problems.thirty_two_gpus()), make_solver(name)
-    began = time.perf_counter()
-    with late_work(limit_s) as late_s:
-        result = solver.solve(problem, Budget(limit_s))
-        assert late_s() <= max(0.1 * limit_s, 0.5)
-    assert result.runtime_s <= time.perf_counter() - began
+def test_keeps_the_time_limit(name: str) -> None:
+    """And has a plan then; a machine that others use too may leave no time for one at first."""
+    problem = allowed(name, problems.thirty_two_gpus())
+    for limit_s in (1.0, 4.0, 16.0):
+        began = time.perf_counter()
+        with late_work(limit_s) as late_s:
+            result = solve(name, problem, time_limit_s=limit_s)
+            assert late_s() <= max(0.1 * limit_s, 0.5)
+        assert result.runtime_s <= time.perf_counter() - began
+        if result.plan is not None:
+            break
     assert_sound(problem, result)
 
 

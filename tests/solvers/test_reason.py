@@ -87,6 +87,17 @@ def test_a_budget_too_small_is_the_reason_where_plans_fit() -> None:
         assert reason.endswith(f"raise solver.{raised}")
 
 
+def test_another_solver_is_proposed_beside_more_budget() -> None:
+    """Of a search that does not cover the whole plan space; only without its budget spent does it know more."""
+    problem, remedy = problems.easy(), "try another"
+    spent = explain(Search("test", problem, Budget(1e-9), 0), remedy).reason
+    assert spent.endswith(
+        "the budget ended before one of those that fit was met; raise solver.time_limit_s above 1e-09; try another"
+    )
+    left = explain(Search("test", problem, Budget(), 0), remedy).reason
+    assert left.endswith("the plain plans that fit are outside its plan space; try another")
+
+
 @pytest.mark.parametrize(
     ("change", "remedy"),
     [
