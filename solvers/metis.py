@@ -277,20 +277,17 @@ class HierarchicalPartition:
 
     def _order(self, blocks: list[list[int]], style: "_Style") -> list[int]:
         """Blocks along fat links; where those are equal, kinds in the order of the style, alike in all pipelines."""
-        network = self.problem.cluster.network
+        network, heads = self.problem.cluster.network, [block[0] for block in blocks]
         message = float(style.size * self.problem.workload.seq_len * self.problem.model.hidden_size)
-        rank = [style.ranks[self._kind(block[0])] for block in blocks]
-        hops = [
-            [
-                message / network.pair_bandwidth(a[0], b[0]) * (1 + _TIE * abs(rank[i] - rank[j]))
-                + network.pair_latency(a[0], b[0])
-                if i != j
-                else 0.0
-                for j, b in enumerate(blocks)
-            ]
-            for i, a in enumerate(blocks)
-        ]
-        order = best_order(hops)
+        rank = np.array([style.ranks[self._kind(head)] for head in heads])
+        machines = self.problem.cluster.machine_of[heads]
+        pairs = np.ix_(machines, machines)
+        bandwidth, latency_s = network.bandwidth[pairs], network.latency_s[pairs]
+        for i, j in np.argwhere(machines[:, None] == machines).tolist():
+            bandwidth[i, j] = network.pair_bandwidth(heads[i], heads[j])
+            latency_s[i, j] = network.pair_latency(heads[i], heads[j])
+        hops = message / bandwidth * (1 + _TIE * abs(rank[:, None] - rank)) + latency_s
+        order = best_order(hops.tolist())
         return order if rank[order[0]] <= rank[order[-1]] else order[::-1]
 
 

@@ -5,12 +5,12 @@ greedy: from every start follow the τ cheapest next hops, keeping the τ best p
 """
 
 from collections.abc import Sequence
-from heapq import nsmallest
-from itertools import islice
+
+import numpy as np
 
 EXACT = 9
 TAU = 4
-_MOST_PATHS = 128  # kept of each length, in all
+MOST_PATHS = 128  # kept of each length, in all
 
 
 def best_order(hops: Sequence[Sequence[float]]) -> list[int]:
@@ -47,14 +47,22 @@ def _exact(hops: Sequence[Sequence[float]]) -> list[int]:
 
 
 def _greedy(hops: Sequence[Sequence[float]]) -> list[int]:
-    count = len(hops)
-    nearest = [sorted(range(count), key=lambda stage: (row[stage], stage)) for row in hops]
-    paths = [(0.0, [stage]) for stage in range(count)]
+    """Of equally long paths the first by their stages counts."""
+    table = np.array(hops)
+    count = len(table)
+    nearest = np.argsort(table, axis=1, kind="stable")
+    paths, lengths = np.arange(count)[:, None], np.zeros(count)
+    visited, rank = np.eye(count, dtype=bool), np.arange(count)  # rank of a path, by its stages
     for _ in range(count - 1):
-        grown = []
-        for length, path in paths:
-            row, visited = hops[path[-1]], set(path)
-            free = (stage for stage in nearest[path[-1]] if stage not in visited)
-            grown += [(length + row[stage], [*path, stage]) for stage in islice(free, TAU)]
-        paths = nsmallest(min(TAU * count, _MOST_PATHS), grown)
-    return paths[0][1]
+        last = paths[:, -1]
+        free = ~np.take_along_axis(visited, nearest[last], axis=1)
+        parent, at = np.nonzero(free & (free.cumsum(axis=1) <= TAU))
+        stage = nearest[last[parent], at]
+        grown = lengths[parent] + table[last[parent], stage]
+        best = np.lexsort((stage, rank[parent], grown))[: min(TAU * count, MOST_PATHS)]
+        parent, stage, lengths = parent[best], stage[best], grown[best]
+        paths, visited = np.column_stack([paths[parent], stage]), visited[parent]
+        visited[np.arange(len(parent)), stage] = True
+        rank = np.argsort(np.lexsort((stage, rank[parent])))
+    found: list[int] = paths[0].tolist()
+    return found

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solvers.ordering import EXACT, best_order
+from solvers.ordering import EXACT, MOST_PATHS, TAU, best_order
 
 Hops = list[list[float]]
 
@@ -65,3 +65,26 @@ def test_never_worse_than_random_where_many(seed: int) -> None:
     assert found <= min(others)
     # Every rack but the first must be entered once; a good order hardly enters any twice.
     assert sum(rack[a] != rack[b] for a, b in itertools.pairwise(order)) <= len(set(rack))
+
+
+def followed(hops: Hops) -> list[int]:
+    """The greedy's order, path by path."""
+    count = len(hops)
+    paths = [(0.0, [stage]) for stage in range(count)]
+    for _ in range(count - 1):
+        grown = []
+        for length, path in paths:
+            row = hops[path[-1]]
+            free = sorted((stage for stage in range(count) if stage not in path), key=lambda stage: (row[stage], stage))
+            grown += [(length + row[stage], [*path, stage]) for stage in free[:TAU]]
+        paths = sorted(grown)[: min(TAU * count, MOST_PATHS)]
+    return paths[0][1]
+
+
+@pytest.mark.parametrize("values", [(0.5, 1.0, 2.0), tuple(k / 7 for k in range(1, 100))])
+@pytest.mark.parametrize("count", [EXACT + 1, 17, 40])
+def test_the_cheapest_next_hops_are_followed(count: int, values: tuple[float, ...]) -> None:
+    """Ties between paths too."""
+    rng = random.Random(count)
+    hops = [[0.0 if a == b else rng.choice(values) for b in range(count)] for a in range(count)]
+    assert best_order(hops) == followed(hops)
