@@ -17,6 +17,7 @@ from hexiopt.errors import InputError
 from hexiopt.plan import Plan
 from hexiopt.plan_file import plan_file_to_dict
 from hexiopt.problem import Problem
+from hexiopt.simulate_network import is_simulated, simulate_network
 from solvers.registry import make_solver
 
 if TYPE_CHECKING:
@@ -27,11 +28,18 @@ _ROOM = 4.5  # the time that a stand-in is given, over the time that it takes as
 
 @dataclass(frozen=True)
 class _Entry:
-    """Whose plan, and its cost."""
+    """Whose plan, and its cost; and the step as simulated, where it can be."""
 
     name: str
     plan: Plan
     cost: Cost
+    simulated_s: float | None
+
+    @classmethod
+    def of(cls, name: str, problem: Problem, plan: Plan, cost: Cost) -> "_Entry":
+        """With the simulation."""
+        simulated_s = simulate_network(CostModel(problem), plan).step_time_s if is_simulated(plan) else None
+        return cls(name, plan, cost, simulated_s)
 
 
 def run(job: Job) -> float:
@@ -56,7 +64,7 @@ def run(job: Job) -> float:
     entries = []
     if given is not None:
         check_trainable(str(job.config.plan), given)
-        entries.append(_Entry("plan", given.plan, CostModel(problem).price(given.plan)))
+        entries.append(_Entry.of("plan", problem, given.plan, CostModel(problem).price(given.plan)))
     divisor = max(divisors(problem)) if config.divisor is None else config.divisor
     hindrance = unsupported(problem.cluster)
     if config.network and hindrance is not None:
@@ -74,7 +82,7 @@ def run(job: Job) -> float:
                 if interrupt.pressed:
                     break
                 steps = bench.paced(entry.plan, entry.cost, config.steps, dilation, shaped=shaped)
-                rows.append(Emulated(entry.name, entry.cost.step_time_s, steps.seconds, steps.late))
+                rows.append(Emulated(entry.name, entry.cost.step_time_s, entry.simulated_s, steps.seconds, steps.late))
                 job.show(f"{entry.name}: predicted {rows[-1].predicted_s:.3f} s, measured {rows[-1].measured_s:.3f} s")
         except TrainingFailedError as error:
             raise FailedError(str(error)) from None
@@ -106,7 +114,7 @@ def _plans(job: Job, problem: Problem) -> list[_Entry]:
             continue
         cannot = untrainable(problem.model, problem.workload, plan)
         if cannot is None:
-            entries.append(_Entry(name, plan, cost))
+            entries.append(_Entry.of(name, problem, plan, cost))
         else:
             reasons.append(f"{name}: {cannot}")
     if not entries and not job.config.plan:

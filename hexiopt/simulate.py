@@ -60,7 +60,7 @@ def operations(
     return order + backwards[len(backwards) - warm_up :]
 
 
-_At = tuple[int, int]  # stage, replica
+At = tuple[int, int]  # stage, replica
 
 
 def simulate_pipeline(index: int, pipeline: Pipeline, cost: PipelineCost, schedule: str) -> Iterator[Event]:
@@ -69,12 +69,12 @@ def simulate_pipeline(index: int, pipeline: Pipeline, cost: PipelineCost, schedu
     orders = [operations(schedule, s, count, batches, chunks)[::-1] for s in range(count)]
     places = [(s, r) for s, stage in enumerate(pipeline.stages) for r in range(len(stage.executors))]
     todo = {at: orders[at[0]].copy() for at in places}
-    seconds_of = {(at, kind): _seconds(cost, at, kind) for at in places for kind in ("forward", "backward")}
+    seconds_of = {(at, kind): operation_s(cost, at, kind) for at in places for kind in ("forward", "backward")}
     link_s = _link_seconds(cost)
-    partners = _partners(pipeline)
-    came: Counter[tuple[_At, Operation]] = Counter()  # messages of an operation's input
-    running: set[_At] = set()
-    link_free: dict[tuple[str, _At, _At], float] = {}
+    partners = partners_of(pipeline)
+    came: Counter[tuple[At, Operation]] = Counter()  # messages of an operation's input
+    running: set[At] = set()
+    link_free: dict[tuple[str, At, At], float] = {}
     events: list[tuple[float, int, Event]] = []
     counter = 0
 
@@ -83,12 +83,12 @@ def simulate_pipeline(index: int, pipeline: Pipeline, cost: PipelineCost, schedu
         heapq.heappush(events, (event.end_s, counter, event))
         counter += 1
 
-    def begin(at: _At, now: float) -> None:
+    def begin(at: At, now: float) -> None:
         """Start the replica's next operation if its input is there."""
         if at in running or not todo[at]:
             return
         kind, chunk, batch = operation = todo[at][-1]
-        source = _neighbour(kind, at[0], chunk, count, chunks, -1)
+        source = neighbour(kind, at[0], chunk, count, chunks, -1)
         if source is not None and came[at, operation] < len(partners[at, source[0]]):
             return
         todo[at].pop()
@@ -99,7 +99,7 @@ def simulate_pipeline(index: int, pipeline: Pipeline, cost: PipelineCost, schedu
     def send(event: Event, now: float) -> None:
         """Put an operation's messages on their links, behind those before them."""
         at = event.stage, event.replica
-        target = _neighbour(event.kind, event.stage, event.chunk, count, chunks, 1)
+        target = neighbour(event.kind, event.stage, event.chunk, count, chunks, 1)
         if target is None:
             return
         for replica in partners[at, target[0]]:
@@ -120,14 +120,14 @@ def simulate_pipeline(index: int, pipeline: Pipeline, cost: PipelineCost, schedu
             begin((event.stage, event.replica), now)
         else:
             kind = event.kind.removeprefix("send_")
-            target = _neighbour(kind, event.stage, event.chunk, count, chunks, 1)
+            target = neighbour(kind, event.stage, event.chunk, count, chunks, 1)
             assert target is not None, "a message was sent to a stage"
             at = target[0], event.receiver
             came[at, (kind, target[1], event.micro_batch)] += 1
             begin(at, now)
 
 
-def _seconds(cost: PipelineCost, at: _At, kind: str) -> list[float]:
+def operation_s(cost: PipelineCost, at: At, kind: str) -> list[float]:
     """Seconds of a replica's forwards or backwards, by layer range."""
     return [chunk[kind == "backward"] for chunk in cost.stages[at[0]].each[at[1]].each_chunk_s]
 
@@ -138,7 +138,7 @@ def _link_seconds(cost: PipelineCost) -> dict[tuple[str, int, int, int], float]:
     return {(kinds[link.backward], link.stage, link.sender, link.receiver): link.seconds for link in cost.each_link}
 
 
-def _partners(pipeline: Pipeline) -> dict[tuple[_At, int], list[int]]:
+def partners_of(pipeline: Pipeline) -> dict[tuple[At, int], list[int]]:
     """Per replica and other stage, the replicas there with samples that it has too."""
     shares = []
     for stage in pipeline.stages:
@@ -153,9 +153,7 @@ def _partners(pipeline: Pipeline) -> dict[tuple[_At, int], list[int]]:
     }
 
 
-def _neighbour(
-    kind: str, stage: int, chunk: int, num_stages: int, num_chunks: int, step: int
-) -> tuple[int, int] | None:
+def neighbour(kind: str, stage: int, chunk: int, num_stages: int, num_chunks: int, step: int) -> tuple[int, int] | None:
     """(stage, layer range) where an operation's output goes (`step` 1) or its input comes from (-1), if anywhere."""
     at = chunk * num_stages + stage + (step if kind == "forward" else -step)
     if not 0 <= at < num_stages * num_chunks:

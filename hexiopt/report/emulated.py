@@ -17,16 +17,19 @@ from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clippe
 SYMMETRIC = "megatron"  # whose plans are symmetric
 _NOTE = (
     "Compute is paced to the predicted times: what is checked is schedule, overlap, communication and sharing. "
-    "Late: how much longer than given the slowest rank computed."
+    "Simulated: a step in which messages share the network only with those under way beside them; as predicted, all "
+    "share it all the time. Late: how much longer than given the slowest rank computed."
 )
 
 
 @dataclass(frozen=True)
 class Emulated:
-    """A plan's predicted step, measured steps in seconds of the cluster, and the share by which computing was late."""
+    """A plan's predicted step, and as simulated, if it was; measured steps in seconds of the cluster, and the share by
+    which computing was late."""
 
     name: str
     predicted_s: float
+    simulated_s: float | None
     steps_s: tuple[float, ...]
     late: float
 
@@ -45,13 +48,14 @@ def emulated_csv(rows: Sequence[Emulated], dilation: float) -> str:
     """One row a plan."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("plan", "predicted_s", "measured_s", "error", "least_s", "most_s", "steps", "late", "dilation"))
+    writer.writerow(
+        ("plan", "predicted_s", "measured_s", "error", "least_s", "most_s", "steps", "late", "dilation", "simulated_s")
+    )
     for row in rows:
         steps = row.steps_s
         least_s, most_s = min(steps), max(steps)
-        writer.writerow(
-            (row.name, row.predicted_s, row.measured_s, row.error, least_s, most_s, len(steps), row.late, dilation)
-        )
+        measured = row.measured_s, row.error, least_s, most_s, len(steps), row.late
+        writer.writerow((row.name, row.predicted_s, *measured, dilation, row.simulated_s))
     return text.getvalue()
 
 
@@ -59,7 +63,7 @@ def emulated_table(rows: Sequence[Emulated]) -> Table:
     """The same for people, the fastest first; and how much faster each is than the best symmetric plan."""
     symmetric_s = next((row.measured_s for row in rows if row.name == SYMMETRIC), None)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), caption=_NOTE, caption_justify="left")
-    for name in ("Plan", "Predicted", "Measured", "Error", "Least to most", "Late"):
+    for name in ("Plan", "Predicted", "Measured", "Error", "Simulated", "Error", "Least to most", "Late"):
         table.add_column(name, justify="left" if name == "Plan" else "right")
     if symmetric_s is not None:
         table.add_column("Over symmetric", justify="right")
@@ -69,6 +73,8 @@ def emulated_table(rows: Sequence[Emulated]) -> Table:
             seconds(row.predicted_s),
             seconds(row.measured_s),
             f"{row.error:+.1%}",
+            "" if row.simulated_s is None else seconds(row.simulated_s),
+            "" if row.simulated_s is None else f"{row.simulated_s / row.measured_s - 1:+.1%}",
             f"{seconds(min(row.steps_s))} to {seconds(max(row.steps_s))}",
             f"{row.late:.1%}",
         ]

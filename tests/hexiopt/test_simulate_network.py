@@ -1,0 +1,108 @@
+"""Messages that share the network while they are under way: between those alone and those that always share."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+
+from hexiopt.cost.boundary import pipeline_ways
+from hexiopt.cost.model import CostModel
+from hexiopt.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
+from hexiopt.problem import Problem
+from hexiopt.simulate import simulate
+from hexiopt.simulate_network import is_simulated, simulate_network
+from tests.hexiopt.test_sequence_plans import PROBLEM
+from tests.solvers import problems
+from tests.strategies import problems_with_plans, roomy_problems_with_plans
+
+Ends = dict[tuple[int, int, int], float]
+
+
+def ends_alone(model: CostModel, plan: Plan) -> Ends:
+    """When replicas end if no message meets another."""
+    cost = model.price(plan)
+    pipelines = []
+    for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
+        ways = pipeline_ways(pipeline, model.hop, model.message_bytes(1))
+        alone = {(w.backward, w.stage, w.sender, w.receiver): w.hop.alone_s(w.num_bytes) for w in ways}
+        links = tuple(
+            replace(link, seconds=alone[link.backward, link.stage, link.sender, link.receiver])
+            for link in priced.each_link
+        )
+        pipelines.append(replace(priced, links=links))
+    found: Ends = {}
+    for event in simulate(plan, replace(cost, pipelines=tuple(pipelines))):
+        if not event.kind.startswith("send"):
+            at = event.pipeline, event.stage, event.replica
+            found[at] = max(found.get(at, 0.0), event.end_s)
+    return found
+
+
+def most_ways(model: CostModel, plan: Plan) -> int:
+    """Of all resources of the network, the most ways of messages over one."""
+    over = Counter(
+        resource
+        for pipeline in plan.pipelines
+        for way in pipeline_ways(pipeline, model.hop, model.message_bytes(1))
+        for resource, _ in way.hop.shared
+    )
+    return max(over.values(), default=0)
+
+
+@given(pair=problems_with_plans(max_batch=20) | roomy_problems_with_plans())
+def test_no_earlier_than_alone_and_as_priced_where_nothing_is_shared(pair: tuple[Problem, Plan]) -> None:
+    problem, plan = pair
+    model = CostModel(problem)
+    simulated, alone = simulate_network(model, plan), ends_alone(model, plan)
+    for (p, s, r), end_s in alone.items():
+        assert simulated.pipelines[p].each_replica_end_s[s][r] >= end_s * (1 - 1e-9)
+    if most_ways(model, plan) <= 1:
+        assert simulated.step_time_s == pytest.approx(model.price(plan).step_time_s, rel=1e-9)
+    assert simulated.excess_bytes == model.price(plan).excess_bytes
+    assert simulate_network(model, plan) == simulated
+
+
+def side_by_side(first: int, second: int) -> tuple[CostModel, Plan]:
+    """Two pipelines with one micro-batch over the same two machines, with so many layers on the first one."""
+    base = problems.easy()
+    problem = replace(
+        base,
+        cluster=problems.cluster(("a", "fast", 2), ("b", "fast", 2)),
+        model=replace(base.model, num_layers=8),
+        workload=replace(base.workload, global_batch=2),
+    )
+    pipelines = tuple(
+        Pipeline((Stage.of((k,), 0, n), Stage.of((2 + k,), n, 8)), 1) for k, n in enumerate((first, second))
+    )
+    return CostModel(problem), Plan(pipelines)
+
+
+def test_messages_that_meet_take_turns_and_others_do_not() -> None:
+    model, plan = side_by_side(4, 4)
+    priced, simulated = model.price(plan), simulate_network(model, plan)
+    assert simulated.pipeline_s == pytest.approx(priced.pipeline_s, rel=1e-9)
+
+    model, plan = side_by_side(1, 6)
+    priced, simulated = model.price(plan), simulate_network(model, plan)
+    message_s = priced.pipelines[0].send_forward_s[0]
+    layers_s = [stage.forward_s for stage in priced.pipelines[0].stages]
+    assert message_s < layers_s[0], "the first message is there before the second one leaves"
+    alone = ends_alone(model, plan)
+    found = {
+        (p, s, r): end
+        for p, pipeline in enumerate(simulated.pipelines)
+        for s, ends in enumerate(pipeline.each_replica_end_s)
+        for r, end in enumerate(ends)
+    }
+    assert found == pytest.approx(alone, rel=1e-9)
+    assert simulated.pipeline_s < priced.pipeline_s
+    assert is_simulated(plan)
+
+
+def test_sequence_layouts_are_not_simulated() -> None:
+    layout = SequenceLayout((SequenceGroup((0, 1), (20, 12), (6, 2)), SequenceGroup((4,), (32,), (8,))), "zigzag")
+    plan = Plan((Pipeline((Stage((), ((0, 2),), ("selective",), layout), Stage.of((2, 3), 2, 3)), 4),))
+    assert not is_simulated(plan)
+    with pytest.raises(ValueError, match="sequence layouts are not simulated"):
+        simulate_network(CostModel(PROBLEM), plan)
