@@ -14,6 +14,7 @@ from hexiopt.gpus import Gpu, calibrated_catalogue
 from hexiopt.machine import Machine
 from hexiopt.plan import Plan
 from hexiopt.problem import Problem
+from hexiopt.simulate_network import is_simulated, simulate_network
 
 Values = Mapping[str, float]
 
@@ -31,6 +32,16 @@ class Case:
 
 def predicted(case: Case, values: Values | None = None) -> Cost:
     """The cost of the run, with `values` of the fitted constants (None: those of the calibration)."""
+    return cost_model(case, values).price(case.plan)
+
+
+def simulated(case: Case) -> Cost | None:
+    """The same with messages that share the network only while they are under way; None where that takes too long."""
+    return simulate_network(cost_model(case), case.plan) if is_simulated(case.plan) else None
+
+
+def cost_model(case: Case, values: Values | None = None) -> CostModel:
+    """What prices the run, with `values` as in `predicted`."""
     values = fitted_values() if values is None else values
     gpus, frameworks = _tables(tuple(values.items()))
     cluster = case.problem.cluster
@@ -43,7 +54,7 @@ def predicted(case: Case, values: Values | None = None) -> Cost:
         return replace(known[kind], name=machine.name, spec_name=machine.spec_name)
 
     calibrated: Cluster = replace(cluster, machines=tuple(of(machine) for machine in cluster.machines))
-    return CostModel(replace(case.problem, cluster=calibrated), frameworks[case.framework]).price(case.plan)
+    return CostModel(replace(case.problem, cluster=calibrated), frameworks[case.framework])
 
 
 @lru_cache(maxsize=64)

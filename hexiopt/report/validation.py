@@ -17,7 +17,7 @@ from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clippe
 
 _COLUMNS = (
     *("line", "source", "gpu", "gpus", "model", "precision", "framework", "micro_batch_size", "recompute", "chunks"),
-    *("metric", "measured", "predicted", "error", "measured_step_s", "predicted_step_s", "reason"),
+    *("metric", "measured", "predicted", "error", "measured_step_s", "predicted_step_s", "simulated_step_s", "reason"),
 )
 _WITHIN = 0.1  # the band drawn around perfect
 
@@ -41,6 +41,7 @@ class Prediction:
     predicted: float = 0.0
     measured_step_s: float = 0.0
     predicted_step_s: float = 0.0
+    simulated_step_s: float | None = None
     reason: str = ""
 
     @property
@@ -71,10 +72,10 @@ def validation_csv(rows: Sequence[Prediction]) -> str:
     for row in rows:
         known = row.line, row.source, row.gpu, row.gpus or "", row.model, row.precision
         if row.reason:
-            writer.writerow((*known, *[""] * 4, row.metric, row.measured, *[""] * 4, row.reason))
+            writer.writerow((*known, *[""] * 4, row.metric, row.measured, *[""] * 5, row.reason))
             continue
         chosen = row.framework, row.micro_batch_size, row.recompute, row.chunks
-        seconds = row.measured_step_s, row.predicted_step_s
+        seconds = row.measured_step_s, row.predicted_step_s, row.simulated_step_s
         writer.writerow((*known, *chosen, row.metric, row.measured, row.predicted, row.error, *seconds, ""))
     return text.getvalue()
 
