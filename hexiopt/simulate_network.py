@@ -9,6 +9,7 @@ waiting for messages that never meet.
 import heapq
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import inf
 
 from hexiopt.cost.boundary import pipeline_ways
@@ -18,7 +19,7 @@ from hexiopt.fair_shares import fair_rates
 from hexiopt.plan import Pipeline, Plan
 from hexiopt.simulate import Operation, neighbour, operation_s, operations, partners_of
 
-_MOST_MESSAGES = 10_000
+_MOST_MEETINGS = 1_000_000
 _Place = tuple[int, int, int]  # pipeline, stage, replica
 
 
@@ -43,9 +44,14 @@ def simulate_network(model: CostModel, plan: Plan) -> Cost:
 
 
 def is_simulated(plan: Plan) -> bool:
-    """Whether `simulate_network` knows such plans and takes but seconds: few messages, no sequence layouts."""
-    messages = sum(2 * p.num_micro_batches * (len(p.stages) * p.num_chunks - 1) for p in plan.pipelines)
-    return messages <= _MOST_MESSAGES and not _has_layouts(plan)
+    """Whether `simulate_network` knows such plans and takes but seconds: no sequence layouts, not too many messages,
+    each of which may meet one of every way."""
+    ways = messages = 0
+    for pipeline in plan.pipelines:
+        replicas = [len(stage.replicas) for stage in pipeline.stages]
+        own = 2 * sum(a + b - 1 for a, b in pairwise([*replicas, replicas[0]] if pipeline.num_chunks > 1 else replicas))
+        ways, messages = ways + own, messages + own * pipeline.num_chunks * pipeline.num_micro_batches
+    return messages * ways <= _MOST_MEETINGS and not _has_layouts(plan)
 
 
 def _has_layouts(plan: Plan) -> bool:

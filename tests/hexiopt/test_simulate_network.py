@@ -97,7 +97,21 @@ def test_messages_that_meet_take_turns_and_others_do_not() -> None:
     }
     assert found == pytest.approx(alone, rel=1e-9)
     assert simulated.pipeline_s < priced.pipeline_s
-    assert is_simulated(plan)
+
+
+def test_what_takes_long_is_known() -> None:
+    """8 pipelines of 4 stages on 32 GPUs are nothing; 512 of 2 may meet each other for minutes."""
+
+    def plan(pipelines: int, stages: int, batches: int) -> Plan:
+        def pipeline(k: int) -> Pipeline:
+            own = tuple(Stage.of((k * stages + s,), s, s + 1) for s in range(stages))
+            return Pipeline(own, batches)
+
+        return Plan(tuple(map(pipeline, range(pipelines))))
+
+    assert is_simulated(plan(8, 4, 40))
+    assert is_simulated(plan(1000, 1, 1000)), "there is no message"
+    assert not is_simulated(plan(512, 2, 8))
 
 
 def test_sequence_layouts_are_not_simulated() -> None:
