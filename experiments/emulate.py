@@ -17,7 +17,7 @@ from hexiopt.errors import InputError
 from hexiopt.plan import Plan
 from hexiopt.plan_file import plan_file_to_dict
 from hexiopt.problem import Problem
-from hexiopt.simulate_network import is_simulated, simulate_network
+from hexiopt.simulate_network import simulated_s
 from solvers.registry import make_solver
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ class _Entry:
     @classmethod
     def of(cls, name: str, problem: Problem, plan: Plan, cost: Cost) -> "_Entry":
         """With the simulation."""
-        simulated_s = simulate_network(CostModel(problem), plan).step_time_s if is_simulated(plan) else None
-        return cls(name, plan, cost, simulated_s)
+        return cls(name, plan, cost, simulated_s(CostModel(problem), plan))
 
 
 def run(job: Job) -> float:

@@ -32,7 +32,7 @@ from hexiopt.plan import Plan, Stage
 from hexiopt.plan_file import solver_to_dict
 from hexiopt.problem import Problem
 from hexiopt.report.style import MEMORY_LABELS, gib, milliseconds, percent, place, rate, seconds
-from hexiopt.simulate_network import is_simulated, simulate_network
+from hexiopt.simulate_network import simulated_s
 from hexiopt.units import GIB, MICROSECOND, TFLOP
 from solvers.registry import make_solver
 
@@ -98,12 +98,12 @@ def step_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
         seconds(cost.optimizer_s),
         f"memory traffic of Adam on the last device to start{gathers}",
     )
-    if is_simulated(plan):
-        simulated_s = simulate_network(CostModel(problem), plan).step_time_s
+    simulated = simulated_s(CostModel(problem), plan)
+    if simulated is not None:
         yield (
             "simulated",
-            seconds(simulated_s),
-            f"the step ({simulated_s / cost.step_time_s - 1:+.1%}) if messages share the network only with those under "
+            seconds(simulated),
+            f"the step ({simulated / cost.step_time_s - 1:+.1%}) if messages share the network only with those under "
             "way beside them; as priced, all of a step share it all the time",
         )
     p, s = cost.binding_stage()

@@ -14,7 +14,7 @@ from experiments.cli import main
 from experiments.common import Job
 from experiments.validation.cases import Given, case_of
 from experiments.validation.metrics import in_metric, step_time_s
-from experiments.validation.predict import Case, predicted, simulated
+from experiments.validation.predict import Case, cost_model
 from experiments.validation.rows import Row, read_rows
 from experiments.validation.score import (
     Predicted,
@@ -39,6 +39,7 @@ from hexiopt.report.validation import (
     left_out_table,
     validation_csv,
 )
+from hexiopt.simulate_network import simulated_s
 
 _FAMILY = 8  # rows from which ρ says something
 _TYPE = 10  # rows from which a GPU type is summed up
@@ -107,9 +108,8 @@ def _predict(row: Row, given: Given) -> tuple[Prediction, Case | None]:
         case = case_of(row, given)
     except InexpressibleError as error:
         return Prediction(*said, reason=str(error)), None
-    seconds = predicted(case).step_time_s
-    pipeline = case.plan.pipelines[0]
-    finer = simulated(case)
+    model, pipeline = cost_model(case), case.plan.pipelines[0]
+    seconds = model.price(case.plan).step_time_s
     prediction = Prediction(
         *said,
         framework=case.framework,
@@ -119,7 +119,7 @@ def _predict(row: Row, given: Given) -> tuple[Prediction, Case | None]:
         predicted=in_metric(case, seconds),
         measured_step_s=step_time_s(case),
         predicted_step_s=seconds,
-        simulated_step_s=None if finer is None else finer.step_time_s,
+        simulated_step_s=simulated_s(model, case.plan),
     )
     return prediction, case
 

@@ -14,7 +14,6 @@ from hexiopt.gpus import Gpu, calibrated_catalogue
 from hexiopt.machine import Machine
 from hexiopt.plan import Plan
 from hexiopt.problem import Problem
-from hexiopt.simulate_network import is_simulated, simulate_network
 
 Values = Mapping[str, float]
 
@@ -33,11 +32,6 @@ class Case:
 def predicted(case: Case, values: Values | None = None) -> Cost:
     """The cost of the run, with `values` of the fitted constants (None: those of the calibration)."""
     return cost_model(case, values).price(case.plan)
-
-
-def simulated(case: Case) -> Cost | None:
-    """The same with messages that share the network only while they are under way; None where that takes too long."""
-    return simulate_network(cost_model(case), case.plan) if is_simulated(case.plan) else None
 
 
 def cost_model(case: Case, values: Values | None = None) -> CostModel:

@@ -15,7 +15,7 @@ from scipy.stats import spearmanr
 from experiments.validation.cases import Given, case_of
 from experiments.validation.clusters import gpu_of, machines_of
 from experiments.validation.metrics import in_metric, step_time_s
-from experiments.validation.predict import Case, predicted, simulated
+from experiments.validation.predict import Case, cost_model, predicted
 from experiments.validation.rows import Row, read_rows
 from experiments.validation.rules import framework_of
 from experiments.validation.score import Predicted, Scored, family, grouped, is_half_precision, spearman
@@ -24,6 +24,7 @@ from experiments.validation.shipped import HELD_OUT, RUNS, shipped_measurements
 from hexiopt.check import check
 from hexiopt.errors import InputError
 from hexiopt.profiles.layers import NOTHING_MEASURED
+from hexiopt.simulate_network import simulate_network
 from hexiopt.units import GB
 from tests.conftest import Run
 
@@ -323,18 +324,15 @@ def test_simulated_a_mixed_cluster_is_predicted_better() -> None:
     """AMP's, whose pipelines share an interface of 10 Gbit/s; without the two rows that nothing explains, in order."""
     rows = [row for row in read_rows(RUNS) if "V100" in row.gpu and "T4" in row.gpu]
     cases = [case_of(row, NOTHING) for row in rows]
-    plain, finer = [(c, predicted(c).step_time_s) for c in cases], [(c, simulated_s(c)) for c in cases]
+    plain, finer = (
+        [(c, predicted(c).step_time_s) for c in cases],
+        [(c, simulate_network(cost_model(c), c.plan).step_time_s) for c in cases],
+    )
     assert len(rows) == 21
     assert Scored.of(finer).mean_percent < Scored.of(plain).mean_percent - 1.5
     usual = [(c.row.value, seconds) for c, seconds in finer if not 3.81 <= c.row.value <= 3.92]
     assert len(usual) == 19
     assert spearman(*map(list, zip(*usual, strict=True))) >= 0.9
-
-
-def simulated_s(found: Case) -> float:
-    cost = simulated(found)
-    assert cost is not None
-    return cost.step_time_s
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hexiopt.cost.model import CostModel
 from hexiopt.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
 from hexiopt.problem import Problem
 from hexiopt.simulate import simulate
-from hexiopt.simulate_network import is_simulated, simulate_network
+from hexiopt.simulate_network import simulate_network, simulated_s, takes_seconds
 from tests.hexiopt.test_sequence_plans import PROBLEM
 from tests.solvers import problems
 from tests.strategies import problems_with_plans, roomy_problems_with_plans
@@ -97,6 +97,7 @@ def test_messages_that_meet_take_turns_and_others_do_not() -> None:
     }
     assert found == pytest.approx(alone, rel=1e-9)
     assert simulated.pipeline_s < priced.pipeline_s
+    assert simulated_s(model, plan) == simulated.step_time_s
 
 
 def test_what_takes_long_is_known() -> None:
@@ -109,14 +110,14 @@ def test_what_takes_long_is_known() -> None:
 
         return Plan(tuple(map(pipeline, range(pipelines))))
 
-    assert is_simulated(plan(8, 4, 40))
-    assert is_simulated(plan(1000, 1, 1000)), "there is no message"
-    assert not is_simulated(plan(512, 2, 8))
+    assert takes_seconds(plan(8, 4, 40))
+    assert takes_seconds(plan(1000, 1, 1000)), "there is no message"
+    assert not takes_seconds(plan(512, 2, 8))
 
 
 def test_sequence_layouts_are_not_simulated() -> None:
     layout = SequenceLayout((SequenceGroup((0, 1), (20, 12), (6, 2)), SequenceGroup((4,), (32,), (8,))), "zigzag")
     plan = Plan((Pipeline((Stage((), ((0, 2),), ("selective",), layout), Stage.of((2, 3), 2, 3)), 4),))
-    assert not is_simulated(plan)
+    assert simulated_s(CostModel(PROBLEM), plan) is None
     with pytest.raises(ValueError, match="sequence layouts are not simulated"):
         simulate_network(CostModel(PROBLEM), plan)
