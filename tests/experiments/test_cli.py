@@ -35,6 +35,16 @@ def in_process(*args: str, env: dict[str, str] | None = None, cwd: Path) -> subp
     )
 
 
+def interrupted(*args: str, cwd: Path, begun: str) -> subprocess.Popen[str]:
+    """By Ctrl-C, some seconds after the folder `begun` shows that the search begins."""
+    process = in_process(*args, cwd=cwd)
+    while process.poll() is None and not (cwd / begun).exists():
+        time.sleep(0.1)
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    return process
+
+
 def planned(hexiopt: Run, tmp_path: Path, *overrides: str) -> Path:
     ran = hexiopt("plan", *QUICK, *overrides)
     assert ran.code == 0, ran.err
@@ -442,10 +452,8 @@ def test_the_process_exits_with_the_code(tmp_path: Path) -> None:
 
 def test_ctrl_c_keeps_the_best_plan_so_far(tmp_path: Path) -> None:
     args = ("plan", *TINY, "solver.time_limit_s=60", "report=false", "hydra.run.dir=out")
-    process = in_process(*args, cwd=tmp_path)
-    time.sleep(3)
-    process.send_signal(signal.SIGINT)
-    err = process.communicate(timeout=30)[1]
+    process = interrupted(*args, cwd=tmp_path, begun="out")
+    err = process.communicate(timeout=60)[1]
     assert process.returncode == 130, err
     assert err == "hexiopt: interrupted; the best so far is kept\n"
     assert (tmp_path / "out" / "plan.json").is_file()
@@ -453,10 +461,8 @@ def test_ctrl_c_keeps_the_best_plan_so_far(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_a_sweep(tmp_path: Path) -> None:
     args = ("plan", "-m", *TINY, "solver.time_limit_s=60", "seed=0,1", "hydra.sweep.dir=sweep")
-    process = in_process(*args, cwd=tmp_path)
-    time.sleep(3)
-    process.send_signal(signal.SIGINT)
-    err = process.communicate(timeout=30)[1]
+    process = interrupted(*args, cwd=tmp_path, begun="sweep/0")
+    err = process.communicate(timeout=60)[1]
     assert (process.returncode, err) == (130, "hexiopt: interrupted\n")
     assert not list(tmp_path.rglob("status.json"))
 

@@ -1,6 +1,5 @@
 """The network: rates and routes by hand, and the cost of large clusters (test_cluster.py has random ones)."""
 
-import time
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from hexiopt.cluster import Cluster
 from hexiopt.cluster_file import cluster_from_section
 from hexiopt.errors import InputError
 from hexiopt.reading import Section
+from tests.timing import within
 
 
 def read(data: Any) -> Cluster:
@@ -160,11 +160,8 @@ def large(num_racks: int) -> Cluster:
 
 
 def test_ten_thousand_gpus() -> None:
-    cluster = large(40)
-    start = time.process_time()
-    network = cluster.network
+    network = within(2.0, lambda: large(40).network)
     assert network.bandwidth.shape == network.latency_s.shape == (1280, 1280)
-    assert time.process_time() - start < 2
     assert network.bandwidth.nbytes + network.latency_s.nbytes < 100e6
     assert network.bandwidth[0, 32] == 1e9
     assert network.bandwidth[0, 1279] == 25e9

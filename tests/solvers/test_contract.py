@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ from solvers.base import Budget, Listener, Progress
 from solvers.registry import NAMES, RIVALS, SEQUENCE, make_solver
 from tests.conftest import ROOT, STRESS
 from tests.solvers import oracle, problems
-from tests.solvers.timing import late_work
+from tests.timing import TRIES, within
 
 EVERY = pytest.mark.parametrize("name", NAMES)
 RIVALS_TOO = pytest.mark.parametrize("name", [*NAMES, *RIVALS])
@@ -297,9 +297,7 @@ def test_cores_do_not_change_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 @ALL
 def test_steps_bind(name: str) -> None:
     """Few steps end long before the time limit; the count is the solver's own."""
-    began = time.process_time()
-    result = solve(name, allowed(name, problems.easy()), steps=10)
-    assert time.process_time() - began < 0.1 * LONG_S
+    result = within(0.1 * LONG_S, lambda: solve(name, allowed(name, problems.easy()), steps=10))
     assert result.steps <= 10
 
 
@@ -312,9 +310,7 @@ def test_keeps_the_time_limit(name: str) -> None:
     problem = allowed(name, problems.thirty_two_gpus())
     for limit_s in (1.0, 4.0, 16.0):
         began = time.perf_counter()
-        with late_work(limit_s) as late_s:
-            result = solve(name, problem, time_limit_s=limit_s)
-            assert late_s() <= max(0.1 * limit_s, 0.5)
+        result = within(max(0.1 * limit_s, 0.5), partial(solve, name, problem, time_limit_s=limit_s), after_s=limit_s)
         assert result.runtime_s <= time.perf_counter() - began
         if result.plan is not None:
             break
@@ -341,10 +337,12 @@ def test_a_listener_hears_progress(name: str) -> None:
         heard.append(progress)
         return True
 
-    result = solve(name, problem, time_limit_s=0.6, listen=listen)
-    assert heard
+    for limit_s in (0.6, 3.0, 15.0):  # a machine that others use too may leave no time to tell of
+        result = solve(name, problem, time_limit_s=limit_s, listen=listen)
+        if heard:
+            break
     assert {progress.solver for progress in heard} == {name}
-    assert {progress.time_limit_s for progress in heard} == {0.6}
+    assert {progress.time_limit_s for progress in heard} == {limit_s}
     for field in ("runtime_s", "steps"):
         values = [getattr(progress, field) for progress in heard]
         assert values == sorted(values)
@@ -357,29 +355,31 @@ def test_a_listener_hears_progress(name: str) -> None:
 @SOME
 def test_a_listener_may_stop(name: str) -> None:
     problem = long_problem(name)
-    stopped: list[tuple[float, float]] = []
+    late_s = []
+    for _ in range(TRIES):
+        stopped: list[tuple[float, float]] = []
 
-    def listen(progress: Progress) -> bool:
-        if progress.best_s == float("inf"):
-            return True
-        stopped.append((time.process_time(), progress.best_s))
-        return False
+        def listen(progress: Progress, stopped: list[tuple[float, float]] = stopped) -> bool:
+            if progress.best_s == float("inf"):
+                return True
+            stopped.append((time.process_time(), progress.best_s))
+            return False
 
-    result = solve(name, problem, time_limit_s=LONG_S, listen=listen)
-    ended = time.process_time()
-    assert len(stopped) == 1
-    assert ended - stopped[0][0] < 0.5
-    assert_sound(problem, result)
-    assert result.objective <= stopped[0][1]
+        result = solve(name, problem, time_limit_s=LONG_S, listen=listen)
+        late_s.append(time.process_time() - stopped[0][0])
+        assert len(stopped) == 1
+        assert_sound(problem, result)
+        assert result.objective <= stopped[0][1]
+        if late_s[-1] < 0.5:
+            break
+    assert min(late_s) < 0.5
 
 
 @ALL
 def test_a_listener_may_stop_before_any_plan(name: str) -> None:
     """Then there is none, or the one that came last; never an exception."""
     listen: Listener = lambda progress: False  # noqa: E731
-    began = time.process_time()
-    result = solve(name, allowed(name, problems.hopeless()), time_limit_s=5.0, listen=listen)
-    assert time.process_time() - began < 2.0
+    result = within(2.0, lambda: solve(name, allowed(name, problems.hopeless()), time_limit_s=5.0, listen=listen))
     assert result.plan is None
     assert result.reason
 
@@ -391,9 +391,7 @@ def test_a_listener_may_stop_before_any_plan(name: str) -> None:
 @pytest.mark.parametrize("kind", problems.INFEASIBLE)
 def test_an_infeasible_problem_has_a_reason(name: str, kind: str) -> None:
     problem, solver = allowed(name, problems.INFEASIBLE[kind]()), make_solver(name)
-    with late_work(1.0) as late_s:
-        result = solver.solve(problem, Budget(1.0))
-        assert late_s() <= 0.5
+    result = within(0.5, lambda: solver.solve(problem, Budget(1.0)), after_s=1.0)
     assert result.status in (Status.INFEASIBLE, Status.NOT_FOUND)
     assert kind == "constraint" or result.status is Status.INFEASIBLE
     assert (result.plan, result.cost, result.trajectory) == (None, None, ())

@@ -24,7 +24,7 @@ from solvers.exhaustive import MOST_DEVICES, MOST_LAYERS, Exhaustive
 from solvers.local_search import LocalSearch
 from tests.conftest import STRESS
 from tests.solvers import oracle, problems
-from tests.solvers.timing import late_work
+from tests.timing import within
 
 MOST_PLANS = 1500  # that the naive oracle prices of a drawn problem
 MOST_SETS = 10_000  # of pipelines that it puts together
@@ -228,9 +228,7 @@ def middling() -> Problem:
 
 
 def test_keeps_the_time_limit_with_a_plan() -> None:
-    with late_work(1.0) as late_s:
-        result = solve(middling(), time_limit_s=1.0)
-        assert late_s() <= 0.5
+    result = within(0.5, lambda: solve(middling(), time_limit_s=1.0), after_s=1.0)
     assert result.status is Status.FEASIBLE
     assert result.plan is not None
     assert 0.0 < result.bound_s < result.objective
