@@ -26,7 +26,7 @@ from experiments.tables.long_context.settings import (
 from experiments.tables.options import Options
 from experiments.tables.task import Outcome
 
-LIMITS = ("--sequence-s", "0.5", "--sequence-baseline-s", "0.7", "--joint-s", "1")
+LIMITS = ("--sequence-s", "1", "--sequence-baseline-s", "4", "--joint-s", "1")
 ARGUMENTS = ("--quick", *LIMITS, "--sizes", "16", "--out")
 PAPER = published.sequence_ratios("simulations")
 Rows = list[dict[str, str]]
@@ -78,7 +78,7 @@ def test_ratios_are_those_of_the_step_times(made: Path) -> None:
     simulated = read(made, "simulations")
     assert rows == simulated[: len(rows)]  # of the same tiny setting
     assert [row["speeds"] for row in simulated] == ["calibrated"] * len(rows) + ["by peak"] * len(rows)
-    assert [row["time_limit_s"] for row in rows] == ["0.5", *["0.7"] * len(BASELINES)]
+    assert [row["time_limit_s"] for row in rows] == ["1.0", *["4.0"] * len(BASELINES)]
     ours_s = float(rows[0]["step_time_s"])
     for row in rows:
         assert float(row["lower_bound_s"]) <= float(row["step_time_s"])
@@ -93,7 +93,7 @@ def test_a_pair_compares_two_clusters(made: Path) -> None:
     assert [row["speeds"] for row in rows].count("by peak") == 1 + len(there)
     assert mixed["cluster"] == QUICK[0].cluster
     assert {row["cluster"] for row in there} == {PARTNERS[QUICK[0].cluster]}
-    assert [row["time_limit_s"] for row in (mixed, *there)] == ["0.5", "0.5", *["0.7"] * len(BASELINES)]
+    assert [row["time_limit_s"] for row in (mixed, *there)] == ["1.0", "1.0", *["4.0"] * len(BASELINES)]
     best = min(float(row["step_time_s"]) for row in there[1:]) / float(mixed["step_time_s"])
     assert f"Mixed clusters reach {best:.3f} × of the best baseline" in text(made, "pairs")
 
