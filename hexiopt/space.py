@@ -69,10 +69,15 @@ def layer_ranges(counts: Sequence[int], chunks: int) -> list[tuple[tuple[int, in
 
     A stage's layers are divided as equally as they go, longer ranges first.
     """
-    parts = [count // chunks + (c < count % chunks) for c in range(chunks) for count in counts]
+    parts = [length for turn in zip(*(range_lengths(n, chunks) for n in counts), strict=True) for length in turn]
     ends = [0, *accumulate(parts)]
     turns = range(0, len(parts), len(counts))
     return [tuple((ends[turn + s], ends[turn + s + 1]) for turn in turns) for s in range(len(counts))]
+
+
+def range_lengths(count: int, chunks: int) -> list[int]:
+    """The layers of each of `chunks` ranges of a stage that holds `count`."""
+    return [count // chunks + (c < count % chunks) for c in range(chunks)]
 
 
 def recompute_policies(workload: Workload) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import Cost, PipelineCost
-from hexiopt.cost.memory import Shards
+from hexiopt.cost.memory import Flight, Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.plan import Plan
 from hexiopt.problem import Problem
@@ -40,7 +40,7 @@ class Pricer(Protocol):
         """Forward and backward seconds of a stage."""
 
     def max_layers(
-        self, site: Any, first: bool, last: bool, micro_batch_size: int, policy: str, held: int, shards: Shards
+        self, site: Any, first: bool, last: bool, micro_batch_size: int, policy: str, held: Flight, shards: Shards
     ) -> int:
         """The most layers that fit, `held` micro-batches in flight, states spread as `shards`; may be negative."""
 

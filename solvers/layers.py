@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hexiopt.cost.memory import Shards, in_flight
+from hexiopt.cost.memory import Flight, Shards, flight
 from solvers.base import Pricer
 from solvers.replicas import Share
 
@@ -35,7 +35,7 @@ class LayerSplitter:
         self._splits: dict[tuple[Any, ...], tuple[Choice, ...] | int] = {}
 
     def options(
-        self, sites: frozenset[Any], first: bool, last: bool, micro_batch_size: int, held: int, shards: Shards
+        self, sites: frozenset[Any], first: bool, last: bool, micro_batch_size: int, held: Flight, shards: Shards
     ) -> StageOptions:
         """The options of a stage that must hold on every one of `sites` (the slowest and fullest decide).
 
@@ -108,7 +108,7 @@ class LayerSplitter:
             spread = [shards._replace(num_devices=shards.num_devices + more) for more in more_holders] or [shards] * p
             options = [
                 self.options(
-                    site, s == 0, s == p - 1, micro_batch_size, in_flight(schedule, s, p, batches, chunks), spread[s]
+                    site, s == 0, s == p - 1, micro_batch_size, flight(schedule, s, p, batches, chunks), spread[s]
                 )
                 for s, site in enumerate(sites)
             ]

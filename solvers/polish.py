@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import lcm
 
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.memory import Shards, in_flight
+from hexiopt.cost.memory import Shards, flight
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage, irregular, misaligned
 from hexiopt.space import layer_ranges, sharding_stages
 from solvers.base import Pricer, Search
@@ -167,7 +167,7 @@ class Polisher:
     def _fitted(self, plan: Plan, pipeline: Pipeline, s: int, stage: Stage) -> Stage | None:
         """`stage` with the fastest policy whose memory fits (its own alone where policies may not differ)."""
         count = len(pipeline.stages)
-        held = in_flight(plan.schedule, s, count, pipeline.num_micro_batches, pipeline.num_chunks)
+        held = flight(plan.schedule, s, count, pipeline.num_micro_batches, pipeline.num_chunks)
         holders = holders_of(plan, self._machine_of)
         if plan.sharding.groups == "all":
             holders += len(stage.replicas) - 1

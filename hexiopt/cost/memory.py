@@ -14,6 +14,7 @@ from hexiopt.cost.compute import Amount, Shard, largest_shard
 from hexiopt.cost.schedule import forward_chunk, num_warm_up
 from hexiopt.gpus import Gpu
 from hexiopt.model import ModelSpec
+from hexiopt.space import range_lengths
 from hexiopt.workload import Workload
 
 
@@ -58,14 +59,29 @@ class Shards(NamedTuple):
 WHOLE = Shards()
 
 
-def in_flight(schedule: str, position: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> int:
-    """Micro-batches whose activations stage `position` holds at its peak.
+class Turns(NamedTuple):
+    """Whose layer ranges take turns: a stage of an interleaved pipeline, which holds as many micro-batches of each
+    range as `chunks_in_flight` says, its layers divided as `hexiopt.space.layer_ranges` does."""
 
-    Of a stage with several equal layer ranges, whole micro-batches that are as much: at least what it holds.
-    """
-    if num_chunks > 1:
-        begun = num_warm_up(schedule, position, num_stages, num_chunks, num_micro_batches) + 1
-        return -(-min(begun, num_micro_batches * num_chunks) // num_chunks)
+    position: int
+    num_stages: int
+    num_micro_batches: int
+    num_chunks: int
+
+
+Flight = int | Turns  # what a stage holds at its peak: so many micro-batches, or those of its turns
+
+
+def flight(schedule: str, position: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> Flight:
+    """What stage `position` holds, with `num_chunks` layer ranges."""
+    if num_chunks == 1:
+        return in_flight(schedule, position, num_stages, num_micro_batches)
+    # Repeats from three micro-batches a stage on, and micro-batches come in whole turns of all stages.
+    return Turns(position, num_stages, num_stages * min(3, -(-num_micro_batches // num_stages)), num_chunks)
+
+
+def in_flight(schedule: str, position: int, num_stages: int, num_micro_batches: int) -> int:
+    """Micro-batches whose activations stage `position` holds at its peak, with one layer range."""
     if schedule == "gpipe":
         return num_micro_batches
     return min(num_micro_batches, num_stages - position)
@@ -173,8 +189,13 @@ class MemoryModel:
         units = [self.embedding_params] * first + units + [self._head_params_alone] * last
         return max(map(sum, pairwise([*units, 0.0])), default=0.0), max(units, default=0.0)
 
-    def stage(self, num_layers: int, first: bool, last: bool, policy: str, held: int, shards: Shards = WHOLE) -> Memory:
+    def stage(
+        self, num_layers: int, first: bool, last: bool, policy: str, held: Flight, shards: Shards = WHOLE
+    ) -> Memory:
         """Bytes on the fullest device of a stage that holds `held` micro-batches in flight."""
+        if isinstance(held, Turns):
+            ranges = [(policy,) * n for n in range_lengths(num_layers, held.num_chunks)]
+            return self.mixed_stage(ranges, first, last, self.chunks_held(ranges, first, last, held), shards)
         kept = self.activations
         activations = held * num_layers * kept.stored(policy) + kept.working_set(policy, last)
         if first:
@@ -184,6 +205,14 @@ class MemoryModel:
     def chunk_bytes(self, policies: Sequence[str], first: bool, last: bool) -> float:
         """What a range of layers, each with its policy, stores of one micro-batch: see `Activations.of_range`."""
         return self.activations.of_range(policies, first, last)
+
+    def chunks_held(self, chunks: Sequence[Sequence[str]], first: bool, last: bool, turns: Turns) -> tuple[int, ...]:
+        """Micro-batches of each layer range that a stage holds when they are largest, `chunks` as in `mixed_stage`."""
+        final = len(chunks) - 1
+        stored = tuple(
+            self.chunk_bytes(policies, first and at == 0, last and at == final) for at, policies in enumerate(chunks)
+        )
+        return chunks_in_flight(turns.position, turns.num_stages, turns.num_micro_batches, stored)
 
     def mixed_stage(
         self, chunks: Sequence[Sequence[str]], first: bool, last: bool, held: Sequence[int], shards: Shards = WHOLE
@@ -217,10 +246,13 @@ class MemoryModel:
         )
 
     def max_layers(
-        self, limit_bytes: float, first: bool, last: bool, policy: str, held: int, shards: Shards = WHOLE
+        self, limit_bytes: float, first: bool, last: bool, policy: str, held: Flight, shards: Shards = WHOLE
     ) -> int:
-        """The most layers that fit `limit_bytes`, possibly negative where not even none fits. Linear, so exact."""
-        few = 2 if shards.stage == 3 else 0  # from here on linear: the units gathered whole stay the same
+        """The most layers that fit `limit_bytes`, negative where not even none fits."""
+        if isinstance(held, Turns):
+            return self._most_layers(limit_bytes, first, last, policy, held, shards)
+        # Linear, so exact; with ZeRO-3 from where the units gathered whole stay the same.
+        few = 2 if shards.stage == 3 else 0
         low = self.stage(few, first, last, policy, held, shards).total
         high = self.stage(few + 1, first, last, policy, held, shards).total
         count = few + int((limit_bytes - low) // (high - low))
@@ -230,6 +262,22 @@ class MemoryModel:
         while self.stage(count + 1, first, last, policy, held, shards).total <= limit_bytes:
             count += 1
         return count
+
+    def _most_layers(
+        self, limit_bytes: float, first: bool, last: bool, policy: str, held: Turns, shards: Shards
+    ) -> int:
+        """Of a stage of several layer ranges, which are not all as long and as often in flight."""
+
+        def fits(num_layers: int) -> bool:
+            return self.stage(num_layers, first, last, policy, held, shards).total <= limit_bytes
+
+        low, high = -1, 1
+        while fits(high):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
 
 
 def transient(

@@ -10,7 +10,7 @@ from hexiopt.cost import coefficients as c
 from hexiopt.cost.boundary import Hop, hop
 from hexiopt.cost.collectives import ring_collective_s
 from hexiopt.cost.compute import Clock, ComputeTimes, embedding_compute, head_compute, layer_compute
-from hexiopt.cost.memory import MemoryModel, Shards
+from hexiopt.cost.memory import Flight, MemoryModel, Shards
 from hexiopt.cost.sequence_stage import SequenceStage
 from hexiopt.cost.wires import WiresKept
 from hexiopt.frameworks import Framework, default_framework
@@ -65,7 +65,7 @@ class Sites:
         self._layers: dict[tuple[Site, int, str], tuple[float, float]] = {}
         self._ends: dict[tuple[Site, int], tuple[ComputeTimes, ComputeTimes]] = {}
         self._memory_models: dict[tuple[str, int, int], MemoryModel] = {}
-        self._rooms: dict[tuple[Site, bool, bool, int, str, int, Shards], int] = {}
+        self._rooms: dict[tuple[Site, bool, bool, int, str, Flight, Shards], int] = {}
         self._sequence_stages: dict[tuple[object, ...], SequenceStage] = {}
         self._wires = WiresKept(cluster)
         self._hops: dict[tuple[Ends, Ends], Hop] = {}
@@ -198,7 +198,7 @@ class Sites:
         return forward_s, backward_s
 
     def max_layers(
-        self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: int, shards: Shards
+        self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: Flight, shards: Shards
     ) -> int:
         """The most layers whose memory fits a device of `site`; `held` micro-batches in flight."""
         key = (site, first, last, micro_batch_size, policy, held, shards)

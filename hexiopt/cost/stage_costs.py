@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from hexiopt.cost.cost import StageCost
-from hexiopt.cost.memory import Shards, chunks_in_flight, in_flight
+from hexiopt.cost.memory import Shards, Turns, in_flight
 from hexiopt.cost.sequenced import sequenced_cost
 from hexiopt.cost.sharding import Spread
 from hexiopt.cost.sites import Crowd, Site, Sites
@@ -101,11 +101,8 @@ class StageCosts(Sites):
                 for c, policies in enumerate(chunks)
             )
             if final:
-                stored = tuple(
-                    model.chunk_bytes(policies, first and c == 0, last and c == final)
-                    for c, policies in enumerate(chunks)
-                )
-                held = chunks_in_flight(place.position, place.num_stages, place.num_micro_batches, stored)
+                turns = Turns(place.position, place.num_stages, place.num_micro_batches, len(chunks))
+                held = model.chunks_held(chunks, first, last, turns)
             else:
                 held = (in_flight(place.schedule, place.position, place.num_stages, place.num_micro_batches),)
             mean = model.mean_holders(holders, first, last)

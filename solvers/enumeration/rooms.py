@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hexiopt.cost.memory import Shards, chunks_in_flight, in_flight
+from hexiopt.cost.memory import Flight, Shards, Turns, flight
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.sites import Site
 from hexiopt.cost.stage_costs import Place
@@ -23,10 +23,7 @@ class Rooms:
 
         `ranges` are the lengths of the stage's layer ranges.
         """
-        if len(ranges) == 1:
-            held: object = in_flight(place.schedule, place.position, place.num_stages, place.num_micro_batches)
-        else:  # repeats from three micro-batches a stage on
-            held = (place.position, place.num_stages, min(place.num_micro_batches, 3 * place.num_stages))
+        held = flight(place.schedule, place.position, place.num_stages, place.num_micro_batches, len(ranges))
         key = (site, ranges, place.first, place.last, held, shards)
         found = self._found.get(key)
         if found is None:
@@ -34,7 +31,7 @@ class Rooms:
             for samples in range(1, self._most_samples + 1):
                 # More samples never fit with a faster policy.
                 while at < len(self._policies) and not self._fits(
-                    site, ranges, place, shards, samples, self._policies[at]
+                    site, ranges, place, held, shards, samples, self._policies[at]
                 ):
                     at += 1
                 if at == len(self._policies):
@@ -43,18 +40,21 @@ class Rooms:
             self._found[key] = found
         return found
 
-    def _fits(self, site: Site, ranges: Sequence[int], place: Place, shards: Shards, samples: int, policy: str) -> bool:
+    def _fits(
+        self,
+        site: Site,
+        ranges: Sequence[int],
+        place: Place,
+        held: Flight,
+        shards: Shards,
+        samples: int,
+        policy: str,
+    ) -> bool:
         model = self._model.memory_model(site, samples)
-        chunks = [(policy,) * length for length in ranges]
-        if len(chunks) == 1:
-            held = in_flight(place.schedule, place.position, place.num_stages, place.num_micro_batches)
-            memory = model.stage(ranges[0], place.first, place.last, policy, held, shards)
-        else:
-            final = len(chunks) - 1
-            stored = tuple(
-                model.chunk_bytes(own, place.first and c == 0, place.last and c == final)
-                for c, own in enumerate(chunks)
-            )
-            each = chunks_in_flight(place.position, place.num_stages, place.num_micro_batches, stored)
+        if isinstance(held, Turns):
+            chunks = [(policy,) * length for length in ranges]
+            each = model.chunks_held(chunks, place.first, place.last, held)
             memory = model.mixed_stage(chunks, place.first, place.last, each, shards)
+        else:
+            memory = model.stage(ranges[0], place.first, place.last, policy, held, shards)
         return memory.total <= site.gpu.usable_memory_bytes * (1 + _SLACK)

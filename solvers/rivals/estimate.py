@@ -11,7 +11,7 @@ from typing import Any
 
 from hexiopt.cost.boundary import Hop, Load, hop
 from hexiopt.cost.compute import optimizer_compute_s
-from hexiopt.cost.memory import Shards
+from hexiopt.cost.memory import Flight, Shards
 from hexiopt.cost.schedule import beat_s
 from hexiopt.problem import Problem
 from solvers.base import Pricer
@@ -80,7 +80,7 @@ class Estimates:
             )
         return found
 
-    def room(self, sites: Sites, first: bool, last: bool, size: int, policy: str, held: int, shards: int) -> int:
+    def room(self, sites: Sites, first: bool, last: bool, size: int, policy: str, held: Flight, shards: int) -> int:
         """The most layers of a stage, on its fullest site; at least 0."""
         key = (sites, first, last, size, policy, held, shards)
         found = self._rooms.get(key)

@@ -45,7 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.cost.cost import Cost, PipelineCost, StageCost
-from hexiopt.cost.memory import Memory, Shards
+from hexiopt.cost.memory import Flight, Memory, Shards
 from hexiopt.plan import Pipeline, Plan, unpriced
 from hexiopt.problem import Problem
 from hexiopt.units import GB, TFLOP
@@ -176,7 +176,7 @@ class FlashFlexPricer:
         return PIPELINE_WEIGHT * micro_batch_size * self._message_bytes * (self._link_s[here][there] + scatter_s)
 
     def max_layers(
-        self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: int, shards: Shards
+        self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: Flight, shards: Shards
     ) -> int:
         """The most layers that fit; `held` and `shards` have no part in its formula. May be negative."""
         _only_full(policy)

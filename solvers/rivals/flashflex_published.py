@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.memory import Shards
+from hexiopt.cost.memory import Flight, Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.plan import Plan
 from hexiopt.problem import Problem
@@ -60,7 +60,7 @@ class OurMemory(FlashFlexPricer):
         return super().stage_s(site, num_layers, first, last, micro_batch_size, "full")
 
     def max_layers(
-        self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: int, shards: Shards
+        self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: Flight, shards: Shards
     ) -> int:
         """The most layers that fit by our memory."""
         assert isinstance(site, _Place), "a site of this pricer"

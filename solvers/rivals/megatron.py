@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 
-from hexiopt.cost.memory import in_flight
+from hexiopt.cost.memory import flight
 from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem import Problem
 from hexiopt.space import recompute_policies, schedules, sharding_stages
@@ -193,7 +193,7 @@ def _choices(times: Estimates, grid: Grid) -> Iterator[Candidate]:
             shards = width if stage else 1
             optimizer_s = times.optimizer_s(grid, shards)
             for chunks in _chunk_counts(problem, stages, count):
-                held = [in_flight("1f1b", s, stages, count, chunks) for s in range(stages)]
+                held = [flight("1f1b", s, stages, count, chunks) for s in range(stages)]
                 for policy in by_speed:
                     rooms = [
                         times.room(own, s == 0, s == stages - 1, size, policy, held[s], shards)

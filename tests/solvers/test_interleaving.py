@@ -6,10 +6,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hexiopt.check import check
+from hexiopt.cost.memory import Shards, flight
+from hexiopt.cost.model import CostModel
 from hexiopt.cost.schedule import beat_s, interleaved_beat_s
 from hexiopt.cost.schedule_graph import Executor, Link, executor_ends_s
 from hexiopt.plan import Plan
@@ -101,6 +103,26 @@ def test_a_structure_becomes_an_interleaved_plan(space: Space) -> None:
         assert plan is not None
         assert [pipeline.num_chunks for pipeline in plan.pipelines] == expected
         assert check(of, plan) == []
+
+
+@given(
+    stages=st.lists(st.integers(2, 4), min_size=1, max_size=2).filter(lambda each: sum(each) <= 4),
+    chunks=st.integers(2, 4),
+    zero=st.integers(0, 1),
+)
+def test_the_search_knows_the_memory_of_a_stage(stages: list[int], chunks: int, zero: int) -> None:
+    """As priced, to the byte: ranges are not all as long, nor as often in flight."""
+    plan = built(problem(), replace(structure(*stages, chunks=chunks), sharding=zero))
+    assume(plan is not None)
+    assert plan is not None
+    model = CostModel(problem())
+    for pipeline, priced in zip(plan.pipelines, model.price(plan).pipelines, strict=True):
+        count = len(pipeline.stages)
+        for k, (stage, cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
+            memory = model.memory_model(model.site(stage.devices), pipeline.micro_batch_size)
+            held = flight(plan.schedule, k, count, pipeline.num_micro_batches, pipeline.num_chunks)
+            shards = Shards(zero, len(plan.pipelines))
+            assert cost.memory == memory.stage(stage.num_layers, k == 0, k == count - 1, stage.policy, held, shards)
 
 
 def test_a_lone_stage_has_one_range_beside_interleaved_ones() -> None:
