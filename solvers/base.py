@@ -42,7 +42,7 @@ class Pricer(Protocol):
     def max_layers(
         self, site: Any, first: bool, last: bool, micro_batch_size: int, policy: str, held: Flight, shards: Shards
     ) -> int:
-        """The most layers that fit, `held` micro-batches in flight, states spread as `shards`; may be negative."""
+        """The most layers that fit, `held` in flight (`flight`), states spread as `shards`; may be negative."""
 
     def hop_s(self, senders: tuple[int, ...], receivers: tuple[int, ...], micro_batch_size: int) -> float:
         """One message between two stages, the network otherwise idle."""

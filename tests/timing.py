@@ -15,7 +15,10 @@ PATIENCE_S = 10.0  # that anything may end late on a busy machine, if it does no
 
 
 def within(limit_s: float, work: Callable[[], T], after_s: float = 0.0) -> T:
-    """What `work` returns in the first try with no more than `limit_s` processor seconds after its first `after_s`."""
+    """What `work` returns in the first try with no more than `limit_s` processor seconds after its first `after_s`.
+
+    Raises AssertionError where none of the tries stays within.
+    """
     seconds = []
     for _ in range(TRIES):
         done, late_s = _late(work, after_s)

@@ -60,8 +60,8 @@ WHOLE = Shards()
 
 
 class Turns(NamedTuple):
-    """Whose layer ranges take turns: a stage of an interleaved pipeline, which holds as many micro-batches of each
-    range as `chunks_in_flight` says, its layers divided as `hexiopt.space.layer_ranges` does."""
+    """Where a stage of several layer ranges stands in its interleaved pipeline: that says how many micro-batches of
+    each range it holds (`chunks_in_flight`). Its layers are divided as `hexiopt.space.layer_ranges` does."""
 
     position: int
     num_stages: int
@@ -69,11 +69,11 @@ class Turns(NamedTuple):
     num_chunks: int
 
 
-Flight = int | Turns  # what a stage holds at its peak: so many micro-batches, or those of its turns
+Flight = int | Turns  # what a stage holds at its peak: so many micro-batches, or those of each range
 
 
 def flight(schedule: str, position: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> Flight:
-    """What stage `position` holds, with `num_chunks` layer ranges."""
+    """What stage `position` of a pipeline holds at its peak, with `num_chunks` layer ranges a stage."""
     if num_chunks == 1:
         return in_flight(schedule, position, num_stages, num_micro_batches)
     # Repeats from three micro-batches a stage on, and micro-batches come in whole turns of all stages.
@@ -192,7 +192,7 @@ class MemoryModel:
     def stage(
         self, num_layers: int, first: bool, last: bool, policy: str, held: Flight, shards: Shards = WHOLE
     ) -> Memory:
-        """Bytes on the fullest device of a stage that holds `held` micro-batches in flight."""
+        """Bytes on the fullest device of a stage that holds `held` in flight: micro-batches, or those of its turns."""
         if isinstance(held, Turns):
             ranges = [(policy,) * n for n in range_lengths(num_layers, held.num_chunks)]
             return self.mixed_stage(ranges, first, last, self.chunks_held(ranges, first, last, held), shards)

@@ -1,8 +1,6 @@
 """Which recompute policies fit a replica's memory, where its states are spread over as many holders as may be."""
 
-from collections.abc import Sequence
-
-from hexiopt.cost.memory import Flight, Shards, Turns, flight
+from hexiopt.cost.memory import Flight, Shards, flight
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.sites import Site
 from hexiopt.cost.stage_costs import Place
@@ -21,7 +19,7 @@ class Rooms:
     def policies(self, site: Site, ranges: tuple[int, ...], place: Place, shards: Shards) -> list[int]:
         """For 1, 2, ... samples, the number of the first policy that fits; it ends where none does.
 
-        `ranges` are the lengths of the stage's layer ranges.
+        `ranges` are the lengths of the stage's layer ranges, as equal as they go.
         """
         held = flight(place.schedule, place.position, place.num_stages, place.num_micro_batches, len(ranges))
         key = (site, ranges, place.first, place.last, held, shards)
@@ -31,7 +29,7 @@ class Rooms:
             for samples in range(1, self._most_samples + 1):
                 # More samples never fit with a faster policy.
                 while at < len(self._policies) and not self._fits(
-                    site, ranges, place, held, shards, samples, self._policies[at]
+                    site, sum(ranges), place, held, shards, samples, self._policies[at]
                 ):
                     at += 1
                 if at == len(self._policies):
@@ -41,20 +39,8 @@ class Rooms:
         return found
 
     def _fits(
-        self,
-        site: Site,
-        ranges: Sequence[int],
-        place: Place,
-        held: Flight,
-        shards: Shards,
-        samples: int,
-        policy: str,
+        self, site: Site, num_layers: int, place: Place, held: Flight, shards: Shards, samples: int, policy: str
     ) -> bool:
         model = self._model.memory_model(site, samples)
-        if isinstance(held, Turns):
-            chunks = [(policy,) * length for length in ranges]
-            each = model.chunks_held(chunks, place.first, place.last, held)
-            memory = model.mixed_stage(chunks, place.first, place.last, each, shards)
-        else:
-            memory = model.stage(ranges[0], place.first, place.last, policy, held, shards)
+        memory = model.stage(num_layers, place.first, place.last, policy, held, shards)
         return memory.total <= site.gpu.usable_memory_bytes * (1 + _SLACK)
