@@ -92,6 +92,7 @@ class SpaceConfig:
     uneven_batch: bool = True
     uneven_structure: bool = True
     recompute_per_stage: bool = True
+    recompute_per_layer: bool = True
     sequence: bool = False
 
     def __post_init__(self) -> None:

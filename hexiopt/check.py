@@ -235,6 +235,8 @@ def _switches(problem: Problem, plan: Plan) -> list[Violation]:
         found.append(Violation("space.uneven_structure", "pipelines differ in TP degrees or layers"))
     if not space.recompute_per_stage and len({policy for stage in stages for policy in stage.recompute}) > 1:
         found.append(Violation("space.recompute_per_stage", "stages differ in recompute policy"))
+    if not space.recompute_per_layer and any(len(set(stage.recompute)) > 1 for stage in stages):
+        found.append(Violation("space.recompute_per_layer", "layers of a stage differ in recompute policy"))
     return found
 
 

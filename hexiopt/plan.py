@@ -107,9 +107,9 @@ class Stage:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the stage is one replica that holds one range of layers with one recompute policy."""
-        whole = len(self.replicas) == 1 and self.replicas[0].samples is None
-        return whole and len(self.layers) == 1 == len(self.recompute)
+        """Whether the stage is one replica that holds one range of layers, with one recompute policy or one a layer."""
+        whole = len(self.replicas) == 1 == len(self.layers) and self.replicas[0].samples is None
+        return whole and len(self.recompute) in (1, self.num_layers)
 
     def samples(self, micro_batch_size: int) -> tuple[int, ...]:
         """Sequences of a micro-batch that come to each replica, in order; all, to a sequence layout."""

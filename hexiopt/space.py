@@ -3,15 +3,16 @@
 Tensor parallelism stays inside one machine and one GPU type; a stage holds consecutive layers, or several ranges of
 them, as equal as they go, where the schedule is interleaved; a stage may have replicas, which share the samples of
 each micro-batch; pipelines have any structure and any number of micro-batches; a pipeline has one micro-batch size;
-every stage has its own recompute policy; sharding groups are all holders or those of a machine; devices may stay
-unused. Switches take freedoms away, for ablations and rivals. One gives: with `sequence`, a stage may have a sequence
-layout instead of tensor parallelism (`hexiopt/sequence.py`), over devices of any machines and types. Policies layer by
-layer and stated sharding groups are priced and checked too, but no solver for the whole space needs to look at them.
+every stage has its own recompute policy, or two, the leaner one on its first layers; sharding groups are all holders or
+those of a machine; devices may stay unused. Switches take freedoms away, for ablations and rivals. One gives: with
+`sequence`, a stage may have a sequence layout instead of tensor parallelism (`hexiopt/sequence.py`), over devices of
+any machines and types, with one recompute policy. Other policies layer by layer and stated sharding groups are priced
+and checked too, but no solver for the whole space needs to look at them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import accumulate
+from itertools import accumulate, combinations, pairwise
 from typing import Any
 
 from hexiopt.errors import InputError, closest
@@ -19,6 +20,8 @@ from hexiopt.reading import Section, as_mapping
 from hexiopt.workload import AUTO, RECOMPUTE_POLICIES, SCHEDULES, SHARDING_STAGES, Workload
 
 SHARDING_GROUPS = ("all", "machine")
+
+Recompute = tuple[str, ...]  # of a stage: one policy, or one a layer
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Space:
     binds: `uneven_layers`, equal layers in the stages of a pipeline (within one); `uneven_tp`, one TP degree for
     all stages; `uneven_batch`, equally many sequences for all pipelines (within one micro-batch);
     `uneven_structure`, the same TP degrees and layers in all pipelines; `recompute_per_stage`, one recompute
-    policy for all stages; `replicas`, no replicated stages. `sequence` gives one: stages with sequence layouts.
+    policy for all stages; `recompute_per_layer`, one for all layers of a stage; `replicas`, no replicated stages.
+    `sequence` gives one: stages with sequence layouts.
     `num_pipelines`, `num_stages` and `max_tp` bind from outside (None leaves free); `exclude` names machines or
     devices (`machine:index`) to leave unused.
     """
@@ -44,6 +48,7 @@ class Space:
     uneven_batch: bool = True
     uneven_structure: bool = True
     recompute_per_stage: bool = True
+    recompute_per_layer: bool = True
     sequence: bool = False
     num_pipelines: int | None = None
     num_stages: int | None = None
@@ -85,6 +90,30 @@ def recompute_policies(workload: Workload) -> tuple[str, ...]:
     return RECOMPUTE_POLICIES if workload.recompute == AUTO else (workload.recompute,)
 
 
+def lean_first(lean: str, num_lean: int, rich: str, num_layers: int) -> Recompute:
+    """The policies of a stage's layers, the first `num_lean` with policy `lean`: one for all where they are alike."""
+    if lean == rich or not num_lean:
+        return (rich,)
+    return (lean,) * num_lean + (rich,) * (num_layers - num_lean) if num_lean < num_layers else (lean,)
+
+
+def recompute_chains(policies: Sequence[str], num_layers: int, per_layer: bool) -> tuple[tuple[Recompute, ...], ...]:
+    """All that a stage of `num_layers` may recompute, `policies` ordered from the fastest to the leanest.
+
+    In each chain a layer more of the stage has a leaner policy than in the element before; without `per_layer`, all.
+    """
+    if not per_layer or num_layers == 1:
+        return (tuple((policy,) for policy in policies),)
+    ways = [policies, *(skipped for skipped in combinations(policies, 2) if skipped not in set(pairwise(policies)))]
+    return tuple(
+        (
+            (way[0],),
+            *(lean_first(lean, n, rich, num_layers) for rich, lean in pairwise(way) for n in range(1, num_layers + 1)),
+        )
+        for way in ways
+    )
+
+
 def schedules(workload: Workload) -> tuple[str, ...]:
     """The schedules that a plan may have."""
     return SCHEDULES if workload.schedule == AUTO else (workload.schedule,)
@@ -104,6 +133,7 @@ SWITCHES = (
     "uneven_batch",
     "uneven_structure",
     "recompute_per_stage",
+    "recompute_per_layer",
 )
 
 

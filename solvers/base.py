@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import Cost, PipelineCost
-from hexiopt.cost.memory import Flight, Shards
+from hexiopt.cost.flight import Flight
+from hexiopt.cost.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.plan import Plan
 from hexiopt.problem import Problem

@@ -27,12 +27,18 @@ class Builder:
         self.pricer: Pricer = search.pricer
         space, policies = self.problem.space, search.pricer.policies()
         sets = [policies] if space.recompute_per_stage else [(policy,) for policy in policies]
-        self._splitters = [LayerSplitter(search.pricer, chosen, not space.uneven_layers) for chosen in sets]
+        self._splitters = [
+            LayerSplitter(search.pricer, chosen, not space.uneven_layers, space.recompute_per_layer) for chosen in sets
+        ]
         self._lines = LineMaker(search.pricer)
         self.chains = ChainMaker(search.pricer, self._splitters[0])
         self._machine_of: list[int] = self.problem.cluster.machine_of.tolist()
         # Other pricers need not know of replicas.
         self.replicates = replicates and space.replicas and isinstance(search.pricer, CostModel)
+
+    def splitter(self, policy: str) -> LayerSplitter:
+        """Whoever gives layers to stages where one has `policy`."""
+        return next(own for own in self._splitters if policy in own.policies)
 
     def allowed(self, structure: Structure) -> bool:
         """Whether the structure obeys the switches and constraints of the plan space."""

@@ -6,7 +6,7 @@ plans made of those. One rule makes it fast: a step never becomes shorter when s
 
 - a stage's work alone bounds its pipeline, and a pipeline alone its plan;
 - so do all pipelines, each alone, and gradient sync after them (`enumeration/sync_floor.py`, `sync_tail.py`);
-- a stage has the fastest recompute policy that fits, for the others add work.
+- a stage recomputes as little as fits, for more adds work.
 
 A plan is priced unless it is so bounded by the best one known; the most promising come first. A short
 `local_search` says at the start what a good step time is; its plan is not used, so that one outside of the plan space
@@ -17,7 +17,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from itertools import pairwise, product
+from itertools import islice, pairwise, product
 from math import prod
 
 import numpy as np
@@ -322,22 +322,29 @@ class Enumeration:
         return any(holders.shape[1] > 2 for holders in sync_groups(plan.pipelines, self.problem.model).holders)
 
     def _price(self, node: Node, pipelines: Sequence[Pipeline]) -> None:
-        """Offer the plan with the fastest policies that fit, and under other names of equal devices if they matter."""
-        namings = self.seats.namings(node.arrangement)
-        plan = _plan(next(namings), pipelines, node)
+        """Offer the plans that recompute as little as fits, and under other names of equal devices if they matter."""
+        plan = _plan(self.seats.name(node.arrangement), pipelines, node)
         if check(self.problem, plan):
             return
-        cost = self._offer(plan)
-        while not cost.fits and cost.step_time_s < self.limit_s:
-            leaner = _leaner(plan, cost, node.frame.policies)
-            if leaner is None:
-                return
-            plan, cost = leaner, self._offer(leaner)
-        if not cost.fits or not self._names_matter(plan):
+        left, seen = [plan], {plan}
+        while left:
+            plan = left.pop()
+            cost = self._offer(plan)
+            if cost.fits:
+                self._name_again(plan, cost, node)
+            elif cost.step_time_s < self.limit_s:
+                for leaner in _leaner(plan, cost, node.frame.policies, self.problem.space.recompute_per_layer):
+                    if leaner not in seen:
+                        seen.add(leaner)
+                        left.append(leaner)
+
+    def _name_again(self, plan: Plan, cost: Cost, node: Node) -> None:
+        """Offer a plan of `cost` under other names of equal devices if they matter."""
+        if not self._names_matter(plan):
             return
         if self._loose_model.price(plan, cost.pipelines).step_time_s * (1 + _SLACK) >= self.limit_s:
             return
-        for named in namings:
+        for named in islice(self.seats.namings(node.arrangement), 1, None):
             other = _plan(named, plan.pipelines, node)
             self.search.step()
             if self.model.price(other, cost.pipelines).step_time_s < self.limit_s:
@@ -414,15 +421,15 @@ def _plan(named: Sequence[Groups], pipelines: Sequence[Pipeline], node: Node) ->
     )
 
 
-def _leaner(plan: Plan, cost: Cost, policies: tuple[str, ...]) -> Plan | None:
-    """The plan with the next policy for stages that do not fit; None where there is none."""
-    pipelines = []
-    for pipeline, own in zip(plan.pipelines, cost.pipelines, strict=True):
-        stages = leaner_stages(pipeline.stages, [one.excess_bytes > 0 for one in own.stages], policies)
-        if stages is None:
-            return None
-        pipelines.append(replace(pipeline, stages=stages))
-    return replace(plan, pipelines=tuple(pipelines))
+def _leaner(plan: Plan, cost: Cost, policies: tuple[str, ...], per_layer: bool) -> Iterator[Plan]:
+    """The plans whose stages recompute a little more where they do not fit."""
+    each = [
+        leaner_stages(pipeline.stages, [one.excess_bytes > 0 for one in own.stages], policies, per_layer)
+        for pipeline, own in zip(plan.pipelines, cost.pipelines, strict=True)
+    ]
+    for chosen in product(*each):
+        pipelines = zip(plan.pipelines, chosen, strict=True)
+        yield replace(plan, pipelines=tuple(replace(pipeline, stages=stages) for pipeline, stages in pipelines))
 
 
 def _with_free_machines(problem: Problem) -> Problem:

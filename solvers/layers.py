@@ -1,34 +1,42 @@
 """Layers and recompute policies for stages in a given order: the slowest stage as fast as memory allows.
 
-Per stage, t(n) is the least time of n layers over the policies whose memory fits; it never falls with n, so the
+Per stage, t(n) is the least time of n layers over the policies whose memory fits, and over two policies, the leaner for
+as few layers as memory asks for, where every layer may have its own; it never falls with n, so the
 smallest bottleneck T with Σ max{n : t(n) ≤ T} ≥ L is exact, and is found by bisection over the times themselves.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
-from hexiopt.cost.memory import Flight, Shards, flight
+from hexiopt.cost.flight import Flight, flight
+from hexiopt.cost.memory import Shards
+from hexiopt.cost.model import CostModel
+from hexiopt.space import Recompute, lean_first
 from solvers.base import Pricer
 from solvers.replicas import Share
 
-Choice = tuple[int, str]  # layers of a stage, recompute policy
+Choice = tuple[int, Recompute]  # of a stage: layers, and what they recompute
 
 
 @dataclass(frozen=True, slots=True)
 class StageOptions:
-    """What a stage can do: `times[n-1]` is the least time of n layers, `policies[n-1]` the policy that gives it."""
+    """What a stage can do: `times[n-1]` is the least time of n layers, `recompute[n-1]` the policies that give it."""
 
     times: list[float]
-    policies: list[str]
+    recompute: list[Recompute]
 
 
 class LayerSplitter:
     """Splits a model's layers over stages. Keeps what it has computed; one for a search."""
 
-    def __init__(self, pricer: Pricer, policies: tuple[str, ...], even: bool) -> None:
-        self._pricer, self._policies, self._even = pricer, policies, even
+    def __init__(self, pricer: Pricer, policies: tuple[str, ...], even: bool, per_layer: bool = False) -> None:
+        """`even`: as many layers everywhere. `per_layer`: a stage may have two policies, as our cost model prices."""
+        self.policies = policies
+        self._pricer, self._even = pricer, even
+        self._model = pricer if per_layer and isinstance(pricer, CostModel) else None
         self._num_layers = pricer.problem.model.num_layers
         self._times: dict[tuple[Any, ...], list[tuple[str, list[float]]]] = {}
         self._options: dict[tuple[Any, ...], StageOptions] = {}
@@ -44,20 +52,54 @@ class LayerSplitter:
         key = (sites, first, last, micro_batch_size, held, shards)
         found = self._options.get(key)
         if found is None:
-            pricer = self._pricer
+            shares = _shares(sites, micro_batch_size)
+            tables = self._by_speed(sites, first, last, micro_batch_size)
+            rooms = [
+                min(self._pricer.max_layers(site, first, last, n, policy, held, shards) for site, n in shares)
+                for policy, _ in tables
+            ]
             times: list[float] = []
-            policies: list[str] = []
+            recompute: list[Recompute] = []
             # From the fastest policy to the leanest: each serves the lengths whose memory the ones before exceed.
-            for policy, seconds in self._by_speed(sites, first, last, micro_batch_size):
-                most = min(
-                    pricer.max_layers(site, first, last, samples, policy, held, shards)
-                    for site, samples in _shares(sites, micro_batch_size)
-                )
-                more = seconds[len(times) : max(len(times), most)]
+            for room, (policy, seconds) in zip(rooms, tables, strict=True):
+                more = seconds[len(times) : max(len(times), room)]
                 times += more
-                policies += [policy] * len(more)
-            found = self._options[key] = StageOptions(times, policies)
+                recompute += [(policy,)] * len(more)
+            found = self._options[key] = StageOptions(times, recompute)
+            if self._model is not None:
+                for (room, (rich, _)), (_, (lean, _)) in combinations(zip(rooms, tables, strict=True), 2):
+                    self._mix(found, max(0, room), lean, rich, shares, first, last, held, shards)
         return found
+
+    def _mix(
+        self,
+        found: StageOptions,
+        room: int,
+        lean: str,
+        rich: str,
+        shares: Sequence[Share],
+        first: bool,
+        last: bool,
+        held: Flight,
+        shards: Shards,
+    ) -> None:
+        """Improve what is `found` of more than `room` layers: some with policy `lean`, those that may with `rich`."""
+        model = self._model
+        assert model is not None
+        rates = []  # per share: seconds of no layer, of a layer of either
+        for site, samples in shares:
+            none_s = sum(model.stage_s(site, 0, first, last, samples, lean))
+            rates.append((none_s, *(sum(model.layer_s(site, samples, policy)) for policy in (lean, rich))))
+        counts = range(room + 1, len(found.times) + 1)
+        each = [
+            model.least_lean(site, counts, first, last, samples, lean, rich, held, shards) for site, samples in shares
+        ]
+        for n, *least in zip(counts, *each, strict=True):
+            num_lean = max(least)
+            if num_lean < n:
+                seconds = max(s + num_lean * lean_s + (n - num_lean) * rich_s for s, lean_s, rich_s in rates)
+                if seconds < found.times[n - 1]:
+                    found.times[n - 1], found.recompute[n - 1] = seconds, lean_first(lean, num_lean, rich, n)
 
     def _by_speed(
         self, sites: frozenset[Any], first: bool, last: bool, micro_batch_size: int
@@ -77,7 +119,7 @@ class LayerSplitter:
                         for n in range(1, self._num_layers + 1)
                     ],
                 )
-                for policy in self._policies
+                for policy in self.policies
             ]
             found = self._times[key] = sorted(tables, key=lambda table: table[1][-1])
         return found
@@ -128,7 +170,7 @@ class LayerSplitter:
         )
         if counts is None:
             return 1
-        return tuple((n, o.policies[n - 1]) for n, o in zip(counts, options, strict=True))
+        return tuple((n, o.recompute[n - 1]) for n, o in zip(counts, options, strict=True))
 
     def _even_counts(self, options: list[StageOptions]) -> list[int] | None:
         """As many layers everywhere; the remainder goes where it costs least."""

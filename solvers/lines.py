@@ -11,7 +11,7 @@ from hexiopt.cost.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.schedule import beat_s, interleaved_beat_s
 from hexiopt.plan import Replica, Stage
-from hexiopt.space import layer_ranges
+from hexiopt.space import Recompute, layer_ranges
 from solvers.base import Pricer
 from solvers.interleaving import possible_chunks
 from solvers.layers import Choice, LayerSplitter
@@ -67,9 +67,9 @@ class Line:
             Stage(
                 tuple(Replica(part.group, part.samples) for part in own) if len(own) > 1 else (Replica(own[0].group),),
                 layers,
-                (policy,),
+                recompute,
             )
-            for own, layers, (_, policy) in zip(
+            for own, layers, (_, recompute) in zip(
                 self.row, layer_ranges([n for n, _ in self.split], self.chunks), self.split, strict=True
             )
         )
@@ -202,11 +202,17 @@ class LineMaker:
 
     def _stage_s(self, row: Row, split: tuple[Choice, ...]) -> list[float]:
         """What each stage of a pipeline computes for a micro-batch."""
-        stage_s, last = self._pricer.stage_s, len(row) - 1
+        last = len(row) - 1
         return [
-            max(sum(stage_s(part.site, n, s == 0, s == last, part.samples, policy)) for part in own)
-            for s, (own, (n, policy)) in enumerate(zip(row, split, strict=True))
+            max(self._part_s(part, s == 0, s == last, *choice) for part in own)
+            for s, (own, choice) in enumerate(zip(row, split, strict=True))
         ]
+
+    def _part_s(self, part: Part, first: bool, last: bool, num_layers: int, recompute: Recompute) -> float:
+        if len(recompute) == 1:
+            return sum(self._pricer.stage_s(part.site, num_layers, first, last, part.samples, recompute[0]))
+        assert self._model is not None, "other pricers have one policy a stage"
+        return sum(self._model.layers_s(part.site, recompute, first, last, part.samples))
 
     def _traffic_of(self, bundle: Bundle, wraps: bool) -> _Traffic:
         return self._traffic.of((bundle, wraps), bundle.width, lambda: self._sends(bundle, wraps))

@@ -10,12 +10,15 @@ from dataclasses import replace
 from math import lcm
 
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.memory import Shards, flight
+from hexiopt.cost.flight import flight
+from hexiopt.cost.memory import Shards
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage, irregular, misaligned
-from hexiopt.space import layer_ranges, sharding_stages
+from hexiopt.space import layer_ranges, lean_first, sharding_stages
+from hexiopt.workload import RECOMPUTE_POLICIES
 from solvers.base import Pricer, Search
 from solvers.builder import Builder
 from solvers.interleaving import multiple_of
+from solvers.replicas import Share
 from solvers.structure import Misfit, Structure
 from solvers.zero import LOCKSTEP, holders_of, sharding_groups
 
@@ -165,47 +168,37 @@ class Polisher:
         return replace(pipeline, stages=tuple(stages))
 
     def _fitted(self, plan: Plan, pipeline: Pipeline, s: int, stage: Stage) -> Stage | None:
-        """`stage` with the fastest policy whose memory fits (its own alone where policies may not differ)."""
+        """`stage` with the fastest policies whose memory fits (its own alone where policies may not differ)."""
         count = len(pipeline.stages)
         held = flight(plan.schedule, s, count, pipeline.num_micro_batches, pipeline.num_chunks)
         holders = holders_of(plan, self._machine_of)
         if plan.sharding.groups == "all":
             holders += len(stage.replicas) - 1
         shards = Shards(plan.sharding.stage, holders)
-        shares = [
-            (self._pricer.site(replica.devices), samples)
-            for replica, samples in zip(stage.replicas, stage.samples(pipeline.micro_batch_size), strict=True)
-        ]
-        ends = (s == 0, s == count - 1)
-        policies = self._policies if self.search.problem.space.recompute_per_stage else (stage.policy,)
-        fitting = [
-            policy
-            for policy in policies
-            if all(
-                self._pricer.max_layers(site, *ends, samples, policy, held, shards) >= stage.num_layers
-                for site, samples in shares
-            )
-        ]
-        if not fitting:
-            return None
-        best = min(
-            fitting,
-            key=lambda policy: max(
-                sum(self._pricer.stage_s(site, stage.num_layers, *ends, samples, policy)) for site, samples in shares
-            ),
+        size = pipeline.micro_batch_size
+        sites = frozenset(
+            site if samples == size else Share(site, samples)
+            for site, samples in zip(map(self._pricer.site, stage.executors), stage.samples(size), strict=True)
         )
-        return replace(stage, recompute=(best,))
+        splitter = self.builder.splitter(stage.policy)
+        options = splitter.options(sites, s == 0, s == count - 1, size, held, shards)
+        if len(options.times) < stage.num_layers:
+            return None
+        return replace(stage, recompute=options.recompute[stage.num_layers - 1])
 
     def _other_policy(self, plan: Plan, cost: Cost) -> Plan | None:
+        """Another policy for a stage, or for one layer more of it."""
         rng = self.rng
         p = rng.randrange(len(plan.pipelines))
         pipeline = plan.pipelines[p]
         s = rng.randrange(len(pipeline.stages))
-        stage = pipeline.stages[s]
-        policy = rng.choice(self._policies)
-        if policy == stage.policy:
+        stage, policy = pipeline.stages[s], rng.choice(self._policies)
+        recompute: tuple[str, ...] = (policy,)
+        if self.search.problem.space.recompute_per_layer and rng.random() < 0.5:
+            recompute = _with_one(stage.recompute, policy, stage.num_layers)
+        if recompute == stage.recompute:
             return None
-        stages = (*pipeline.stages[:s], replace(stage, recompute=(policy,)), *pipeline.stages[s + 1 :])
+        stages = (*pipeline.stages[:s], replace(stage, recompute=recompute), *pipeline.stages[s + 1 :])
         return replace(
             plan, pipelines=(*plan.pipelines[:p], replace(pipeline, stages=stages), *plan.pipelines[p + 1 :])
         )
@@ -265,3 +258,17 @@ def _resampled(stage: Stage, factor: float) -> Stage:
         return stage
     replicas = (replace(replica, samples=int((replica.samples or 0) * factor)) for replica in stage.replicas)
     return replace(stage, replicas=tuple(replicas))
+
+
+def _with_one(recompute: tuple[str, ...], policy: str, num_layers: int) -> tuple[str, ...]:
+    """What `num_layers` recompute where one more of them has `policy`; where they have two others, unchanged."""
+    lean, rich = recompute[0], recompute[-1]
+    num_lean = recompute.count(lean) if lean != rich else 0
+    if lean == rich:
+        ranks = {name: k for k, name in enumerate(RECOMPUTE_POLICIES)}
+        if ranks[policy] > ranks[rich]:
+            return lean_first(policy, 1, rich, num_layers)
+        return lean_first(lean, num_layers - 1, policy, num_layers)
+    if policy == lean:
+        return lean_first(lean, num_lean + 1, rich, num_layers)
+    return lean_first(lean, num_lean - 1, rich, num_layers) if policy == rich else recompute

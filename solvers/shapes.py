@@ -74,7 +74,7 @@ class ShapeProgram:
         self.devices = problem.usable_by_machine
         self.supply = np.array([sum(len(self.devices[m]) for m in members) for members in self.kinds], float)
         shards = Shards(sharding, max(1, int(self.supply.sum()) // 8))
-        splitter = LayerSplitter(pricer, pricer.policies(), even=False)
+        splitter = LayerSplitter(pricer, pricer.policies(), even=False, per_layer=problem.space.recompute_per_layer)
         self.sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)[:3]
         self.items: dict[int, list[Item]] = {size: [] for size in self.sizes}
         cross_s = self._crossing_s()

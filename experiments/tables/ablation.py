@@ -39,9 +39,14 @@ class Variant:
         """As a plan space."""
         return replace(Space(), **dict[str, Any](dict.fromkeys(self.off, False)))
 
+    @property
+    def bound(self) -> set[str]:
+        """Switches that are off, or have nothing left to say."""
+        return {*self.off, "recompute_per_layer"} if "recompute_per_stage" in self.off else set(self.off)
+
     def holds(self, other: "Variant") -> bool:
         """Whether every plan of `other` is one of this space too."""
-        return set(self.off) <= set(other.off) and self.schedule in ("auto", other.schedule)
+        return set(self.off) <= other.bound and self.schedule in ("auto", other.schedule)
 
 
 _LABELS = {
@@ -51,6 +56,7 @@ _LABELS = {
     "uneven_batch": "equal batches of pipelines",
     "uneven_structure": "pipelines all alike",
     "recompute_per_stage": "one recompute policy",
+    "recompute_per_layer": "one policy a stage",
 }
 WHOLE = Variant("the whole plan space")
 NONE = Variant("none of them (all off)", SWITCHES)

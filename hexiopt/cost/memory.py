@@ -3,15 +3,16 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
-from itertools import pairwise
+from functools import cached_property
+from itertools import accumulate, pairwise
 from math import ceil
+from operator import mul
 from typing import NamedTuple
 
 from hexiopt.cost import coefficients as c
 from hexiopt.cost.activations import Activations, Held
 from hexiopt.cost.compute import Amount, Shard, largest_shard
-from hexiopt.cost.schedule import forward_chunk, num_warm_up
+from hexiopt.cost.flight import Counts, Flight, Turns, largest, peaks
 from hexiopt.gpus import Gpu
 from hexiopt.model import ModelSpec
 from hexiopt.space import range_lengths
@@ -42,6 +43,8 @@ class Memory:
         return self.weights + self.gradients + self.master + self.optimizer
 
 
+_ROUNDING = 1e-12  # share of a memory limit left free, for rounding
+
 MEMORY_PARTS = tuple(field.name for field in fields(Memory))
 
 
@@ -57,61 +60,6 @@ class Shards(NamedTuple):
 
 
 WHOLE = Shards()
-
-
-class Turns(NamedTuple):
-    """Where a stage of several layer ranges stands in its interleaved pipeline: that says how many micro-batches of
-    each range it holds (`chunks_in_flight`). Its layers are divided as `hexiopt.space.layer_ranges` does."""
-
-    position: int
-    num_stages: int
-    num_micro_batches: int
-    num_chunks: int
-
-
-Flight = int | Turns  # what a stage holds at its peak: so many micro-batches, or those of each range
-
-
-def flight(schedule: str, position: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> Flight:
-    """What stage `position` of a pipeline holds at its peak, with `num_chunks` layer ranges a stage."""
-    if num_chunks == 1:
-        return in_flight(schedule, position, num_stages, num_micro_batches)
-    # Repeats from three micro-batches a stage on, and micro-batches come in whole turns of all stages.
-    return Turns(position, num_stages, num_stages * min(3, -(-num_micro_batches // num_stages)), num_chunks)
-
-
-def in_flight(schedule: str, position: int, num_stages: int, num_micro_batches: int) -> int:
-    """Micro-batches whose activations stage `position` holds at its peak, with one layer range."""
-    if schedule == "gpipe":
-        return num_micro_batches
-    return min(num_micro_batches, num_stages - position)
-
-
-def chunks_in_flight(
-    position: int, num_stages: int, num_micro_batches: int, chunk_bytes: tuple[float, ...]
-) -> tuple[int, ...]:
-    """Micro-batches of each layer range that interleaved stage `position` holds when Σ count · bytes is largest."""
-    # From the first backward on, what it holds repeats after every `num_stages` micro-batches.
-    return _chunks_in_flight(position, num_stages, min(num_micro_batches, 3 * num_stages), chunk_bytes)
-
-
-@lru_cache(maxsize=4096)
-def _chunks_in_flight(
-    position: int, num_stages: int, num_micro_batches: int, chunk_bytes: tuple[float, ...]
-) -> tuple[int, ...]:
-    chunks = len(chunk_bytes)
-    total, period = num_micro_batches * chunks, num_stages * chunks
-    warm_up = num_warm_up("interleaved", position, num_stages, chunks, num_micro_batches)
-    held = [0] * chunks
-    for k in range(warm_up):
-        held[forward_chunk(k, num_stages, chunks)] += 1
-    best, most = tuple(held), sum(n * b for n, b in zip(held, chunk_bytes, strict=True))
-    for k in range(min(total - warm_up, period)):
-        held[forward_chunk(warm_up + k, num_stages, chunks)] += 1
-        if (now := sum(n * b for n, b in zip(held, chunk_bytes, strict=True))) > most:
-            best, most = tuple(held), now
-        held[chunks - 1 - forward_chunk(k, num_stages, chunks)] -= 1
-    return best
 
 
 class MemoryModel:
@@ -194,25 +142,29 @@ class MemoryModel:
     ) -> Memory:
         """Bytes on the fullest device of a stage that holds `held` in flight: micro-batches, or those of its turns."""
         if isinstance(held, Turns):
-            ranges = [(policy,) * n for n in range_lengths(num_layers, held.num_chunks)]
-            return self.mixed_stage(ranges, first, last, self.chunks_held(ranges, first, last, held), shards)
+            return self.layered((policy,) * num_layers, first, last, held, shards)
         kept = self.activations
         activations = held * num_layers * kept.stored(policy) + kept.working_set(policy, last)
         if first:
             activations += held * kept.token_ids
         return self._memory(num_layers, first, last, activations, held, shards)
 
-    def chunk_bytes(self, policies: Sequence[str], first: bool, last: bool) -> float:
-        """What a range of layers, each with its policy, stores of one micro-batch: see `Activations.of_range`."""
-        return self.activations.of_range(policies, first, last)
+    def layered(self, policies: Sequence[str], first: bool, last: bool, held: Flight, shards: Shards = WHOLE) -> Memory:
+        """As `stage`, with a policy for each layer."""
+        if not isinstance(held, Turns):
+            return self.mixed_stage((policies,), first, last, (held,), shards)
+        ends = [0, *accumulate(range_lengths(len(policies), held.num_chunks))]
+        ranges = [policies[start:end] for start, end in pairwise(ends)]
+        return self.mixed_stage(ranges, first, last, self.chunks_held(ranges, first, last, held), shards)
 
-    def chunks_held(self, chunks: Sequence[Sequence[str]], first: bool, last: bool, turns: Turns) -> tuple[int, ...]:
+    def chunks_held(self, chunks: Sequence[Sequence[str]], first: bool, last: bool, held: Flight) -> Counts:
         """Micro-batches of each layer range that a stage holds when they are largest, `chunks` as in `mixed_stage`."""
         final = len(chunks) - 1
-        stored = tuple(
-            self.chunk_bytes(policies, first and at == 0, last and at == final) for at, policies in enumerate(chunks)
-        )
-        return chunks_in_flight(turns.position, turns.num_stages, turns.num_micro_batches, stored)
+        stored = [
+            self.activations.of_range(policies, first and at == 0, last and at == final)
+            for at, policies in enumerate(chunks)
+        ]
+        return largest(held, stored)
 
     def mixed_stage(
         self, chunks: Sequence[Sequence[str]], first: bool, last: bool, held: Sequence[int], shards: Shards = WHOLE
@@ -263,6 +215,40 @@ class MemoryModel:
             count += 1
         return count
 
+    def least_lean(
+        self,
+        limit_bytes: float,
+        counts: range,
+        first: bool,
+        last: bool,
+        lean: str,
+        rich: str,
+        held: Flight,
+        shards: Shards = WHOLE,
+    ) -> list[int]:
+        """For stages of so many layers, how many of them, the first ones, must have policy `lean` to fit `limit_bytes`
+        where the others have `rich`: one at least, and more than there are where not even all suffice."""
+        kept = self.activations
+        saved = kept.stored(rich) - kept.stored(lean)
+        if saved <= 0:
+            return [n + 1 for n in counts]
+        working = max(kept.working_set(lean, last), kept.working_set(rich, last))
+        # What `transient` adds, solved for the activations of tokens and layers.
+        room = (limit_bytes * (1 - _ROUNDING) - c.COMMUNICATOR_BYTES) / (1 + c.FRAGMENTATION)
+        room -= kept.buffers + last * kept.logits + working
+        chunks, found = held.num_chunks if isinstance(held, Turns) else 1, []
+        none, one = (sum(self.states(n, first, last, shards)) for n in (0, 1))
+        for n in counts:
+            states = none + n * (one - none) if shards.stage < 3 else sum(self.states(n, first, last, shards))
+            left = room - states / (1 + c.FRAGMENTATION)
+            lengths, most = range_lengths(n, chunks), 1
+            for each in peaks(held):
+                stored = kept.stored(rich) * sum(map(mul, each, lengths)) + each[0] * first * kept.token_ids
+                stored += each[-1] * last * (kept.final_norm + kept.loss)
+                most = max(most, _covering((stored - left) / saved, each, lengths))
+            found.append(most)
+        return found
+
     def _most_layers(
         self, limit_bytes: float, first: bool, last: bool, policy: str, held: Turns, shards: Shards
     ) -> int:
@@ -278,6 +264,17 @@ class MemoryModel:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low
+
+
+def _covering(missing: float, counts: Counts, lengths: Sequence[int]) -> int:
+    """The fewest first layers that hold `missing` micro-batches, `counts[c]` each in range c of `lengths[c]`; more than
+    all where not even these do."""
+    layers = 0
+    for count, length in zip(counts, lengths, strict=True):
+        if missing <= count * length:
+            return layers + ceil(missing / count) if missing > 0 else layers
+        layers, missing = layers + length, missing - count * length
+    return layers + 1
 
 
 def transient(

@@ -15,8 +15,9 @@ import numpy as np
 from hexiopt.cost.boundary import Hop, Load, Way, pipeline_ways, sender_load, summed, ways_load
 from hexiopt.cost.compute import optimizer_compute_s
 from hexiopt.cost.cost import Cost, PipelineCost, StageCost
+from hexiopt.cost.flight import in_flight
 from hexiopt.cost.gradient_sync import Floats, Ints, SyncTimes, after_rings, sync_groups
-from hexiopt.cost.memory import WHOLE, Shards, in_flight
+from hexiopt.cost.memory import WHOLE, Shards
 from hexiopt.cost.replicated import replicated_cost
 from hexiopt.cost.schedule import SCHEDULE_TIMES, PipelineTimes
 from hexiopt.cost.sharding import Rings, Times, lockstep_s, rings, sharding_groups, spreads

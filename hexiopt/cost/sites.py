@@ -3,14 +3,16 @@
 Everything that repeats is kept: layers by site, hops by their ends.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hexiopt.cost import coefficients as c
 from hexiopt.cost.boundary import Hop, hop
 from hexiopt.cost.collectives import ring_collective_s
 from hexiopt.cost.compute import Clock, ComputeTimes, embedding_compute, head_compute, layer_compute
-from hexiopt.cost.memory import Flight, MemoryModel, Shards
+from hexiopt.cost.flight import Flight
+from hexiopt.cost.memory import MemoryModel, Shards
 from hexiopt.cost.sequence_stage import SequenceStage
 from hexiopt.cost.wires import WiresKept
 from hexiopt.frameworks import Framework, default_framework
@@ -197,6 +199,16 @@ class Sites:
                 forward_s, backward_s = forward_s + head.forward_s, backward_s + head.backward_s
         return forward_s, backward_s
 
+    def layers_s(
+        self, site: Site, policies: Sequence[str], first: bool, last: bool, micro_batch_size: int
+    ) -> tuple[float, float]:
+        """As `stage_s`, of layers with a policy each."""
+        forward_s, backward_s = self.stage_s(site, 0, first, last, micro_batch_size, policies[0])
+        for policy, count in Counter(policies).items():
+            layer_s = self.layer_s(site, micro_batch_size, policy)
+            forward_s, backward_s = forward_s + count * layer_s[0], backward_s + count * layer_s[1]
+        return forward_s, backward_s
+
     def max_layers(
         self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: Flight, shards: Shards
     ) -> int:
@@ -208,6 +220,23 @@ class Sites:
             limit = site.gpu.usable_memory_bytes
             found = self._rooms[key] = model.max_layers(limit, first, last, policy, held, shards)
         return found
+
+    def least_lean(
+        self,
+        site: Site,
+        counts: range,
+        first: bool,
+        last: bool,
+        micro_batch_size: int,
+        lean: str,
+        rich: str,
+        held: Flight,
+        shards: Shards,
+    ) -> list[int]:
+        """For stages of so many layers, how many must have policy `lean` to fit a device of `site`, the others `rich`:
+        one at least, and more than there are where not even all suffice."""
+        model, limit = self.memory_model(site, micro_batch_size), site.gpu.usable_memory_bytes
+        return model.least_lean(limit, counts, first, last, lean, rich, held, shards)
 
     def hop(self, senders: Ends, receivers: Ends) -> Hop:
         """The way of a message between two stages."""

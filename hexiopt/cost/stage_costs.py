@@ -1,13 +1,13 @@
 """What a stage of a pipeline costs, by itself: its times and memory wherever it stands in its pipeline."""
 
-from collections import Counter
 from dataclasses import dataclass
 
 from hexiopt.cost.cost import StageCost
-from hexiopt.cost.memory import Shards, Turns, in_flight
+from hexiopt.cost.flight import Turns, in_flight
+from hexiopt.cost.memory import Shards
 from hexiopt.cost.sequenced import sequenced_cost
 from hexiopt.cost.sharding import Spread
-from hexiopt.cost.sites import Crowd, Site, Sites
+from hexiopt.cost.sites import Crowd, Sites
 from hexiopt.frameworks import Framework
 from hexiopt.plan import Replica, SequenceLayout, Stage
 from hexiopt.problem import Problem
@@ -46,21 +46,26 @@ class StageCosts(Sites):
     def plain_cost(
         self, stage: Stage, position: int, num_stages: int, size: int, held: int, shards: Shards
     ) -> StageCost:
-        """A stage of one replica, one layer range and one policy, whose states are spread alike.
+        """A stage of one replica and one layer range, whose states are spread alike.
 
         `held`: micro-batches in flight, of `size` sequences each.
         """
-        site, layers, policy = self.site(stage.devices), stage.num_layers, stage.policy
+        site, layers, recompute = self.site(stage.devices), stage.num_layers, stage.recompute
         first, last = position == 0, position == num_stages - 1
-        key = (site, layers, policy, first, last, size, held, shards)
+        key = (site, layers, recompute, first, last, size, held, shards)
         found = self._stages.get(key)
         if found is None:
-            forward_s, backward_s = self.stage_s(site, layers, first, last, size, policy)
             model = self.memory_model(site, size)
+            if len(recompute) == 1:
+                forward_s, backward_s = self.stage_s(site, layers, first, last, size, recompute[0])
+                memory = model.stage(layers, first, last, recompute[0], held, shards)
+            else:
+                forward_s, backward_s = self.layers_s(site, recompute, first, last, size)
+                memory = model.layered(recompute, first, last, held, shards)
             found = self._stages[key] = StageCost(
                 forward_s,
                 backward_s,
-                model.stage(layers, first, last, policy, held, shards),
+                memory,
                 site.gpu.usable_memory_bytes,
                 model.num_params(layers, first, last),
             )
@@ -97,7 +102,7 @@ class StageCosts(Sites):
             first, last, model = place.first, place.last, self.memory_model(site, samples)
             final = len(chunks) - 1
             chunk_s = tuple(
-                self._chunk_s(site, policies, first and c == 0, last and c == final, samples)
+                self.layers_s(site, policies, first and c == 0, last and c == final, samples)
                 for c, policies in enumerate(chunks)
             )
             if final:
@@ -134,13 +139,3 @@ class StageCosts(Sites):
             held = in_flight(place.schedule, place.position, place.num_stages, place.num_micro_batches)
             found = self._stages[key] = sequenced_cost(stage, policies, place.first, place.last, held, zero, holders)
         return found
-
-    def _chunk_s(
-        self, site: Site, policies: tuple[str, ...], first: bool, last: bool, samples: int
-    ) -> tuple[float, float]:
-        """Forward and backward seconds of layers with `policies`, with the embedding (`first`) or the head (`last`)."""
-        forward_s, backward_s = self.stage_s(site, 0, first, last, samples, policies[0])
-        for policy, count in Counter(policies).items():
-            layer_s = self.layer_s(site, samples, policy)
-            forward_s, backward_s = forward_s + count * layer_s[0], backward_s + count * layer_s[1]
-        return forward_s, backward_s

@@ -1,14 +1,17 @@
 """All pipelines of one line of TP groups that alone, on an otherwise idle cluster, take less than a limit.
 
 What a candidate takes is never more than it takes inside a plan: there it shares the network and waits for others, and
-its states are spread over no more holders. A stage has the fastest recompute policy that fits.
+its states are spread over no more holders. A stage recomputes as little as fits, in each of
+the ways to recompute more (`recompute_chains`).
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, product
 
 from hexiopt.cost.model import CostModel
 from hexiopt.plan import Pipeline, Plan, Replica, Stage
+from hexiopt.space import Recompute, recompute_chains
 from solvers.enumeration.arrangements import Groups
 from solvers.enumeration.dealing import Dealing, Frame, Seconds
 from solvers.enumeration.layer_cuts import Layers, layer_cuts
@@ -86,8 +89,8 @@ class Candidates:
             for layers in self._layers(len(groups), count, frame.schedule == "interleaved"):
                 for dealt, ends_s in dealing.ways(layers):
                     stages = tuple(
-                        _stage(slots, ranges, given, frame.policies[at])
-                        for slots, ranges, (given, at) in zip(groups, layers, dealt, strict=True)
+                        _stage(slots, ranges, given, recompute)
+                        for slots, ranges, (given, recompute) in zip(groups, layers, dealt, strict=True)
                     )
                     yield Candidate(Pipeline(stages, count, size), ends_s, False)
 
@@ -113,20 +116,25 @@ class Candidates:
         )
 
 
-def leaner_stages(stages: Sequence[Stage], full: Sequence[bool], policies: tuple[str, ...]) -> tuple[Stage, ...] | None:
-    """`stages` where the `full` ones have the next policy; None where there is none."""
-    found = []
-    for stage, over in zip(stages, full, strict=True):
-        at = policies.index(stage.policy) + over
-        if at == len(policies):
-            return None
-        found.append(replace(stage, recompute=(policies[at],)))
-    return tuple(found)
+def leaner_stages(
+    stages: Sequence[Stage], full: Sequence[bool], policies: tuple[str, ...], per_layer: bool
+) -> Iterator[tuple[Stage, ...]]:
+    """`stages` where the `full` ones recompute a little more, in each of the ways to do so; none where one cannot."""
+    yield from product(
+        *(_leaner(stage, policies, per_layer) if over else [stage] for stage, over in zip(stages, full, strict=True))
+    )
+
+
+def _leaner(stage: Stage, policies: tuple[str, ...], per_layer: bool) -> list[Stage]:
+    """The stage with what follows in every chain that it is in."""
+    chains = recompute_chains(policies, stage.num_layers, per_layer)
+    after = {b: None for chain in chains for a, b in pairwise(chain) if a == stage.recompute}
+    return [replace(stage, recompute=recompute) for recompute in after]
 
 
 def _stage(
-    slots: Sequence[tuple[int, ...]], ranges: tuple[tuple[int, int], ...], given: Sequence[int], policy: str
+    slots: Sequence[tuple[int, ...]], ranges: tuple[tuple[int, int], ...], given: Sequence[int], recompute: Recompute
 ) -> Stage:
     if len(slots) == 1:
-        return Stage((Replica(slots[0]),), ranges, (policy,))
-    return Stage(tuple(Replica(slot, x) for slot, x in zip(slots, given, strict=True)), ranges, (policy,))
+        return Stage((Replica(slots[0]),), ranges, recompute)
+    return Stage(tuple(Replica(slot, x) for slot, x in zip(slots, given, strict=True)), ranges, recompute)

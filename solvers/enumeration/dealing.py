@@ -1,20 +1,24 @@
 """Every way to deal the samples of micro-batches to the replicas of a line while all can end in time."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import inf
+from operator import le
 
 from hexiopt.cost.boundary import sample_overlaps
 from hexiopt.cost.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.sites import Site
 from hexiopt.cost.stage_costs import Place
+from hexiopt.space import Recompute, recompute_chains
 from solvers.enumeration.arrangements import Groups
 from solvers.enumeration.layer_cuts import Layers
 from solvers.enumeration.pipeline_floor import Part, ends_floor_s
 from solvers.enumeration.rooms import Rooms
 
-Dealt = tuple[tuple[int, ...], int]  # of a stage: samples of each replica, number of the policy
+Dealt = tuple[tuple[int, ...], Recompute]  # of a stage: samples of each replica, what it recomputes
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,36 +51,47 @@ class _Before:
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """Per replica, for 1, 2, ... samples while they fit: the number of the first policy that does, and its seconds."""
+    """Per chain and replica, for 1, 2, ... samples while they fit: the number of the first of the chain that does. Per
+    replica, the seconds of the fastest of these.
+    """
 
-    fitting: list[list[int]]
+    chains: tuple[tuple[Recompute, ...], ...]
+    fitting: list[list[list[int]]]
     work_s: list[list[float]]
     enough: bool  # whether all replicas together can process a micro-batch in time
 
 
 class Seconds:
-    """Times of stages for numbers of samples, and policies that fit. Keeps what it has computed."""
+    """Times of stages for numbers of samples, and what they may recompute. Keeps what it has computed."""
 
     def __init__(self, model: CostModel) -> None:
         self.model = model
         self._most = model.problem.space.micro_batch_sizes(model.problem.workload.global_batch)[-1]
-        self._rooms: dict[tuple[str, ...], Rooms] = {}
-        self._work: dict[tuple[Site, int, bool, bool, str], list[float]] = {}
+        self.rooms = Rooms(model)
+        self._chains: dict[tuple[tuple[str, ...], int], tuple[tuple[Recompute, ...], ...]] = {}
+        self._work: dict[tuple[Site, int, bool, bool, Recompute], list[tuple[float, float]]] = {}
 
-    def rooms(self, policies: tuple[str, ...]) -> Rooms:
-        """What fits, of `policies`."""
-        if policies not in self._rooms:
-            self._rooms[policies] = Rooms(self.model, policies)
-        return self._rooms[policies]
+    def chains(self, policies: tuple[str, ...], num_layers: int) -> tuple[tuple[Recompute, ...], ...]:
+        """What a stage may recompute: see `recompute_chains`."""
+        found = self._chains.get((policies, num_layers))
+        if found is None:
+            per_layer = self.model.problem.space.recompute_per_layer
+            found = self._chains[policies, num_layers] = recompute_chains(policies, num_layers, per_layer)
+        return found
 
-    def work_s(self, site: Site, num_layers: int, first: bool, last: bool, policy: str) -> list[float]:
+    def work_s(
+        self, site: Site, num_layers: int, first: bool, last: bool, recompute: Recompute
+    ) -> list[tuple[float, float]]:
         """Forward and backward of 1, 2, ... samples."""
-        key = (site, num_layers, first, last, policy)
+        key = (site, num_layers, first, last, recompute)
         found = self._work.get(key)
         if found is None:
-            found = self._work[key] = [
-                sum(self.model.stage_s(site, num_layers, first, last, x, policy)) for x in range(1, self._most + 1)
-            ]
+            samples = range(1, self._most + 1)
+            if len(recompute) == 1:
+                found = [self.model.stage_s(site, num_layers, first, last, x, recompute[0]) for x in samples]
+            else:
+                found = [self.model.layers_s(site, recompute, first, last, x) for x in samples]
+            self._work[key] = found
         return found
 
 
@@ -113,7 +128,7 @@ class Dealing:
             yield ()
             return
         s = len(self._sites) - len(stages)
-        for dealt, ways_s in self._deal_stage(s, stages[0], before):
+        for dealt, ways_s in self._deal_stage(s, stages[0], lengths[s], before):
             own, first = [], 0
             for part, slot, (there_s, back_s) in zip(
                 self._part(s, lengths[s], dealt), self._groups[s], ways_s, strict=True
@@ -125,9 +140,9 @@ class Dealing:
                 yield (dealt, *others)
 
     def _deal_stage(
-        self, s: int, stage: _Stage, before: Sequence[_Before]
+        self, s: int, stage: _Stage, lengths: tuple[int, ...], before: Sequence[_Before]
     ) -> Iterator[tuple[Dealt, tuple[tuple[float, float], ...]]]:
-        """Samples of every replica, the first policy that fits them all, and their ways there and back.
+        """Samples of every replica, the first recompute of a chain that fits them all, and their ways there and back.
 
         A replica runs all its operations after its samples of the first micro-batch have come through the stages
         before and before those of the last one go back through them; these pass first ranges only. The messages of
@@ -163,26 +178,57 @@ class Dealing:
 
         if room[0] >= self._size:
             for found in deal(0, 0):
-                given = tuple(x for x, _, _ in found)
-                at = max(own[x - 1] for own, x in zip(stage.fitting, given, strict=True))
-                yield (given, at), tuple((there, back) for _, there, back in found)
+                given, ways_s = tuple(x for x, _, _ in found), tuple((there, back) for _, there, back in found)
+                for recompute in self._recomputes(s, stage, lengths, given):
+                    yield (given, recompute), ways_s
+
+    def _recomputes(
+        self, s: int, stage: _Stage, lengths: tuple[int, ...], given: tuple[int, ...]
+    ) -> Iterable[Recompute]:
+        """Of each chain the first that fits all replicas, unless another's layers are as fast in every range."""
+        firsts: dict[Recompute, list[float]] = {}
+        for chain, fitting in zip(stage.chains, stage.fitting, strict=True):
+            if all(x <= len(own) for own, x in zip(fitting, given, strict=True)):
+                recompute = chain[max(own[x - 1] for own, x in zip(fitting, given, strict=True))]
+                firsts.setdefault(recompute, [])
+        if len(firsts) > 1:
+            ends = [0, *accumulate(lengths)]
+            for recompute, seconds in firsts.items():
+                each = recompute * ends[-1] if len(recompute) == 1 else recompute
+                seconds += (
+                    self._model.layers_s(site, each[a:b], False, False, x)[1]
+                    for a, b in pairwise(ends)
+                    for site, x in zip(self._sites[s], given, strict=True)
+                )
+        found: list[Recompute] = []
+        for recompute in sorted(firsts, key=firsts.__getitem__):
+            if not any(all(map(le, firsts[other], firsts[recompute])) for other in found):
+                found.append(recompute)
+        return found
 
     def _stage(self, s: int, lengths: tuple[int, ...]) -> _Stage:
         """Stage s with layer ranges of `lengths`."""
         found = self._stages.get((s, lengths))
         if found is None:
-            frame, policies = self._frame, self._frame.policies
-            place = Place(frame.schedule, s, len(self._sites), self._count)
-            rooms, shards = self._seconds.rooms(policies), Shards(frame.sharding, frame.holders)
-            fitting = [rooms.policies(site, lengths, place, shards) for site in self._sites[s]]
+            frame, num_layers = self._frame, sum(lengths)
+            place, shards = (
+                Place(frame.schedule, s, len(self._sites), self._count),
+                Shards(frame.sharding, frame.holders),
+            )
+            chains, rooms = self._seconds.chains(frame.policies, num_layers), self._seconds.rooms
+            fitting = [
+                [rooms.first_fits(site, lengths, place, shards, chain) for site in self._sites[s]] for chain in chains
+            ]
             work = []
-            for site, own in zip(self._sites[s], fitting, strict=True):
-                tables = [
-                    self._seconds.work_s(site, sum(lengths), place.first, place.last, policy) for policy in policies
-                ]
-                work.append([tables[at][k] for k, at in enumerate(own)])
+            for site, *each in zip(self._sites[s], *fitting, strict=True):
+                least = [inf] * max(map(len, each))
+                for chain, own in zip(chains, each, strict=True):
+                    for k, at in enumerate(own):
+                        both_s = self._seconds.work_s(site, num_layers, place.first, place.last, chain[at])[k]
+                        least[k] = min(least[k], sum(both_s))
+                work.append(least)
             room = sum(bisect_left(own, self._limit_s / self._count) for own in work)
-            found = self._stages[s, lengths] = _Stage(fitting, work, room >= self._size)
+            found = self._stages[s, lengths] = _Stage(chains, fitting, work, room >= self._size)
         return found
 
     def _part(self, s: int, lengths: tuple[int, ...], dealt: Dealt) -> tuple[Part, ...]:
@@ -190,13 +236,14 @@ class Dealing:
         key = (s, lengths, dealt)
         found = self._parts.get(key)
         if found is None:
-            given, policy = dealt[0], self._frame.policies[dealt[1]]
-            first, last = s == 0, s == len(self._sites) - 1
+            (given, recompute), work_s = dealt, self._seconds.work_s
+            first, last, alone = s == 0, s == len(self._sites) - 1, len(lengths) == 1
+            begin = recompute if len(recompute) == 1 else recompute[: lengths[0]]
             found = self._parts[key] = tuple(
                 Part(
                     x,
-                    self._model.stage_s(site, lengths[0], first, last and len(lengths) == 1, x, policy),
-                    self._model.stage_s(site, sum(lengths), first, last, x, policy),
+                    work_s(site, lengths[0], first, last and alone, begin)[x - 1],
+                    work_s(site, sum(lengths), first, last, recompute)[x - 1],
                 )
                 for site, x in zip(self._sites[s], given, strict=True)
             )

@@ -27,7 +27,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from hexiopt.cost.memory import in_flight
+from hexiopt.cost.flight import in_flight
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem import Problem
 from hexiopt.space import recompute_policies, schedules, sharding_stages

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.cost.memory import in_flight
+from hexiopt.cost.flight import in_flight
 from solvers.rivals.estimate import Estimates
 from solvers.structure import Group
 

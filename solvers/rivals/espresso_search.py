@@ -8,7 +8,7 @@ from itertools import permutations, product
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.cost.memory import in_flight
+from hexiopt.cost.flight import in_flight
 from solvers.base import Search
 from solvers.layers import bottleneck_counts
 from solvers.rivals.aligned import AlignedEstimates, Slots, filled, nearby

@@ -11,7 +11,8 @@ from typing import Any
 
 from hexiopt.cost.boundary import Hop, Load, hop
 from hexiopt.cost.compute import optimizer_compute_s
-from hexiopt.cost.memory import Flight, Shards
+from hexiopt.cost.flight import Flight
+from hexiopt.cost.memory import Shards
 from hexiopt.cost.schedule import beat_s
 from hexiopt.problem import Problem
 from solvers.base import Pricer

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise, product
 from typing import Any
 
-from hexiopt.cost.memory import WHOLE, Shards, in_flight
+from hexiopt.cost.flight import in_flight
+from hexiopt.cost.memory import WHOLE, Shards
 from hexiopt.cost.schedule import beat_s
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem import Problem

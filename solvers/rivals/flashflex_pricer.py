@@ -45,7 +45,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.cost.cost import Cost, PipelineCost, StageCost
-from hexiopt.cost.memory import Flight, Memory, Shards
+from hexiopt.cost.flight import Flight
+from hexiopt.cost.memory import Memory, Shards
 from hexiopt.plan import Pipeline, Plan, unpriced
 from hexiopt.problem import Problem
 from hexiopt.units import GB, TFLOP

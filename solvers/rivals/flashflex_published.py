@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.memory import Flight, Shards
+from hexiopt.cost.flight import Flight
+from hexiopt.cost.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.plan import Plan
 from hexiopt.problem import Problem

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product
 
+from hexiopt.cost.flight import in_flight
 from hexiopt.cost.gradient_sync import SyncTimes, sync_groups
-from hexiopt.cost.memory import Shards, in_flight
+from hexiopt.cost.memory import Shards
 from hexiopt.cost.sharding import rings, sharding_groups
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem import Problem

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hexiopt.cost.memory import Shards, in_flight
+from hexiopt.cost.flight import in_flight
+from hexiopt.cost.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.sites import Site
 from hexiopt.space import recompute_policies, sharding_stages

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 
-from hexiopt.cost.memory import flight
+from hexiopt.cost.flight import flight
 from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem import Problem
 from hexiopt.space import recompute_policies, schedules, sharding_stages

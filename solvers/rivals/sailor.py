@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import permutations, product
 
-from hexiopt.cost.memory import in_flight
+from hexiopt.cost.flight import in_flight
 from hexiopt.plan import Plan
 from hexiopt.problem import Problem
 from hexiopt.space import recompute_policies

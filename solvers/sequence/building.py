@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hexiopt.cost.memory import Shards, in_flight
+from hexiopt.cost.flight import in_flight
+from hexiopt.cost.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.plan import Ends, Pipeline, Plan, Replica, SequenceLayout, Sharding, Stage
 from hexiopt.sequence import Floats

@@ -20,7 +20,8 @@ from math import log
 
 import numpy as np
 
-from hexiopt.cost.memory import MemoryModel, Shards, in_flight
+from hexiopt.cost.flight import in_flight
+from hexiopt.cost.memory import MemoryModel, Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.sequence_stage import SequenceStage
 from hexiopt.cost.wires import WiresKept

@@ -11,7 +11,8 @@ from hexiopt.cluster_file import cluster_from_section
 from hexiopt.cost import coefficients as c
 from hexiopt.cost.collectives import ring_collective_s
 from hexiopt.cost.compute import embedding_compute, head_compute, layer_compute, optimizer_compute_s
-from hexiopt.cost.memory import Shards, in_flight
+from hexiopt.cost.flight import in_flight
+from hexiopt.cost.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.model import ModelSpec
 from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage

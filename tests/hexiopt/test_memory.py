@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.cost import coefficients as c
-from hexiopt.cost.memory import MEMORY_PARTS, MemoryModel, Shards, chunks_in_flight, flight, in_flight
+from hexiopt.cost.flight import Turns, flight, in_flight, largest
+from hexiopt.cost.memory import MEMORY_PARTS, MemoryModel, Shards
 from hexiopt.gpus import Gpu, catalogue
 from hexiopt.huggingface import read_model
 from hexiopt.model import ModelSpec
@@ -190,7 +191,7 @@ def test_ranges_in_flight_weigh_most_of_all_moments(
         for kind, chunk, _ in operations("interleaved", stage, num_stages, batches, chunks):
             held[chunk] += 1 if kind == "forward" else -1
             most = max(most, sum(n * size for n, size in zip(held, chunk_bytes, strict=True)))
-        found = chunks_in_flight(stage, num_stages, batches, chunk_bytes)
+        found = largest(Turns(stage, num_stages, batches, chunks), chunk_bytes)
         assert sum(n * size for n, size in zip(found, chunk_bytes, strict=True)) == most
 
 

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from hexiopt.cost.memory import in_flight
+from hexiopt.cost.flight import in_flight
 from hexiopt.errors import InputError
 from hexiopt.model import ModelSpec
 from hexiopt.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage

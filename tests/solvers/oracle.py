@@ -67,7 +67,6 @@ def _lines(problem: Problem, devices: Sequence[int]) -> Iterator[tuple[tuple[Gro
 def _pipelines(problem: Problem, line: tuple[tuple[Group, ...], ...]) -> Iterator[Pipeline]:
     """All pipelines of a line: layers, policies, samples, micro-batches."""
     layers, batch = problem.model.num_layers, problem.workload.global_batch
-    policies = recompute_policies(problem.workload)
     cuts = [
         tuple(layer_ranges(held, chunks))
         for chunks in range(1, layers + 1)
@@ -76,13 +75,25 @@ def _pipelines(problem: Problem, line: tuple[tuple[Group, ...], ...]) -> Iterato
     ]
     for size in problem.space.micro_batch_sizes(batch):
         deals = [_sums(size, len(stage)) for stage in line]
-        for ranges, chosen, *given in itertools.product(cuts, itertools.product(policies, repeat=len(line)), *deals):
-            stages = tuple(
-                Stage(tuple(map(Replica, stage, samples)), own, (policy,))
-                for stage, samples, own, policy in zip(line, given, ranges, chosen, strict=True)
-            )
-            for count in range(1, batch // size + 1):
-                yield Pipeline(stages, count, size)
+        for ranges, *given in itertools.product(cuts, *deals):
+            each = [_recomputes(problem, sum(end - first for first, end in own)) for own in ranges]
+            for chosen in itertools.product(*each):
+                stages = tuple(
+                    Stage(tuple(map(Replica, stage, samples)), own, recompute)
+                    for stage, samples, own, recompute in zip(line, given, ranges, chosen, strict=True)
+                )
+                for count in range(1, batch // size + 1):
+                    yield Pipeline(stages, count, size)
+
+
+def _recomputes(problem: Problem, num_layers: int) -> list[tuple[str, ...]]:
+    """One policy, or two, the leaner one on the first layers."""
+    policies = recompute_policies(problem.workload)
+    found: list[tuple[str, ...]] = [(policy,) for policy in policies]
+    if problem.space.recompute_per_layer:
+        for rich, lean in itertools.combinations(policies, 2):
+            found += [(lean,) * n + (rich,) * (num_layers - n) for n in range(1, num_layers)]
+    return found
 
 
 def _sums(total: int, parts: int) -> list[tuple[int, ...]]:
@@ -162,11 +173,14 @@ def _partitions(items: Sequence[Any]) -> Iterator[list[list[Any]]]:
 
 def _staged(problem: Problem, groups: Sequence[Group]) -> Iterator[tuple[Stage, ...]]:
     """All layer splits and recompute policies of a pipeline."""
-    layers, policies = problem.model.num_layers, recompute_policies(problem.workload)
+    layers = problem.model.num_layers
     for cuts in itertools.combinations(range(1, layers), len(groups) - 1):
         bounds = list(itertools.pairwise((0, *cuts, layers)))
-        for chosen in itertools.product(policies, repeat=len(groups)):
-            yield tuple(Stage.of(g, a, b, policy) for g, (a, b), policy in zip(groups, bounds, chosen, strict=True))
+        for chosen in itertools.product(*(_recomputes(problem, b - a) for a, b in bounds)):
+            yield tuple(
+                Stage((Replica(g),), ((a, b),), recompute)
+                for g, (a, b), recompute in zip(groups, bounds, chosen, strict=True)
+            )
 
 
 def _batches(total: int, pipelines: int, sizes: Sequence[int]) -> Iterator[tuple[tuple[int, int], ...]]:

@@ -10,7 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hexiopt.check import check
-from hexiopt.cost.memory import Shards, flight
+from hexiopt.cost.flight import flight
+from hexiopt.cost.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.schedule import beat_s, interleaved_beat_s
 from hexiopt.cost.schedule_graph import Executor, Link, executor_ends_s

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cost.memory import WHOLE, Shards, in_flight
+from hexiopt.cost.flight import in_flight
+from hexiopt.cost.memory import WHOLE, Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.problem import Problem
 from hexiopt.space import recompute_policies

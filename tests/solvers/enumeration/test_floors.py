@@ -13,7 +13,7 @@ from hexiopt.cost.model import CostModel
 from hexiopt.cost.stage_costs import Place
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem import Problem
-from hexiopt.space import recompute_policies
+from hexiopt.space import recompute_chains, recompute_policies
 from solvers.enumeration.arrangements import Seats
 from solvers.enumeration.pipeline_floor import Part, ends_floor_s
 from solvers.enumeration.rooms import Rooms
@@ -144,24 +144,25 @@ def test_sync_takes_no_less_than_its_floor(task: tuple[Problem, Plan]) -> None:
 @SETTINGS
 @given(PLANS)
 def test_rooms_say_what_the_cost_model_says(task: tuple[Problem, Plan]) -> None:
-    """The first policy that fits, unsharded; exactly, for every replica of every pipeline alone."""
+    """The first of a chain that fits, unsharded; exactly, for every replica of every pipeline alone."""
     problem, plan = task[0], one_policy(task[1])
     model, policies = CostModel(problem), recompute_policies(problem.workload)
-    rooms = Rooms(model, policies)
+    rooms = Rooms(model)
     for pipeline in plan.pipelines:
         count = len(pipeline.stages)
-        fits = {}
-        for k, policy in enumerate(policies):
-            stages = tuple(replace(stage, recompute=(policy,)) for stage in pipeline.stages)
-            cost = model.pipelines(Plan((replace(pipeline, stages=stages),), plan.schedule))[0]
-            for s, stage_cost in enumerate(cost.stages):
-                for r, replica_cost in enumerate(stage_cost.each):
-                    if replica_cost.excess_bytes <= 0:
-                        fits.setdefault((s, r), k)
         for s, stage in enumerate(pipeline.stages):
             place = Place(plan.schedule, s, count, pipeline.num_micro_batches)
             lengths = tuple(end - first for first, end in stage.layers)
-            for r, samples in enumerate(stage.samples(pipeline.micro_batch_size)):
-                found = rooms.policies(model.site(stage.replicas[r].devices), lengths, place, Shards())
-                said = found[samples - 1] if samples <= len(found) else None
-                assert said == fits.get((s, r))
+            for chain in recompute_chains(policies, stage.num_layers, True):
+                fits: dict[int, int] = {}
+                for k, recompute in enumerate(chain):
+                    stages = (*pipeline.stages[:s], replace(stage, recompute=recompute), *pipeline.stages[s + 1 :])
+                    cost = model.pipelines(Plan((replace(pipeline, stages=stages),), plan.schedule))[0]
+                    for r, replica_cost in enumerate(cost.stages[s].each):
+                        if replica_cost.excess_bytes <= 0:
+                            fits.setdefault(r, k)
+                for r, samples in enumerate(stage.samples(pipeline.micro_batch_size)):
+                    site = model.site(stage.replicas[r].devices)
+                    found = rooms.first_fits(site, lengths, place, Shards(), chain)
+                    said = found[samples - 1] if samples <= len(found) else None
+                    assert said == fits.get(r)

@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 
 from hexiopt.check import check
-from hexiopt.cost.memory import Shards, in_flight
+from hexiopt.cost.flight import in_flight
+from hexiopt.cost.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.sites import Site
 from hexiopt.plan import Pipeline, Plan, Sharding, Stage
