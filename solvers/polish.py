@@ -22,6 +22,8 @@ from solvers.replicas import Share
 from solvers.structure import Misfit, Structure
 from solvers.zero import LOCKSTEP, holders_of, sharding_groups
 
+_TWICE = 0.1
+
 
 class Polisher:
     """Improves one plan step by step."""
@@ -108,6 +110,11 @@ class Polisher:
         return replace(plan, pipelines=tuple(pipelines))
 
     def _neighbour(self, plan: Plan, cost: Cost) -> Plan | None:
+        """Changed once, or twice: another ZeRO stage may pay with other layers only."""
+        trial = self._change(plan, cost)
+        return self._change(trial, cost) if trial is not None and self.rng.random() < _TWICE else trial
+
+    def _change(self, plan: Plan, cost: Cost) -> Plan | None:
         space = self.search.problem.space
         kinds = []
         if space.uneven_layers:

@@ -229,6 +229,8 @@ class StagePlanner:
                 needed = np.where(over > 0, len(n) + 1, 0)
             recomputed = np.maximum(recomputed, np.clip(needed, 0, len(n) + 1).astype(np.int64))
             num_bytes = np.maximum(num_bytes, plain)
+        if not self._problem.space.recompute_per_layer:
+            recomputed = np.where((recomputed > 0) & (recomputed <= n), n, recomputed)
         room = int(np.argmax(recomputed > n)) if (recomputed > n).any() else len(n)
         n, recomputed = n[:room], recomputed[:room]
         forward_s, backward_s = np.zeros(room), np.zeros(room)

@@ -243,6 +243,12 @@ def test_the_space_binds(space: Space, rule: str) -> None:
     assert rules(PLAN, problem(space)) == {rule}
 
 
+def test_policies_layer_by_layer_switched_off() -> None:
+    plan = with_stage(Stage((Replica((4,)),), ((12, 20),), (*["full"] * 3, *["none"] * 5)))
+    assert rules(plan) == set()
+    assert rules(plan, problem(Space(recompute_per_layer=False))) == {"space.recompute_per_layer"}
+
+
 def test_replicas_switched_off() -> None:
     plan = with_stage(Stage((Replica((4,), 1), Replica((3,), 1)), ((12, 20),), ("full",)))
     assert rules(plan) == set()

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -284,6 +285,40 @@ def test_max_layers_is_the_largest_that_fits(  # type: ignore[no-untyped-def]
     scan = max((n for n in range(200) if memory.stage(n, *at).total <= limit), default=-1)
     found = memory.max_layers(limit, *at)
     assert found == scan or (scan == -1 and found < 0)
+
+
+@given(
+    **OPTIONS,
+    first=st.booleans(),
+    last=st.booleans(),
+    held=st.one_of(
+        st.integers(1, 9),
+        st.builds(
+            lambda s, p, m, v: flight("interleaved", s % p, p, m, v), *map(st.integers, (0, 1, 1, 2), (8, 5, 20, 4))
+        ),
+    ),
+    shards=st.builds(Shards, st.integers(0, 3), st.integers(1, 4)),
+    layers=st.integers(1, 20),
+    num_lean=st.integers(1, 20),
+    pair=st.sampled_from(tuple(combinations(RECOMPUTE_POLICIES, 2))),
+    nudge=st.sampled_from((-1e6, 1e6)),
+)
+def test_least_lean_is_the_fewest_that_fit(  # type: ignore[no-untyped-def]
+    model, workload, gpu, tp, size, first, last, held, shards, layers, num_lean, pair, nudge
+) -> None:
+    """Against a scan, with limits just below and above what some number of leaner layers takes."""
+    memory, (rich, lean) = MemoryModel(model, workload, gpu, tp, size), pair
+
+    def needed(n: int, k: int) -> float:
+        return memory.layered((lean,) * k + (rich,) * (n - k), first, last, held, shards).total
+
+    limit = needed(layers, min(num_lean, layers)) + nudge
+    counts = range(max(1, layers - 1), layers + 2)
+    found = memory.least_lean(limit, counts, first, last, lean, rich, held, shards)
+    saves = memory.layer_activation_bytes(rich) > memory.layer_activation_bytes(lean)
+    for n, said in zip(counts, found, strict=True):
+        fitting = (k for k in range(1, n) if needed(n, k) <= limit)
+        assert min(said, n) == (next(fitting, n) if saves else n)
 
 
 def test_max_layers_is_negative_where_nothing_fits() -> None:

@@ -12,6 +12,8 @@ from hexiopt.reading import Section
 from hexiopt.space import (
     SWITCHES,
     Space,
+    lean_first,
+    recompute_chains,
     recompute_policies,
     schedules,
     sharding_stages,
@@ -108,3 +110,18 @@ def test_refused(key: str, value: Any, words: str) -> None:
     with pytest.raises(InputError, match=words) as caught:
         space_from_dict({key: value}, "space")
     assert key in str(caught.value)
+
+
+def test_what_a_stage_may_recompute() -> None:
+    """One layer more at each step, by every way from the fastest policy to the leanest; or all layers at once."""
+    none, some, full = policies = ("none", "selective", "full")
+    assert recompute_chains(policies, 2, False) == (((none,), (some,), (full,)),)
+    assert recompute_chains(policies, 1, True) == (((none,), (some,), (full,)),)
+    assert recompute_chains((none,), 2, True) == (((none,),),)
+    assert recompute_chains(policies, 2, True) == (
+        ((none,), (some, none), (some,), (full, some), (full,)),
+        ((none,), (full, none), (full,)),
+    )
+    assert lean_first(full, 2, none, 3) == (full, full, none)
+    assert lean_first(full, 0, none, 3) == (none,)
+    assert lean_first(full, 3, none, 3) == lean_first(full, 1, full, 3) == (full,)

@@ -150,6 +150,22 @@ def test_equals_the_naive_oracle_with_every_freedom(name: str) -> None:
     assert solve(problem).objective == pytest.approx(best_s, rel=1e-9)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_recompute_layer_by_layer(schedule: str) -> None:
+    """Where memory binds, two policies in a stage are faster than one, and both are what the naive oracle finds."""
+    problem = problems.tight()
+    machines = problems.cluster(("a", "fast", 1), ("b", "slow", 1), fast_gib=1.9, slow_gib=1.9)
+    workload = replace(problem.workload, schedule=schedule)
+    problem = replace(problem, cluster=machines, workload=workload, space=Space(max_micro_batch_size=1))
+    found = []
+    for per_layer in (True, False):
+        one = replace(problem, space=replace(problem.space, recompute_per_layer=per_layer))
+        model = CostModel(one)
+        found.append(solve(one).objective)
+        assert found[-1] == pytest.approx(min(model.price(plan).objective for plan in oracle.every_plan(one)), rel=1e-9)
+    assert found[0] < 0.95 * found[1]
+
+
 def test_a_tied_matrix_is_sharded_between_the_ends_of_one_pipeline() -> None:
     """Nothing else has two holders; sharded, their ring has one pass of gradients and one of weights, not two."""
     workload = Workload(1, 128, gradient_bytes=4, recompute="none")

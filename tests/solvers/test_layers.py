@@ -13,7 +13,7 @@ from hexiopt.cost.flight import in_flight
 from hexiopt.cost.memory import WHOLE, Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.problem import Problem
-from hexiopt.space import recompute_policies
+from hexiopt.space import Recompute, recompute_policies
 from solvers.layers import LayerSplitter, bottleneck_counts
 from tests.solvers import problems
 
@@ -86,7 +86,7 @@ def stage_time(
     groups: Sequence[tuple[int, ...]],
     s: int,
     n: int,
-    policy: str,
+    recompute: Recompute,
     choice: tuple[int, str, int, int],
 ) -> float | None:
     """Forward and backward of stage `s` with `n` layers; None where it does not fit."""
@@ -94,14 +94,22 @@ def stage_time(
     first, last = s == 0, s == len(groups) - 1
     site = pricer.site(groups[s])
     held = in_flight(schedule, s, len(groups), count)
-    memory = pricer.memory_model(site, size).stage(n, first, last, policy, held, Shards(1, shards))
+    policies = recompute * n if len(recompute) == 1 else recompute
+    memory = pricer.memory_model(site, size).layered(policies, first, last, held, Shards(1, shards))
     if memory.total > site.gpu.usable_memory_bytes:
         return None
-    return sum(pricer.stage_s(site, n, first, last, size, policy))
+    return sum(pricer.layers_s(site, policies, first, last, size))
+
+
+def recomputes(policies: Sequence[str], n: int, per_layer: bool) -> list[Recompute]:
+    """One policy for n layers, or any two, in any order of the layers."""
+    if not per_layer:
+        return [(policy,) for policy in policies]
+    return [each for each in itertools.product(policies, repeat=n) if len(set(each)) < 3]
 
 
 def brute_force(
-    pricer: CostModel, groups: Sequence[tuple[int, ...]], choice: tuple[int, str, int, int], even: bool
+    pricer: CostModel, groups: Sequence[tuple[int, ...]], choice: tuple[int, str, int, int], even: bool, per_layer: bool
 ) -> float | None:
     """The least slowest stage over all splits and policies; None where nothing fits."""
     problem: Problem = pricer.problem
@@ -113,7 +121,8 @@ def brute_force(
             continue
         slowest = 0.0
         for s, n in enumerate(counts):
-            fitting = [t for q in policies if (t := stage_time(pricer, groups, s, n, q, choice)) is not None]
+            each = recomputes(policies, n, per_layer)
+            fitting = [t for q in each if (t := stage_time(pricer, groups, s, n, q, choice)) is not None]
             slowest = max(slowest, min(fitting, default=float("inf")))
         if slowest < float("inf") and (best is None or slowest < best):
             best = slowest
@@ -125,12 +134,13 @@ CHOICES = [(1, "1f1b", 4, 1), (1, "1f1b", 1, 2), (2, "gpipe", 2, 3), (1, "gpipe"
 
 @pytest.mark.parametrize("gib", [(16.0, 8.0), (1.5, 1.1), (1.2, 0.9), (0.9, 1.3), (0.6, 0.5)])
 @pytest.mark.parametrize("even", [False, True], ids=["uneven", "even"])
-def test_splitter_against_all_splits(gib: tuple[float, float], even: bool) -> None:
+@pytest.mark.parametrize("per_layer", [False, True], ids=["per_stage", "per_layer"])
+def test_splitter_against_all_splits(gib: tuple[float, float], even: bool, per_layer: bool) -> None:
     """Every order of groups, memory from plenty to nothing: the answer fits, and is the fastest that does."""
-    outcomes = set()
+    outcomes, mixed = set(), 0
     for layers in (3, 5):
         pricer = model(layers, *gib)
-        splitter = LayerSplitter(pricer, recompute_policies(pricer.problem.workload), even)
+        splitter = LayerSplitter(pricer, recompute_policies(pricer.problem.workload), even, per_layer)
         for p in (1, 2, 3):
             for groups in itertools.permutations(GROUPS, p):
                 if len({d for g in groups for d in g}) < sum(map(len, groups)):
@@ -139,7 +149,7 @@ def test_splitter_against_all_splits(gib: tuple[float, float], even: bool) -> No
                     size, schedule, count, shards = choice
                     sites = [frozenset([pricer.site(group)]) for group in groups]
                     found = splitter.split(sites, size, schedule, count, Shards(1, shards))
-                    best = brute_force(pricer, groups, choice, even)
+                    best = brute_force(pricer, groups, choice, even, per_layer)
                     outcomes.add(best is None)
                     if isinstance(found, int):
                         assert best is None, (groups, choice)
@@ -147,6 +157,7 @@ def test_splitter_against_all_splits(gib: tuple[float, float], even: bool) -> No
                         continue
                     assert best is not None, (groups, choice)
                     assert sum(n for n, _ in found) == layers
+                    mixed += any(len(set(recompute)) > 1 for _, recompute in found)
                     times = [stage_time(pricer, groups, s, n, q, choice) for s, (n, q) in enumerate(found)]
                     assert None not in times
                     assert max(t for t in times if t is not None) <= best * (1 + 1e-8)
@@ -154,6 +165,7 @@ def test_splitter_against_all_splits(gib: tuple[float, float], even: bool) -> No
                         assert max(n for n, _ in found) - min(n for n, _ in found) <= 1
     if gib == (1.5, 1.1):
         assert outcomes == {True, False}  # memory decides here
+        assert bool(mixed) == per_layer
 
 
 def test_a_slot_of_unequal_sites_fits_the_fullest() -> None:

@@ -131,9 +131,11 @@ def test_what_it_cannot_express(words: str) -> None:
     assert words in (Galvatron().in_space(problem, REFUSED[words]) or "")
 
 
-def test_one_policy_for_all_where_the_space_says_so() -> None:
+@pytest.mark.parametrize("switch", ["recompute_per_stage", "recompute_per_layer"])
+def test_one_policy_where_the_space_says_so(switch: str) -> None:
+    """For all stages, or for all layers of a stage."""
     problem = mixed.tight_memory()
-    problem = replace(problem, space=replace(problem.space, recompute_per_stage=False))
+    problem = replace(problem, space=replace(problem.space, **{switch: False}))  # type: ignore[arg-type]
     result = Galvatron().solve(problem, Budget(30.0))
     assert result.plan is not None
     assert check(problem, result.plan, result.cost) == []
