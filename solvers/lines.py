@@ -209,10 +209,9 @@ class LineMaker:
         ]
 
     def _part_s(self, part: Part, first: bool, last: bool, num_layers: int, recompute: Recompute) -> float:
-        if len(recompute) == 1:
+        if self._model is None:  # others have one policy a stage
             return sum(self._pricer.stage_s(part.site, num_layers, first, last, part.samples, recompute[0]))
-        assert self._model is not None, "other pricers have one policy a stage"
-        return sum(self._model.layers_s(part.site, recompute, first, last, part.samples))
+        return sum(self._model.recomputing_s(part.site, num_layers, first, last, part.samples, recompute))
 
     def _traffic_of(self, bundle: Bundle, wraps: bool) -> _Traffic:
         return self._traffic.of((bundle, wraps), bundle.width, lambda: self._sends(bundle, wraps))

@@ -22,7 +22,7 @@ from solvers.replicas import Share
 from solvers.structure import Misfit, Structure
 from solvers.zero import LOCKSTEP, holders_of, sharding_groups
 
-_TWICE = 0.1
+_TWICE = 0.1  # of the steps change two things at once
 
 
 class Polisher:

@@ -15,7 +15,7 @@ from hexiopt.cost.compute import Amount, Shard, largest_shard
 from hexiopt.cost.flight import Counts, Flight, Turns, largest, peaks
 from hexiopt.gpus import Gpu
 from hexiopt.model import ModelSpec
-from hexiopt.space import range_lengths
+from hexiopt.space import Recompute, range_lengths
 from hexiopt.workload import Workload
 
 
@@ -148,6 +148,14 @@ class MemoryModel:
         if first:
             activations += held * kept.token_ids
         return self._memory(num_layers, first, last, activations, held, shards)
+
+    def recomputing(
+        self, num_layers: int, first: bool, last: bool, recompute: Recompute, held: Flight, shards: Shards = WHOLE
+    ) -> Memory:
+        """As `stage`, with one policy for all layers or one for each."""
+        if len(recompute) == 1:
+            return self.stage(num_layers, first, last, recompute[0], held, shards)
+        return self.layered(recompute, first, last, held, shards)
 
     def layered(self, policies: Sequence[str], first: bool, last: bool, held: Flight, shards: Shards = WHOLE) -> Memory:
         """As `stage`, with a policy for each layer."""

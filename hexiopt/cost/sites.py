@@ -20,7 +20,7 @@ from hexiopt.gpus import Gpu
 from hexiopt.plan import Ends, SequenceLayout
 from hexiopt.problem import Problem
 from hexiopt.profiles.layers import Measured, Shape
-from hexiopt.space import recompute_policies
+from hexiopt.space import Recompute, recompute_policies
 
 Crowd = tuple[tuple[int, int], ...]
 """Resources of the network that several sequence stages of a plan use, and how many do."""
@@ -208,6 +208,14 @@ class Sites:
             layer_s = self.layer_s(site, micro_batch_size, policy)
             forward_s, backward_s = forward_s + count * layer_s[0], backward_s + count * layer_s[1]
         return forward_s, backward_s
+
+    def recomputing_s(
+        self, site: Site, num_layers: int, first: bool, last: bool, micro_batch_size: int, recompute: Recompute
+    ) -> tuple[float, float]:
+        """As `stage_s`, with one policy for all layers or one for each."""
+        if len(recompute) == 1:
+            return self.stage_s(site, num_layers, first, last, micro_batch_size, recompute[0])
+        return self.layers_s(site, recompute, first, last, micro_batch_size)
 
     def max_layers(
         self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: Flight, shards: Shards

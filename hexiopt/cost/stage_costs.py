@@ -55,17 +55,12 @@ class StageCosts(Sites):
         key = (site, layers, recompute, first, last, size, held, shards)
         found = self._stages.get(key)
         if found is None:
+            forward_s, backward_s = self.recomputing_s(site, layers, first, last, size, recompute)
             model = self.memory_model(site, size)
-            if len(recompute) == 1:
-                forward_s, backward_s = self.stage_s(site, layers, first, last, size, recompute[0])
-                memory = model.stage(layers, first, last, recompute[0], held, shards)
-            else:
-                forward_s, backward_s = self.layers_s(site, recompute, first, last, size)
-                memory = model.layered(recompute, first, last, held, shards)
             found = self._stages[key] = StageCost(
                 forward_s,
                 backward_s,
-                memory,
+                model.recomputing(layers, first, last, recompute, held, shards),
                 site.gpu.usable_memory_bytes,
                 model.num_params(layers, first, last),
             )

@@ -86,12 +86,9 @@ class Seconds:
         key = (site, num_layers, first, last, recompute)
         found = self._work.get(key)
         if found is None:
-            samples = range(1, self._most + 1)
-            if len(recompute) == 1:
-                found = [self.model.stage_s(site, num_layers, first, last, x, recompute[0]) for x in samples]
-            else:
-                found = [self.model.layers_s(site, recompute, first, last, x) for x in samples]
-            self._work[key] = found
+            found = self._work[key] = [
+                self.model.recomputing_s(site, num_layers, first, last, x, recompute) for x in range(1, self._most + 1)
+            ]
         return found
 
 

@@ -1,7 +1,5 @@
 """What a replica may recompute to fit its memory, where its states are spread over as many holders as may be."""
 
-from collections.abc import Sequence
-
 from hexiopt.cost.flight import Flight, flight
 from hexiopt.cost.memory import Shards
 from hexiopt.cost.model import CostModel
@@ -50,11 +48,8 @@ class Rooms:
         held: Flight,
         shards: Shards,
         samples: int,
-        recompute: Sequence[str],
+        recompute: Recompute,
     ) -> bool:
-        model, ends = self._model.memory_model(site, samples), (place.first, place.last)
-        if len(recompute) == 1:
-            memory = model.stage(num_layers, *ends, recompute[0], held, shards)
-        else:
-            memory = model.layered(recompute, *ends, held, shards)
+        model = self._model.memory_model(site, samples)
+        memory = model.recomputing(num_layers, place.first, place.last, recompute, held, shards)
         return memory.total <= site.gpu.usable_memory_bytes * (1 + _SLACK)
