@@ -240,22 +240,34 @@ class MemoryModel:
         saved = kept.stored(rich) - kept.stored(lean)
         if saved <= 0:
             return [n + 1 for n in counts]
-        working = max(kept.working_set(lean, last), kept.working_set(rich, last))
-        # What `transient` adds, solved for the activations of tokens and layers.
-        room = (limit_bytes * (1 - _ROUNDING) - c.COMMUNICATOR_BYTES) / (1 + c.FRAGMENTATION)
-        room -= kept.buffers + last * kept.logits + working
-        chunks, found = held.num_chunks if isinstance(held, Turns) else 1, []
-        none, one = (sum(self.states(n, first, last, shards)) for n in (0, 1))
+
+        def room(num_layers: int) -> float:
+            return self.room(limit_bytes, num_layers, first, last, (lean, rich), shards)
+
+        chunks, ends, found = held.num_chunks if isinstance(held, Turns) else 1, self.ends_bytes(first, last), []
+        none, one = room(0), room(1)
         for n in counts:
-            states = none + n * (one - none) if shards.stage < 3 else sum(self.states(n, first, last, shards))
-            left = room - states / (1 + c.FRAGMENTATION)
+            left = none + n * (one - none) if shards.stage < 3 else room(n)
             lengths, most = range_lengths(n, chunks), 1
             for each in peaks(held):
-                stored = kept.stored(rich) * sum(map(mul, each, lengths)) + each[0] * first * kept.token_ids
-                stored += each[-1] * last * (kept.final_norm + kept.loss)
+                stored = kept.stored(rich) * sum(map(mul, each, lengths)) + each[0] * ends[0] + each[-1] * ends[1]
                 most = max(most, _covering((stored - left) / saved, each, lengths))
             found.append(most)
         return found
+
+    def room(
+        self, limit_bytes: float, num_layers: int, first: bool, last: bool, policies: Sequence[str], shards: Shards
+    ) -> float:
+        """What is left of `limit_bytes` for what micro-batches in flight store, where layers have any of `policies`."""
+        kept, states = self.activations, sum(self.states(num_layers, first, last, shards))
+        # What `transient` adds, solved for the activations.
+        left = (limit_bytes * (1 - _ROUNDING) - states - c.COMMUNICATOR_BYTES) / (1 + c.FRAGMENTATION)
+        return left - kept.buffers - last * kept.logits - max(kept.working_set(policy, last) for policy in policies)
+
+    def ends_bytes(self, first: bool, last: bool) -> tuple[float, float]:
+        """What embedding and head store of a micro-batch in flight."""
+        kept = self.activations
+        return first * kept.token_ids, last * (kept.final_norm + kept.loss)
 
     def _most_layers(
         self, limit_bytes: float, first: bool, last: bool, policy: str, held: Turns, shards: Shards

@@ -11,8 +11,9 @@ from typing import Any
 
 from hexiopt.cost.boundary import Hop, Load, hop
 from hexiopt.cost.compute import optimizer_compute_s
-from hexiopt.cost.flight import Flight
-from hexiopt.cost.memory import Shards
+from hexiopt.cost.flight import Flight, peaks
+from hexiopt.cost.memory import MemoryModel, Shards
+from hexiopt.cost.model import CostModel
 from hexiopt.cost.schedule import beat_s
 from hexiopt.problem import Problem
 from solvers.base import Pricer
@@ -89,6 +90,30 @@ class Estimates:
             spread = Shards(1, shards)
             rooms = (self.pricer.max_layers(site, first, last, size, policy, held, spread) for site in sites)
             found = self._rooms[key] = max(0, min(rooms))
+        return found
+
+    def room_beside(
+        self,
+        sites: Sites,
+        first: bool,
+        last: bool,
+        size: int,
+        block: tuple[str, int, str],
+        chunks: int,
+        held: Flight,
+        shards: int,
+    ) -> int:
+        """The most layers of a stage of `chunks` equal ranges, on its fullest site: the first ones of each range have a
+        policy, so many, and the others another."""
+        key = (sites, first, last, size, block, chunks, held, shards)
+        found = self._rooms.get(key)
+        if found is None:
+            assert isinstance(self.pricer, CostModel)
+            models = {id(model): (model, site) for site in sites for model in [self.pricer.memory_model(site, size)]}
+            found = self._rooms[key] = min(
+                chunks * _longest(model, site.gpu.usable_memory_bytes, first, last, block, chunks, held, shards)
+                for model, site in models.values()
+            )
         return found
 
     def messages(self, grid: Grid) -> Messages:
@@ -207,3 +232,32 @@ def shifted(
         if best_s == start_s:
             break
     return best, best_s
+
+
+def _longest(
+    model: MemoryModel,
+    limit_bytes: float,
+    first: bool,
+    last: bool,
+    block: tuple[str, int, str],
+    chunks: int,
+    held: Flight,
+    shards: int,
+) -> int:
+    """The most layers a range that fit, as `Estimates.room_beside` has them."""
+    policy, leaner, other = block
+    lean, rich = model.layer_activation_bytes(policy), model.layer_activation_bytes(other)
+    ends, counts = model.ends_bytes(first, last), peaks(held)
+
+    def fits(length: int) -> bool:
+        stored = min(length, leaner) * lean + max(0, length - leaner) * rich
+        room = model.room(limit_bytes, length * chunks, first, last, (policy, other), Shards(1, shards))
+        return max(sum(each) * stored + each[0] * ends[0] + each[-1] * ends[1] for each in counts) <= room
+
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

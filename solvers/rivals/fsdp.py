@@ -2,8 +2,8 @@
 
 Can express: pure data parallelism over the GPUs of any machines (every launched machine runs the same number of
 processes, or one for each of its GPUs); its sharding strategies FULL_SHARD (ZeRO-3), SHARD_GRAD_OP (ZeRO-2),
-HYBRID_SHARD and its ZeRO-2 variant (inside machines, all-reduced between them), and NO_SHARD; one micro-batch size, one
-recompute policy.
+HYBRID_SHARD and its ZeRO-2 variant (inside machines, all-reduced between them), and NO_SHARD; one micro-batch size; one
+recompute policy, or two, as any layers may be checkpointed (`apply_activation_checkpointing`), alike everywhere.
 
 Cannot: tensor or pipeline parallelism; unequal batches, so that the slowest GPU sets the pace and the global batch must
 divide by the GPUs.
@@ -16,16 +16,17 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, product
+from itertools import combinations, islice, product
 
 from hexiopt.cost.flight import in_flight
 from hexiopt.cost.gradient_sync import SyncTimes, sync_groups
 from hexiopt.cost.memory import Shards
+from hexiopt.cost.model import CostModel
 from hexiopt.cost.sharding import rings, sharding_groups
-from hexiopt.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem import Problem
-from hexiopt.space import recompute_policies, schedules, sharding_stages
-from solvers.base import Search
+from hexiopt.space import Recompute, lean_first, recompute_policies, schedules, sharding_stages
+from solvers.base import Pricer, Search
 from solvers.rivals.base import Candidate, Rival
 from solvers.rivals.grid import machine_classes
 
@@ -58,9 +59,11 @@ class Fsdp(Rival):
         for devices in device_sets(problem):
             for sharding in _strategies(problem):
                 passes = _passes(problem, devices, sharding)
-                for size, policy in product(_sizes(problem, len(devices)), recompute_policies(problem.workload)):
-                    seconds = _estimate_s(search, devices, sharding, passes, size, policy)
-                    yield Candidate(seconds, partial(_plan, problem, devices, sharding, size, policy))
+                for size in _sizes(problem, len(devices)):
+                    trial = Trial(search.pricer, devices, sharding, size)
+                    for recompute in trial.recomputes():
+                        seconds = _estimate_s(trial, passes, recompute)
+                        yield Candidate(seconds, partial(_plan, problem, devices, sharding, size, recompute))
 
     def in_space(self, problem: Problem, plan: Plan) -> str | None:
         """See the file's head."""
@@ -74,8 +77,8 @@ class Fsdp(Rival):
             return "tensor parallelism"
         if len({(line.num_micro_batches, line.micro_batch_size) for line in lines}) > 1:
             return "unequal batches"
-        if len({policy for stage in stages for policy in stage.recompute}) > 1:
-            return "several recompute policies"
+        if len({stage.recompute for stage in stages}) > 1:
+            return "several ways to recompute"
         if plan.sharding not in STRATEGIES:
             return f"sharding stage {plan.sharding.stage} over {plan.sharding.groups}"
         used = set(plan.devices())
@@ -92,8 +95,10 @@ class Fsdp(Rival):
         sizes, strategies = _sizes(problem, len(devices)), _strategies(problem)
         if not sizes or not strategies:
             return None
-        policy = rng.choice(recompute_policies(problem.workload))
-        return _plan(problem, devices, rng.choice(strategies), rng.choice(sizes), policy)
+        policies, layers = recompute_policies(problem.workload), problem.model.num_layers
+        first = rng.randint(0, layers) if _mixes(problem) else 0
+        recompute = lean_first(rng.choice(policies), first, rng.choice(policies), layers)
+        return _plan(problem, devices, rng.choice(strategies), rng.choice(sizes), recompute)
 
 
 def device_sets(problem: Problem) -> Iterator[tuple[int, ...]]:
@@ -131,16 +136,17 @@ def _sizes(problem: Problem, num_devices: int) -> list[int]:
     return [] if rest else [size for size in problem.space.micro_batch_sizes(share) if share % size == 0]
 
 
-def _plan(problem: Problem, devices: Sequence[int], sharding: Sharding, size: int, policy: str) -> Plan:
+def _plan(problem: Problem, devices: Sequence[int], sharding: Sharding, size: int, recompute: Recompute) -> Plan:
     count = problem.workload.global_batch // (len(devices) * size)
     allowed = schedules(problem.workload)  # of a single stage, 1F1B in all but GPipe, which keeps all activations
     schedule = next(name for name in ("1f1b", "interleaved", "gpipe") if name in allowed)
-    lines = tuple(Pipeline((Stage.of((d,), 0, problem.model.num_layers, policy),), count, size) for d in devices)
+    ranges = ((0, problem.model.num_layers),)
+    lines = tuple(Pipeline((Stage((Replica((d,)),), ranges, recompute),), count, size) for d in devices)
     return Plan(lines, schedule, sharding)
 
 
 def _passes(problem: Problem, devices: Sequence[int], sharding: Sharding) -> _Passes:
-    plan = _plan(problem, devices, sharding, 1, recompute_policies(problem.workload)[0])
+    plan = _plan(problem, devices, sharding, 1, recompute_policies(problem.workload)[:1])
     holders = SyncTimes(sync_groups(plan.pipelines, problem.model), problem.cluster)
     around = rings(holders, sharding_groups(plan, problem.cluster), problem.cluster)
     within, between = (
@@ -150,24 +156,61 @@ def _passes(problem: Problem, devices: Sequence[int], sharding: Sharding) -> _Pa
     return _Passes(within, between)
 
 
-def _estimate_s(
-    search: Search, devices: Sequence[int], sharding: Sharding, passes: _Passes, size: int, policy: str
-) -> float:
-    """All micro-batches on the slowest GPU, the larger of compute and communication; infinite without room."""
-    problem, pricer = search.problem, search.pricer
-    workload, layers, zero = problem.workload, problem.model.num_layers, sharding.stage
-    count, sites = workload.global_batch // (len(devices) * size), {pricer.site((d,)) for d in devices}
-    schedule = "gpipe" if schedules(workload) == ("gpipe",) else "1f1b"
-    machine_of = problem.cluster.machine_of
-    fewest = len(devices)  # holders of the smallest sharding group
-    if sharding.groups == "machine":
-        fewest = min(sum(machine_of[d] == m for d in devices) for m in {int(machine_of[d]) for d in devices})
-    spread = Shards(zero, fewest)
-    held = in_flight(schedule, 0, 1, count)
-    if any(pricer.max_layers(site, True, True, size, policy, held, spread) < layers for site in sites):
-        return float("inf")
-    times = [pricer.stage_s(site, layers, True, True, size, policy) for site in sites]
-    forward_s, backward_s = max(f for f, _ in times), max(b for _, b in times)
+def _mixes(problem: Problem) -> bool:
+    """Whether layers may differ in what they recompute."""
+    return problem.space.recompute_per_stage and problem.space.recompute_per_layer
+
+
+class Trial:
+    """A micro-batch size on some devices: what fits, and how long the slowest of them computes."""
+
+    def __init__(self, pricer: Pricer, devices: Sequence[int], sharding: Sharding, size: int) -> None:
+        self.devices, self.sharding, self.size = devices, sharding, size
+        self.pricer, self.problem = pricer, pricer.problem
+        self.count = self.problem.workload.global_batch // (len(devices) * size)
+        self._sites = {pricer.site((d,)) for d in devices}
+        machine_of = self.problem.cluster.machine_of
+        fewest = len(devices)  # holders of the smallest sharding group
+        if sharding.groups == "machine":
+            fewest = min(sum(machine_of[d] == m for d in devices) for m in {int(machine_of[d]) for d in devices})
+        self._spread = Shards(sharding.stage, fewest)
+        schedule = "gpipe" if schedules(self.problem.workload) == ("gpipe",) else "1f1b"
+        self._held = in_flight(schedule, 0, 1, self.count)
+
+    def recomputes(self) -> Iterator[Recompute]:
+        """Policies that fit; and any two, the leaner for as few layers as memory asks for."""
+        layers, pricer = self.problem.model.num_layers, self.pricer
+        policies = recompute_policies(self.problem.workload)
+        at = (True, True, self.size)
+        yield from (
+            (policy,)
+            for policy in policies
+            if all(pricer.max_layers(site, *at, policy, self._held, self._spread) >= layers for site in self._sites)
+        )
+        if not _mixes(self.problem) or not isinstance(pricer, CostModel):
+            return
+        for rich, lean in combinations(policies, 2):
+            counts = range(layers, layers + 1)
+            num_lean = max(
+                pricer.least_lean(site, counts, *at, lean, rich, self._held, self._spread)[0] for site in self._sites
+            )
+            if num_lean < layers:
+                yield lean_first(lean, num_lean, rich, layers)
+
+    def seconds(self, recompute: Recompute) -> tuple[float, float]:
+        """Forward and backward of a micro-batch, on the slowest device for each."""
+        pricer, at = self.pricer, (self.problem.model.num_layers, True, True, self.size)
+        if isinstance(pricer, CostModel):
+            each = [pricer.recomputing_s(site, *at, recompute) for site in self._sites]
+        else:
+            each = [pricer.stage_s(site, *at, recompute[0]) for site in self._sites]
+        return max(forward_s for forward_s, _ in each), max(backward_s for _, backward_s in each)
+
+
+def _estimate_s(trial: Trial, passes: _Passes, recompute: Recompute) -> float:
+    """All micro-batches on the slowest GPU, the larger of compute and communication."""
+    workload, layers, zero = trial.problem.workload, trial.problem.model.num_layers, trial.sharding.stage
+    forward_s, backward_s = trial.seconds(recompute)
     gather_s, scatter_s = passes.within_s * workload.element_bytes, passes.within_s * workload.stored_gradient_bytes
     if zero == 3:
         step_s = max(forward_s, gather_s) + max(backward_s, gather_s + scatter_s)
@@ -177,4 +220,4 @@ def _estimate_s(
     else:
         step_s = forward_s + backward_s
     once_s = {0: 2 * scatter_s, 2: gather_s, 3: 0.0}[zero] + 2 * passes.between_s * workload.stored_gradient_bytes
-    return count * step_s + once_s
+    return trial.count * step_s + once_s

@@ -3,9 +3,10 @@
 Can express: a symmetric grid of tensor, pipeline and data parallelism over the machines in any order, or over some
 of them where slow ones are better left out (every launched machine runs the same number of processes, or one for
 each of its GPUs); ranks in the order tp-dp-pp or, with `--use-tp-pp-dp-mapping`, tp-pp-dp; one micro-batch size;
-one recompute policy; the distributed optimizer (ZeRO-1) on or off; 1F1B, and interleaved 1F1B with v chunks a stage;
-equal layers in all stages, or another number in the first and the last (`--decoder-first-pipeline-num-layers`,
-`--decoder-last-pipeline-num-layers`).
+one recompute policy, or full recompute of the first N layers of every layer range and none of the others
+(`--recompute-method block --recompute-num-layers N`); the distributed optimizer (ZeRO-1) on or off; 1F1B, and
+interleaved 1F1B with v chunks a stage; equal layers in all stages, or another number in the first and the last
+(`--decoder-first-pipeline-num-layers`, `--decoder-last-pipeline-num-layers`).
 
 Cannot: unequal TP degrees, pipelines, micro-batch counts or policies; layers by speed other than at the two ends;
 GPipe; heads or MLP columns that TP does not divide; a global batch that pipelines times micro-batch size does not.
@@ -16,15 +17,16 @@ Megatron-LM has no planner and so no estimate of its own: the ranking here is ou
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 
-from hexiopt.cost.flight import flight
+from hexiopt.cost.flight import Flight, flight
 from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem import Problem
-from hexiopt.space import recompute_policies, schedules, sharding_stages
+from hexiopt.space import Recompute, recompute_policies, schedules, sharding_stages
 from solvers.base import Search
 from solvers.rivals.base import Candidate, Rival
 from solvers.rivals.estimate import Estimates, Sites, one_f_one_b_s, synced_s
@@ -39,8 +41,10 @@ from solvers.rivals.grid import (
     tp_degrees,
 )
 
+Ranges = tuple[tuple[int, int], ...]  # layers of a stage
 _ORDERS = 400  # orders of machines
 _BOUNDING = 0.25  # share of the time limit for bounds on grids
+_BLOCKS = 6  # lengths tried, of layers of a range that recompute
 _SPLITS = 3  # layer splits kept of each choice of everything else
 _SLACK = 1.25  # grids whose bound is this much above the best estimate are left out
 
@@ -57,6 +61,21 @@ class Layers:
     def per_stage(self, stages: int) -> tuple[int, ...]:
         """Layers of each stage."""
         return (self.first,) if stages == 1 else (self.first, *[self.middle] * (stages - 2), self.last)
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputing:
+    """What all stages recompute: a policy of all layers, or of the first `block` of every range, none of the others."""
+
+    policy: str
+    block: int | None = None
+
+    def of(self, layers: Ranges) -> Recompute:
+        """The policies of a stage."""
+        if self.block is None:
+            return (self.policy,)
+        each = [k < self.block for start, end in layers for k in range(end - start)]
+        return (self.policy,) if all(each) else tuple(self.policy if own else "none" for own in each)
 
 
 def splits(num_layers: int, stages: int, chunks: int = 1) -> Iterator[Layers]:
@@ -109,8 +128,8 @@ class Megatron(Rival):
             return "unequal batches"
         if len({tuple(stage.layers for stage in line.stages) for line in lines}) > 1:
             return "unequal pipelines"
-        if len({policy for stage in stages for policy in stage.recompute}) > 1:
-            return "several recompute policies"
+        if not any(all(stage.recompute == own.of(stage.layers) for stage in stages) for own in _blocks(problem, plan)):
+            return "several recompute policies, but not full of the first layers"
         chunks, count = len(first.stages[0].layers), len(first.stages)
         per_stage = tuple(stage.num_layers for stage in first.stages)
         if per_stage not in {s.per_stage(count) for s in splits(problem.model.num_layers, count, chunks)}:
@@ -138,8 +157,14 @@ class Megatron(Rival):
         ]
         if not found:
             return None
-        policy = rng.choice(recompute_policies(problem.workload))
-        return _plan(grid, rng.choice(found), policy, size, count, rng.choice(_sharding(problem)))
+        layers = rng.choice(found)
+        recompute = rng.choice(
+            [
+                *map(Recomputing, recompute_policies(problem.workload)),
+                *(Recomputing("full", n) for n in _block_lengths(problem, layers.chunks)),
+            ]
+        )
+        return _plan(grid, layers, recompute, size, count, rng.choice(_sharding(problem)))
 
 
 def _processes(problem: Problem) -> list[int]:
@@ -194,20 +219,81 @@ def _choices(times: Estimates, grid: Grid) -> Iterator[Candidate]:
             optimizer_s = times.optimizer_s(grid, shards)
             for chunks in _chunk_counts(problem, stages, count):
                 held = [flight("1f1b", s, stages, count, chunks) for s in range(stages)]
-                for policy in by_speed:
-                    rooms = [
-                        times.room(own, s == 0, s == stages - 1, size, policy, held[s], shards)
+
+                def rooms_of(recompute: Recomputing, chunks: int = chunks, held: list[Flight] = held) -> list[int]:
+                    return [
+                        _room(times, recompute, chunks, own, s == 0, s == stages - 1, size, held[s], shards)  # noqa: B023
                         for s, own in enumerate(sites)
                     ]
-                    rhythm = _Rhythm.of(times, sites, hop_s, size, policy, count, chunks)
+
+                for recompute, rooms in _recomputings(problem, by_speed, chunks, rooms_of):
+                    rhythm = _Rhythm.of(times, sites, hop_s, size, recompute, count, chunks)
                     for seconds, layers in _best_splits(problem, rhythm, rooms):
                         per_stage = layers.per_stage(stages)
                         sync_s = rings.sync_s(times.gradient_bytes(per_stage))
                         end_s = synced_s(seconds, rhythm.stages_s(per_stage), hop_s, sync_s, chunks)
-                        make = partial(_plan, grid, layers, policy, size, count, stage)
+                        make = partial(_plan, grid, layers, recompute, size, count, stage)
                         yield Candidate(end_s + optimizer_s, make)
-                    if min(rooms) > problem.model.num_layers - stages:
-                        break  # memory binds nowhere, so slower policies are worse
+
+
+def _recomputings(
+    problem: Problem, by_speed: Sequence[str], chunks: int, rooms_of: Callable[[Recomputing], list[int]]
+) -> Iterator[tuple[Recomputing, list[int]]]:
+    """What is worth recomputing, and the most layers of each stage with it.
+
+    Where memory binds nowhere, more recompute is worse. Blocks from the shortest with which the model fits, and a few
+    layers longer, so that layers may go to faster stages.
+    """
+    num_layers, lengths = problem.model.num_layers, _block_lengths(problem, chunks)
+
+    def unbound(rooms: Sequence[int]) -> bool:
+        return min(rooms) > num_layers - len(rooms)
+
+    for recompute in map(Recomputing, by_speed):
+        rooms = rooms_of(recompute)
+        yield recompute, rooms
+        if unbound(rooms):
+            break
+    if recompute.policy == by_speed[0] or sum(rooms) < num_layers:
+        return
+    shortest = bisect_left(lengths, True, key=lambda n: sum(rooms_of(Recomputing("full", n))) >= num_layers)
+    for n in lengths[shortest : shortest + _BLOCKS]:
+        rooms = rooms_of(Recomputing("full", n))
+        yield Recomputing("full", n), rooms
+        if unbound(rooms):
+            return
+
+
+def _block_lengths(problem: Problem, chunks: int) -> range:
+    """Layers of each of `chunks` ranges that may recompute while others of the same range do not."""
+    space, policies = problem.space, recompute_policies(problem.workload)
+    some = space.recompute_per_stage and space.recompute_per_layer and {"none", "full"} <= set(policies)
+    return range(1, problem.model.num_layers // chunks) if some else range(0)
+
+
+def _blocks(problem: Problem, plan: Plan) -> Iterator[Recomputing]:
+    """All that the stages of `plan` may recompute."""
+    yield from map(Recomputing, recompute_policies(problem.workload))
+    yield from (Recomputing("full", n) for n in _block_lengths(problem, plan.pipelines[0].num_chunks))
+
+
+def _room(
+    times: Estimates,
+    recompute: Recomputing,
+    chunks: int,
+    sites: Sites,
+    first: bool,
+    last: bool,
+    size: int,
+    held: Flight,
+    shards: int,
+) -> int:
+    """The most layers of a stage, on its fullest site."""
+    if recompute.block is None:
+        return times.room(sites, first, last, size, recompute.policy, held, shards)
+    return times.room_beside(
+        sites, first, last, size, (recompute.policy, recompute.block, "none"), chunks, held, shards
+    )
 
 
 def _sharding(problem: Problem) -> list[int]:
@@ -225,9 +311,12 @@ def _chunk_counts(problem: Problem, stages: int, num_micro_batches: int) -> list
 
 @dataclass(frozen=True, slots=True)
 class _Rhythm:
-    """Seconds of one layer of each stage, of embedding and head on top, and of messages at each boundary."""
+    """Seconds of one layer of each stage, what the first `block` of them take longer, of embedding and head on top, and
+    of messages at each boundary."""
 
     layer_s: tuple[float, ...]
+    longer_s: tuple[float, ...]
+    block: int
     first_s: float
     last_s: float
     hop_s: Sequence[float]
@@ -241,19 +330,25 @@ class _Rhythm:
         sites: Sequence[Sites],
         hop_s: Sequence[float],
         size: int,
-        policy: str,
+        recompute: Recomputing,
         num_micro_batches: int,
         chunks: int,
     ) -> "_Rhythm":
         """On the slowest site of each stage."""
+        policy = recompute.policy if recompute.block is None else "none"
         layer_s = tuple(times.stage_s(own, 1, False, False, size, policy) for own in sites)
         first_s = times.stage_s(sites[0], 1, True, False, size, policy) - layer_s[0]
         last_s = times.stage_s(sites[-1], 1, False, True, size, policy) - layer_s[-1]
-        return cls(layer_s, first_s, last_s, hop_s, num_micro_batches, chunks)
+        full_s = (times.stage_s(own, 1, False, False, size, recompute.policy) for own in sites)
+        longer_s = tuple(full - own for full, own in zip(full_s, layer_s, strict=True))
+        return cls(
+            layer_s, longer_s, (recompute.block or 0) * chunks, first_s, last_s, hop_s, num_micro_batches, chunks
+        )
 
     def stages_s(self, layers: Sequence[int]) -> list[float]:
         """Seconds of each stage for one micro-batch."""
-        found = [n * s for n, s in zip(layers, self.layer_s, strict=True)]
+        each = zip(layers, self.layer_s, self.longer_s, strict=True)
+        found = [n * s + min(n, self.block) * more for n, s, more in each]
         found[0] += self.first_s
         found[-1] += self.last_s
         return found
@@ -290,16 +385,19 @@ def _best_splits(problem: Problem, rhythm: _Rhythm, rooms: Sequence[int]) -> lis
             if inner and not least <= middle <= most:
                 continue
             low, high = max(low, least, ends - most), min(high, most, ends - least)
-        low, high = -(-low // chunks), high // chunks  # in chunks of the first stage, of which the seconds are convex
+        low, high = -(-low // chunks), high // chunks  # ranges of the first stage
         at = partial(_with_first, middle, ends, chunks)
-        while low < high:
-            half = (low + high) // 2
-            if seconds(at(half)) <= seconds(at(half + 1)):
-                high = half
-            else:
-                low = half + 1
-        if low == high:
-            seconds(at(low))
+        # The seconds are convex between the lengths from which on layers of the first or the last stage take less.
+        bends = {low, high, *(n for n in (rhythm.block // chunks, (ends - rhythm.block) // chunks) if low < n < high)}
+        for left, right in pairwise(sorted(bends)) if low < high else [(low, high)]:
+            while left < right:
+                half = (left + right) // 2
+                if seconds(at(half)) <= seconds(at(half + 1)):
+                    right = half
+                else:
+                    left = half + 1
+            if left == right:
+                seconds(at(left))
     ranked = sorted(((value, layers) for layers, value in found.items()), key=lambda pair: pair[0])
     return ranked[:_SPLITS]
 
@@ -308,14 +406,14 @@ def _with_first(middle: int, ends: int, chunks: int, first: int) -> Layers:
     return Layers(first * chunks, middle, ends - first * chunks, chunks)
 
 
-def _plan(grid: Grid, layers: Layers, policy: str, size: int, num_micro_batches: int, sharding: int) -> Plan:
+def _plan(grid: Grid, layers: Layers, recompute: Recomputing, size: int, num_micro_batches: int, sharding: int) -> Plan:
     per_chunk = [n // layers.chunks for n in layers.per_stage(len(grid.stages))]
     ends = [0, *accumulate(per_chunk * layers.chunks)]
     ranges = list(pairwise(ends))
     own = [tuple(ranges[s :: len(per_chunk)]) for s in range(len(per_chunk))]
     pipelines = tuple(
         Pipeline(
-            tuple(Stage((Replica(slot[k]),), own[s], (policy,)) for s, slot in enumerate(grid.stages)),
+            tuple(Stage((Replica(slot[k]),), own[s], recompute.of(own[s])) for s, slot in enumerate(grid.stages)),
             num_micro_batches,
             size,
         )

@@ -65,7 +65,7 @@ REFUSED = {
     "pipeline": Plan((Pipeline((Stage.of((0,), 0, 3), Stage.of((1,), 3, 6)), 16),)),
     "replicated": Plan((Pipeline((Stage((Replica((0,), 1), Replica((1,), 1)), ((0, 6),)),), 8, 2),)),
     "unequal batches": Plan((line((0,), 10), line((1,), 6))),
-    "several recompute": Plan((line((0,), 8), line((1,), 8, policy="full"))),
+    "several ways to recompute": Plan((line((0,), 8), line((1,), 8, policy="full"))),
     "sharding stage 1": Plan((line((0,), 8), line((1,), 8)), "1f1b", Sharding(1)),
     "ranks": Plan((line((0,), 8), line((2,), 8))),
 }

@@ -1,5 +1,6 @@
 """Megatron-LM: its rules on layers, its space, and what it plans where the answer is known."""
 
+import itertools
 import random
 from dataclasses import replace
 from functools import cache
@@ -8,11 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexiopt.cost.flight import flight
+from hexiopt.cost.memory import Shards
+from hexiopt.cost.model import CostModel
 from hexiopt.plan import Plan, Sharding, Stage
 from hexiopt.problem import Problem
 from hexiopt.space import Space
 from hexiopt.workload import Workload
 from solvers.base import Budget
+from solvers.rivals.estimate import Estimates
 from solvers.rivals.megatron import Layers, Megatron, _best_splits, _Rhythm, splits
 from tests.solvers.rivals import problems
 
@@ -54,6 +59,8 @@ def test_the_best_split_is_the_best_of_all(data: st.DataObject) -> None:
     seconds = st.floats(0.1, 5.0)
     rhythm = _Rhythm(
         tuple(data.draw(st.lists(seconds, min_size=stages, max_size=stages))),
+        tuple(data.draw(st.lists(seconds, min_size=stages, max_size=stages))),
+        chunks * data.draw(st.integers(0, 4)),
         data.draw(seconds),
         data.draw(seconds),
         data.draw(st.lists(seconds, min_size=stages - 1, max_size=stages - 1)),
@@ -79,6 +86,26 @@ def test_the_best_split_is_the_best_of_all(data: st.DataObject) -> None:
     if found:
         assert found[0][0] == pytest.approx(min(allowed))
         assert all(value == pytest.approx(rhythm.seconds(layers.per_stage(stages))) for value, layers in found)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+def test_rooms_of_blocks_against_the_price(chunks: int) -> None:
+    """The most layers that fit where the first of every range recompute."""
+    model = CostModel(pair())
+    times, found = Estimates(model), set()
+    for tp, size, first, last, block in itertools.product((1, 2), (1, 2), (False, True), (False, True), (1, 3)):
+        site = model.site(tuple(range(tp)))
+        held, limit = flight("1f1b", 0, 3, 9, chunks), site.gpu.usable_memory_bytes
+
+        def needed(length: int) -> float:
+            each = (("full",) * min(length, block) + ("none",) * max(0, length - block)) * chunks  # noqa: B023
+            return model.memory_model(site, size).layered(each, first, last, held, Shards(1, 2)).total  # noqa: B023
+
+        scan = next(n for n in itertools.count(1) if needed(n) > limit) - 1
+        room = times.room_beside(frozenset([site]), first, last, size, ("full", block, "none"), chunks, held, 2)
+        assert room == scan * chunks
+        found.add(room)
+    assert len(found) > 3
 
 
 # Its space.
@@ -109,6 +136,7 @@ def test_what_is_not_in_its_space() -> None:
     line_1 = plan.pipelines[1]
     other = line_1.stages[0]
     recomputed = replace(stage, recompute=("full" if stage.policy != "full" else "none",))
+    last_ones = replace(stage, recompute=(*["none"] * (stage.num_layers - 1), "full"))
     rules = {
         "schedule": replace(plan, schedule="gpipe"),
         "sharding": replace(plan, sharding=Sharding(1, "machine")),
@@ -116,6 +144,9 @@ def test_what_is_not_in_its_space() -> None:
         "unequal batches": changed(plan, 0, num_micro_batches=line.num_micro_batches + 1),
         "unequal pipelines": changed(plan, 0, stages=line.stages[1:]),
         "several recompute policies": changed(plan, 0, stages=(recomputed, *others)),
+        "not full of the first": replace(
+            plan, pipelines=tuple(replace(own, stages=(last_ones, *own.stages[1:])) for own in plan.pipelines)
+        ),
         "not ranks of a grid": changed(
             changed(plan, 0, stages=(other, *others)), 1, stages=(stage, *line_1.stages[1:])
         ),
