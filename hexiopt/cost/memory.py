@@ -1,7 +1,7 @@
 """Bytes on the fullest device of a stage: model states, activations by schedule position, logits, buffers."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -210,12 +210,13 @@ class MemoryModel:
     ) -> int:
         """The most layers that fit `limit_bytes`, negative where not even none fits."""
         if isinstance(held, Turns):
-            return self._most_layers(limit_bytes, first, last, policy, held, shards)
-        # Linear, so exact; with ZeRO-3 from where the units gathered whole stay the same.
-        few = 2 if shards.stage == 3 else 0
-        low = self.stage(few, first, last, policy, held, shards).total
-        high = self.stage(few + 1, first, last, policy, held, shards).total
-        count = few + int((limit_bytes - low) // (high - low))
+            count = self._about_most_layers(limit_bytes, first, last, policy, held, shards)
+        else:
+            # Linear; with ZeRO-3 from where the units gathered whole stay the same.
+            few = 2 if shards.stage == 3 else 0
+            low = self.stage(few, first, last, policy, held, shards).total
+            high = self.stage(few + 1, first, last, policy, held, shards).total
+            count = few + int((limit_bytes - low) // (high - low))
         # Rounding may put the last layer on either side of the limit; the check decides.
         while count >= 0 and self.stage(count, first, last, policy, held, shards).total > limit_bytes:
             count -= 1
@@ -237,23 +238,37 @@ class MemoryModel:
         """For stages of so many layers, how many of them, the first ones, must have policy `lean` to fit `limit_bytes`
         where the others have `rich`: one at least, and more than there are where not even all suffice."""
         kept = self.activations
-        saved = kept.stored(rich) - kept.stored(lean)
+        stored, saved = kept.stored(rich), kept.stored(rich) - kept.stored(lean)
         if saved <= 0:
             return [n + 1 for n in counts]
-
-        def room(num_layers: int) -> float:
-            return self.room(limit_bytes, num_layers, first, last, (lean, rich), shards)
-
-        chunks, ends, found = held.num_chunks if isinstance(held, Turns) else 1, self.ends_bytes(first, last), []
-        none, one = room(0), room(1)
+        room = self._rooms(limit_bytes, first, last, (lean, rich), shards)
+        chunks, moments, found = _chunks(held), self._moments(held, first, last), []
         for n in counts:
-            left = none + n * (one - none) if shards.stage < 3 else room(n)
-            lengths, most = range_lengths(n, chunks), 1
-            for each in peaks(held):
-                stored = kept.stored(rich) * sum(map(mul, each, lengths)) + each[0] * ends[0] + each[-1] * ends[1]
-                most = max(most, _covering((stored - left) / saved, each, lengths))
+            left, lengths, most = room(n), range_lengths(n, chunks), 1
+            for each, ends_bytes in moments:
+                missing = stored * sum(map(mul, each, lengths)) + ends_bytes - left
+                most = max(most, _covering(missing / saved, each, lengths))
             found.append(most)
         return found
+
+    def _rooms(
+        self, limit_bytes: float, first: bool, last: bool, policies: Sequence[str], shards: Shards
+    ) -> Callable[[int], float]:
+        """`room` by the number of layers."""
+
+        def room(num_layers: int) -> float:
+            return self.room(limit_bytes, num_layers, first, last, policies, shards)
+
+        if shards.stage == 3:
+            return room
+        none = room(0)
+        layer = none - room(1)
+        return lambda num_layers: none - num_layers * layer
+
+    def _moments(self, held: Flight, first: bool, last: bool) -> list[tuple[Counts, float]]:
+        """The `peaks` of what a stage holds, with the bytes of embedding and head then."""
+        embedding, head = self.ends_bytes(first, last)
+        return [(counts, counts[0] * embedding + counts[-1] * head) for counts in peaks(held)]
 
     def room(
         self, limit_bytes: float, num_layers: int, first: bool, last: bool, policies: Sequence[str], shards: Shards
@@ -269,13 +284,17 @@ class MemoryModel:
         kept = self.activations
         return first * kept.token_ids, last * (kept.final_norm + kept.loss)
 
-    def _most_layers(
+    def _about_most_layers(
         self, limit_bytes: float, first: bool, last: bool, policy: str, held: Turns, shards: Shards
     ) -> int:
-        """Of a stage of several layer ranges, which are not all as long and as often in flight."""
+        """Of a stage of several layer ranges, which are not all as long and as often in flight; but for rounding."""
+
+        room = self._rooms(limit_bytes, first, last, (policy,), shards)
+        stored, moments = self.activations.stored(policy), self._moments(held, first, last)
 
         def fits(num_layers: int) -> bool:
-            return self.stage(num_layers, first, last, policy, held, shards).total <= limit_bytes
+            lengths, left = range_lengths(num_layers, held.num_chunks), room(num_layers)
+            return all(stored * sum(map(mul, counts, lengths)) + ends <= left for counts, ends in moments)
 
         low, high = -1, 1
         while fits(high):
@@ -284,6 +303,10 @@ class MemoryModel:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low
+
+
+def _chunks(held: Flight) -> int:
+    return held.num_chunks if isinstance(held, Turns) else 1
 
 
 def _covering(missing: float, counts: Counts, lengths: Sequence[int]) -> int:
