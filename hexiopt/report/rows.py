@@ -236,7 +236,9 @@ def _layers(stage: Stage) -> str:
 
 
 def _recompute(policies: Sequence[str]) -> str:
-    return policies[0] if len(set(policies)) == 1 else "mixed"
+    """The policy; where layers have several, how many have which, in the order of the first that has it."""
+    counts = Counter(policies)
+    return policies[0] if len(counts) == 1 else ", ".join(f"{n} {policy}" for policy, n in counts.items())
 
 
 def unused_devices(problem: Problem, plan: Plan) -> tuple[int, ...]:

@@ -44,7 +44,6 @@ _DEVICES, _BINDS = 1, 9
 # All pipelines of a small plan are shown, alike ones in one row; a table of a large one keeps to 60 lines.
 _FEW_DEVICES = 128
 _MANY = {"max_pipelines": 12, "max_stages": 40}
-_SHORT = {"selective": "select."}
 _MIN_DEVICES = 12
 
 
@@ -109,7 +108,7 @@ def _cells(row: PipelineRow, stage: StageRow) -> list[Text]:
         Text(stage.place + more),
         Text(stage.tp),
         Text(f"{stage.layers} {stage.num_layers:2d}"),
-        Text(_SHORT.get(stage.recompute, stage.recompute)),
+        Text(stage.recompute.replace("selective", "select.")),
         Text(milliseconds(stage.compute_s)),
         Text(f"{100 * stage.busy:.0f}"),
         Text("–" if stage.send_s is None else milliseconds(stage.send_s)),

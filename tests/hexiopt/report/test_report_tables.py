@@ -121,6 +121,17 @@ def test_full_and_overfull_memory_are_said(small: Case) -> None:
     assert "does not fit: stage 0·0 (new:0-1)" in printed(summary_table(problem, overfull, cost))
 
 
+def test_layers_of_several_policies_are_counted(small: Case) -> None:
+    problem, plan, _ = small
+    stage = plan.pipelines[0].stages[0]
+    n = stage.num_layers
+    for lean, shown in (("full", f"2 full, {n - 2} none"), ("selective", f"2 select., {n - 2} none")):
+        recompute = (lean,) * 2 + ("none",) * (n - 2)
+        stages = (replace(stage, recompute=recompute), *plan.pipelines[0].stages[1:])
+        mixed = Plan((replace(plan.pipelines[0], stages=stages),))
+        assert shown in printed(plan_table(problem, mixed, CostModel(problem).price(mixed))).splitlines()[2]
+
+
 def test_summary(mixed: Case) -> None:
     problem, plan, cost = mixed
     text = printed(summary_table(problem, plan, cost, SOLVER))
