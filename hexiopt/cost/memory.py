@@ -3,11 +3,14 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from math import ceil
 from operator import mul
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hexiopt.cost import coefficients as c
 from hexiopt.cost.activations import Activations, Held
@@ -44,6 +47,7 @@ class Memory:
 
 
 _ROUNDING = 1e-12  # share of a memory limit left free, for rounding
+_NONE = 1e-9  # micro-batches in flight, to divide by, where there are none
 
 MEMORY_PARTS = tuple(field.name for field in fields(Memory))
 
@@ -239,16 +243,22 @@ class MemoryModel:
         where the others have `rich`: one at least, and more than there are where not even all suffice."""
         kept = self.activations
         stored, saved = kept.stored(rich), kept.stored(rich) - kept.stored(lean)
-        if saved <= 0:
+        if saved <= 0 or not counts:
             return [n + 1 for n in counts]
         room = self._rooms(limit_bytes, first, last, (lean, rich), shards)
-        chunks, moments, found = _chunks(held), self._moments(held, first, last), []
-        for n in counts:
-            left, lengths, most = room(n), range_lengths(n, chunks), 1
-            for each, ends_bytes in moments:
-                missing = stored * sum(map(mul, each, lengths)) + ends_bytes - left
-                most = max(most, _covering(missing / saved, each, lengths))
-            found.append(most)
+        moments = self._moments(held, first, last)
+        in_flight, ends_bytes = (np.array(column, dtype=float) for column in zip(*moments, strict=True))
+        lengths = _lengths(counts, in_flight.shape[1])
+        rooms = np.array([[room(n)] for n in counts])
+        # By number of layers and moment: how many micro-batches, each of a layer, must be lean for the stage to fit.
+        missing = (stored * (lengths @ in_flight.T) + ends_bytes - rooms) / saved
+        # By range too: how many there are, and how many of its layers it takes after the ranges before.
+        there = lengths[:, None, :] * in_flight
+        up_to = np.cumsum(there, axis=2)
+        left = missing[:, :, None] - (up_to - there)
+        layers = np.clip(np.ceil(left / np.maximum(in_flight, _NONE)), 0, lengths[:, None, :]).sum(axis=2)
+        needed = layers + (missing > up_to[:, :, -1])
+        found: list[int] = np.maximum(1, needed.max(axis=1)).astype(int).tolist()
         return found
 
     def _rooms(
@@ -305,19 +315,10 @@ class MemoryModel:
         return low
 
 
-def _chunks(held: Flight) -> int:
-    return held.num_chunks if isinstance(held, Turns) else 1
-
-
-def _covering(missing: float, counts: Counts, lengths: Sequence[int]) -> int:
-    """The fewest first layers that hold `missing` micro-batches, `counts[c]` each in range c of `lengths[c]`; more than
-    all where not even these do."""
-    layers = 0
-    for count, length in zip(counts, lengths, strict=True):
-        if missing <= count * length:
-            return layers + ceil(missing / count) if missing > 0 else layers
-        layers, missing = layers + length, missing - count * length
-    return layers + 1
+@lru_cache(maxsize=4096)
+def _lengths(counts: range, chunks: int) -> NDArray[np.float64]:
+    """`range_lengths` of each of `counts`."""
+    return np.array([range_lengths(n, chunks) for n in counts], dtype=float).reshape(len(counts), chunks)
 
 
 def transient(
