@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 
-from hexiopt.cost.flight import Flight, flight
+from hexiopt.cost.flight import flight
 from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem import Problem
 from hexiopt.space import Recompute, recompute_policies, schedules, sharding_stages
@@ -218,14 +218,7 @@ def _choices(times: Estimates, grid: Grid) -> Iterator[Candidate]:
             shards = width if stage else 1
             optimizer_s = times.optimizer_s(grid, shards)
             for chunks in _chunk_counts(problem, stages, count):
-                held = [flight("1f1b", s, stages, count, chunks) for s in range(stages)]
-
-                def rooms_of(recompute: Recomputing, chunks: int = chunks, held: list[Flight] = held) -> list[int]:
-                    return [
-                        _room(times, recompute, chunks, own, s == 0, s == stages - 1, size, held[s], shards)  # noqa: B023
-                        for s, own in enumerate(sites)
-                    ]
-
+                rooms_of = partial(_rooms, times, sites, size, count, chunks, shards)
                 for recompute, rooms in _recomputings(problem, by_speed, chunks, rooms_of):
                     rhythm = _Rhythm.of(times, sites, hop_s, size, recompute, count, chunks)
                     for seconds, layers in _best_splits(problem, rhythm, rooms):
@@ -277,23 +270,25 @@ def _blocks(problem: Problem, plan: Plan) -> Iterator[Recomputing]:
     yield from (Recomputing("full", n) for n in _block_lengths(problem, plan.pipelines[0].num_chunks))
 
 
-def _room(
+def _rooms(
     times: Estimates,
-    recompute: Recomputing,
-    chunks: int,
-    sites: Sites,
-    first: bool,
-    last: bool,
+    sites: Sequence[Sites],
     size: int,
-    held: Flight,
+    num_micro_batches: int,
+    chunks: int,
     shards: int,
-) -> int:
-    """The most layers of a stage, on its fullest site."""
-    if recompute.block is None:
-        return times.room(sites, first, last, size, recompute.policy, held, shards)
-    return times.room_beside(
-        sites, first, last, size, (recompute.policy, recompute.block, "none"), chunks, held, shards
-    )
+    recompute: Recomputing,
+) -> list[int]:
+    """The most layers of every stage, on its fullest site."""
+    found, count, policy = [], len(sites), recompute.policy
+    for s, own in enumerate(sites):
+        first, last, held = s == 0, s == count - 1, flight("1f1b", s, count, num_micro_batches, chunks)
+        if recompute.block is None:
+            found.append(times.room(own, first, last, size, policy, held, shards))
+        else:
+            beside = (policy, recompute.block, "none")
+            found.append(times.room_beside(own, first, last, size, beside, chunks, held, shards))
+    return found
 
 
 def _sharding(problem: Problem) -> list[int]:
