@@ -306,19 +306,24 @@ class MemoryModel:
             lengths, left = range_lengths(num_layers, held.num_chunks), room(num_layers)
             return all(stored * sum(map(mul, counts, lengths)) + ends <= left for counts, ends in moments)
 
-        low, high = -1, 1
-        while fits(high):
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        return longest(fits)
 
 
 @lru_cache(maxsize=4096)
 def _lengths(counts: range, chunks: int) -> NDArray[np.float64]:
     """`range_lengths` of each of `counts`."""
     return np.array([range_lengths(n, chunks) for n in counts], dtype=float).reshape(len(counts), chunks)
+
+
+def longest(fits: Callable[[int], bool]) -> int:
+    """The largest count that fits, where all smaller ones do; -1 where not even none does."""
+    low, high = -1, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def transient(

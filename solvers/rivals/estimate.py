@@ -12,7 +12,7 @@ from typing import Any
 from hexiopt.cost.boundary import Hop, Load, hop
 from hexiopt.cost.compute import optimizer_compute_s
 from hexiopt.cost.flight import Flight, peaks
-from hexiopt.cost.memory import MemoryModel, Shards
+from hexiopt.cost.memory import MemoryModel, Shards, longest
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.schedule import beat_s
 from hexiopt.problem import Problem
@@ -254,10 +254,4 @@ def _longest(
         room = model.room(limit_bytes, length * chunks, first, last, (policy, other), Shards(1, shards))
         return max(sum(each) * stored + each[0] * ends[0] + each[-1] * ends[1] for each in counts) <= room
 
-    low, high = 0, 1
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return max(0, longest(fits))
