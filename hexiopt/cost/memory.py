@@ -47,7 +47,7 @@ class Memory:
 
 
 _ROUNDING = 1e-12  # share of a memory limit left free, for rounding
-_NONE = 1e-9  # micro-batches in flight, to divide by, where there are none
+_ALMOST_NONE = 1e-9  # micro-batches in flight, to divide by, where there are none
 
 MEMORY_PARTS = tuple(field.name for field in fields(Memory))
 
@@ -213,14 +213,15 @@ class MemoryModel:
         self, limit_bytes: float, first: bool, last: bool, policy: str, held: Flight, shards: Shards = WHOLE
     ) -> int:
         """The most layers that fit `limit_bytes`, negative where not even none fits."""
-        if isinstance(held, Turns):
-            count = self._about_most_layers(limit_bytes, first, last, policy, held, shards)
-        else:
-            # Linear; with ZeRO-3 from where the units gathered whole stay the same.
-            few = 2 if shards.stage == 3 else 0
-            low = self.stage(few, first, last, policy, held, shards).total
-            high = self.stage(few + 1, first, last, policy, held, shards).total
-            count = few + int((limit_bytes - low) // (high - low))
+        room = self._room_of(limit_bytes, first, last, (policy,), shards)
+        stored, moments = self.activations.stored(policy), self.moments(held, first, last)
+        chunks = len(moments[0][0])
+
+        def fits(num_layers: int) -> bool:
+            lengths, left = range_lengths(num_layers, chunks), room(num_layers)
+            return all(stored * sum(map(mul, counts, lengths)) + ends <= left for counts, ends in moments)
+
+        count = longest(fits)
         # Rounding may put the last layer on either side of the limit; the check decides.
         while count >= 0 and self.stage(count, first, last, policy, held, shards).total > limit_bytes:
             count -= 1
@@ -240,13 +241,14 @@ class MemoryModel:
         shards: Shards = WHOLE,
     ) -> list[int]:
         """For stages of so many layers, how many of them, the first ones, must have policy `lean` to fit `limit_bytes`
-        where the others have `rich`: one at least, and more than there are where not even all suffice."""
+        where the others have `rich`: one at least, and more than there are where not even all suffice. As many as
+        `counts`."""
         kept = self.activations
         stored, saved = kept.stored(rich), kept.stored(rich) - kept.stored(lean)
         if saved <= 0 or not counts:
             return [n + 1 for n in counts]
-        room = self._rooms(limit_bytes, first, last, (lean, rich), shards)
-        moments = self._moments(held, first, last)
+        room = self._room_of(limit_bytes, first, last, (lean, rich), shards)
+        moments = self.moments(held, first, last)
         in_flight, ends_bytes = (np.array(column, dtype=float) for column in zip(*moments, strict=True))
         lengths = _lengths(counts, in_flight.shape[1])
         rooms = np.array([[room(n)] for n in counts])
@@ -256,12 +258,21 @@ class MemoryModel:
         there = lengths[:, None, :] * in_flight
         up_to = np.cumsum(there, axis=2)
         left = missing[:, :, None] - (up_to - there)
-        layers = np.clip(np.ceil(left / np.maximum(in_flight, _NONE)), 0, lengths[:, None, :]).sum(axis=2)
+        layers = np.clip(np.ceil(left / np.maximum(in_flight, _ALMOST_NONE)), 0, lengths[:, None, :]).sum(axis=2)
         needed = layers + (missing > up_to[:, :, -1])
         found: list[int] = np.maximum(1, needed.max(axis=1)).astype(int).tolist()
         return found
 
-    def _rooms(
+    def room(
+        self, limit_bytes: float, num_layers: int, first: bool, last: bool, policies: Sequence[str], shards: Shards
+    ) -> float:
+        """Bytes left of `limit_bytes` for what micro-batches in flight store, where layers have any of `policies`."""
+        kept, states = self.activations, sum(self.states(num_layers, first, last, shards))
+        # What `transient` adds, solved for the activations.
+        left = (limit_bytes * (1 - _ROUNDING) - states - c.COMMUNICATOR_BYTES) / (1 + c.FRAGMENTATION)
+        return left - kept.buffers - last * kept.logits - max(kept.working_set(policy, last) for policy in policies)
+
+    def _room_of(
         self, limit_bytes: float, first: bool, last: bool, policies: Sequence[str], shards: Shards
     ) -> Callable[[int], float]:
         """`room` by the number of layers."""
@@ -270,43 +281,17 @@ class MemoryModel:
             return self.room(limit_bytes, num_layers, first, last, policies, shards)
 
         if shards.stage == 3:
-            return room
+            return room  # not linear: few layers are gathered whole, or none
         none = room(0)
         layer = none - room(1)
         return lambda num_layers: none - num_layers * layer
 
-    def _moments(self, held: Flight, first: bool, last: bool) -> list[tuple[Counts, float]]:
-        """The `peaks` of what a stage holds, with the bytes of embedding and head then."""
-        embedding, head = self.ends_bytes(first, last)
-        return [(counts, counts[0] * embedding + counts[-1] * head) for counts in peaks(held)]
-
-    def room(
-        self, limit_bytes: float, num_layers: int, first: bool, last: bool, policies: Sequence[str], shards: Shards
-    ) -> float:
-        """What is left of `limit_bytes` for what micro-batches in flight store, where layers have any of `policies`."""
-        kept, states = self.activations, sum(self.states(num_layers, first, last, shards))
-        # What `transient` adds, solved for the activations.
-        left = (limit_bytes * (1 - _ROUNDING) - states - c.COMMUNICATOR_BYTES) / (1 + c.FRAGMENTATION)
-        return left - kept.buffers - last * kept.logits - max(kept.working_set(policy, last) for policy in policies)
-
-    def ends_bytes(self, first: bool, last: bool) -> tuple[float, float]:
-        """What embedding and head store of a micro-batch in flight."""
+    def moments(self, held: Flight, first: bool, last: bool) -> list[tuple[Counts, float]]:
+        """When a stage may hold most: the micro-batches of each of its layer ranges (`peaks`), and the bytes that
+        embedding and head store then."""
         kept = self.activations
-        return first * kept.token_ids, last * (kept.final_norm + kept.loss)
-
-    def _about_most_layers(
-        self, limit_bytes: float, first: bool, last: bool, policy: str, held: Turns, shards: Shards
-    ) -> int:
-        """Of a stage of several layer ranges, which are not all as long and as often in flight; but for rounding."""
-
-        room = self._rooms(limit_bytes, first, last, (policy,), shards)
-        stored, moments = self.activations.stored(policy), self._moments(held, first, last)
-
-        def fits(num_layers: int) -> bool:
-            lengths, left = range_lengths(num_layers, held.num_chunks), room(num_layers)
-            return all(stored * sum(map(mul, counts, lengths)) + ends <= left for counts, ends in moments)
-
-        return longest(fits)
+        embedding, head = first * kept.token_ids, last * (kept.final_norm + kept.loss)
+        return [(counts, counts[0] * embedding + counts[-1] * head) for counts in peaks(held)]
 
 
 @lru_cache(maxsize=4096)

@@ -11,7 +11,7 @@ from typing import Any
 
 from hexiopt.cost.boundary import Hop, Load, hop
 from hexiopt.cost.compute import optimizer_compute_s
-from hexiopt.cost.flight import Flight, peaks
+from hexiopt.cost.flight import Flight
 from hexiopt.cost.memory import MemoryModel, Shards, longest
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.schedule import beat_s
@@ -111,7 +111,7 @@ class Estimates:
             assert isinstance(self.pricer, CostModel)
             models = {id(model): (model, site) for site in sites for model in [self.pricer.memory_model(site, size)]}
             found = self._rooms[key] = min(
-                chunks * _longest(model, site.gpu.usable_memory_bytes, first, last, block, chunks, held, shards)
+                chunks * _longest_range(model, site.gpu.usable_memory_bytes, first, last, block, chunks, held, shards)
                 for model, site in models.values()
             )
         return found
@@ -234,7 +234,7 @@ def shifted(
     return best, best_s
 
 
-def _longest(
+def _longest_range(
     model: MemoryModel,
     limit_bytes: float,
     first: bool,
@@ -247,11 +247,11 @@ def _longest(
     """The most layers a range that fit, as `Estimates.room_beside` has them."""
     policy, leaner, other = block
     lean, rich = model.layer_activation_bytes(policy), model.layer_activation_bytes(other)
-    ends, counts = model.ends_bytes(first, last), peaks(held)
+    moments = model.moments(held, first, last)
 
     def fits(length: int) -> bool:
         stored = min(length, leaner) * lean + max(0, length - leaner) * rich
         room = model.room(limit_bytes, length * chunks, first, last, (policy, other), Shards(1, shards))
-        return max(sum(each) * stored + each[0] * ends[0] + each[-1] * ends[1] for each in counts) <= room
+        return all(sum(counts) * stored + ends <= room for counts, ends in moments)
 
     return max(0, longest(fits))
