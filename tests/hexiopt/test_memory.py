@@ -259,18 +259,18 @@ def test_normed_queries_and_keys_are_kept_twice() -> None:
 
 # ------------------------------------------------------------------ what fits
 
+IN_FLIGHT = st.one_of(
+    st.integers(1, 9),
+    st.builds(lambda s, p, m, v: flight("interleaved", s % p, p, m, v), *map(st.integers, (0, 1, 1, 2), (8, 5, 20, 4))),
+)
+
 
 @given(
     **OPTIONS,
     first=st.booleans(),
     last=st.booleans(),
     policy=st.sampled_from(RECOMPUTE_POLICIES),
-    held=st.one_of(
-        st.integers(1, 8),
-        st.builds(
-            lambda s, p, m, v: flight("interleaved", s % p, p, m, v), *map(st.integers, (0, 1, 1, 2), (8, 5, 20, 4))
-        ),
-    ),
+    held=IN_FLIGHT,
     shards=st.builds(Shards, st.integers(0, 3), st.integers(1, 4)),
     layers=st.integers(0, 60),
     nudge=st.sampled_from((-1.0, -1e-9, 0.0, 1e-9, 1.0)),
@@ -291,12 +291,7 @@ def test_max_layers_is_the_largest_that_fits(  # type: ignore[no-untyped-def]
     **OPTIONS,
     first=st.booleans(),
     last=st.booleans(),
-    held=st.one_of(
-        st.integers(1, 9),
-        st.builds(
-            lambda s, p, m, v: flight("interleaved", s % p, p, m, v), *map(st.integers, (0, 1, 1, 2), (8, 5, 20, 4))
-        ),
-    ),
+    held=IN_FLIGHT,
     shards=st.builds(Shards, st.integers(0, 3), st.integers(1, 4)),
     layers=st.integers(1, 20),
     num_lean=st.integers(1, 20),
