@@ -53,7 +53,8 @@ class Messages:
         own_tokens = executor.tokens(seq_len)[executor.ranks.index(rank)]
         num_tokens = sum(end - first for first, end in own_tokens)
         self._shape = (num_tokens, executor.samples[1] - executor.samples[0], hidden)
-        self._rank, self._like, self._lanes, self._latency_s = rank, like, lanes, latency_s
+        self.like = like
+        self._rank, self._lanes, self._latency_s = rank, lanes, latency_s
         self._late: list[Timer] = []
         self._outbox = Outbox(like.device)
         self._coming: dict[tuple[int, bool, int], _Coming] = {}
@@ -100,7 +101,7 @@ class Messages:
         if (chunk, backward, micro_batch) in self._coming:
             return
         boundary = chunk - 1 if not backward else chunk
-        whole, parts = self._like.new_empty(self._shape), []
+        whole, parts = self.like.new_empty(self._shape), []
         for piece in self._pieces[chunk, not backward]:
             part = whole[piece.tokens, piece.samples]  # a copy where rows do not follow each other
             if not part.is_contiguous():

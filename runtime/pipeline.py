@@ -3,12 +3,14 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from runtime.decoder import DecoderChunk
+from runtime.device import Clock
 from runtime.emulation import Pace, pace_until
 from runtime.gradient_sync import GradientSync
 from runtime.layout import Executor, Line
@@ -50,24 +52,25 @@ class Pipeline:
         names: list[list[str]],
         messages: Messages,
         sync: GradientSync,
-        device: torch.device,
+        clock: Clock,
         pace: Pace | None = None,
     ) -> None:
         self._line, self._executor, self._reads, self._chunks, self._names = line, executor, reads, chunks, names
-        self._messages, self._sync, self._device, self._pace = messages, sync, device, pace
-        self.timeline: list[Timed] = []
+        self._messages, self._sync, self._clock, self._pace = messages, sync, clock, pace
+        self._marks: list[tuple[Operation, Any, Any]] = []  # of the last step: when each began and ended
         self.operations = operations(
             schedule, executor.stage, len(line.stages), line.num_chunks, line.num_micro_batches
         )
 
-    def step(self, sequences: Sequences, num_tokens: int) -> float:
+    def step(self, sequences: Sequences, num_tokens: int) -> Tensor:
         """Gradients of the mean loss over `num_tokens`, in the buckets of `sync`; `timeline` has when what was done.
 
-        Returns the loss that this rank's tokens add to the mean: zero but at the end of a pipeline.
+        Returns the loss that this rank's tokens add to the mean, a float64 scalar: zero but at the end of a pipeline.
+        The host never waits for the device in here: what it waits for could depend on what it has yet to send.
         """
         held: dict[tuple[int, int], _Held] = {}
-        total = 0.0
-        self.timeline = []
+        total = self._messages.like.new_zeros((), dtype=torch.float64)
+        self._marks = []
         self._sync.begin()
         for now, then in zip(self.operations, [*self.operations[1:], None], strict=True):
             if self._waits(now):
@@ -75,38 +78,42 @@ class Pipeline:
             # One operation ahead, so that its message can come while this one runs.
             if then is not None and self._waits(then):
                 self._messages.expect(*self._key(then))
-            total += self._run(now, held, sequences, num_tokens)
+            loss = self._run(now, held, sequences, num_tokens)
+            if loss is not None:
+                total += loss
         self._messages.finish()
         self._sync.finish()
         return total
 
-    def _run(self, now: Operation, held: dict[tuple[int, int], _Held], sequences: Sequences, num_tokens: int) -> float:
-        """One operation, and the message that it leads to. Returns the loss of a last forward, otherwise zero."""
+    def timeline(self) -> list[Timed]:
+        """The operations of the last step. To be asked between steps: it waits for the device."""
+        read_s = self._clock.read([mark for _, *marks in self._marks for mark in marks])
+        return [
+            Timed(operation, began_s, ended_s)
+            for (operation, _, _), began_s, ended_s in zip(self._marks, read_s[::2], read_s[1::2], strict=True)
+        ]
+
+    def _run(
+        self, now: Operation, held: dict[tuple[int, int], _Held], sequences: Sequences, num_tokens: int
+    ) -> Tensor | None:
+        """One operation, and the message that it leads to. Returns the loss of a last forward."""
         came = self._messages.receive(*self._key(now)) if self._waits(now) else None
-        began = self._clock()
+        began, began_s = self._clock.mark(), time.time()
         if now.backward:
             outgoing = self._backward(now, held.pop((now.chunk, now.micro_batch)), came)
         else:
             held[now.chunk, now.micro_batch], outgoing = self._forward(now, sequences, num_tokens, came)
         if self._pace is not None:
-            pace_until(began, self._pace.operation_s(now.backward, now.chunk))
-        self.timeline.append(Timed(now, began, self._clock()))
+            pace_until(began_s, self._pace.operation_s(now.backward, now.chunk))
+        self._marks.append((now, began, self._clock.mark()))
         if now.backward and self._pace is not None and self._is_last_of(now):
             self._sync.ended(self._names[now.chunk])
         chunk = self._chunks[now.chunk].chunk
         if not (chunk.first if now.backward else chunk.last):
             assert outgoing is not None
             self._messages.send(chunk.number, now.backward, now.micro_batch, outgoing)
-        elif not now.backward:
-            assert outgoing is not None
-            return float(outgoing)
-        return 0.0
-
-    def _clock(self) -> float:
-        """Seconds since 1970, after all that was begun."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.time()
+            return None
+        return None if now.backward else outgoing
 
     def _key(self, operation: Operation) -> tuple[int, bool, int]:
         return self._chunks[operation.chunk].chunk.number, operation.backward, operation.micro_batch

@@ -165,7 +165,7 @@ def _train(
             tell({"event": "checkpoint", "step": step})
     timed = [
         (int(one.operation.backward), one.operation.chunk, one.operation.micro_batch, one.began_s, one.ended_s)
-        for one in trainee.pipeline.timeline
+        for one in trainee.pipeline.timeline()
     ]
     executor = trainee.layout.executor_of[rank]
     at = {"pipeline": executor.pipeline, "stage": executor.stage, "replica": executor.replica}

@@ -13,6 +13,7 @@ from hexiopt.model import ModelSpec
 from hexiopt.plan import Plan
 from runtime.attention import Attention, WholeAttention
 from runtime.decoder import DecoderChunk, Rope, empty_weights
+from runtime.device import clock_of
 from runtime.emulation import Pace
 from runtime.gradient_sync import GradientSync, buckets
 from runtime.groups import Groups
@@ -87,15 +88,17 @@ class Trainee:
             line, executor, rank, seq_len, model.hidden_size, like(dtype, device), lanes, latency_s
         )
         names = _names_by_chunk(model, executor.chunks, shard)
-        self.pipeline = Pipeline(plan.schedule, line, executor, reads, chunks, names, messages, self.sync, device, pace)
+        clock = clock_of(device)
+        self.pipeline = Pipeline(plan.schedule, line, executor, reads, chunks, names, messages, self.sync, clock, pace)
         self.optimizer = Optimizer(settings, self.buckets, self.weights, groups, pace)
         # Ranks of a TP group have the same loss, those of a sequence layout each that of their own tokens.
-        self._counts_loss, self._own_loss = at == 0 or executor.sequence is not None, 0.0
+        self._counts_loss = at == 0 or executor.sequence is not None
+        self._own_loss = torch.zeros((), dtype=torch.float64, device=device)
 
     def gradients(self, sequences: Sequences) -> float:
         """Sum the gradients of a global batch in the buckets. Returns its mean loss per token, on every rank."""
-        own = self._own_loss = self.pipeline.step(sequences, self._tokens)
-        total = torch.tensor(own if self._counts_loss else 0.0, dtype=torch.float64, device=self._device)
+        self._own_loss = self.pipeline.step(sequences, self._tokens)
+        total = self._own_loss.clone() if self._counts_loss else torch.zeros_like(self._own_loss)
         dist.all_reduce(total)
         return float(total)
 
@@ -105,7 +108,8 @@ class Trainee:
         Asked by all ranks together.
         """
         gradients = all(bool(bucket.gradient.isfinite().all()) for bucket in self.buckets)
-        own = torch.tensor([not isfinite(self._own_loss), not gradients], dtype=torch.float32, device=self._device)
+        facts = [not isfinite(float(self._own_loss)), not gradients]
+        own = torch.tensor(facts, dtype=torch.float32, device=self._device)
         flags = own.new_empty(2 * self.layout.world_size)
         dist.all_gather_single(flags, own)
         by_loss, by_gradients = flags.view(-1, 2).T
