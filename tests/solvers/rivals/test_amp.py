@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.plan import Plan, Sharding
-from hexiopt.problem import Problem
-from hexiopt.workload import Workload
-from solvers.base import Budget
-from solvers.rivals.amp import Amp, best_splits
+from hexiopt.plan.plan import Plan, Sharding
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+from solvers.baselines.amp import Amp, best_splits
+from solvers.core.search import Budget
 from tests.solvers.rivals import problems
 
 

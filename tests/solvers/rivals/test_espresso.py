@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.problem import Problem
-from hexiopt.space import Space
-from hexiopt.workload import Workload
-from solvers.base import Budget
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from solvers.baselines.aligned import AlignedEstimates
+from solvers.baselines.espresso import Espresso
+from solvers.baselines.espresso_search import Planner
+from solvers.baselines.renting import Worth
+from solvers.core.search import Budget
 from solvers.registry import make_solver
-from solvers.rivals.aligned import AlignedEstimates
-from solvers.rivals.espresso import Espresso
-from solvers.rivals.espresso_search import Planner
-from solvers.rivals.renting import Worth
 from tests.solvers import problems as small
 
 

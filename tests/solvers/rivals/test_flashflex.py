@@ -8,22 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hexiopt.check import check
-from hexiopt.cluster_file import cluster_from_section, read_cluster
-from hexiopt.cost.memory import WHOLE
+from hexiopt.cost.executors.memory import WHOLE
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.huggingface import read_model
-from hexiopt.plan import Plan, Sharding
-from hexiopt.problem import Problem
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Plan, Sharding
+from hexiopt.problem.problem import Problem
+from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
+from hexiopt.readers.huggingface import read_model
 from hexiopt.reading import Section
 from hexiopt.result import Result
-from solvers.base import Budget
-from solvers.rivals.flashflex import FlashFlex
-from solvers.rivals.flashflex_plans import Released
-from solvers.rivals.flashflex_pricer import FlashFlexPricer
-from solvers.rivals.flashflex_published import OurMemory, intra_gb_per_s
-from solvers.rivals.flashflex_released import Line, ReleasedSearch, _ordered, memory_shares
+from solvers.baselines.flashflex import FlashFlex
+from solvers.baselines.flashflex_plans import Released
+from solvers.baselines.flashflex_pricer import FlashFlexPricer
+from solvers.baselines.flashflex_published import OurMemory, intra_gb_per_s
+from solvers.baselines.flashflex_released import Line, ReleasedSearch, _ordered, memory_shares
+from solvers.core.search import Budget
 from tests.solvers import problems as small
 from tests.solvers.rivals import problems
 

@@ -18,13 +18,13 @@ from experiments.flashflex_comparison import (
     problem_of,
     read_rows,
 )
-from hexiopt.cost.memory import WHOLE
-from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
-from hexiopt.problem import Problem
-from hexiopt.space import Space
+from hexiopt.cost.executors.memory import WHOLE
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
 from hexiopt.units import GIB
-from solvers.base import Pricer
-from solvers.rivals.flashflex_pricer import FlashFlexPricer, stage_ends_s
+from solvers.baselines.flashflex_pricer import FlashFlexPricer, stage_ends_s
+from solvers.core.search import Pricer
 
 ROWS = read_rows()
 TFLOPS = {"rtx_3080_ti": 56.9, "rtx_3090": 80.0, "rtx_4090": 165.2, "a800_80gb_sxm": 312.0}

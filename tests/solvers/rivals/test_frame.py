@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+from solvers.rivals import base
 
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Pipeline, Plan, Stage
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
 from hexiopt.result import Status
-from hexiopt.space import Space
-from solvers.base import Budget, Search
-from solvers.rivals import base
-from solvers.rivals.base import Candidate, Rival
+from solvers.baselines.frame import Candidate, Rival
+from solvers.core.search import Budget, Search
 from tests.solvers import problems
 
 

@@ -5,13 +5,13 @@ from itertools import product
 
 import pytest
 
-from hexiopt.check import check
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
-from hexiopt.problem import Problem
-from hexiopt.space import RECOMPUTE_POLICIES
-from solvers.base import Budget
-from solvers.rivals.fsdp import STRATEGIES, Fsdp, device_sets
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import RECOMPUTE_POLICIES
+from solvers.baselines.fsdp import STRATEGIES, Fsdp, device_sets
+from solvers.core.search import Budget
 from tests.solvers import problems
 from tests.solvers.rivals import problems as mixed
 

@@ -5,16 +5,16 @@ from itertools import pairwise
 
 import pytest
 
-from hexiopt.check import check
+from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.executors.sites import Site
 from hexiopt.cost.flight import in_flight
-from hexiopt.cost.memory import Shards
 from hexiopt.cost.model import CostModel
-from hexiopt.cost.sites import Site
-from hexiopt.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.problem import Problem
-from solvers.base import Budget
-from solvers.rivals.galvatron import Galvatron, plan_of
-from solvers.rivals.galvatron_stages import Choice, StagePlanner
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from solvers.baselines.galvatron import Galvatron, plan_of
+from solvers.baselines.galvatron_stages import Choice, StagePlanner
+from solvers.core.search import Budget
 from tests.solvers import problems
 from tests.solvers.rivals import problems as mixed
 

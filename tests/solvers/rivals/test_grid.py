@@ -5,10 +5,10 @@ import random
 import pytest
 
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Pipeline, Plan, Stage
-from hexiopt.problem import Problem
-from solvers.rivals.estimate import Estimates, one_f_one_b_s, shifted
-from solvers.rivals.grid import (
+from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.problem.problem import Problem
+from solvers.baselines.estimate import Estimates, one_f_one_b_s, shifted
+from solvers.baselines.grid import (
     Grid,
     divides_model,
     draw_grid,

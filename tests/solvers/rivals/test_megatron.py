@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.flight import flight
-from hexiopt.cost.memory import Shards
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Plan, Sharding, Stage
-from hexiopt.problem import Problem
-from hexiopt.space import Space
-from hexiopt.workload import Workload
-from solvers.base import Budget
-from solvers.rivals.estimate import Estimates
-from solvers.rivals.megatron import Layers, Megatron, _best_splits, _Rhythm, splits
+from hexiopt.plan.plan import Plan, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from solvers.baselines.estimate import Estimates
+from solvers.baselines.megatron import Layers, Megatron, _best_splits, _Rhythm, splits
+from solvers.core.search import Budget
 from tests.solvers.rivals import problems
 
 

@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.check import check
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
-from hexiopt.problem import Problem
-from hexiopt.space import Space
-from hexiopt.workload import Workload
-from solvers.base import Budget
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from solvers.baselines.cutting import cuts
+from solvers.baselines.device_groups import Batching, RankedDevices, StageGroup, shared_out
+from solvers.baselines.estimate import Estimates
+from solvers.baselines.lanes import plan_of_cut
+from solvers.baselines.metis_atc24 import MetisAtc24
+from solvers.baselines.metis_search import batchings, sequences
+from solvers.core.search import Budget
 from solvers.registry import make_solver
-from solvers.rivals.cutting import cuts
-from solvers.rivals.device_groups import Batching, RankedDevices, StageGroup, shared_out
-from solvers.rivals.estimate import Estimates
-from solvers.rivals.lanes import plan_of_cut
-from solvers.rivals.metis_atc24 import MetisAtc24
-from solvers.rivals.metis_search import batchings, sequences
 from tests.solvers import problems as small
 
 

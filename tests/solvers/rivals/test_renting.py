@@ -6,16 +6,16 @@ from itertools import pairwise
 
 import pytest
 
-from hexiopt.check import check
-from hexiopt.cluster import Cluster
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.problem import Problem
+from hexiopt.plan.check import check
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
 from hexiopt.result import Status
-from hexiopt.workload import Workload
-from solvers.base import Budget
+from solvers.baselines.renting import Renting, Worth, money, prices_per_s
+from solvers.core.search import Budget
 from solvers.registry import make_solver
-from solvers.rivals.renting import Renting, Worth, money, prices_per_s
 from tests.solvers import problems as small
 
 RENTING = pytest.mark.parametrize("name", ["espresso", "sailor"])

@@ -6,13 +6,13 @@ from functools import cache
 
 import pytest
 
-from hexiopt.check import check
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
+from hexiopt.plan.check import check
 from hexiopt.result import Result
-from solvers.base import Budget
+from solvers.baselines.frame import Rival
+from solvers.core.search import Budget
 from solvers.registry import RIVALS, make_solver
-from solvers.rivals.base import Rival
 from tests.conftest import STRESS
 from tests.solvers.rivals import problems
 

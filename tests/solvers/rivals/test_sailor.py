@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.plan import Pipeline, Plan, Sharding, Stage
-from solvers.base import Budget
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from solvers.baselines.areas import areas, linked_areas
+from solvers.baselines.sailor import Sailor, splits
+from solvers.core.search import Budget
 from solvers.registry import make_solver
-from solvers.rivals.areas import areas, linked_areas
-from solvers.rivals.sailor import Sailor, splits
 from tests.solvers import problems as small
 from tests.solvers.rivals import problems
 
