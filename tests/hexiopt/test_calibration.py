@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hexiopt import frameworks as frameworks_file
-from hexiopt import gpus as gpus_file
+from hexiopt.calibration import frameworks as frameworks_file
+from hexiopt.calibration import gpus as gpus_file
 from hexiopt.calibration.constants import constants, fitted, fitted_values
 from hexiopt.calibration.frameworks import calibrated_frameworks, default_framework, frameworks
 from hexiopt.calibration.gpus import calibrated_catalogue, catalogue

@@ -12,7 +12,7 @@ from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from solvers import lines
+from solvers.completion import pipelines as lines
 from solvers.completion.completer import Builder
 from solvers.completion.layers import LayerSplitter
 from solvers.completion.pipelines import LineMaker, Rhythm, Terms

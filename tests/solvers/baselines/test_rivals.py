@@ -14,7 +14,7 @@ from solvers.baselines.frame import Rival
 from solvers.core.search import Budget
 from solvers.registry import RIVALS, make_solver
 from tests.conftest import STRESS
-from tests.solvers.rivals import problems
+from tests.solvers.baselines import problems
 
 # FlashFlex partitions heuristically: what its search misses of its space is its own limit.
 SEARCH_ALL = tuple(name for name in RIVALS if name != "flashflex")

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from solvers.rivals import base
 
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.result import Status
+from solvers.baselines import frame as base
 from solvers.baselines.frame import Candidate, Rival
 from solvers.core.search import Budget, Search
 from tests.solvers import problems

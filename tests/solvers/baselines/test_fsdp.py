@@ -13,7 +13,7 @@ from hexiopt.problem.space import RECOMPUTE_POLICIES
 from solvers.baselines.fsdp import STRATEGIES, Fsdp, device_sets
 from solvers.core.search import Budget
 from tests.solvers import problems
-from tests.solvers.rivals import problems as mixed
+from tests.solvers.baselines import problems as mixed
 
 
 def line(devices: tuple[int, ...], count: int, size: int = 1, policy: str = "none") -> Pipeline:

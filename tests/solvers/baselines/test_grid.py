@@ -20,7 +20,7 @@ from solvers.baselines.grid import (
     rank_groups,
 )
 from tests.solvers import problems as small
-from tests.solvers.rivals import problems
+from tests.solvers.baselines import problems
 
 GROUPS = [(0,), (1,), (2,), (3,)]
 

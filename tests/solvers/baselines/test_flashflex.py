@@ -25,7 +25,7 @@ from solvers.baselines.flashflex_published import OurMemory, intra_gb_per_s
 from solvers.baselines.flashflex_released import Line, ReleasedSearch, _ordered, memory_shares
 from solvers.core.search import Budget
 from tests.solvers import problems as small
-from tests.solvers.rivals import problems
+from tests.solvers.baselines import problems
 
 pytest.importorskip("pymetis")
 

@@ -13,7 +13,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from solvers.baselines.amp import Amp, best_splits
 from solvers.core.search import Budget
-from tests.solvers.rivals import problems
+from tests.solvers.baselines import problems
 
 
 @given(st.data())

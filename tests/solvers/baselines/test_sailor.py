@@ -12,7 +12,7 @@ from solvers.baselines.sailor import Sailor, splits
 from solvers.core.search import Budget
 from solvers.registry import make_solver
 from tests.solvers import problems as small
-from tests.solvers.rivals import problems
+from tests.solvers.baselines import problems
 
 
 @given(st.integers(1, 100), st.integers(1, 40))

@@ -19,7 +19,7 @@ from hexiopt.problem.workload import Workload
 from solvers.baselines.estimate import Estimates
 from solvers.baselines.megatron import Layers, Megatron, _best_splits, _Rhythm, splits
 from solvers.core.search import Budget
-from tests.solvers.rivals import problems
+from tests.solvers.baselines import problems
 
 
 def plan_for(problem: Problem) -> Plan:

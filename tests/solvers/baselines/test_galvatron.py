@@ -16,7 +16,7 @@ from solvers.baselines.galvatron import Galvatron, plan_of
 from solvers.baselines.galvatron_stages import Choice, StagePlanner
 from solvers.core.search import Budget
 from tests.solvers import problems
-from tests.solvers.rivals import problems as mixed
+from tests.solvers.baselines import problems as mixed
 
 POLICIES = ("none", "full")
 
