@@ -16,8 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hexiopt.model import ModelSpec
-from hexiopt.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.model import ModelSpec
 from runtime.device import StreamClock, clock_of
 from tests.runtime.ranks import run_ranks
 from tests.runtime.test_training import SEQ_LEN, SETTINGS, trainee
