@@ -21,7 +21,7 @@ from hexiopt.simulation.network import simulated_s
 from solvers.registry import make_solver
 
 if TYPE_CHECKING:
-    from runtime.emulated import Bench
+    from runtime.emulate.bench import Bench
 
 _ROOM = 4.5  # the time that a stand-in is given, over the time that it takes as fast as this machine goes
 
@@ -50,10 +50,10 @@ def run(job: Job) -> float:
         raise InputError("emulate: needs torch; install hexiopt[train]")
     from hexiopt.report.emulated import Emulated, draw_emulated, emulated_csv, emulated_table
     from hexiopt.report.table import headline
-    from runtime.emulated import Bench
-    from runtime.emulation import divisors
-    from runtime.fabric import unsupported
-    from runtime.supervisor import TrainingFailedError
+    from runtime.emulate.bench import Bench
+    from runtime.emulate.fabric import unsupported
+    from runtime.emulate.stand_in import divisors
+    from runtime.launch.supervisor import TrainingFailedError
 
     config = job.config.emulate
     if not config.solvers and not job.config.plan:
@@ -102,7 +102,7 @@ def run(job: Job) -> float:
 
 def _plans(job: Job, problem: Problem) -> list[_Entry]:
     """A plan of every solver that finds one that can be trained; the others are named with their reasons."""
-    from runtime.layout import untrainable
+    from runtime.mapping.layout import untrainable
 
     entries, reasons = [], []
     for name in job.config.emulate.solvers:

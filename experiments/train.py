@@ -50,11 +50,12 @@ def run(job: Job) -> float:
     """Train; returns the last loss. Raises InputError before any process starts, NoPlanError, FailedError."""
     if find_spec("torch") is None:
         raise InputError("train: needs torch; install hexiopt[train]")
-    from runtime.checkpoint import Checkpoint
-    from runtime.data import Batches, prepare
-    from runtime.settings import Run
-    from runtime.supervisor import Place, TrainingFailedError, supervised
-    from runtime.weights import HuggingFaceWeights
+    from runtime.data.batches import Batches
+    from runtime.data.tokens import prepare
+    from runtime.launch.settings import Run
+    from runtime.launch.supervisor import Place, TrainingFailedError, supervised
+    from runtime.state.checkpoint import Checkpoint
+    from runtime.state.weights import HuggingFaceWeights
 
     config = job.config.train
     if job.config.plan:
@@ -123,7 +124,7 @@ def run(job: Job) -> float:
 
 def _one_of_torchrun(run: Any) -> float:
     """One rank of all, started by torchrun, which says which. Returns the last loss."""
-    from runtime.rank import run_rank
+    from runtime.launch.rank import run_rank
 
     try:
         rank, local, size = (int(os.environ[key]) for key in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
@@ -186,7 +187,7 @@ def _step_of(checkpoint: str | None) -> int:
 
 def trainable(problem: Problem) -> Problem:
     """The problem, whose plans can be trained: an open ZeRO stage is 1. Raises InputError where none can."""
-    from runtime.layout import untrainable
+    from runtime.mapping.layout import untrainable
 
     cannot = untrainable(problem.model, problem.workload)
     if cannot is not None:
@@ -198,7 +199,7 @@ def trainable(problem: Problem) -> Problem:
 
 def check_trainable(path: str | Path, plan_file: PlanFile) -> None:
     """Raise InputError where the plan of a file is not valid or cannot be trained."""
-    from runtime.layout import untrainable
+    from runtime.mapping.layout import untrainable
 
     problem, plan = plan_file.problem, plan_file.plan
     cannot = untrainable(problem.model, problem.workload, plan)
@@ -220,7 +221,8 @@ def _planned(job: Job, problem: Problem, name: str) -> Path:
 
 
 def _settings(job: Job) -> Any:
-    from runtime.settings import AdamW, Settings
+    from runtime.launch.settings import Settings
+    from runtime.parallel.optimizer import AdamW
 
     config = job.config.train
     return Settings(
@@ -247,7 +249,7 @@ def _tensorboard(job: Job) -> Callable[[Ended], None]:
         return lambda ended: None
     if find_spec("tensorboard") is None:
         raise InputError("train.tensorboard: needs tensorboard; install hexiopt[tensorboard]")
-    from runtime.tensorboard import Board
+    from runtime.launch.tensorboard import Board
 
     board = Board(job.folder / "tensorboard")
 

@@ -1,10 +1,12 @@
-"""When work on a device began and ended, without the host ever waiting for the device while it is at work."""
+"""A device: when its work began and ended, without the host waiting for it, and how many threads a process has."""
 
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
+
+from hexiopt.cores import usable_cores
 
 
 class Clock(Protocol):
@@ -55,3 +57,8 @@ class StreamClock:
 def clock_of(device: torch.device) -> Clock:
     """The clock of a device."""
     return StreamClock() if device.type == "cuda" else HostClock()
+
+
+def threads_of_each(num_processes: int) -> int:
+    """How many threads each of some processes of a CPU has, of the cores that this one may run on."""
+    return max(1, usable_cores() // num_processes)

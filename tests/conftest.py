@@ -27,8 +27,8 @@ SHARING = (
     "tests/experiments/test_long_context_tables.py",
     "tests/experiments/test_tables.py",
     "tests/experiments/test_validate.py",
-    "tests/runtime/test_checkpoint.py",
-    "tests/runtime/test_faults.py",
+    "tests/runtime/state/test_checkpoint.py",
+    "tests/runtime/launch/test_faults.py",
     "tests/solvers/baselines/test_flashflex.py",
     "tests/solvers/baselines/test_rivals.py",
 )

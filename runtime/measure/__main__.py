@@ -17,8 +17,8 @@ import torch
 import torch._dynamo  # optimisers import it at first use: here once, before processes fork
 
 from hexiopt.errors import InputError
+from runtime.launch.supervisor import free_port
 from runtime.measure.rank import Place, Request, measure
-from runtime.supervisor import free_port
 
 _ENDING_S = 5.0  # that a process may take to end after its last word
 

@@ -9,8 +9,8 @@ import torch
 
 from hexiopt.errors import InputError
 from hexiopt.readers.cluster_file import NAME, NAME_RULE
+from runtime.device import threads_of_each
 from runtime.measure.points import PRECISIONS, Device
-from runtime.threads import threads_of_each
 
 _CGROUP = Path("/sys/fs/cgroup")
 

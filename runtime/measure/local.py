@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hexiopt.errors import InputError
+from runtime.launch.supervisor import events_of
 from runtime.measure.points import Device
 from runtime.measure.rank import Measured, Request
-from runtime.supervisor import events_of
 
 
 class MeasuringFailedError(Exception):
