@@ -1,12 +1,16 @@
-"""A device: when its work began and ended, without the host waiting for it, and how many threads a process has."""
+"""The devices of this machine: how many, with how much memory, and when their work began and ended."""
 
+import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from hexiopt.cores import usable_cores
+
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 class Clock(Protocol):
@@ -62,3 +66,31 @@ def clock_of(device: torch.device) -> Clock:
 def threads_of_each(num_processes: int) -> int:
     """How many threads each of some processes of a CPU has, of the cores that this one may run on."""
     return max(1, usable_cores() // num_processes)
+
+
+def num_gpus() -> int:
+    """The GPUs of this machine that a process may use."""
+    return torch.cuda.device_count()
+
+
+def gpu_memory_bytes(index: int) -> int:
+    """All memory of one of this machine's GPUs."""
+    return torch.cuda.get_device_properties(index).total_memory
+
+
+def host_memory_bytes() -> tuple[int, int]:
+    """All memory of the machine, or of the container, and what of it is available now."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = total
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+        limit = (_CGROUP / "memory.max").read_text(encoding="ascii").strip()
+        used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
+        if limit.isdecimal():
+            total = min(total, int(limit))
+            available = min(available, int(limit) - used)
+    except (OSError, ValueError, IndexError):
+        pass
+    return total, max(available, 1)

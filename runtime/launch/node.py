@@ -9,26 +9,24 @@ others are ended too. Without a machine, all ranks of the plan run here.
 
 import argparse
 import json
-import multiprocessing
-import signal
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
-
-import torch._dynamo  # noqa: F401  # optimisers import it at first use: here once, before processes fork
 
 from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import PlanFile, read_plan
+from runtime.launch.admission import ranks_on
+from runtime.launch.processes import Child
 from runtime.launch.rank import Event, run_rank
 from runtime.launch.settings import Run
 from runtime.mapping.layout import layout_of
 
 _SILENT_STEPS = 5
 _RECENT = 20  # steps that say how long one usually takes
+_SPAWN_S = 120.0  # in which a spawned process must have imported torch, before it can give a sign of life
 _SETTLE_S = 0.5  # in which the first cause may still be told after its consequences
 
 
@@ -37,25 +35,20 @@ class Node:
 
     def __init__(self, run: Run, plan_file: PlanFile, machine: str | None, master: str) -> None:
         devices = layout_of(plan_file.plan, plan_file.problem.model).devices
-        names = [plan_file.problem.cluster.device_name(device) for device in devices]
-        self._names = names
-        self._ranks = [r for r, name in enumerate(names) if machine in (None, name.partition(":")[0])]
+        self._names = [plan_file.problem.cluster.device_name(device) for device in devices]
+        self._ranks = ranks_on(plan_file, machine)
         if not self._ranks:
-            raise InputError(f"--machine {machine}: has no rank of the plan; name one of {', '.join(sorted(names))}")
-        context = multiprocessing.get_context("fork")
+            names = ", ".join(sorted({name.partition(":")[0] for name in self._names}))
+            raise InputError(f"--machine {machine}: has no rank of the plan; name one of {names}")
         self._ends: dict[Connection, int] = {}
-        self._processes: dict[int, Any] = {}
+        self._children: dict[int, Child] = {}
         for local, rank in enumerate(self._ranks):
-            here, there = context.Pipe(duplex=False)
-            arguments = (run, plan_file, rank, local, master, there.send_bytes)
-            process = context.Process(target=_start, args=arguments, daemon=True)
-            process.start()
-            there.close()
-            self._ends[here] = rank
-            self._processes[rank] = process
-        now = time.monotonic()
-        self._heard = dict.fromkeys(self._ranks, now)  # when each last gave a sign of life
-        self._moved = now  # when any of them last got on
+            child = Child.start(run.device, _start, run, plan_file, rank, local, master)
+            self._ends[child.end] = rank
+            self._children[rank] = child
+        began = time.monotonic() + (_SPAWN_S if run.device == "cuda" else 0.0)
+        self._heard = dict.fromkeys(self._ranks, began)  # when each last gave a sign of life
+        self._moved = began  # when any of them last got on
         self._steps_s: list[float] = []
         self._done: set[int] = set()
         self._ready: set[int] = set()
@@ -70,16 +63,14 @@ class Node:
                     _say(trouble)
                     return 1
         finally:
-            for process in self._processes.values():
-                if process.is_alive():
-                    process.kill()
-                process.join()
+            for child in self._children.values():
+                child.stop()
         return 0
 
     def _listen(self) -> Event | None:
         """Hear what ranks tell; the first trouble, if any."""
         trouble: list[Event] = []
-        sentinels = [p.sentinel for r, p in self._processes.items() if r not in self._done]
+        sentinels = [child.process.sentinel for rank, child in self._children.items() if rank not in self._done]
         ready = wait([*self._ends, *sentinels], timeout=1.0)
         deadline = time.monotonic()
         while True:
@@ -112,7 +103,7 @@ class Node:
             case "ready":
                 self._ready.add(rank)
                 self._moved = time.monotonic()
-                _say({**event, "pid": self._processes[rank].pid})
+                _say({**event, "pid": self._children[rank].process.pid})
             case "timeline":
                 _say(event)
             case "step" | "checkpoint" if rank == 0:
@@ -123,9 +114,10 @@ class Node:
         return event
 
     def _dead(self) -> Event | None:
-        for rank, process in self._processes.items():
-            if rank not in self._done and process.exitcode not in (None, 0):
-                reason = f"rank {rank} ({self._names[rank]}) ended with exit code {process.exitcode}"
+        for rank, child in self._children.items():
+            code = child.process.exitcode
+            if rank not in self._done and code not in (None, 0):
+                reason = f"rank {rank} ({self._names[rank]}) ended with exit code {code}"
                 return {"event": "lost", "rank": rank, "device": self._names[rank], "reason": reason}
         return None
 
@@ -143,9 +135,8 @@ class Node:
         return None
 
 
-def _start(run: Run, plan_file: PlanFile, rank: int, local: int, master: str, send: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node ends its ranks
-    run_rank(run, plan_file, rank, local, master, lambda event: send(json.dumps(event).encode()))
+def _start(run: Run, plan_file: PlanFile, rank: int, local: int, master: str, end: Connection) -> None:
+    run_rank(run, plan_file, rank, local, master, lambda event: end.send_bytes(json.dumps(event).encode()))
 
 
 def _say(event: Event) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 
 from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import PlanFile
@@ -45,19 +47,18 @@ def run_rank(run: Run, plan_file: PlanFile, rank: int, local: int, master: str, 
         if pace is not None and pace.namespace is not None:
             enter(pace.namespace)
             os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
-        cuda = torch.cuda.is_available()
+        world_size, limit = len(plan_file.plan.devices()), timedelta(seconds=run.settings.timeout_s)
+        cuda = run.device == "cuda"
         device = torch.device("cuda", local) if cuda else torch.device("cpu")
         if cuda:
             torch.cuda.set_device(device)
         else:
-            torch.set_num_threads(threads_of_each(len(plan_file.plan.devices())))
-        dist.init_process_group(
-            "nccl" if cuda else "gloo",
-            init_method=f"tcp://{master}",
-            rank=rank,
-            world_size=len(plan_file.plan.devices()),
-            timeout=timedelta(seconds=run.settings.timeout_s),
-        )
+            torch.set_num_threads(threads_of_each(world_size))
+        store, _, _ = next(rendezvous(f"tcp://{master}", rank, world_size, timeout=limit))
+        store.set_timeout(limit)
+        _agree_on_device(store, run.device, rank, world_size)
+        backend = "nccl" if cuda else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
         _train(run, plan_file, rank, device, pace, tell)
         tell({"event": "done"})
         dist.destroy_process_group()
@@ -65,6 +66,21 @@ def run_rank(run: Run, plan_file: PlanFile, rank: int, local: int, master: str, 
         tell({"event": "stopped", "reason": str(error)})
     except BaseException:
         tell({"event": "error", "reason": traceback.format_exc()})
+
+
+def _agree_on_device(store: Store, device: str, rank: int, world_size: int) -> None:
+    """Refuse to train on GPUs and CPUs at once, which no backend joins. Raises InputError on all ranks."""
+    store.set(f"device/{rank}", device)
+    by_rank = [one.decode() for one in store.multi_get([f"device/{other}" for other in range(world_size)])]
+    store.set(f"read/{rank}", "")
+    if rank == 0:  # which may hold the store
+        store.wait([f"read/{other}" for other in range(world_size)])
+    if len(set(by_rank)) > 1:
+        cpu, cuda = by_rank.index("cpu"), by_rank.index("cuda")
+        raise InputError(
+            f"train.device: rank {cpu} computes on a CPU, rank {cuda} on a GPU; all must do the same: "
+            "state train.device=cpu, or cuda, on every machine"
+        )
 
 
 def _agree(run: Run, plan_file: PlanFile, batches: Batches, device: torch.device) -> None:

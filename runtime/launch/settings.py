@@ -41,7 +41,7 @@ class Settings:
 class Run:
     """What every process of a run reads: paths of the plan, the tokens, the folder of checkpoints; the checkpoint to go
     on from, or Hugging Face weights to start with, if any; the paces of ranks, where a cluster is emulated. `float64`
-    trains in it, as tests do."""
+    trains in it, as tests do. `device` is `cpu` or `cuda`, for all ranks."""
 
     plan: Path
     tokens: Path
@@ -51,6 +51,7 @@ class Run:
     weights: Path | None = None
     paces: Path | None = None
     float64: bool = False
+    device: str = "cpu"
 
     def write(self, path: Path) -> None:
         """Write the run as JSON."""
@@ -66,4 +67,5 @@ class Run:
         given = {key: section.text(key) for key in ("plan", "tokens", "checkpoints")}
         given |= {key: text for key in ("resume", "weights", "paces") if (text := section.raw(key, None)) is not None}
         paths = {key: Path(text) for key, text in given.items()}
-        return cls(**paths, settings=Settings(adam=adam, **settings), float64=section.flag("float64"))
+        device, float64 = section.text("device", choices=("cpu", "cuda")), section.flag("float64")
+        return cls(**paths, settings=Settings(adam=adam, **settings), float64=float64, device=device)

@@ -20,7 +20,7 @@ def measured_here(request: Request, tell: Callable[[str], None], check: Callable
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "request.json"
         request.write(path)
-        events = events_of([sys.executable, "-m", "runtime.measure", str(path)])
+        events = events_of([sys.executable, "-m", "runtime.measure.node", str(path)])
         measured = None
         try:
             while True:
