@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.cli import main
-from experiments.common import FailedError, Job, NoPlanError, found, interrupt, search
+from experiments.common import FailedError, Job, NoPlanError, found, interrupt, search, solvers_of
 from experiments.train import check_trainable, trainable
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
@@ -18,7 +18,6 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import plan_file_to_dict
 from hexiopt.simulation.network import simulated_s
-from solvers.registry import make_solver
 
 if TYPE_CHECKING:
     from runtime.emulate.bench import Bench
@@ -105,9 +104,10 @@ def _plans(job: Job, problem: Problem) -> list[_Entry]:
     from runtime.mapping.layout import untrainable
 
     entries, reasons = [], []
-    for name in job.config.emulate.solvers:
+    for solver in solvers_of(job, job.config.emulate.solvers):
+        name = solver.name
         try:
-            plan, cost = found(search(job, make_solver(name), problem))
+            plan, cost = found(search(job, solver, problem))
         except NoPlanError as none:
             reasons.append(f"{name}: {none}")
             continue
