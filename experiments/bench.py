@@ -25,13 +25,13 @@ from rich.table import Table
 from experiments.configurations import named_cluster, named_model
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Pipeline, Plan, Replica, Stage
-from hexiopt.problem import Problem
-from hexiopt.space import layer_ranges
-from hexiopt.workload import Workload
-from solvers.base import Budget, Search
-from solvers.builder import Builder
-from solvers.local_search import own_grids
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import layer_ranges
+from hexiopt.problem.workload import Workload
+from solvers.completion.completer import Builder
+from solvers.core.search import Budget, Search
+from solvers.heuristics.local_search import own_grids
 from solvers.registry import make_solver
 
 SETTINGS = (

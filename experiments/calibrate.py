@@ -1,4 +1,5 @@
-"""`python -m experiments.calibrate`: fits the constants of `hexiopt/calibration.yaml` on measured runs, and writes it.
+"""`python -m experiments.calibrate`: fits the constants of `hexiopt/calibration/constants.yaml` on measured runs, and
+writes it.
 
 Least squares of the logarithms of predicted over measured step times, outliers weighing less (soft L1 beyond 8 %), over
 the rows in BF16 and FP16 of the shipped runs. A prior holds at its starting value what rows do not show: a constant
@@ -25,8 +26,8 @@ from experiments.validation.rows import read_rows
 from experiments.validation.score import Scored, gpu_types, grouped, is_half_precision
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import RUNS, shipped_measurements
-from hexiopt.calibration import CALIBRATION
-from hexiopt.plan_file import write_text
+from hexiopt.calibration.constants import CALIBRATION
+from hexiopt.readers.plan_file import write_text
 
 Floats = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from typing import Any
 from experiments.cli import main
 from experiments.common import STATUS_FILE, Job
 from hexiopt.errors import InputError
-from hexiopt.plan_file import MAX_PLAN_BYTES
+from hexiopt.readers.plan_file import MAX_PLAN_BYTES
 from hexiopt.reading import read_mapping
 
 _RESULTS = (

@@ -19,17 +19,17 @@ from typing import Any
 from experiments.config import Config
 from experiments.terminal import mute, show
 from hexiopt.bounds import lower_bound_s
-from hexiopt.cluster_file import cluster_from_section
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.huggingface import model_from_config
-from hexiopt.plan import Plan
-from hexiopt.plan_file import PlanFile, read_plan, write_text
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.readers.cluster_file import cluster_from_section
+from hexiopt.readers.huggingface import model_from_config
+from hexiopt.readers.plan_file import PlanFile, read_plan, write_text
 from hexiopt.reading import Section, read_mapping
 from hexiopt.result import Result
-from solvers.base import Budget, Listener, Solver
+from solvers.core.search import Budget, Listener, Solver
 
 STATUS_FILE = "status.json"
 INTERRUPTED = 130

@@ -11,11 +11,11 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from hexiopt.cluster_file import NAME, NAME_RULE
 from hexiopt.errors import InputError
+from hexiopt.problem.space import Space, space_from_sections
+from hexiopt.problem.workload import Workload, workload_from_section
+from hexiopt.readers.cluster_file import NAME, NAME_RULE
 from hexiopt.reading import Section
-from hexiopt.space import Space, space_from_sections
-from hexiopt.workload import Workload, workload_from_section
 
 MAX_TIME_LIMIT_S = 30 * 86_400.0
 MAX_STEPS = 10**12

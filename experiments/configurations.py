@@ -3,10 +3,10 @@
 from importlib.resources import as_file, files
 from typing import Any
 
-from hexiopt.cluster import Cluster
-from hexiopt.cluster_file import cluster_from_section
-from hexiopt.huggingface import model_from_config
-from hexiopt.model import ModelSpec
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
+from hexiopt.readers.cluster_file import cluster_from_section
+from hexiopt.readers.huggingface import model_from_config
 from hexiopt.reading import Section, read_mapping
 
 

@@ -9,9 +9,9 @@ from rich.text import Text
 
 from experiments.cli import main
 from experiments.common import Job
-from hexiopt.cluster_text import cluster_text, unknowns
-from hexiopt.discovery.machines import Discovery, Texts, discover
 from hexiopt.errors import InputError
+from hexiopt.readers.cluster_yaml import cluster_text, unknowns
+from hexiopt.readers.discovery.machines import Discovery, Texts, discover
 
 FILE = "cluster.yaml"
 _SHOWN = 40  # machines in the table

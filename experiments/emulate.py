@@ -14,10 +14,10 @@ from experiments.train import check_trainable, trainable
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.plan import Plan
-from hexiopt.plan_file import plan_file_to_dict
-from hexiopt.problem import Problem
-from hexiopt.simulate_network import simulated_s
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.readers.plan_file import plan_file_to_dict
+from hexiopt.simulation.network import simulated_s
 from solvers.registry import make_solver
 
 if TYPE_CHECKING:

@@ -18,21 +18,21 @@ from experiments.cli import main
 from experiments.common import Job, found, search
 from experiments.price import priced
 from experiments.reports import show_plan
-from hexiopt.calibration import constants
-from hexiopt.cluster_file import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATENCY_US
-from hexiopt.cost import coefficients
+from hexiopt.calibration import coefficients
+from hexiopt.calibration.constants import constants
+from hexiopt.calibration.frameworks import default_framework
+from hexiopt.calibration.gpus import Gpu, catalogue, fitted_efficiency
 from hexiopt.cost.cost import Cost, StageCost
-from hexiopt.cost.memory import MEMORY_PARTS
+from hexiopt.cost.executors.memory import MEMORY_PARTS
+from hexiopt.cost.executors.sites import Site
 from hexiopt.cost.model import CostModel
-from hexiopt.cost.sites import Site
-from hexiopt.frameworks import default_framework
-from hexiopt.gpus import Gpu, catalogue, fitted_efficiency
-from hexiopt.machine import Machine
-from hexiopt.plan import Plan, Stage
-from hexiopt.plan_file import solver_to_dict
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Plan, Stage
+from hexiopt.problem.machine import Machine
+from hexiopt.problem.problem import Problem
+from hexiopt.readers.cluster_file import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATENCY_US
+from hexiopt.readers.plan_file import solver_to_dict
 from hexiopt.report.style import MEMORY_LABELS, gib, milliseconds, percent, place, rate, seconds
-from hexiopt.simulate_network import simulated_s
+from hexiopt.simulation.network import simulated_s
 from hexiopt.units import GIB, MICROSECOND, TFLOP
 from solvers.registry import make_solver
 

@@ -4,7 +4,7 @@
     python -m experiments.flashflex_comparison --rows 1 --time-limit 5
 
 For each row of `data/flashflex_rows.yaml` the portfolio solver searches three times: under the formulas of
-`solvers/rivals/flashflex_pricer.py` with micro-batches of its choice; under the formulas with FlashFlex's
+`solvers/baselines/flashflex_pricer.py` with micro-batches of its choice; under the formulas with FlashFlex's
 micro-batch rule, as in the figures it is compared with; and under our own cost model and memory, whose plan
 FlashFlex's formulas then judge.
 """
@@ -26,14 +26,14 @@ from rich.table import Table
 
 from experiments.configurations import named_cluster, named_model
 from experiments.tables.publish import publish_section
-from hexiopt.plan import Plan
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
 from hexiopt.reading import read_mapping
-from hexiopt.space import Space
-from hexiopt.workload import Workload
-from solvers.base import Budget, Pricer
+from solvers.baselines.flashflex_pricer import FlashFlexPricer
+from solvers.core.search import Budget, Pricer
 from solvers.registry import make_solver
-from solvers.rivals.flashflex_pricer import FlashFlexPricer
 
 NO_PLAN = 0.0  # tokens/s where a search found none
 LEFT = ("model", "its memory accepts")  # columns of words

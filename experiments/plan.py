@@ -5,7 +5,7 @@ import sys
 from experiments.cli import main
 from experiments.common import Job, bounded, found, search
 from experiments.reports import plan_reports, show_plan
-from hexiopt.plan_file import plan_file_to_dict, solver_to_dict
+from hexiopt.readers.plan_file import plan_file_to_dict, solver_to_dict
 from solvers.registry import make_solver
 
 

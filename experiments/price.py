@@ -5,11 +5,11 @@ import sys
 from experiments.cli import main
 from experiments.common import Job, NoPlanError
 from experiments.reports import show_plan
-from hexiopt.check import check
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.plan_file import PlanFile, plan_file_to_dict
+from hexiopt.plan.check import check
+from hexiopt.readers.plan_file import PlanFile, plan_file_to_dict
 
 
 def run(job: Job) -> float:

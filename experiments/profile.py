@@ -14,10 +14,10 @@ from rich.text import Text
 
 from experiments.cli import main
 from experiments.common import FailedError, Job
-from hexiopt.cluster_file import cluster_from_section
-from hexiopt.cluster_text import cluster_text, read_open_cluster, unknowns
+from hexiopt.calibration.gpus import Efficiency
 from hexiopt.errors import InputError
-from hexiopt.gpus import Efficiency
+from hexiopt.readers.cluster_file import cluster_from_section
+from hexiopt.readers.cluster_yaml import cluster_text, read_open_cluster, unknowns
 from hexiopt.reading import Section
 from hexiopt.units import GB, GIB, MICROSECOND, TFLOP
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from experiments.common import Job
 from hexiopt.cost.cost import Cost
-from hexiopt.plan import Plan
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
 from hexiopt.result import Point
 
 

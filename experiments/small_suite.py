@@ -25,17 +25,17 @@ from rich.progress import track
 from rich.table import Table
 
 from experiments.configurations import named_model
-from hexiopt.cluster import Cluster
-from hexiopt.cluster_file import cluster_from_section
+from hexiopt.calibration.gpus import catalogue
 from hexiopt.errors import InputError
-from hexiopt.gpus import catalogue
-from hexiopt.problem import Problem
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.cluster_file import cluster_from_section
+from hexiopt.readers.synthetic import intra_bandwidth_gb_per_s
 from hexiopt.reading import Section, read_mapping
 from hexiopt.report.style import percent, seconds
 from hexiopt.result import Result
-from hexiopt.synthetic import intra_bandwidth_gb_per_s
-from hexiopt.workload import Workload
-from solvers.base import Budget
+from solvers.core.search import Budget
 from solvers.registry import NAMES, ORACLES, RIVALS, make_solver
 
 _LATENCY_US = 20.0

@@ -24,20 +24,20 @@ from rich.progress import track
 from rich.table import Table
 
 from hexiopt.bounds import lower_bound_s
-from hexiopt.check import check
-from hexiopt.cluster_file import cluster_from_section
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.huggingface import model_from_config
-from hexiopt.plan import Plan
-from hexiopt.problem import Problem
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import SWITCHES, Space
+from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, SCHEDULES, Workload
+from hexiopt.readers.cluster_file import cluster_from_section
+from hexiopt.readers.huggingface import model_from_config
 from hexiopt.reading import Section
 from hexiopt.result import Result, Status
-from hexiopt.simulate import simulate
-from hexiopt.space import SWITCHES, Space
-from hexiopt.workload import AUTO, RECOMPUTE_POLICIES, SCHEDULES, Workload
-from solvers.base import Budget
-from solvers.exhaustive import MOST_DEVICES, MOST_LAYERS
+from hexiopt.simulation.engine import simulate
+from solvers.core.search import Budget
+from solvers.exact.exhaustive import MOST_DEVICES, MOST_LAYERS
 from solvers.registry import NAMES, ORACLES, RIVALS, SEQUENCE, SEQUENCE_ORACLES, make_solver
 
 GPUS = ("rtx_3090", "rtx_4090", "rtx_3080_ti", "a800_80gb_sxm", "h100_80gb_sxm", "l40s", "t4", "v100_16gb_sxm")

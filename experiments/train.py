@@ -13,13 +13,13 @@ from typing import Any
 from experiments.cli import main
 from experiments.common import FailedError, Job, found, search
 from experiments.reports import show_plan
-from hexiopt.check import check
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.plan import Plan
-from hexiopt.plan_file import PlanFile, plan_file_to_dict, read_plan, solver_to_dict
-from hexiopt.problem import Problem
-from hexiopt.workload import AUTO
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import AUTO
+from hexiopt.readers.plan_file import PlanFile, plan_file_to_dict, read_plan, solver_to_dict
 from solvers.registry import make_solver
 
 _OF_A_MACHINE = ("train.machine=", "train.master=")

@@ -28,9 +28,9 @@ from experiments.validation.score import (
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import RUNS, shipped_measurements
 from hexiopt.errors import InputError
-from hexiopt.profiles.files import read_profile
-from hexiopt.profiles.layers import Profile
-from hexiopt.profiles.network import sailor_network
+from hexiopt.problem.profile import Profile
+from hexiopt.readers.profiles.files import read_profile
+from hexiopt.readers.profiles.network import sailor_network
 from hexiopt.report.validation import (
     Errors,
     Prediction,
@@ -39,7 +39,7 @@ from hexiopt.report.validation import (
     left_out_table,
     validation_csv,
 )
-from hexiopt.simulate_network import simulated_s
+from hexiopt.simulation.network import simulated_s
 
 _FAMILY = 8  # rows from which ρ says something
 _TYPE = 10  # rows from which a GPU type is summed up

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from hexiopt.cost.cost import Cost
-from hexiopt.plan import Plan
+from hexiopt.plan.plan import Plan
 
 OPTIMALITY_TOLERANCE = 1e-6
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hexiopt.sequence import Range
+from hexiopt.plan.token_layout import Range
 from runtime.block_attention import exact
 from runtime.functions import applied
 

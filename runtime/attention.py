@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hexiopt.model import ModelSpec
+from hexiopt.problem.model import ModelSpec
 from runtime.parts import Range, Shard
 
 

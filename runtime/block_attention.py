@@ -16,7 +16,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from hexiopt.sequence import Range
+from hexiopt.plan.token_layout import Range
 
 _aten = torch.ops.aten
 _PIECE = 2**24  # scores held at a time

@@ -25,8 +25,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hexiopt.errors import InputError
-from hexiopt.huggingface import model_from_config
-from hexiopt.model import ModelSpec
+from hexiopt.problem.model import ModelSpec
+from hexiopt.readers.huggingface import model_from_config
 from hexiopt.reading import Section, read_mapping
 from runtime.gradient_sync import Bucket
 from runtime.parts import Part, whole_parts

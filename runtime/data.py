@@ -23,7 +23,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from hexiopt.errors import InputError
-from hexiopt.problem import sha256_of
+from hexiopt.problem.problem import sha256_of
 from hexiopt.reading import read_text
 
 Tokens = NDArray[np.integer[Any]]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hexiopt.model import ModelSpec
-from hexiopt.sequence import Range
+from hexiopt.plan.token_layout import Range
+from hexiopt.problem.model import ModelSpec
 from runtime.attention import Attention
 from runtime.functions import gated_silu, recomputed, rms_norm
 from runtime.layout import Chunk

@@ -9,9 +9,9 @@ import numpy as np
 
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Plan
-from hexiopt.plan_file import plan_file_to_dict, write_text
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.readers.plan_file import plan_file_to_dict, write_text
 from runtime.emulation import Pace, narrowed, paces, write_paces
 from runtime.fabric import Fabric
 from runtime.layout import layout_of

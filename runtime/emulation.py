@@ -15,15 +15,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from hexiopt.cost.compute import optimizer_compute_s
 from hexiopt.cost.cost import Cost
+from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.model import ModelSpec
-from hexiopt.plan import Plan
-from hexiopt.plan_file import write_text
-from hexiopt.problem import Problem
-from hexiopt.workload import Workload
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.plan_file import write_text
 from runtime.layout import layout_of
 
 _LEAST_HEAD = 2  # RoPE turns pairs

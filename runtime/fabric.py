@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hexiopt.cluster import Cluster
 from hexiopt.errors import InputError
+from hexiopt.problem.cluster import Cluster
 
 INTERFACE = "eth0"  # of a device, inside its namespace
 _NAMESPACES = Path("/run/netns")

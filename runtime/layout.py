@@ -12,13 +12,13 @@ from itertools import accumulate, pairwise
 from math import lcm
 from typing import NamedTuple
 
-from hexiopt.cluster import Cluster
 from hexiopt.cost.gradient_sync import slices
 from hexiopt.cost.sharding import sharding_groups
-from hexiopt.model import ModelSpec
-from hexiopt.plan import Plan, SequenceLayout, Stage
-from hexiopt.sequence import common, misfit, token_ranges
-from hexiopt.workload import Workload
+from hexiopt.plan.plan import Plan, SequenceLayout, Stage
+from hexiopt.plan.token_layout import common, misfit, token_ranges
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.workload import Workload
 from runtime.parts import Part, Range, Shard, shards, split, stage_parts
 
 

@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from hexiopt.cost.memory import Memory
+from hexiopt.cost.executors.memory import Memory
 
 _saved_as = [("activations", 0)]  # as what counts what is saved now, and what is alive beside it, in bytes
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hexiopt.sequence import common, joined
+from hexiopt.plan.token_layout import common, joined
 from runtime.layout import Executor, Lane, Line, Route
 from runtime.outbox import Outbox
 from runtime.parts import Range

@@ -20,7 +20,7 @@ from typing import Any
 import torch._dynamo  # noqa: F401  # optimisers import it at first use: here once, before processes fork
 
 from hexiopt.errors import InputError
-from hexiopt.plan_file import PlanFile, read_plan
+from hexiopt.readers.plan_file import PlanFile, read_plan
 from runtime.layout import layout_of
 from runtime.rank import Event, run_rank
 from runtime.settings import Run

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from hexiopt.errors import InputError
-from hexiopt.model import ModelSpec
+from hexiopt.problem.model import ModelSpec
 
 Range = tuple[int, int]  # [start, end)
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from hexiopt.errors import InputError
-from hexiopt.plan_file import PlanFile
+from hexiopt.readers.plan_file import PlanFile
 from runtime.checkpoint import Checkpoint, Progress, save
 from runtime.data import Batches
 from runtime.emulation import Pace, read_pace

@@ -1,11 +1,11 @@
 """Causal attention of a sequence layout: queries stay, keys and values travel round (Liu et al., arXiv 2310.01889).
 
 The groups of a layout may cut the heads at different places, so that each *sub-ring* (HexiSeq, arXiv 2605.07569;
-`hexiopt/sequence.py`) is a ring of its own; a rank takes part in those of its heads. At turn j of G it computes its
-group's queries on the keys and values of group (g - j) mod G, while those of the next turn are on their way. Backward,
-keys and values travel again, and the gradients of each block with it, one turn later: they come home after G turns.
-They are summed in max(float32, type of the inputs), and travel in the type of the inputs.
-Shapes: T tokens of the group, B samples, n own heads (m key-value heads), D head size.
+`hexiopt/plan/token_layout.py`) is a ring of its own; a rank takes part in those of its heads. At turn j of G it
+computes its group's queries on the keys and values of group (g - j) mod G, while those of the next turn are on their
+way. Backward, keys and values travel again, and the gradients of each block with it, one turn later: they come home
+after G turns. They are summed in max(float32, type of the inputs), and travel in the type of the inputs. Shapes: T
+tokens of the group, B samples, n own heads (m key-value heads), D head size.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hexiopt.model import ModelSpec
-from hexiopt.plan import SequenceLayout
-from hexiopt.sequence import Range, group_ranges, head_ranges, kv_range, sub_rings, token_ranges
+from hexiopt.plan.plan import SequenceLayout
+from hexiopt.plan.token_layout import Range, group_ranges, head_ranges, kv_range, sub_rings, token_ranges
+from hexiopt.problem.model import ModelSpec
 from runtime.all_to_all import AllToAll
 from runtime.attention import met
 from runtime.block_attention import Block, attend, attend_backward, blocks, exact, merge

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from math import cos, pi
 from pathlib import Path
 
-from hexiopt.plan_file import write_text
+from hexiopt.readers.plan_file import write_text
 from hexiopt.reading import Section, read_mapping
 
 

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hexiopt.cluster import Cluster
-from hexiopt.model import ModelSpec
-from hexiopt.plan import Plan
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
 from runtime.attention import Attention, WholeAttention
 from runtime.decoder import DecoderChunk, Rope, empty_weights
 from runtime.emulation import Pace

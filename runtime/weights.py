@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hexiopt.errors import InputError, shown
-from hexiopt.model import ARCHITECTURES, ModelSpec
+from hexiopt.problem.model import ARCHITECTURES, ModelSpec
 from hexiopt.reading import Section, read_mapping
 from runtime.parts import EMBEDDING, HEAD, Part, whole_parts
 

@@ -21,18 +21,18 @@ from multiprocessing.synchronize import Event
 from typing import Any
 
 from hexiopt.cost.cost import Cost
-from hexiopt.plan import Plan
+from hexiopt.plan.plan import Plan
 from hexiopt.result import Point
-from solvers.base import Search
-from solvers.builder import Builder
-from solvers.local_search import ANNEAL, hand_made, improve, own_grids
-from solvers.metis import HierarchicalPartition
-from solvers.polish import Polisher
-from solvers.searching import SearchingSolver
+from solvers.completion.completer import Builder
+from solvers.core.partition import Structure
+from solvers.core.search import Search
+from solvers.frame.solver import SearchingSolver
+from solvers.frame.starts import dealt_structures
+from solvers.heuristics.hexiscale import HierarchicalPartition
+from solvers.heuristics.hill_climbing import Polisher
+from solvers.heuristics.local_search import ANNEAL, hand_made, improve, own_grids
+from solvers.heuristics.shape_program import shape_structures
 from solvers.sequence.joint import plan_jointly
-from solvers.shapes import shape_structures
-from solvers.starts import dealt_structures
-from solvers.structure import Structure
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,38 +4,38 @@ from dataclasses import fields, is_dataclass
 from importlib import import_module
 
 from hexiopt.errors import InputError, closest
-from solvers.base import Solver
+from solvers.core.search import Solver
 
 _SOLVERS = {
-    "random": "solvers.random_partition:RandomPartition",
-    "metis": "solvers.metis:Metis",
-    "shapes": "solvers.shapes:Shapes",
-    "local_search": "solvers.local_search:LocalSearch",
+    "random": "solvers.heuristics.random_partition:RandomPartition",
+    "metis": "solvers.heuristics.hexiscale:Metis",
+    "shapes": "solvers.heuristics.shape_program:Shapes",
+    "local_search": "solvers.heuristics.local_search:LocalSearch",
     "portfolio": "solvers.portfolio:Portfolio",
-    "cp_sat": "solvers.cp_sat:CpSat",
+    "cp_sat": "solvers.exact.cp_sat:CpSat",
 }
 
 # The oracle: it refuses problems of more than a few devices, so it is not run wherever the others are.
-_ORACLES = {"exhaustive": "solvers.exhaustive:Exhaustive"}
+_ORACLES = {"exhaustive": "solvers.exact.exhaustive:Exhaustive"}
 
 _RIVALS = {
-    "amp": "solvers.rivals.amp:Amp",
-    "espresso": "solvers.rivals.espresso:Espresso",
-    "flashflex": "solvers.rivals.flashflex:FlashFlex",
-    "fsdp": "solvers.rivals.fsdp:Fsdp",
-    "galvatron": "solvers.rivals.galvatron:Galvatron",
-    "megatron": "solvers.rivals.megatron:Megatron",
-    "metis_atc24": "solvers.rivals.metis_atc24:MetisAtc24",
-    "sailor": "solvers.rivals.sailor:Sailor",
+    "amp": "solvers.baselines.amp:Amp",
+    "espresso": "solvers.baselines.espresso:Espresso",
+    "flashflex": "solvers.baselines.flashflex:FlashFlex",
+    "fsdp": "solvers.baselines.fsdp:Fsdp",
+    "galvatron": "solvers.baselines.galvatron:Galvatron",
+    "megatron": "solvers.baselines.megatron:Megatron",
+    "metis_atc24": "solvers.baselines.metis_atc24:MetisAtc24",
+    "sailor": "solvers.baselines.sailor:Sailor",
 }
 
 # They plan stages with sequence layouts, which the plan space has with space.sequence=true.
 _SEQUENCE = {
     "hexiseq": "solvers.sequence.hexiseq:HexiSeq",
-    "ring": "solvers.sequence.symmetric:Ring",
+    "ring": "solvers.baselines.symmetric:Ring",
     "sequence_random": "solvers.sequence.random_layouts:SequenceRandom",
-    "ulysses": "solvers.sequence.symmetric:Ulysses",
-    "usp": "solvers.sequence.symmetric:Usp",
+    "ulysses": "solvers.baselines.symmetric:Ulysses",
+    "usp": "solvers.baselines.symmetric:Usp",
 }
 
 # Their oracle, for a few devices.

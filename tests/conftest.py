@@ -29,8 +29,8 @@ SHARING = (
     "tests/experiments/test_validate.py",
     "tests/runtime/test_checkpoint.py",
     "tests/runtime/test_faults.py",
-    "tests/solvers/rivals/test_flashflex.py",
-    "tests/solvers/rivals/test_rivals.py",
+    "tests/solvers/baselines/test_flashflex.py",
+    "tests/solvers/baselines/test_rivals.py",
 )
 
 

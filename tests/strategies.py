@@ -5,14 +5,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from hexiopt.cluster import Cluster
-from hexiopt.cluster_file import cluster_from_section
-from hexiopt.model import ModelSpec
-from hexiopt.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space, layer_ranges, recompute_policies, schedules, sharding_stages
+from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, Workload
+from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
-from hexiopt.space import Space, layer_ranges, recompute_policies, schedules, sharding_stages
-from hexiopt.workload import AUTO, RECOMPUTE_POLICIES, Workload
 
 GPUS = ("rtx_3090", "rtx_4090", "a100_80gb_sxm", "h100_80gb_sxm", "v100_32gb_sxm", "t4")
 BANDWIDTHS_GB_PER_S = (0.01, 0.125, 1.25, 12.5, 50.0, 400.0)

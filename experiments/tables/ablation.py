@@ -20,8 +20,8 @@ from experiments.tables.nested import Nested
 from experiments.tables.options import Options
 from experiments.tables.settings import Setting, one_model_each
 from experiments.tables.task import Found, Task, fastest
+from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.report.style import FAINT
-from hexiopt.space import SWITCHES, Space
 
 _SMALL = 0.0005  # costs below 0.05 % are called nothing
 

@@ -19,8 +19,8 @@ from experiments.tables.running import run_all
 from experiments.tables.store import Store, code_sha256
 from experiments.tables.task import Found, Task
 from hexiopt.errors import InputError
-from hexiopt.plan_file import write_text
-from hexiopt.problem import sha256_of
+from hexiopt.problem.problem import sha256_of
+from hexiopt.readers.plan_file import write_text
 
 Rows = Sequence[Mapping[str, Cell]]
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
-from hexiopt.cluster import Cluster
-from hexiopt.machine import Machine
-from hexiopt.problem import Problem
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.machine import Machine
+from hexiopt.problem.problem import Problem
 from hexiopt.report.style import count
 from hexiopt.units import GB, GIB, TFLOP
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from experiments.tables.task import Task
-from hexiopt.problem import Problem
+from hexiopt.problem.problem import Problem
 
 
 @dataclass(frozen=True)

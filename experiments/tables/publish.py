@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import hexiopt
-from hexiopt.plan_file import write_text
+from hexiopt.readers.plan_file import write_text
 
 DOCS = Path(hexiopt.__file__).parent.parent / "docs"
 

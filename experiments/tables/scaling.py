@@ -22,9 +22,9 @@ from experiments.tables.markdown import Cell, markdown_table, share, tokens
 from experiments.tables.names import OURS
 from experiments.tables.options import Options
 from experiments.tables.task import BOUND, Found, Outcome, Task, fastest
-from hexiopt.problem import Problem
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
 from hexiopt.report.style import MUTED, seconds
-from hexiopt.workload import Workload
 from solvers.registry import NAMES
 
 _MODEL = "llama2_13b"

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from experiments.configurations import named_cluster, named_model
-from hexiopt.problem import Problem
-from hexiopt.space import Space
-from hexiopt.workload import Workload
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import hexiopt
 from experiments.tables.task import BOUND, Outcome, Task
 from hexiopt.errors import InputError
-from hexiopt.plan_file import write_text
+from hexiopt.readers.plan_file import write_text
 from solvers.registry import make_solver
 
 _ROOT = Path(hexiopt.__file__).parent.parent

@@ -15,10 +15,10 @@ from experiments.tables.markdown import Cell
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.plan_file import solver_to_dict, write_plan
-from hexiopt.problem import Problem, sha256_of
+from hexiopt.problem.problem import Problem, sha256_of
+from hexiopt.readers.plan_file import solver_to_dict, write_plan
 from hexiopt.result import Result
-from solvers.base import Budget
+from solvers.core.search import Budget
 from solvers.registry import make_solver
 
 BOUND = "lower_bound"

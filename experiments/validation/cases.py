@@ -23,14 +23,14 @@ from experiments.validation.rules import (
     stores_scores,
 )
 from experiments.validation.shapes import InexpressibleError, model_of, seq_len_of
-from hexiopt.cluster import Cluster
 from hexiopt.errors import InputError
-from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage, irregular, misaligned
-from hexiopt.problem import Problem
-from hexiopt.profiles.layers import Profile
-from hexiopt.profiles.network import NetworkFits
-from hexiopt.space import layer_ranges
-from hexiopt.workload import Workload
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, irregular, misaligned
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.profile import Profile
+from hexiopt.problem.space import layer_ranges
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.profiles.network import NetworkFits
 
 _LARGEST_MICRO_BATCH = 64
 _MOST_CHUNKS = 8

@@ -13,12 +13,12 @@ from typing import Any
 
 from experiments.validation.rows import Row
 from experiments.validation.shapes import InexpressibleError
-from hexiopt.cluster import Cluster
-from hexiopt.cluster_file import cluster_from_section
-from hexiopt.gpus import Gpu, catalogue
-from hexiopt.profiles.network import NetworkFits
+from hexiopt.calibration.gpus import Gpu, catalogue
+from hexiopt.problem.cluster import Cluster
+from hexiopt.readers.cluster_file import cluster_from_section
+from hexiopt.readers.profiles.network import NetworkFits
+from hexiopt.readers.synthetic import intra_bandwidth_gb_per_s
 from hexiopt.reading import Section
-from hexiopt.synthetic import intra_bandwidth_gb_per_s
 from hexiopt.units import GB, GIB
 
 # Gbit/s of a machine: NVIDIA's DGX of the type and its like at clouds, 8 x HDR 200 and 8 x NDR 400; four Slingshot of

@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from experiments.validation.rows import Row
-from hexiopt.calibration import fitted_values
-from hexiopt.cluster import Cluster
+from hexiopt.calibration.constants import fitted_values
+from hexiopt.calibration.frameworks import Framework, calibrated_frameworks
+from hexiopt.calibration.gpus import Gpu, calibrated_catalogue
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
-from hexiopt.frameworks import Framework, calibrated_frameworks
-from hexiopt.gpus import Gpu, calibrated_catalogue
-from hexiopt.machine import Machine
-from hexiopt.plan import Plan
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.machine import Machine
+from hexiopt.problem.problem import Problem
 
 Values = Mapping[str, float]
 

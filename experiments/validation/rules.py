@@ -1,6 +1,6 @@
 """What software a measured run used, and what follows from it where its row is silent.
 
-Frameworks are those of `hexiopt/frameworks.yaml`:
+Frameworks are those of `hexiopt/calibration/frameworks.yaml`:
 - `fsdp` in the column of ZeRO: `torchtitan` where the source is it or the column says `fsdp2`, `torchtitan_async` where
   the notes have "async TP", `torchtitan_eager` where they do not have "compile"; else `fsdp`;
 - InternEvo, nanotron and DeepSpeed by their names in the source or the notes;
@@ -14,8 +14,8 @@ either is taken as every second layer in full.
 """
 
 from experiments.validation.rows import Row
-from hexiopt.gpus import PRECISIONS
-from hexiopt.workload import RECOMPUTE_POLICIES
+from hexiopt.calibration.gpus import PRECISIONS
+from hexiopt.problem.workload import RECOMPUTE_POLICIES
 
 _OLD_MEGATRON = ("megatron_2021", "megatron_2022")
 _HALF_SYNC = ("internevo", "deepspeed")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.validation.rows import Row
-from hexiopt.model import ModelSpec
+from hexiopt.problem.model import ModelSpec
 from hexiopt.reading import read_mapping
 
 _GATED = ("llama", "internlm", "mistral", "qwen")

@@ -2,8 +2,8 @@
 
 from hexiopt.bounds.sequence import sequence_bound_s
 from hexiopt.cost.model import CostModel
-from hexiopt.machine import Machine
-from hexiopt.space import recompute_policies
+from hexiopt.problem.machine import Machine
+from hexiopt.problem.space import recompute_policies
 
 
 def compute_bound_s(model: CostModel) -> float:

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from hexiopt.cost import coefficients as c
-from hexiopt.cost.compute import Blocks, Clock, attention_times, dense_times, head_compute, largest_shard
+from hexiopt.calibration import coefficients as c
+from hexiopt.calibration.gpus import Gpu
+from hexiopt.cost.executors.compute import Blocks, Clock, attention_times, dense_times, head_compute, largest_shard
 from hexiopt.cost.model import CostModel
-from hexiopt.gpus import Gpu
 
 _MANY = 1e9  # tokens, beyond every launch
 _HEADS = 10**9  # sequences, likewise

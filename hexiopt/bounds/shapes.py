@@ -28,8 +28,8 @@ from hexiopt.bounds.columns import Columns
 from hexiopt.bounds.kernel import Multipliers
 from hexiopt.bounds.stages import StageTypes
 from hexiopt.cost.model import CostModel
-from hexiopt.problem import Problem
-from hexiopt.space import schedules, sharding_stages
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import schedules, sharding_stages
 
 Floats = NDArray[np.float64]
 _WEIGHTS = (0.0, 0.35, 1.0, 2.5)  # multipliers of Σ tried, as shares of the price that matters

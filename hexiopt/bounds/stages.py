@@ -7,11 +7,11 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.cost.memory import MemoryModel, Shards
+from hexiopt.cost.executors.memory import MemoryModel, Shards
+from hexiopt.cost.executors.sites import Site
 from hexiopt.cost.model import CostModel
-from hexiopt.cost.sites import Site
-from hexiopt.machine import Machine
-from hexiopt.space import recompute_policies, sharding_stages
+from hexiopt.problem.machine import Machine
+from hexiopt.problem.space import recompute_policies, sharding_stages
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hexiopt.cluster import Cluster
-from hexiopt.plan import Ends, Pipeline, SequenceLayout
-from hexiopt.sequence import token_ranges
+from hexiopt.plan.plan import Ends, Pipeline, SequenceLayout
+from hexiopt.plan.token_layout import token_ranges
+from hexiopt.problem.cluster import Cluster
 
 Load = dict[int, float]  # shared resource → seconds (per byte of the message, or in all)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from hexiopt.cost.memory import Memory
+from hexiopt.cost.executors.memory import Memory
 
 
 @dataclass(frozen=True, slots=True)

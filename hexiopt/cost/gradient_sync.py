@@ -18,11 +18,11 @@ from math import lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.cluster import Cluster
-from hexiopt.cost.coefficients import LAST_BUCKET
-from hexiopt.cost.collectives import tree_depth
-from hexiopt.model import ModelSpec
-from hexiopt.plan import Pipeline
+from hexiopt.calibration.coefficients import LAST_BUCKET
+from hexiopt.cost.executors.collectives import tree_depth
+from hexiopt.plan.plan import Pipeline
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -12,20 +12,20 @@ from itertools import pairwise
 
 import numpy as np
 
+from hexiopt.calibration.frameworks import Framework
 from hexiopt.cost.boundary import Hop, Load, Way, pipeline_ways, sender_load, summed, ways_load
-from hexiopt.cost.compute import optimizer_compute_s
 from hexiopt.cost.cost import Cost, PipelineCost, StageCost
+from hexiopt.cost.executors.compute import optimizer_compute_s
+from hexiopt.cost.executors.memory import WHOLE, Shards
+from hexiopt.cost.executors.sites import Crowd
+from hexiopt.cost.executors.stage_costs import AnySpread, Place, StageCosts
 from hexiopt.cost.flight import in_flight
 from hexiopt.cost.gradient_sync import Floats, Ints, SyncTimes, after_rings, sync_groups
-from hexiopt.cost.memory import WHOLE, Shards
 from hexiopt.cost.replicated import replicated_cost
 from hexiopt.cost.schedule import SCHEDULE_TIMES, PipelineTimes
 from hexiopt.cost.sharding import Rings, Times, lockstep_s, rings, sharding_groups, spreads
-from hexiopt.cost.sites import Crowd
-from hexiopt.cost.stage_costs import AnySpread, Place, StageCosts
-from hexiopt.frameworks import Framework
-from hexiopt.plan import Pipeline, Plan, Stage, irregular, misaligned, unpriced
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Pipeline, Plan, Stage, irregular, misaligned, unpriced
+from hexiopt.problem.problem import Problem
 
 _KEPT = 50_000  # pipelines, times and stages remembered before memory is given back
 
@@ -45,7 +45,7 @@ class _Parts:
 
 
 class CostModel(StageCosts):
-    """Prices plans of one problem. Implements what solvers ask of a pricer (`solvers/base.py`)."""
+    """Prices plans of one problem. Implements what solvers ask of a pricer (`solvers/core/search.py`)."""
 
     sends_occupy_stages = False
 

@@ -21,10 +21,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from hexiopt.cluster import Cluster
+from hexiopt.cost.executors.sites import Crowd, Site, Sites
 from hexiopt.cost.gradient_sync import Floats, SyncGroups, SyncTimes, slices
-from hexiopt.cost.sites import Crowd, Site, Sites
-from hexiopt.plan import Plan, SequenceLayout
+from hexiopt.plan.plan import Plan, SequenceLayout
+from hexiopt.problem.cluster import Cluster
 
 Times = tuple[float, float]  # forward and backward seconds for one micro-batch
 

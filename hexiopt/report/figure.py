@@ -6,8 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hexiopt.cost.cost import Cost
-from hexiopt.plan import Plan
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
 from hexiopt.report.panels.canvas import DPI, LABELS, clipped_to, new_figure, text_inches
 from hexiopt.report.panels.cluster import MAX_MACHINES, draw_cluster
 from hexiopt.report.panels.layers import draw_layers

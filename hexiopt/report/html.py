@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.memory import MEMORY_PARTS
-from hexiopt.plan import Plan
-from hexiopt.problem import Problem, problem_to_dict
+from hexiopt.cost.executors.memory import MEMORY_PARTS
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem, problem_to_dict
 from hexiopt.report import table
 from hexiopt.report.rows import PipelineRow, StageRow, plan_rows, unused_devices
 from hexiopt.report.style import (

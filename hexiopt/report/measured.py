@@ -9,8 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from hexiopt.cost.cost import Cost
-from hexiopt.plan import Plan
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
 from hexiopt.report.style import gib, milliseconds
 from hexiopt.report.timeline import meta_event, operation_event, timeline_events
 

@@ -13,7 +13,7 @@ PLAIN_INTERVAL_S = 5.0
 
 
 class ProgressLike(Protocol):
-    """What a solver tells while it works (`solvers/base.py` has ours)."""
+    """What a solver tells while it works (`solvers/core/search.py` has ours)."""
 
     @property
     def solver(self) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from hexiopt.cost.cost import Cost, StageCost
-from hexiopt.plan import Pipeline, Plan, Stage
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.problem.problem import Problem
 from hexiopt.report.style import FULL_MEMORY, gib, gpu_names, place, stage_colour
 
 # Of the slowest stage, what another may lack to be called slowest too.

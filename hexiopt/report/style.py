@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from hexiopt.cluster import Cluster
-from hexiopt.cost.memory import MEMORY_PARTS
+from hexiopt.cost.executors.memory import MEMORY_PARTS
+from hexiopt.problem.cluster import Cluster
 from hexiopt.units import GIB
 
 # Hues of Paul Tol's colour-blind-safe schemes (https://personal.sron.nl/~pault/), neighbours far apart.

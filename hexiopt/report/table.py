@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hexiopt.cost.cost import Cost, StageCost
-from hexiopt.plan import Plan
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
 from hexiopt.report.rows import PipelineRow, PlanRows, StageRow, plan_rows, unused_devices
 from hexiopt.report.style import (
     FULL_MEMORY,

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from hexiopt.cost.cost import Cost, PipelineCost
-from hexiopt.plan import Pipeline, Plan
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Pipeline, Plan
+from hexiopt.problem.problem import Problem
 from hexiopt.report.rows import alike_pipelines, num_operations
 from hexiopt.report.style import place
-from hexiopt.simulate import simulate_pipeline
+from hexiopt.simulation.engine import simulate_pipeline
 from hexiopt.units import MICROSECOND
 
 MAX_EVENTS = 200_000

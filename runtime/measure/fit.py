@@ -7,10 +7,10 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.cluster_file import MAX_LATENCY_US
-from hexiopt.cost.collectives import ring_collective_s
-from hexiopt.gpus import Efficiency
-from hexiopt.profiles.channel import Channel, channel_of, nonnegative
+from hexiopt.calibration.gpus import Efficiency
+from hexiopt.cost.executors.collectives import ring_collective_s
+from hexiopt.readers.cluster_file import MAX_LATENCY_US
+from hexiopt.readers.profiles.channel import Channel, channel_of, nonnegative
 from hexiopt.units import MICROSECOND
 from runtime.measure.points import Point, of_kind
 

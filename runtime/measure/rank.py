@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from hexiopt.errors import InputError
-from hexiopt.plan_file import write_text
+from hexiopt.readers.plan_file import write_text
 from hexiopt.reading import Section, read_mapping
 from runtime.measure.devices import own_device
 from runtime.measure.links import Links

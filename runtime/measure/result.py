@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from hexiopt.discovery.product import match
 from hexiopt.errors import InputError, closest_of_many, shown
-from hexiopt.profiles.channel import Channel
+from hexiopt.readers.discovery.product import match
+from hexiopt.readers.profiles.channel import Channel
 from runtime.measure.network import Pair, Part, between_parts, channels, inter_machine, machine_entry, pair_of, parts_of
 from runtime.measure.points import Device
 from runtime.measure.rank import Measured

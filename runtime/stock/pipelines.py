@@ -14,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from hexiopt.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from runtime.attention import WholeAttention
 from runtime.decoder import DecoderChunk, Rope, empty_weights
 from runtime.layout import layout_of

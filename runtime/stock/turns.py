@@ -15,7 +15,7 @@ import torch
 import torch._dynamo  # optimisers import it at first use: here once, before processes fork
 import torch.distributed as dist
 
-from hexiopt.model import ModelSpec
+from hexiopt.problem.model import ModelSpec
 
 TIMEOUT_S = 120.0
 Step = Callable[[int], float]  # of a number of the step, to its loss

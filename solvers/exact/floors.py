@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.cost.memory import Shards
+from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.executors.sites import Site
 from hexiopt.cost.model import CostModel
-from hexiopt.cost.sites import Site
-from hexiopt.space import schedules
+from hexiopt.problem.space import schedules
 from solvers.exact.most_sequences import most_sequences
 from solvers.exact.stage_times import StageTable
 from solvers.exact.usage import Lattice

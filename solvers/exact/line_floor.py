@@ -25,11 +25,11 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.cost.memory import Shards
+from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.executors.sites import Site
 from hexiopt.cost.model import CostModel
-from hexiopt.cost.sites import Site
-from hexiopt.space import schedules
-from solvers.enumeration.arrangements import Groups
+from hexiopt.problem.space import schedules
+from solvers.exact.enumeration.arrangements import Groups
 from solvers.exact.stage_times import StageTable
 
 Floats = NDArray[np.float64]

@@ -1,8 +1,8 @@
 """Lines of TP groups as columns of the CP-SAT model: the most sequences of a pipeline on each within a step time.
 
 What a line may process is bounded at once (`line_floor.py`), for the devices that it leaves must process the rest. It
-is tightened to what it can process, with a candidate to show for it (`solvers/enumeration/candidates.py`), when it is
-first chosen.
+is tightened to what it can process, with a candidate to show for it (`solvers/exact/enumeration/candidates.py`), when
+it is first chosen.
 """
 
 from collections import Counter
@@ -14,12 +14,12 @@ from itertools import groupby, product
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.cost.memory import Shards
+from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.model import CostModel
-from hexiopt.space import recompute_policies, schedules, sharding_stages
-from solvers.enumeration.arrangements import Arrangement, Line, Seats
-from solvers.enumeration.candidates import Candidates
-from solvers.enumeration.dealing import Frame
+from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
+from solvers.exact.enumeration.arrangements import Arrangement, Line, Seats
+from solvers.exact.enumeration.candidates import Candidates
+from solvers.exact.enumeration.dealing import Frame
 from solvers.exact.line_floor import Context, LineFloor, Sync
 from solvers.exact.packing import Choice, Column, Limits
 from solvers.exact.residual import most_together

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.cost.memory import Shards
+from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.model import CostModel
 from solvers.exact.most_sequences import most_sequences
 from solvers.exact.stage_times import StageTable

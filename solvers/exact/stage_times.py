@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.cost import coefficients as c
-from hexiopt.cost.compute import optimizer_compute_s
-from hexiopt.cost.memory import Shards
+from hexiopt.calibration import coefficients as c
+from hexiopt.cost.executors.compute import optimizer_compute_s
+from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.executors.sites import Site
 from hexiopt.cost.model import CostModel
-from hexiopt.cost.sites import Site
 
 Floats = NDArray[np.float64]
 _ROUNDING = 1e-9  # of a memory limit

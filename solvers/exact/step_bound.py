@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.cost.memory import Shards
+from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.model import CostModel
-from hexiopt.space import sharding_stages
-from solvers.base import Search
+from hexiopt.problem.space import sharding_stages
+from solvers.core.search import Search
 from solvers.exact.floors import Family, Floors
 from solvers.exact.packing import Column, Limits, Packing
 from solvers.exact.replicated_floors import ReplicatedFloors

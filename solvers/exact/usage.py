@@ -13,7 +13,7 @@ from math import comb, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.problem import Problem
+from hexiopt.problem.problem import Problem
 
 Vector = tuple[int, ...]
 Ints = NDArray[np.int64]

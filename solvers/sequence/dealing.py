@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hexiopt.plan import Ends
+from hexiopt.plan.plan import Ends
 from solvers.sequence.recompute import Mixtures
 
 _BISECTIONS = 40

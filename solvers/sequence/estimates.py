@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hexiopt.cost.memory import MemoryModel, Shards
+from hexiopt.cost.executors.memory import MemoryModel, Shards
+from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.model import CostModel
-from hexiopt.cost.sequence_stage import SequenceStage
-from hexiopt.plan import SequenceGroup, SequenceLayout
-from hexiopt.sequence import Floats, Ints
-from solvers.sequence.allotment import RateTable
+from hexiopt.plan.plan import SequenceGroup, SequenceLayout
+from hexiopt.plan.token_layout import Floats, Ints
+from solvers.core.zero import LOCKSTEP
 from solvers.sequence.shapes import Line, Shape
 from solvers.sequence.tensor_table import TensorTable
-from solvers.zero import LOCKSTEP
+from solvers.sequence.token_allocation import RateTable
 
 _KEPT = 50_000  # lines remembered before memory is given back
 _FILLINGS = 3  # rounds in which tokens move from full devices to others

@@ -8,11 +8,11 @@ import random
 from dataclasses import dataclass
 
 from hexiopt.errors import InputError
-from hexiopt.sequence import ORDERS
-from solvers.base import Search
-from solvers.sequence.judging import Freedoms
+from hexiopt.plan.token_layout import ORDERS
+from solvers.core.search import Search
+from solvers.sequence.layout_evaluator import Freedoms
 from solvers.sequence.planning import Planner, search_shapes
-from solvers.sequence.sequencing import SequencingSolver
+from solvers.sequence.solver import SequencingSolver
 
 
 @dataclass(frozen=True)

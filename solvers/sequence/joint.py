@@ -6,8 +6,8 @@ stages of the best plan without layouts, and moves devices, stages and pipelines
 
 import random
 
-from hexiopt.plan import Plan
-from solvers.base import Search
+from hexiopt.plan.plan import Plan
+from solvers.core.search import Search
 from solvers.sequence.planning import Planner, search_shapes
 from solvers.sequence.shapes import Shape, with_sharding
 

@@ -13,8 +13,8 @@ from itertools import chain, pairwise
 import numpy as np
 
 from hexiopt.cost.model import CostModel
-from solvers.sequence.clustering import clusterings
-from solvers.sequence.judging import RULES, Fitted, Freedoms, Judge, Need, Recipe
+from solvers.sequence.grouping import clusterings
+from solvers.sequence.layout_evaluator import RULES, Fitted, Freedoms, Judge, Need, Recipe
 from solvers.sequence.signatures import Signatures
 
 _PLAIN = (4, 10, None)  # clusterings tried at each effort

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from itertools import combinations
 
-from hexiopt.problem import Problem
-from solvers.sequence.clustering import by_machine, by_type
+from hexiopt.problem.problem import Problem
+from solvers.sequence.grouping import by_machine, by_type
 
 Machines = tuple[tuple[int, ...], ...]  # devices machine by machine
 _FEW_TYPES = 4  # types of GPUs of which all sets are tried

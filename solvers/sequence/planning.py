@@ -6,21 +6,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from hexiopt.check import check
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Plan
-from hexiopt.space import sharding_stages
-from solvers.base import Search
-from solvers.builder import Builder
-from solvers.sequence.building import PlanBuilder
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.space import sharding_stages
+from solvers.completion.completer import Builder
+from solvers.core.search import Search
+from solvers.core.zero import LOCKSTEP, sharding_groups
 from solvers.sequence.estimates import Estimates
-from solvers.sequence.hand_made import HandMade, Sketch
-from solvers.sequence.judging import Freedoms
+from solvers.sequence.layout_evaluator import Freedoms
 from solvers.sequence.layouts import LayoutSearch
-from solvers.sequence.moving import Moves
+from solvers.sequence.operators import Moves
 from solvers.sequence.shapes import Shape, zero_stages
-from solvers.zero import LOCKSTEP, sharding_groups
+from solvers.sequence.stage_builder import PlanBuilder
+from solvers.sequence.starts import HandMade, Sketch
 
 _ESTIMATING = 0.25  # most of the budget for estimates
 _QUICK = 0.5  # and until the shapes that they rank first have plain layouts

@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from hexiopt.check import check
 from hexiopt.cost.model import CostModel
-from hexiopt.problem import Problem
-from solvers.base import Search
-from solvers.sequence.building import PlanBuilder
-from solvers.sequence.clustering import clusterings
-from solvers.sequence.judging import RULES, Fitted, Freedoms, Need, Recipe
+from hexiopt.plan.check import check
+from hexiopt.problem.problem import Problem
+from solvers.core.search import Search
+from solvers.core.zero import drawn_groups
+from solvers.sequence.grouping import clusterings
+from solvers.sequence.layout_evaluator import RULES, Fitted, Freedoms, Need, Recipe
 from solvers.sequence.layouts import LayoutSearch
-from solvers.sequence.sequencing import SequencingSolver
 from solvers.sequence.shapes import Shape, zero_stages
-from solvers.zero import drawn_groups
+from solvers.sequence.solver import SequencingSolver
+from solvers.sequence.stage_builder import PlanBuilder
 
 _SPREAD = 0.2  # of the logarithms of the factors of tokens and heads
 

@@ -1,8 +1,8 @@
 """Recompute layer by layer: as few layers of a stage as memory asks for recompute what their backward needs.
 
 A stage's bytes are linear in the layers of each policy, but for the working set of the layer being recomputed, of which
-the largest counts (`hexiopt/cost/activations.py`). So of n layers with policies l, lean, and r, rich, as many as fit
-are rich.
+the largest counts (`hexiopt/cost/executors/activations.py`). So of n layers with policies l, lean, and r, rich, as many
+as fit are rich.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from itertools import combinations
 
 import numpy as np
 
-from hexiopt.sequence import Floats, Ints
+from hexiopt.plan.token_layout import Floats, Ints
 
 _EXACT = 1e-9  # of the limit, for rounding
 

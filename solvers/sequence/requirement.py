@@ -1,8 +1,8 @@
 """What solvers of sequence layouts ask of a problem."""
 
 from hexiopt.errors import InputError
-from hexiopt.problem import Problem
-from hexiopt.space import schedules
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import schedules
 
 
 def require_sequences(problem: Problem, solver: str) -> None:

@@ -5,9 +5,9 @@ A shape says nothing of layers, layouts and batches: `building.py` finds these.
 
 from dataclasses import dataclass, replace
 
-from hexiopt.problem import Problem
-from hexiopt.space import sharding_stages
-from solvers.zero import LOCKSTEP
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import sharding_stages
+from solvers.core.zero import LOCKSTEP
 
 Seat = tuple[int, ...]  # a stage's devices, ascending
 Line = tuple[Seat, ...]

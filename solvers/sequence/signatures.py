@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hexiopt.problem import Problem
+from hexiopt.problem.problem import Problem
 
 
 class Signatures:

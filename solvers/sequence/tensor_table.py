@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hexiopt.cost.memory import Shards
+from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.model import CostModel
-from hexiopt.sequence import Floats, Ints
+from hexiopt.plan.token_layout import Floats, Ints
 
 
 class TensorTable:

@@ -11,8 +11,8 @@ from experiments.validation.metrics import in_metric
 from experiments.validation.predict import Case, predicted
 from experiments.validation.rows import read_rows
 from experiments.validation.shipped import RUNS
-from hexiopt.calibration import constants
-from hexiopt.profiles.layers import NOTHING_MEASURED
+from hexiopt.calibration.constants import constants
+from hexiopt.problem.profile import NOTHING_MEASURED
 
 LINES = (50, 53, 57, 61, 71, 74, 81, 86)  # FSDP on A100, short and long sequences, small and large models
 

@@ -14,10 +14,10 @@ import pytest
 
 from experiments import common, plan
 from experiments.common import overlay, worst
-from hexiopt.check import check
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.plan_file import read_plan
+from hexiopt.plan.check import check
+from hexiopt.readers.plan_file import read_plan
 from tests.conftest import ROOT, Ran, Run
 
 TINY = ("cluster=small_mixed", "model=tiny", "solver=random", "solver.time_limit_s=0.2")
@@ -173,7 +173,7 @@ def test_a_replicated_interleaved_plan_is_priced_and_explained(hexiopt: Run, tmp
 
 def test_explain_gives_every_coefficient_a_source() -> None:
     from experiments.explain import coefficient_rows
-    from hexiopt.cost.coefficients import COEFFICIENTS
+    from hexiopt.calibration.coefficients import COEFFICIENTS
 
     rows = list(coefficient_rows())
     assert {name.upper() for name, _, _ in rows} == set(COEFFICIENTS)

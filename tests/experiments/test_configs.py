@@ -10,10 +10,10 @@ from omegaconf import OmegaConf, open_dict
 
 from experiments.common import Job, config_names
 from experiments.config import Config, ConstraintsConfig, SpaceConfig, WorkloadConfig, register
-from hexiopt.check import check
-from hexiopt.problem import Problem
-from hexiopt.space import Space
-from hexiopt.workload import Workload
+from hexiopt.plan.check import check
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
 from solvers import registry
 from tests.conftest import ROOT, Run
 

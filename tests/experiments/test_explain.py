@@ -2,7 +2,7 @@
 
 from experiments.explain import measured_rows, stage_rows, step_rows
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
+from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
 from tests.hexiopt.test_sequence_plans import PROBLEM
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hexiopt.cluster_file import read_cluster
+from hexiopt.readers.cluster_file import read_cluster
 from hexiopt.reading import read_mapping
 from tests.conftest import Run
 

@@ -21,7 +21,7 @@ from experiments.tables.running import run_all
 from experiments.tables.settings import QUICK, SETTINGS, one_model_each
 from experiments.tables.store import Store
 from experiments.tables.task import Outcome, Task, fastest, perform
-from hexiopt.space import SWITCHES
+from hexiopt.problem.space import SWITCHES
 from solvers import registry
 
 ARGUMENTS = ("--quick", "--ours-s", "0.5", "--rival-s", "0.5", "--scaling-s", "3", "--sizes", "16", "--out")
@@ -178,10 +178,10 @@ def test_records_hold_for_their_inputs_and_their_code(tmp_path: Path, monkeypatc
 
 
 def test_the_code_of_a_solver_is_what_it_imports() -> None:
-    amp, random = store._closure("solvers.rivals.amp"), store._closure("solvers.random_partition")
-    assert {"solvers.rivals.amp", "hexiopt.cost.model", "solvers.base"} <= amp
+    amp, random = store._closure("solvers.baselines.amp"), store._closure("solvers.heuristics.random_partition")
+    assert {"solvers.baselines.amp", "hexiopt.cost.model", "solvers.core.search"} <= amp
     assert "hexiopt.cost.model" in random
-    assert not any(name.startswith("solvers.rivals") for name in random)
+    assert not any(name.startswith("solvers.baselines") for name in random)
     assert store.code_sha256("amp") != store.code_sha256("random")
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from experiments.configurations import named_cluster, named_model
-from hexiopt.plan_file import plan_file_to_dict
-from hexiopt.problem import Problem
-from hexiopt.space import Space
-from hexiopt.workload import Workload
-from solvers.base import Budget
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.plan_file import plan_file_to_dict
+from solvers.core.search import Budget
 from solvers.registry import make_solver
 from tests.conftest import Run
 

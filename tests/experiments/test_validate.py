@@ -21,10 +21,10 @@ from experiments.validation.rules import framework_of
 from experiments.validation.score import Predicted, Scored, family, grouped, is_half_precision, spearman
 from experiments.validation.shapes import InexpressibleError, model_of
 from experiments.validation.shipped import HELD_OUT, RUNS, shipped_measurements
-from hexiopt.check import check
 from hexiopt.errors import InputError
-from hexiopt.profiles.layers import NOTHING_MEASURED
-from hexiopt.simulate_network import simulate_network
+from hexiopt.plan.check import check
+from hexiopt.problem.profile import NOTHING_MEASURED
+from hexiopt.simulation.network import simulate_network
 from hexiopt.units import GB
 from tests.conftest import Run
 

@@ -23,11 +23,11 @@ from experiments.validation.predict import Case, cost_model
 from experiments.validation.rows import read_rows
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import RUNS, shipped_measurements
-from hexiopt.frameworks import frameworks
-from hexiopt.plan_file import plan_to_dict
-from hexiopt.problem import Problem, problem_to_dict
-from hexiopt.space import Space
-from hexiopt.workload import Workload
+from hexiopt.calibration.frameworks import frameworks
+from hexiopt.problem.problem import Problem, problem_to_dict
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.plan_file import plan_to_dict
 from solvers import registry
 from tests.golden import files, outcome
 from tests.hexiopt.layouts import with_layouts

@@ -10,18 +10,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hexiopt.check import check
-from hexiopt.cluster_file import read_cluster
-from hexiopt.cost.memory import MEMORY_PARTS
+from hexiopt.calibration.frameworks import frameworks
+from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.frameworks import frameworks
-from hexiopt.huggingface import read_model
-from hexiopt.plan_file import plan_from_section, plan_to_dict, read_plan
-from hexiopt.problem import Problem, problem_from_section
+from hexiopt.plan.check import check
+from hexiopt.problem.problem import Problem, problem_from_section
+from hexiopt.readers.cluster_file import read_cluster
+from hexiopt.readers.huggingface import read_model
+from hexiopt.readers.plan_file import plan_from_section, plan_to_dict, read_plan
 from hexiopt.reading import Section
-from hexiopt.simulate_network import simulate_network
-from solvers.base import Budget
+from hexiopt.simulation.network import simulate_network
+from solvers.core.search import Budget
 from solvers.registry import make_solver
 
 Data = dict[str, Any]

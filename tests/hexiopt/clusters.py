@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from hexiopt.cluster import Cluster
-from hexiopt.cluster_file import cluster_from_section
+from hexiopt.problem.cluster import Cluster
+from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section, parse
 
 EXAMPLE = """

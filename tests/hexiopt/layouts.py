@@ -5,9 +5,9 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from hexiopt.plan import Plan, SequenceGroup, SequenceLayout, Stage
-from hexiopt.problem import Problem
-from hexiopt.sequence import ORDERS
+from hexiopt.plan.plan import Plan, SequenceGroup, SequenceLayout, Stage
+from hexiopt.plan.token_layout import ORDERS
+from hexiopt.problem.problem import Problem
 
 
 def parts(total: int, count: int) -> st.SearchStrategy[tuple[int, ...]]:

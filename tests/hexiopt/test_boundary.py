@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cluster import Cluster
-from hexiopt.cluster_file import cluster_from_section
 from hexiopt.cost.boundary import Hop, hop, overlaps, sender_load
 from hexiopt.cost.model import CostModel
-from hexiopt.model import ModelSpec
-from hexiopt.plan import Pipeline, Plan, Stage
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
-from hexiopt.workload import Workload
 from tests.strategies import clusters
 
 

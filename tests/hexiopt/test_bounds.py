@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hexiopt.bounds import lower_bound_s
 from hexiopt.bounds.chains import Boxes
 from hexiopt.bounds.shapes import shapes_of
-from hexiopt.cluster_file import cluster_from_section
 from hexiopt.cost.model import CostModel
-from hexiopt.model import ModelSpec
-from hexiopt.plan import Pipeline, Plan, Stage
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
-from hexiopt.space import Space
-from hexiopt.workload import Workload
 from tests.conftest import STRESS
 from tests.strategies import problems_with_plans, roomy_problems_with_plans
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from hexiopt import frameworks as frameworks_file
-from hexiopt import gpus as gpus_file
-from hexiopt.calibration import constants, fitted, fitted_values
+from hexiopt.calibration import frameworks as frameworks_file
+from hexiopt.calibration import gpus as gpus_file
+from hexiopt.calibration.constants import constants, fitted, fitted_values
+from hexiopt.calibration.frameworks import calibrated_frameworks, default_framework, frameworks
+from hexiopt.calibration.gpus import calibrated_catalogue, catalogue
 from hexiopt.errors import InputError
-from hexiopt.frameworks import calibrated_frameworks, default_framework, frameworks
-from hexiopt.gpus import calibrated_catalogue, catalogue
 from hexiopt.reading import Section
 
 MOST_CONSTANTS = 25

@@ -12,12 +12,12 @@ from hexiopt.bounds.chains import Boxes, Chains, Shape
 from hexiopt.bounds.columns import Columns
 from hexiopt.bounds.kernel import Multipliers
 from hexiopt.bounds.stages import StageTypes
-from hexiopt.cluster_file import cluster_from_section
 from hexiopt.cost.model import CostModel
-from hexiopt.problem import Problem
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
-from hexiopt.space import Space
-from hexiopt.workload import Workload
 from tests.solvers.problems import TINY
 
 LAYERS = 4

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from hexiopt.check import Violation, check
-from hexiopt.cluster_file import cluster_from_section
 from hexiopt.cost.model import CostModel
-from hexiopt.model import ModelSpec
-from hexiopt.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
-from hexiopt.problem import Problem
+from hexiopt.plan.check import Violation, check
+from hexiopt.plan.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import SWITCHES, Space
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
-from hexiopt.space import SWITCHES, Space
-from hexiopt.workload import Workload
 from tests.strategies import problems_with_plans
 
 MODEL = ModelSpec(

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cluster_file import cluster_to_dict, read_cluster
+from hexiopt.calibration.gpus import catalogue
 from hexiopt.errors import InputError
-from hexiopt.gpus import catalogue
+from hexiopt.readers.cluster_file import cluster_to_dict, read_cluster
 from tests.hexiopt.clusters import EXAMPLE, example, read, two
 
 # ------------------------------------------------------------------ file format

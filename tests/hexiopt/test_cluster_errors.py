@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cluster_file import cluster_to_dict
 from hexiopt.errors import InputError
+from hexiopt.readers.cluster_file import cluster_to_dict
 from tests.hexiopt.clusters import example, read, two
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cost.collectives import ring_collective_s, tree_depth
+from hexiopt.cost.executors.collectives import ring_collective_s, tree_depth
 
 
 def test_ring_by_hand() -> None:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cost import coefficients as c
-from hexiopt.cost.compute import (
+from hexiopt.calibration import coefficients as c
+from hexiopt.calibration.gpus import Efficiency, Gpu, catalogue
+from hexiopt.cost.executors.compute import (
     Clock,
     embedding_compute,
     head_compute,
@@ -16,9 +17,8 @@ from hexiopt.cost.compute import (
     layer_compute,
     optimizer_compute_s,
 )
-from hexiopt.gpus import Efficiency, Gpu, catalogue
-from hexiopt.model import ModelSpec
-from hexiopt.workload import Workload
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.workload import Workload
 from tests.strategies import models
 
 A100 = catalogue()["a100_80gb_sxm"]

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cluster_file import cluster_from_section
-from hexiopt.cost import coefficients as c
-from hexiopt.cost.collectives import ring_collective_s
-from hexiopt.cost.compute import embedding_compute, head_compute, layer_compute, optimizer_compute_s
+from hexiopt.calibration import coefficients as c
+from hexiopt.cost.executors.collectives import ring_collective_s
+from hexiopt.cost.executors.compute import embedding_compute, head_compute, layer_compute, optimizer_compute_s
+from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.flight import in_flight
-from hexiopt.cost.memory import Shards
 from hexiopt.cost.model import CostModel
-from hexiopt.model import ModelSpec
-from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
-from hexiopt.workload import Workload
 from tests.strategies import format_plans, plans, problems, problems_with_plans, roomy_problems_with_plans
 
 MODEL = ModelSpec(
@@ -256,7 +256,7 @@ def num_holders(plan: Plan, layer: int) -> int:
 
 @given(plan=format_plans(CLUSTER))
 def test_what_is_not_priced_is_refused_in_words(plan: Plan) -> None:
-    from hexiopt.plan import unpriced
+    from hexiopt.plan.plan import unpriced
 
     feature = unpriced(plan)
     if feature is not None:
@@ -266,7 +266,7 @@ def test_what_is_not_priced_is_refused_in_words(plan: Plan) -> None:
 
 
 def test_every_unpriced_feature_has_its_word() -> None:
-    from hexiopt.plan import SequenceGroup, SequenceLayout, Sharding, unpriced
+    from hexiopt.plan.plan import SequenceGroup, SequenceLayout, Sharding, unpriced
 
     plain = Stage.of((0,), 0, 6)
     layout = SequenceLayout((SequenceGroup((0,), (2048,), (8,)),))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.fair_shares import fair_rates
+from hexiopt.simulation.fair_shares import fair_rates
 
 Needs = list[dict[int, float]]
 seconds = st.one_of(st.sampled_from((0.5, 1.0)), st.floats(1e-3, 10.0))

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from hexiopt.cluster import Cluster
-from hexiopt.cluster_file import cluster_from_section
+from hexiopt.calibration.frameworks import Framework, default_framework, frameworks
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
-from hexiopt.frameworks import Framework, default_framework, frameworks
-from hexiopt.model import ModelSpec
-from hexiopt.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
-from hexiopt.workload import Workload
 
 MODEL = ModelSpec(
     name="m",

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import hexiopt.gpus
+from hexiopt.calibration import gpus
+from hexiopt.calibration.gpus import LINKS, Efficiency, Gpu, catalogue, find_gpu, gpu_from_section, gpu_to_dict
 from hexiopt.errors import InputError
-from hexiopt.gpus import LINKS, Efficiency, Gpu, catalogue, find_gpu, gpu_from_section, gpu_to_dict
 from hexiopt.reading import Section, read_mapping
 
 PUBLISHED = read_mapping(Path(__file__).with_name("published_gpus.yaml"))
 TABLES = {table["source"]: table for table in PUBLISHED["tables"]}
-TYPES = read_mapping(Path(hexiopt.gpus.__file__).with_name("gpus.yaml"))["types"]
+TYPES = read_mapping(Path(gpus.__file__).with_name("gpus.yaml"))["types"]
 NAMES = sorted(catalogue())
 NEW = {"tflops": 80, "memory_gib": 24, "hbm_gb_per_s": 900}
 

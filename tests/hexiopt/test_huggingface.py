@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.errors import InputError
-from hexiopt.huggingface import _EXTRA, _IGNORED, _REFUSED, model_from_config, read_model
-from hexiopt.model import ARCHITECTURES, ModelSpec
+from hexiopt.problem.model import ARCHITECTURES, ModelSpec
+from hexiopt.readers.huggingface import _EXTRA, _IGNORED, _REFUSED, model_from_config, read_model
 from hexiopt.reading import Section
 
 LLAMA = {

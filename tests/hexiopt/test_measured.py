@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Pipeline, Plan, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.report.measured import MeasuredOperation, MeasuredRank, measured_table
 from hexiopt.units import GIB
 from tests.solvers.problems import loose

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cost import coefficients as c
+from hexiopt.calibration import coefficients as c
+from hexiopt.calibration.gpus import Gpu, catalogue
+from hexiopt.cost.executors.memory import MEMORY_PARTS, MemoryModel, Shards
 from hexiopt.cost.flight import Turns, flight, in_flight, largest
-from hexiopt.cost.memory import MEMORY_PARTS, MemoryModel, Shards
-from hexiopt.gpus import Gpu, catalogue
-from hexiopt.huggingface import read_model
-from hexiopt.model import ModelSpec
-from hexiopt.simulate import operations
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.workload import RECOMPUTE_POLICIES, Workload
+from hexiopt.readers.huggingface import read_model
+from hexiopt.simulation.engine import operations
 from hexiopt.units import GIB
-from hexiopt.workload import RECOMPUTE_POLICIES, Workload
 from tests.strategies import compositions, models, workloads
 
 A100, V100, H100 = (catalogue()[name] for name in ("a100_80gb_sxm", "v100_32gb_sxm", "h100_80gb_sxm"))

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.errors import InputError
-from hexiopt.huggingface import model_from_config, read_model
-from hexiopt.model import ARCHITECTURES, ModelSpec
+from hexiopt.problem.model import ARCHITECTURES, ModelSpec
+from hexiopt.readers.huggingface import model_from_config, read_model
 from hexiopt.reading import Section
 
 CONF = Path(__file__).parents[2] / "conf" / "model"

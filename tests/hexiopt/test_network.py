@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hexiopt.cluster import Cluster
-from hexiopt.cluster_file import cluster_from_section
 from hexiopt.errors import InputError
+from hexiopt.problem.cluster import Cluster
+from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from tests.timing import within
 

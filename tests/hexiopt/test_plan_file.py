@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.model import ModelSpec
-from hexiopt.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
-from hexiopt.plan_file import (
+from hexiopt.plan.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.plan_file import (
     PlanFile,
     plan_file_to_dict,
     plan_from_section,
@@ -28,10 +30,8 @@ from hexiopt.plan_file import (
     write_plan,
     write_text,
 )
-from hexiopt.problem import Problem
 from hexiopt.reading import Section
 from hexiopt.result import Result, Status
-from hexiopt.workload import Workload
 from tests.strategies import LAB, format_plans, problems_with_plans, roomy_problems_with_plans
 
 MODEL = ModelSpec(

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.errors import InputError
-from hexiopt.model import ModelSpec
-from hexiopt.problem import Problem, calibration_sha256, problem_from_section, problem_to_dict
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem, calibration_sha256, problem_from_section, problem_to_dict
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
-from hexiopt.space import Space
-from hexiopt.workload import Workload
 from tests.strategies import JSON, LAB, problems
 
 MODEL = ModelSpec(

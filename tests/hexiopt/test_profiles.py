@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cluster_file import cluster_from_section, cluster_to_dict, read_cluster
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.plan import Pipeline, Plan, Stage
-from hexiopt.problem import Problem
-from hexiopt.profiles.channel import channel_of
-from hexiopt.profiles.files import read_profile
-from hexiopt.profiles.layers import Entry, Measured, Profile, Shape, profile_from_section, profile_to_dict
-from hexiopt.profiles.network import read_nccl_tests, sailor_network
+from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.profile import Entry, Measured, Profile, Shape, profile_from_section, profile_to_dict
+from hexiopt.readers.cluster_file import cluster_from_section, cluster_to_dict, read_cluster
+from hexiopt.readers.profiles.channel import channel_of
+from hexiopt.readers.profiles.files import read_profile
+from hexiopt.readers.profiles.network import read_nccl_tests, sailor_network
 from hexiopt.reading import Section
 from tests.hexiopt.test_frameworks import MODEL, PROBLEM
 

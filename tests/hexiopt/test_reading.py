@@ -11,11 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hexiopt.errors import InputError, closest
-from hexiopt.plan_file import plan_from_section
-from hexiopt.problem import problem_from_section
+from hexiopt.problem.problem import problem_from_section
+from hexiopt.problem.space import Space, space_from_dict
+from hexiopt.problem.workload import Workload, workload_from_section
+from hexiopt.readers.plan_file import plan_from_section
 from hexiopt.reading import MAX_DEPTH, MAX_FILE_BYTES, Section, as_mapping, parse, read_mapping, read_text
-from hexiopt.space import Space, space_from_dict
-from hexiopt.workload import Workload, workload_from_section
 from tests.strategies import JSON, LAB
 from tests.timing import within
 

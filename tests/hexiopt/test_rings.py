@@ -6,8 +6,8 @@ from itertools import pairwise, permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.gpus import catalogue
-from hexiopt.machine import IntraLink, Machine
+from hexiopt.calibration.gpus import catalogue
+from hexiopt.problem.machine import IntraLink, Machine
 
 
 def machine_with(links: list[IntraLink], num_gpus: int = 8) -> Machine:

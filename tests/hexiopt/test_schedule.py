@@ -7,10 +7,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hexiopt.cost.cost import PipelineCost, StageCost
-from hexiopt.cost.memory import Memory
+from hexiopt.cost.executors.memory import Memory
 from hexiopt.cost.schedule import SCHEDULE_TIMES, beat_s, one_f_one_b
-from hexiopt.plan import Pipeline, Stage
-from hexiopt.simulate import operations, simulate_pipeline
+from hexiopt.plan.plan import Pipeline, Stage
+from hexiopt.simulation.engine import operations, simulate_pipeline
 from tests.timing import within
 
 Times = tuple[list[float], list[float], list[float], list[float]]

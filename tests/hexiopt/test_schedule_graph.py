@@ -8,11 +8,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hexiopt.cost.cost import LinkCost, PipelineCost, StageCost
-from hexiopt.cost.memory import Memory
+from hexiopt.cost.executors.memory import Memory
 from hexiopt.cost.schedule import SCHEDULE_TIMES
 from hexiopt.cost.schedule_graph import Executor, Link, executor_ends_s
-from hexiopt.plan import Pipeline, Replica, Stage
-from hexiopt.simulate import operations, simulate_pipeline
+from hexiopt.plan.plan import Pipeline, Replica, Stage
+from hexiopt.simulation.engine import operations, simulate_pipeline
 from tests.hexiopt.test_schedule import COUNTS, HOPS, SECONDS, Times, step_times
 from tests.strategies import compositions
 from tests.timing import within

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.plan import SequenceGroup, SequenceLayout
-from hexiopt.sequence import (
+from hexiopt.plan.plan import SequenceGroup, SequenceLayout
+from hexiopt.plan.token_layout import (
     RingTurns,
     causal_pairs,
     group_ranges,

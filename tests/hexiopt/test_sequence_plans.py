@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.bounds import lower_bound_s
-from hexiopt.check import check
 from hexiopt.cost.boundary import hop, shared_tokens
 from hexiopt.cost.gradient_sync import sync_groups
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.sharding import backward_s, forward_s
-from hexiopt.plan import Ends, Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
-from hexiopt.plan_file import plan_from_section, plan_to_dict, prediction_to_dict
-from hexiopt.problem import Problem
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.plan.token_layout import token_ranges
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.plan_file import plan_from_section, plan_to_dict, prediction_to_dict
 from hexiopt.reading import Section
-from hexiopt.sequence import token_ranges
-from hexiopt.simulate import simulate
-from hexiopt.space import Space
-from hexiopt.workload import Workload
+from hexiopt.simulation.engine import simulate
 from tests.hexiopt.layouts import layouts_of, with_layouts
 from tests.hexiopt.test_sequence_stage import MODEL, TWO, pure
 from tests.strategies import problems_with_plans, roomy_problems_with_plans

@@ -10,22 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexiopt.cluster import Cluster
-from hexiopt.cluster_file import cluster_from_section
-from hexiopt.cost.memory import MEMORY_PARTS, Memory, Shards
+from hexiopt.calibration.gpus import Efficiency, catalogue
+from hexiopt.cost.executors.memory import MEMORY_PARTS, Memory, Shards
+from hexiopt.cost.executors.sequence_parallel import SequenceStage
+from hexiopt.cost.executors.sequence_phases import ends_s
 from hexiopt.cost.model import CostModel
-from hexiopt.cost.sequence_stage import SequenceStage
-from hexiopt.cost.sequence_times import ends_s
-from hexiopt.gpus import Efficiency, catalogue
-from hexiopt.model import ModelSpec
-from hexiopt.plan import SequenceGroup, SequenceLayout
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import SequenceGroup, SequenceLayout
+from hexiopt.plan.token_layout import group_ranges, head_ranges, kv_range, sub_rings
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import RECOMPUTE_POLICIES, Workload
+from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
-from hexiopt.sequence import group_ranges, head_ranges, kv_range, sub_rings
-from hexiopt.simulate_sequence import simulate_layer
-from hexiopt.space import Space
-from hexiopt.workload import RECOMPUTE_POLICIES, Workload
 from tests.hexiopt.layouts import layouts_of
+from tests.hexiopt.simulate_sequence import simulate_layer
 from tests.strategies import problems
 
 MODEL = ModelSpec(

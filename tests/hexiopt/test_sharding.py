@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.check import check
-from hexiopt.cluster import Cluster
-from hexiopt.cluster_file import cluster_from_section
-from hexiopt.cost.memory import WHOLE, Memory, MemoryModel, Shards
+from hexiopt.calibration.gpus import catalogue
+from hexiopt.cost.executors.memory import WHOLE, Memory, MemoryModel, Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.sharding import backward_s, forward_s, scattered_backward_s, sharding_groups, spreads
-from hexiopt.gpus import catalogue
-from hexiopt.huggingface import read_model
-from hexiopt.model import ModelSpec
-from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
-from hexiopt.problem import Problem
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.cluster_file import cluster_from_section
+from hexiopt.readers.huggingface import read_model
 from hexiopt.reading import Section
-from hexiopt.workload import Workload
 from tests.strategies import aligned_plans, models, problems, problems_with_plans, roomy_problems, workloads
 
 A100 = catalogue()["a100_80gb_sxm"]

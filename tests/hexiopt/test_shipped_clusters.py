@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hexiopt.cluster_file import cluster_from_section, cluster_to_dict, read_cluster
+from hexiopt.readers.cluster_file import cluster_from_section, cluster_to_dict, read_cluster
 from hexiopt.reading import Section
 
 CONF = Path(__file__).parents[2] / "conf" / "cluster"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Pipeline, Plan
-from hexiopt.problem import Problem
-from hexiopt.simulate import Event, simulate
+from hexiopt.plan.plan import Pipeline, Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.simulation.engine import Event, simulate
 from tests.strategies import problems_with_plans, roomy_problems_with_plans
 
 

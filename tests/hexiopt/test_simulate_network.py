@@ -8,10 +8,10 @@ from hypothesis import given
 
 from hexiopt.cost.boundary import pipeline_ways
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
-from hexiopt.problem import Problem
-from hexiopt.simulate import simulate
-from hexiopt.simulate_network import simulate_network, simulated_s, takes_seconds
+from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.simulation.engine import simulate
+from hexiopt.simulation.network import simulate_network, simulated_s, takes_seconds
 from tests.hexiopt.test_sequence_plans import PROBLEM
 from tests.solvers import problems
 from tests.strategies import problems_with_plans, roomy_problems_with_plans

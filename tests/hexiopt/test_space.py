@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.errors import InputError
-from hexiopt.reading import Section
-from hexiopt.space import (
+from hexiopt.problem.space import (
     SWITCHES,
     Space,
     lean_first,
@@ -21,7 +20,8 @@ from hexiopt.space import (
     space_from_sections,
     space_to_dict,
 )
-from hexiopt.workload import Workload
+from hexiopt.problem.workload import Workload
+from hexiopt.reading import Section
 
 LIMITS = st.none() | st.integers(1, 10**6)
 SPACES = st.builds(

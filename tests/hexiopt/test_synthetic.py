@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cluster import Cluster
-from hexiopt.cluster_file import cluster_from_section, cluster_to_dict
+from hexiopt.calibration.gpus import catalogue
 from hexiopt.errors import InputError
-from hexiopt.gpus import catalogue
+from hexiopt.problem.cluster import Cluster
+from hexiopt.readers.cluster_file import cluster_from_section, cluster_to_dict
+from hexiopt.readers.synthetic import intra_bandwidth_gb_per_s, resolve_synthetic
 from hexiopt.reading import Section
-from hexiopt.synthetic import intra_bandwidth_gb_per_s, resolve_synthetic
 from tests.timing import within
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 
 from hexiopt.errors import InputError
+from hexiopt.problem.workload import Workload, workload_from_section, workload_to_dict
 from hexiopt.reading import Section
-from hexiopt.workload import Workload, workload_from_section, workload_to_dict
 from tests.strategies import workloads
 
 

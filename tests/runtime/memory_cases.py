@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from hexiopt.cost.memory import MEMORY_PARTS, Memory
+from hexiopt.cost.executors.memory import MEMORY_PARTS, Memory
 from hexiopt.cost.model import CostModel
-from hexiopt.model import ModelSpec
-from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
-from hexiopt.problem import Problem
-from hexiopt.workload import Workload
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
 from runtime.memory import Used
 from runtime.settings import AdamW
 from runtime.trainee import Trainee, drawn

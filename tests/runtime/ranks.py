@@ -15,9 +15,9 @@ import torch
 import torch._dynamo  # optimisers import it at first use: here once, before processes fork
 import torch.distributed as dist
 
-from hexiopt.model import ModelSpec
-from hexiopt.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
-from hexiopt.sequence import ORDERS
+from hexiopt.plan.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.plan.token_layout import ORDERS
+from hexiopt.problem.model import ModelSpec
 from tests.solvers.problems import cluster
 
 TIMEOUT_S = 60.0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from hexiopt.sequence import Range, causal_pairs, joined
+from hexiopt.plan.token_layout import Range, causal_pairs, joined
 from runtime import block_attention
 from runtime.block_attention import attend, attend_backward, blocks, merge
 

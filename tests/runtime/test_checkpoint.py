@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hexiopt.errors import InputError
-from hexiopt.model import ModelSpec
-from hexiopt.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.problem.model import ModelSpec
 from runtime.checkpoint import INDEX, Checkpoint, Progress, finished, save
 from tests.runtime.ranks import random_plan, run_ranks
 from tests.runtime.test_training import SEQ_LEN, SETTINGS, trainee, whole

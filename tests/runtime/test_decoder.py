@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hexiopt.huggingface import read_model
-from hexiopt.model import ModelSpec
+from hexiopt.problem.model import ModelSpec
+from hexiopt.readers.huggingface import read_model
 from runtime.attention import WholeAttention
 from runtime.decoder import DecoderChunk, Rope, empty_weights
 from runtime.layout import Chunk

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from experiments.configurations import named_cluster, named_model
-from hexiopt.cluster import Cluster
-from hexiopt.cost.compute import optimizer_compute_s
+from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.network import Group
-from hexiopt.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.problem import Problem
-from hexiopt.workload import Workload
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.network import Group
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
 from runtime import fabric
 from runtime.emulated import Bench
 from runtime.emulation import divisors, narrowed, pace_until, paces, read_pace, write_paces

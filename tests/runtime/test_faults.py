@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.plan_file import write_plan
-from hexiopt.problem import Problem
-from hexiopt.workload import Workload
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.plan_file import write_plan
 from runtime.checkpoint import Checkpoint, finished
 from runtime.settings import AdamW, Run, Settings
 from runtime.supervisor import TrainingFailedError, supervised

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexiopt.cost.collectives import ring_collective_s
-from hexiopt.cost.compute import Clock
-from hexiopt.gpus import Efficiency, catalogue
-from hexiopt.profiles.channel import Channel
+from hexiopt.calibration.gpus import Efficiency, catalogue
+from hexiopt.cost.executors.collectives import ring_collective_s
+from hexiopt.cost.executors.compute import Clock
+from hexiopt.readers.profiles.channel import Channel
 from runtime.measure.fit import Rates, fit_channel, fit_efficiency, fit_ring, measured_rates, usual
 from runtime.measure.points import Point
 

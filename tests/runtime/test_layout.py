@@ -10,9 +10,9 @@ import pytest
 
 from hexiopt.cost.flight import in_flight
 from hexiopt.errors import InputError
-from hexiopt.model import ModelSpec
-from hexiopt.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
-from hexiopt.workload import Workload
+from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.workload import Workload
 from runtime.layout import layout_of, untrainable
 from runtime.operations import operations
 from runtime.parts import shards, split

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from hexiopt.cluster_file import cluster_from_section
-from hexiopt.cluster_text import cluster_text, unknowns
-from hexiopt.cost.compute import Clock
+from hexiopt.calibration.gpus import Gpu, catalogue
+from hexiopt.cost.executors.compute import Clock
 from hexiopt.errors import InputError
-from hexiopt.gpus import Gpu, catalogue
+from hexiopt.readers.cluster_file import cluster_from_section
+from hexiopt.readers.cluster_yaml import cluster_text, unknowns
 from hexiopt.reading import Section, parse
 from runtime.measure.points import Device, Point
 from runtime.measure.rank import Measured

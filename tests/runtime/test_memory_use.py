@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hexiopt.cost.memory import Memory
-from hexiopt.model import ModelSpec
-from hexiopt.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
-from hexiopt.workload import RECOMPUTE_POLICIES, SCHEDULES, Workload
+from hexiopt.cost.executors.memory import Memory
+from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.workload import RECOMPUTE_POLICIES, SCHEDULES, Workload
 from runtime.memory import States, saved_as, used
 from tests.conftest import STRESS
 from tests.runtime.memory_cases import LLAMA, Compared, compared, even_plan, measured

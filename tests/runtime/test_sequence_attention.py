@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hexiopt.model import ModelSpec
-from hexiopt.plan import SequenceGroup, SequenceLayout
-from hexiopt.sequence import ORDERS, Range, token_ranges
+from hexiopt.plan.plan import SequenceGroup, SequenceLayout
+from hexiopt.plan.token_layout import ORDERS, Range, token_ranges
+from hexiopt.problem.model import ModelSpec
 from runtime.functions import recomputed
 from runtime.groups import Groups
 from runtime.ring_attention import SequenceAttention

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from hexiopt.model import ModelSpec
-from hexiopt.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
-from hexiopt.plan_file import FORMAT, VERSION, plan_to_dict
-from hexiopt.problem import problem_to_dict
-from hexiopt.sequence import head_ranges, kv_range, sub_rings
+from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.plan.token_layout import head_ranges, kv_range, sub_rings
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import problem_to_dict
+from hexiopt.readers.plan_file import FORMAT, VERSION, plan_to_dict
 from runtime.checkpoint import Checkpoint, finished
 from runtime.data import Batches
 from runtime.settings import Run, Settings

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from hexiopt.model import ModelSpec
-from hexiopt.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.model import ModelSpec
 from runtime.settings import AdamW
 from runtime.trainee import Trainee, drawn
 from tests.conftest import STRESS

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hexiopt.errors import InputError
-from hexiopt.huggingface import read_model
-from hexiopt.model import ModelSpec
+from hexiopt.problem.model import ModelSpec
+from hexiopt.readers.huggingface import read_model
 from runtime import weights
 from runtime.parts import EMBEDDING, HEAD, Part, shards, stage_parts, whole_parts
 from runtime.trainee import drawn

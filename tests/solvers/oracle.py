@@ -4,11 +4,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hexiopt.check import check
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage, misaligned
-from hexiopt.problem import Problem
-from hexiopt.space import SHARDING_GROUPS, layer_ranges, recompute_policies, schedules, sharding_stages
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, misaligned
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import SHARDING_GROUPS, layer_ranges, recompute_policies, schedules, sharding_stages
 
 Group = tuple[int, ...]
 

@@ -5,14 +5,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hexiopt.cluster import Cluster
-from hexiopt.cluster_file import cluster_from_section, read_cluster
-from hexiopt.huggingface import read_model
-from hexiopt.model import ModelSpec
-from hexiopt.problem import Problem
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
+from hexiopt.readers.huggingface import read_model
 from hexiopt.reading import Section
-from hexiopt.space import Space
-from hexiopt.workload import Workload
 
 _CONF = Path(__file__).parents[2] / "conf"
 

@@ -1,7 +1,7 @@
 """The bookkeeping of searches that run side by side."""
 
 from hexiopt.result import Point
-from solvers.base import Budget, Search
+from solvers.core.search import Budget, Search
 from tests.solvers.problems import loose
 
 

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solvers.batches import split_batch
+from solvers.completion.batches import split_batch
 
 seconds = st.floats(0.01, 10.0)
 

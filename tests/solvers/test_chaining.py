@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cost.memory import Shards
-from hexiopt.problem import Problem
-from hexiopt.workload import Workload
-from solvers.base import Budget, Search
-from solvers.builder import Builder
-from solvers.chaining import ChainTerms
-from solvers.moves import Neighbourhood
-from solvers.rechaining import Rechaining
-from solvers.starts import first_choice
-from solvers.structure import Bundle
+from hexiopt.cost.executors.memory import Shards
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+from solvers.completion.completer import Builder
+from solvers.core.partition import Bundle
+from solvers.core.search import Budget, Search
+from solvers.frame.starts import first_choice
+from solvers.heuristics.chains import ChainTerms
+from solvers.heuristics.operators.partitions import Neighbourhood
+from solvers.heuristics.operators.recreate import Rechaining
 from tests.solvers import problems
 from tests.solvers.test_fewest_stages import cuts
 from tests.solvers.test_moves import whole

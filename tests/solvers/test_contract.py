@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from hexiopt.bounds import lower_bound_s
-from hexiopt.check import check
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.problem import Problem
+from hexiopt.plan.check import check
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import SWITCHES, Space
+from hexiopt.problem.workload import Workload
 from hexiopt.result import Result, Status
-from hexiopt.space import SWITCHES, Space
-from hexiopt.workload import Workload
-from solvers.base import Budget, Listener, Progress
+from solvers.core.search import Budget, Listener, Progress
 from solvers.registry import NAMES, RIVALS, SEQUENCE, make_solver
 from tests.conftest import ROOT, STRESS
 from tests.solvers import oracle, problems

@@ -10,17 +10,18 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from hexiopt.check import check
-from hexiopt.cost.memory import Shards
+from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Plan
-from hexiopt.problem import Problem
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.result import Status
-from hexiopt.space import SWITCHES, Space
-from solvers.base import Budget, Search
-from solvers.cp_sat import CpSat, Proof
-from solvers.enumeration.arrangements import Groups, Seats
-from solvers.enumeration.candidates import Candidates
+from solvers.core.search import Budget, Search
+from solvers.exact.cp_sat import CpSat, Proof
+from solvers.exact.enumeration.arrangements import Groups, Seats
+from solvers.exact.enumeration.candidates import Candidates
+from solvers.exact.exhaustive import Exhaustive
 from solvers.exact.floors import Family, Floors
 from solvers.exact.line_floor import Context, LineFloor, Sync
 from solvers.exact.lines import Kind, Lines
@@ -30,7 +31,6 @@ from solvers.exact.residual import most_together
 from solvers.exact.stage_times import StageTable
 from solvers.exact.step_bound import StepBound
 from solvers.exact.usage import Lattice
-from solvers.exhaustive import Exhaustive
 from tests import strategies
 from tests.conftest import STRESS
 from tests.solvers import problems

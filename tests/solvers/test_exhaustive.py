@@ -9,19 +9,19 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from hexiopt.bounds import lower_bound_s
-from hexiopt.check import check
-from hexiopt.cluster_file import cluster_from_section
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.plan import Plan
-from hexiopt.problem import Problem
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import SWITCHES, Space
+from hexiopt.problem.workload import AUTO, Workload
+from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from hexiopt.result import Result, Status
-from hexiopt.space import SWITCHES, Space
-from hexiopt.workload import AUTO, Workload
-from solvers.base import Budget
-from solvers.exhaustive import MOST_DEVICES, MOST_LAYERS, Exhaustive
-from solvers.local_search import LocalSearch
+from solvers.core.search import Budget
+from solvers.exact.exhaustive import MOST_DEVICES, MOST_LAYERS, Exhaustive
+from solvers.heuristics.local_search import LocalSearch
 from tests.conftest import STRESS
 from tests.solvers import oracle, problems
 from tests.timing import within

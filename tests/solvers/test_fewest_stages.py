@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solvers.fewest_stages import Degrees, Ints, fewest_stages
+from solvers.heuristics.fewest_stages import Degrees, Ints, fewest_stages
 
 
 @st.composite

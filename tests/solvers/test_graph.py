@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hexiopt.cluster import Cluster
-from hexiopt.cluster_file import cluster_from_section
-from hexiopt.problem import Problem
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
-from hexiopt.space import Space
-from solvers.graph import DeviceGraph, device_graph, partition, scaled
+from solvers.heuristics.graph import DeviceGraph, device_graph, partition, scaled
 from tests.solvers import problems
 
 

@@ -9,22 +9,22 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hexiopt.check import check
+from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.flight import flight
-from hexiopt.cost.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.schedule import beat_s, interleaved_beat_s
 from hexiopt.cost.schedule_graph import Executor, Link, executor_ends_s
-from hexiopt.plan import Plan
-from hexiopt.problem import Problem
-from hexiopt.space import Space, layer_ranges
-from hexiopt.workload import Workload
-from solvers.base import Budget, Search
-from solvers.builder import Builder
-from solvers.interleaving import drawn_schedule, may_interleave, possible_chunks
-from solvers.moves import Neighbourhood
-from solvers.polish import Polisher
-from solvers.structure import Bundle, Structure
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space, layer_ranges
+from hexiopt.problem.workload import Workload
+from solvers.completion.completer import Builder
+from solvers.core.interleaving import drawn_schedule, may_interleave, possible_chunks
+from solvers.core.partition import Bundle, Structure
+from solvers.core.search import Budget, Search
+from solvers.heuristics.hill_climbing import Polisher
+from solvers.heuristics.operators.partitions import Neighbourhood
 from tests.solvers import problems
 
 EIGHT = replace(problems.TINY, num_layers=8)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexiopt.cost.executors.memory import WHOLE, Shards
 from hexiopt.cost.flight import in_flight
-from hexiopt.cost.memory import WHOLE, Shards
 from hexiopt.cost.model import CostModel
-from hexiopt.problem import Problem
-from hexiopt.space import Recompute, recompute_policies
-from solvers.layers import LayerSplitter, bottleneck_counts
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Recompute, recompute_policies
+from solvers.completion.layers import LayerSplitter, bottleneck_counts
 from tests.solvers import problems
 
 

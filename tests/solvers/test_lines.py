@@ -8,17 +8,17 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hexiopt.cost.memory import Shards
+from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.model import CostModel
-from hexiopt.problem import Problem
-from hexiopt.workload import Workload
-from solvers import lines
-from solvers.base import Budget, Search
-from solvers.builder import Builder
-from solvers.layers import LayerSplitter
-from solvers.lines import LineMaker, Rhythm, Terms
-from solvers.moves import Neighbourhood
-from solvers.structure import Bundle, Misfit, Structure
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+from solvers.completion import pipelines as lines
+from solvers.completion.completer import Builder
+from solvers.completion.layers import LayerSplitter
+from solvers.completion.pipelines import LineMaker, Rhythm, Terms
+from solvers.core.partition import Bundle, Misfit, Structure
+from solvers.core.search import Budget, Search
+from solvers.heuristics.operators.partitions import Neighbourhood
 from tests.solvers import problems
 from tests.solvers.test_moves import whole
 from tests.solvers.test_starts import CASES

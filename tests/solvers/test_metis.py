@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from hexiopt.errors import InputError
-from hexiopt.problem import Problem
-from hexiopt.space import Space
-from solvers.base import Budget, Search
-from solvers.builder import Builder
-from solvers.metis import HierarchicalPartition, Metis, compositions
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from solvers.completion.completer import Builder
+from solvers.core.search import Budget, Search
+from solvers.heuristics.hexiscale import HierarchicalPartition, Metis, compositions
 from tests.solvers import problems
 from tests.solvers.test_starts import assert_legal
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.problem import Problem
-from hexiopt.space import Space
-from solvers.enumeration.arrangements import Seats
-from solvers.moves import Neighbourhood
-from solvers.starts import first_choice
-from solvers.structure import Bundle, Structure
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from solvers.core.partition import Bundle, Structure
+from solvers.exact.enumeration.arrangements import Seats
+from solvers.frame.starts import first_choice
+from solvers.heuristics.operators.partitions import Neighbourhood
 from tests.solvers import oracle, problems
 from tests.solvers.test_starts import CASES, assert_legal
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solvers.ordering import EXACT, MOST_PATHS, TAU, best_order
+from solvers.heuristics.stage_order import EXACT, MOST_PATHS, TAU, best_order
 
 Hops = list[list[float]]
 

@@ -4,13 +4,13 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from hexiopt.check import check
-from hexiopt.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.problem import Problem
-from hexiopt.space import Space
-from solvers.base import Budget, Search
-from solvers.builder import Builder
-from solvers.polish import Polisher
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from solvers.completion.completer import Builder
+from solvers.core.search import Budget, Search
+from solvers.heuristics.hill_climbing import Polisher
 from tests.solvers import problems
 
 

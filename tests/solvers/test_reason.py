@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.result import Result, Status
-from hexiopt.space import SWITCHES, Space
-from solvers.base import Budget, Search
-from solvers.reason import explain
+from solvers.core.search import Budget, Search
+from solvers.frame.infeasible import explain
 from tests.solvers import oracle, problems
 
 

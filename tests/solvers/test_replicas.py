@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.check import check
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Pipeline, Plan, Replica, Sharding, Stage
-from hexiopt.problem import Problem
-from hexiopt.space import Space
-from hexiopt.workload import Workload
-from solvers.base import Budget, Search
-from solvers.builder import Builder
-from solvers.moves import Neighbourhood
-from solvers.polish import Polisher
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from solvers.completion.completer import Builder
+from solvers.completion.replicas import dealt_samples
+from solvers.core.partition import Bundle, Misfit, Structure
+from solvers.core.search import Budget, Search
+from solvers.frame.starts import single_structures
+from solvers.heuristics.hill_climbing import Polisher
+from solvers.heuristics.operators.partitions import Neighbourhood
 from solvers.registry import make_solver
-from solvers.replicas import dealt_samples
-from solvers.starts import single_structures
-from solvers.structure import Bundle, Misfit, Structure
 from tests.solvers import problems
 from tests.solvers.test_starts import assert_legal
 

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from hexiopt.cluster_file import cluster_from_section
-from hexiopt.problem import Problem
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
-from hexiopt.space import Space
-from hexiopt.workload import Workload
-from solvers.starts import (
+from solvers.core.partition import Bundle, Structure
+from solvers.frame.starts import (
     chain_structures,
     cut,
     dealt_structures,
@@ -18,7 +19,6 @@ from solvers.starts import (
     shared_structures,
     symmetric,
 )
-from solvers.structure import Bundle, Structure
 from tests.solvers import problems
 
 CASES = {

@@ -6,16 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from hexiopt.check import check
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.problem import Problem
-from solvers.base import Budget, Search
-from solvers.builder import Builder
-from solvers.registry import NAMES, make_solver
-from solvers.starts import lockstep_structures
-from solvers.structure import Bundle, Structure
-from solvers.zero import (
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from solvers.completion.completer import Builder
+from solvers.core.partition import Bundle, Structure
+from solvers.core.search import Budget, Search
+from solvers.core.zero import (
     drawn_groups,
     drawn_stage,
     fewest_holders,
@@ -25,6 +23,8 @@ from solvers.zero import (
     plain_stages,
     sharding_groups,
 )
+from solvers.frame.starts import lockstep_structures
+from solvers.registry import NAMES, make_solver
 from tests.solvers import problems
 
 

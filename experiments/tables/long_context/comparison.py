@@ -20,8 +20,8 @@ from experiments.tables.options import Options
 from experiments.tables.pairing import Contest
 from experiments.tables.task import Found, Outcome, Task
 from hexiopt.cost.model import CostModel
-from hexiopt.problem import Problem
-from solvers.sequence.allotment import RateTable
+from hexiopt.problem.problem import Problem
+from solvers.sequence.token_allocation import RateTable
 
 
 @dataclass(frozen=True)

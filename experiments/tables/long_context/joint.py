@@ -16,7 +16,7 @@ from experiments.tables.long_context.settings import JOINT, LAYOUTS, Setting, as
 from experiments.tables.markdown import Cell, markdown_table, share, times, tokens
 from experiments.tables.options import Options
 from experiments.tables.task import Found, Outcome, Task
-from hexiopt.space import Space
+from hexiopt.problem.space import Space
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from experiments.tables.markdown import Cell, markdown_table, share, tokens
 from experiments.tables.names import Planner
 from experiments.tables.options import Options
 from experiments.tables.task import Found, Outcome, Task, fastest
-from hexiopt.problem import Problem
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
 from hexiopt.report.style import INK, seconds
-from hexiopt.space import Space
-from hexiopt.workload import Workload
 
 _MODEL, _SEQ_LEN = "gpt_7b", 131_072
 _QUICK_MODEL, _QUICK_SEQ_LEN = "tiny", 4096

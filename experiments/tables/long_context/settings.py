@@ -12,9 +12,9 @@ from experiments.tables.long_context.speeds import equally_efficient
 from experiments.tables.names import Planner
 from experiments.tables.options import Options
 from experiments.tables.task import BOUND, Task
-from hexiopt.problem import Problem
-from hexiopt.space import Space
-from hexiopt.workload import Workload
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
 
 GLOBAL_BATCH = 8
 HEXISEQ = Planner("hexiseq", "ours")

@@ -1,13 +1,14 @@
 """Speeds in proportion to peaks: every type of GPU as efficient as an A100.
 
 HexiSeq (arXiv 2605.07569) sets clusters of like FLOPS against each other, which counts an H100 as three A100. By
-published runs it is worth less (`hexiopt/calibration.yaml`). What a table says with either tells what depends on it.
+published runs it is worth less (`hexiopt/calibration/constants.yaml`). What a table says with either tells what depends
+on it.
 """
 
 from dataclasses import replace
 
-from hexiopt.cluster import Cluster
-from hexiopt.gpus import catalogue
+from hexiopt.calibration.gpus import catalogue
+from hexiopt.problem.cluster import Cluster
 
 _TYPE = "a100_80gb_sxm"
 IF_BY_PEAK = "Were all types of GPU as efficient as an A100, so that an H100 had three times its speed"

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from hexiopt.cluster import Cluster
 from hexiopt.cost.cost import Cost
-from hexiopt.machine import Machine
-from hexiopt.plan import Plan
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.machine import Machine
+from hexiopt.problem.problem import Problem
 from hexiopt.report.panels.canvas import NORMAL, SMALL, clipped_to, first_fitting, inches, new_axes, text_inches, title
 from hexiopt.report.panels.stages import shown_rows
 from hexiopt.report.rows import PipelineRow, PlanRows, StageRow, unused_devices

@@ -3,8 +3,8 @@
 from matplotlib.axes import Axes
 
 from hexiopt.cost.cost import Cost
-from hexiopt.plan import Plan
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
 from hexiopt.report.panels.canvas import SMALL, first_fitting, inches, new_axes, plain_axes, text_inches, title
 from hexiopt.report.panels.stages import left_out, shown_rows
 from hexiopt.report.style import INK, PAPER, ink_on

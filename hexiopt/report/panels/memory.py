@@ -5,9 +5,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.memory import MEMORY_PARTS
-from hexiopt.plan import Plan
-from hexiopt.problem import Problem
+from hexiopt.cost.executors.memory import MEMORY_PARTS
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
 from hexiopt.report.panels.canvas import (
     LABELS,
     NORMAL,

@@ -4,8 +4,8 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from hexiopt.cost.cost import Cost
-from hexiopt.plan import Plan
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
 from hexiopt.report.panels.canvas import text_inches
 from hexiopt.report.rows import PipelineRow, PlanRows, StageRow, plan_rows
 from hexiopt.report.style import count, ink_on

@@ -6,8 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from hexiopt.cost.cost import Cost
-from hexiopt.plan import Plan
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
 from hexiopt.report.panels.canvas import (
     LABELS,
     NORMAL,
@@ -25,7 +25,7 @@ from hexiopt.report.panels.time_axis import TimeAxis, time_axis, time_ticks
 from hexiopt.report.rows import PipelineRow, num_operations
 from hexiopt.report.style import INK, MUTED, OPTIMIZER_COLOUR, PAPER, SYNC_COLOUR, ink_on, mix, seconds, stage_colour
 from hexiopt.report.timeline import has_gradient_sync
-from hexiopt.simulate import simulate_pipeline
+from hexiopt.simulation.engine import simulate_pipeline
 
 _MAX_OPERATIONS = 100_000  # of a pipeline, to be drawn one by one
 _SYNC: dict[str, Any] = {"facecolor": PAPER, "edgecolor": SYNC_COLOUR, "hatch": "/////", "linewidth": 0}

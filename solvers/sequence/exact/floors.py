@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hexiopt.gpus import Gpu
-from hexiopt.sequence import Floats
+from hexiopt.calibration.gpus import Gpu
+from hexiopt.plan.token_layout import Floats
 from solvers.sequence.exact.frames import Frame
 from solvers.sequence.exact.grid import Grid
 

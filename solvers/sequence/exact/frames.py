@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations, product
 
-from hexiopt.model import ModelSpec
-from hexiopt.plan import SequenceGroup, SequenceLayout
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import SequenceGroup, SequenceLayout
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
 from solvers.sequence.signatures import Signatures
 
 Groups = tuple[tuple[int, ...], ...]

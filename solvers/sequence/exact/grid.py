@@ -1,8 +1,8 @@
 """What devices take and hold at a resolution: tokens come in *quanta*, heads one by one.
 
 All that a sequence stage costs is made of a few functions of how many quanta a device has, and of products of quanta
-and heads (`hexiopt/cost/sequence_stage.py`, `sequence_memory.py`): here are the tables and the coefficients, taken from
-the cost model's own functions.
+and heads (`hexiopt/cost/executors/sequence_parallel.py`, `sequence_memory.py`): here are the tables and the
+coefficients, taken from the cost model's own functions.
 """
 
 from dataclasses import dataclass, replace
@@ -10,9 +10,11 @@ from functools import cached_property
 
 import numpy as np
 
-from hexiopt.cost import coefficients as c
-from hexiopt.cost.activations import Activations, Held
-from hexiopt.cost.compute import (
+from hexiopt.calibration import coefficients as c
+from hexiopt.calibration.frameworks import Framework
+from hexiopt.calibration.gpus import Gpu
+from hexiopt.cost.executors.activations import Activations, Held
+from hexiopt.cost.executors.compute import (
     Blocks,
     Clock,
     attention_times,
@@ -21,11 +23,9 @@ from hexiopt.cost.compute import (
     head_compute,
     largest_shard,
 )
-from hexiopt.cost.memory import transient
-from hexiopt.frameworks import Framework
-from hexiopt.gpus import Gpu
-from hexiopt.problem import Problem
-from hexiopt.sequence import Floats
+from hexiopt.cost.executors.memory import transient
+from hexiopt.plan.token_layout import Floats
+from hexiopt.problem.problem import Problem
 
 _MANY = 1e18
 

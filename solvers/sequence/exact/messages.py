@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 from ortools.sat.python import cp_model
 
-from hexiopt.cost.wires import Wires
+from hexiopt.cost.executors.links import Wires
 from solvers.sequence.exact.variables import Sum, Variables
 
 

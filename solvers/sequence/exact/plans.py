@@ -14,9 +14,9 @@ from itertools import count
 
 from hexiopt.cost.flight import in_flight
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
-from hexiopt.space import recompute_policies, schedules, sharding_stages
-from solvers.base import Search
+from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
+from solvers.core.search import Search
 from solvers.sequence.exact.batch import Split, best_split
 from solvers.sequence.exact.frames import Groups, device_sets
 from solvers.sequence.exact.stages import AGREEMENT, Best, Stages, Work

@@ -1,10 +1,10 @@
 """The CP-SAT model of one frame: tokens and heads of its devices, at least forward and backward time, within memory.
 
 The frame says which devices form which group, in which order, under which policy. Time runs along phases as in
-`hexiopt/cost/sequence_times.py`, each as a constraint "not before". With heads given, the model is the cost model but
-for rounding down: its objective never exceeds the true time and falls behind it by less than 1e-6. With heads free, it
-is so too where the rings are known beforehand and query heads do not share key-value heads, and else a relaxation:
-key-value heads count as fractions of query heads; rings as in `messages.py`.
+`hexiopt/cost/executors/sequence_phases.py`, each as a constraint "not before". With heads given, the model is the cost
+model but for rounding down: its objective never exceeds the true time and falls behind it by less than 1e-6. With heads
+free, it is so too where the rings are known beforehand and query heads do not share key-value heads, and else a
+relaxation: key-value heads count as fractions of query heads; rings as in `messages.py`.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from itertools import product
 import numpy as np
 from ortools.sat.python import cp_model
 
-from hexiopt.sequence import RingTurns, members
+from hexiopt.plan.token_layout import RingTurns, members
 from solvers.sequence.exact.frames import Frame
 from solvers.sequence.exact.grid import Grid, Term
 from solvers.sequence.exact.messages import Messages

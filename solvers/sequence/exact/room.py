@@ -1,10 +1,10 @@
-"""Memory of the CP-SAT model of one frame, as in `hexiopt/cost/sequence_memory.py`."""
+"""Memory of the CP-SAT model of one frame, as in `hexiopt/cost/executors/sequence_memory.py`."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from hexiopt.cost import coefficients as c
+from hexiopt.calibration import coefficients as c
 from solvers.sequence.exact.variables import Sum, Variables
 
 

@@ -22,11 +22,11 @@ from dataclasses import dataclass, replace
 
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.problem import Problem
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import sharding_stages
 from hexiopt.result import OwnBound, Result
-from hexiopt.space import sharding_stages
-from solvers.base import Budget, Listener, Pricer, Search
-from solvers.reason import explain
+from solvers.core.search import Budget, Listener, Pricer, Search
+from solvers.frame.infeasible import explain
 from solvers.sequence.exact.grid import default_resolution
 from solvers.sequence.exact.plans import Plans
 from solvers.sequence.requirement import require_sequences

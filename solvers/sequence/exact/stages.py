@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from hexiopt.cost.memory import MemoryModel, Shards
+from hexiopt.cost.executors.memory import MemoryModel, Shards
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import SequenceLayout
+from hexiopt.plan.plan import SequenceLayout
 from solvers.sequence.exact.floors import Floors
 from solvers.sequence.exact.frames import Frame, alignments, group_orders
 from solvers.sequence.exact.grid import Grid

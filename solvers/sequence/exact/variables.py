@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from ortools.sat.python import cp_model
 
-from hexiopt.sequence import Floats, kv_heads_of, members, ring_holders, uneven_kv_copies
+from hexiopt.plan.token_layout import Floats, kv_heads_of, members, ring_holders, uneven_kv_copies
 from solvers.sequence.exact.frames import Frame, alike
 from solvers.sequence.exact.grid import Grid
 

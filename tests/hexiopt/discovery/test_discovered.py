@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cluster_file import cluster_from_section
-from hexiopt.cluster_text import cluster_text, unknowns
-from hexiopt.discovery.machines import Discovery, Texts, discover
 from hexiopt.errors import InputError
+from hexiopt.readers.cluster_file import cluster_from_section
+from hexiopt.readers.cluster_yaml import cluster_text, unknowns
+from hexiopt.readers.discovery.machines import Discovery, Texts, discover
 from hexiopt.reading import Section, parse
 from tests.hexiopt.discovery.texts import (
     A100,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hexiopt.discovery.product import Match, match
+from hexiopt.readers.discovery.product import Match, match
 
 MIB = 2**20
 

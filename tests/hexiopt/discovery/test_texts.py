@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.discovery.hostfile import read_hostfile
-from hexiopt.discovery.nvidia_smi import SmiGpu, read_nvidia_smi
-from hexiopt.discovery.slurm import read_slurm
-from hexiopt.discovery.topology import read_topology
 from hexiopt.errors import InputError
+from hexiopt.readers.discovery.hostfile import read_hostfile
+from hexiopt.readers.discovery.nvidia_smi import SmiGpu, read_nvidia_smi
+from hexiopt.readers.discovery.slurm import read_slurm
+from hexiopt.readers.discovery.topology import read_topology
 from tests.hexiopt.discovery.texts import (
     A100,
     A100_TOPOLOGY,

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from hexiopt.cluster import Cluster
-from hexiopt.cluster_file import cluster_from_section, read_cluster
 from hexiopt.cost.model import CostModel
-from hexiopt.huggingface import read_model
-from hexiopt.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
+from hexiopt.readers.huggingface import read_model
 from hexiopt.reading import Section
-from hexiopt.workload import Workload
 from tests.hexiopt.report.shown import Case
 
 CONF = Path(__file__).parents[3] / "conf"

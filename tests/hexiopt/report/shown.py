@@ -5,8 +5,8 @@ import io
 from rich.console import Console, RenderableType
 
 from hexiopt.cost.cost import Cost
-from hexiopt.plan import Plan
-from hexiopt.problem import Problem
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
 
 Case = tuple[Problem, Plan, Cost]
 SOLVER = {

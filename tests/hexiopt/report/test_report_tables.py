@@ -7,7 +7,7 @@ import pytest
 from matplotlib.text import Text
 
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Pipeline, Plan
+from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.report.figure import plan_figure
 from hexiopt.report.html import report_html
 from hexiopt.report.rows import alike_pipelines, plan_rows

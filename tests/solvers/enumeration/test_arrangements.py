@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from hexiopt.cluster_file import cluster_from_section
-from hexiopt.problem import Problem
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
-from hexiopt.space import Space
-from hexiopt.workload import Workload
-from solvers.enumeration.arrangements import Arrangement, Seats
+from solvers.exact.enumeration.arrangements import Arrangement, Seats
 from tests.solvers import oracle, problems
 
 

@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 
 from hexiopt.cost.boundary import sample_overlaps
 from hexiopt.cost.cost import PipelineCost
-from hexiopt.cost.memory import Shards
+from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.executors.stage_costs import Place
 from hexiopt.cost.model import CostModel
-from hexiopt.cost.stage_costs import Place
-from hexiopt.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.problem import Problem
-from hexiopt.space import recompute_chains, recompute_policies
-from solvers.enumeration.arrangements import Seats
-from solvers.enumeration.pipeline_floor import Part, ends_floor_s
-from solvers.enumeration.rooms import Rooms
-from solvers.enumeration.sync_floor import SyncFloor
-from solvers.enumeration.sync_tail import tails_s
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import recompute_chains, recompute_policies
+from solvers.exact.enumeration.arrangements import Seats
+from solvers.exact.enumeration.pipeline_floor import Part, ends_floor_s
+from solvers.exact.enumeration.rooms import Rooms
+from solvers.exact.enumeration.sync_floor import SyncFloor
+from solvers.exact.enumeration.sync_tail import tails_s
 from tests.strategies import problems_with_plans, roomy_problems_with_plans
 
 PLANS = st.one_of(problems_with_plans(), roomy_problems_with_plans())

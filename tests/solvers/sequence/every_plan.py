@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise, permutations, product
 
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
-from hexiopt.problem import Problem
-from hexiopt.space import recompute_policies, sharding_stages
+from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import recompute_policies, sharding_stages
 
 
 def parts(total: int, count: int) -> Iterator[tuple[int, ...]]:

@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from hexiopt.cluster import Cluster
-from hexiopt.cluster_file import cluster_from_section
-from hexiopt.model import ModelSpec
-from hexiopt.problem import Problem
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
-from hexiopt.space import Space
-from hexiopt.workload import Workload
 
 SMALL = ModelSpec(
     name="small",

@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexiopt.bounds import lower_bound_s
-from hexiopt.check import check
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.model import ModelSpec
-from hexiopt.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
-from hexiopt.plan_file import solver_to_dict
-from hexiopt.problem import Problem
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space, recompute_policies
+from hexiopt.readers.plan_file import solver_to_dict
 from hexiopt.report.table import bound
 from hexiopt.result import Result, Status
-from hexiopt.space import Space, recompute_policies
-from solvers.base import Budget, Progress
-from solvers.reason import shortfall
+from solvers.core.search import Budget, Progress
+from solvers.frame.infeasible import shortfall
 from solvers.registry import SEQUENCE, make_solver
 from solvers.sequence.exact.batch import best_split
 from solvers.sequence.exact.floors import Floors

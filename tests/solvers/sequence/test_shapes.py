@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.check import check
 from hexiopt.cost.model import CostModel
-from hexiopt.problem import Problem
-from hexiopt.sequence import Floats
-from hexiopt.space import Space
-from solvers.base import Budget, Search
+from hexiopt.plan.check import check
+from hexiopt.plan.token_layout import Floats
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from solvers.core.search import Budget, Search
 from solvers.registry import make_solver
-from solvers.sequence.building import PlanBuilder
 from solvers.sequence.dealing import Way, dealt_layers
 from solvers.sequence.estimates import Estimates, split_s
-from solvers.sequence.hand_made import HandMade
 from solvers.sequence.joint import plan_jointly, shape_of
 from solvers.sequence.layouts import LayoutSearch
-from solvers.sequence.moving import Moves
+from solvers.sequence.operators import Moves
 from solvers.sequence.recompute import Mixtures
 from solvers.sequence.shapes import Shape
 from solvers.sequence.signatures import Signatures
+from solvers.sequence.stage_builder import PlanBuilder
+from solvers.sequence.starts import HandMade
 from tests.solvers.sequence.small_layouts import task
 
 PROBLEM = task(("fast", 4), ("slow", 4), ("slow", 4), batch=6, seq_len=16384)

@@ -6,16 +6,16 @@ from functools import cache
 
 import pytest
 
-from hexiopt.check import check
 from hexiopt.cost.model import CostModel
-from hexiopt.plan import Plan, SequenceLayout, Stage
-from hexiopt.problem import Problem
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Plan, SequenceLayout, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
 from hexiopt.result import Result
-from hexiopt.workload import Workload
-from solvers.base import Budget, Search
+from solvers.baselines.symmetric import Ring, Ulysses, Usp
+from solvers.baselines.uniform import UniformLayouts
+from solvers.core.search import Budget, Search
 from solvers.registry import make_solver
-from solvers.sequence.symmetric import Ring, Ulysses, Usp
-from solvers.sequence.uniform import UniformLayouts
 from tests.solvers.sequence.small_layouts import task
 
 RIVALS: dict[str, type[UniformLayouts]] = {"ring": Ring, "ulysses": Ulysses, "usp": Usp}

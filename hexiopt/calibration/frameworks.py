@@ -1,0 +1,70 @@
+"""What training frameworks do differently on the same hardware (`frameworks.yaml`).
+
+Plans are found for our own runtime, `hexiopt`; the others are there to predict runs that were made with them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+from hexiopt.calibration.constants import fitted, fitted_values
+from hexiopt.reading import Section, read_mapping
+from hexiopt.units import MICROSECOND
+
+_TABLE = Path(__file__).with_name("frameworks.yaml")
+
+
+@dataclass(frozen=True)
+class Framework:
+    """How a framework executes; the file says what each value means. Seconds, factors, shares."""
+
+    name: str
+    sequence_parallel: bool
+    recompute_stops_early: bool
+    overlaps_gradients: bool
+    overlaps_weights: bool
+    memory_traffic: float
+    attention_speed: float
+    tp_exposed: float
+    tp_copies: float
+    contention: float
+    layer_host_s: float
+    holder_s: float
+
+
+@cache
+def frameworks() -> Mapping[str, Framework]:
+    """All frameworks by name, read once."""
+    return calibrated_frameworks(fitted_values())
+
+
+def calibrated_frameworks(values: Mapping[str, float]) -> Mapping[str, Framework]:
+    """The frameworks with `values` of the fitted constants."""
+    table = Section(read_mapping(_TABLE), _TABLE.name).section("frameworks")
+    return MappingProxyType({name: _read(table.section(name), name, values) for name in table.keys()})  # noqa: SIM118
+
+
+def _read(section: Section, name: str, values: Mapping[str, float]) -> Framework:
+    found = Framework(
+        name,
+        section.flag("sequence_parallel"),
+        section.flag("recompute_stops_early"),
+        section.flag("overlaps_gradients"),
+        section.flag("overlaps_weights"),
+        fitted(section, "memory_traffic", values),
+        fitted(section, "attention_speed", values),
+        fitted(section, "tp_exposed", values),
+        fitted(section, "tp_copies", values),
+        fitted(section, "contention", values),
+        fitted(section, "layer_host_us", values) * MICROSECOND,
+        fitted(section, "holder_us", values) * MICROSECOND,
+    )
+    section.done()
+    return found
+
+
+def default_framework() -> Framework:
+    """Our own runtime."""
+    return frameworks()["hexiopt"]

@@ -1,0 +1,287 @@
+"""GPU types: the catalogue (`gpus.yaml`), and types that a cluster file states or overrides."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from hexiopt.calibration.constants import fitted, fitted_values
+from hexiopt.errors import InputError, closest
+from hexiopt.reading import Section, read_mapping
+from hexiopt.units import GB, GIB, MICROSECOND, TFLOP
+
+PRECISIONS = ("fp8", "bf16", "fp16", "tf32", "fp32")
+_NVLINKS = ("nvlink1", "nvlink2", "nvlink3", "nvlink4", "nvlink5", "nvlink_bridge")
+LINKS = ("pcie3", "pcie4", "pcie5", *_NVLINKS, "memory")
+GFLOP = 1e9
+_CATALOGUE = Path(__file__).with_name("gpus.yaml")
+_NAME = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
+
+# What a new type gets for values that its cluster file leaves out, beside the family `generic` of gpus.yaml.
+_FP32_OVER_16BIT = 1 / 16  # data-centre parts: A100 19.5 / 312, H100 66.9 / 989.4
+_USABLE_FRACTION = 0.9  # the least of the catalogue's cards with ECC, and room for the CUDA context
+_LINK = "pcie4"
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """How much of its peaks a GPU type reaches.
+
+    A GEMM of F FLOP runs at `gemm_max` · F / (F + `gemm_half_flops`) of the peak; fused attention at
+    `attention_max` of it; memory-bound work at `memory_max` of the HBM bandwidth; no operator takes less
+    than `launch_s`.
+    """
+
+    gemm_max: float
+    gemm_half_flops: float
+    attention_max: float
+    memory_max: float
+    launch_s: float
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU type. Rates are dense, with FP32 accumulation, in FLOP/s and bytes/s; None where it has none.
+
+    `flops_fp16` may use tensor cores; `usable_memory_bytes` is what a process can allocate.
+    """
+
+    name: str
+    flops_bf16: float | None
+    flops_fp16: float | None
+    flops_tf32: float | None
+    flops_fp32: float
+    memory_bytes: float
+    usable_memory_bytes: float
+    hbm_bytes_per_s: float
+    link: str
+    flash_attention: bool
+    peer_to_peer: bool
+    efficiency: Efficiency
+    source: str
+    flops_fp8: float | None = None
+
+    def peak_flops(self, precision: str) -> float | None:
+        """Dense peak in FLOP/s at one of `PRECISIONS`; None where the type has no such arithmetic."""
+        value: float | None = getattr(self, f"flops_{precision}")
+        return value
+
+
+@cache
+def catalogue() -> Mapping[str, Gpu]:
+    """All types of `gpus.yaml` by name, read once; immutable."""
+    return calibrated_catalogue(fitted_values())
+
+
+def calibrated_catalogue(values: Mapping[str, float]) -> Mapping[str, Gpu]:
+    """The catalogue with `values` of the fitted constants."""
+    types = _table().section("types")
+    families = _table().section("families")
+    gpus = {}
+    for name in types.keys():  # noqa: SIM118
+        section = types.section(name)
+        family = families.section(section.text("family", choices=families.keys()))
+        gpus[name] = _read(section, name, None, family, values)
+    return MappingProxyType(gpus)
+
+
+def fitted_efficiency(name: str) -> dict[str, str]:
+    """Of a type of the catalogue, the fields of its efficiency that are fitted constants, and their names."""
+    section = _table().section("types").section(name)
+    family = _table().section("families").section(section.text("family")).section("efficiency")
+    own = section.section("efficiency", optional=True).keys()
+    stated = {key: family.raw(key) for key in family.keys() if key not in own}  # noqa: SIM118
+    return {key: value for key, value in stated.items() if isinstance(value, str)}
+
+
+def find_gpu(name: str, extra: Mapping[str, Gpu], where: str) -> Gpu:
+    """The type `name` of `extra` (a cluster file's own types), else of the catalogue.
+
+    Raises InputError naming `where` and the nearest known types.
+    """
+    gpu = extra.get(name) or catalogue().get(name)
+    if gpu is None:
+        hint = _suggest(name, {*extra, *catalogue()})
+        raise InputError(f"{where}: {name!r} is not a known GPU; {hint} (a new type is described under 'gpus')")
+    return gpu
+
+
+def gpu_from_section(section: Section, name: str, base: Gpu | None) -> Gpu:
+    """The type that a cluster file's `gpus: {name: ...}` states, in file units.
+
+    With a `base` (the catalogue's type of that name) the entry overrides only what it states, except that
+    usable memory follows memory in proportion when only memory is stated. `tflops` stands for BF16 and FP16;
+    on a base without BF16 for FP16 alone, so that an override never invents arithmetic. A rate of its own
+    (`tflops_bf16`, ...) goes before `tflops`; null means that the type has no such arithmetic.
+
+    Without a base, one of `tflops`, `tflops_bf16` and `tflops_fp16`, `memory_gib` and `hbm_gb_per_s` are
+    required; FP32 defaults to a sixteenth of the 16-bit rate, other rates to none, usable memory to nine
+    tenths, the link to PCIe 4, and the rest to the family `generic` of `gpus.yaml`.
+
+    Raises InputError for missing, unknown and out-of-range values and for names outside lower_snake_case.
+    """
+    if not _NAME.fullmatch(name):
+        rule = "a GPU's name is lower-case letters, digits and single underscores"
+        raise InputError(f"{section.where}: {name!r} is not a name; {rule}; {_suggest(name, catalogue())}")
+    return _read(section, name, base, _table().section("families").section("generic"))
+
+
+def gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
+    """`gpu` in file units, every value stated, as `gpu_from_section` reads it.
+
+    Reading it back gives an equal Gpu, bit for bit, for every Gpu that was itself read from file units.
+    """
+    efficiency = gpu.efficiency
+    out: dict[str, Any] = {}
+    for precision in PRECISIONS:
+        rate = gpu.peak_flops(precision)
+        out[f"tflops_{precision}"] = None if rate is None else _in_unit(rate, TFLOP)
+    return out | {
+        "memory_gib": _in_unit(gpu.memory_bytes, GIB),
+        "usable_memory_gib": _in_unit(gpu.usable_memory_bytes, GIB),
+        "hbm_gb_per_s": _in_unit(gpu.hbm_bytes_per_s, GB),
+        "link": gpu.link,
+        "flash_attention": gpu.flash_attention,
+        "peer_to_peer": gpu.peer_to_peer,
+        "efficiency": {
+            "gemm_max": efficiency.gemm_max,
+            "gemm_half_gflop": _in_unit(efficiency.gemm_half_flops, GFLOP),
+            "attention_max": efficiency.attention_max,
+            "memory_max": efficiency.memory_max,
+            "launch_us": _in_unit(efficiency.launch_s, MICROSECOND),
+        },
+        "source": gpu.source,
+    }
+
+
+@cache
+def _table() -> Section:
+    return Section(read_mapping(_CATALOGUE), _CATALOGUE.name)
+
+
+def _read(
+    section: Section, name: str, base: Gpu | None, family: Section, values: Mapping[str, float] | None = None
+) -> Gpu:
+    """The type of `section` over `base`, or over `family` without one. Raises InputError."""
+    rates = _rates(section, base)
+    memory = _stated(section, "memory_gib", GIB, base.memory_bytes if base else None, 4096)
+    usable = memory * (base.usable_memory_bytes / base.memory_bytes if base else _USABLE_FRACTION)
+    if base and memory == base.memory_bytes:
+        usable = base.usable_memory_bytes
+    source = section.text("source", default=None)
+    if source is None and base is None:
+        source = "stated by the cluster file"
+    elif source is None and base:
+        source = f"{base.source}; changed by the cluster file" if section.keys() else base.source
+    if base:
+        efficiency, link, flash, peer = base.efficiency, base.link, base.flash_attention, base.peer_to_peer
+    else:
+        peak = max(rates["bf16"] or 0, rates["fp16"] or 0) or rates["fp32"] or 0
+        efficiency, link = _family_efficiency(family, peak, values), _LINK
+        flash, peer = family.flag("flash_attention"), family.flag("peer_to_peer")
+    gpu = Gpu(
+        name=name,
+        flops_bf16=rates["bf16"],
+        flops_fp16=rates["fp16"],
+        flops_tf32=rates["tf32"],
+        flops_fp32=rates["fp32"] or 0,
+        memory_bytes=memory,
+        usable_memory_bytes=_stated(section, "usable_memory_gib", GIB, min(usable, memory), memory / GIB),
+        hbm_bytes_per_s=_stated(section, "hbm_gb_per_s", GB, base.hbm_bytes_per_s if base else None, 1e5),
+        link=section.text("link", choices=LINKS, default=link),
+        flash_attention=section.flag("flash_attention", flash),
+        peer_to_peer=section.flag("peer_to_peer", peer),
+        efficiency=_efficiency(section.section("efficiency", optional=True), efficiency),
+        source=source,
+        flops_fp8=rates["fp8"],
+    )
+    section.done()
+    return gpu
+
+
+def _rates(section: Section, base: Gpu | None) -> dict[str, float | None]:
+    """FLOP/s by precision, as `gpu_from_section` describes."""
+    rates = {precision: base.peak_flops(precision) if base else None for precision in PRECISIONS}
+    stated_16bit = "tflops_bf16" in section or "tflops_fp16" in section
+    both = _stated(section, "tflops", TFLOP, 0.0 if base or stated_16bit else None, 1e5)
+    if both:
+        rates["fp16"] = both
+        if base is None or base.flops_bf16 is not None:
+            rates["bf16"] = both
+    for precision in ("fp8", "bf16", "fp16", "tf32"):
+        key = f"tflops_{precision}"
+        value = section.number(key, above=0, at_most=1e5, default=None)
+        if key in section:
+            rates[precision] = None if value is None else value * TFLOP
+    fastest = max(rates["bf16"] or 0, rates["fp16"] or 0)
+    fp32 = rates["fp32"] or (fastest / TFLOP * _FP32_OVER_16BIT * TFLOP) or None
+    rates["fp32"] = _stated(section, "tflops_fp32", TFLOP, fp32, 1e5)
+    return rates
+
+
+def _efficiency(section: Section, base: Efficiency) -> Efficiency:
+    def fraction(key: str) -> float:
+        value: float = section.number(key, above=0, at_most=1, default=getattr(base, key))
+        return value
+
+    out = Efficiency(
+        gemm_max=fraction("gemm_max"),
+        gemm_half_flops=_stated(section, "gemm_half_gflop", GFLOP, base.gemm_half_flops, 1e6, zero=True),
+        attention_max=fraction("attention_max"),
+        memory_max=fraction("memory_max"),
+        launch_s=_stated(section, "launch_us", MICROSECOND, base.launch_s, 1e5, zero=True),
+    )
+    section.done()
+    return out
+
+
+def _family_efficiency(family: Section, peak_flops: float, values: Mapping[str, float] | None) -> Efficiency:
+    """A family's efficiency at that peak: the GEMM of half rate is what `gemm_fill_us` does at the peak."""
+    section = family.section("efficiency")
+    fill_us = section.number("gemm_fill_us", at_least=0, at_most=1e5)
+    half_gflop = float(f"{fill_us * MICROSECOND * peak_flops / GFLOP:.4g}")
+    out = Efficiency(
+        gemm_max=fitted(section, "gemm_max", values),
+        gemm_half_flops=min(half_gflop, 1e6) * GFLOP,
+        attention_max=fitted(section, "attention_max", values),
+        memory_max=section.number("memory_max", above=0, at_most=1),
+        launch_s=section.number("launch_us", at_least=0, at_most=1e5) * MICROSECOND,
+    )
+    section.done()
+    return out
+
+
+def _stated(section: Section, key: str, unit: float, default: float | None, most: float, zero: bool = False) -> float:
+    """`key` in units inside; where absent, `default` (already inside), or InputError without one."""
+    limits: dict[str, Any] = {"at_least" if zero else "above": 0, "at_most": most}
+    if default is not None:
+        limits["default"] = default
+    value: float = section.number(key, **limits)
+    return value * unit if key in section else value
+
+
+def _in_unit(value: float, unit: float) -> float:
+    """A number x with x · unit == value exactly, a short one if possible; the nearest where there is none."""
+    near = value / unit
+    candidates = [float(f"{near:.15g}"), near]
+    for toward in (-math.inf, math.inf):
+        x = near
+        for _ in range(3):
+            x = math.nextafter(x, toward)
+            candidates.append(x)
+    return next((x for x in candidates if x * unit == value), near)
+
+
+def _suggest(name: str, known: Mapping[str, Gpu] | set[str]) -> str:
+    """What `name` may have meant: types with all its words (`A100`, `GeForce RTX 3090`), else near ones."""
+    plain = re.sub(r"nvidia|geforce|tesla|quadro", " ", name.lower())
+    plain = re.sub(r"(sxm)\d", r"\1", re.sub(r"(\d)(ti\b)", r"\1_\2", plain))
+    words = re.findall(r"[a-z0-9]+", plain)
+    matching = sorted(gpu for gpu in known if words and set(words) <= set(gpu.split("_")))
+    if "_".join(words) in matching:
+        matching = ["_".join(words)]
+    return f"did you mean {' or '.join(matching)}?" if matching else closest("_".join(words), known)

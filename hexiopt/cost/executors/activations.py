@@ -1,0 +1,130 @@
+"""Bytes of activations, logits and buffers, from what devices hold of a micro-batch."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+from hexiopt.calibration import coefficients as c
+from hexiopt.cost.executors.compute import Amount, Shard, at_least
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.workload import Workload
+
+
+@dataclass(frozen=True)
+class Held(Generic[Amount]):
+    """What a device holds of a micro-batch; numbers, or arrays [devices].
+
+    `between`: tokens between blocks; `tokens`: those that projections, MLP and head run on, of `positions` of the
+    sequence; `attended`: those that its attention runs on, for `heads` and `kv_heads`, of which `copied_kv_heads` more
+    are made where query heads share them unevenly. `scores`: (query, key) pairs of a head whose probabilities are kept,
+    where attention is not `fused` (1, else 0). `parted`: 1 where an all-to-all takes heads to other devices, else 0.
+    `travelling`: bytes of buffers for all-to-all and rings.
+    """
+
+    between: Amount
+    tokens: Amount
+    positions: Amount
+    attended: Amount
+    heads: Amount
+    kv_heads: Amount
+    copied_kv_heads: Amount
+    scores: Amount
+    fused: Amount
+    parted: Amount
+    travelling: Amount
+
+
+@dataclass(frozen=True)
+class Activations(Generic[Amount]):
+    """Bytes for one micro-batch: of a layer without recompute beside attention's internals, of these, of a layer's
+    input; of what the final norm, the embedding and the loss keep, of logits; and of buffers."""
+
+    layer: Amount
+    internals: Amount
+    layer_input: Amount
+    final_norm: Amount
+    token_ids: Amount
+    loss: Amount
+    logits: Amount
+    buffers: Amount
+
+    @classmethod
+    def of(cls, model: ModelSpec, workload: Workload, shard: Shard, held: Held[Amount]) -> "Activations[Amount]":
+        """Per-token bytes follow Korthikanti et al. (arXiv 2205.05198, section 4), with sequence parallelism, without
+        dropout, with true shapes; `shard` of the weights."""
+        width, hidden, dim = workload.element_bytes, model.hidden_size, model.head_dim
+        q, kv = held.heads * dim, held.kv_heads * dim
+        # A norm keeps its input, a statistic or two a vector, and its output, which the product behind it reads. What
+        # products in FP8 read is kept in FP8; the head's is not.
+        in_fp8 = workload.precision == "fp8"
+        read = c.FP8_BYTES if in_fp8 else width
+        statistics = c.NORM_STATISTIC_BYTES * (2 if model.norm_bias else 1)
+        norm, final_norm = (held.between * (hidden * float(width + kept) + statistics) for kept in (read, width))
+        # A layer keeps those of its two norms, q, k, v, the attention's output and the MLP's inner activations; and,
+        # where queries and keys are normed, what they were before. The output of attention over other tokens than the
+        # device's own is one of attention's internals; its own come back. In FP8 the projection keeps its own copy.
+        inner = float(((2 if model.gated_mlp else 1) * width + read) * shard.ffn)
+        own_output = (1.0 if in_fp8 else held.parted) * float(read * shard.heads * dim)
+        layer = 2.0 * norm + held.tokens * (inner + own_output)
+        layer = layer + held.attended * width * ((2.0 - held.parted) * q + 2.0 * kv)
+        if model.qk_norm:
+            normed = shard.heads + shard.kv_heads
+            layer = layer + held.tokens * float((width * dim + statistics) * normed)
+        # Fused attention keeps its log-sum-exp, unfused its probabilities; keys and values are copied for each query
+        # head where a device's heads do not share them evenly.
+        copies = held.attended * width * 2.0 * dim * held.copied_kv_heads
+        log_sum_exp = held.attended * held.heads * c.ACCUMULATOR_BYTES * held.fused
+        internals = copies + held.scores * held.heads * width + log_sum_exp + held.parted * held.attended * width * q
+        # One gathered input and one gathered gradient of a TP group, and two boundary messages each way; sines and
+        # cosines of all positions.
+        buffers = held.tokens * width * 2.0 * hidden * (shard.tp > 1) + held.between * width * 4.0 * hidden
+        if not model.learned_positions:
+            buffers = buffers + held.positions * (width * 2.0 * dim)
+        return cls(
+            layer=layer,
+            internals=internals,
+            layer_input=held.between * (width * float(hidden)),
+            final_norm=final_norm,
+            # Which rows of the matrix a token needs, and, where it is cut, whether they are the rank's.
+            token_ids=held.tokens * float(c.TOKEN_ID_BYTES + (shard.tp > 1)),
+            loss=held.tokens * (float(shard.vocab) * c.LOSS_BYTES + c.TOKEN_ID_BYTES),
+            # Until the loss has read them, and then their gradient, of one micro-batch at a time.
+            logits=held.tokens * float(shard.vocab * width),
+            buffers=buffers + held.travelling,
+        )
+
+    def stored(self, policy: str) -> Amount:
+        """What a layer stores."""
+        if policy == "full":
+            return self.layer_input
+        return self.layer + self.internals if policy == "none" else self.layer
+
+    def working_set(self, policy: str, last: bool = False) -> Amount:
+        """What the layer being recomputed holds beside what is stored; on the last stage the head's backward has let
+        go of what the final norm kept before."""
+        working = 0.0 * self.internals
+        if policy == "full":
+            working = self.layer + self.internals - self.layer_input
+        elif policy == "selective":
+            working = self.internals
+        return at_least(0.0, working - self.final_norm) if last else working
+
+    def of_range(self, policies: Sequence[str], first: bool, last: bool) -> Amount:
+        """What a range of layers, each with its policy, stores of one micro-batch; `first` begins with the embedding,
+        `last` ends with the LM head."""
+        found = first * self.token_ids + last * (self.final_norm + self.loss)
+        for policy, n in Counter(policies).items():
+            found = found + n * self.stored(policy)
+        return found
+
+    def of_stage(self, ranges: Sequence[Sequence[str]], first: bool, last: bool, held: Sequence[int]) -> Amount:
+        """All but what the head holds, of layer ranges with a policy for each layer; `held[c]` micro-batches of
+        range c."""
+        found = 0.0 * self.internals
+        for at, (n, policies) in enumerate(zip(held, ranges, strict=True)):
+            found = found + n * self.of_range(policies, first and at == 0, False)
+        working = 0.0 * self.internals
+        for policy in {policy for policies in ranges for policy in policies}:
+            working = at_least(working, self.working_set(policy, last))
+        return found + working

@@ -1,0 +1,261 @@
+"""Seconds of compute: one layer, the embedding, the LM head, the optimiser, on the busiest rank of a TP group.
+
+FLOPs come from the true shapes (grouped queries, gated MLP, causal half of attention). A GEMM runs at the
+type's efficiency curve, memory-bound work at its HBM bandwidth, no operator faster than its launch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexiopt.calibration import coefficients as c
+from hexiopt.calibration.frameworks import Framework, default_framework
+from hexiopt.calibration.gpus import Gpu
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.workload import Workload
+
+Floats = NDArray[np.float64]
+# A number, or one for each of many devices.
+Amount = TypeVar("Amount", float, Floats)
+
+
+def at_least(low: float | Floats, value: Amount) -> Amount:
+    """`value`, or `low` where that is more."""
+    if isinstance(value, np.ndarray):
+        return np.maximum(low, value)
+    assert not isinstance(low, np.ndarray), "a number has one limit"
+    return max(low, value)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The largest share of a layer that a rank of a TP group holds: heads, MLP columns, rows of the vocabulary."""
+
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    tp: int
+
+
+def largest_shard(model: ModelSpec, tp: int) -> Shard:
+    """The share of the busiest rank when heads and columns are split as evenly as whole heads allow.
+
+    Key-value heads are replicated where several ranks' query heads meet them.
+    """
+    group = model.num_heads // model.num_kv_heads
+    low, extra = divmod(model.num_heads, tp)
+    kv, start = 1, 0
+    for rank in range(tp):
+        end = start + low + (rank < extra)
+        if end > start:
+            kv = max(kv, (end - 1) // group - start // group + 1)
+        start = end
+    return Shard(ceil(model.num_heads / tp), kv, ceil(model.ffn_size / tp), ceil(model.vocab_size / tp), tp)
+
+
+class Clock:
+    """Times operators on one GPU type at one precision, or on many devices (`each`). All times in seconds."""
+
+    # Numbers, or arrays [devices].
+    _gemm_s_per_flop: Any
+    _gemm_half_flops: Any
+    _attention_s_per_flop: Any
+    _s_per_byte: Any
+    _launch_s: Any
+
+    def __init__(self, gpu: Gpu, precision: str) -> None:
+        peak = gpu.peak_flops(precision)
+        assert peak is not None, "Problem refuses a GPU without the workload's arithmetic"
+        efficiency = gpu.efficiency
+        self._gemm_s_per_flop = 1.0 / (peak * efficiency.gemm_max)
+        self._gemm_half_flops = efficiency.gemm_half_flops
+        # FP8 is for matrix products alone.
+        attention_peak = gpu.peak_flops("bf16" if precision == "fp8" else precision)
+        assert attention_peak is not None, "a GPU with FP8 has BF16"
+        self._attention_s_per_flop = 1.0 / (attention_peak * efficiency.attention_max)
+        self._s_per_byte = 1.0 / (gpu.hbm_bytes_per_s * efficiency.memory_max)
+        self._launch_s = efficiency.launch_s
+
+    @classmethod
+    def each(cls, clocks: "Sequence[Clock]", which: NDArray[np.int64]) -> "Clock":
+        """A clock for devices of several types: `clocks[which[d]]` is that of device d. It times arrays alone."""
+        found = object.__new__(cls)
+        for name in cls.__annotations__:
+            setattr(found, name, np.array([getattr(clock, name) for clock in clocks])[which])
+        return found
+
+    def gemm_s(self, flops: Amount) -> Amount:
+        """One matrix product: F / (peak · e(F)) with e(F) = gemm_max · F / (F + gemm_half_flops)."""
+        seconds: Amount = (flops + self._gemm_half_flops) * self._gemm_s_per_flop
+        return at_least(self._launch_s, seconds)
+
+    def attention_s(self, flops: Amount, kernels: Amount | None = None) -> Amount:
+        """Attention kernels of `flops` together; one where not stated."""
+        seconds: Amount = flops * self._attention_s_per_flop
+        return at_least(self._launch_s if kernels is None else kernels * self._launch_s, seconds)
+
+    def memory_s(self, num_bytes: Amount, kernels: float | Floats = 1) -> Amount:
+        """Memory-bound kernels that move `num_bytes` together."""
+        seconds: Amount = num_bytes * self._s_per_byte
+        return at_least(kernels * self._launch_s, seconds)
+
+
+@dataclass(frozen=True)
+class ComputeTimes:
+    """Forward and backward seconds of a piece of the model, without communication; `attention_s` is the part
+    of the forward that selective recompute repeats, `last_product_s` the MLP's second product.
+    """
+
+    forward_s: float
+    backward_s: float
+    attention_s: float = 0.0
+    last_product_s: float = 0.0
+
+    def beside(self, more_s: float) -> "ComputeTimes":
+        """The same with `more_s` seconds in the forward and in the backward."""
+        return replace(self, forward_s=self.forward_s + more_s, backward_s=self.backward_s + more_s)
+
+
+@dataclass(frozen=True)
+class Blocks(Generic[Amount]):
+    """What attention kernels run over, all heads and sequences counted: (query, key) pairs that the causal mask
+    leaves (a query and its own key count half), pairs with those that it hides, and how many kernels."""
+
+    causal: Amount
+    whole: Amount
+    kernels: Amount
+
+
+@dataclass(frozen=True)
+class DenseTimes(Generic[Amount]):
+    """Forward seconds of a layer's operators outside attention: the matrix products before and after it, the
+    element-wise ones, of which `share_before` stand before it, and the MLP's second product (among those after)."""
+
+    gemms_before_s: Amount
+    gemms_after_s: Amount
+    elementwise_s: Amount
+    share_before: float
+    last_product_s: Amount
+
+    def before_s(self, gemm_passes: float = 1.0, memory_passes: float = 1.0) -> Amount:
+        """Seconds of norm, query, key and value projection: forward, or backward by its passes."""
+        return gemm_passes * self.gemms_before_s + memory_passes * self.share_before * self.elementwise_s
+
+    def after_s(self, gemm_passes: float = 1.0, memory_passes: float = 1.0) -> Amount:
+        """Seconds of output projection, norm, MLP and residuals: forward, or backward by its passes."""
+        return gemm_passes * self.gemms_after_s + memory_passes * (1.0 - self.share_before) * self.elementwise_s
+
+
+def dense_times(
+    model: ModelSpec, workload: Workload, clock: Clock, shard: Shard, tokens: Amount, framework: Framework
+) -> DenseTimes[Amount]:
+    """A layer outside attention, for `tokens` tokens of a micro-batch, on a rank that holds `shard`."""
+    hidden, width = model.hidden_size, workload.element_bytes
+    q, kv = shard.heads * model.head_dim, shard.kv_heads * model.head_dim
+    inward = (2 if model.gated_mlp else 1) * hidden * shard.ffn
+    before_s, out_s, inward_s, last_s = (
+        clock.gemm_s(2.0 * tokens * size) for size in (hidden * (q + 2 * kv), q * hidden, inward, shard.ffn * hidden)
+    )
+    hidden_moved = c.LAYER_HIDDEN_PASSES * hidden / (shard.tp if framework.sequence_parallel else 1)
+    turned = 2 * (q + kv)  # rotary positions
+    moved = hidden_moved + turned + (3 if model.gated_mlp else 2) * shard.ffn
+    first_norm = hidden_moved * c.NORM_PASSES / c.LAYER_HIDDEN_PASSES
+    elementwise_s = clock.memory_s(framework.memory_traffic * (tokens * width * moved), c.LAYER_MEMORY_KERNELS)
+    share_before = (first_norm + turned) / moved
+    return DenseTimes(before_s, out_s + inward_s + last_s, elementwise_s, share_before, last_s)
+
+
+def attention_times(
+    clock: Clock, fused: bool, model: ModelSpec, width: int, pairs: Blocks[Amount], framework: Framework
+) -> tuple[Amount, Amount]:
+    """Forward and backward seconds of attention over blocks of queries and keys; nothing where there is no block.
+
+    softmax(QK')V is two products, of which fused kernels compute what the causal mask leaves. Elsewhere the scores of
+    whole blocks are materialised.
+    """
+    flops_per_pair = 4.0 * model.head_dim
+    if fused:
+        flops = flops_per_pair * pairs.causal / framework.attention_speed
+        return (
+            clock.attention_s(flops, pairs.kernels),
+            clock.attention_s(flops * c.FUSED_ATTENTION_BACKWARD_PASSES, pairs.kernels),
+        )
+    flops = flops_per_pair * pairs.whole
+    scores_s = clock.memory_s(pairs.whole * (width * c.SCORE_PASSES), c.SCORE_PASSES * pairs.kernels)
+    return (
+        clock.attention_s(flops, pairs.kernels) + scores_s,
+        clock.attention_s(flops * c.UNFUSED_ATTENTION_BACKWARD_PASSES, pairs.kernels)
+        + c.MEMORY_BACKWARD_PASSES * scores_s,
+    )
+
+
+def layer_compute(
+    model: ModelSpec,
+    workload: Workload,
+    gpu: Gpu,
+    tp: int,
+    micro_batch_size: int,
+    framework: Framework | None = None,
+) -> ComputeTimes:
+    """One decoder layer on the busiest rank, for a micro-batch of `micro_batch_size` sequences."""
+    framework = framework or default_framework()
+    clock, shard = Clock(gpu, workload.precision), largest_shard(model, tp)
+    tokens = float(micro_batch_size * workload.seq_len)
+    dense = dense_times(model, workload, clock, shard, tokens, framework)
+    squares = tokens * workload.seq_len * shard.heads
+    attention_forward_s, attention_backward_s = attention_times(
+        clock, gpu.flash_attention, model, workload.element_bytes, Blocks(0.5 * squares, squares, 1.0), framework
+    )
+    passes = c.GEMM_BACKWARD_PASSES, c.MEMORY_BACKWARD_PASSES
+    return ComputeTimes(
+        forward_s=dense.before_s() + attention_forward_s + dense.after_s(),
+        backward_s=dense.after_s(*passes) + attention_backward_s + dense.before_s(*passes),
+        attention_s=attention_forward_s,
+        last_product_s=dense.last_product_s,
+    )
+
+
+def embedding_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> ComputeTimes:
+    """The embedding look-up (a gather) and its backward (a scatter-add into the gradient)."""
+    clock = Clock(gpu, workload.precision)
+    tokens = micro_batch_size * workload.seq_len
+    moved = 2.0 * tokens * model.hidden_size * workload.element_bytes
+    gather_s, projection_s = clock.memory_s(moved), _projection_s(model, clock, tokens)
+    return ComputeTimes(
+        projection_s + gather_s,
+        c.GEMM_BACKWARD_PASSES * projection_s + c.MEMORY_BACKWARD_PASSES * gather_s,
+    )
+
+
+def _projection_s(model: ModelSpec, clock: Clock, tokens: int) -> float:
+    """The product between hidden states and a narrower embedding, at either end of a model that has one."""
+    if model.projected_embedding is None:
+        return 0.0
+    return clock.gemm_s(2.0 * tokens * model.hidden_size * model.projected_embedding)
+
+
+def head_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> ComputeTimes:
+    """Final norm, LM head and cross-entropy over the rank's part of the vocabulary."""
+    # The head stays in BF16 beside layers in FP8.
+    clock, shard = Clock(gpu, "bf16" if workload.precision == "fp8" else workload.precision), largest_shard(model, tp)
+    tokens = micro_batch_size * workload.seq_len
+    gemm_s = clock.gemm_s(2.0 * tokens * model.embedding_size * shard.vocab)
+    gemm_s += _projection_s(model, clock, tokens)
+    norm_s = clock.memory_s(2.0 * tokens * model.hidden_size * workload.element_bytes / tp)
+    loss_s = clock.memory_s(
+        float(tokens) * shard.vocab * (workload.element_bytes + c.LOSS_BYTES) * c.LOSS_PASSES, c.LOSS_PASSES
+    )
+    return ComputeTimes(
+        gemm_s + norm_s + loss_s, c.GEMM_BACKWARD_PASSES * gemm_s + c.MEMORY_BACKWARD_PASSES * norm_s + loss_s
+    )
+
+
+def optimizer_compute_s(workload: Workload, gpu: Gpu, num_params: float) -> float:
+    """One Adam step over `num_params` parameters of a device: memory traffic only."""
+    per_param = c.ADAM_STATE_TRAFFIC_BYTES + workload.stored_gradient_bytes + workload.element_bytes
+    return Clock(gpu, workload.precision).memory_s(num_params * per_param)

@@ -1,0 +1,168 @@
+"""Ways between many pairs of devices at once, and how messages share them.
+
+Between machines a message loads what `network.route` crosses; inside one the ports of its sender and its receiver.
+What goes at once shares statically, as in `boundary.py`: a message takes as long as the most loaded resource on its
+way, plus the latency.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexiopt.problem.cluster import Cluster
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+_KEPT = 1024  # wires remembered before memory is given back
+
+
+@dataclass(frozen=True)
+class Wires:
+    """The ways of pairs of devices.
+
+    `resource` [pairs, steps] is a number below `count`; `s_per_byte` [pairs, steps] what a byte loads it with, 0 for a
+    step that is not there; `latency_s` [pairs]. `network` [count] is the resource's number in the network, or -1.
+    """
+
+    resource: Ints
+    s_per_byte: Floats
+    latency_s: Floats
+    network: Ints
+
+    @classmethod
+    def of(cls, cluster: Cluster, senders: Ints, receivers: Ints) -> "Wires":
+        """The ways from each of `senders` to its one of `receivers`, [pairs] each."""
+        network, machines = cluster.network, cluster.machines
+        machine_of = cluster.machine_of
+        here, there = machine_of[senders], machine_of[receivers]
+        inside = here == there
+        size, ports = cluster.num_devices, network.num_resources
+        resource = np.empty((len(senders), 2), np.int64)
+        resource[:, 0] = np.where(inside, ports + senders, network.transmitters[senders])
+        resource[:, 1] = np.where(inside, ports + size + receivers, network.receivers[receivers])
+        codes, where = np.unique(here * len(machines) + there, return_inverse=True)
+        between: list[tuple[float, float]] = []
+        extra: list[tuple[int, ...]] = []
+        most = 0
+        for code in codes.tolist():
+            a, b = divmod(code, len(machines))
+            if a == b:
+                between.append((machines[a].intra_bandwidth_bytes_per_s, machines[a].intra_latency_s))
+                extra.append(())
+            else:
+                first, second = int(cluster.first_device[a]), int(cluster.first_device[b])
+                between.append((np.inf, network.pair_latency(first, second)))
+                extra.append(network.route(first, second)[1:-1])
+                most = max(most, len(extra[-1]))
+        rate, latency_s = np.array(between).reshape(-1, 2)[where].T
+        capacity = np.append(network.capacity, np.inf)
+        s_per_byte = 1.0 / np.where(inside[:, None], rate[:, None], capacity[np.where(inside[:, None], -1, resource)])
+        if most:
+            none = ports + 2 * size
+            steps = np.array([[*way, *[none] * (most - len(way))] for way in extra])[where]
+            resource = np.concatenate([resource, steps], axis=1)
+            more = np.where(steps == none, 0.0, 1.0 / capacity[np.where(steps == none, -1, steps)])
+            s_per_byte = np.concatenate([s_per_byte, more], axis=1)
+        for m in {int(m) for m in here[inside]} if any(machine.intra_links for machine in machines) else ():
+            if machines[m].intra_links:
+                for k in np.flatnonzero(inside & (here == m)).tolist():
+                    a, b = int(senders[k]), int(receivers[k])
+                    s_per_byte[k, :2] = 1.0 / network.pair_bandwidth(a, b)
+                    latency_s[k] = network.pair_latency(a, b)
+        numbers, compact = np.unique(resource, return_inverse=True)
+        return cls(
+            compact.reshape(resource.shape), s_per_byte, latency_s.copy(), np.where(numbers < ports, numbers, -1)
+        )
+
+    def crowded(self, sharers: Mapping[int, int]) -> "Wires":
+        """The same where `sharers[resource]` users have an equal part each of a resource of the network."""
+        if not sharers:
+            return self
+        factor = np.array([sharers.get(number, 1) for number in self.network.tolist()], float)
+        return replace(self, s_per_byte=self.s_per_byte * factor[self.resource])
+
+    def seconds(self, num_bytes: Floats) -> Floats:
+        """Seconds of messages of `num_bytes` [times, pairs], those of one time at once; 0 where there is no byte."""
+        found = np.zeros(num_bytes.shape)
+        for some, seconds in zip(num_bytes, found, strict=True):
+            load_s = np.bincount(self.resource.ravel(), (some[:, None] * self.s_per_byte).ravel(), len(self.network))
+            np.copyto(seconds, load_s[self.resource].max(axis=1, initial=0.0) + self.latency_s, where=some > 0.0)
+        return found
+
+
+class RingWires:
+    """The ways along sub-rings, from each group of a layout to the next.
+
+    All messages of a group carry the same tokens at a turn, of as many heads as their ring has: so a port's load goes
+    with one group's tokens, a resource of the network's with those of the groups whose messages cross it, and many
+    messages take equally long. `kind` [groups · rings] numbers those that do.
+    """
+
+    def __init__(self, wires: Wires, heads: Ints, groups: int) -> None:
+        rings = len(heads)
+        group, s_per_byte = np.repeat(np.arange(groups), rings), np.tile(heads, groups)[:, None] * wires.s_per_byte
+        shared = wires.network[wires.resource] >= 0
+        load = np.bincount(wires.resource.ravel(), s_per_byte.ravel(), len(wires.network))
+        port_s = np.where(shared, 0.0, load[wires.resource] * (wires.s_per_byte > 0.0)).max(axis=1, initial=0.0)
+        crossed = np.where(shared, wires.resource, -1)
+        kind = group
+        for column in (*crossed.T, port_s, wires.latency_s):
+            _, number = np.unique(column, return_inverse=True)
+            kind = np.unique(kind * (number.max(initial=0) + 1) + number, return_inverse=True)[1]
+        self.kind: Ints = kind
+        self.network: Ints = wires.network
+        _, first = np.unique(kind, return_index=True)
+        self._group, self._port_s, self._latency_s = group[first], port_s[first], wires.latency_s[first]
+        # Of what crosses the network: resource by group, its seconds for a byte of every head.
+        used, place = np.unique(crossed[shared], return_inverse=True)
+        groups_of = np.broadcast_to(group[:, None], shared.shape)[shared]
+        codes, where = np.unique(place * groups + groups_of, return_inverse=True)
+        self._loads = np.bincount(where, s_per_byte[shared]) if len(codes) else np.zeros(0)
+        self._loading = codes % groups
+        self._starts = np.flatnonzero(np.diff(codes // groups, prepend=-1))
+        self._crossed = np.where(crossed[first] >= 0, np.searchsorted(used, crossed[first]), len(used))
+
+    def seconds(self, num_bytes: Floats) -> Floats:
+        """Seconds of each kind of message [times, kinds], where the messages of each group carry `num_bytes` [times,
+        groups] a head; -inf where that is 0."""
+        own = num_bytes[:, self._group]
+        slowest = own * self._port_s
+        if len(self._starts):
+            load_s = np.add.reduceat(num_bytes[:, self._loading] * self._loads, self._starts, axis=1)
+            load_s = np.concatenate([load_s, np.zeros((len(load_s), 1))], axis=1)
+            for step in self._crossed.T:
+                np.maximum(slowest, load_s[:, step], out=slowest)
+        return np.where(own > 0.0, slowest + self._latency_s, -np.inf)
+
+
+class WiresKept:
+    """The wires of a cluster, made once each. `sharers` as in `Wires.crowded`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._wires: dict[tuple[object, ...], Wires] = {}
+        self._rings: dict[tuple[object, ...], RingWires] = {}
+
+    def between(self, senders: Ints, receivers: Ints, sharers: Mapping[int, int]) -> Wires:
+        """As `Wires.of`."""
+        key = senders.tobytes(), receivers.tobytes(), tuple(sorted(sharers.items()))
+        found = self._wires.get(key)
+        if found is None:
+            if len(self._wires) >= _KEPT:
+                self._wires.clear()
+            found = self._wires[key] = Wires.of(self._cluster, senders, receivers).crowded(sharers)
+        return found
+
+    def rings(self, holders: Ints, heads: Ints, sharers: Mapping[int, int]) -> RingWires:
+        """The wires of rings through devices `holders` [groups, rings], whose messages carry `heads` [rings]."""
+        key = holders.tobytes(), heads.tobytes(), tuple(sorted(sharers.items()))
+        found = self._rings.get(key)
+        if found is None:
+            if len(self._rings) >= _KEPT:
+                self._rings.clear()
+            after = np.concatenate([holders[1:], holders[:1]])
+            wires = Wires.of(self._cluster, holders.ravel(), after.ravel()).crowded(sharers)
+            found = self._rings[key] = RingWires(wires, heads, len(holders))
+        return found

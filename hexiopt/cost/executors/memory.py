@@ -1,0 +1,350 @@
+"""Bytes on the fullest device of a stage: model states, activations by schedule position, logits, buffers."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
+from math import ceil
+from operator import mul
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexiopt.calibration import coefficients as c
+from hexiopt.calibration.gpus import Gpu
+from hexiopt.cost.executors.activations import Activations, Held
+from hexiopt.cost.executors.compute import Amount, Shard, largest_shard
+from hexiopt.cost.flight import Counts, Flight, Turns, largest, peaks
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.space import Recompute, range_lengths
+from hexiopt.problem.workload import Workload
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on a device, by what they hold."""
+
+    weights: float
+    gradients: float
+    master: float
+    optimizer: float
+    activations: float
+    logits: float
+    buffers: float
+    reserve: float
+
+    @cached_property
+    def total(self) -> float:
+        """Bytes of all parts."""
+        return self.states + self.activations + self.logits + self.buffers + self.reserve
+
+    @property
+    def states(self) -> float:
+        """Bytes of weights, gradients, master weights and moments."""
+        return self.weights + self.gradients + self.master + self.optimizer
+
+
+_ROUNDING = 1e-12  # share of a memory limit left free, for rounding
+_ALMOST_NONE = 1e-9  # micro-batches in flight, to divide by, where there are none
+
+MEMORY_PARTS = tuple(field.name for field in fields(Memory))
+
+
+class Shards(NamedTuple):
+    """How the states of a stage are spread: by which ZeRO stage, and over how many devices.
+
+    ZeRO-1 spreads master weights and moments, ZeRO-2 gradients too, ZeRO-3 weights too (Rajbhandari et al., arXiv
+    1910.02054, section 5), which it gathers unit by unit. `num_devices` is a mean where parameters differ in it.
+    """
+
+    stage: int = 0
+    num_devices: float = 1
+
+
+WHOLE = Shards()
+
+
+class MemoryModel:
+    """Bytes for one TP degree, micro-batch size and model; stages of any length and position from it.
+
+    What our runtime allocates (`tests/runtime/test_memory_use.py`). Of a processor, whose attention is fused,
+    `flash_attention` is true. Of the ranks of a TP group, the most that any has of each kind: one
+    has all of it, except where heads share key-value heads unevenly or tokens do not divide.
+    """
+
+    def __init__(self, model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> None:
+        shard = largest_shard(model, tp)
+        self._workload = workload
+        tokens = micro_batch_size * workload.seq_len
+        self.layer_params = layer_params(model, shard)
+        # The matrix of embedding and head is cut; positions, projections and the final norm are whole on every rank.
+        # With tied embeddings the last stage holds its own copy of the matrix, unless it is also the first.
+        matrix = model.vocabulary_params * shard.vocab / model.vocab_size
+        beside = model.head_params - (0 if model.tied_embeddings else model.vocabulary_params)
+        self.embedding_params = matrix + (model.embedding_params - model.vocabulary_params)
+        self._head_params_alone = matrix + beside
+        self._head_params_beside_embedding = float(beside) if model.tied_embeddings else matrix + beside
+        # Tokens between blocks are cut along the sequence.
+        between = float(micro_batch_size * ceil(workload.seq_len / tp))
+        held = Held(
+            between=between,
+            tokens=float(tokens),
+            positions=float(workload.seq_len),
+            attended=float(tokens),
+            heads=float(shard.heads),
+            kv_heads=float(shard.kv_heads),
+            copied_kv_heads=float(_copied_kv_heads(model, tp)),
+            scores=0.0 if gpu.flash_attention else float(tokens) * workload.seq_len,
+            fused=float(gpu.flash_attention),
+            parted=0.0,
+            travelling=0.0,
+        )
+        self.activations = Activations.of(model, workload, shard, held)
+
+    def layer_activation_bytes(self, policy: str) -> float:
+        """Stored activations of one layer and one micro-batch."""
+        return self.activations.stored(policy)
+
+    def recompute_working_set_bytes(self, policy: str, last: bool = False) -> float:
+        """What the layer being recomputed holds beside the stored activations: see `Activations.working_set`."""
+        return self.activations.working_set(policy, last)
+
+    def num_params(self, num_layers: int, first: bool, last: bool) -> float:
+        """Parameters on the fullest rank of a stage."""
+        params = num_layers * self.layer_params
+        if first:
+            params += self.embedding_params
+        if last:
+            params += self._head_params_beside_embedding if first else self._head_params_alone
+        return params
+
+    def mean_holders(self, holders: Sequence[float], first: bool, last: bool) -> float:
+        """Over how many devices the states of a stage are spread, `holders` those of each layer."""
+        if len(set(holders)) == 1:
+            return holders[0]
+        sharded = (
+            self.layer_params * sum(1 / n for n in holders)
+            + (self.num_params(0, True, False) / holders[0] if first else 0.0)
+            + (self.num_params(0, first, True) - self.num_params(0, first, False)) / holders[-1] * last
+        )
+        return self.num_params(len(holders), first, last) / sharded
+
+    def gathered_params(self, num_layers: int, first: bool, last: bool) -> tuple[float, float]:
+        """Parameters that a device of a ZeRO-3 stage holds whole beside its shards: of weights, and of gradients.
+
+        Weights of the unit that runs and of the one gathered for what comes next, a gradient of the unit that runs,
+        at the worst moment; units are layers, the embedding and the LM head, which gathers a tied matrix too.
+        """
+        units = [self.layer_params] * min(num_layers, 2)
+        units = [self.embedding_params] * first + units + [self._head_params_alone] * last
+        return max(map(sum, pairwise([*units, 0.0])), default=0.0), max(units, default=0.0)
+
+    def stage(
+        self, num_layers: int, first: bool, last: bool, policy: str, held: Flight, shards: Shards = WHOLE
+    ) -> Memory:
+        """Bytes on the fullest device of a stage that holds `held` in flight: micro-batches, or those of its turns."""
+        if isinstance(held, Turns):
+            return self.layered((policy,) * num_layers, first, last, held, shards)
+        kept = self.activations
+        activations = held * num_layers * kept.stored(policy) + kept.working_set(policy, last)
+        if first:
+            activations += held * kept.token_ids
+        return self._memory(num_layers, first, last, activations, held, shards)
+
+    def recomputing(
+        self, num_layers: int, first: bool, last: bool, recompute: Recompute, held: Flight, shards: Shards = WHOLE
+    ) -> Memory:
+        """As `stage`, with one policy for all layers or one for each."""
+        if len(recompute) == 1:
+            return self.stage(num_layers, first, last, recompute[0], held, shards)
+        return self.layered(recompute, first, last, held, shards)
+
+    def layered(self, policies: Sequence[str], first: bool, last: bool, held: Flight, shards: Shards = WHOLE) -> Memory:
+        """As `stage`, with a policy for each layer."""
+        if not isinstance(held, Turns):
+            return self.mixed_stage((policies,), first, last, (held,), shards)
+        ends = [0, *accumulate(range_lengths(len(policies), held.num_chunks))]
+        ranges = [policies[start:end] for start, end in pairwise(ends)]
+        return self.mixed_stage(ranges, first, last, self.chunks_held(ranges, first, last, held), shards)
+
+    def chunks_held(self, chunks: Sequence[Sequence[str]], first: bool, last: bool, held: Flight) -> Counts:
+        """Micro-batches of each layer range that a stage holds when they are largest, `chunks` as in `mixed_stage`."""
+        final = len(chunks) - 1
+        stored = [
+            self.activations.of_range(policies, first and at == 0, last and at == final)
+            for at, policies in enumerate(chunks)
+        ]
+        return largest(held, stored)
+
+    def mixed_stage(
+        self, chunks: Sequence[Sequence[str]], first: bool, last: bool, held: Sequence[int], shards: Shards = WHOLE
+    ) -> Memory:
+        """As `stage`, of layer ranges whose layers have `chunks` as policies; `held[c]` micro-batches of range c."""
+        stored = self.activations.of_stage(chunks, first, last, held)
+        return self._memory(sum(map(len, chunks)), first, last, stored, held[-1], shards)
+
+    def _memory(
+        self, num_layers: int, first: bool, last: bool, activations: float, held: int, shards: Shards
+    ) -> Memory:
+        """With the activations of tokens and layers; the head holds `held` micro-batches."""
+        states = self.states(num_layers, first, last, shards)
+        return Memory(*states, *transient(self.activations, activations, last, held))
+
+    def states(self, num_layers: int, first: bool, last: bool, shards: Shards) -> tuple[float, float, float, float]:
+        """Bytes of weights, gradients, master weights and optimiser."""
+        workload, (stage, count) = self._workload, shards
+        params = weights = gradients = self.num_params(num_layers, first, last)
+        if stage >= 2:
+            gradients = params / count
+        if stage == 3 and count > 1:
+            gathered = self.gathered_params(num_layers, first, last)
+            weights, gradients = params / count + gathered[0], gradients + gathered[1]
+        share = count if stage else 1
+        return (
+            weights * workload.element_bytes,
+            gradients * workload.stored_gradient_bytes,
+            params * workload.master_bytes / share,
+            params * workload.optimizer_bytes / share,
+        )
+
+    def max_layers(
+        self, limit_bytes: float, first: bool, last: bool, policy: str, held: Flight, shards: Shards = WHOLE
+    ) -> int:
+        """The most layers that fit `limit_bytes`, negative where not even none fits."""
+        room = self._room_of(limit_bytes, first, last, (policy,), shards)
+        stored, moments = self.activations.stored(policy), self.moments(held, first, last)
+        chunks = len(moments[0][0])
+
+        def fits(num_layers: int) -> bool:
+            lengths, left = range_lengths(num_layers, chunks), room(num_layers)
+            return all(stored * sum(map(mul, counts, lengths)) + ends <= left for counts, ends in moments)
+
+        count = longest(fits)
+        # Rounding may put the last layer on either side of the limit; the check decides.
+        while count >= 0 and self.stage(count, first, last, policy, held, shards).total > limit_bytes:
+            count -= 1
+        while self.stage(count + 1, first, last, policy, held, shards).total <= limit_bytes:
+            count += 1
+        return count
+
+    def least_lean(
+        self,
+        limit_bytes: float,
+        counts: range,
+        first: bool,
+        last: bool,
+        lean: str,
+        rich: str,
+        held: Flight,
+        shards: Shards = WHOLE,
+    ) -> list[int]:
+        """For stages of so many layers, how many of them, the first ones, must have policy `lean` to fit `limit_bytes`
+        where the others have `rich`: one at least, and more than there are where not even all suffice. As many as
+        `counts`."""
+        kept = self.activations
+        stored, saved = kept.stored(rich), kept.stored(rich) - kept.stored(lean)
+        if saved <= 0 or not counts:
+            return [n + 1 for n in counts]
+        room = self._room_of(limit_bytes, first, last, (lean, rich), shards)
+        moments = self.moments(held, first, last)
+        in_flight, ends_bytes = (np.array(column, dtype=float) for column in zip(*moments, strict=True))
+        lengths = _lengths(counts, in_flight.shape[1])
+        rooms = np.array([[room(n)] for n in counts])
+        # By number of layers and moment: how many micro-batches, each of a layer, must be lean for the stage to fit.
+        missing = (stored * (lengths @ in_flight.T) + ends_bytes - rooms) / saved
+        # By range too: how many there are, and how many of its layers it takes after the ranges before.
+        there = lengths[:, None, :] * in_flight
+        up_to = np.cumsum(there, axis=2)
+        left = missing[:, :, None] - (up_to - there)
+        layers = np.clip(np.ceil(left / np.maximum(in_flight, _ALMOST_NONE)), 0, lengths[:, None, :]).sum(axis=2)
+        needed = layers + (missing > up_to[:, :, -1])
+        found: list[int] = np.maximum(1, needed.max(axis=1)).astype(int).tolist()
+        return found
+
+    def room(
+        self, limit_bytes: float, num_layers: int, first: bool, last: bool, policies: Sequence[str], shards: Shards
+    ) -> float:
+        """Bytes left of `limit_bytes` for what micro-batches in flight store, where layers have any of `policies`."""
+        kept, states = self.activations, sum(self.states(num_layers, first, last, shards))
+        # What `transient` adds, solved for the activations.
+        left = (limit_bytes * (1 - _ROUNDING) - states - c.COMMUNICATOR_BYTES) / (1 + c.FRAGMENTATION)
+        return left - kept.buffers - last * kept.logits - max(kept.working_set(policy, last) for policy in policies)
+
+    def _room_of(
+        self, limit_bytes: float, first: bool, last: bool, policies: Sequence[str], shards: Shards
+    ) -> Callable[[int], float]:
+        """`room` by the number of layers."""
+
+        def room(num_layers: int) -> float:
+            return self.room(limit_bytes, num_layers, first, last, policies, shards)
+
+        if shards.stage == 3:
+            return room  # not linear: few layers are gathered whole, or none
+        none = room(0)
+        layer = none - room(1)
+        return lambda num_layers: none - num_layers * layer
+
+    def moments(self, held: Flight, first: bool, last: bool) -> list[tuple[Counts, float]]:
+        """When a stage may hold most: the micro-batches of each of its layer ranges (`peaks`), and the bytes that
+        embedding and head store then."""
+        kept = self.activations
+        embedding, head = first * kept.token_ids, last * (kept.final_norm + kept.loss)
+        return [(counts, counts[0] * embedding + counts[-1] * head) for counts in peaks(held)]
+
+
+@lru_cache(maxsize=4096)
+def _lengths(counts: range, chunks: int) -> NDArray[np.float64]:
+    """`range_lengths` of each of `counts`."""
+    return np.array([range_lengths(n, chunks) for n in counts], dtype=float).reshape(len(counts), chunks)
+
+
+def longest(fits: Callable[[int], bool]) -> int:
+    """The largest count that fits, where all smaller ones do; -1 where not even none does."""
+    low, high = -1, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def transient(
+    kept: Activations[Amount], activations: Amount, last: bool, held: int
+) -> tuple[Amount, Amount, Amount, Amount]:
+    """Bytes of activations (those of tokens and layers given), logits, buffers and reserve, where the head of a `last`
+    stage holds `held` micro-batches."""
+    logits = 0.0 * activations
+    if last:
+        activations = activations + held * kept.final_norm
+        logits = held * kept.loss + kept.logits
+    reserve = c.COMMUNICATOR_BYTES + c.FRAGMENTATION * (activations + logits + kept.buffers)
+    return activations, logits, kept.buffers, reserve
+
+
+def layer_params(model: ModelSpec, shard: Shard) -> float:
+    """Parameters of one layer on the fullest rank; norms and output biases are whole on every rank."""
+    heads = shard.heads / model.num_heads
+    return (
+        (model.attention_q_params + model.attention_out_params) * heads
+        + model.attention_kv_params * shard.kv_heads / model.num_kv_heads
+        + model.mlp_params * shard.ffn / model.ffn_size
+        + model.replicated_layer_params
+    )
+
+
+def _copied_kv_heads(model: ModelSpec, tp: int) -> int:
+    """By how many the query heads of a rank exceed the key-value heads that they meet, unless each serves equally many
+    of them: then attention reads them in place."""
+    group = model.num_heads // model.num_kv_heads
+    low, extra = divmod(model.num_heads, tp)
+    most = start = 0
+    for rank in range(tp):
+        end = start + low + (rank < extra)
+        served = Counter(head // group for head in range(start, end))
+        if len(set(served.values())) > 1:
+            most = max(most, end - start - len(served))
+        start = end
+    return most

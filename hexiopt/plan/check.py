@@ -1,0 +1,265 @@
+"""Checks a plan against a problem, rule by rule, without trusting whoever made it."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hexiopt.cost.cost import Cost
+from hexiopt.plan.plan import Pipeline, Plan, Stage, irregular, misaligned, unpriced
+from hexiopt.plan.token_layout import misfit
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import layer_ranges, recompute_policies, schedules, sharding_stages
+from hexiopt.units import GIB
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One broken rule; `rule` is a word for programs (`memory` for a device that does not fit), `text` for people."""
+
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def check(problem: Problem, plan: Plan, cost: Cost | None = None) -> list[Violation]:
+    """The rules that `plan` breaks; memory too where its `cost` is given. Empty for a valid plan."""
+    found = [*_devices(problem, plan), *_batch(problem, plan), *_choices(problem, plan)]
+    for p, pipeline in enumerate(plan.pipelines):
+        found += _layers(problem, p, pipeline)
+        found += _regular(problem, p, pipeline, plan.schedule)
+        found += _sequences(problem, p, pipeline)
+    whole = all(stage.all_devices() for pipeline in plan.pipelines for stage in pipeline.stages)
+    feature = unpriced(plan) if whole else None
+    if not found:
+        found += [*_sharding(problem, plan), *_switches(problem, plan)]
+    if feature is not None:
+        found.append(Violation("unpriced", f"{feature} is part of the plan format but not priced yet"))
+    if cost is not None and not found:
+        found += _memory(problem, plan, cost)
+    return found
+
+
+def _devices(problem: Problem, plan: Plan) -> list[Violation]:
+    cluster, usable, found = problem.cluster, set(problem.usable_devices), []
+    for device, times in Counter(plan.devices()).items():
+        if not 0 <= device < cluster.num_devices:
+            found.append(Violation("device", f"device {device} is not in the cluster"))
+            continue
+        if device not in usable:
+            found.append(Violation("exclude", f"device {cluster.device_name(device)} is excluded"))
+        if times > 1:
+            found.append(Violation("device", f"device {cluster.device_name(device)} is used {times} times"))
+    if found:
+        return found
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            if not stage.all_devices():
+                found.append(Violation("tp", f"stage {s} of pipeline {p} has no device"))
+                continue
+            for replica in stage.replicas:
+                machines = {int(cluster.machine_of[d]) for d in replica.devices}
+                if not replica.devices:
+                    found.append(Violation("tp", f"stage {s} of pipeline {p} has no device"))
+                elif len(machines) > 1:
+                    names = ", ".join(cluster.machines[m].name for m in sorted(machines))
+                    found.append(
+                        Violation(
+                            "tp",
+                            f"stage {s} of pipeline {p} spans machines {names}; tensor parallelism stays inside one",
+                        )
+                    )
+                elif len(replica.devices) not in problem.space.allowed_tp(cluster.machines[machines.pop()].num_gpus):
+                    found.append(
+                        Violation(
+                            "tp",
+                            f"stage {s} of pipeline {p} has TP degree {len(replica.devices)}, not allowed",
+                        )
+                    )
+    return found
+
+
+def _batch(problem: Problem, plan: Plan) -> list[Violation]:
+    workload, found = problem.workload, []
+    if not plan.pipelines:
+        return [Violation("batch", "the plan has no pipeline")]
+    sizes = problem.space.micro_batch_sizes(workload.global_batch)
+    for p, pipeline in enumerate(plan.pipelines):
+        if pipeline.num_micro_batches < 1:
+            found.append(Violation("batch", f"pipeline {p} has {pipeline.num_micro_batches} micro-batches; at least 1"))
+        if pipeline.micro_batch_size not in sizes:
+            allowed = ", ".join(map(str, sizes))
+            found.append(
+                Violation(
+                    "batch",
+                    f"pipeline {p} has micro-batch size {pipeline.micro_batch_size}; allowed: {allowed}",
+                )
+            )
+    total = sum(pipeline.num_sequences for pipeline in plan.pipelines)
+    if total != workload.global_batch:
+        found.append(
+            Violation(
+                "batch",
+                f"the pipelines process {total} sequences, the global batch is {workload.global_batch}",
+            )
+        )
+    return found
+
+
+def _choices(problem: Problem, plan: Plan) -> list[Violation]:
+    found = []
+    if plan.schedule not in schedules(problem.workload):
+        found.append(
+            Violation(
+                "schedule",
+                f"schedule {plan.schedule}; the workload allows {', '.join(schedules(problem.workload))}",
+            )
+        )
+    if plan.sharding.stage not in sharding_stages(problem.workload):
+        allowed = ", ".join(map(str, sharding_stages(problem.workload)))
+        found.append(Violation("sharding", f"sharding stage {plan.sharding.stage}; the workload allows {allowed}"))
+    policies = recompute_policies(problem.workload)
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            for policy in set(stage.recompute):
+                if policy not in policies:
+                    found.append(
+                        Violation(
+                            "recompute",
+                            f"stage {s} of pipeline {p} has recompute {policy}; allowed: {', '.join(policies)}",
+                        )
+                    )
+    space = problem.space
+    if space.num_pipelines is not None and len(plan.pipelines) != space.num_pipelines:
+        found.append(
+            Violation(
+                "constraints",
+                f"{len(plan.pipelines)} pipelines; constraints.num_pipelines={space.num_pipelines}",
+            )
+        )
+    if space.num_stages is not None:
+        for p, pipeline in enumerate(plan.pipelines):
+            if len(pipeline.stages) != space.num_stages:
+                found.append(
+                    Violation(
+                        "constraints",
+                        f"pipeline {p} has {len(pipeline.stages)} stages; constraints.num_stages={space.num_stages}",
+                    )
+                )
+    return found
+
+
+def _layers(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
+    total, at = problem.model.num_layers, 0
+    if not pipeline.stages:
+        return [Violation("layers", f"pipeline {p} has no stage")]
+    if any(len(stage.layers) != pipeline.num_chunks for stage in pipeline.stages):
+        return []  # `_regular` says so
+    for turn in range(pipeline.num_chunks):
+        for s, stage in enumerate(pipeline.stages):
+            first, end = stage.layers[turn]
+            if first != at or end <= first:
+                return [
+                    Violation(
+                        "layers",
+                        f"stage {s} of pipeline {p} holds layers [{first}, {end}); expected a range from {at}",
+                    )
+                ]
+            at = end
+    if at != total:
+        return [Violation("layers", f"pipeline {p} holds {at} layers, the model has {total}")]
+    equal = layer_ranges([stage.num_layers for stage in pipeline.stages], pipeline.num_chunks)
+    for s, (stage, ranges) in enumerate(zip(pipeline.stages, equal, strict=True)):
+        lengths, expected = ([end - first for first, end in each] for each in (stage.layers, ranges))
+        if lengths != expected:
+            said = f"stage {s} of pipeline {p} has layer ranges of {_listed(lengths)}"
+            return [Violation("layers", f"{said}; divide them equally, longer ones first: {_listed(expected)}")]
+    return []
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return " + ".join(map(str, numbers))
+
+
+def _regular(problem: Problem, p: int, pipeline: Pipeline, schedule: str) -> list[Violation]:
+    """What replicas, layer ranges and policies break together."""
+    if not pipeline.stages:
+        return []
+    most = problem.space.max_chunks
+    if pipeline.num_chunks > most:
+        said = f"pipeline {p} has {pipeline.num_chunks} layer ranges a stage"
+        return [Violation("interleaved", f"{said}; space.max_chunks allows {most}")]
+    wrong = irregular(pipeline, schedule)
+    return [Violation(wrong[0], f"pipeline {p}: {wrong[1]}")] if wrong else []
+
+
+def _sequences(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
+    """What sequence layouts break: the switch, tokens, heads, orders."""
+    found = []
+    for s, stage in enumerate(pipeline.stages):
+        if stage.sequence is None:
+            continue
+        where = f"stage {s} of pipeline {p} has a sequence layout"
+        wrong = misfit(stage.sequence, problem.workload.seq_len, problem.model.num_heads)
+        if not problem.space.sequence:
+            found.append(Violation("space.sequence", f"{where}; allow them with space.sequence=true"))
+        elif wrong is not None:
+            found.append(Violation("sequence", f"{where}: {wrong}"))
+    return found
+
+
+def _sharding(problem: Problem, plan: Plan) -> list[Violation]:
+    """What stated groups, ZeRO-2 and ZeRO-3 ask of the plan."""
+    wrong = misaligned(plan, problem.cluster.device_name)
+    return [Violation("sharding", wrong)] if wrong else []
+
+
+def _switches(problem: Problem, plan: Plan) -> list[Violation]:
+    space, found = problem.space, []
+    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    if not space.replicas and any(len(stage.replicas) > 1 for stage in stages):
+        found.append(Violation("space.replicas", "a stage is replicated"))
+    if not space.uneven_layers:
+        for p, pipeline in enumerate(plan.pipelines):
+            if _spread([stage.num_layers for stage in pipeline.stages]) > 1:
+                found.append(Violation("space.uneven_layers", f"stages of pipeline {p} differ by more than one layer"))
+    degrees = {len(replica.devices) for stage in stages for replica in stage.replicas}
+    if not space.uneven_tp and len(degrees) > 1:
+        found.append(Violation("space.uneven_tp", "stages differ in TP degree"))
+    if not space.uneven_batch and _spread([p.num_sequences for p in plan.pipelines]) > max(
+        p.micro_batch_size for p in plan.pipelines
+    ):
+        found.append(Violation("space.uneven_batch", "pipelines differ by more than one micro-batch"))
+    if not space.uneven_structure and len({tuple(map(_shape, p.stages)) for p in plan.pipelines}) > 1:
+        found.append(Violation("space.uneven_structure", "pipelines differ in TP degrees or layers"))
+    if not space.recompute_per_stage and len({policy for stage in stages for policy in stage.recompute}) > 1:
+        found.append(Violation("space.recompute_per_stage", "stages differ in recompute policy"))
+    if not space.recompute_per_layer and any(len(set(stage.recompute)) > 1 for stage in stages):
+        found.append(Violation("space.recompute_per_layer", "layers of a stage differ in recompute policy"))
+    return found
+
+
+def _spread(values: list[int]) -> int:
+    return max(values) - min(values)
+
+
+def _shape(stage: Stage) -> tuple[object, ...]:
+    return (tuple(len(devices) for devices in stage.executors), stage.sequence is None, stage.layers)
+
+
+def _memory(problem: Problem, plan: Plan, cost: Cost) -> list[Violation]:
+    found = []
+    for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
+        for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
+            for devices, one in zip(stage.copies, stage_cost.copies, strict=True):
+                if one.excess_bytes > 0:
+                    name = problem.cluster.device_name(devices[0])
+                    found.append(
+                        Violation(
+                            "memory",
+                            f"device {name} (stage {s} of pipeline {p}) needs {one.memory.total / GIB:.2f} GiB of "
+                            f"{one.limit_bytes / GIB:.2f} GiB: {one.excess_bytes / GIB:.2f} GiB too much",
+                        )
+                    )
+    return found

@@ -1,0 +1,142 @@
+"""Clusters: machines and the network between them, and their devices by number and by name."""
+
+import math
+import re
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexiopt.calibration.gpus import Gpu
+from hexiopt.errors import InputError, closest_of_many, shown
+from hexiopt.problem.machine import Machine, machine_names, spec_spans
+from hexiopt.problem.network import Group, Link, Network
+from hexiopt.problem.profile import NOTHING_MEASURED, Profile
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Machines and the network between them. Devices are numbered from 0, machine by machine.
+
+    `inter_bandwidth_bytes_per_s` is what machines without an own figure have per network interface
+    (infinite where not stated), `inter_latency_s` the latency between them. `profile` has measured times of layers.
+    """
+
+    name: str
+    machines: tuple[Machine, ...]
+    inter_bandwidth_bytes_per_s: float
+    inter_latency_s: float
+    groups: tuple[Group, ...] = ()
+    links: tuple[Link, ...] = ()
+    profile: Profile = NOTHING_MEASURED
+
+    def __post_init__(self) -> None:
+        assert self.machines
+        for name, span in spec_spans(self.machines).items():
+            expanded = [self.machines[m] for m in span]
+            assert len(expanded) == 1 or all(
+                machine.name == f"{name}-{i}" and machine.kind == expanded[0].kind for i, machine in enumerate(expanded)
+            ), f"machines of {name!r} are not one numbered run of equal machines"
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, f.name) for f in fields(self)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @cached_property
+    def num_devices(self) -> int:
+        """The number of devices."""
+        return sum(machine.num_gpus for machine in self.machines)
+
+    @cached_property
+    def first_device(self) -> NDArray[np.int64]:
+        """The first device of each machine [num_machines]."""
+        sizes = [machine.num_gpus for machine in self.machines]
+        return _frozen(np.cumsum([0, *sizes[:-1]], dtype=np.int64))
+
+    @cached_property
+    def machine_of(self) -> NDArray[np.int64]:
+        """The machine of each device [num_devices]."""
+        sizes = [machine.num_gpus for machine in self.machines]
+        return _frozen(np.repeat(np.arange(len(sizes), dtype=np.int64), sizes))
+
+    @cached_property
+    def index_in_machine(self) -> NDArray[np.int64]:
+        """The index of each device in its machine [num_devices]."""
+        return _frozen(np.arange(self.num_devices, dtype=np.int64) - self.first_device[self.machine_of])
+
+    @cached_property
+    def types(self) -> tuple[Gpu, ...]:
+        """The distinct GPU types, in the order of the machines."""
+        return tuple(dict.fromkeys(machine.gpu for machine in self.machines))
+
+    @cached_property
+    def network(self) -> Network:
+        """Rates, latencies and shared resources between machines."""
+        return Network(self.name, self.machines, self._names, self.groups, self.links)
+
+    @cached_property
+    def _names(self) -> dict[str, range]:
+        return machine_names(self.machines)
+
+    def gpu_of(self, device: int) -> Gpu:
+        """The type of a device."""
+        return self.machines[int(self.machine_of[device])].gpu
+
+    def device_name(self, device: int) -> str:
+        """`machine:index` of a device."""
+        return f"{self.machines[int(self.machine_of[device])].name}:{self.index_in_machine[device]}"
+
+    def device_index(self, name: str, where: str = "device") -> int:
+        """The number of the device called `machine:index`.
+
+        Raises InputError naming `where` for anything else, with the closest machine.
+        """
+        machine_name, colon, digits = name.rpartition(":")
+        if not colon or not re.fullmatch("0|[1-9][0-9]*", digits):
+            raise InputError(f"{where}: {shown(name)} is not a device; write machine:index, such as a:0")
+        span = self._names.get(machine_name)
+        if span is None or self.machines[span[0]].name != machine_name:
+            if span is not None:
+                hint = f"did you mean {self.machines[span[0]].name}?"
+            else:
+                hint = closest_of_many(machine_name, (machine.name for machine in self.machines))
+            raise InputError(f"{where}: {shown(name)} is on no machine of the cluster; {hint}")
+        count = self.machines[span[0]].num_gpus
+        if len(digits) > 4 or int(digits) >= count:
+            raise InputError(
+                f"{where}: {shown(name)} is out of range; {machine_name} has {count} device(s), "
+                f"{machine_name}:0 to {machine_name}:{count - 1}"
+            )
+        return int(self.first_device[span[0]]) + int(digits)
+
+    def devices_named(self, name: str, where: str = "device") -> range:
+        """The devices of the machine, the spec or the single device (`machine:index`) called `name`.
+
+        Raises InputError naming `where` for anything else, with the closest machine.
+        """
+        if ":" in name:
+            device = self.device_index(name, where)
+            return range(device, device + 1)
+        span = self._names.get(name)
+        if span is None:
+            hint = closest_of_many(name, self._names)
+            raise InputError(f"{where}: {shown(name)} is no machine of the cluster; {hint}")
+        first, last = int(self.first_device[span[0]]), int(self.first_device[span[-1]])
+        return range(first, last + self.machines[span[-1]].num_gpus)
+
+    def total_peak_flops(self, precision: str) -> float:
+        """Σ dense peak of all devices in FLOP/s; devices without the precision count as zero."""
+        return math.fsum(machine.num_gpus * (machine.gpu.peak_flops(precision) or 0.0) for machine in self.machines)
+
+
+def _frozen(array: NDArray[np.int64]) -> NDArray[np.int64]:
+    array.setflags(write=False)
+    return array

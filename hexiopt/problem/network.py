@@ -1,0 +1,305 @@
+"""The network between machines: groups, stated links, rates, latencies, and the resources that transfers share.
+
+Everything is kept per machine, network interface, group and stated link, never per pair of devices.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexiopt.errors import InputError
+from hexiopt.problem.machine import Machine
+
+MAX_TABLE_MACHINES = 16_384
+
+
+@dataclass(frozen=True)
+class Group:
+    """Machines behind a common uplink: a rack or a zone. Members are machines, specs and other groups."""
+
+    name: str
+    members: tuple[str, ...]
+    uplink_bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class Link:
+    """A stated link from machine (or spec) `source` to `target`, in both directions where `both`.
+
+    `latency_s` None leaves the pair's latency as it is.
+    """
+
+    source: str
+    target: str
+    bandwidth_bytes_per_s: float
+    latency_s: float | None
+    both: bool
+
+    def directions(self) -> tuple[tuple[str, str], ...]:
+        """The ordered pairs of names that the link serves."""
+        if self.both and self.source != self.target:
+            return (self.source, self.target), (self.target, self.source)
+        return ((self.source, self.target),)
+
+
+class _Crossing(NamedTuple):
+    """Uplink resources that a transfer crosses going out and in; their least bytes/s and summed seconds."""
+
+    out: tuple[int, ...]
+    into: tuple[int, ...]
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+
+class Network:
+    """Rates and routes between the machines of a cluster called `name`.
+
+    `names` says which machines a name in groups and links stands for. Resources are numbered: interfaces
+    transmitting, interfaces receiving, uplinks (out and in of each group that states one), stated links (one
+    for each ordered machine pair). `capacity[resource]` is in bytes/s.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        machines: Sequence[Machine],
+        names: Mapping[str, range],
+        groups: Sequence[Group],
+        links: Sequence[Link],
+    ) -> None:
+        self._name, self._machines, self._groups = name, machines, groups
+        counts = [machine.num_interfaces for machine in machines]
+        self._num_interfaces = sum(counts)
+        # Of each device: its machine, its index there, its network interface.
+        self._machine_of = [m for m, machine in enumerate(machines) for _ in range(machine.num_gpus)]
+        self._index = [i for machine in machines for i in range(machine.num_gpus)]
+        first_interface = accumulate([0, *counts[:-1]])
+        self._interface = [
+            first + machine.interface(i)
+            for machine, first in zip(machines, first_interface, strict=True)
+            for i in range(machine.num_gpus)
+        ]
+        nics = np.repeat([machine.nic_bandwidth_bytes_per_s for machine in machines], counts)
+        parts = [nics, nics]
+        size = 2 * self._num_interfaces
+
+        # Chains of groups, innermost first: of every group, and of every machine by its innermost group.
+        numbers = {group.name: g for g, group in enumerate(groups)}
+        parents: list[int | None] = [None] * len(numbers)
+        self._group_of: list[int | None] = [None] * len(machines)
+        for g, group in enumerate(groups):
+            for member in group.members:
+                if member in numbers:
+                    parents[numbers[member]] = g
+                else:
+                    for m in names[member]:
+                        self._group_of[m] = g
+        self._chains: dict[int | None, tuple[int, ...]] = {None: ()}
+        for start in range(len(numbers)):
+            chain, above = [], parents[start]
+            while above is not None:
+                chain.append(above)
+                above = parents[above]
+            self._chains[start] = (start, *chain)
+        self._uplink: dict[int, int] = {}
+        for g, group in enumerate(groups):
+            if np.isfinite(group.uplink_bytes_per_s):
+                self._uplink[g] = size
+                parts.append(np.full(2, group.uplink_bytes_per_s))
+                size += 2
+        self._crossings: dict[tuple[int | None, int | None], _Crossing] = {}
+
+        # A stated link from a run of machines to another: its first resource, and both runs.
+        self._links: dict[tuple[range, range], tuple[int, Link]] = {}
+        for link in links:
+            for source, target in link.directions():
+                sources, targets = names[source], names[target]
+                self._links[sources, targets] = (size, link)
+                parts.append(np.full(len(sources) * len(targets), link.bandwidth_bytes_per_s))
+                size += len(sources) * len(targets)
+        self._runs = [(range(m, m + 1), names[machine.spec_name]) for m, machine in enumerate(machines)]
+        self._plain = not links and not groups
+
+        self.capacity: NDArray[np.float64] = np.concatenate(parts).astype(np.float64)
+        self.capacity.setflags(write=False)
+
+    @property
+    def num_resources(self) -> int:
+        """The number of shared resources."""
+        return len(self.capacity)
+
+    @cached_property
+    def transmitters(self) -> NDArray[np.int64]:
+        """`transmit_interface` of every device."""
+        return np.array(self._interface)
+
+    @cached_property
+    def receivers(self) -> NDArray[np.int64]:
+        """`receive_interface` of every device."""
+        return self._num_interfaces + self.transmitters
+
+    def transmit_interface(self, device: int) -> int:
+        """The resource by which a device sends to other machines."""
+        return self._interface[device]
+
+    def receive_interface(self, device: int) -> int:
+        """The resource by which a device receives from other machines."""
+        return self._num_interfaces + self._interface[device]
+
+    def route(self, a: int, b: int) -> tuple[int, ...]:
+        """The resources that a transfer from device a to device b of another machine crosses, in order."""
+        transmit, receive = self._interface[a], self._num_interfaces + self._interface[b]
+        if self._plain:
+            return transmit, receive
+        first, second = self._machine_of[a], self._machine_of[b]
+        assert first != second, "no route inside a machine"
+        crossing = self._crossing(self._group_of[first], self._group_of[second])
+        found = self._link(first, second)
+        link = () if found is None else (found[0],)
+        return (transmit, *crossing.out, *link, *crossing.into, receive)
+
+    def pair_bandwidth(self, a: int, b: int) -> float:
+        """Bytes/s from device a to device b with nothing else on the way; infinite to itself."""
+        machine = self._machine_of[a]
+        if machine == self._machine_of[b]:
+            return self._machines[machine].pair_bandwidth(self._index[a], self._index[b])
+        machines = self._machines
+        second = self._machine_of[b]
+        rate = min(machines[machine].nic_bandwidth_bytes_per_s, machines[second].nic_bandwidth_bytes_per_s)
+        if self._plain:
+            return rate
+        found = self._link(machine, second)
+        if found is not None:
+            rate = min(rate, found[1].bandwidth_bytes_per_s)
+        crossing = self._crossing(self._group_of[machine], self._group_of[second])
+        return min(rate, crossing.bandwidth_bytes_per_s)
+
+    def pair_latency(self, a: int, b: int) -> float:
+        """Seconds from device a to device b; zero to itself."""
+        first, second = self._machine_of[a], self._machine_of[b]
+        machines = self._machines
+        if first == second:
+            return machines[first].pair_latency(self._index[a], self._index[b])
+        latency = max(machines[first].nic_latency_s, machines[second].nic_latency_s)
+        if self._plain:
+            return latency
+        found = self._link(first, second)
+        if found is not None and found[1].latency_s is not None:
+            latency = found[1].latency_s
+        return latency + self._crossing(self._group_of[first], self._group_of[second]).latency_s
+
+    @cached_property
+    def bandwidth(self) -> NDArray[np.float64]:
+        """Bytes/s between one interface of machine a and one of machine b, unshared [machines, machines].
+
+        The diagonal is the machine's usual internal link (infinite with one device).
+        Raises InputError beyond 16,384 machines.
+        """
+        self._check_table()
+        machines = self._machines
+        nic = np.array([machine.nic_bandwidth_bytes_per_s for machine in machines])
+        table: NDArray[np.float64] = np.minimum(nic[:, None], nic[None, :])
+        for (sources, targets), (_, link) in self._links.items():
+            block = table[sources.start : sources.stop, targets.start : targets.stop]
+            np.minimum(block, link.bandwidth_bytes_per_s, out=block)
+        for g, inside, outside in self._sides():
+            uplink = self._groups[g].uplink_bytes_per_s
+            for cells in (np.ix_(inside, outside), np.ix_(outside, inside)):
+                table[cells] = np.minimum(table[cells], uplink)
+        np.fill_diagonal(table, [machine.intra_bandwidth_bytes_per_s for machine in machines])
+        table.setflags(write=False)
+        return table
+
+    @cached_property
+    def latency_s(self) -> NDArray[np.float64]:
+        """Seconds between machine a and machine b [machines, machines]; the diagonal is the internal latency.
+
+        Raises InputError beyond 16,384 machines.
+        """
+        self._check_table()
+        machines = self._machines
+        nic = np.array([machine.nic_latency_s for machine in machines])
+        table: NDArray[np.float64] = np.maximum(nic[:, None], nic[None, :])
+        for (sources, targets), (_, link) in self._links.items():
+            if link.latency_s is not None:
+                table[sources.start : sources.stop, targets.start : targets.stop] = link.latency_s
+        for g, inside, outside in self._sides():
+            for cells in (np.ix_(inside, outside), np.ix_(outside, inside)):
+                table[cells] += self._groups[g].latency_s
+        np.fill_diagonal(table, [machine.intra_latency_s for machine in machines])
+        table.setflags(write=False)
+        return table
+
+    def resource_name(self, resource: int) -> str:
+        """What a resource is, in words."""
+        count = self._num_interfaces
+        if resource < 2 * count:
+            direction = "transmit" if resource < count else "receive"
+            left = resource % count
+            for machine in self._machines:
+                if left < machine.num_interfaces:
+                    return f"{machine.name} interface {left} {direction}"
+                left -= machine.num_interfaces
+        for g, first in self._uplink.items():
+            if first <= resource < first + 2:
+                return f"{self._groups[g].name} uplink {'in' if resource > first else 'out'}"
+        for (sources, targets), (first, _) in self._links.items():
+            if first <= resource < first + len(sources) * len(targets):
+                ends = divmod(resource - first, len(targets))
+                source, target = (self._machines[run[k]].name for run, k in zip((sources, targets), ends, strict=True))
+                return f"link {source} to {target}"
+        raise IndexError(resource)
+
+    def _check_table(self) -> None:
+        count = len(self._machines)
+        if count > MAX_TABLE_MACHINES:
+            raise InputError(
+                f"cluster {self._name}: {count} machines are more than the {MAX_TABLE_MACHINES} that "
+                "can be planned at once; plan a part of the cluster"
+            )
+
+    def _sides(self) -> list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """Group, machines in it (at any depth), machines outside."""
+        inside: list[list[int]] = [[] for _ in self._groups]
+        for m, group in enumerate(self._group_of):
+            for g in self._chains[group]:
+                inside[g].append(m)
+        every = np.arange(len(self._group_of))
+        return [(g, np.array(own), np.delete(every, own)) for g, own in enumerate(inside)]
+
+    def _crossing(self, a: int | None, b: int | None) -> _Crossing:
+        """The uplinks crossed from a machine whose innermost group is a to one whose innermost group is b."""
+        found = self._crossings.get((a, b))
+        if found is None:
+            groups = self._groups
+            out = [g for g in self._chains[a] if g not in self._chains[b]]
+            into = [g for g in reversed(self._chains[b]) if g not in self._chains[a]]
+            rates = [groups[g].uplink_bytes_per_s for g in (*out, *into)]
+            found = _Crossing(
+                out=tuple(self._uplink[g] for g in out if g in self._uplink),
+                into=tuple(self._uplink[g] + 1 for g in into if g in self._uplink),
+                bandwidth_bytes_per_s=min(rates, default=math.inf),
+                latency_s=sum(groups[g].latency_s for g in (*out, *into)),
+            )
+            self._crossings[a, b] = found
+        return found
+
+    def _link(self, first: int, second: int) -> tuple[int, Link] | None:
+        """The resource of the stated link from machine `first` to machine `second`, and the link."""
+        if not self._links:
+            return None
+        for sources in self._runs[first]:
+            for targets in self._runs[second]:
+                found = self._links.get((sources, targets))
+                if found is not None:
+                    start, link = found
+                    offset = (first - sources.start) * len(targets) + second - targets.start
+                    return start + offset, link
+        return None

@@ -1,0 +1,142 @@
+"""The problem: a cluster, a model and a workload, and the plan space over them; immutable, checked once."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from hexiopt.calibration.coefficients import COEFFICIENTS
+from hexiopt.calibration.constants import fitted_values
+from hexiopt.calibration.frameworks import default_framework
+from hexiopt.errors import InputError
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.space import Space, space_from_dict, space_to_dict
+from hexiopt.problem.workload import Workload, workload_from_section, workload_to_dict
+from hexiopt.readers.cluster_file import cluster_from_section, cluster_to_dict
+from hexiopt.readers.huggingface import model_from_config
+from hexiopt.reading import Section
+
+COST_MODEL_VERSION = "1"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Place one training step of `model` under `workload` on `cluster`, within `space`.
+
+    Raises InputError where the parts do not fit each other: an excluded name that does not exist, a GPU type
+    without the workload's arithmetic, more stages than layers, more pipelines than sequences or devices.
+    """
+
+    cluster: Cluster
+    model: ModelSpec
+    workload: Workload = field(default_factory=Workload)
+    space: Space = field(default_factory=Space)
+
+    def __post_init__(self) -> None:
+        precision, space = self.workload.precision, self.space
+        usable = self.usable_devices
+        if not usable:
+            raise InputError("constraints: exclude: leaves no device; exclude fewer machines")
+        for m in dict.fromkeys(self.cluster.machine_of[list(usable)].tolist()):
+            machine = self.cluster.machines[m]
+            if machine.gpu.peak_flops(precision) is None:
+                others = " or ".join(p for p in ("fp16", "fp32") if machine.gpu.peak_flops(p) is not None)
+                raise InputError(
+                    f"workload: precision: {precision} is not in the hardware of {machine.gpu.name} "
+                    f"(machine {machine.name}); choose workload.precision={others}, or leave it out with "
+                    f"'constraints.exclude=[{machine.spec_name}]'"
+                )
+        if self.workload.seq_len > self.model.max_positions and self.model.learned_positions:
+            raise InputError(
+                f"workload: seq_len: {self.workload.seq_len} is more than the {self.model.max_positions} positions "
+                f"that {self.model.name} has learned; choose workload.seq_len={self.model.max_positions}"
+            )
+        stages = space.num_stages or 1
+        if stages > self.model.num_layers:
+            raise InputError(
+                f"constraints: num_stages: {stages} is more than the {self.model.num_layers} layers of "
+                f"{self.model.name}; every stage needs a layer, so choose at most {self.model.num_layers}"
+            )
+        pipelines = space.num_pipelines or 1
+        if pipelines > self.workload.global_batch:
+            raise InputError(
+                f"constraints: num_pipelines: {pipelines} is more than the {self.workload.global_batch} sequences "
+                f"of the global batch; every pipeline needs one, so choose at most {self.workload.global_batch}"
+            )
+        if pipelines * stages > len(usable):
+            raise InputError(
+                f"constraints: {pipelines} pipelines of {stages} stages need {pipelines * stages} devices, the "
+                f"cluster has {len(usable)} to use; ask for fewer pipelines or stages"
+            )
+
+    @cached_property
+    def usable_devices(self) -> tuple[int, ...]:
+        """The devices that a plan may use: all but the excluded, ascending."""
+        if not self.space.exclude:
+            return tuple(range(self.cluster.num_devices))
+        out: set[int] = set()
+        for name in self.space.exclude:
+            out.update(self.cluster.devices_named(name, where="constraints: exclude"))
+        return tuple(d for d in range(self.cluster.num_devices) if d not in out)
+
+    @cached_property
+    def usable_by_machine(self) -> Mapping[int, tuple[int, ...]]:
+        """Usable devices of each machine (by index) that has any, ascending."""
+        found: dict[int, list[int]] = {}
+        for device, machine in zip(
+            self.usable_devices, self.cluster.machine_of[list(self.usable_devices)].tolist(), strict=True
+        ):
+            found.setdefault(machine, []).append(device)
+        return {machine: tuple(devices) for machine, devices in found.items()}
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of the problem as UTF-8 JSON with sorted keys and no spaces."""
+        return sha256_of(problem_to_dict(self))
+
+
+def problem_to_dict(problem: Problem) -> dict[str, Any]:
+    """The whole problem with all defaults filled in, as a plan file holds it."""
+    return {
+        "cluster": cluster_to_dict(problem.cluster),
+        "model": problem.model.to_dict(),
+        "workload": workload_to_dict(problem.workload),
+        "space": space_to_dict(problem.space),
+        "cost_model": {"version": COST_MODEL_VERSION, "calibration_sha256": calibration_sha256()},
+    }
+
+
+def problem_from_section(section: Section) -> Problem:
+    """The problem that `problem_to_dict` wrote. Raises InputError."""
+    cost_model = section.section("cost_model", optional=True)
+    version = cost_model.text("version", default=COST_MODEL_VERSION)
+    cost_model.text("calibration_sha256", default="")
+    cost_model.done()
+    if version != COST_MODEL_VERSION:
+        raise InputError(
+            f"{cost_model.at('version')}: {version!r} is not the cost model {COST_MODEL_VERSION!r} of this program; "
+            "price the plan with the program that wrote it, or plan again"
+        )
+    problem = Problem(
+        cluster=cluster_from_section(section.section("cluster")),
+        model=model_from_config(section.section("model")),
+        workload=workload_from_section(section.section("workload")),
+        space=space_from_dict(section.raw("space", {}), section.at("space")),
+    )
+    section.done()
+    return problem
+
+
+def calibration_sha256() -> str:
+    """SHA-256 of the constants of the cost model, so that a plan tells which ones priced it."""
+    framework = asdict(default_framework())
+    return sha256_of({"coefficients": COEFFICIENTS, "fitted": fitted_values(), "framework": framework})
+
+
+def sha256_of(data: Any) -> str:
+    """SHA-256 of plain data as UTF-8 JSON with sorted keys and no spaces."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

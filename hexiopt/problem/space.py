@@ -1,0 +1,187 @@
+"""The plan space, stated once: solvers, oracle, check and bounds ask here what a plan may be.
+
+Tensor parallelism stays inside one machine and one GPU type; a stage holds consecutive layers, or several ranges of
+them, as equal as they go, where the schedule is interleaved; a stage may have replicas, which share the samples of
+each micro-batch; pipelines have any structure and any number of micro-batches; a pipeline has one micro-batch size;
+every stage has its own recompute policy, or two, the leaner one on its first layers; sharding groups are all holders or
+those of a machine; devices may stay unused. Switches take freedoms away, for ablations and rivals. One gives: with
+`sequence`, a stage may have a sequence layout instead of tensor parallelism (`hexiopt/plan/token_layout.py`), over
+devices of any machines and types, with one recompute policy. Other policies layer by layer and stated sharding groups
+are priced and checked too, but no solver for the whole space needs to look at them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import accumulate, combinations, pairwise
+from typing import Any
+
+from hexiopt.errors import InputError, closest
+from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, SCHEDULES, SHARDING_STAGES, Workload
+from hexiopt.reading import Section, as_mapping
+
+SHARDING_GROUPS = ("all", "machine")
+
+Recompute = tuple[str, ...]  # of a stage: one policy, or one a layer
+
+
+@dataclass(frozen=True)
+class Space:
+    """Which freedoms a plan has.
+
+    `tp_degrees` is `powers_of_two` or `all`, up to the machine's size. `max_micro_batch_size` bounds the
+    micro-batch sizes 1, 2, 4, ..., `max_chunks` the layer ranges of an interleaved stage. A freedom set to False
+    binds: `uneven_layers`, equal layers in the stages of a pipeline (within one); `uneven_tp`, one TP degree for
+    all stages; `uneven_batch`, equally many sequences for all pipelines (within one micro-batch);
+    `uneven_structure`, the same TP degrees and layers in all pipelines; `recompute_per_stage`, one recompute
+    policy for all stages; `recompute_per_layer`, one for all layers of a stage; `replicas`, no replicated stages.
+    `sequence` gives one: stages with sequence layouts.
+    `num_pipelines`, `num_stages` and `max_tp` bind from outside (None leaves free); `exclude` names machines or
+    devices (`machine:index`) to leave unused.
+    """
+
+    tp_degrees: str = "powers_of_two"
+    max_micro_batch_size: int = 16
+    max_chunks: int = 8
+    replicas: bool = True
+    uneven_layers: bool = True
+    uneven_tp: bool = True
+    uneven_batch: bool = True
+    uneven_structure: bool = True
+    recompute_per_stage: bool = True
+    recompute_per_layer: bool = True
+    sequence: bool = False
+    num_pipelines: int | None = None
+    num_stages: int | None = None
+    max_tp: int | None = None
+    exclude: tuple[str, ...] = ()
+
+    def allowed_tp(self, num_gpus: int) -> tuple[int, ...]:
+        """TP degrees in a machine of `num_gpus` devices, ascending."""
+        top = min(num_gpus, self.max_tp or num_gpus)
+        degrees = range(1, top + 1)
+        if self.tp_degrees == "all":
+            return tuple(degrees)
+        return tuple(t for t in degrees if t & (t - 1) == 0)
+
+    def micro_batch_sizes(self, global_batch: int) -> tuple[int, ...]:
+        """Micro-batch sizes 1, 2, 4, ... in sequences, up to the limit and the global batch."""
+        top = min(self.max_micro_batch_size, global_batch)
+        return tuple(1 << k for k in range(top.bit_length()) if 1 << k <= top)
+
+
+def layer_ranges(counts: Sequence[int], chunks: int) -> list[tuple[tuple[int, int], ...]]:
+    """The layer ranges of stages that hold `counts` layers, `chunks` ranges each, in the order of interleaving.
+
+    A stage's layers are divided as equally as they go, longer ranges first.
+    """
+    parts = [length for turn in zip(*(range_lengths(n, chunks) for n in counts), strict=True) for length in turn]
+    ends = [0, *accumulate(parts)]
+    turns = range(0, len(parts), len(counts))
+    return [tuple((ends[turn + s], ends[turn + s + 1]) for turn in turns) for s in range(len(counts))]
+
+
+def range_lengths(count: int, chunks: int) -> list[int]:
+    """The layers of each of `chunks` ranges of a stage that holds `count`."""
+    return [count // chunks + (c < count % chunks) for c in range(chunks)]
+
+
+def recompute_policies(workload: Workload) -> tuple[str, ...]:
+    """The recompute policies that a stage may have."""
+    return RECOMPUTE_POLICIES if workload.recompute == AUTO else (workload.recompute,)
+
+
+def lean_first(lean: str, num_lean: int, rich: str, num_layers: int) -> Recompute:
+    """The policies of a stage's layers, the first `num_lean` with policy `lean`: one for all where they are alike."""
+    if lean == rich or not num_lean:
+        return (rich,)
+    return (lean,) * num_lean + (rich,) * (num_layers - num_lean) if num_lean < num_layers else (lean,)
+
+
+def recompute_chains(policies: Sequence[str], num_layers: int, per_layer: bool) -> tuple[tuple[Recompute, ...], ...]:
+    """All that a stage of `num_layers` may recompute, `policies` ordered from the fastest to the leanest.
+
+    In each chain a layer more of the stage has a leaner policy than in the element before; without `per_layer`, all.
+    """
+    if not per_layer or num_layers == 1:
+        return (tuple((policy,) for policy in policies),)
+    ways = [policies, *(skipped for skipped in combinations(policies, 2) if skipped not in set(pairwise(policies)))]
+    return tuple(
+        (
+            (way[0],),
+            *(lean_first(lean, n, rich, num_layers) for rich, lean in pairwise(way) for n in range(1, num_layers + 1)),
+        )
+        for way in ways
+    )
+
+
+def schedules(workload: Workload) -> tuple[str, ...]:
+    """The schedules that a plan may have."""
+    return SCHEDULES if workload.schedule == AUTO else (workload.schedule,)
+
+
+def sharding_stages(workload: Workload) -> tuple[int, ...]:
+    """The ZeRO stages that a plan may have; from ZeRO-2 on, pipelines must be aligned (`hexiopt.plan.misaligned`)."""
+    if workload.optimizer_sharding == AUTO:
+        return SHARDING_STAGES[:2] if workload.schedule == "interleaved" else SHARDING_STAGES
+    return (int(workload.optimizer_sharding),)
+
+
+SWITCHES = (
+    "replicas",
+    "uneven_layers",
+    "uneven_tp",
+    "uneven_batch",
+    "uneven_structure",
+    "recompute_per_stage",
+    "recompute_per_layer",
+)
+
+
+_BOUNDS = ("num_pipelines", "num_stages", "max_tp", "exclude")
+
+
+def space_from_sections(space: Section, constraints: Section) -> Space:
+    """The plan space of the `space` and `constraints` mappings of the command line. Raises InputError."""
+
+    def whole(key: str) -> Any:
+        return constraints.integer(key, at_least=1, at_most=10**6, default=None)
+
+    result = Space(
+        tp_degrees=space.text("tp_degrees", choices=("powers_of_two", "all"), default="powers_of_two"),
+        max_micro_batch_size=space.integer("max_micro_batch_size", at_least=1, at_most=1024, default=16),
+        max_chunks=space.integer("max_chunks", at_least=1, at_most=1024, default=8),
+        **{name: space.flag(name, True) for name in SWITCHES},
+        sequence=space.flag("sequence", False),
+        num_pipelines=whole("num_pipelines"),
+        num_stages=whole("num_stages"),
+        max_tp=whole("max_tp"),
+        exclude=tuple(
+            constraints.each(
+                "exclude",
+                lambda name: isinstance(name, str) and bool(name),
+                "is not a name; write a machine, or one device as machine:index",
+                optional=True,
+            )
+        ),
+    )
+    space.done()
+    constraints.done()
+    return result
+
+
+def space_to_dict(space: Space) -> dict[str, Any]:
+    """All fields of the space, as plain data."""
+    data = {field.name: getattr(space, field.name) for field in fields(space)}
+    return data | {"exclude": list(space.exclude)}
+
+
+def space_from_dict(data: Any, where: str) -> Space:
+    """The space that `space_to_dict` wrote. Raises InputError."""
+    whole = as_mapping(data, where)
+    known = {field.name for field in fields(Space)}
+    for key in whole:
+        if key not in known:
+            raise InputError(f"{where}.{key}: unknown key; {closest(key, known)}")
+    bounds = {key: whole[key] for key in _BOUNDS if whole.get(key) is not None}
+    freedoms = {key: value for key, value in whole.items() if key not in _BOUNDS}
+    return space_from_sections(Section(freedoms, where), Section(bounds, where))

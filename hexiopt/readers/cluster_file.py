@@ -1,0 +1,395 @@
+"""The cluster file: reading a cluster from the file format, and writing it so that it reads back equal."""
+
+import math
+import re
+from collections.abc import Container, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hexiopt.calibration.gpus import Gpu, catalogue, find_gpu, gpu_from_section, gpu_to_dict
+from hexiopt.errors import InputError, closest_of_many, shown
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.machine import IntraLink, Machine, machine_names, spec_spans
+from hexiopt.problem.network import Group, Link
+from hexiopt.problem.profile import NOTHING_MEASURED, Profile, profile_from_section, profile_to_dict
+from hexiopt.readers.profiles.files import read_profile
+from hexiopt.readers.synthetic import resolve_synthetic
+from hexiopt.reading import Section, read_mapping
+from hexiopt.units import GB, MICROSECOND
+
+MAX_BANDWIDTH_GB_PER_S = 1e5
+MAX_LATENCY_US = 1e7
+MAX_GPUS_PER_MACHINE = 1024
+MAX_INTERFACES = 64
+MAX_MACHINES = 100_000
+MAX_DEVICES = 1_000_000
+MAX_PRICE_PER_HOUR = 1e6
+MAX_GROUP_DEPTH = 16
+MAX_LINK_PAIRS = 4_000_000
+DEFAULT_INTER_LATENCY_US = 20.0
+DEFAULT_INTRA_LATENCY_US = 10.0
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # of a machine or group
+NAME_RULE = "is not a name; use up to 100 letters, digits, '.', '_' and '-', not starting with '.' or '-'"
+
+
+def read_cluster(path: str | Path) -> Cluster:
+    """The cluster in a file. Raises InputError naming file and key."""
+    return cluster_from_section(Section(read_mapping(path), str(path)), Path(path).parent)
+
+
+def cluster_from_section(section: Section, folder: Path = Path()) -> Cluster:
+    """The cluster that a mapping in the file format describes. Raises InputError naming the key.
+
+    A `profile` is a path from `folder`, or the content of such a file.
+    """
+    if "synthetic" in section:
+        section = resolve_synthetic(section)
+    name = section.text("name")
+    if len(name) > 100 or not name.isprintable():
+        section.fail("name", "is not a name; use up to 100 printable characters")
+    profile = _read_profile(section, folder)
+    extra = _read_gpus(section.section("gpus", optional=True))
+    inter = section.section("inter_machine", optional=True)
+    inter_bandwidth = _bandwidth(inter, "bandwidth_gb_per_s") if "bandwidth_gb_per_s" in inter else math.inf
+    inter_latency = _latency(inter, "latency_us", DEFAULT_INTER_LATENCY_US * MICROSECOND)
+    inter.done()
+    machines = _read_machines(section, extra, inter_bandwidth, inter_latency)
+    if len(machines) > 1 and any(math.isinf(machine.nic_bandwidth_bytes_per_s) for machine in machines):
+        key = inter.at("bandwidth_gb_per_s")
+        raise InputError(f"{key}: is missing; state it, in GB/s per network interface and direction")
+    names = machine_names(machines)
+    groups = _read_groups(section, machines, names)
+    links = _read_links(section, machines, names)
+    section.done()
+    return Cluster(name, machines, inter_bandwidth, inter_latency, groups, links, profile)
+
+
+def _read_profile(section: Section, folder: Path) -> Profile:
+    found = section.raw("profile", None)
+    if found is None:
+        return NOTHING_MEASURED
+    if isinstance(found, str):
+        try:
+            return read_profile(folder / found)
+        except InputError as error:
+            raise InputError(f"{section.at('profile')}: {error}") from None
+    return profile_from_section(section.section("profile"))
+
+
+def _bandwidth(section: Section, key: str, default: float | None = None) -> float:
+    """Bytes/s from GB/s; `default` (bytes/s) where the key is absent and a default is given."""
+    if key not in section and default is not None:
+        return default
+    value: float = section.number(key, above=0, at_most=MAX_BANDWIDTH_GB_PER_S)
+    return value * GB
+
+
+def _latency(section: Section, key: str, default: float) -> float:
+    """Seconds from µs; `default` (seconds) where the key is absent."""
+    if key not in section:
+        return default
+    value: float = section.number(key, at_least=0, at_most=MAX_LATENCY_US)
+    return value * MICROSECOND
+
+
+def _new_name(section: Section, *taken: Container[str]) -> str:
+    name: str = section.text("name")
+    if not NAME.fullmatch(name):
+        section.fail("name", NAME_RULE)
+    if any(name in names for names in taken):
+        section.fail("name", "stands twice; give machines and groups different names")
+    return name
+
+
+def _read_gpus(section: Section) -> dict[str, Gpu]:
+    known = catalogue()
+    names = section.keys()
+    return {name: gpu_from_section(section.section(name), name, known.get(name)) for name in names}
+
+
+def _read_machines(
+    section: Section, extra: Mapping[str, Gpu], inter_bandwidth: float, inter_latency: float
+) -> tuple[Machine, ...]:
+    machines: list[Machine] = []
+    taken: dict[str, bool] = {}
+    num_devices = 0
+    entries = section.sections("machines")
+    if not entries:
+        section.fail("machines", "is empty; state at least one machine")
+    for entry in entries:
+        machine = _read_machine(entry, extra, inter_bandwidth, inter_latency, taken)
+        count = entry.integer("count", at_least=1, at_most=MAX_MACHINES, default=1)
+        entry.done()
+        num_devices += count * machine.num_gpus
+        if len(machines) + count > MAX_MACHINES or num_devices > MAX_DEVICES:
+            raise InputError(
+                f"{entry.at('count')}: makes more than {MAX_MACHINES} machines or {MAX_DEVICES} devices "
+                "in all; state fewer"
+            )
+        taken[machine.spec_name] = True
+        if count == 1:
+            machines.append(machine)
+            continue
+        for i in range(count):
+            name = f"{machine.name}-{i}"
+            if name in taken:
+                entry.fail("name", f"with its count makes a second machine {name!r}; give it another name")
+            taken[name] = True
+            machines.append(replace(machine, name=name))
+    return tuple(machines)
+
+
+def _read_machine(
+    entry: Section,
+    extra: Mapping[str, Gpu],
+    inter_bandwidth: float,
+    inter_latency: float,
+    taken: Mapping[str, bool],
+) -> Machine:
+    name = _new_name(entry, taken)
+    entry.known(f"machine {name!r}")
+    gpu = find_gpu(entry.text("gpu"), extra, entry.at("gpu"))
+    num_gpus = entry.integer("num_gpus", at_least=1, at_most=MAX_GPUS_PER_MACHINE)
+    bandwidth = math.inf
+    if num_gpus > 1 or "intra_bandwidth_gb_per_s" in entry:
+        bandwidth = _bandwidth(entry, "intra_bandwidth_gb_per_s")
+    latency = _latency(entry, "intra_latency_us", DEFAULT_INTRA_LATENCY_US * MICROSECOND)
+    price = None
+    if "price_per_hour" in entry:
+        price = entry.number("price_per_hour", above=0, at_most=MAX_PRICE_PER_HOUR)
+    return Machine(
+        name=name,
+        spec_name=name,
+        gpu=gpu,
+        num_gpus=num_gpus,
+        intra_bandwidth_bytes_per_s=bandwidth if num_gpus > 1 else math.inf,
+        intra_latency_s=latency,
+        intra_links=_read_intra_links(entry, num_gpus, latency),
+        num_interfaces=entry.integer("network_interfaces", at_least=1, at_most=MAX_INTERFACES, default=1),
+        nic_bandwidth_bytes_per_s=_bandwidth(entry, "nic_bandwidth_gb_per_s", inter_bandwidth),
+        nic_latency_s=_latency(entry, "nic_latency_us", inter_latency),
+        price_per_hour=price,
+    )
+
+
+def _read_intra_links(entry: Section, num_gpus: int, latency: float) -> tuple[IntraLink, ...]:
+    links: dict[tuple[int, int], IntraLink] = {}
+    for section in entry.sections("intra_links", optional=True):
+        pair = section.items("between")
+        whole = [value for value in pair if isinstance(value, int) and not isinstance(value, bool)]
+        if len(pair) != 2 or len(whole) != 2 or not all(0 <= value < num_gpus for value in whole):
+            section.fail("between", f"is not a pair of the machine's devices; write two of 0 to {num_gpus - 1}")
+        a, b = sorted(whole)
+        if a == b:
+            section.fail("between", "links a device with itself; name two devices")
+        if (a, b) in links:
+            section.fail("between", "stands twice; keep one")
+        bandwidth = _bandwidth(section, "bandwidth_gb_per_s")
+        links[a, b] = IntraLink(a, b, bandwidth, _latency(section, "latency_us", latency))
+        section.done()
+    return tuple(links[pair] for pair in sorted(links))
+
+
+def _read_groups(section: Section, machines: tuple[Machine, ...], names: Mapping[str, range]) -> tuple[Group, ...]:
+    entries = section.sections("groups", optional=True)
+    numbers: dict[str, int] = {}
+    for g, entry in enumerate(entries):
+        numbers[_new_name(entry, names, numbers)] = g
+    groups = []
+    parent_of_machine: dict[int, str] = {}
+    parent: dict[str, str] = {}
+    for name, entry in zip(numbers, entries, strict=True):
+        members = entry.items("members")
+        if not members:
+            entry.fail("members", "is empty; name machines or groups")
+        for member in members:
+            if not isinstance(member, str) or not (member in names or member in numbers):
+                hint = closest_of_many(member, [*names, *numbers]) if isinstance(member, str) else "write its name"
+                entry.fail("members", f"has {shown(member)}, which is no machine or group; {hint}")
+            if member in numbers:
+                if member in parent:
+                    entry.fail("members", f"has {member!r}, which is in {parent[member]!r} too; keep it in one group")
+                parent[member] = name
+            for m in names.get(member, ()):
+                if m in parent_of_machine:
+                    entry.fail(
+                        "members",
+                        f"has {machines[m].name!r}, which is in {parent_of_machine[m]!r} too; "
+                        "keep it in one group (the inner one of nested groups)",
+                    )
+                parent_of_machine[m] = name
+        uplink = _bandwidth(entry, "uplink_gb_per_s", math.inf)
+        groups.append(Group(name, tuple(members), uplink, _latency(entry, "latency_us", 0.0)))
+        entry.done()
+    for name, entry in zip(numbers, entries, strict=True):
+        chain = [name]
+        while (above := parent.get(chain[-1])) is not None:
+            if above in chain:
+                entry.fail("members", f"makes the group {above!r} contain itself; untie the groups")
+            chain.append(above)
+            if len(chain) > MAX_GROUP_DEPTH:
+                entry.fail("members", f"stands in more than {MAX_GROUP_DEPTH} nested groups; nest fewer")
+    return tuple(groups)
+
+
+def _read_links(section: Section, machines: tuple[Machine, ...], names: Mapping[str, range]) -> tuple[Link, ...]:
+    links = []
+    covered = _Covered(machines)
+    num_pairs = 0
+    for entry in section.sections("links", optional=True):
+        both = "between" in entry
+        if both:
+            ends = entry.items("between")
+            if len(ends) != 2:
+                entry.fail("between", "is not a pair; name two machines")
+            keys = ["between", "between"]
+        else:
+            keys = ["from", "to"]
+            ends = [entry.raw(key) for key in keys]
+        for key, end in zip(keys, ends, strict=True):
+            if not isinstance(end, str) or end not in names:
+                hint = closest_of_many(end, names) if isinstance(end, str) else "write its name"
+                entry.fail(key, f"names {shown(end)}, which is no machine; {hint}")
+        if names[ends[0]] == names[ends[1]] and len(names[ends[0]]) == 1:
+            entry.fail(keys[1], "links a machine with itself; name two machines")
+        entry.known(f"the link of {ends[0]!r} and {ends[1]!r}")
+        latency = _latency(entry, "latency_us", math.nan)
+        link = Link(
+            ends[0],
+            ends[1],
+            _bandwidth(entry, "bandwidth_gb_per_s"),
+            None if math.isnan(latency) else latency,
+            both,
+        )
+        entry.done()
+        for source, target in link.directions():
+            num_pairs += len(names[source]) * len(names[target])
+            if num_pairs > MAX_LINK_PAIRS:
+                entry.fail(keys[0], f"makes more than {MAX_LINK_PAIRS} linked machine pairs; use groups")
+            if covered.add(source, target):
+                entry.fail(keys[0], "covers a pair of machines that has a link already; keep one link")
+        links.append(link)
+    return tuple(links)
+
+
+class _Covered:
+    """The ordered machine pairs that have a stated link, kept as pairs of names.
+
+    Names are whole specs or single machines, so that two pairs of names meet where both their ends do. A spec
+    linked with one of its own machines leaves out that machine's pair with itself, where nothing can meet.
+    """
+
+    def __init__(self, machines: tuple[Machine, ...]) -> None:
+        self._spec = {machine.name: machine.spec_name for machine in machines}
+        self._noted: dict[tuple[str, str], _Noted] = {}
+
+    def add(self, source: str, target: str) -> bool:
+        """Note the pair of names; whether a machine pair of it was noted before."""
+        specs = self._spec.get(source, source), self._spec.get(target, target)
+        noted = self._noted.setdefault(specs, _Noted())
+        ends = source, target
+        whole = source == specs[0], target == specs[1]
+        if all(whole):
+            clash = bool(noted.pairs)
+        elif not any(whole):
+            clash = not noted.pairs.isdisjoint({specs, ends, (specs[0], target), (source, specs[1])})
+        else:
+            single = 1 if whole[0] else 0
+            other = noted.against_spec[1 - single]
+            harmless = specs[0] == specs[1] and ends[single] in other
+            clash = specs in noted.pairs or ends[single] in noted.singles[single] or len(other) > harmless
+        noted.pairs.add(ends)
+        for end in (0, 1):
+            if not whole[end]:
+                noted.singles[end].add(ends[end])
+                if whole[1 - end]:
+                    noted.against_spec[end].add(ends[end])
+        return clash
+
+
+class _Noted:
+    """Pairs of names between two specs; single machines at each end, and those paired with a whole spec."""
+
+    def __init__(self) -> None:
+        self.pairs: set[tuple[str, str]] = set()
+        self.singles: tuple[set[str], set[str]] = (set(), set())
+        self.against_spec: tuple[set[str], set[str]] = (set(), set())
+
+
+# ------------------------------------------------------------------ writing
+
+
+def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
+    """The cluster in the file format, defaults filled in; reading it gives an equal cluster."""
+    inter: dict[str, Any] = {"latency_us": _in_file(cluster.inter_latency_s, MICROSECOND)}
+    if math.isfinite(cluster.inter_bandwidth_bytes_per_s):
+        inter["bandwidth_gb_per_s"] = _in_file(cluster.inter_bandwidth_bytes_per_s, GB)
+    known = catalogue()
+    return {
+        "name": cluster.name,
+        "inter_machine": inter,
+        "machines": [
+            _machine_to_dict(cluster.machines[span[0]], len(span)) for span in spec_spans(cluster.machines).values()
+        ],
+        "groups": [
+            {
+                "name": group.name,
+                "members": list(group.members),
+                "latency_us": _in_file(group.latency_s, MICROSECOND),
+                **_finite("uplink_gb_per_s", group.uplink_bytes_per_s),
+            }
+            for group in cluster.groups
+        ],
+        "links": [_link_to_dict(link) for link in cluster.links],
+        "gpus": {gpu.name: gpu_to_dict(gpu) for gpu in cluster.types if known.get(gpu.name) != gpu},
+        **({"profile": profile_to_dict(cluster.profile)} if cluster.profile.entries else {}),
+    }
+
+
+def _machine_to_dict(machine: Machine, count: int) -> dict[str, Any]:
+    return {
+        "name": machine.spec_name,
+        "gpu": machine.gpu.name,
+        "num_gpus": machine.num_gpus,
+        "count": count,
+        **_finite("intra_bandwidth_gb_per_s", machine.intra_bandwidth_bytes_per_s),
+        "intra_latency_us": _in_file(machine.intra_latency_s, MICROSECOND),
+        "intra_links": [
+            {
+                "between": [link.a, link.b],
+                "bandwidth_gb_per_s": _in_file(link.bandwidth_bytes_per_s, GB),
+                "latency_us": _in_file(link.latency_s, MICROSECOND),
+            }
+            for link in machine.intra_links
+        ],
+        "network_interfaces": machine.num_interfaces,
+        **_finite("nic_bandwidth_gb_per_s", machine.nic_bandwidth_bytes_per_s),
+        "nic_latency_us": _in_file(machine.nic_latency_s, MICROSECOND),
+        **({} if machine.price_per_hour is None else {"price_per_hour": machine.price_per_hour}),
+    }
+
+
+def _link_to_dict(link: Link) -> dict[str, Any]:
+    ends: dict[str, Any] = (
+        {"between": [link.source, link.target]} if link.both else {"from": link.source, "to": link.target}
+    )
+    ends["bandwidth_gb_per_s"] = _in_file(link.bandwidth_bytes_per_s, GB)
+    if link.latency_s is not None:
+        ends["latency_us"] = _in_file(link.latency_s, MICROSECOND)
+    return ends
+
+
+def _finite(key: str, bytes_per_s: float) -> dict[str, float]:
+    return {key: _in_file(bytes_per_s, GB)} if math.isfinite(bytes_per_s) else {}
+
+
+def _in_file(value: float, unit: float) -> float:
+    """The number in a file that reads back, times `unit`, as exactly `value`; a short one where it can be."""
+    quotient = value / unit
+    below, above = math.nextafter(quotient, 0.0), math.nextafter(quotient, math.inf)
+    outer = math.nextafter(below, 0.0), math.nextafter(above, math.inf)
+    for candidate in (float(f"{quotient:.12g}"), quotient, below, above, *outer):
+        if candidate * unit == value:
+            return candidate
+    return quotient

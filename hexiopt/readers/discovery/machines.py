@@ -1,0 +1,274 @@
+"""One cluster from what several tools say: machines, their GPUs and links, and null for what nobody says.
+
+Machines are those that any text names. Texts that contradict each other are refused, never weighed.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hexiopt.calibration.gpus import catalogue
+from hexiopt.errors import InputError, shown
+from hexiopt.readers.cluster_file import MAX_GPUS_PER_MACHINE, NAME, NAME_RULE
+from hexiopt.readers.discovery.hostfile import read_hostfile
+from hexiopt.readers.discovery.nvidia_smi import SmiGpu, read_nvidia_smi
+from hexiopt.readers.discovery.product import match
+from hexiopt.readers.discovery.slurm import Gres, read_slurm
+from hexiopt.readers.discovery.topology import NVLINK_GB_PER_S, Topology, read_topology
+from hexiopt.readers.profiles.channel import Channel
+from hexiopt.readers.profiles.network import read_nccl_tests
+from hexiopt.units import GB, GIB
+
+LONE = ""  # the key of a path that is given without a machine
+_LOCAL = "local"  # what the only machine is called, where no text names it
+_NUMBERED = re.compile(r"(.+)-(0|[1-9][0-9]{0,5})")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Paths of what tools printed: nvidia-smi's and nccl-tests' by machine (or `LONE`), the others' of the cluster."""
+
+    nvidia_smi: Mapping[str, str] = field(default_factory=dict)
+    topology: Mapping[str, str] = field(default_factory=dict)
+    nccl_tests: Mapping[str, str] = field(default_factory=dict)
+    slurm: str | None = None
+    hostfile: str | None = None
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """A cluster in the file format, comments by machine, and the nodes left out because they have no GPU."""
+
+    cluster: dict[str, Any]
+    notes: dict[str, tuple[str, ...]]
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """GPUs of one kind in a machine; None for what no text says. `indices` are their numbers in it."""
+
+    product: str | None
+    memory_bytes: int | None
+    indices: tuple[int, ...] | None
+    pcie: str | None = None
+
+
+def discover(name: str, texts: Texts) -> Discovery:
+    """The cluster called `name` that texts describe. Raises InputError naming file and line."""
+    slurm = read_slurm(texts.slurm) if texts.slurm else {}
+    hosts = read_hostfile(texts.hostfile) if texts.hostfile else {}
+    named = list(dict.fromkeys([*slurm, *hosts, *texts.nvidia_smi, *texts.topology, *texts.nccl_tests]))
+    named = [machine for machine in named if machine != LONE]
+    smi = {m: read_nvidia_smi(p) for m, p in _by_machine("nvidia_smi", texts.nvidia_smi, named).items()}
+    topologies = {m: read_topology(p) for m, p in _by_machine("topology", texts.topology, named).items()}
+    buses = {m: read_nccl_tests(Path(p)) for m, p in _by_machine("nccl_tests", texts.nccl_tests, named).items()}
+    entries: list[dict[str, Any]] = []
+    notes: dict[str, tuple[str, ...]] = {}
+    links: list[dict[str, Any]] = []
+    left_out = []
+    for machine in dict.fromkeys([*named, *smi, *topologies, *buses]):
+        topology = topologies.get(machine)
+        count = _count(machine, smi.get(machine), topology, slurm.get(machine), hosts.get(machine))
+        if count == 0:
+            left_out.append(machine)
+            continue
+        kinds = _kinds(smi.get(machine), slurm.get(machine), count)
+        if len(kinds) > 1 and topology is not None and machine not in smi:
+            what = f"has GPUs of {len(kinds)} types, and Slurm does not say which is which"
+            raise InputError(f"discover.topology: {machine!r} {what}; give its discover.nvidia_smi too")
+        parts = _part_names(machine, kinds)
+        for part, kind in zip(parts, kinds, strict=True):
+            entry, said = _entry(part, kind, topology)
+            if machine in buses and "intra_bandwidth_gb_per_s" in entry:
+                said += (_measure(entry, buses[machine]),)
+            entries.append(entry)
+            notes[part] = said
+        links += [
+            {"between": [a, b], "bandwidth_gb_per_s": None, "latency_us": None}
+            for i, b in enumerate(parts)
+            for a in parts[:i]
+        ]
+    if not entries:
+        raise InputError(
+            "discover: no text names a GPU; give discover.{nvidia_smi,slurm,hostfile} of machines with some"
+        )
+    _check_names(entries)
+    cluster: dict[str, Any] = {"name": name}
+    if len(entries) > 1:
+        cluster["inter_machine"] = {"bandwidth_gb_per_s": None, "latency_us": None}
+    cluster["machines"], notes = _counted(entries, notes)
+    if links:
+        cluster["links"] = links
+    return Discovery(cluster, notes, tuple(left_out))
+
+
+def _by_machine(option: str, paths: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
+    """Paths by machine, a lone one being of the only machine there is."""
+    for machine in paths:
+        if machine != LONE and not NAME.fullmatch(machine):
+            raise InputError(f"discover.{option}: {shown(machine)} {NAME_RULE}")
+    if LONE not in paths:
+        return dict(paths)
+    if len(named) > 1:
+        which = f"{paths[LONE]!r} is of one of {len(named)} machines"
+        raise InputError(f"discover.{option}: {which}; say of which: discover.{option}={{{named[0]}: {paths[LONE]}}}")
+    return {named[0] if named else _LOCAL: paths[LONE]}
+
+
+def _count(
+    machine: str, smi: Sequence[SmiGpu] | None, topology: Topology | None, gres: Gres | None, slots: int | None
+) -> int | None:
+    """How many GPUs a machine has; None where no text says. Raises InputError where texts differ."""
+    said: dict[str, int] = {}
+    if smi is not None:
+        said["nvidia-smi"] = len(smi)
+    if topology is not None:
+        said["the topology"] = topology.num_gpus
+    if gres is not None:
+        said["Slurm"] = sum(count for _, count in gres)
+    if slots is not None:
+        said["the hostfile"] = slots
+    if len(set(said.values())) > 1:
+        counts = ", ".join(f"{count} by {source}" for source, count in said.items())
+        raise InputError(f"{machine}: has {counts}; give texts that agree, or leave one out")
+    count = next(iter(said.values()), None)
+    if count is not None and count > MAX_GPUS_PER_MACHINE:
+        raise InputError(f"{machine}: has {count} GPUs; a machine has up to {MAX_GPUS_PER_MACHINE}, split it by hand")
+    return count
+
+
+def _kinds(smi: Sequence[SmiGpu] | None, gres: Gres | None, count: int | None) -> list[_Kind]:
+    if smi is not None:
+        by_kind: dict[tuple[str, Any], list[SmiGpu]] = {}
+        for gpu in smi:  # memory of one product may differ by what ECC takes, but not its type
+            by_kind.setdefault((gpu.name, match(gpu.name, gpu.memory_bytes)), []).append(gpu)
+        return [
+            _Kind(gpus[0].name, gpus[0].memory_bytes, tuple(gpu.index for gpu in gpus), _pcie(gpus))
+            for gpus in by_kind.values()
+        ]
+    if gres:
+        kinds, first = [], 0
+        for product, number in gres:
+            kinds.append(_Kind(product, None, tuple(range(first, first + number))))
+            first += number
+        return kinds
+    return [_Kind(None, None, None if count is None else tuple(range(count)))]
+
+
+def _pcie(gpus: Sequence[SmiGpu]) -> str | None:
+    found = {(gpu.pcie_gen, gpu.pcie_width) for gpu in gpus}
+    if len(found) != 1 or None in (pair := next(iter(found))):
+        return None
+    return f"PCIe {pair[0]} x{pair[1]} at most"
+
+
+def _part_names(machine: str, kinds: Sequence[_Kind]) -> list[str]:
+    """The machine's own name; where it has GPUs of several types, the type's behind a dot: a part for each."""
+    if len(kinds) == 1:
+        return [machine]
+    names = []
+    for k, kind in enumerate(kinds):
+        said = match(kind.product or "", kind.memory_bytes).gpu or kind.product or "gpu"
+        name = f"{machine}.{re.sub(r'[^a-z0-9]+', '_', said.lower()).strip('_')}"
+        names.append(name if name not in names else f"{name}.{k}")
+    return names
+
+
+def _entry(name: str, kind: _Kind, topology: Topology | None) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """A machine in the file format, and comments on it."""
+    found = match(kind.product or "", kind.memory_bytes)
+    notes = []
+    if kind.product is None:
+        notes.append("GPU type: not said")
+    elif found.gpu is None:
+        memory = "" if kind.memory_bytes is None else f" of {kind.memory_bytes / GIB:.1f} GiB"
+        means = (
+            f"may be {', '.join(found.choices)}" if found.choices else "is not in the catalogue; describe it under gpus"
+        )
+        notes.append(f"GPU type: {kind.product}{memory} {means}")
+    else:
+        notes.append(f"GPU type: {kind.product}")
+    num_gpus = None if kind.indices is None else len(kind.indices)
+    entry: dict[str, Any] = {"name": name, "gpu": found.gpu, "num_gpus": num_gpus}
+    if num_gpus != 1:
+        entry |= {"intra_bandwidth_gb_per_s": None, "intra_latency_us": None}
+    if topology is not None and kind.indices is not None:
+        notes += _join(entry, kind.indices, topology)
+        if len(topology.cards) > 1:  # which of them training uses no text says
+            entry["network_interfaces"] = None
+            notes.append(f"network cards: {', '.join(topology.cards)}; state how many of them training uses")
+    if kind.pcie is not None:
+        notes.append(kind.pcie)
+    return entry, tuple(notes)
+
+
+def _measure(entry: dict[str, Any], bus: Channel) -> str:
+    """Write what nccl-tests measured inside a machine: the rate of every link of a ring, over that of a datasheet."""
+    entry["intra_bandwidth_gb_per_s"] = float(f"{bus.bytes_per_s / GB:.4g}")
+    entry.pop("intra_links", None)
+    return f"nccl-tests: {entry['intra_bandwidth_gb_per_s']:g} GB/s on the bus of large messages"
+
+
+def _join(entry: dict[str, Any], indices: Sequence[int], topology: Topology) -> list[str]:
+    """Write the links between GPUs into a machine: NVLinks at the rate of their generation, PCIe as unknown."""
+    pairs = [(a, b) for b in range(len(indices)) for a in range(b)]
+    if not pairs:
+        return []
+    paths = {(a, b): topology.paths[indices[a], indices[b]] for a, b in pairs}
+    links = {(a, b): topology.nvlinks(indices[a], indices[b]) for a, b in pairs}
+    gpu = catalogue().get(entry["gpu"] or "")
+    each = NVLINK_GB_PER_S.get(gpu.link) if gpu else None
+
+    def rate(number: int) -> float | None:
+        return None if each is None or not number else number * each
+
+    counts = Counter(links.values())
+    usual = 0 if 0 in counts else max(counts, key=lambda number: (counts[number], -number))
+    entry["intra_bandwidth_gb_per_s"] = rate(usual)
+    others = [{"between": [a, b], "bandwidth_gb_per_s": rate(n)} for (a, b), n in links.items() if n != usual]
+    if others:
+        entry["intra_links"] = others
+    said = ", ".join(f"{path} {number}×" for path, number in sorted(Counter(paths.values()).items()))
+    of_link = f"; {each:g} GB/s an NVLink and direction" if each is not None and usual + len(others) else ""
+    return [f"pairs of GPUs: {said}{of_link}"]
+
+
+def _check_names(entries: Sequence[Mapping[str, Any]]) -> None:
+    names = Counter(entry["name"] for entry in entries)
+    for name, number in names.items():
+        if not NAME.fullmatch(name):
+            raise InputError(f"{shown(name)} {NAME_RULE}")
+        if number > 1:
+            raise InputError(f"{name}: is a machine and a part of another; rename the machine")
+
+
+def _counted(
+    entries: Sequence[dict[str, Any]], notes: Mapping[str, tuple[str, ...]]
+) -> tuple[list[dict[str, Any]], dict[str, tuple[str, ...]]]:
+    """Machines d-0, d-1, ... that are alike as one entry d with a count; any others as they are."""
+    taken = {entry["name"] for entry in entries}
+    runs: dict[str, dict[int, dict[str, Any]]] = {}
+    for entry in entries:
+        numbered = _NUMBERED.fullmatch(entry["name"])
+        if numbered is not None and numbered[1] not in taken:
+            runs.setdefault(numbered[1], {})[int(numbered[2])] = entry
+    whole: dict[str, str] = {}
+    for base, run in runs.items():
+        kinds = {repr((entry | {"name": ""}, notes[entry["name"]])) for entry in run.values()}
+        if len(run) > 1 and sorted(run) == list(range(len(run))) and len(kinds) == 1:
+            whole |= {entry["name"]: base for entry in run.values()}
+    out, comments = [], {}
+    for entry in entries:
+        name = entry["name"]
+        common = whole.get(name)
+        if common is None:
+            out.append(entry)
+            comments[name] = notes[name]
+        elif common not in comments:
+            out.append(entry | {"name": common, "count": len(runs[common])})
+            comments[common] = notes[name]
+    return out, comments

@@ -1,0 +1,99 @@
+"""Which type of the catalogue a product's name means, as the driver or an administrator writes it.
+
+Driver names are those of NVIDIA's list of products (README of open-gpu-kernel-modules): `NVIDIA A100-SXM4-80GB`,
+`NVIDIA H100 80GB HBM3` (SXM), `NVIDIA H100 PCIe`, `NVIDIA H200` (SXM; the PCIe card is named NVL).
+"""
+
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+
+from hexiopt.calibration.gpus import Gpu, catalogue
+from hexiopt.units import GIB
+
+# What the driver reports over the nameplate: K80 with ECC 11441 MiB of 12 GiB, T4 15360 of 16, H200 143771 of 141.
+_LEAST_MEMORY, _MOST_MEMORY = 0.9, 1.02
+_BRANDS = {"nvidia", "geforce", "tesla", "gpu", "generation"}
+_SXM_UNSAID = {"h200", "h800"}  # the driver names only their PCIe cards by the form
+_ONE_FORM = {"h20", "b200", "b100", "gh200"}  # are made as modules only
+_SXM_MEMORY = {"h100": "hbm3"}  # the PCIe card has HBM2e
+
+
+@dataclass(frozen=True)
+class Match:
+    """`gpu` is the type of the catalogue that a name means; where that is open, `choices` are what it may be."""
+
+    gpu: str | None
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Named:
+    """The parts of a name: model words, form (sxm, pcie or unsaid), GB of memory (or unsaid)."""
+
+    model: frozenset[str]
+    form: str | None
+    memory_gb: int | None
+
+
+def match(product: str, memory_bytes: float | None = None) -> Match:
+    """The type that a name means; `memory_bytes` is what the driver reports. Never a guess: see `Match`."""
+    said = _product(product)
+    fitting = [name for name, own in _types().items() if _fits(said, own, catalogue()[name], memory_bytes)]
+    if len(fitting) == 1 and _certain(said, _types()[fitting[0]], memory_bytes):
+        return Match(fitting[0])
+    return Match(None, tuple(sorted(fitting)))
+
+
+def _fits(said: _Named, own: _Named, gpu: Gpu, memory_bytes: float | None) -> bool:
+    """Whether nothing that is said speaks against a type."""
+    if said.model != own.model or said.form not in (None, own.form or "pcie"):
+        return False
+    if memory_bytes is not None:
+        return _LEAST_MEMORY <= memory_bytes / gpu.memory_bytes <= _MOST_MEMORY
+    return said.memory_gb in (None, round(gpu.memory_bytes / GIB))
+
+
+def _certain(said: _Named, own: _Named, memory_bytes: float | None) -> bool:
+    """Whether all is said that tells products of one model apart."""
+    formed = said.form is not None or own.form is None
+    return formed and (own.memory_gb is None or said.memory_gb is not None or memory_bytes is not None)
+
+
+@cache
+def _types() -> dict[str, _Named]:
+    """Of every type; one that is joined by NVLink is a module, also where its name does not say so."""
+    types = {name: _named(name) for name in catalogue()}
+    modules = {name for name, own in types.items() if catalogue()[name].link.startswith("nvlink")}
+    return {name: replace(own, form="sxm") if name in modules else own for name, own in types.items()}
+
+
+def _product(text: str) -> _Named:
+    """The parts of what the driver (which begins with the brand) or an administrator writes."""
+    named = _named(text)
+    by_driver = text.lower().startswith("nvidia")
+    for model in named.model:
+        by_memory = _SXM_MEMORY.get(model)
+        if by_memory is not None and re.search(rf"\b{by_memory}\b", text.lower().replace("_", " ")):
+            return _Named(named.model, named.form or "sxm", named.memory_gb)
+        if model in _ONE_FORM or (by_driver and model in _SXM_UNSAID):
+            # A GH200 names the memory of its processor.
+            memory_gb = None if model == "gh200" and by_driver else named.memory_gb
+            return _Named(named.model, named.form or "sxm", memory_gb)
+    return named
+
+
+def _named(text: str) -> _Named:
+    form, memory_gb, model = None, None, set()
+    for word in re.findall(r"[a-z0-9]+", re.sub(r"(rtx)(?=\d)|(?<=\d\d\d0)(?=ti\b)", r"\1 ", text.lower())):
+        if re.fullmatch(r"sxm\d?", word):
+            form = "sxm"
+        elif re.fullmatch(r"pcie?", word):
+            form = "pcie"
+        elif size := re.fullmatch(r"(\d{1,3})gb?", word):
+            memory_gb = int(size[1])
+        elif word not in _BRANDS and not re.fullmatch(r"hbm\d?e?", word):
+            model.add(word)
+    if len(model) > 1 and any(map(str.isdecimal, "".join(model))):
+        model.discard("rtx")  # a 3090 is an RTX 3090
+    return _Named(frozenset(model), form, memory_gb)

@@ -1,0 +1,264 @@
+"""`plan.json`: a plan with its whole problem, prediction and solver; written whole or not at all."""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hexiopt.cost.cost import Cost
+from hexiopt.cost.executors.memory import MEMORY_PARTS
+from hexiopt.errors import InputError
+from hexiopt.plan.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.problem import Problem, problem_from_section, problem_to_dict, sha256_of
+from hexiopt.problem.workload import RECOMPUTE_POLICIES, SCHEDULES
+from hexiopt.reading import Section, read_mapping
+from hexiopt.result import Result
+from hexiopt.units import GIB
+
+FORMAT = "hexiopt.plan"
+VERSION = 1
+# A plan of 10,240 GPUs takes 4 MiB.
+MAX_PLAN_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """What a plan file says. `solver` is what made it, as read; a new price replaces the prediction."""
+
+    problem: Problem
+    plan: Plan
+    solver: Mapping[str, Any]
+
+
+def plan_to_dict(plan: Plan, cluster: Cluster) -> dict[str, Any]:
+    """Schedule, sharding and pipelines, with devices by name."""
+    groups: Any = plan.sharding.groups
+    if not isinstance(groups, str):
+        groups = [[cluster.device_name(d) for d in group] for group in groups]
+    sharding = {"stage": plan.sharding.stage} | ({} if groups == "all" else {"groups": groups})
+    return {
+        "schedule": plan.schedule,
+        "sharding": sharding,
+        "pipelines": [
+            {
+                "num_micro_batches": pipeline.num_micro_batches,
+                "micro_batch_size": pipeline.micro_batch_size,
+                "stages": [_stage_to_dict(stage, cluster) for stage in pipeline.stages],
+            }
+            for pipeline in plan.pipelines
+        ],
+    }
+
+
+def _stage_to_dict(stage: Stage, cluster: Cluster) -> dict[str, Any]:
+    def names(devices: tuple[int, ...]) -> list[str]:
+        return [cluster.device_name(d) for d in devices]
+
+    data: dict[str, Any] = {}
+    if stage.sequence is not None:
+        groups = [
+            {"devices": names(g.devices), "tokens": list(g.tokens), "heads": list(g.heads)}
+            for g in stage.sequence.groups
+        ]
+        data["sequence"] = {"groups": groups, "order": stage.sequence.order}
+    elif len(stage.replicas) == 1 and stage.replicas[0].samples is None:
+        data |= _replica_to_dict(stage.replicas[0], names)
+    else:
+        data["replicas"] = [_replica_to_dict(r, names) | {"samples": r.samples} for r in stage.replicas]
+    data["layers"] = list(stage.layers[0]) if len(stage.layers) == 1 else [list(r) for r in stage.layers]
+    data["recompute"] = stage.recompute[0] if len(stage.recompute) == 1 else list(stage.recompute)
+    return data
+
+
+def _replica_to_dict(replica: Replica, names: Any) -> dict[str, Any]:
+    heads = {} if replica.heads is None else {"heads": list(replica.heads)}
+    return {"devices": names(replica.devices)} | heads
+
+
+def prediction_to_dict(problem: Problem, plan: Plan, cost: Cost) -> dict[str, Any]:
+    """What the cost model predicts: seconds, tokens/s, MFU, GiB per device."""
+    memory = {}
+    for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
+        for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True):
+            for devices, one in zip(stage.copies, stage_cost.copies, strict=True):
+                parts = {part: getattr(one.memory, part) / GIB for part in MEMORY_PARTS}
+                row = {"limit": one.limit_bytes / GIB, "total": one.memory.total / GIB} | parts
+                for device in devices:
+                    memory[problem.cluster.device_name(device)] = row
+    return {
+        "step_time_s": cost.step_time_s,
+        "tokens_per_s": cost.tokens_per_s,
+        "mfu": cost.mfu,
+        "breakdown_s": {
+            "pipeline": cost.pipeline_s,
+            "gradient_sync": cost.gradient_sync_s,
+            "optimizer": cost.optimizer_s,
+        },
+        "memory_gib": memory,
+    }
+
+
+def solver_to_dict(result: Result) -> dict[str, Any]:
+    """Who found the plan, and how good it is known to be."""
+    own = result.own_bound
+    beside = (
+        {} if own is None else {"own_lower_bound_s": own.bound_s, "own_gap": result.own_gap, "own_space": own.space}
+    )
+    return {
+        "name": result.solver,
+        "seed": result.seed,
+        "status": str(result.status),
+        "runtime_s": result.runtime_s,
+        "steps": result.steps,
+        "lower_bound_s": result.bound_s,
+        "gap": result.gap,
+        **beside,
+    }
+
+
+def plan_file_to_dict(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole content of a plan file."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "problem": problem_to_dict(problem),
+        "problem_sha256": problem.sha256,
+        **plan_to_dict(plan, problem.cluster),
+        "prediction": prediction_to_dict(problem, plan, cost),
+        "solver": dict(solver),
+    }
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all: into a neighbour first, then renamed over."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def write_plan(path: Path, problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any]) -> None:
+    """Write a plan file."""
+    write_text(path, json.dumps(plan_file_to_dict(problem, plan, cost, solver), indent=1, allow_nan=False) + "\n")
+
+
+def read_plan(path: str | Path) -> PlanFile:
+    """A plan file, its problem rebuilt and checked against its hash. Raises InputError."""
+    section = Section(read_mapping(path, max_bytes=MAX_PLAN_BYTES), str(path))
+    if section.text("format") != FORMAT:
+        section.fail("format", f"is not {FORMAT}; give a plan.json that this program wrote")
+    if type(version := section.raw("version")) is not int or version != VERSION:
+        section.fail("version", f"is not read here; this program reads version {VERSION}")
+    whole = section.section("problem")
+    if section.text("problem_sha256", default=None) not in (None, sha256_of(section.raw("problem"))):
+        section.fail("problem_sha256", "does not belong to the problem in the file; plan again, or remove the key")
+    problem = problem_from_section(whole)
+    plan = plan_from_section(section, problem.cluster)
+    section.section("prediction", optional=True)
+    solver = section.section("solver", optional=True)
+    read = {key: solver.raw(key, None) for key in list(solver.keys())}
+    section.done()
+    return PlanFile(problem, plan, read)
+
+
+def plan_from_section(section: Section, cluster: Cluster) -> Plan:
+    """Schedule, sharding and pipelines of a plan file. Raises InputError; `check` says whether they are valid."""
+    schedule = section.text("schedule", choices=SCHEDULES)
+    sharding = section.section("sharding", optional=True)
+    zero = sharding.integer("stage", at_least=0, at_most=3, default=0)
+    groups: Any = sharding.raw("groups", "all")
+    if isinstance(groups, str):
+        sharding.text("groups", choices=("all", "machine"), default="all")
+    else:
+        groups = tuple(
+            _devices(Section({"devices": group}, f"{sharding.at('groups')}[{k}]"), cluster)
+            for k, group in enumerate(sharding.items("groups"))
+        )
+    sharding.done()
+    pipelines = []
+    for entry in section.sections("pipelines"):
+        pipelines.append(
+            Pipeline(
+                tuple(_stage(stage, cluster) for stage in entry.sections("stages")),
+                entry.integer("num_micro_batches", at_least=1, at_most=10**7),
+                entry.integer("micro_batch_size", at_least=1, at_most=10**7),
+            )
+        )
+        entry.done()
+    if not pipelines:
+        section.fail("pipelines", "is empty; a plan has at least one pipeline")
+    return Plan(tuple(pipelines), schedule, Sharding(zero, groups))
+
+
+def _stage(section: Section, cluster: Cluster) -> Stage:
+    ways = [key for key in ("devices", "replicas", "sequence") if key in section]
+    if len(ways) != 1:
+        raise InputError(
+            f"{section.where}: states {' and '.join(ways) or 'no devices'}; state devices, replicas or sequence"
+        )
+    replicas: tuple[Replica, ...] = ()
+    sequence = None
+    if ways == ["devices"]:
+        replicas = (Replica(_devices(section, cluster), None, _whole(section, "heads", optional=True) or None),)
+    elif ways == ["replicas"]:
+        found = []
+        if not section.items("replicas"):
+            section.fail("replicas", "is empty; name at least one replica")
+        for entry in section.sections("replicas"):
+            samples = entry.integer("samples", at_least=1, at_most=10**7)
+            found.append(Replica(_devices(entry, cluster), samples, _whole(entry, "heads", optional=True) or None))
+            entry.done()
+        replicas = tuple(found)
+    else:
+        layout = section.section("sequence")
+        parts = []
+        for entry in layout.sections("groups"):
+            parts.append(SequenceGroup(_devices(entry, cluster), _whole(entry, "tokens"), _whole(entry, "heads")))
+            entry.done()
+        sequence = SequenceLayout(
+            tuple(parts), layout.text("order", choices=("contiguous", "zigzag"), default="contiguous")
+        )
+        layout.done()
+        if not parts:
+            layout.fail("groups", "is empty; name at least one group")
+    layers = section.items("layers")
+    nested = layers and all(isinstance(item, list) for item in layers)
+    pairs = (
+        [Section({"layers": item}, f"{section.at('layers')}[{k}]") for k, item in enumerate(layers)]
+        if nested
+        else [section]
+    )
+    ranges = tuple(_whole(pair, "layers") for pair in pairs)
+    if not ranges or any(len(pair) != 2 for pair in ranges):
+        section.fail("layers", "is not a range; write [first, end], end not included")
+    policy = section.raw("recompute", "none")
+    policies = tuple(policy) if isinstance(policy, list) else (policy,)
+    for item in policies:
+        Section({"recompute": item}, section.where).text("recompute", choices=RECOMPUTE_POLICIES)
+    if not policies:
+        section.fail("recompute", f"is empty; choose one of {', '.join(RECOMPUTE_POLICIES)}")
+    section.done()
+    return Stage(replicas, tuple((a, b) for a, b in ranges), policies, sequence)
+
+
+def _devices(section: Section, cluster: Cluster) -> tuple[int, ...]:
+    names = section.each("devices", lambda name: isinstance(name, str), "is not a device; write machine:index")
+    if not names:
+        section.fail("devices", "is empty; name at least one device as machine:index")
+    return tuple(cluster.device_index(name, where=section.at("devices")) for name in names)
+
+
+def _whole(section: Section, key: str, *, optional: bool = False) -> tuple[int, ...]:
+    def fine(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 2**31
+
+    return tuple(section.each(key, fine, "is not a whole number from 0", optional=optional))

@@ -1,0 +1,75 @@
+"""Lanes: a pipeline of replicated stages, written down as several of equal structure and batch.
+
+The same replicas, layers and gradients; what the plan space allows of a micro-batch bounds a lane.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+
+from hexiopt.cost.boundary import Hop, pipeline_ways, round_trips_s, summed, ways_load
+from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from solvers.baselines.cutting import Cut
+from solvers.baselines.device_groups import Batching, Share, Shares
+
+
+def plan_of_cut(
+    problem: Problem,
+    batching: Batching,
+    cut: Cut,
+    layers: Sequence[int],
+    schedule: str,
+    sharding: int,
+) -> Plan:
+    """The plan of a cut. Lanes are halved while their halves are alike: plain pipelines come out where they can."""
+    stages = [group.lanes() for group in cut]
+    size = batching.lane_size
+    while size % 2 == 0 and problem.space.num_pipelines is None:
+        halves = [[_halved(problem, shares) for shares in lanes] for lanes in stages]
+        if any(half is None for lanes in halves for half in lanes):
+            break
+        stages = [[part for half in lanes if half is not None for part in half] for lanes in halves]
+        size //= 2
+    ranges = list(pairwise([0, *accumulate(layers)]))
+    return Plan(
+        tuple(
+            Pipeline(
+                tuple(_stage(shares, *span, batching.policy) for shares, span in zip(lane, ranges, strict=True)),
+                batching.count,
+                size,
+            )
+            for lane in zip(*stages, strict=True)
+        ),
+        schedule,
+        Sharding(sharding),
+    )
+
+
+def _halved(problem: Problem, shares: Shares) -> tuple[Shares, Shares] | None:
+    """Replicas in two halves of equal types and samples; None where there are no such."""
+    alike: dict[tuple[str, int], list[Share]] = {}
+    for share in shares:
+        alike.setdefault((problem.cluster.gpu_of(share[0][0]).name, share[1]), []).append(share)
+    if any(len(members) % 2 for members in alike.values()):
+        return None
+    return (
+        tuple(sorted(s for members in alike.values() for s in members[: len(members) // 2])),
+        tuple(sorted(s for members in alike.values() for s in members[len(members) // 2 :])),
+    )
+
+
+def _stage(shares: Shares, first: int, end: int, policy: str) -> Stage:
+    if len(shares) == 1:
+        return Stage.of(shares[0][0], first, end, policy)
+    return Stage(tuple(Replica(devices, samples) for devices, samples in shares), ((first, end),), (policy,))
+
+
+def boundaries_s(lanes: Sequence[Pipeline], hop_of: Callable[[Ends, Ends], Hop], sequence_bytes: float) -> list[float]:
+    """Per boundary of pipelines of equal structure, the longest message ahead and the longest back of one, together.
+
+    `sequence_bytes` are the hidden states of one sequence.
+    """
+    found = [pipeline_ways(lane, hop_of, sequence_bytes) for lane in lanes]
+    load = summed(item for own in found for item in ways_load(own))
+    each = [round_trips_s(own, len(lanes[0].stages), load) for own in found]
+    return [max(trips) for trips in zip(*each, strict=True)]

@@ -1,0 +1,151 @@
+"""Rivals that can also minimise money: what the devices of a plan cost for the time of a step, under a deadline."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from hexiopt.cost.cost import Cost
+from hexiopt.errors import InputError
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.result import Result
+from solvers.baselines.frame import Rival, ranked
+from solvers.core.search import Budget, Listener, Pricer, Search
+from solvers.frame.infeasible import explain, proven_infeasible
+
+OBJECTIVES = ("time", "money")
+_PATIENCE = 300  # plans within the deadline that are priced without a cheaper one
+_TOLERANCE = 1.25  # estimates that exceed the deadline by less are priced still
+
+
+def prices_per_s(problem: Problem) -> tuple[float, ...]:
+    """Money for a second of each device of the cluster: its share of the machine's price per hour.
+
+    Raises InputError where a usable machine has no price.
+    """
+    cluster = problem.cluster
+    for m in problem.usable_by_machine:
+        if cluster.machines[m].price_per_hour is None:
+            raise InputError(
+                f"solver.objective: money needs a price of every machine, and {cluster.machines[m].name} has none; "
+                "state price_per_hour in the cluster file, or choose solver.objective=time"
+            )
+    per_machine = [(machine.price_per_hour or 0.0) / machine.num_gpus / 3600.0 for machine in cluster.machines]
+    return tuple(per_machine[m] for m in cluster.machine_of.tolist())
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What a step on some devices is judged by, the less the better: its seconds, or with `prices` its money."""
+
+    prices: tuple[float, ...] | None = None
+    deadline_s: float = math.inf
+
+    @property
+    def latest_s(self) -> float:
+        """Estimates beyond this are well beyond the deadline."""
+        return _TOLERANCE * self.deadline_s
+
+    def of(self, devices: Iterable[int], seconds: float) -> float:
+        """Of estimated `seconds`; infinite where they are well beyond the deadline."""
+        if self.prices is None:
+            return seconds
+        if seconds > self.latest_s:
+            return math.inf
+        return seconds * sum(self.prices[device] for device in devices)
+
+    def at_least(self, num_devices: int, seconds: float) -> float:
+        """A bound for any `num_devices` devices that take `seconds` or longer."""
+        if self.prices is None:
+            return seconds
+        return math.inf if seconds > self.latest_s else seconds * self._cheapest[num_devices]
+
+    @cached_property
+    def _cheapest(self) -> list[float]:
+        """Price per second of the cheapest 0, 1, 2, ... devices."""
+        found = [0.0]
+        for price in sorted(self.prices or ()):
+            found.append(found[-1] + price)
+        return found
+
+
+@dataclass(frozen=True)
+class Renting(Rival):
+    """A rival with `objective` time (seconds of a step) or money (of a step that takes at most `deadline_s`).
+
+    Raises InputError for unknown objectives, for deadlines that are not positive, and for one without money.
+    """
+
+    objective: str = "time"
+    deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise InputError(f"solver.objective: {self.objective!r} is not known; choose {' or '.join(OBJECTIVES)}")
+        if self.deadline_s is not None and self.objective != "money":
+            raise InputError("solver.deadline_s: belongs to solver.objective=money; state both or neither")
+        if self.deadline_s is not None and not 0 < self.deadline_s < math.inf:
+            raise InputError(f"solver.deadline_s: {self.deadline_s} is out of range; state seconds of a step above 0")
+
+    def worth(self, problem: Problem) -> Worth:
+        """How candidates are ranked. Raises InputError where money is the objective and a price is missing."""
+        if self.objective == "time":
+            return Worth()
+        return Worth(prices_per_s(problem), self.deadline_s or math.inf)
+
+    def solve(
+        self,
+        problem: Problem,
+        budget: Budget,
+        *,
+        seed: int = 0,
+        pricer: Pricer | None = None,
+        listen: Listener | None = None,
+    ) -> Result:
+        """The best plan found, by the objective; under money the trajectory has that plan alone. Raises InputError."""
+        if self.objective == "time":
+            return super().solve(problem, budget, seed=seed, pricer=pricer, listen=listen)
+        worth = self.worth(problem)
+        search = Search(self.name, problem, budget, seed, pricer, listen)
+        if proven_infeasible(search):
+            return explain(search)
+        best, fastest_s = self._cheapest(search, worth)
+        if best is not None:
+            search.offer(*best)
+        elif fastest_s < math.inf:
+            reason = (
+                f"no plan found within solver.deadline_s={self.deadline_s:g}; the fastest step met takes "
+                f"{fastest_s:.4g} s; allow more"
+            )
+            return replace(search.result(), reason=reason)
+        return explain(search)
+
+    def _cheapest(self, search: Search, worth: Worth) -> tuple[tuple[Plan, Cost] | None, float]:
+        """The plan of least money among those within the deadline, and the fastest step met."""
+        best: tuple[Plan, Cost] | None = None
+        least, fastest_s, waited = math.inf, math.inf, 0
+        prices = worth.prices or ()
+        for candidate in ranked(self, search):
+            if waited >= _PATIENCE or not search.go_on():
+                break
+            plan = candidate.make()
+            if plan is None or check(search.problem, plan):
+                continue
+            search.step()
+            cost = search.pricer.price(plan)
+            if not cost.fits:
+                if search.nearest is None or cost.excess_bytes < search.nearest[1].excess_bytes:
+                    search.nearest = (plan, cost)
+                continue
+            fastest_s, waited = min(fastest_s, cost.step_time_s), waited + 1
+            spent = money(prices, plan, cost.step_time_s)
+            if cost.step_time_s <= worth.deadline_s and spent < least:
+                best, least, waited = (plan, cost), spent, 0
+        return best, fastest_s
+
+
+def money(prices: Sequence[float], plan: Plan, step_time_s: float) -> float:
+    """What a step costs: every device of the plan, rented for `step_time_s`. In the currency of the cluster file."""
+    return sum(prices[device] for device in plan.devices()) * step_time_s

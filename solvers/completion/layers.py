@@ -1,0 +1,223 @@
+"""Layers and recompute policies for stages in a given order: the slowest stage as fast as memory allows.
+
+Per stage, t(n) is the least time of n layers over the policies whose memory fits, and over two policies, the leaner for
+as few layers as memory asks for, where every layer may have its own; it never falls with n, so the
+smallest bottleneck T with Σ max{n : t(n) ≤ T} ≥ L is exact, and is found by bisection over the times themselves.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.flight import Flight, flight
+from hexiopt.cost.model import CostModel
+from hexiopt.problem.space import Recompute, lean_first
+from solvers.completion.replicas import Share
+from solvers.core.search import Pricer
+
+Choice = tuple[int, Recompute]  # of a stage: layers, and what they recompute
+
+
+@dataclass(frozen=True, slots=True)
+class StageOptions:
+    """What a stage can do: `times[n-1]` is the least time of n layers, `recompute[n-1]` the policies that give it."""
+
+    times: list[float]
+    recompute: list[Recompute]
+
+
+class LayerSplitter:
+    """Splits a model's layers over stages. Keeps what it has computed; one for a search."""
+
+    def __init__(self, pricer: Pricer, policies: tuple[str, ...], even: bool, per_layer: bool = False) -> None:
+        """`even`: as many layers everywhere. `per_layer`: a stage may have two policies, as our cost model prices."""
+        self.policies = policies
+        self._pricer, self._even = pricer, even
+        self._model = pricer if per_layer and isinstance(pricer, CostModel) else None
+        self._num_layers = pricer.problem.model.num_layers
+        self._times: dict[tuple[Any, ...], list[tuple[str, list[float]]]] = {}
+        self._options: dict[tuple[Any, ...], StageOptions] = {}
+        self._splits: dict[tuple[Any, ...], tuple[Choice, ...] | int] = {}
+
+    def options(
+        self, sites: frozenset[Any], first: bool, last: bool, micro_batch_size: int, held: Flight, shards: Shards
+    ) -> StageOptions:
+        """The options of a stage that must hold on every one of `sites` (the slowest and fullest decide).
+
+        A site gets whole micro-batches, unless it is a `Share`.
+        """
+        key = (sites, first, last, micro_batch_size, held, shards)
+        found = self._options.get(key)
+        if found is None:
+            shares = _shares(sites, micro_batch_size)
+            tables = self._by_speed(sites, first, last, micro_batch_size)
+            rooms = [
+                min(self._pricer.max_layers(site, first, last, n, policy, held, shards) for site, n in shares)
+                for policy, _ in tables
+            ]
+            times: list[float] = []
+            recompute: list[Recompute] = []
+            # From the fastest policy to the leanest: each serves the lengths whose memory the ones before exceed.
+            for room, (policy, seconds) in zip(rooms, tables, strict=True):
+                more = seconds[len(times) : max(len(times), room)]
+                times += more
+                recompute += [(policy,)] * len(more)
+            found = self._options[key] = StageOptions(times, recompute)
+            if self._model is not None:
+                for (room, (rich, _)), (_, (lean, _)) in combinations(zip(rooms, tables, strict=True), 2):
+                    self._mix(found, max(0, room), lean, rich, shares, first, last, held, shards)
+        return found
+
+    def _mix(
+        self,
+        found: StageOptions,
+        room: int,
+        lean: str,
+        rich: str,
+        shares: Sequence[Share],
+        first: bool,
+        last: bool,
+        held: Flight,
+        shards: Shards,
+    ) -> None:
+        """Improve what is `found` of more than `room` layers: some with policy `lean`, those that may with `rich`."""
+        model = self._model
+        assert model is not None
+        rates = []  # per share: seconds of no layer, of a layer of either
+        for site, samples in shares:
+            none_s = sum(model.stage_s(site, 0, first, last, samples, lean))
+            rates.append((none_s, *(sum(model.layer_s(site, samples, policy)) for policy in (lean, rich))))
+        counts = range(room + 1, len(found.times) + 1)
+        each = [
+            model.least_lean(site, counts, first, last, samples, lean, rich, held, shards) for site, samples in shares
+        ]
+        for n, *least in zip(counts, *each, strict=True):
+            num_lean = max(least)
+            if num_lean < n:
+                seconds = max(s + num_lean * lean_s + (n - num_lean) * rich_s for s, lean_s, rich_s in rates)
+                if seconds < found.times[n - 1]:
+                    found.times[n - 1], found.recompute[n - 1] = seconds, lean_first(lean, num_lean, rich, n)
+
+    def _by_speed(
+        self, sites: frozenset[Any], first: bool, last: bool, micro_batch_size: int
+    ) -> list[tuple[str, list[float]]]:
+        """Per policy, fastest first, the time of 1, 2, ... layers on the slowest of `sites`."""
+        key = (sites, first, last, micro_batch_size)
+        found = self._times.get(key)
+        if found is None:
+            shares = _shares(sites, micro_batch_size)
+            tables = [
+                (
+                    policy,
+                    [
+                        max(
+                            sum(self._pricer.stage_s(site, n, first, last, samples, policy)) for site, samples in shares
+                        )
+                        for n in range(1, self._num_layers + 1)
+                    ],
+                )
+                for policy in self.policies
+            ]
+            found = self._times[key] = sorted(tables, key=lambda table: table[1][-1])
+        return found
+
+    def split(
+        self,
+        sites: Sequence[frozenset[Any]],
+        micro_batch_size: int,
+        schedule: str,
+        num_micro_batches: int,
+        shards: Shards,
+        added_s: tuple[float, ...] = (),
+        chunks: int = 1,
+        more_holders: tuple[int, ...] = (),
+    ) -> tuple[Choice, ...] | int:
+        """Layers and policy per stage, or how many layers find no room.
+
+        `added_s`: what a stage does beside layers. `chunks`: layer ranges a stage, of a layer at least.
+        `more_holders`: over how many devices more than `shards` says the states of a stage are spread.
+        """
+        p = len(sites)
+        batches = num_micro_batches if schedule == "gpipe" else min(num_micro_batches, p * (3 if chunks > 1 else 1))
+        key = (tuple(sites), micro_batch_size, schedule, batches, shards, added_s, chunks, more_holders)
+        found = self._splits.get(key)
+        if found is None:
+            if len(self._splits) > 100_000:
+                self._splits.clear()
+            spread = [shards._replace(num_devices=shards.num_devices + more) for more in more_holders] or [shards] * p
+            options = [
+                self.options(
+                    site, s == 0, s == p - 1, micro_batch_size, flight(schedule, s, p, batches, chunks), spread[s]
+                )
+                for s, site in enumerate(sites)
+            ]
+            found = self._splits[key] = self._solve(options, added_s or (0.0,) * p, chunks)
+        return found
+
+    def _solve(self, options: list[StageOptions], added_s: Sequence[float], least: int) -> tuple[Choice, ...] | int:
+        layers, p = self._num_layers, len(options)
+        empty = sum(max(0, least - len(o.times)) for o in options)
+        room = sum(len(o.times) for o in options)
+        if p * least > layers or empty or room < layers:
+            return max(layers - room, empty, p * least - layers, 1)
+        counts = (
+            self._even_counts(options)
+            if self._even
+            else bottleneck_counts([o.times for o in options], layers, added_s, least)
+        )
+        if counts is None:
+            return 1
+        return tuple((n, o.recompute[n - 1]) for n, o in zip(counts, options, strict=True))
+
+    def _even_counts(self, options: list[StageOptions]) -> list[int] | None:
+        """As many layers everywhere; the remainder goes where it costs least."""
+        low, extra = divmod(self._num_layers, len(options))
+        if any(len(o.times) < low for o in options):
+            return None
+        ranked = sorted((s for s, o in enumerate(options) if len(o.times) > low), key=lambda s: options[s].times[low])
+        if len(ranked) < extra:
+            return None
+        more = set(ranked[:extra])
+        return [low + (s in more) for s in range(len(options))]
+
+
+def _shares(sites: Iterable[Any], micro_batch_size: int) -> list[Share]:
+    """Every site with its samples of a micro-batch."""
+    return [site if isinstance(site, Share) else Share(site, micro_batch_size) for site in sites]
+
+
+def bottleneck_counts(
+    times: Sequence[Sequence[float]], total: int, added: Sequence[float] = (), least: int = 1
+) -> list[int]:
+    """Counts n_s ≥ `least` with Σ n_s = total that minimise the largest `times[s][n_s - 1] + added[s]`.
+
+    Among those, the sum is small too (least where times are convex). `times[s]` never falls; total is from
+    `least` · len(times) to Σ len(times[s]).
+    """
+    if any(added):
+        times = [[x + more for x in t] for t, more in zip(times, added, strict=True)]
+    low = max(t[least - 1] for t in times)
+    if sum(bisect_right(t, low) for t in times) < total:
+        high = max(t[-1] for t in times)
+        # Bisection narrows the bottleneck to one of the times.
+        while high - low > 1e-9 * high:
+            middle = 0.5 * (low + high)
+            if sum(bisect_right(t, middle) for t in times) >= total:
+                high = middle
+            else:
+                low = middle
+        low = high
+    counts = [bisect_right(t, low) for t in times]
+    surplus = sum(counts) - total
+    while surplus > 0:
+        # Give back the layer that saves most time: it shortens the pipeline's fill and drain.
+        s = max(
+            (s for s in range(len(counts)) if counts[s] > least),
+            key=lambda s: times[s][counts[s] - 1] - times[s][counts[s] - 2],
+        )
+        counts[s] -= 1
+        surplus -= 1
+    return counts

@@ -1,0 +1,288 @@
+"""Pipelines of a bundle with layers and recompute policies, on a network that the messages of all pipelines share."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, pairwise
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from hexiopt.cost.boundary import Way, round_trips_s, summed, ways, ways_load
+from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.model import CostModel
+from hexiopt.cost.schedule import beat_s, interleaved_beat_s
+from hexiopt.plan.plan import Replica, Stage
+from hexiopt.problem.space import Recompute, layer_ranges
+from solvers.completion.layers import Choice, LayerSplitter
+from solvers.completion.replicas import Share, dealt_samples
+from solvers.core.interleaving import possible_chunks
+from solvers.core.partition import Bundle, Group, Misfit, Structure
+from solvers.core.search import Pricer
+
+Trips = tuple[tuple[float, ...], ...]  # per pipeline and boundary, seconds of a message ahead and of one back
+_EXACT = 1e-9
+_KEPT = 100_000  # pipelines remembered
+_V = TypeVar("_V")
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """m micro-batches take about fill + m · beat seconds."""
+
+    fill_s: float
+    beat_s: float
+    waits: bool  # whether even the slowest stage waits for messages
+
+    @classmethod
+    def of(cls, stage_s: Sequence[float], trip_s: Sequence[float], chunks: int) -> "Rhythm":
+        """Of a pipeline whose stages and messages take so long, forward and backward together."""
+        beat = beat_s(stage_s, trip_s) if chunks == 1 else interleaved_beat_s(stage_s, trip_s, chunks)
+        fill = max(0.0, (sum(stage_s) - beat) / chunks + sum(trip_s))
+        return cls(fill, beat, beat > max(stage_s) * (1 + _EXACT))
+
+
+class Part(NamedTuple):
+    """A replica of a stage: its TP group, the group's site, and its samples of a micro-batch."""
+
+    group: Group
+    site: Any
+    samples: int
+
+
+Row = tuple[tuple[Part, ...], ...]  # of a pipeline, per stage: its replicas
+
+
+@dataclass(frozen=True)
+class Line:
+    """A pipeline of a row: the layers and policy of each stage, its layer ranges a stage, and its rhythm."""
+
+    row: Row
+    split: tuple[Choice, ...]
+    chunks: int
+    rhythm: Rhythm
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """Its stages."""
+        return tuple(
+            Stage(
+                tuple(Replica(part.group, part.samples) for part in own) if len(own) > 1 else (Replica(own[0].group),),
+                layers,
+                recompute,
+            )
+            for own, layers, (_, recompute) in zip(
+                self.row, layer_ranges([n for n, _ in self.split], self.chunks), self.split, strict=True
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On which a bundle gets its layers."""
+
+    schedule: str
+    chunks: int  # layer ranges a stage
+    shards: Shards
+    everywhere: bool  # whether states are sharded over all their holders, not only those of a machine
+    batches: int  # micro-batches a pipeline, about
+
+
+@dataclass(frozen=True, slots=True)
+class _Traffic:
+    """Pipelines of a bundle and their messages. Pipelines through the same places cost the same: one stands for all."""
+
+    rows: tuple[Row, ...]
+    sites: tuple[frozenset[Any], ...]  # per stage, all that it must do well on, as `LayerSplitter.split` takes them
+    examples: tuple[int, ...]  # rows that differ
+    example_of: tuple[int, ...]  # of each row, which of them stands for it
+    ways: tuple[list[Way], ...] = ()  # of the examples
+    load: tuple[tuple[int, float], ...] = ()  # (shared resource, seconds) of all rows
+
+
+class _Memory(Generic[_V]):
+    """What is known by key; forgets all where it would hold too many pipelines."""
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, _V] = {}
+        self._held = 0
+
+    def of(self, key: Hashable, width: int, make: Callable[[], _V]) -> _V:
+        """What is known, or made now, of so many pipelines."""
+        found = self._found.get(key)
+        if found is None:
+            self._held += width
+            if self._held > _KEPT:
+                self._found.clear()
+                self._held = width
+            found = self._found[key] = make()
+        return found
+
+
+class LineMaker:
+    """Makes pipelines of bundles. Keeps what it has computed; one for a search."""
+
+    def __init__(self, pricer: Pricer) -> None:
+        self._pricer = pricer
+        self._num_layers = pricer.problem.model.num_layers
+        self._model = pricer if isinstance(pricer, CostModel) else None  # others leave the network to each message
+        cluster = pricer.problem.cluster
+        self._machine_of: list[int] = cluster.machine_of.tolist()
+        self._uniform = [machine.is_uniform for machine in cluster.machines]
+        self._traffic = _Memory[_Traffic]()
+        self._made = _Memory[list[Line] | Misfit]()
+
+    def trips_s(self, structure: Structure) -> list[Trips]:
+        """Round trips of every bundle in seconds, while the messages of all of them share the network."""
+        each = [self._traffic_of(bundle, self.chunks(bundle, structure) > 1) for bundle in structure.bundles]
+        if self._model is None:
+            return [tuple(map(self._alone_s, own.rows)) for own in each]
+        load_s = summed(item for own in each for item in own.load)
+        found = []
+        for own in each:
+            trips = [tuple(round_trips_s(way, len(own.rows[0]), load_s)) for way in own.ways]
+            found.append(tuple([trips[k] for k in own.example_of]))
+        return found
+
+    def chunks(self, bundle: Bundle, structure: Structure) -> int:
+        """Layer ranges a stage of a bundle, as many as asked for or as it can have."""
+        if structure.schedule != "interleaved":
+            return 1
+        return possible_chunks(structure.chunks, len(bundle.stages), self._num_layers)
+
+    def made(self, bundle: Bundle, terms: Terms, splitter: LayerSplitter, trips_s: Trips) -> list[Line] | Misfit:
+        """The bundle's pipelines."""
+        key = (bundle, terms, splitter, trips_s)
+        return self._made.of(key, bundle.width, lambda: self._make(bundle, terms, splitter, trips_s))
+
+    def _make(self, bundle: Bundle, terms: Terms, splitter: LayerSplitter, trips_s: Trips) -> list[Line] | Misfit:
+        """Where even the slowest stage waits for messages, layers are split once more, and the better split counts.
+
+        A round trip between two stages may be dealt to them in any parts. With the parts that make it least, the
+        largest sum of a stage's compute and its parts is the beat: `beat_s` says that any run of stages has room for
+        the round trips inside it, and then there are such parts (Hall's theorem). The second split gives each half.
+        """
+        if bundle.most_replicas > bundle.micro_batch_size:
+            return Misfit(bundle.most_replicas - bundle.micro_batch_size)
+        longest = [max(own) for own in zip(*trips_s, strict=True)]
+        if self._pricer.sends_occupy_stages:
+            return self._split(bundle, terms, splitter, trips_s, (*longest, 0.0))
+        found = self._split(bundle, terms, splitter, trips_s, ())
+        if terms.schedule != "1f1b" or isinstance(found, Misfit) or not any(line.rhythm.waits for line in found):
+            return found
+        halves = tuple(0.5 * (before + after) for before, after in zip((0.0, *longest), (*longest, 0.0), strict=True))
+        other = self._split(bundle, terms, splitter, trips_s, halves)
+        if isinstance(other, Misfit):
+            return found
+        return min(found, other, key=lambda lines: sum(line.rhythm.beat_s for line in lines))
+
+    def _split(
+        self, bundle: Bundle, terms: Terms, splitter: LayerSplitter, trips_s: Trips, added_s: tuple[float, ...]
+    ) -> list[Line] | Misfit:
+        """The pipelines with layers that balance the stages, where these also do `added_s`."""
+        traffic = self._traffic_of(bundle, terms.chunks > 1)
+        more: tuple[int, ...] = ()
+        if bundle.replicated:  # which hold the same layers and share their states, all of them or those of a machine
+            more = tuple(len(slot) - 1 if terms.everywhere else 0 for slot in bundle.stages)
+        split = splitter.split(
+            traffic.sites,
+            bundle.micro_batch_size,
+            terms.schedule,
+            terms.batches,
+            terms.shards,
+            added_s,
+            terms.chunks,
+            more,
+        )
+        if isinstance(split, int):
+            return Misfit(split)
+        # Rows with the same example share its trips too.
+        rhythms = [Rhythm.of(self._stage_s(traffic.rows[k], split), trips_s[k], terms.chunks) for k in traffic.examples]
+        return [
+            Line(row, split, terms.chunks, rhythms[k]) for row, k in zip(traffic.rows, traffic.example_of, strict=True)
+        ]
+
+    def _stage_s(self, row: Row, split: tuple[Choice, ...]) -> list[float]:
+        """What each stage of a pipeline computes for a micro-batch."""
+        last = len(row) - 1
+        return [
+            max(self._part_s(part, s == 0, s == last, *choice) for part in own)
+            for s, (own, choice) in enumerate(zip(row, split, strict=True))
+        ]
+
+    def _part_s(self, part: Part, first: bool, last: bool, num_layers: int, recompute: Recompute) -> float:
+        if self._model is None:  # others have one policy a stage
+            return sum(self._pricer.stage_s(part.site, num_layers, first, last, part.samples, recompute[0]))
+        return sum(self._model.recomputing_s(part.site, num_layers, first, last, part.samples, recompute))
+
+    def _traffic_of(self, bundle: Bundle, wraps: bool) -> _Traffic:
+        return self._traffic.of((bundle, wraps), bundle.width, lambda: self._sends(bundle, wraps))
+
+    def _sends(self, bundle: Bundle, wraps: bool) -> _Traffic:
+        rows, size = self._rows(bundle), bundle.micro_batch_size
+        sites = tuple(
+            frozenset(part.site if part.samples == size else Share(part.site, part.samples) for part in chain(*slots))
+            for slots in zip(*rows, strict=True)
+        )
+        numbers: dict[Hashable, int] = {}
+        example_of = tuple([numbers.setdefault(self._places(row), len(numbers)) for row in rows])
+        examples = tuple(map(example_of.index, range(len(numbers))))
+        if self._model is None:
+            return _Traffic(rows, sites, examples, example_of)
+        sample_bytes = self._model.message_bytes(1)
+        found = tuple(
+            ways(
+                [[part.group for part in own] for own in rows[k]],
+                [[part.samples for part in own] for own in rows[k]],
+                self._model.hop,
+                sample_bytes,
+                wraps,
+            )
+            for k in examples
+        )
+        counts = map(example_of.count, range(len(examples)))
+        load = summed(
+            (resource, count * seconds)
+            for own, count in zip(found, counts, strict=True)
+            for resource, seconds in ways_load(own)
+        )
+        return _Traffic(rows, sites, examples, example_of, found, tuple(load.items()))
+
+    def _places(self, row: Row) -> Hashable:
+        """Equal for pipelines whose stages are as fast and send the same way; other pricers may tell devices apart."""
+        if self._model is None:
+            return row
+        return tuple([tuple([(self._place(part.group), part.samples) for part in own]) for own in row])
+
+    def _place(self, group: Group) -> Hashable:
+        """Equal for TP groups that are interchangeable."""
+        machine = self._machine_of[group[0]]
+        return (machine, len(group)) if self._uniform[machine] else group
+
+    def _alone_s(self, row: Row) -> tuple[float, ...]:
+        """Round trips of a pipeline without replicas, no message in another's way."""
+        hop_s = self._pricer.hop_s
+        return tuple(
+            hop_s(a.group, b.group, a.samples) + hop_s(b.group, a.group, a.samples) for (a,), (b,) in pairwise(row)
+        )
+
+    def _rows(self, bundle: Bundle) -> tuple[Row, ...]:
+        slots, size, site = bundle.stages, bundle.micro_batch_size, self._pricer.site
+        if not bundle.replicated:
+            return tuple(zip(*([(Part(group, site(group), size),) for group in slot] for slot in slots), strict=True))
+        if bundle.most_replicas > size:
+            return ()
+        return (
+            tuple(
+                tuple(Part(group, site(group), n) for group, n in zip(slot, self._samples(slots, s, size), strict=True))
+                for s, slot in enumerate(slots)
+            ),
+        )
+
+    def _samples(self, slots: Sequence[tuple[Group, ...]], s: int, size: int) -> tuple[int, ...]:
+        """Samples for the replicas of stage s; an equal share of the layers stands for its own."""
+        last, policy = len(slots) - 1, self._pricer.policies()[0]
+        layers = max(1, self._num_layers // len(slots))
+
+        def seconds(site: Any) -> Callable[[int], float]:
+            return lambda samples: sum(self._pricer.stage_s(site, layers, s == 0, s == last, samples, policy))
+
+        return dealt_samples([seconds(self._pricer.site(group)) for group in slots[s]], size)

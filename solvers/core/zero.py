@@ -1,0 +1,69 @@
+"""Which ZeRO stage and sharding groups a search gives a structure, and how little of its states they leave a device.
+
+From ZeRO-2 on, all pipelines must be one aligned bundle.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import SHARDING_GROUPS, sharding_stages
+
+LOCKSTEP = 2  # from this stage on, holders gather and scatter together in every micro-batch
+_DEEP = 0.15  # share of draws from ZeRO-2 on, where both are open
+_HYBRID = 0.25  # share of draws that shard inside machines only
+
+
+def must_align(problem: Problem) -> bool:
+    """Whether every plan of `problem` is in lockstep."""
+    return min(sharding_stages(problem.workload)) >= LOCKSTEP
+
+
+def plain_stages(problem: Problem) -> tuple[int, ...]:
+    """The ZeRO stages that any structure may have; none where every plan must be in lockstep."""
+    return tuple(stage for stage in sharding_stages(problem.workload) if stage < LOCKSTEP)
+
+
+def first_stage(problem: Problem) -> int:
+    """The ZeRO stage to begin with: ZeRO-1 where it may be."""
+    return max(plain_stages(problem), default=sharding_stages(problem.workload)[-1])
+
+
+def drawn_stage(problem: Problem, rng: random.Random, *, aligned: bool) -> int:
+    """A ZeRO stage at random, from ZeRO-2 on only for an `aligned` structure or where nothing else is allowed."""
+    plain = plain_stages(problem)
+    deep = [stage for stage in sharding_stages(problem.workload) if stage >= LOCKSTEP]
+    if not plain or (aligned and deep and rng.random() < _DEEP):
+        return rng.choice(deep)
+    return rng.choice(plain)
+
+
+def sharding_groups(problem: Problem, stage: int) -> tuple[str, ...]:
+    """The sharding groups worth trying at a ZeRO stage."""
+    return SHARDING_GROUPS if stage and len(problem.usable_by_machine) > 1 else SHARDING_GROUPS[:1]
+
+
+def drawn_groups(problem: Problem, rng: random.Random, stage: int) -> str:
+    """Sharding groups at random, all holders most often."""
+    return "machine" if len(sharding_groups(problem, stage)) > 1 and rng.random() < _HYBRID else "all"
+
+
+def fewest_holders(slots: Iterable[Iterable[Sequence[int]]], machine_of: Sequence[int]) -> int:
+    """Of TP groups that hold the same layers (one slot), the fewest that share a machine, over all slots.
+
+    At least that many share states inside machines; more may where layers of several slots meet.
+    """
+    return min(min(Counter(machine_of[group[0]] for group in slot).values()) for slot in slots)
+
+
+def holders_of(plan: Plan, machine_of: Sequence[int]) -> int:
+    """Over how many holders, at least, the states of a plan are spread."""
+    if plan.sharding.groups == "all":
+        return len(plan.pipelines)
+    slots: dict[object, list[tuple[int, ...]]] = {}
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            slots.setdefault(stage.layers, []).extend(replica.devices for replica in stage.replicas)
+    return fewest_holders(slots.values(), machine_of)

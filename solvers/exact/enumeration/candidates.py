@@ -1,0 +1,140 @@
+"""All pipelines of one line of TP groups that alone, on an otherwise idle cluster, take less than a limit.
+
+What a candidate takes is never more than it takes inside a plan: there it shares the network and waits for others, and
+its states are spread over no more holders. A stage recomputes as little as fits, in each of
+the ways to recompute more (`recompute_chains`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
+
+from hexiopt.cost.model import CostModel
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Stage
+from hexiopt.problem.space import Recompute, recompute_chains
+from solvers.exact.enumeration.arrangements import Groups
+from solvers.exact.enumeration.dealing import Dealing, Frame, Seconds
+from solvers.exact.enumeration.layer_cuts import Layers, layer_cuts
+
+_SLACK = 1e-9  # of a limit, for rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A pipeline, and when each of its replicas ends, alone, stage by stage: in seconds, at least or `exact`."""
+
+    pipeline: Pipeline
+    ends_s: tuple[float, ...]
+    exact: bool
+
+    @property
+    def layers(self) -> Layers:
+        """The layer ranges of each stage."""
+        return tuple(stage.layers for stage in self.pipeline.stages)
+
+
+class Candidates:
+    """The candidates of all lines of a search. Keeps what it has computed."""
+
+    def __init__(self, model: CostModel) -> None:
+        self._model = model
+        self._problem = model.problem
+        self._sizes = self._problem.space.micro_batch_sizes(self._problem.workload.global_batch)
+        self._found: dict[tuple[Frame, Groups, int], tuple[float, list[Candidate]]] = {}
+        self._seconds = Seconds(model)
+
+    def most_sequences(self, groups: Groups, limit_s: float, policy: str) -> int:
+        """The most sequences of the batch whose layers alone keep the devices busy less than `limit_s`."""
+        rate = sum(
+            max(
+                size / sum(self._model.layer_s(self._model.site(slot), size, policy))
+                for size in range(1, self._sizes[-1] + 1)
+            )
+            for stage in groups
+            for slot in stage
+        )
+        most = limit_s * (1 + _SLACK) * rate / self._problem.model.num_layers
+        return int(min(self._problem.workload.global_batch, most))
+
+    def of(self, groups: Groups, num_sequences: int, frame: Frame, limit_s: float) -> list[Candidate]:
+        """The candidates that process `num_sequences` and may take less than `limit_s`, the most promising first."""
+        if frame.sharding and self._roomy(groups, num_sequences, frame):
+            frame = replace(frame, sharding=0, holders=1)
+        key = (frame, groups, num_sequences)
+        known = self._found.get(key)
+        if known is None or known[0] < limit_s:
+            made = list(self._make(groups, num_sequences, frame, limit_s))
+            if frame.schedule == "interleaved":  # with one range of layers, as 1F1B
+                made += self.of(groups, num_sequences, replace(frame, schedule="1f1b"), limit_s)
+            known = self._found[key] = (limit_s, sorted(made, key=lambda one: max(one.ends_s)))
+        if known[0] > limit_s:
+            known = self._found[key] = (limit_s, [one for one in known[1] if max(one.ends_s) < limit_s])
+        return known[1]
+
+    def exact(self, candidate: Candidate, frame: Frame) -> Candidate:
+        """The candidate with the ends that the cost model says."""
+        if candidate.exact:
+            return candidate
+        cost = self._model.pipelines(Plan((candidate.pipeline,), frame.schedule))[0]
+        return Candidate(candidate.pipeline, cost.executor_end_s, True)
+
+    def _make(self, groups: Groups, num_sequences: int, frame: Frame, limit_s: float) -> Iterator[Candidate]:
+        """The candidates in no order; interleaved, only those with several ranges of layers a stage."""
+        least = max(map(len, groups))  # every replica has a sample
+        for size in self._sizes:
+            count, left = divmod(num_sequences, size)
+            if left or size < least:
+                continue
+            dealing = Dealing(self._seconds, groups, size, count, frame, limit_s)
+            for layers in self._layers(len(groups), count, frame.schedule == "interleaved"):
+                for dealt, ends_s in dealing.ways(layers):
+                    stages = tuple(
+                        _stage(slots, ranges, given, recompute)
+                        for slots, ranges, (given, recompute) in zip(groups, layers, dealt, strict=True)
+                    )
+                    yield Candidate(Pipeline(stages, count, size), ends_s, False)
+
+    def _layers(self, num_stages: int, num_micro_batches: int, several: bool) -> Iterator[Layers]:
+        """Every way to cut the model's layers into one range for each stage, or into several, equally many."""
+        total, space = self._problem.model.num_layers, self._problem.space
+        counts = range(1, 2)
+        if several:
+            turns = num_stages > 1 and num_micro_batches % num_stages == 0
+            counts = range(2, min(space.max_chunks, total // num_stages) + 1) if turns else range(0)
+        for chunks in counts:
+            yield from layer_cuts(total, num_stages, chunks, not space.uneven_layers)
+
+    def _roomy(self, groups: Groups, num_sequences: int, frame: Frame) -> bool:
+        """Whether every stage fits anyhow: all layers, at the fastest policy, all sequences in flight, unsharded."""
+        total = self._problem.model.num_layers
+        return all(
+            self._model.memory_model(site, size).stage(total, True, True, frame.policies[0], held).total
+            <= site.gpu.usable_memory_bytes
+            for site in {self._model.site(slot) for stage in groups for slot in stage}
+            for size in self._sizes
+            if (held := num_sequences // size)
+        )
+
+
+def leaner_stages(
+    stages: Sequence[Stage], full: Sequence[bool], policies: tuple[str, ...], per_layer: bool
+) -> Iterator[tuple[Stage, ...]]:
+    """`stages` where the `full` ones recompute a little more, in each of the ways to do so; none where one cannot."""
+    yield from product(
+        *(_leaner(stage, policies, per_layer) if over else [stage] for stage, over in zip(stages, full, strict=True))
+    )
+
+
+def _leaner(stage: Stage, policies: tuple[str, ...], per_layer: bool) -> list[Stage]:
+    """The stage with what follows in every chain that it is in."""
+    chains = recompute_chains(policies, stage.num_layers, per_layer)
+    after = {b: None for chain in chains for a, b in pairwise(chain) if a == stage.recompute}
+    return [replace(stage, recompute=recompute) for recompute in after]
+
+
+def _stage(
+    slots: Sequence[tuple[int, ...]], ranges: tuple[tuple[int, int], ...], given: Sequence[int], recompute: Recompute
+) -> Stage:
+    if len(slots) == 1:
+        return Stage((Replica(slots[0]),), ranges, recompute)
+    return Stage(tuple(Replica(slot, x) for slot, x in zip(slots, given, strict=True)), ranges, recompute)

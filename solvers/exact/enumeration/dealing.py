@@ -1,0 +1,269 @@
+"""Every way to deal the samples of micro-batches to the replicas of a line while all can end in time."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import inf
+from operator import le
+
+from hexiopt.cost.boundary import sample_overlaps
+from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.executors.sites import Site
+from hexiopt.cost.executors.stage_costs import Place
+from hexiopt.cost.model import CostModel
+from hexiopt.problem.space import Recompute, recompute_chains
+from solvers.exact.enumeration.arrangements import Groups
+from solvers.exact.enumeration.layer_cuts import Layers
+from solvers.exact.enumeration.pipeline_floor import Part, ends_floor_s
+from solvers.exact.enumeration.rooms import Rooms
+
+Dealt = tuple[tuple[int, ...], Recompute]  # of a stage: samples of each replica, what it recomputes
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What is chosen once for all pipelines.
+
+    Schedule, policies (fastest first), ZeRO stage, and the most holders over which a parameter may be spread.
+    """
+
+    schedule: str
+    policies: tuple[str, ...]
+    sharding: int
+    holders: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """A replica of the stage before: its samples from `first` to `end`, and what they take to its end and from there.
+
+    `there_s`: from the step's start to the end of the first micro-batch's forward; `back_s`: its backward of the last
+    micro-batch and what follows. The way to the first stage is nothing for all samples.
+    """
+
+    first: int
+    end: int
+    there_s: float
+    back_s: float
+    slot: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """Per chain and replica, for 1, 2, ... samples while they fit: the number of the first of the chain that does. Per
+    replica, the seconds of the fastest of these.
+    """
+
+    chains: tuple[tuple[Recompute, ...], ...]
+    fitting: list[list[list[int]]]
+    work_s: list[list[float]]
+    enough: bool  # whether all replicas together can process a micro-batch in time
+
+
+class Seconds:
+    """Times of stages for numbers of samples, and what they may recompute. Keeps what it has computed."""
+
+    def __init__(self, model: CostModel) -> None:
+        self.model = model
+        self._most = model.problem.space.micro_batch_sizes(model.problem.workload.global_batch)[-1]
+        self.rooms = Rooms(model)
+        self._chains: dict[tuple[tuple[str, ...], int], tuple[tuple[Recompute, ...], ...]] = {}
+        self._work: dict[tuple[Site, int, bool, bool, Recompute], list[tuple[float, float]]] = {}
+
+    def chains(self, policies: tuple[str, ...], num_layers: int) -> tuple[tuple[Recompute, ...], ...]:
+        """What a stage may recompute: see `recompute_chains`."""
+        found = self._chains.get((policies, num_layers))
+        if found is None:
+            per_layer = self.model.problem.space.recompute_per_layer
+            found = self._chains[policies, num_layers] = recompute_chains(policies, num_layers, per_layer)
+        return found
+
+    def work_s(
+        self, site: Site, num_layers: int, first: bool, last: bool, recompute: Recompute
+    ) -> list[tuple[float, float]]:
+        """Forward and backward of 1, 2, ... samples."""
+        key = (site, num_layers, first, last, recompute)
+        found = self._work.get(key)
+        if found is None:
+            found = self._work[key] = [
+                self.model.recomputing_s(site, num_layers, first, last, x, recompute) for x in range(1, self._most + 1)
+            ]
+        return found
+
+
+class Dealing:
+    """The ways for a line with `count` micro-batches of `size` sequences to take less than `limit_s`."""
+
+    def __init__(self, seconds: Seconds, groups: Groups, size: int, count: int, frame: Frame, limit_s: float) -> None:
+        self._seconds, self._model = seconds, seconds.model
+        self._size, self._count, self._frame, self._limit_s = size, count, frame, limit_s
+        self._groups = groups
+        self._sites = [[self._model.site(slot) for slot in stage] for stage in groups]
+        self._stages: dict[tuple[int, tuple[int, ...]], _Stage] = {}
+        self._parts: dict[tuple[int, tuple[int, ...], Dealt], tuple[Part, ...]] = {}
+        self._sends: dict[tuple[tuple[int, ...], tuple[int, ...], int], float] = {}
+        self._pair_sends: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[tuple[float, float]]] = {}
+
+    def ways(self, layers: Layers) -> Iterator[tuple[tuple[Dealt, ...], tuple[float, ...]]]:
+        """What every stage is dealt, and when each replica ends at least, stage by stage."""
+        lengths = [tuple(end - first for first, end in ranges) for ranges in layers]
+        stages = [self._stage(s, own) for s, own in enumerate(lengths)]
+        if all(stage.enough for stage in stages):
+            for dealt in self._deal(lengths, stages, [_Before(0, self._size, 0.0, 0.0)]):
+                parts = [self._part(s, own, given) for s, (own, given) in enumerate(zip(lengths, dealt, strict=True))]
+                sends_s = [self._pair_sends_s(s, dealt[s][0], dealt[s + 1][0]) for s in range(len(dealt) - 1)]
+                ends_s = ends_floor_s(self._frame.schedule, parts, sends_s, len(lengths[0]), self._count)
+                if max(ends_s) < self._limit_s:
+                    yield dealt, tuple(ends_s)
+
+    def _deal(
+        self, lengths: Sequence[tuple[int, ...]], stages: Sequence[_Stage], before: Sequence[_Before]
+    ) -> Iterator[tuple[Dealt, ...]]:
+        """The last `stages`, after the replicas `before`."""
+        if not stages:
+            yield ()
+            return
+        s = len(self._sites) - len(stages)
+        for dealt, ways_s in self._deal_stage(s, stages[0], lengths[s], before):
+            own, first = [], 0
+            for part, slot, (there_s, back_s) in zip(
+                self._part(s, lengths[s], dealt), self._groups[s], ways_s, strict=True
+            ):
+                there_s, back_s = there_s + part.first_s[0], back_s + part.first_s[1]
+                own.append(_Before(first, first + part.samples, there_s, back_s, slot))
+                first += part.samples
+            for others in self._deal(lengths, stages[1:], own):
+                yield (dealt, *others)
+
+    def _deal_stage(
+        self, s: int, stage: _Stage, lengths: tuple[int, ...], before: Sequence[_Before]
+    ) -> Iterator[tuple[Dealt, tuple[tuple[float, float], ...]]]:
+        """Samples of every replica, the first recompute of a chain that fits them all, and their ways there and back.
+
+        A replica runs all its operations after its samples of the first micro-batch have come through the stages
+        before and before those of the last one go back through them; these pass first ranges only. The messages of
+        all micro-batches, on each link one after another, fit between as well.
+        """
+        work, last, count, limit_s = stage.work_s, len(stage.work_s) - 1, self._count, self._limit_s
+        room_s = (limit_s - min(one.there_s + one.back_s for one in before)) / count
+        room = [0] * (last + 2)  # the most samples of the replicas from r on
+        for r in range(last, -1, -1):
+            room[r] = room[r + 1] + bisect_left(work[r], room_s)
+
+        def deal(r: int, at: int) -> Iterator[tuple[tuple[int, float, float], ...]]:
+            """Samples and ways of the replicas from r on, of the samples from number `at` on."""
+            if r > last:
+                yield ()
+                return
+            slot = self._groups[s][r]
+            for x in range(1, min(self._size - at - (last - r), len(work[r])) + 1):
+                there = back = link = 0.0
+                for one in before:
+                    common = min(one.end, at + x) - max(one.first, at)
+                    if common > 0:
+                        ahead_s, again_s = self._send_s(one.slot, slot, common), self._send_s(slot, one.slot, common)
+                        there, back = max(there, one.there_s + ahead_s), max(back, one.back_s + again_s)
+                        link = max(link, one.there_s + one.back_s + count * max(ahead_s, again_s))
+                work_s = work[r][x - 1]
+                if max(there + back + count * work_s, link + work_s) >= limit_s:
+                    return
+                left = self._size - at - x
+                if left <= room[r + 1] and (left == 0) == (r == last):
+                    for others in deal(r + 1, at + x):
+                        yield ((x, there, back), *others)
+
+        if room[0] >= self._size:
+            for found in deal(0, 0):
+                given, ways_s = tuple(x for x, _, _ in found), tuple((there, back) for _, there, back in found)
+                for recompute in self._recomputes(s, stage, lengths, given):
+                    yield (given, recompute), ways_s
+
+    def _recomputes(
+        self, s: int, stage: _Stage, lengths: tuple[int, ...], given: tuple[int, ...]
+    ) -> Iterable[Recompute]:
+        """Of each chain the first that fits all replicas, unless another's layers are as fast in every range."""
+        firsts: dict[Recompute, list[float]] = {}
+        for chain, fitting in zip(stage.chains, stage.fitting, strict=True):
+            if all(x <= len(own) for own, x in zip(fitting, given, strict=True)):
+                recompute = chain[max(own[x - 1] for own, x in zip(fitting, given, strict=True))]
+                firsts.setdefault(recompute, [])
+        if len(firsts) > 1:
+            ends = [0, *accumulate(lengths)]
+            for recompute, seconds in firsts.items():
+                each = recompute * ends[-1] if len(recompute) == 1 else recompute
+                seconds += (
+                    self._model.layers_s(site, each[a:b], False, False, x)[1]
+                    for a, b in pairwise(ends)
+                    for site, x in zip(self._sites[s], given, strict=True)
+                )
+        found: list[Recompute] = []
+        for recompute in sorted(firsts, key=firsts.__getitem__):
+            if not any(all(map(le, firsts[other], firsts[recompute])) for other in found):
+                found.append(recompute)
+        return found
+
+    def _stage(self, s: int, lengths: tuple[int, ...]) -> _Stage:
+        """Stage s with layer ranges of `lengths`."""
+        found = self._stages.get((s, lengths))
+        if found is None:
+            frame, num_layers = self._frame, sum(lengths)
+            place, shards = (
+                Place(frame.schedule, s, len(self._sites), self._count),
+                Shards(frame.sharding, frame.holders),
+            )
+            chains, rooms = self._seconds.chains(frame.policies, num_layers), self._seconds.rooms
+            fitting = [
+                [rooms.first_fits(site, lengths, place, shards, chain) for site in self._sites[s]] for chain in chains
+            ]
+            work = []
+            for site, *each in zip(self._sites[s], *fitting, strict=True):
+                least = [inf] * max(map(len, each))
+                for chain, own in zip(chains, each, strict=True):
+                    for k, at in enumerate(own):
+                        both_s = self._seconds.work_s(site, num_layers, place.first, place.last, chain[at])[k]
+                        least[k] = min(least[k], sum(both_s))
+                work.append(least)
+            room = sum(bisect_left(own, self._limit_s / self._count) for own in work)
+            found = self._stages[s, lengths] = _Stage(chains, fitting, work, room >= self._size)
+        return found
+
+    def _part(self, s: int, lengths: tuple[int, ...], dealt: Dealt) -> tuple[Part, ...]:
+        """What the replicas of stage s run."""
+        key = (s, lengths, dealt)
+        found = self._parts.get(key)
+        if found is None:
+            (given, recompute), work_s = dealt, self._seconds.work_s
+            first, last, alone = s == 0, s == len(self._sites) - 1, len(lengths) == 1
+            begin = recompute if len(recompute) == 1 else recompute[: lengths[0]]
+            found = self._parts[key] = tuple(
+                Part(
+                    x,
+                    work_s(site, lengths[0], first, last and alone, begin)[x - 1],
+                    work_s(site, sum(lengths), first, last, recompute)[x - 1],
+                )
+                for site, x in zip(self._sites[s], given, strict=True)
+            )
+        return found
+
+    def _pair_sends_s(self, s: int, here: tuple[int, ...], there: tuple[int, ...]) -> Sequence[tuple[float, float]]:
+        """Messages ahead and back between the replicas of stages s and s + 1, with the samples that each has."""
+        key = (s, here, there)
+        found = self._pair_sends.get(key)
+        if found is None:
+            a, b = self._groups[s], self._groups[s + 1]
+            found = self._pair_sends[key] = [
+                (self._send_s(a[i], b[j], common), self._send_s(b[j], a[i], common))
+                for i, j, common in sample_overlaps(here, there)
+            ]
+        return found
+
+    def _send_s(self, sender: tuple[int, ...], receiver: tuple[int, ...], samples: int) -> float:
+        """A message of so many samples, the network otherwise idle; nothing from before the first stage."""
+        if not sender or not receiver:
+            return 0.0
+        key = (sender, receiver, samples)
+        found = self._sends.get(key)
+        if found is None:
+            found = self._sends[key] = self._model.hop_s(sender, receiver, samples)
+        return found

@@ -1,0 +1,102 @@
+"""How long gradient sync takes at least, for all ways to cut the layers of an arrangement at once.
+
+A layer's rings depend only on which stage of each pipeline holds it. What they need of a network resource adds up over
+layers, and the rings on the most loaded resource take at least as long as it is loaded: as `hexiopt/cost/sharding.py`
+has it, without latencies and without links inside machines.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexiopt.cost.gradient_sync import SyncGroups, edges
+from hexiopt.cost.model import CostModel
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.problem.space import Space
+from solvers.exact.enumeration.arrangements import Arrangement, Seats, Slot
+from solvers.exact.enumeration.layer_cuts import Layers
+
+Floats = NDArray[np.float64]
+_Holders = tuple[tuple[Slot, ...], ...]  # the stages that hold a layer, one of each pipeline
+
+
+class SyncFloor:
+    """Least seconds of gradient sync on a problem's network. Keeps what it has computed."""
+
+    def __init__(self, seats: Seats) -> None:
+        self._seats, self._problem = seats, seats.problem
+        model = self._problem.model
+        # Rings of one layer, by the cost model's own rules; what it holds is scaled to a layer, embedding or head.
+        # The attention window, which gpt_neo has not in its first layer, is no part of them.
+        one_layer = replace(model, num_layers=1, attention_window=None)
+        self._one_layer = CostModel(replace(self._problem, model=one_layer, space=Space()))
+        self._layer = float(model.layer_params)
+        # A tied matrix has rings of its own, between first and last stages; they are left out.
+        self._embedding = float(model.embedding_params - (model.vocabulary_params if model.tied_embeddings else 0))
+        self._head = float(model.head_params)
+        self._whole = float(model.layer_params + model.embedding_params + model.head_params)
+        self._loads: dict[tuple[_Holders, str], Floats] = {}
+
+    def seconds(self, arrangement: Arrangement, groups: str, cuts: Sequence[Sequence[Layers]]) -> Floats:
+        """For all combinations of `cuts`, those of the last pipeline varying fastest; sharding `groups` all or machine.
+
+        Rings inside groups pass gradients and weights, or gradients twice; rings between groups pass them twice.
+        """
+        stages = [np.array([_stage_of_layer(layers) for layers in own]) for own in cuts]
+        chosen = np.indices([len(own) for own in cuts]).reshape(len(cuts), -1)
+        held = np.stack([own[at] for own, at in zip(stages, chosen, strict=True)])  # [pipeline, combination, layer]
+        sizes = [len(line) for line in arrangement]
+        states = np.ravel_multi_index(tuple(held), tuple(sizes))
+        met, where = np.unique(states, return_inverse=True)
+        where = where.reshape(states.shape)
+        every = np.arange(len(states))
+        amounts = np.zeros((len(states), len(met)))
+        for layer in range(states.shape[1]):
+            amounts[every, where[:, layer]] += self._layer
+        amounts[every, where[:, 0]] += self._embedding
+        amounts[every, where[:, -1]] += self._head
+        loads = []
+        for state in met.tolist():
+            at = np.unravel_index(state, sizes)
+            loads.append(self._load(tuple(line[s] for line, s in zip(arrangement, at, strict=True)), groups))
+        found: Floats = (amounts @ np.stack(loads)).max(axis=1, initial=0.0)
+        return found
+
+    def _load(self, holders: _Holders, groups: str) -> Floats:
+        """Seconds that the rings of a parameter, in all slices, need each resource inside and between groups."""
+        key = (tuple(sorted(holders)), groups)
+        found = self._loads.get(key)
+        if found is None:
+            named = self._seats.name(tuple((stage,) for stage in holders))
+            pipelines = tuple(
+                Pipeline((Stage(tuple(Replica(slot, 1) for slot in slots), ((0, 1),)),), 1, len(slots))
+                for (slots,) in named
+            )
+            workload = self._problem.workload
+            gradient, weight = workload.stored_gradient_bytes, workload.element_bytes
+            rings = self._one_layer.rings(Plan(pipelines, "1f1b", Sharding(1, groups)))
+            within = min(2 * gradient, gradient + weight) * self._passed(rings.within.groups)
+            between = 2 * gradient * self._passed(rings.between.groups)
+            found = self._loads[key] = np.concatenate([within, between]) / self._whole
+        return found
+
+    def _passed(self, groups: SyncGroups) -> Floats:
+        """Seconds that a byte of every parameter, passed once around its ring, needs each resource of the network."""
+        cluster, network = self._problem.cluster, self._problem.cluster.network
+        load = np.zeros(network.num_resources)
+        for holders, params in zip(groups.holders, groups.params, strict=True):
+            for ring, amount in zip(holders.tolist(), params.tolist(), strict=True):
+                moved = amount * (len(ring) - 1) / len(ring)
+                for a, b, share in edges(cluster, ring):
+                    if cluster.machine_of[a] != cluster.machine_of[b]:
+                        for resource in network.route(a, b):
+                            load[resource] += share * moved / network.capacity[resource]
+        return load
+
+
+def _stage_of_layer(layers: Layers) -> list[int]:
+    """The stage that holds each layer."""
+    held = [(first, end, s) for s, ranges in enumerate(layers) for first, end in ranges]
+    return [s for first, end, s in sorted(held) for _ in range(first, end)]

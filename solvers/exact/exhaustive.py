@@ -1,0 +1,441 @@
+"""`exhaustive`: all plans of the plan space, for a few devices and layers: the oracle of every other solver.
+
+It arranges the devices in pipelines of stages of replicas in all ways, once for all names of equal devices
+(`enumeration/arrangements.py`), completes every pipeline in all ways (`enumeration/candidates.py`), and prices all
+plans made of those. One rule makes it fast: a step never becomes shorter when something is added to its plan. So
+
+- a stage's work alone bounds its pipeline, and a pipeline alone its plan;
+- so do all pipelines, each alone, and gradient sync after them (`enumeration/sync_floor.py`, `sync_tail.py`);
+- a stage recomputes as little as fits, for more adds work.
+
+A plan is priced unless it is so bounded by the best one known; the most promising come first. A short
+`local_search` says at the start what a good step time is; its plan is not used, so that one outside of the plan space
+would be seen.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from itertools import islice, pairwise, product
+from math import prod
+
+import numpy as np
+
+from hexiopt.cost.cost import Cost
+from hexiopt.cost.gradient_sync import sync_groups
+from hexiopt.cost.model import CostModel
+from hexiopt.errors import InputError
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Pipeline, Plan, Sharding
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import SHARDING_GROUPS, recompute_policies, schedules, sharding_stages
+from hexiopt.result import Result, Status
+from solvers.completion.completer import Builder
+from solvers.core.search import Budget, Listener, Pricer, Search
+from solvers.exact.enumeration.arrangements import Arrangement, Groups, Seats
+from solvers.exact.enumeration.batch_splits import Floats, least_longest
+from solvers.exact.enumeration.candidates import Candidate, Candidates, leaner_stages
+from solvers.exact.enumeration.dealing import Frame
+from solvers.exact.enumeration.layer_cuts import Layers, all_layer_cuts
+from solvers.exact.enumeration.sync_floor import SyncFloor
+from solvers.exact.enumeration.sync_tail import tails_s
+from solvers.frame.infeasible import explain, proven_infeasible
+from solvers.heuristics.local_search import LocalSearch
+from solvers.sequence.requirement import refuse_sequences
+
+MOST_DEVICES = 6
+MOST_LAYERS = 8
+_START_STEPS = 40  # of the local search that sets the bar, for every pair of devices
+_START_SHARE = 0.2  # most of the time limit for it
+_SLACK = 1e-9  # of a step time, for rounding
+
+
+class Exhaustive:
+    """Looks at every plan; a step is one plan priced."""
+
+    name = "exhaustive"
+
+    def solve(
+        self,
+        problem: Problem,
+        budget: Budget,
+        *,
+        seed: int = 0,
+        pricer: Pricer | None = None,
+        listen: Listener | None = None,
+    ) -> Result:
+        """The best plan, proven where the budget lasts to the end; `infeasible` where no plan fits.
+
+        Raises InputError for more than 6 usable devices or 8 layers, where sequence layouts are allowed, and for a
+        pricer that is not our cost model.
+        """
+        _refuse(problem, pricer)
+        search = Search(self.name, problem, budget, seed, pricer, listen)
+        if proven_infeasible(search):
+            return explain(search)
+        if not Enumeration(search).run():
+            return explain(search)
+        if search.plan is None:
+            return replace(explain(search), status=Status.INFEASIBLE)
+        search.bound_s = search.best_s
+        return search.result()
+
+
+def _refuse(problem: Problem, pricer: Pricer | None) -> None:
+    refuse_sequences(problem, Exhaustive.name)
+    devices, layers = len(problem.usable_devices), problem.model.num_layers
+    if devices > MOST_DEVICES or layers > MOST_LAYERS:
+        raise InputError(
+            f"solver: exhaustive: {devices} devices and {layers} layers are more than the {MOST_DEVICES} devices and "
+            f"{MOST_LAYERS} layers of which all plans can be looked at; use solver=cp_sat or solver=portfolio"
+        )
+    if pricer is not None and not isinstance(pricer, CostModel):
+        raise InputError("solver: exhaustive: its bounds hold for our own cost model only; use solver=portfolio")
+
+
+@dataclass(frozen=True)
+class Node:
+    """The plans of an arrangement whose layers, schedule and sharding are chosen.
+
+    Per pipeline `candidates`, and then `bounded` ones: with a bound of the step's time each, ascending.
+    """
+
+    arrangement: Arrangement
+    frame: Frame
+    sharding: Sharding
+    candidates: tuple[Sequence[Candidate], ...]
+    bounded: tuple[Sequence[tuple[float, int, Candidate]], ...] = ()
+
+
+class Enumeration:
+    """All plans of one search."""
+
+    def __init__(self, search: Search) -> None:
+        assert isinstance(search.pricer, CostModel)
+        self.search, self.problem, self.model = search, search.problem, search.pricer
+        self.seats = Seats.of(self.problem)
+        self.candidates = Candidates(self.model)
+        self._batch = self.problem.workload.global_batch
+        self._bar_s = float("inf")
+        self._floor = SyncFloor(self.seats)
+        # Where links inside machines take no time, the order of a ring inside one does not matter.
+        self._loose_model = CostModel(_with_free_machines(self.problem))
+
+    @property
+    def limit_s(self) -> float:
+        """Plans that take at least so long need not be priced."""
+        return min(self.search.best_s, self._bar_s)
+
+    def run(self) -> bool:
+        """Offer all plans that may be the best; False where the budget ended before."""
+        start = self._start()
+        arrangements: tuple[list[Arrangement], list[Arrangement]] = ([], [])  # without replicas, and with
+        for arrangement in self.seats.arrangements():
+            if not self.search.go_on():
+                break
+            arrangements[any(len(stage) > 1 for line in arrangement for stage in line)].append(arrangement)
+        bar_s = start.best_s * (1 + _SLACK)
+        # The fewer without replicas first: a good plan among them bounds the others.
+        if self.search.go_on() and all(self.look_at(part, bar_s) for part in arrangements):
+            assert self.search.plan is not None or start.plan is None, "a plan outside of the plan space"
+            return True
+        if start.plan is not None and self.search.plan is None:
+            self.search.offer(start.plan, start.cost)
+        return False
+
+    def _start(self) -> Search:
+        """A local search, longer for more devices."""
+        budget, devices = self.search.budget, len(self.problem.usable_devices)
+        steps = min(_START_STEPS * devices**2, budget.max_steps or 1 << 30)
+        other = self.search.beside()
+        other.budget = Budget(budget.time_limit_s * _START_SHARE, steps)
+        LocalSearch().run(other, Builder(other), random.Random(self.search.seed))
+        return other
+
+    def look_at(self, arrangements: Iterable[Arrangement], bar_s: float) -> bool:
+        """Offer all plans of `arrangements` that may be the best and take less than `bar_s`; False where the budget
+        ended before. The most promising first: bound them better, then price them.
+        """
+        self._bar_s = bar_s
+        left: list[tuple[float, int, Node]] = []
+        for arrangement in arrangements:
+            if not self.search.go_on():
+                return False
+            cuts = self._cuts(arrangement)
+            floors_s = self._floors_s(arrangement, cuts)
+            if min(own.min() for own in floors_s.values()) >= self.limit_s:
+                continue
+            for frame in self._frames(arrangement):
+                if not self.search.go_on():
+                    return False
+                for bound_s, node in self._nodes(arrangement, frame, cuts, floors_s):
+                    left.append((bound_s, len(left), node))
+        heapify(left)
+        while left and left[0][0] < self.limit_s:
+            if not self.search.go_on():
+                return False
+            _, number, node = heappop(left)
+            if node.bounded:
+                self._combine(node, ())
+                continue
+            bound_s, node = self._bounded(node)
+            if bound_s < self.limit_s:
+                heappush(left, (bound_s, number, node))
+        return True
+
+    def _frames(self, arrangement: Arrangement) -> Iterator[Frame]:
+        """Schedule, policies and ZeRO stage in all ways."""
+        workload, policies = self.problem.workload, recompute_policies(self.problem.workload)
+        sets = [policies] if self.problem.space.recompute_per_stage else [(policy,) for policy in policies]
+        holders = _most_holders(arrangement)
+        stages = sharding_stages(workload)
+        # Where nothing has two holders, the lowest stage stands for all.
+        shares = holders > 1 or (self.problem.model.tied_embeddings and len(arrangement[0]) > 1)
+        for schedule, chosen, stage in product(schedules(workload), sets, stages if shares else stages[:1]):
+            if stage < 2 or (schedule != "interleaved" and _in_lockstep(arrangement)):
+                yield Frame(schedule, chosen, stage, holders if stage else 1)
+
+    def _shardings(self, frame: Frame) -> list[Sharding]:
+        """Sharding groups in all ways that differ."""
+        differ = frame.holders > 1 and len(self.problem.usable_by_machine) > 1
+        return [Sharding(frame.sharding, groups) for groups in (SHARDING_GROUPS if differ else ("all",))]
+
+    def _cuts(self, arrangement: Arrangement) -> list[tuple[Layers, ...]]:
+        """Per pipeline, all ways to give its stages the layers."""
+        space, layers = self.problem.space, self.problem.model.num_layers
+        chunks = space.max_chunks if "interleaved" in schedules(self.problem.workload) else 1
+        return [all_layer_cuts(layers, len(line), chunks, not space.uneven_layers) for line in arrangement]
+
+    def _floors_s(self, arrangement: Arrangement, cuts: Sequence[Sequence[Layers]]) -> dict[str, Floats]:
+        """By sharding groups, the least seconds of gradient sync for all combinations of `cuts`."""
+        if len(self.problem.usable_by_machine) > 1 and _most_holders(arrangement) > 1:
+            return {groups: self._floor.seconds(arrangement, groups, cuts) for groups in SHARDING_GROUPS}
+        return dict.fromkeys(SHARDING_GROUPS, np.zeros(prod(map(len, cuts))))
+
+    def _nodes(
+        self, arrangement: Arrangement, frame: Frame, cuts: Sequence[Sequence[Layers]], floors_s: dict[str, Floats]
+    ) -> Iterator[tuple[float, Node]]:
+        """The plans of an arrangement that may be the best, divided by the layers of their stages, and their bounds.
+
+        Each takes as long as the longest of its pipelines, each alone. Up to ZeRO-1, sync starts when some replica of
+        every pipeline has ended, or later, and takes its own time.
+        """
+        tables = self._by_layers(arrangement, frame)
+        if tables is None:
+            return
+        alone_s = self._least_s(tables, cuts, max)
+        if not (alone_s < self.limit_s).any():
+            return
+        first_s = self._least_s(tables, cuts, min)
+        also_1f1b = frame.schedule == "interleaved" and "1f1b" in schedules(self.problem.workload)
+        shape = [len(own) for own in cuts]
+        for sharding in self._shardings(frame):
+            floor_s = floors_s[sharding.groups] if isinstance(sharding.groups, str) else 0.0
+            bounds_s = np.maximum(alone_s, floor_s + (first_s if sharding.stage < 2 else 0.0))
+            for k in np.flatnonzero(bounds_s < self.limit_s).tolist():
+                layers = [own[int(at)] for own, at in zip(cuts, np.unravel_index(k, shape), strict=True)]
+                if also_1f1b and all(len(stages[0]) == 1 for stages in layers):
+                    continue
+                if _counts_once(arrangement, layers):
+                    own = tuple(table[one] for table, one in zip(tables, layers, strict=True))
+                    for together in (own,) if sharding.stage < 2 else _in_turns(own):
+                        yield float(bounds_s[k]), Node(arrangement, frame, sharding, together)
+
+    def _by_layers(self, arrangement: Arrangement, frame: Frame) -> list[dict[Layers, list[Candidate]]] | None:
+        """Per pipeline, its candidates by the layers of its stages; None where the batch is not reached."""
+        alone = [self.seats.name((line,))[0] for line in arrangement]
+        tops = [
+            min(self._batch - len(alone) + 1, self.candidates.most_sequences(line, self.limit_s, frame.policies[0]))
+            for line in alone
+        ]
+        spare = sum(tops) - self._batch
+        if spare < 0:
+            return None
+        found = []
+        for line, top in zip(alone, tops, strict=True):
+            table: dict[Layers, list[Candidate]] = {}
+            for n in range(max(1, top - spare), top + 1):
+                for one in self.candidates.of(line, n, frame, self.limit_s):
+                    table.setdefault(one.layers, []).append(one)
+            if not table:
+                return None
+            found.append(table)
+        return found
+
+    def _least_s(
+        self,
+        tables: Sequence[dict[Layers, list[Candidate]]],
+        cuts: Sequence[Sequence[Layers]],
+        end: Callable[[tuple[float, ...]], float],
+    ) -> Floats:
+        """For all combinations of layers, the least longest `end` of the pipelines, each alone; see `least_longest`."""
+        seconds = []
+        for table, own in zip(tables, cuts, strict=True):
+            times = np.full((len(own), self._batch + 1), np.inf)
+            for k, layers in enumerate(own):
+                for one in table.get(layers, ()):
+                    n = one.pipeline.num_sequences
+                    times[k, n] = min(times[k, n], end(one.ends_s))
+            seconds.append(times)
+        return least_longest(seconds, self._batch)
+
+    def _bounded(self, node: Node) -> tuple[float, Node]:
+        """The node's candidates with bounds: what follows a replica's end is sync and the optimiser at least."""
+        plan = _plan(self.seats.name(node.arrangement), [own[0].pipeline for own in node.candidates], node)
+        model = self._loose_model if self._names_matter(plan) else self.model
+        bounded, times = [], []
+        for own, tail in zip(node.candidates, tails_s(model, plan, node.frame.holders), strict=True):
+            promising = [one for one in own if _step_s(one, tail) < self.limit_s]
+            exact = [self.candidates.exact(one, node.frame) for one in promising]
+            each = [(_step_s(one, tail), k, one) for k, one in enumerate(exact)]
+            bounded.append(sorted(item for item in each if item[0] < self.limit_s))
+            least = np.full((1, self._batch + 1), np.inf)
+            for bound_s, _, one in reversed(bounded[-1]):
+                least[0, one.pipeline.num_sequences] = bound_s
+            times.append(least)
+        return float(least_longest(times, self._batch)[0]), replace(node, bounded=tuple(bounded))
+
+    def _combine(self, node: Node, chosen: tuple[Candidate, ...]) -> None:
+        """Offer the plans of `chosen` candidates for the first pipelines and any of the node's for the others."""
+        bounded = node.bounded
+        if len(chosen) == len(bounded):
+            self._price(node, [one.pipeline for one in chosen])
+            return
+        done, more = sum(one.pipeline.num_sequences for one in chosen), bounded[len(chosen) + 1 :]
+        others = [[one.pipeline.num_sequences for bound_s, _, one in own if bound_s < self.limit_s] for own in more]
+        sums = _sums(others)
+        for bound_s, _, one in bounded[len(chosen)]:
+            if bound_s >= self.limit_s or not self.search.go_on():
+                return
+            left = self._batch - done - one.pipeline.num_sequences
+            if left >= 0 and sums >> left & 1:
+                self._combine(node, (*chosen, one))
+
+    def _names_matter(self, plan: Plan) -> bool:
+        """Whether the step time may depend on which of equal devices is which."""
+        machines = self.problem.usable_by_machine
+        if all(len(own) == 1 for own in self.seats.devices):
+            return False
+        if len(machines) == 1 and not self.problem.cluster.machines[next(iter(machines))].intra_links:
+            return False
+        return any(holders.shape[1] > 2 for holders in sync_groups(plan.pipelines, self.problem.model).holders)
+
+    def _price(self, node: Node, pipelines: Sequence[Pipeline]) -> None:
+        """Offer the plans that recompute as little as fits, and under other names of equal devices if they matter."""
+        plan = _plan(self.seats.name(node.arrangement), pipelines, node)
+        if check(self.problem, plan):
+            return
+        left, seen = [plan], {plan}
+        while left:
+            plan = left.pop()
+            cost = self._offer(plan)
+            if cost.fits:
+                self._name_again(plan, cost, node)
+            elif cost.step_time_s < self.limit_s:
+                for leaner in _leaner(plan, cost, node.frame.policies, self.problem.space.recompute_per_layer):
+                    if leaner not in seen:
+                        seen.add(leaner)
+                        left.append(leaner)
+
+    def _name_again(self, plan: Plan, cost: Cost, node: Node) -> None:
+        """Offer a plan of `cost` under other names of equal devices if they matter."""
+        if not self._names_matter(plan):
+            return
+        if self._loose_model.price(plan, cost.pipelines).step_time_s * (1 + _SLACK) >= self.limit_s:
+            return
+        for named in islice(self.seats.namings(node.arrangement), 1, None):
+            other = _plan(named, plan.pipelines, node)
+            self.search.step()
+            if self.model.price(other, cost.pipelines).step_time_s < self.limit_s:
+                self.search.offer(other)
+
+    def _offer(self, plan: Plan) -> Cost:
+        self.search.step()
+        return self.search.offer(plan)
+
+
+def _step_s(candidate: Candidate, tail: Sequence[float]) -> float:
+    """The least step time with a candidate whose replicas are followed by `tail`."""
+    return max(end_s + after_s for end_s, after_s in zip(candidate.ends_s, tail, strict=True))
+
+
+def _most_holders(arrangement: Arrangement) -> int:
+    """The most replicas that may hold one layer."""
+    return sum(max(map(len, line)) for line in arrangement)
+
+
+def _in_lockstep(arrangement: Arrangement) -> bool:
+    """Whether ZeRO 2 and 3 can gather stage by stage: equally many stages, one TP degree in each."""
+    if len({len(line) for line in arrangement}) > 1:
+        return False
+    stages = zip(*arrangement, strict=True)
+    return all(len({len(slot) for replicas in together for slot in replicas}) == 1 for together in stages)
+
+
+def _in_turns(found: Sequence[Sequence[Candidate]]) -> Iterator[tuple[Sequence[Candidate], ...]]:
+    """The candidates that ZeRO 2 and 3 can run together: of the same layers, as many micro-batches in all pipelines."""
+    if len({own[0].layers for own in found}) > 1:
+        return
+    for count in sorted(set.intersection(*({one.pipeline.num_micro_batches for one in own} for own in found))):
+        yield tuple([one for one in own if one.pipeline.num_micro_batches == count] for own in found)
+
+
+def _counts_once(arrangement: Arrangement, layers: Sequence[Layers]) -> bool:
+    """Whether like lines stand in the order of their layers."""
+    pairs = list(zip(arrangement, layers, strict=True))
+    return all(a[0] != b[0] or a[1] <= b[1] for a, b in pairwise(pairs))
+
+
+def _sums(choices: Sequence[Sequence[int]]) -> int:
+    """The sums of one number of each of `choices`, as bits."""
+    found = 1
+    for own in choices:
+        reached = 0
+        for n in set(own):
+            reached |= found << n
+        found = reached
+    return found
+
+
+def _plan(named: Sequence[Groups], pipelines: Sequence[Pipeline], node: Node) -> Plan:
+    """The plan of `pipelines` on devices `named`."""
+    return Plan(
+        tuple(
+            replace(
+                pipeline,
+                stages=tuple(
+                    replace(
+                        stage,
+                        replicas=tuple(
+                            replace(own, devices=slot) for own, slot in zip(stage.replicas, slots, strict=True)
+                        ),
+                    )
+                    for stage, slots in zip(pipeline.stages, groups, strict=True)
+                ),
+            )
+            for pipeline, groups in zip(pipelines, named, strict=True)
+        ),
+        node.frame.schedule,
+        node.sharding,
+    )
+
+
+def _leaner(plan: Plan, cost: Cost, policies: tuple[str, ...], per_layer: bool) -> Iterator[Plan]:
+    """The plans whose stages recompute a little more where they do not fit."""
+    each = [
+        leaner_stages(pipeline.stages, [one.excess_bytes > 0 for one in own.stages], policies, per_layer)
+        for pipeline, own in zip(plan.pipelines, cost.pipelines, strict=True)
+    ]
+    for chosen in product(*each):
+        pipelines = zip(plan.pipelines, chosen, strict=True)
+        yield replace(plan, pipelines=tuple(replace(pipeline, stages=stages) for pipeline, stages in pipelines))
+
+
+def _with_free_machines(problem: Problem) -> Problem:
+    """The problem on a cluster whose links inside machines take no time."""
+    machines = tuple(
+        replace(machine, intra_bandwidth_bytes_per_s=float("inf"), intra_links=())
+        for machine in problem.cluster.machines
+    )
+    return replace(problem, cluster=replace(problem.cluster, machines=machines))

@@ -1,0 +1,248 @@
+"""Why no plan was found: the binding device, what it lacks in GiB, and the nearest change that fits."""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+
+from hexiopt.cost.executors.memory import Memory, Shards
+from hexiopt.cost.model import CostModel
+from hexiopt.errors import InputError
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space, recompute_policies, schedules, sharding_stages
+from hexiopt.problem.workload import AUTO
+from hexiopt.result import Result, Status
+from hexiopt.units import GIB
+from solvers.completion.completer import Builder
+from solvers.core.partition import Misfit
+from solvers.core.search import Budget, Search
+from solvers.core.zero import first_stage, must_align
+from solvers.frame.starts import chain_structures, cut
+
+_TRIED = 300  # hand-made structures built to see whether a changed problem has a plan
+_THOUGHT_S = 0.3  # most seconds spent on looking for a change that fits
+
+
+def proven_infeasible(search: Search) -> bool:
+    """Whether a count of rooms proves that nothing fits, so that a search would be in vain."""
+    return isinstance(search.pricer, CostModel) and shortfall(search.problem, search.pricer) is not None
+
+
+def explain(search: Search, remedy: str | None = None) -> Result:
+    """The result of `search`; without a plan, with the reason, and `infeasible` where that is proven.
+
+    `remedy` stands for the nearest change that fits, where a search does not cover the whole plan space.
+    """
+    result = search.result()
+    if result.plan is not None:
+        return result
+    if not isinstance(search.pricer, CostModel):
+        return replace(result, reason=f"no plan found in {search.steps} steps: {_nearest(search)}")
+    proof = shortfall(search.problem, search.pricer)
+    if proof is not None:
+        reason = f"no plan fits: {proof}; {nearest_change(search.problem)}"
+        return replace(result, status=Status.INFEASIBLE, reason=reason)
+    ended = search.stopped or search.spent >= 1.0 or search.left_s() <= 0.0
+    met = _nearest(search)
+    if search.plan is not None:
+        if ended or remedy is None:
+            met = "the budget ended before one of those that fit was met"
+            remedy = "; ".join(filter(None, (_more(search), remedy)))
+        else:
+            met = "the plain plans that fit are outside its plan space"
+    remedy = remedy or nearest_change(search.problem)
+    return replace(result, reason=f"no plan found in {search.steps} steps: {met}; {remedy}")
+
+
+def _more(search: Search) -> str:
+    """The budget that ended, in words, and to raise it."""
+    most = search.budget.max_steps
+    if most is not None and search.left_s() > 0.0:
+        return f"raise solver.max_steps above {most}"
+    return f"raise solver.time_limit_s above {search.budget.time_limit_s:g}"
+
+
+def shortfall(problem: Problem, model: CostModel) -> str | None:
+    """In words, the proof that no plan fits memory, if a count of rooms gives one.
+
+    Every device holds at most as many layers as fit it with one micro-batch in flight, its TP group as wide and
+    its policy as lean as may be; all devices together must hold the model once. Sharding saves no room in all: n
+    holders of a layer take at least the states of one, and n times its activations. Only fractions of layers count.
+    Devices of a sequence layout have the states of whole layers each and share their activations, so that where there
+    may be layouts only states count.
+    """
+    policies, zero = recompute_policies(problem.workload), sharding_stages(problem.workload)[-1]
+    layouts = problem.space.sequence
+    most = len(problem.usable_devices)
+    leanest = Shards(zero, most if layouts else min(most, problem.workload.global_batch))
+
+    def least(memory: Memory) -> float:
+        return memory.states if layouts else memory.total
+
+    total, best = 0.0, (math.inf, 0, "")
+    rooms: dict[object, float] = {}
+    per_layer_gib = 0.0
+    for machine, own in problem.usable_by_machine.items():
+        key = (problem.cluster.machines[machine].kind, len(own))
+        if key not in rooms:
+            held: dict[int, float] = {}  # layers that a TP group holds, by degree
+            for tp in problem.space.allowed_tp(len(own)):
+                site = model.site(own[:tp])
+                memory = model.memory_model(site, 1)
+                held[tp], limit = 0.0, site.gpu.usable_memory_bytes
+                for policy in policies:
+                    empty, one = (least(memory.stage(n, False, False, policy, 1)) for n in (0, 1))
+                    room = (limit - empty) / (one - empty)
+                    held[tp] = max(held[tp], room * (1 + 1e-9) if zero else math.floor(room * (1 + 1e-9)))
+                    excess = least(memory.stage(1, False, False, policy, 1, leanest)) - limit
+                    if excess < best[0]:
+                        best, per_layer_gib = (excess, own[0], site.gpu.name), tp * (one - empty) / GIB
+            rooms[key] = _room(held, len(own))
+        total += rooms[key]
+    needed = problem.model.num_layers
+    if total >= needed:
+        return None
+    excess, device, gpu = best
+    name = problem.cluster.device_name(device)
+    if excess > 0:
+        return (
+            f"not one layer of {problem.model.name} fits a device; the nearest, {name} ({gpu}), lacks "
+            f"{excess / GIB:.2f} GiB even at its best TP degree"
+        )
+    return (
+        f"all devices together have room for {math.floor(total)} of the {needed} layers of {problem.model.name}; "
+        f"memory binds on every device, {name} ({gpu}) the roomiest, "
+        f"and {(needed - total) * per_layer_gib:.2f} GiB are missing"
+    )
+
+
+def _room(held: dict[int, float], devices: int) -> float:
+    """The most layers on a machine of `devices` whose TP groups of each degree hold `held`: a knapsack."""
+    best = [0.0] * (devices + 1)
+    for size in range(1, devices + 1):
+        best[size] = max([best[size - 1], *(best[size - tp] + n for tp, n in held.items() if tp <= size)])
+    return best[devices]
+
+
+def _nearest(search: Search) -> str:
+    """The nearest plan met, or else the plainest one that obeys the constraints, in words."""
+    problem = search.problem
+    if search.nearest is None:
+        for plan in _plain_plans(problem):
+            if not check(problem, plan):
+                search.offer(plan)
+    if search.nearest is None:
+        return "the TP degrees and numbers of pipelines and stages asked for do not go together"
+    plan, cost = search.nearest
+    p, s = cost.binding_stage()
+    copies = zip(plan.pipelines[p].stages[s].copies, cost.pipelines[p].stages[s].copies, strict=True)
+    fullest, _ = max(copies, key=lambda copy: copy[1].excess_bytes)
+    device = problem.cluster.device_name(fullest[0])
+    return f"in the nearest one device {device} lacks {cost.excess_bytes / GIB:.2f} GiB"
+
+
+def _plain_plans(problem: Problem) -> Iterator[Plan]:
+    """Equal pipelines of equal stages, in the order of devices, at the leanest; one for each TP degree."""
+    space, workload, layers = problem.space, problem.workload, problem.model.num_layers
+    machines = problem.usable_by_machine.values()
+    for tp in sorted({t for own in machines for t in space.allowed_tp(len(own))}):
+        groups = [group for own in machines if tp in space.allowed_tp(len(own)) for group in cut(own, tp)]
+        pipelines = space.num_pipelines or 1
+        stages = space.num_stages or min(layers, len(groups) // pipelines)
+        equal = workload.global_batch % pipelines == 0
+        zero = sharding_stages(workload)[-1] if equal else first_stage(problem)
+        if not stages or pipelines * stages > len(groups) or (must_align(problem) and not equal):
+            continue
+        ends = [layers * s // stages for s in range(stages + 1)]
+        counts = [
+            workload.global_batch // pipelines + (k < workload.global_batch % pipelines) for k in range(pipelines)
+        ]
+        policy = recompute_policies(workload)[-1]
+        yield Plan(
+            tuple(
+                Pipeline(
+                    tuple(Stage.of(groups[k * stages + s], ends[s], ends[s + 1], policy) for s in range(stages)),
+                    counts[k],
+                )
+                for k in range(pipelines)
+            ),
+            "1f1b" if "1f1b" in schedules(workload) else schedules(workload)[-1],
+            Sharding(zero),
+        )
+
+
+def nearest_change(problem: Problem) -> str:
+    """The smallest change of the request under which a plan was built, in words."""
+    deadline_s = time.perf_counter() + _THOUGHT_S
+    for changed, words in _changes(problem):
+        if _has_plan(changed, deadline_s):
+            return f"it fits with {words}"
+    return "no change of the workload, nor more machines of a kind it has, was seen to fit; choose a smaller model"
+
+
+def _changes(problem: Problem) -> Iterator[tuple[Problem, str]]:
+    """Changed problems, the least change first."""
+    workload = problem.workload
+    space = problem.space
+    if (space.num_pipelines, space.num_stages, space.max_tp, space.exclude) != (None, None, None, ()):
+        yield (
+            replace(problem, space=replace(space, num_pipelines=None, num_stages=None, max_tp=None, exclude=())),
+            ("the constraints left out"),
+        )
+    free = Space(sequence=space.sequence)
+    if space != free:
+        yield replace(problem, space=free), "all freedoms of the plan space and no constraints"
+        problem = replace(problem, space=free)
+    if workload.recompute not in (AUTO, "full"):
+        workload = replace(workload, recompute=AUTO)
+        yield replace(problem, workload=workload), "workload.recompute=auto"
+    if workload.optimizer_sharding == "0":
+        workload = replace(workload, optimizer_sharding=AUTO)
+        yield replace(problem, workload=workload), "workload.optimizer_sharding=auto"
+    if workload.gradient_bytes == 4 and workload.element_bytes == 2:
+        yield replace(problem, workload=replace(workload, gradient_bytes=2)), "workload.gradient_bytes=2"
+    for factor in (2, 4, 8):
+        if workload.seq_len // factor >= 512:
+            shorter = replace(workload, seq_len=workload.seq_len // factor)
+            yield replace(problem, workload=shorter), f"workload.seq_len={shorter.seq_len}"
+    yield from _larger_clusters(replace(problem, workload=workload))
+
+
+def _larger_clusters(problem: Problem) -> Iterator[tuple[Problem, str]]:
+    """More machines of the kind with most memory: 1, 2, 3, 4, 6, 8, 12, ... of them."""
+    machine = max(
+        problem.cluster.machines,
+        key=lambda m: (m.num_gpus * m.gpu.usable_memory_bytes, -problem.cluster.machines.index(m)),
+    )
+    for more in sorted({base << k for k in range(6) for base in (1, 3)}):
+        extra = tuple(replace(machine, name=f"more-{k}", spec_name="more") for k in range(more))
+        cluster = replace(problem.cluster, machines=problem.cluster.machines + extra)
+        plural = "machine" if more == 1 else "machines"
+        words = f"{more} more {plural} like {machine.name} ({machine.num_gpus} × {machine.gpu.name})"
+        yield replace(problem, cluster=cluster), words
+
+
+def _has_plan(problem: Problem, deadline_s: float) -> bool:
+    """Whether one of the first hand-made structures makes a plan that fits; no after `deadline_s`."""
+    try:
+        search = Search("change", problem, Budget(1.0), 0)
+    except InputError:
+        return False
+    model = search.pricer
+    assert isinstance(model, CostModel)
+    if shortfall(problem, model) is not None:
+        return False
+    if time.perf_counter() > deadline_s:
+        return False
+    builder = Builder(search)
+    for structure in islice(chain_structures(problem), _TRIED):
+        if time.perf_counter() > deadline_s:
+            return False
+        if builder.allowed(structure) and not isinstance(builder.build(structure), Misfit):
+            priced = builder.price(structure)
+            if isinstance(priced, tuple) and priced[1].fits:
+                return True
+    return False

@@ -1,0 +1,298 @@
+"""Structures to start from: what people build by hand, enumerated.
+
+Every machine is cut into TP groups. A *chain* is a bundle that passes through some machines one after another,
+as wide as every machine has groups for; machines too small for its width are joined with others of their kind.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise, permutations, product
+from math import factorial, prod
+
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import schedules, sharding_stages
+from solvers.core.interleaving import may_interleave
+from solvers.core.partition import Bundle, Group, Structure
+from solvers.core.zero import LOCKSTEP, first_stage, sharding_groups
+
+_MOST_PERMUTED = 4  # kinds whose orders are all tried
+_MOST_ORDERS = 120  # orders of machines up to which all are tried
+_FEW = 8  # GPUs up to which single pipelines are tried in all ways, and lockstep at all micro-batch sizes
+_FEW_SIZES = 2  # micro-batch sizes for each of those
+_DEALT_LENGTHS = (2, 4, 3)  # machines in a chain of many
+_ALL_HANDS = 8  # machines up to which every number of chains is tried
+
+
+def kinds(problem: Problem) -> list[list[int]]:
+    """Machines by kind (equal hardware and as many usable devices), slowest kind first."""
+    devices = problem.usable_by_machine
+    found: dict[object, list[int]] = defaultdict(list)
+    for machine, own in devices.items():
+        found[problem.cluster.machines[machine].kind, len(own)].append(machine)
+    precision = problem.workload.precision
+    return sorted(
+        found.values(),
+        key=lambda members: (problem.cluster.machines[members[0]].gpu.peak_flops(precision) or 0.0, members),
+    )
+
+
+def cut(devices: Sequence[int], tp: int) -> list[Group]:
+    """Consecutive groups of `tp` devices; what is left over stays out."""
+    return [tuple(devices[i : i + tp]) for i in range(0, len(devices) - tp + 1, tp)]
+
+
+def symmetric(problem: Problem, machines: Sequence[int]) -> Iterator[Bundle]:
+    """All symmetric grids (TP × stages × width) over machines of one kind, both ways of laying them out."""
+    devices = problem.usable_by_machine
+    size = len(devices[machines[0]])
+    for tp in problem.space.allowed_tp(size):
+        groups = [group for machine in machines for group in cut(devices[machine], tp)]
+        for stages in range(1, min(len(groups), problem.model.num_layers) + 1):
+            width = min(len(groups) // stages, problem.workload.global_batch)
+            if width * stages <= len(groups) - stages and width < problem.workload.global_batch:
+                continue
+            along = [tuple(groups[s * width : (s + 1) * width]) for s in range(stages)]
+            across = [tuple(groups[k * stages + s] for k in range(width)) for s in range(stages)]
+            for layout in [along] if stages == 1 or width == 1 else [along, across]:
+                yield Bundle(tuple(layout))
+
+
+def chain(
+    problem: Problem,
+    machines: Sequence[int],
+    width: int,
+    max_tp: int,
+    devices: Mapping[int, tuple[int, ...]] | None = None,
+) -> Bundle | None:
+    """One bundle of `width` pipelines through `machines` in order, with TP degrees up to `max_tp`.
+
+    `devices` of each machine to use; all by default.
+    """
+    devices, cluster = devices or problem.usable_by_machine, problem.cluster
+    stages: list[tuple[Group, ...]] = []
+    waiting: dict[object, list[Group]] = defaultdict(list)
+    for machine in machines:
+        own = devices[machine]
+        share = max(1, len(own) // width)
+        tp = max(t for t in problem.space.allowed_tp(len(own)) if t <= min(share, max_tp) or t == 1)
+        pool = waiting[cluster.machines[machine].kind, tp]
+        pool += cut(own, tp)
+        while len(pool) >= width:
+            stages.append(tuple(pool[:width]))
+            del pool[:width]
+    if not stages or len(stages) > problem.model.num_layers:
+        return None
+    return Bundle(tuple(stages))
+
+
+def dealt(members: Sequence[Sequence[int]], hands: int) -> list[list[int]] | None:
+    """Machines dealt into `hands` chains, every kind as evenly as it goes; slowest kind first in each."""
+    found: list[list[int]] = [[] for _ in range(hands)]
+    for at, machine in enumerate(machine for kind in members for machine in kind):
+        found[at % hands].append(machine)
+    return found if all(found) else None
+
+
+def sorted_blocks(members: Sequence[Sequence[int]], hands: int) -> list[list[int]] | None:
+    """Machines in kind order cut into `hands` blocks of neighbours, so that most chains are of one kind."""
+    ordered = [machine for kind in members for machine in kind]
+    if hands > len(ordered):
+        return None
+    size, extra = divmod(len(ordered), hands)
+    found, at = [], 0
+    for k in range(hands):
+        end = at + size + (k < extra)
+        found.append(ordered[at:end])
+        at = end
+    return found
+
+
+def orders(problem: Problem, machines: Sequence[int]) -> Iterator[list[int]]:
+    """Orders of `machines`, equal ones interchangeable: by kind first, then all where they are not too many.
+
+    By kind: every permutation of up to four kinds, else slowest first and fastest first.
+    """
+    by_kind: dict[object, list[int]] = defaultdict(list)
+    for machine in machines:
+        by_kind[problem.cluster.machines[machine].kind].append(machine)
+    blocks = list(by_kind.values())
+    if len(blocks) > _MOST_PERMUTED:
+        yield [m for block in blocks for m in block]
+        yield [m for block in blocks[::-1] for m in block]
+        return
+    for order in permutations(blocks):
+        yield [m for block in order for m in block]
+    if factorial(len(machines)) <= _MOST_ORDERS * prod(factorial(len(block)) for block in blocks):
+        yield from (list(order) for order in _mixed([list(block) for block in blocks], len(machines)))
+
+
+def _mixed(blocks: list[list[int]], left: int) -> Iterator[tuple[int, ...]]:
+    """All ways to deal machines from `blocks`, each in its own order."""
+    if not left:
+        yield ()
+    for k, block in enumerate(blocks):
+        if block:
+            rest = [*blocks[:k], block[1:], *blocks[k + 1 :]]
+            yield from ((block[0], *others) for others in _mixed(rest, left - 1))
+
+
+def chain_structures(problem: Problem) -> Iterator[Structure]:
+    """Chains over all machines, and over all but the slowest kinds.
+
+    How many chains, how wide, how much TP, machines dealt or in blocks, and for one chain every order of kinds.
+    """
+    groups = kinds(problem)
+    seen: set[tuple[Bundle, ...]] = set()
+    for left_out in range(len(groups)):
+        members = groups[left_out:]
+        machines = [machine for kind in members for machine in kind]
+        top = max(len(problem.usable_by_machine[m]) for m in machines)
+        widths = [1 << k for k in range(top.bit_length()) if 1 << k <= top]
+        for hands in hand_counts(len(machines)):
+            deals = [[order] for order in orders(problem, machines)]
+            if hands > 1:
+                parts = [p for p in (dealt(members, hands), sorted_blocks(members, hands)) if p is not None]
+                deals = [[part[::way] for part in p] for p in parts for way in (1, -1)]
+            for width in widths:
+                for max_tp in problem.space.allowed_tp(top):
+                    for deal in deals:
+                        found = [chain(problem, part, width, max_tp) for part in deal]
+                        bundles = tuple(b for b in found if b is not None)
+                        if bundles and bundles not in seen:
+                            seen.add(bundles)
+                            yield first_choice(problem, bundles)
+
+
+def dealt_structures(problem: Problem) -> Iterator[Structure]:
+    """For many machines: short chains of every mix of kinds, as wide as machines are, plain and interleaved.
+
+    Machines are dealt to chains in every order of kinds, so that neighbours in an order are in different chains.
+    """
+    members = kinds(problem)
+    machines = sum(map(len, members))
+    if machines <= _ALL_HANDS or len(members) > _MOST_PERMUTED:
+        return
+    top = max(map(len, problem.usable_by_machine.values()))
+    width = 1 << (top.bit_length() - 1)
+    for order in permutations(members):
+        for length in _DEALT_LENGTHS:
+            deal = dealt(order, machines // length) or []
+            bundles = tuple(b for part in deal if (b := chain(problem, part, width, 1)) is not None)
+            if bundles:
+                plain = first_choice(problem, bundles)
+                yield plain
+                if may_interleave(problem) and plain.sharding < LOCKSTEP:
+                    yield replace(plain, schedule="interleaved", chunks=2)
+
+
+def shared_structures(problem: Problem) -> Iterator[Structure]:
+    """Two chains side by side: every kind serves one of them or, its machines halved, both."""
+    groups = kinds(problem)
+    if not 2 <= len(groups) <= _MOST_PERMUTED:
+        return
+    devices = problem.usable_by_machine
+    top = max(len(own) for own in devices.values())
+    widths = [1 << k for k in range(top.bit_length() - 1) if 1 << k <= top]
+    seen: set[tuple[Bundle, ...]] = set()
+    for roles in product((0, 1, 2), repeat=len(groups)):
+        sides = [[k for k, role in enumerate(roles) if role in (side, 2)] for side in (0, 1)]
+        if 2 not in roles or not sides[0] or not sides[1] or sides[0] < sides[1]:
+            continue
+        halves: list[dict[int, tuple[int, ...]]] = [{}, {}]
+        for k, members in enumerate(groups):
+            for machine in members:
+                own = devices[machine]
+                middle = (len(own) + 1) // 2
+                parts = (own[:middle], own[middle:]) if roles[k] == 2 else (own, own)
+                for side in (0, 1):
+                    if roles[k] in (side, 2) and parts[side]:
+                        halves[side][machine] = parts[side]
+        for width in widths:
+            for max_tp in problem.space.allowed_tp(top):
+                for both in zip(*(_ways_through(problem, list(half)) for half in halves), strict=True):
+                    found = [chain(problem, way, width, max_tp, half) for way, half in zip(both, halves, strict=True)]
+                    bundles = tuple(b for b in found if b is not None)
+                    if len(bundles) == len(halves) and bundles not in seen:
+                        seen.add(bundles)
+                        yield first_choice(problem, bundles)
+
+
+def _ways_through(problem: Problem, machines: Sequence[int]) -> list[list[int]]:
+    """Three orders of `machines`, which stand slowest kind first: that one, its reverse, and that one behind the
+    machines with most memory, as a pipeline's first stage holds the activations of the most micro-batches."""
+    room = [problem.cluster.machines[m].gpu.usable_memory_bytes for m in machines]
+    roomy = [m for m, own in zip(machines, room, strict=True) if own == max(room)]
+    return [list(machines), list(machines)[::-1], [*roomy, *(m for m in machines if m not in roomy)]]
+
+
+def lockstep_structures(problem: Problem) -> Iterator[Structure]:
+    """Equal pipelines over machines of any kinds in ZeRO-3 and 2, for plans that must be in lockstep or gain by it.
+
+    Over all machines, and over all but the slowest kinds; one micro-batch size after another.
+    """
+    deep = [stage for stage in sharding_stages(problem.workload)[::-1] if stage >= LOCKSTEP]
+    members, devices, batch = kinds(problem), problem.usable_by_machine, problem.workload.global_batch
+    for left_out in range(len(members)) if deep else ():
+        machines = [machine for kind in members[left_out:] for machine in kind]
+        for tp in problem.space.allowed_tp(min(len(devices[m]) for m in machines)):
+            groups = [group for machine in machines for group in cut(devices[machine], tp)]
+            for stages in (1 << k for k in range(min(len(groups), problem.model.num_layers).bit_length())):
+                most = len(groups) // stages
+                width = max((w for w in range(1, most + 1) if batch % w == 0), default=0)
+                if not width:
+                    continue
+                slots = tuple(tuple(groups[s * width : (s + 1) * width]) for s in range(stages))
+                sizes = problem.space.micro_batch_sizes(batch // width)
+                for size in sizes if len(problem.usable_devices) <= _FEW else sizes[:3]:
+                    if batch % (width * size) == 0:
+                        base = first_choice(problem, (Bundle(slots, size),))
+                        for stage in deep:
+                            for way in sharding_groups(problem, stage):
+                                yield replace(base, sharding=stage, groups=way)
+
+
+def single_structures(problem: Problem, replicates: bool) -> Iterator[Structure]:
+    """For a few GPUs: one pipeline over all machines, and over all but the slowest kinds.
+
+    In every order of the machines and with every TP degree in each, one stage a TP group; where it `replicates`, also
+    with neighbouring groups the replicas of a stage in every way, at the least micro-batch sizes that give each some.
+    """
+    devices, members, seen = problem.usable_by_machine, kinds(problem), set[Bundle]()
+    if len(problem.usable_devices) > _FEW:
+        return
+    sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)
+    for left_out in range(len(members)):
+        machines = [machine for kind in members[left_out:] for machine in kind]
+        for order in orders(problem, machines):
+            for degrees in product(*(problem.space.allowed_tp(len(devices[machine])) for machine in order)):
+                cuts = zip(order, degrees, strict=True)
+                groups = [group for machine, tp in cuts for group in cut(devices[machine], tp)]
+                for stages in _in_runs(groups) if replicates else [tuple((group,) for group in groups)]:
+                    most = max(map(len, stages))
+                    for size in [size for size in sizes if size >= most][:_FEW_SIZES]:
+                        bundle = Bundle.line(stages, size)
+                        if bundle not in seen:
+                            seen.add(bundle)
+                            yield first_choice(problem, (bundle,))
+
+
+def _in_runs(groups: Sequence[Group]) -> Iterator[tuple[tuple[Group, ...], ...]]:
+    """All ways to cut a sequence into runs."""
+    for cuts in product((True, False), repeat=len(groups) - 1):
+        ends = [k for k, here in enumerate(cuts, 1) if here]
+        yield tuple(tuple(groups[a:b]) for a, b in pairwise([0, *ends, len(groups)]))
+
+
+def hand_counts(machines: int) -> list[int]:
+    """Numbers of chains to try: all for a few machines, powers of two beyond."""
+    if machines <= _ALL_HANDS:
+        return list(range(1, machines + 1))
+    return [1 << k for k in range(machines.bit_length())]
+
+
+def first_choice(problem: Problem, bundles: tuple[Bundle, ...]) -> Structure:
+    """`bundles` with the first schedule (1F1B where it may be) and sharding that the workload allows."""
+    allowed = schedules(problem.workload)
+    schedule = "1f1b" if "1f1b" in allowed else allowed[0]
+    return Structure(bundles, schedule, first_stage(problem))

@@ -1,0 +1,187 @@
+"""Chains: one bundle through some machines, its TP groups chosen by dynamic programming.
+
+For a time that no stage may exceed, `fewest_stages.py` finds the fewest stages that hold all layers, each as many as
+its time and memory allow; one beside another machine also waits for half of each round trip there. Then p stages and M
+micro-batches take about (M + p − 1) times that long, and times are tried one after another.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from hexiopt.cost.executors.memory import Shards
+from solvers.completion.layers import LayerSplitter
+from solvers.core.partition import Bundle, Group
+from solvers.core.search import Pricer
+from solvers.heuristics.fewest_stages import Degrees, Ints, fewest_stages
+
+_FACTORS = tuple(1.06**k for k in range(12))  # of the least time: the times that may be tried
+_MORE = 3  # of these, from the first in which all layers find a place
+_SIDES = 3  # of a stage on which it waits: none, one, both
+_KEPT = 20_000  # chains remembered
+
+
+@dataclass(frozen=True, slots=True)
+class ChainTerms:
+    """What a chain is made for."""
+
+    size: int  # sequences of a micro-batch
+    batches: int  # micro-batches of a pipeline, about
+    shards: Shards
+    holds_all: bool = False  # whether a stage holds all micro-batches, as in GPipe
+    tp: int | None = None  # the TP degree of all stages, where they must be alike
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """GPUs that one pipeline may use in a machine: a site for every TP degree, and half of a round trip to a
+    neighbour, in seconds."""
+
+    num_gpus: int
+    sites: tuple[tuple[int, Hashable], ...]
+    wait_s: float
+
+
+class ChainMaker:
+    """Makes the chains of one problem. Keeps what it has computed; one for a search."""
+
+    def __init__(self, pricer: Pricer, splitter: LayerSplitter) -> None:
+        self._pricer, self._splitter = pricer, splitter
+        problem = pricer.problem
+        self._layers, self._space = problem.model.num_layers, problem.space
+        self._kinds = [machine.kind for machine in problem.cluster.machines]
+        self._chains: dict[tuple[Sequence[_Block], ChainTerms], tuple[Degrees, ...]] = {}
+        self._stages: dict[tuple[Hashable, ChainTerms, int], _Stages] = {}
+
+    def chain(
+        self,
+        machines: Sequence[int],
+        devices: Mapping[int, Sequence[int]],
+        width: int,
+        terms: ChainTerms,
+        rank: int = 0,
+    ) -> Bundle | None:
+        """`width` pipelines through `machines` in order, on their `devices`; None where not all layers find a place.
+
+        `rank` 0 is the way that seems best, 1 the next, as far as there are others.
+        """
+        units = self._units(machines, devices, width)
+        key = tuple(self._blocks(units, width, terms)), terms
+        ways = self._chains.get(key)
+        if ways is None:
+            if len(self._chains) > _KEPT:
+                self._chains.clear()
+            ways = self._chains[key] = tuple(self._ways(*key))
+        if not ways:
+            return None
+        stages: list[tuple[Group, ...]] = []
+        for (own, _), degrees in zip(units, ways[min(rank, len(ways) - 1)], strict=True):
+            each, at = len(own) // width, 0
+            for t in degrees:
+                stages.append(tuple(own[k * each + at : k * each + at + t] for k in range(width)))
+                at += t
+        return Bundle(tuple(stages), terms.size)
+
+    def _blocks(self, units: Sequence[tuple[Group, int]], width: int, terms: ChainTerms) -> Iterator[_Block]:
+        for k, (own, most_tp) in enumerate(units):
+            share = own[: len(own) // width]
+            other = units[k + 1 if k + 1 < len(units) else k - 1][0]
+            # The interface also sends what comes back from the other side.
+            wait_s = 2 * width * self._pricer.hop_s(own[:1], other[:1], terms.size) if len(units) > 1 else 0.0
+            allowed = self._space.allowed_tp(len(share)) if terms.tp is None else (terms.tp,)
+            sites = tuple((t, self._pricer.site(share[:t])) for t in allowed if t <= min(most_tp, len(share)))
+            yield _Block(len(share), sites, wait_s)
+
+    def _units(
+        self, machines: Sequence[int], devices: Mapping[int, Sequence[int]], width: int
+    ) -> list[tuple[Group, int]]:
+        """Machines with a GPU for every pipeline, and neighbours of one kind that have so together, with the largest
+        TP degree in each; the others stay out."""
+        found: list[tuple[Group, int]] = []
+        waiting: list[int] = []
+        kind: object = None
+        for m in machines:
+            own = devices[m]
+            if len(own) >= width:
+                found.append((tuple(own), len(own)))
+                continue
+            if self._kinds[m] != kind:
+                waiting, kind = [], self._kinds[m]
+            waiting += own
+            if len(waiting) >= width:
+                found.append((tuple(waiting[:width]), 1))
+                del waiting[:width]
+        return found
+
+    def _ways(self, blocks: Sequence[_Block], terms: ChainTerms) -> Iterable[Degrees]:
+        """Ways through `blocks`, the likely best first."""
+        most = min(self._layers, sum(block.num_gpus for block in blocks))
+        tables = [{t: self._stages_of(site, terms, most) for t, site in block.sites} for block in blocks]
+        rate = sum(
+            max((block.num_gpus // t * stages.rate for t, stages in own.items()), default=0.0)
+            for block, own in zip(blocks, tables, strict=True)
+        )
+        if not rate:
+            return []
+
+        @cache
+        def within(time_s: float) -> Degrees | None:
+            held = [
+                {t: stages.layers(time_s, block.wait_s) for t, stages in own.items()}
+                for block, own in zip(blocks, tables, strict=True)
+            ]
+            return fewest_stages([block.num_gpus for block in blocks], held, self._layers)
+
+        times_s = [self._layers / rate * factor for factor in _FACTORS]
+        if within(times_s[-1]) is None:
+            return []
+        least = bisect_left(times_s, True, key=lambda time_s: within(time_s) is not None)
+        found: dict[Degrees, float] = {}
+        for time_s in times_s[least : least + _MORE]:
+            degrees = within(time_s)
+            assert degrees is not None, "what fits in less time fits in more"
+            found.setdefault(degrees, (terms.batches + sum(map(len, degrees)) - 1) * time_s)
+        return sorted(found, key=found.__getitem__)
+
+    def _stages_of(self, site: Hashable, terms: ChainTerms, most: int) -> "_Stages":
+        batches = terms.batches if terms.holds_all else min(terms.batches, most)
+        key = site, replace(terms, batches=batches), most
+        found = self._stages.get(key)
+        if found is None:
+            sites = frozenset((site,))
+            times = [
+                [
+                    self._splitter.options(
+                        sites,
+                        first,
+                        after == 0,
+                        terms.size,
+                        batches if terms.holds_all else min(batches, after + 1),
+                        terms.shards,
+                    ).times
+                    for first in (False, True)
+                ]
+                for after in range(most)
+            ]
+            found = self._stages[key] = _Stages(times)
+        return found
+
+
+class _Stages:
+    """Stages at one site: by stages after it and whether it is the first, the seconds of 1, 2, ... layers."""
+
+    def __init__(self, times: list[list[list[float]]]) -> None:
+        self._times = times
+        self.rate = max((len(own) / own[-1] for own, _ in times if own), default=0.0)
+
+    def layers(self, time_s: float, wait_s: float) -> Ints:
+        """The most layers in `time_s` [inner or first, sides on which it waits, stages after it]."""
+        return np.array(
+            [
+                [[bisect_right(own[first], time_s - sides * wait_s) for own in self._times] for sides in range(_SIDES)]
+                for first in (0, 1)
+            ]
+        )

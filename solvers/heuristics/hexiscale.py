@@ -1,0 +1,342 @@
+"""`metis`: HexiScale's hierarchical graph partition (arXiv 2409.01143, section 4), both phases iterating.
+
+Phase 1 partitions the GPUs into one group per pipeline. Weights are a mix of reciprocal bandwidth (fat links
+fall between pipelines, where gradients travel) and bandwidth (they stay inside, for activations); the mix and
+the number of groups are iterated. Phase 2 builds each pipeline: a secondary partition on true bandwidth collects
+GPUs with fat links; inside each part, per machine, TP degrees are searched; parts are ordered along fat links,
+exactly where they are few. Where the paper is silent: TP degrees are improved one machine at a time by the
+pipeline's rate, and most iterations partition the GPUs of some pipelines of the best plan again, into as many
+pipelines, one more or one fewer.
+"""
+
+import math
+import random
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hexiopt.cost.executors.memory import Shards
+from hexiopt.errors import InputError
+from hexiopt.problem.problem import Problem
+from solvers.completion.completer import Builder
+from solvers.core.interleaving import drawn_schedule
+from solvers.core.partition import Bundle, Group, Structure
+from solvers.core.search import Search
+from solvers.core.zero import LOCKSTEP, drawn_groups, drawn_stage
+from solvers.frame.solver import SearchingSolver
+from solvers.frame.starts import cut
+from solvers.heuristics.graph import DeviceGraph, device_graph, partition
+from solvers.heuristics.stage_order import best_order
+
+_AFRESH = 0.25  # share of iterations that partition the whole cluster anew
+_NEXT_BEST = 0.4  # chance to pass over a number of pipelines for the next best one
+_MOST_PIPELINES = 64
+_SOME_MACHINES = 0.2  # share of new partitions that leave machines unused
+_SEARCHED_BLOCKS = 3  # machines of a pipeline whose TP degrees an iteration searches
+_LIKED = 0.8  # chance to begin with the TP degrees of a good plan
+_OTHER_STYLE = 0.25  # share of iterations with another micro-batch size, schedule, sharding or order of kinds
+_UNEVEN = 0.5  # share of partitions into unequal pipelines
+_EXPONENTS = (1.0, 1.0, 0.5, 0.0)  # of a GPU's speed, in its weight
+_TIE = 1e-3  # how little the order of kinds weighs against the time of a message
+_LARGEST_GRAPH = 1024  # GPUs; a complete graph beyond this takes METIS longer than a search should
+
+
+def compositions(count: int, allowed: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Ways to cut `count` GPUs of one machine into TP groups: as even as degrees allow, from wide to narrow."""
+    found = []
+    for degree in allowed:
+        parts, rest = [degree] * (count // degree), count % degree
+        while rest:
+            parts.append(max(t for t in allowed if t <= rest))
+            rest -= parts[-1]
+        if parts and sum(parts) == count and tuple(parts) not in found:
+            found.append(tuple(parts))
+    return found[::-1]
+
+
+@dataclass(frozen=True)
+class _Incumbent:
+    """A good plan's partition: positions of each pipeline's GPUs, and the pipelines built from them."""
+
+    step_time_s: float
+    parts: tuple[tuple[int, ...], ...]
+    structure: Structure
+    style: "_Style"
+
+
+class HierarchicalPartition:
+    """The two phases on one problem."""
+
+    def __init__(self, search: Search, builder: Builder, rng: random.Random) -> None:
+        self.search, self.builder, self.rng = search, builder, rng
+        self.problem: Problem = search.problem
+        numbers: dict[Hashable, int] = {}
+        self._kind_of = [numbers.setdefault(m.kind, len(numbers)) for m in self.problem.cluster.machines]
+        self._graph = device_graph(self.problem)
+        with np.errstate(divide="ignore"):
+            self._reciprocal = 1.0 / self._graph.bandwidth
+        np.fill_diagonal(self._reciprocal, 0.0)
+        self._reciprocal /= self._reciprocal.max() or 1.0
+        self._direct = self._graph.bandwidth / (self._graph.bandwidth.max() or 1.0)
+        self._best: dict[int, _Incumbent] = {}  # by number of pipelines
+        self._liked: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def found(self) -> list[Structure]:
+        """The best structures for their numbers of pipelines, best first."""
+        return [one.structure for one in sorted(self._best.values(), key=lambda one: one.step_time_s)]
+
+    def iterate(self) -> None:
+        """One pass of both phases: afresh, or on some pipelines of a good plan."""
+        base = self._base()
+        style = self._style(base)
+        parts, kept = self._phase_one(base, style)
+        bundles = self._aligned(parts, style) if style.sharding >= LOCKSTEP else self._bundles(parts, kept, style)
+        structure = Structure(tuple(bundles), style.schedule, style.sharding, style.chunks, style.groups)
+        if not bundles or not self.builder.allowed(structure):
+            return
+        rival = self._best.get(len(parts))
+        least = rival.step_time_s if rival else float("inf")
+        priced = self.builder.price(structure, least)
+        if isinstance(priced, tuple) and priced[1].objective < least:
+            self._best[len(parts)] = _Incumbent(priced[1].objective, parts, structure, style)
+            if style.sharding < LOCKSTEP:
+                self._like(structure)
+
+    def _bundles(
+        self, parts: tuple[tuple[int, ...], ...], kept: dict[tuple[int, ...], Bundle], style: "_Style"
+    ) -> list[Bundle]:
+        """Every part a pipeline, of a bundle of its own; none where one does not fit."""
+        # How many holders a machine has is not known yet.
+        shards = Shards(style.sharding, len(parts) if style.groups == "all" else 1)
+        bundles = []
+        for part in parts:
+            old = kept.get(part) or self._pipeline(self._graph.subset(list(part)), style, shards)
+            if old is None:
+                return []
+            bundles.append(Bundle(old.stages, style.size))
+        return bundles
+
+    def _aligned(self, parts: tuple[tuple[int, ...], ...], style: "_Style") -> list[Bundle]:
+        """Every part a pipeline of as many stages of one TP degree: one bundle; none where a part is too small."""
+        machine_of, space = self.problem.cluster.machine_of, self.problem.space
+        devices = [[self._graph.devices[i] for i in part] for part in parts]
+        tp = self.rng.choice(space.allowed_tp(max(len(own) for own in self.problem.usable_by_machine.values())))
+        lines = []
+        for own in devices:
+            machines = sorted({int(machine_of[d]) for d in own}, key=lambda m: (style.ranks[self._kind_of[m]], m))
+            lines.append([group for m in machines for group in cut([d for d in own if machine_of[d] == m], tp)])
+        most = min(*map(len, lines), self.problem.model.num_layers)
+        count = space.num_stages or self.rng.randint(min(1, most), most)
+        if not 0 < count <= most:
+            return []
+        return [Bundle(tuple(zip(*(line[:count] for line in lines), strict=True)), style.size)]
+
+    def _base(self) -> _Incumbent | None:
+        """The plan to work on: one of the best for their numbers of pipelines, the better the likelier."""
+        if not self._best or self.rng.random() < _AFRESH:
+            return None
+        ranked = sorted(self._best.values(), key=lambda found: found.step_time_s)
+        at = 0
+        while at + 1 < len(ranked) and self.rng.random() < _NEXT_BEST:
+            at += 1
+        return ranked[at]
+
+    def _phase_one(
+        self, base: _Incumbent | None, style: "_Style"
+    ) -> tuple[tuple[tuple[int, ...], ...], dict[tuple[int, ...], Bundle]]:
+        """GPUs per pipeline, and the pipelines that stay as they are."""
+        rng, fixed = self.rng, self.problem.space.num_pipelines
+        gpus = len(self._graph.devices)
+        if base is None:
+            most = max(1, min(gpus // 2, self.problem.workload.global_batch, _MOST_PIPELINES))
+            # Few pipelines are likelier: numbers are drawn evenly on a logarithmic scale.
+            count = fixed or round(most ** rng.random())
+            return self._partition(self._used(count), count), {}
+        if style.ranks != base.style.ranks:
+            return base.parts, {}  # another order for all pipelines, so that they stay aligned
+        kept = {} if style.sharding >= LOCKSTEP else dict(zip(base.parts, base.structure.bundles, strict=True))
+        chosen = rng.sample(base.parts, min(len(base.parts), rng.choice((1, 2, 2, 3))))
+        rest = tuple(part for part in base.parts if part not in chosen)
+        union = tuple(sorted(position for part in chosen for position in part))
+        change = 0 if fixed else rng.choice((-1, 0, 0, 0, 0, 1))
+        count = len(chosen) if fixed else min(max(1, len(chosen) + change), max(1, len(union) // 2))
+        return rest + self._partition(union, count), {part: kept[part] for part in rest if part in kept}
+
+    def _used(self, count: int) -> tuple[int, ...]:
+        """The GPUs to partition: all, or now and then those of some machines, which pays on slow networks."""
+        gpus = range(len(self._graph.devices))
+        machines = sorted({int(self.problem.cluster.machine_of[d]) for d in self._graph.devices})
+        if len(machines) < 2 or self.rng.random() > _SOME_MACHINES:
+            return tuple(gpus)
+        kept = set(self.rng.sample(machines, self.rng.randint(1, len(machines) - 1)))
+        found = tuple(i for i in gpus if int(self.problem.cluster.machine_of[self._graph.devices[i]]) in kept)
+        return found if len(found) >= count else tuple(gpus)
+
+    def _partition(self, positions: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ...]:
+        """METIS on some of the GPUs: edge weights mixed from reciprocal and true bandwidth, pipelines of equal or of
+        unequal weight, GPUs weighted by a power of their speed.
+        """
+        mix = self.rng.choice((1.0, 1.0, 0.75, 0.5, 0.0))
+        graph = self._graph.subset(list(positions))
+        at = np.ix_(positions, positions)
+        weights = mix * self._reciprocal[at] + (1 - mix) * self._direct[at]
+        shares = None
+        if self.rng.random() < _UNEVEN:
+            drawn = [self.rng.uniform(0.4, 1.6) for _ in range(count)]
+            shares = [share / sum(drawn) for share in drawn]
+        exponent = self.rng.choice(_EXPONENTS)
+        parts = partition(graph, count, weights, self.rng.randrange(1 << 30), shares=shares, exponent=exponent)
+        return tuple(tuple(positions[i] for i in part) for part in parts)
+
+    def _style(self, base: _Incumbent | None) -> "_Style":
+        """A new style, or that of `base`, now and then with one thing changed."""
+        rng, workload = self.rng, self.problem.workload
+        sizes = self.problem.space.micro_batch_sizes(workload.global_batch)[:3]
+        ranks = list(range(max(self._kind_of) + 1))
+        rng.shuffle(ranks)
+        size, (schedule, chunks) = rng.choice(sizes), drawn_schedule(self.problem, rng)
+        sharding = drawn_stage(self.problem, rng, aligned=False)
+        new = _Style(size, schedule, sharding, tuple(ranks), chunks, drawn_groups(self.problem, rng, sharding))
+        if base is None:
+            return new
+        if rng.random() > _OTHER_STYLE:
+            return base.style
+        changed = rng.choice(("size", "schedule", "sharding", "ranks", "ranks", "ranks"))
+        if changed == "schedule":
+            return replace(base.style, schedule=schedule, chunks=chunks)
+        if changed == "sharding":
+            return replace(base.style, sharding=sharding, groups=new.groups)
+        return replace(base.style, **{changed: getattr(new, changed)})
+
+    def _pipeline(self, graph: DeviceGraph, style: "_Style", shards: Shards) -> Bundle | None:
+        """Phase 2 for the GPUs of one pipeline."""
+        cluster = self.problem.cluster
+        by_machine: dict[int, list[int]] = {}
+        blocks: list[list[int]] = []  # GPUs of one machine in one part
+        for part in partition(graph, self._secondary(graph), graph.bandwidth, self.rng.randrange(1 << 30)):
+            by_machine.clear()
+            for i in part:
+                by_machine.setdefault(int(cluster.machine_of[graph.devices[i]]), []).append(graph.devices[i])
+            blocks += [own for _, own in sorted(by_machine.items())]
+        choices = [
+            compositions(
+                len(own),
+                self.problem.space.allowed_tp(cluster.machines[int(cluster.machine_of[own[0]])].num_gpus),
+            )
+            for own in blocks
+        ]
+        order = self._order(blocks, style)
+        sequences = self.problem.workload.global_batch * float(graph.speed.sum() / self._graph.speed.sum())
+
+        def stages(chosen: list[int]) -> list[Group]:
+            found = [group for at in order for group in _groups(blocks[at], choices[at][chosen[at]])]
+            return found[: self.problem.space.num_stages or self.problem.model.num_layers]
+
+        chosen = [self._first_option(block, options) for block, options in zip(blocks, choices, strict=True)]
+
+        def seconds(chosen: list[int]) -> float:
+            return self.builder.finish_s(stages(chosen), style.size, style.schedule, shards, sequences, style.chunks)
+
+        best_s = seconds(chosen)
+        for at in self.rng.sample(order, min(len(order), _SEARCHED_BLOCKS)):
+            for option in range(len(choices[at])):
+                if option == chosen[at]:
+                    continue
+                trial = [*chosen[:at], option, *chosen[at + 1 :]]
+                trial_s = seconds(trial)
+                if trial_s < best_s:
+                    best_s, chosen = trial_s, trial
+        return Bundle(tuple((group,) for group in stages(chosen)), style.size) if math.isfinite(best_s) else None
+
+    def _first_option(self, block: list[int], options: list[tuple[int, ...]]) -> int:
+        """The TP degrees that served such a block in a good plan, or any."""
+        liked = self._liked.get((self._kind(block[0]), len(block)))
+        if liked in options and self.rng.random() < _LIKED:
+            return options.index(liked)
+        return self.rng.randrange(len(options))
+
+    def _kind(self, device: int) -> int:
+        return self._kind_of[int(self.problem.cluster.machine_of[device])]
+
+    def _like(self, structure: Structure) -> None:
+        """Remember the TP degrees of a good plan, by machine kind and number of GPUs."""
+        machine_of = self.problem.cluster.machine_of
+        for bundle in structure.bundles:
+            blocks: dict[int, list[Group]] = {}
+            for (group,) in bundle.stages:
+                blocks.setdefault(int(machine_of[group[0]]), []).append(group)
+            for groups in blocks.values():
+                degrees = tuple(sorted((len(group) for group in groups), reverse=True))
+                self._liked[self._kind(groups[0][0]), sum(degrees)] = degrees
+
+    def _secondary(self, graph: DeviceGraph) -> int:
+        """How many parts the secondary partition makes: from all GPUs together to one part a machine."""
+        machines = len({int(self.problem.cluster.machine_of[d]) for d in graph.devices})
+        return self.rng.randint(1, machines)
+
+    def _order(self, blocks: list[list[int]], style: "_Style") -> list[int]:
+        """Blocks along fat links; where those are equal, kinds in the order of the style, alike in all pipelines."""
+        network, heads = self.problem.cluster.network, [block[0] for block in blocks]
+        message = float(style.size * self.problem.workload.seq_len * self.problem.model.hidden_size)
+        rank = np.array([style.ranks[self._kind(head)] for head in heads])
+        machines = self.problem.cluster.machine_of[heads]
+        pairs = np.ix_(machines, machines)
+        bandwidth, latency_s = network.bandwidth[pairs], network.latency_s[pairs]
+        for i, j in np.argwhere(machines[:, None] == machines).tolist():
+            bandwidth[i, j] = network.pair_bandwidth(heads[i], heads[j])
+            latency_s[i, j] = network.pair_latency(heads[i], heads[j])
+        hops = message / bandwidth * (1 + _TIE * abs(rank[:, None] - rank)) + latency_s
+        order = best_order(hops.tolist())
+        return order if rank[order[0]] <= rank[order[-1]] else order[::-1]
+
+
+def _groups(block: list[int], degrees: tuple[int, ...]) -> list[Group]:
+    """The GPUs of a block cut into TP groups of `degrees`."""
+    found, start = [], 0
+    for degree in degrees:
+        found.append(tuple(block[start : start + degree]))
+        start += degree
+    return found
+
+
+@dataclass(frozen=True)
+class _Style:
+    """What all pipelines of an iteration share: micro-batch size, schedule, sharding, order of kinds, layer ranges."""
+
+    size: int
+    schedule: str
+    sharding: int
+    ranks: tuple[int, ...]
+    chunks: int
+    groups: str  # sharding groups
+
+
+class Metis(SearchingSolver):
+    """Iterates the two phases until the budget is spent, and keeps the best; a step is one pass of both phases."""
+
+    name = "metis"
+
+    def run(self, search: Search, builder: Builder, rng: random.Random) -> None:
+        """Raises InputError without pymetis, and for more GPUs than its graph takes."""
+        require_graph(self.name, search.problem)
+        hierarchy = HierarchicalPartition(search, builder, rng)
+        while search.go_on():
+            search.step()
+            hierarchy.iterate()
+
+
+def require_graph(solver: str, problem: Problem, most: int = _LARGEST_GRAPH) -> None:
+    """Raises InputError without pymetis, naming what to install, and for a complete graph of more than `most` GPUs."""
+    try:
+        import pymetis  # noqa: F401
+    except ImportError:
+        raise InputError(
+            f"solver: {solver}: needs the package pymetis; install it with \"pip install -e '.[metis]'\", "
+            "or choose solver=portfolio"
+        ) from None
+    gpus = len(problem.usable_devices)
+    if gpus > most:
+        raise InputError(
+            f"solver: {solver}: {gpus} GPUs are more than the {most} of its complete graph; use solver=portfolio"
+        )

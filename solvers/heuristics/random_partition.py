@@ -1,0 +1,107 @@
+"""`random`: a random graph partition, the baseline of HexiScale's own evaluation (arXiv 2409.01143, section 5).
+
+GPUs go to pipelines at random, the GPUs of a machine in one pipeline are cut into random TP groups, stages come
+in random order. Layers, recompute and micro-batches are then computed as for every other solver, so a plan is
+feasible by construction, and the comparison shows what the partition alone is worth.
+"""
+
+import random
+
+from hexiopt.problem.problem import Problem
+from solvers.completion.completer import Builder
+from solvers.core.interleaving import drawn_schedule
+from solvers.core.partition import Bundle, Group, Structure
+from solvers.core.search import Search
+from solvers.core.zero import drawn_groups, drawn_stage, must_align
+from solvers.frame.solver import SearchingSolver
+
+
+def random_groups(problem: Problem, devices: list[int], rng: random.Random) -> list[Group]:
+    """Devices cut into TP groups: machine by machine, degrees at random, groups in random order."""
+    by_machine: dict[int, list[int]] = {}
+    for device in devices:
+        by_machine.setdefault(int(problem.cluster.machine_of[device]), []).append(device)
+    groups: list[Group] = []
+    for machine, own in by_machine.items():
+        allowed = problem.space.allowed_tp(problem.cluster.machines[machine].num_gpus)
+        rng.shuffle(own)
+        while own:
+            tp = rng.choice([t for t in allowed if t <= len(own)])
+            groups.append(tuple(sorted(own[:tp])))
+            del own[:tp]
+    rng.shuffle(groups)
+    return groups
+
+
+def _some_devices(problem: Problem, rng: random.Random) -> list[int]:
+    """All usable devices, or for a third of the draws those of a random set of machines."""
+    machines = list(problem.usable_by_machine.values())
+    if len(machines) > 1 and rng.random() < 1 / 3:
+        machines = rng.sample(machines, rng.randint(1, len(machines)))
+    return sorted(device for own in machines for device in own)
+
+
+def random_structure(problem: Problem, rng: random.Random) -> Structure | None:
+    """A random partition; None where a pipeline came out empty or too long."""
+    devices = _some_devices(problem, rng)
+    space, layers = problem.space, problem.model.num_layers
+    most = min(len(devices), problem.workload.global_batch, 64)
+    count = space.num_pipelines or rng.randint(1, most)
+    if not space.uneven_structure or not space.uneven_tp or must_align(problem):
+        return _regular(problem, rng)
+    parts: list[list[int]] = [[] for _ in range(count)]
+    for device in devices:
+        rng.choice(parts).append(device)
+    size = rng.choice(problem.space.micro_batch_sizes(max(1, problem.workload.global_batch // count)))
+    bundles = []
+    for part in parts:
+        groups = random_groups(problem, part, rng)
+        if space.num_stages is not None:
+            groups = groups[: space.num_stages]
+        if not groups or len(groups) > layers:
+            return None
+        bundles.append(Bundle(tuple((group,) for group in groups), size))
+    schedule, chunks = drawn_schedule(problem, rng)
+    sharding = drawn_stage(problem, rng, aligned=len(bundles) == 1)
+    return Structure(tuple(bundles), schedule, sharding, chunks, drawn_groups(problem, rng, sharding))
+
+
+def _regular(problem: Problem, rng: random.Random) -> Structure | None:
+    """A random partition where all stages have one TP degree, and all pipelines one structure."""
+    space = problem.space
+    by_machine: dict[int, list[int]] = {}
+    for device in _some_devices(problem, rng):
+        by_machine.setdefault(int(problem.cluster.machine_of[device]), []).append(device)
+    tp = rng.choice(space.allowed_tp(max(map(len, by_machine.values()))))
+    groups: list[Group] = []
+    for machine, own in by_machine.items():
+        if tp in space.allowed_tp(problem.cluster.machines[machine].num_gpus):
+            rng.shuffle(own)
+            groups += [tuple(sorted(own[k : k + tp])) for k in range(0, len(own) - tp + 1, tp)]
+    rng.shuffle(groups)
+    most = min(len(groups), problem.workload.global_batch)
+    if not most:
+        return None
+    count = space.num_pipelines or rng.randint(1, most)
+    stages = space.num_stages or rng.randint(1, max(1, min(len(groups) // count, problem.model.num_layers)))
+    if count * stages > len(groups):
+        return None
+    size = rng.choice(problem.space.micro_batch_sizes(max(1, problem.workload.global_batch // count)))
+    bundle = Bundle(tuple(tuple(groups[s * count : (s + 1) * count]) for s in range(stages)), size)
+    schedule, chunks = drawn_schedule(problem, rng)
+    sharding = drawn_stage(problem, rng, aligned=True)
+    return Structure((bundle,), schedule, sharding, chunks, drawn_groups(problem, rng, sharding))
+
+
+class RandomPartition(SearchingSolver):
+    """Draws random partitions until the budget is spent, and keeps the best; a step is one draw."""
+
+    name = "random"
+
+    def run(self, search: Search, builder: Builder, rng: random.Random) -> None:
+        """Draw and price."""
+        while search.go_on():
+            search.step()
+            structure = random_structure(search.problem, rng)
+            if structure is not None and builder.allowed(structure):
+                builder.price(structure)

@@ -1,0 +1,380 @@
+"""`shapes`: a configuration linear program over pipeline shapes, by column generation.
+
+Equal GPUs make a large cluster small: what matters is how many pipelines of which *shape* to build. A shape is
+a multiset of stages (machine kind, TP degree) that together hold all layers within a beat β. In a step of T
+seconds it processes M(T) ≈ (T − fill) / β + 1 micro-batches. The most that the cluster processes is
+
+    max Σ_s x_s · b_s · M_s(T)   subject to   Σ_s x_s · devices(s, k) ≤ devices(k) for every machine kind k.
+
+Columns come from a knapsack over layers, for a grid of beats at once, under the duals of the devices (Gilmore and
+Gomory, 1961). T follows by Newton's method, since the optimum is convex in T. An integer program over
+the columns met rounds the solution; then groups are laid onto machines, a pipeline's stages near each other.
+"""
+
+import itertools
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+
+from hexiopt.cost.executors.memory import Shards
+from hexiopt.problem.space import schedules
+from solvers.completion.completer import Builder
+from solvers.completion.layers import LayerSplitter
+from solvers.core.partition import Bundle, Group, Structure
+from solvers.core.search import Search
+from solvers.core.zero import plain_stages
+from solvers.frame.solver import SearchingSolver
+from solvers.frame.starts import chain_structures, cut, kinds
+from solvers.heuristics.random_partition import random_structure
+
+Floats = NDArray[np.float64]
+_BEATS = 48  # grid of beats, geometric
+_COLUMNS = 60  # most columns generated for one T
+_MIP_S = 1.0  # most seconds of one rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A stage type: machine kind, TP degree, least time of n layers (`times[n-1]`), seconds of one hop inside."""
+
+    kind: int
+    tp: int
+    times: Floats
+    hop_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A pipeline shape: counts of items, beat and fill in seconds, micro-batch size."""
+
+    counts: tuple[int, ...]
+    beat_s: float
+    fill_s: float
+    micro_batch_size: int
+
+    def sequences(self, step_s: float) -> float:
+        """Sequences that one such pipeline processes in a step of `step_s` seconds."""
+        return max(0.0, self.micro_batch_size * ((step_s - self.fill_s) / self.beat_s + 1.0))
+
+
+class ShapeProgram:
+    """The linear program of one problem, ZeRO stage and in-flight assumption."""
+
+    def __init__(self, search: Search, sharding: int, held: int, same_kind: bool) -> None:
+        problem = self._problem = search.problem
+        self._search = search
+        self._pricer = pricer = search.pricer
+        self._same_kind = same_kind
+        self.kinds = kinds(problem)
+        self.devices = problem.usable_by_machine
+        self.supply = np.array([sum(len(self.devices[m]) for m in members) for members in self.kinds], float)
+        shards = Shards(sharding, max(1, int(self.supply.sum()) // 8))
+        splitter = LayerSplitter(pricer, pricer.policies(), even=False, per_layer=problem.space.recompute_per_layer)
+        self.sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)[:3]
+        self.items: dict[int, list[Item]] = {size: [] for size in self.sizes}
+        cross_s = self._crossing_s()
+        self._cross_s = {size: cross_s * size for size in self.sizes}
+        for size in self.sizes:
+            for k, members in enumerate(self.kinds):
+                own = self.devices[members[0]]
+                for tp in problem.space.allowed_tp(len(own)):
+                    site = pricer.site(own[:tp])
+                    options = splitter.options(frozenset([site]), False, False, size, held, shards)
+                    hop_s = 0.0
+                    if 2 * tp <= len(own):
+                        hop_s = pricer.hop_s(own[:tp], own[tp : 2 * tp], size)
+                    self.items[size].append(Item(k, tp, np.array(options.times or [np.inf]), hop_s))
+        self._columns: list[Shape] = []
+        self._known: set[tuple[tuple[int, ...], int, float]] = set()
+
+    def _crossing_s(self) -> float:
+        """A typical hop between machines for one sequence, both directions."""
+        firsts = [self.devices[members[0]] for members in self.kinds]
+        ends = [own[0] for own in firsts]
+        if len(ends) == 1 and len(self.kinds[0]) > 1:
+            ends.append(self.devices[self.kinds[0][1]][0])
+        pairs = [(a, b) for a in ends for b in ends if a != b]
+        hops = [self._pricer.hop_s((a,), (b,), 1) for a, b in pairs]
+        return 2 * float(np.median(hops)) if hops else 0.0
+
+    def solve(self) -> tuple[float, list[tuple[Shape, float]]] | None:
+        """(T, shapes with how many of each, fractional) at which the cluster just processes the global batch."""
+        batch = self._problem.workload.global_batch
+        usable = [item for items in self.items.values() for item in items if np.isfinite(item.times[0])]
+        if not usable:
+            return None
+        layers = self._problem.model.num_layers
+        fastest = max(
+            float(self.supply[i.kind]) / i.tp * size * len(i.times) / float(i.times[-1])
+            for size, items in self.items.items()
+            for i in items
+            if np.isfinite(i.times[0])
+        )
+        step_s = 1.3 * batch * layers / fastest
+        answer = None
+        for _ in range(8):
+            mix = self._generate(step_s)
+            if not self._search.go_on():
+                break
+            if not mix:
+                step_s *= 2.0
+                continue
+            value = sum(x * shape.sequences(step_s) for shape, x in mix)
+            slope = sum(x * shape.micro_batch_size / shape.beat_s for shape, x in mix)
+            answer = (step_s, mix)
+            change = (batch - value) / slope
+            step_s = max(step_s + change, 0.3 * step_s)
+            if abs(change) < 0.005 * step_s:
+                break
+        return answer
+
+    def constraints(self) -> tuple[Floats, Floats]:
+        """Left and right side of Σ x · usage ≤ supply: devices of each kind, and a micro-batch for every pipeline."""
+        usage = [np.append(self.usage(shape), shape.micro_batch_size) for shape in self._columns]
+        return np.array(usage).T, np.append(self.supply, self._problem.workload.global_batch)
+
+    def columns(self) -> list[Shape]:
+        """All shapes met."""
+        return self._columns
+
+    def _generate(self, step_s: float) -> list[tuple[Shape, float]]:
+        """Column generation at T = `step_s`."""
+        if not self._columns:
+            self._price(np.zeros(len(self.kinds)), step_s)
+            for k in range(len(self.kinds)):
+                duals = np.full(len(self.kinds), 1e9)
+                duals[k] = 0.0
+                self._price(duals, step_s)
+        solution: list[tuple[Shape, float]] = []
+        for _ in range(_COLUMNS):
+            if not self._columns or not self._search.go_on():
+                return solution
+            values = np.array([shape.sequences(step_s) for shape in self._columns])
+            usage, supply = self.constraints()
+            program = linprog(-values, A_ub=usage, b_ub=supply, method="highs")
+            assert program.x is not None, "no pipelines at all is always possible"
+            duals = -program.ineqlin.marginals[:-1]
+            solution = [(s, float(x)) for s, x in zip(self._columns, program.x.tolist(), strict=True) if x > 1e-9]
+            if not self._price(duals, step_s):
+                break
+        return solution
+
+    def allowed(self, machine: int) -> tuple[int, ...]:
+        """TP degrees in a machine."""
+        return self._problem.space.allowed_tp(len(self.devices[machine]))
+
+    def usage(self, shape: Shape) -> Floats:
+        """Devices of each kind that a shape takes."""
+        used = np.zeros(len(self.kinds))
+        for item, count in zip(self.items[shape.micro_batch_size], shape.counts, strict=True):
+            used[item.kind] += item.tp * count
+        return used
+
+    def _price(self, duals: Floats, step_s: float) -> bool:
+        """Add the shapes that gain most under `duals`, one per micro-batch size; whether any gains."""
+        gained = False
+        for size in self.sizes:
+            groups: list[list[int]] = [list(range(len(self.items[size])))]
+            if self._same_kind:
+                groups = [[i for i in groups[0] if self.items[size][i].kind == k] for k in range(len(self.kinds))]
+            for members in groups:
+                found = self._knapsack(size, members, duals, step_s)
+                if found is None:
+                    continue
+                shape = found
+                key = (shape.counts, size, round(shape.beat_s, 9))
+                worth = shape.sequences(step_s) - float(self.usage(shape) @ duals)
+                if worth > 1e-6 * max(1.0, shape.sequences(step_s)) and key not in self._known:
+                    self._known.add(key)
+                    self._columns.append(shape)
+                    gained = True
+        return gained
+
+    def _knapsack(self, size: int, members: list[int], duals: Floats, step_s: float) -> Shape | None:
+        """The best shape of the items `members`: over a grid of beats, cover all layers at least cost."""
+        layers = self._problem.model.num_layers
+        items = [self.items[size][i] for i in members]
+        items_i = [i for i, item in zip(members, items, strict=True) if np.isfinite(item.times[0])]
+        if not items_i:
+            return None
+        items = [self.items[size][i] for i in items_i]
+        low = min(float(item.times[0]) for item in items)
+        high = min(step_s, max(float(item.times[-1]) for item in items))
+        if high <= low:
+            return None
+        beats = np.geomspace(low, high, _BEATS)
+        n = np.array([np.searchsorted(item.times, beats * (1 + 1e-12), side="right") for item in items])
+        stage_s = np.array([item.times[np.maximum(m, 1) - 1] for item, m in zip(items, n, strict=True)])
+        # Every stage adds its time and its hop to the fill, which costs micro-batches.
+        hop_s = np.array([2 * item.hop_s for item in items])[:, None]
+        price = np.array([duals[item.kind] * item.tp for item in items])[:, None]
+        loss = price + size * (stage_s + hop_s) / beats
+        loss = np.where(n > 0, loss, np.inf)
+        best = np.zeros((layers + 1, len(beats)))
+        choice = np.zeros((layers + 1, len(beats)), np.int64)
+        grid = np.arange(len(beats))
+        for layer in range(1, layers + 1):
+            options = best[np.maximum(layer - n, 0), grid] + loss
+            choice[layer] = np.argmin(options, axis=0)
+            best[layer] = options[choice[layer], grid]
+        worth = size * (step_s / beats + 2.0) - best[layers]
+        at = int(np.argmax(worth))
+        if not np.isfinite(best[layers, at]):
+            return None
+        counts = [0] * len(self.items[size])
+        layer, fill_s, used = layers, 0.0, set()
+        while layer > 0:
+            pick = int(choice[layer, at])
+            counts[items_i[pick]] += 1
+            fill_s += float(stage_s[pick, at] + hop_s[pick, 0])
+            used.add(items[pick].kind)
+            layer -= int(n[pick, at])
+        fill_s += (len(used) - 1) * self._cross_s[size]
+        return Shape(tuple(counts), float(beats[at]), fill_s, size)
+
+
+def rounded(program: ShapeProgram, step_s: float, time_limit_s: float) -> list[tuple[Shape, int]]:
+    """Whole numbers of shapes that process the most in `step_s` seconds, among all columns met."""
+    columns = program.columns()
+    values = np.array([shape.sequences(step_s) for shape in columns])
+    usage, supply = program.constraints()
+    answer = milp(
+        -values,
+        constraints=LinearConstraint(usage, -np.inf, supply),
+        integrality=np.ones(len(columns), np.int64),
+        bounds=Bounds(0, np.inf),
+        options={"time_limit": min(_MIP_S, time_limit_s), "mip_rel_gap": 0.002},
+    )
+    if answer.x is None:
+        return []
+    return [(shape, round(x)) for shape, x in zip(columns, answer.x, strict=True) if round(x) > 0]
+
+
+def laid_out(program: ShapeProgram, chosen: Sequence[tuple[Shape, int]], aligned: bool) -> list[Bundle]:
+    """Shapes on devices, frequent ones first.
+
+    Either a pipeline's stages of a kind share a machine, so that messages stay inside; or (`aligned`) a stage of
+    several pipelines does, so that a machine holds few layers and its interface carries few gradients.
+    """
+    free = {m: list(own) for m, own in program.devices.items()}
+    bundles = []
+    for shape, count in sorted(chosen, key=lambda c: -c[1]):
+        if aligned:
+            pipelines = _place_aligned(program, shape, count, free)
+        else:
+            pipelines = [stages for stages in (_place(program, shape, free) for _ in range(count)) if stages]
+        by_degrees: dict[tuple[int, ...], list[list[Group]]] = defaultdict(list)
+        for stages in pipelines:
+            by_degrees[tuple(len(group) for group in stages)].append(stages)
+        for same in by_degrees.values():
+            slots = tuple(tuple(stages[s] for stages in same) for s in range(len(same[0])))
+            bundles.append(Bundle(slots, shape.micro_batch_size))
+    return bundles
+
+
+def _place_aligned(program: ShapeProgram, shape: Shape, count: int, free: dict[int, list[int]]) -> list[list[Group]]:
+    """`count` pipelines, as many at a time as a machine has groups of the widest degree; stage after stage."""
+    items = program.items[shape.micro_batch_size]
+    order = [item for item, n in zip(items, shape.counts, strict=True) for _ in range(n)]
+    largest = max(len(own) for own in program.devices.values())
+    together = max(1, largest // max(item.tp for item in order))
+    pipelines: list[list[Group]] = []
+    while count > 0:
+        width = min(count, together)
+        count -= width
+        stages: list[list[Group]] = [[] for _ in range(width)]
+        for item in order:
+            members = sorted(program.kinds[item.kind], key=lambda m: -len(free[m]))
+            machine = next((m for m in reversed(members) if len(free[m]) >= item.tp * width), members[0])
+            for pipeline in stages:
+                if len(free[machine]) < item.tp:
+                    machine = max(members, key=lambda m: len(free[m]))
+                taken = free[machine][: item.tp]
+                del free[machine][: item.tp]
+                if taken:  # a group that no machine has room for comes out narrower
+                    pipeline += cut(taken, max(t for t in program.allowed(machine) if t <= len(taken)))
+        pipelines += [stages_of for stages_of in stages if stages_of]
+    return pipelines
+
+
+def _place(program: ShapeProgram, shape: Shape, free: dict[int, list[int]]) -> list[Group]:
+    """The stages of one pipeline, slow kinds first; degrees that no machine has room for are halved."""
+    stages: list[Group] = []
+    for k, members in enumerate(program.kinds):
+        degrees = sorted(
+            (
+                item.tp
+                for item, count in zip(program.items[shape.micro_batch_size], shape.counts, strict=True)
+                if item.kind == k
+                for _ in range(count)
+            ),
+            reverse=True,
+        )
+        while degrees:
+            total = sum(degrees)
+            roomy = [m for m in members if len(free[m]) >= total]
+            machine = min(roomy, key=lambda m: len(free[m])) if roomy else max(members, key=lambda m: len(free[m]))
+            if not free[machine]:
+                break
+            left = []
+            for tp in degrees:
+                if len(free[machine]) >= tp:
+                    stages.append(tuple(free[machine][:tp]))
+                    del free[machine][:tp]
+                else:
+                    left.append(tp)
+            if len(left) == len(degrees):
+                left = [part for tp in degrees for part in ((tp // 2, tp - tp // 2) if tp > 1 else (tp,))]
+            degrees = left
+    return stages
+
+
+def shape_structures(search: Search) -> Iterator[Structure]:
+    """Structures by the linear program under a few assumptions, best sharding first."""
+    problem = search.problem
+    schedule = "1f1b" if "1f1b" in schedules(problem.workload) else schedules(problem.workload)[0]
+    for sharding in plain_stages(problem)[::-1]:
+        for held in (4, 8):
+            for same_kind in (False, True):
+                if not search.go_on():
+                    return
+                program = ShapeProgram(search, sharding, held, same_kind)
+                answer = program.solve()
+                if answer is None:
+                    continue
+                if search.left_s() <= 0.0:
+                    return
+                chosen = rounded(program, answer[0], search.left_s())
+                for aligned in (True, False):
+                    bundles = laid_out(program, chosen, aligned)
+                    if bundles:
+                        yield Structure(tuple(bundles), schedule, sharding)
+                        backwards = tuple(bundle.with_stages(bundle.stages[::-1]) for bundle in bundles)
+                        yield Structure(backwards, schedule, sharding)
+
+
+class Shapes(SearchingSolver):
+    """The rounded linear programs, priced; a step is one structure.
+
+    Where the plan space allows none of them, the first hand-made or random structure that fits.
+    """
+
+    name = "shapes"
+
+    def run(self, search: Search, builder: Builder, rng: random.Random) -> None:
+        """Price the roundings."""
+        problem = search.problem
+        drawn = (random_structure(problem, rng) for _ in itertools.count())
+        others = itertools.chain(chain_structures(problem), drawn)
+        until_found = itertools.takewhile(lambda _: search.plan is None, others)
+        for structure in itertools.chain(shape_structures(search), until_found):
+            if not search.go_on():
+                break
+            search.step()
+            if structure is not None and builder.allowed(structure):
+                builder.price(structure)

@@ -1,0 +1,104 @@
+"""Stage I of HexiSeq (arXiv 2605.07569): which devices form the all-to-all groups of a sequence layout.
+
+Groups stay inside what is well linked: parts of a machine, machines, unions of machines of one type or of several; or
+they cut across, with a part of every machine in each. Types may have groups of different sizes.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice, pairwise, product, zip_longest
+
+from hexiopt.problem.problem import Problem
+
+Groups = tuple[tuple[int, ...], ...]
+
+_MOST_GROUPS = 256  # unless more devices need more
+_LARGEST = 32  # devices that a group is expected to have at most
+_MIXED = 16  # clusterings with a size of groups for each type
+_FEW = 64  # devices up to which types get sizes of their own
+
+
+def by_machine(problem: Problem, devices: Sequence[int]) -> list[tuple[int, ...]]:
+    """`devices` machine by machine, the fastest type first."""
+    machine_of, machines = problem.cluster.machine_of, problem.cluster.machines
+    found: dict[int, list[int]] = {}
+    for device in sorted(devices):
+        found.setdefault(int(machine_of[device]), []).append(device)
+    precision = problem.workload.precision
+    order = sorted(found, key=lambda m: (-(machines[m].gpu.peak_flops(precision) or 0.0), machines[m].gpu.name, m))
+    return [tuple(found[m]) for m in order]
+
+
+def by_type(problem: Problem, machines: Sequence[tuple[int, ...]]) -> list[Groups]:
+    """Machines of each type of GPU, in the order in which the types come."""
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for own in machines:
+        found.setdefault(problem.cluster.gpu_of(own[0]).name, []).append(own)
+    return list(map(tuple, found.values()))
+
+
+def clusterings(problem: Problem, devices: Sequence[int]) -> list[Groups]:
+    """Ways to put all of `devices` into groups, each of at most as many as the model has heads, the plainest first."""
+    most, count = problem.model.num_heads, len(devices)
+    limit = max(_MOST_GROUPS, count // 8) if count > _MOST_GROUPS else count
+    machines = by_machine(problem, devices)
+    found = dict.fromkeys(
+        groups for groups in _all(problem, machines) if len(groups) <= limit and all(len(own) <= most for own in groups)
+    )
+    if not found:  # groups as large as may be
+        whole = [device for own in machines for device in own]
+        found[_parts(whole, -(-count // most))] = None
+    return list(found)
+
+
+def _all(problem: Problem, machines: Sequence[tuple[int, ...]]) -> Iterator[Groups]:
+    types = by_type(problem, machines)
+    mixed = tuple(own for row in zip_longest(*types) for own in row if own is not None)
+    sizes = sorted({1 << k for own in machines for k in range(len(own).bit_length())}, reverse=True)
+    shortest = min(map(len, machines))
+    yield tuple(machines)
+    yield _unions(machines, len(machines))
+    yield _cut(machines, 1)
+    if len(machines) > 1:
+        yield _across(machines, shortest)
+        yield tuple(group for own in types for group in _unions(own, len(own)))
+        yield tuple(group for own in types for group in _across(own, min(map(len, own))))
+    for size in sizes:
+        yield _cut(machines, size)
+    for joined in _powers(len(machines)):
+        yield _unions(machines, joined)
+        if len(types) > 1:
+            yield tuple(group for own in types for group in _unions(own, joined))
+            yield _unions(mixed, joined)
+    if len(machines) > 1:
+        for parts in _powers(shortest):
+            yield _across(machines, parts)
+    if len(types) > 1 and sum(map(len, machines)) <= _FEW:
+        ways = ([*(_cut(own, size) for size in sizes), _unions(own, len(own))] for own in types)
+        yield from islice((tuple(g for part in way for g in part) for way in product(*ways)), _MIXED)
+
+
+def _across(machines: Sequence[tuple[int, ...]], parts: int) -> Groups:
+    """Groups of a part of every machine."""
+    cut = [_parts(own, parts) for own in machines]
+    return tuple(tuple(d for own in cut for d in own[k]) for k in range(parts))
+
+
+def _powers(most: int) -> list[int]:
+    """2, 4, 8, ... below `most`, and `most` itself if above 1."""
+    return [*(1 << k for k in range(1, most.bit_length()) if 1 << k < most), *([most] if most > 1 else [])]
+
+
+def _unions(machines: Sequence[tuple[int, ...]], joined: int) -> Groups:
+    """Every `joined` consecutive machines together."""
+    return tuple(tuple(d for own in machines[k : k + joined] for d in own) for k in range(0, len(machines), joined))
+
+
+def _cut(machines: Sequence[tuple[int, ...]], size: int) -> Groups:
+    """Every machine in parts of about `size` devices."""
+    return tuple(part for own in machines for part in _parts(own, -(-len(own) // size)))
+
+
+def _parts(devices: Sequence[int], count: int) -> Groups:
+    """`count` consecutive parts, as equal as they go."""
+    ends = [len(devices) * k // count for k in range(count + 1)]
+    return tuple(tuple(devices[a:b]) for a, b in pairwise(ends) if a < b)

@@ -1,0 +1,187 @@
+"""What a layout made by a recipe is worth: allotted, brought within memory, and priced as a plan's stage would be."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from hexiopt.cost.executors.links import WiresKept
+from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.executors.sequence_parallel import SequenceStage
+from hexiopt.cost.model import CostModel
+from hexiopt.plan.plan import SequenceLayout
+from hexiopt.plan.token_layout import Floats, Ints
+from solvers.sequence.grouping import Groups
+from solvers.sequence.recompute import Mixtures
+from solvers.sequence.token_allocation import (
+    Allotment,
+    RateTable,
+    balanced_tokens,
+    filled,
+    head_parts,
+    starts_of,
+    whole_parts,
+)
+
+RULES = ("balanced", "compute", "square_root", "equal")
+_REPAIRS = 4  # attempts to bring an allotment within memory
+_ROOM = 0.999  # of what fits by the linear estimate
+_KEPT = 20_000  # allotments remembered before memory is given back
+_KEPT_STAGES = 500  # and priced layouts
+
+
+class Need(NamedTuple):
+    """What a stage must do: hold `num_layers` layers, with the embedding (`first`) or the head (`last`), `held`
+    micro-batches in flight, its states spread as `shards`; `sharers` stages use the interfaces of its machines."""
+
+    num_layers: int
+    first: bool
+    last: bool
+    held: int
+    shards: Shards = Shards()
+    sharers: int = 1
+
+
+@dataclass(frozen=True)
+class Freedoms:
+    """Which parts of a layout may be uneven, and the orders tried: all, but for ablations."""
+
+    tokens: bool = True
+    heads: bool = True
+    groups: bool = True
+    orders: tuple[str, ...] = ("zigzag", "contiguous")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make a layout: its groups, how tokens and heads are allotted, and factors of both [devices]."""
+
+    groups: Groups
+    order: str
+    policy: str
+    rule: str = "balanced"
+    head_unit: int = 1
+    token_factor: tuple[float, ...] = field(default=())
+    head_factor: tuple[float, ...] = field(default=())
+
+    def scaled(self, kind: str, places: Sequence[int], factor: float) -> "Recipe":
+        """The same with the factors `kind` of some devices times `factor`."""
+        count = sum(map(len, self.groups))
+        values = list(getattr(self, kind) or (1.0,) * count)
+        for place in places:
+            values[place] *= factor
+        if kind == "token_factor":
+            return replace(self, token_factor=tuple(values))
+        return replace(self, head_factor=tuple(values))
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A layout, the leanest recompute policy that it was made for, and the seconds of a micro-batch through its stage;
+    or, where memory does not suffice, infinitely many, and the bytes missing on the fullest device."""
+
+    layout: SequenceLayout
+    policy: str
+    seconds: float
+    excess_bytes: float
+    recipe: Recipe
+    stage: SequenceStage  # of this layout, or of an equal one on other devices
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Less is better: time, and where nothing fits, what is missing."""
+        return self.seconds, self.excess_bytes
+
+
+class Judge:
+    """Judges recipes of one problem."""
+
+    def __init__(self, model: CostModel, freedoms: Freedoms) -> None:
+        self._model, self._problem, self._freedoms = model, model.problem, freedoms
+        self._rates = RateTable(model)
+        self._wires = WiresKept(model.problem.cluster)
+        self._stages: dict[tuple[SequenceLayout, int, int], SequenceStage] = {}
+        self._allotments: dict[Recipe, Allotment] = {}
+
+    def judged(self, recipe: Recipe, size: int, need: Need) -> tuple[Fitted, bool]:
+        """The layout of a recipe, brought within memory if that goes, and whether it is not the recipe's own: changed
+        for memory, or too large for it."""
+        made = self._allotted(recipe)
+        policies = (recipe.policy,) * need.num_layers
+        for repairs in range(_REPAIRS + 1):
+            layout = made.layout()
+            stage = self._stage(layout, size, need.sharers)
+            parts = stage.memory.stage((policies,), need.first, need.last, (need.held,), need.shards)
+            totals, limits = parts.sum(axis=0), stage.limit_bytes
+            excess = float((totals - limits).max())
+            states = parts[:4].sum(axis=0)
+            caps = made.tokens * np.maximum(limits - states, 0.0) / (totals - states) * _ROOM
+            if excess <= 0.0 or repairs == _REPAIRS or not self._freedoms.tokens:
+                break
+            tokens = filled(made.tokens.astype(float), int(made.tokens.sum()), caps)
+            if tokens is None or (tokens == made.tokens).all():
+                break
+            made = made.with_tokens(tokens)
+        seconds = float("inf")
+        if excess <= 0.0 and not repairs:
+            richer = self._model.policies()[: self._model.policies().index(recipe.policy) + 1]
+            seconds = float(self.mixtures(stage, need, richer, need.num_layers).seconds[-1])
+        elif excess <= 0.0:
+            seconds = sum(stage.stage_s(policies, need.first, need.last))
+        return Fitted(layout, recipe.policy, seconds, excess, recipe, stage), repairs > 0 or excess > 0.0
+
+    def mixtures(self, stage: SequenceStage, need: Need, policies: Sequence[str], most: int) -> Mixtures:
+        """What a layout takes with recompute layer by layer, of stages of 1 to `most` layers at the place of `need`."""
+
+        def bytes_of(layers: tuple[str, ...]) -> Floats:
+            found: Floats = stage.memory.stage((layers,), need.first, need.last, (need.held,), need.shards).sum(axis=0)
+            return found
+
+        beside_s = sum(stage.stage_s((), need.first, need.last))
+        mixed = self._problem.space.recompute_per_stage
+        return Mixtures(
+            policies, lambda p: sum(stage.layer_s(p)), bytes_of, stage.limit_bytes, beside_s, most, mixed=mixed
+        )
+
+    def _stage(self, layout: SequenceLayout, size: int, sharers: int) -> SequenceStage:
+        key = (layout, size, sharers)
+        found = self._stages.get(key)
+        if found is None:
+            if len(self._stages) >= _KEPT_STAGES:
+                self._stages.clear()
+            network, own = self._problem.cluster.network, list(layout.devices)
+            used = np.concatenate([network.transmitters[own], network.receivers[own]]).tolist()
+            crowd = dict.fromkeys(used, sharers) if sharers > 1 else None
+            found = SequenceStage(self._problem, self._model.framework, layout, size, crowd, self._wires)
+            self._stages[key] = found
+        return found
+
+    def _allotted(self, recipe: Recipe) -> Allotment:
+        found = self._allotments.get(recipe)
+        if found is None:
+            if len(self._allotments) >= _KEPT:
+                self._allotments.clear()
+            found = self._allotments[recipe] = self._allot(recipe)
+        return found
+
+    def _allot(self, recipe: Recipe) -> Allotment:
+        workload, spec, groups = self._problem.workload, self._problem.model, recipe.groups
+        devices = list(chain.from_iterable(groups))
+        rates, starts = self._rates.of(devices, recipe.policy), starts_of(groups)
+        ones = np.ones(len(devices))
+        head_weights = 1.0 / rates.pair_s if self._freedoms.heads else ones
+        heads = head_parts(groups, _times(head_weights, recipe.head_factor), spec.num_heads, recipe.head_unit)
+        weights: Floats = ones
+        if self._freedoms.tokens and recipe.rule == "balanced":
+            weights = balanced_tokens(starts, rates, heads, recipe.order, workload.seq_len)
+        elif self._freedoms.tokens and recipe.rule != "equal":
+            speed = 1.0 / rates.of_sequence_s(workload.seq_len, spec.num_heads)
+            weights = speed if recipe.rule == "compute" else np.sqrt(speed)
+        tokens: Ints = whole_parts(_times(weights, recipe.token_factor), workload.seq_len)
+        return Allotment(groups, tokens, heads, recipe.order)
+
+
+def _times(values: Floats, factors: tuple[float, ...]) -> Floats:
+    return values * np.array(factors) if factors else values

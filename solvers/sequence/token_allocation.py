@@ -1,0 +1,201 @@
+"""How tokens and heads are allotted to the devices of groups: by capability, whole, at least one each, within caps.
+
+A device takes `token_s` seconds for a token outside attention and `pair_s` for a (query, key) pair of one head, forward
+and backward. With h heads in a group that holds T of S tokens, each of which sees v keys, it works for
+token_s · t + pair_s · h · T · v. In zigzag order v is about S/2 for all, in contiguous order it is what stands before a
+group and half of its own tokens. The balanced allotment (`balanced_tokens`) lets all devices work equally long; the
+papers' simpler rules, proportional to compute and to its square root (HexiSeq, arXiv 2605.07569, stage II), are there
+beside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+
+from hexiopt.calibration import coefficients as c
+from hexiopt.calibration.gpus import Gpu
+from hexiopt.cost.executors.compute import Blocks, Clock, attention_times, dense_times, largest_shard
+from hexiopt.cost.model import CostModel
+from hexiopt.plan.plan import SequenceGroup, SequenceLayout
+from hexiopt.plan.token_layout import Floats, Ints
+
+_MANY = 1e7  # tokens, where launches no longer count
+_BISECTIONS = 60
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Forward and backward seconds [devices]: of a token outside attention, and of a head's (query, key) pair."""
+
+    token_s: Floats
+    pair_s: Floats
+
+    def of_sequence_s(self, seq_len: int, num_heads: int) -> Floats:
+        """Seconds that each device alone needs for a layer of a sequence [devices]."""
+        return self.token_s * seq_len + self.pair_s * (0.5 * seq_len**2 * num_heads)
+
+    def at(self, places: Sequence[int]) -> "Rates":
+        """Of some of the devices."""
+        return Rates(self.token_s[list(places)], self.pair_s[list(places)])
+
+
+class RateTable:
+    """The rates of a problem's GPU types, by recompute policy."""
+
+    def __init__(self, model: CostModel) -> None:
+        self._model = model
+        self._kept: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def of(self, devices: Sequence[int], policy: str) -> Rates:
+        """The rates of `devices` under a recompute policy."""
+        cluster = self._model.problem.cluster
+        machines = cluster.machine_of[list(devices)].tolist()
+        table = {m: self._of_type(cluster.machines[m].gpu, policy) for m in set(machines)}
+        both = np.array([table[m] for m in machines])
+        return Rates(both[:, 0], both[:, 1])
+
+    def _of_type(self, gpu: Gpu, policy: str) -> tuple[float, float]:
+        found = self._kept.get((gpu.name, policy))
+        if found is None:
+            problem, framework = self._model.problem, self._model.framework
+            spec, workload = problem.model, problem.workload
+            clock, shard = Clock(gpu, workload.precision), largest_shard(spec, 1)
+            again = float(policy == "full")
+            gemm, memory = 1.0 + again + c.GEMM_BACKWARD_PASSES, 1.0 + again + c.MEMORY_BACKWARD_PASSES
+            each = [dense_times(spec, workload, clock, shard, n * _MANY, framework) for n in (1, 2)]
+            dense_s = [one.before_s(gemm, memory) + one.after_s(gemm, memory) for one in each]
+            pairs = _MANY**2
+            forward_s, backward_s = attention_times(
+                clock, gpu.flash_attention, spec, workload.element_bytes, Blocks(pairs, 2 * pairs, 1.0), framework
+            )
+            attention_s = forward_s * (2.0 if policy != "none" else 1.0) + backward_s
+            found = self._kept[gpu.name, policy] = (dense_s[1] - dense_s[0]) / _MANY, attention_s / pairs
+        return found
+
+
+@dataclass(frozen=True)
+class Allotment:
+    """Devices in groups, and what they get [devices], all in the order of the groups."""
+
+    groups: tuple[tuple[int, ...], ...]
+    tokens: Ints
+    heads: Ints
+    order: str
+
+    def layout(self) -> SequenceLayout:
+        """As a layout of a plan."""
+        ends = list(accumulate(map(len, self.groups)))
+        tokens, heads = self.tokens.tolist(), self.heads.tolist()
+        return SequenceLayout(
+            tuple(
+                SequenceGroup(own, tuple(tokens[end - len(own) : end]), tuple(heads[end - len(own) : end]))
+                for own, end in zip(self.groups, ends, strict=True)
+            ),
+            self.order,
+        )
+
+    def with_tokens(self, tokens: Ints) -> "Allotment":
+        """The same with other tokens."""
+        return replace(self, tokens=tokens)
+
+
+def starts_of(groups: Sequence[Sequence[int]]) -> Ints:
+    """The first place of each group [groups]."""
+    return np.array([0, *accumulate(map(len, groups))][:-1])
+
+
+def whole_parts(weights: Floats, total: int, least: int = 1) -> Ints:
+    """Whole numbers of at least `least` that sum to `total`, as proportional to `weights` as they go.
+
+    Largest remainders; `total` must be enough for all.
+    """
+    assert total >= least * len(weights)
+    parts = np.full(len(weights), least, np.int64)
+    open_ = np.ones(len(weights), bool)
+    while open_.any():
+        rest = total - least * int((~open_).sum())
+        share = rest * weights[open_] / weights[open_].sum()
+        low = share < least
+        if not low.any():
+            floor = np.floor(share + 1e-9).astype(np.int64)
+            missing = rest - int(floor.sum())
+            floor[np.argsort(-(share - floor), kind="stable")[:missing]] += 1
+            parts[open_] = floor
+            break
+        open_[np.flatnonzero(open_)[low]] = False
+    return parts
+
+
+def filled(weights: Floats, total: int, caps: Floats) -> Ints | None:
+    """As `whole_parts` with at least 1 each, none above its cap; None where the caps have no room for `total`."""
+    caps = np.floor(caps)
+    if (caps < 1.0).any() or caps.sum() < total:
+        return None
+    level = np.minimum(caps, total * weights / weights.sum())
+    for _ in range(len(weights)):
+        missing, free = total - level.sum(), level < caps
+        if missing <= 0.5 or not free.any():
+            break
+        more = level + np.where(free, missing * weights / weights[free].sum(), 0.0)
+        level = np.minimum(caps, more)
+    parts: Ints = np.maximum(1, np.floor(level + 1e-9)).astype(np.int64)
+    missing = total - int(parts.sum())
+    while missing:
+        sign = 1 if missing > 0 else -1
+        able = np.flatnonzero(parts < caps if sign > 0 else parts > 1)
+        able = able[np.argsort(-sign * (level - parts)[able], kind="stable")][: abs(missing)]
+        parts[able] += sign
+        missing -= sign * len(able)
+    return parts
+
+
+def head_parts(groups: Sequence[Sequence[int]], weights: Floats, num_heads: int, unit: int = 1) -> Ints:
+    """Query heads of each device [devices], in every group proportional to `weights`, in units of `unit` where each
+    of its devices gets one."""
+    found = []
+    for first, own in zip(starts_of(groups).tolist(), groups, strict=True):
+        each = unit if num_heads % unit == 0 and len(own) * unit <= num_heads else 1
+        found.append(each * whole_parts(weights[first : first + len(own)], num_heads // each))
+    return np.concatenate(found)
+
+
+def balanced_tokens(starts: Ints, rates: Rates, heads: Ints, order: str, seq_len: int) -> Floats:
+    """Tokens of each device with which all work equally long, not whole [devices]."""
+    per_group = np.add.reduceat(1.0 / rates.token_s, starts)
+    head_s = rates.pair_s * heads
+    attention = np.add.reduceat(head_s / rates.token_s, starts)
+    if order == "zigzag":
+        visible = np.full(len(starts), 0.5 * seq_len)
+        tokens = per_group / (1.0 + attention * visible)
+        busy_s = seq_len / tokens.sum()
+        tokens = tokens * busy_s
+    else:
+        busy_s, tokens, visible = _contiguous(per_group, attention, seq_len)
+    group = np.repeat(np.arange(len(starts)), np.diff([*starts.tolist(), len(heads)]))
+    own = (busy_s - head_s * (tokens * visible)[group]) / rates.token_s
+    own = np.maximum(own, 1e-3 * tokens[group] / np.bincount(group)[group])
+    found: Floats = own * (tokens / np.add.reduceat(own, starts))[group]
+    return found
+
+
+def _contiguous(per_group: Floats, attention: Floats, seq_len: int) -> tuple[float, Floats, Floats]:
+    """Seconds, tokens of every group and keys that each of them sees, by bisection of the seconds."""
+    low, high = 0.0, (seq_len + 0.5 * attention.max() * seq_len**2) / per_group.min()
+    rows = list(zip(per_group.tolist(), attention.tolist(), strict=True))
+
+    def sizes(busy_s: float) -> list[float]:
+        before, found = 0.0, []
+        for rate, load in rows:
+            linear = 1.0 + load * before
+            size = (2.0 * rate * busy_s) / (linear + (linear**2 + 2.0 * load * rate * busy_s) ** 0.5)
+            found.append(size)
+            before += size
+        return found
+
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if sum(sizes(middle)) >= seq_len else (middle, high)
+    tokens = np.array(sizes(high))
+    return high, tokens, np.cumsum(tokens) - 0.5 * tokens

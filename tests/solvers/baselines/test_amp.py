@@ -1,0 +1,111 @@
+"""AMP: its dynamic program over layers against all splits, its space, and what it plans where the answer is known."""
+
+import random
+from dataclasses import replace
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexiopt.plan.plan import Plan, Sharding
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+from solvers.baselines.amp import Amp, best_splits
+from solvers.core.search import Budget
+from tests.solvers.baselines import problems
+
+
+@given(st.data())
+def test_the_best_split_is_the_best_of_all(data: st.DataObject) -> None:
+    stages = data.draw(st.integers(1, 4))
+    num_layers = data.draw(st.integers(stages, 10))
+    some = st.lists(st.floats(0.1, 5.0), min_size=stages, max_size=stages)
+    layer_s, added_s = data.draw(some), data.draw(some)
+    rooms = data.draw(st.lists(st.integers(0, num_layers), min_size=stages, max_size=stages))
+    batches = data.draw(st.integers(1, 40))
+
+    def seconds(layers: tuple[int, ...]) -> float:
+        stage_s = [n * a + b for n, a, b in zip(layers, layer_s, added_s, strict=True)]
+        return (batches - 1) * max(stage_s) + sum(stage_s)
+
+    all_splits = [
+        tuple(b - a for a, b in pairwise((0, *cuts, num_layers)))
+        for cuts in combinations(range(1, num_layers), stages - 1)
+    ]
+    fitting = [s for s in all_splits if all(n <= room for n, room in zip(s, rooms, strict=True))]
+    found = best_splits(layer_s, added_s, rooms, num_layers, batches)
+    assert bool(found) == bool(fitting)
+    assert [value for value, _ in found] == sorted(value for value, _ in found)
+    for value, layers in found:
+        assert layers in fitting
+        assert value == pytest.approx(seconds(layers))
+    if found:
+        assert found[0][0] == pytest.approx(min(map(seconds, fitting)))
+
+
+def mixed() -> Problem:
+    """A fast and a slow machine of four on a fast network."""
+    own = problems.cluster(("a100_40gb_sxm", 4, 200), ("v100_16gb_sxm", 4, 60), network_gb_per_s=50)
+    return Problem(own, problems.model("gpt2_345m", 24), Workload(64, 1024, precision="fp16"))
+
+
+def test_all_devices_work_and_the_fast_ones_hold_more_layers() -> None:
+    problem = mixed()
+    plan = Amp().solve(problem, Budget(60.0)).plan
+    assert plan is not None
+    assert sorted(plan.devices()) == list(range(8))
+    held = {"a100_40gb_sxm": 0, "v100_16gb_sxm": 0}
+    for line in plan.pipelines:
+        for stage in line.stages:
+            held[problem.cluster.gpu_of(stage.devices[0]).name] += stage.num_layers
+    assert held["a100_40gb_sxm"] > held["v100_16gb_sxm"] > 0
+
+
+def test_what_is_not_in_its_space() -> None:
+    problem, rng = mixed(), random.Random(0)
+    drawn = (Amp().draw(problem, rng) for _ in range(1000))
+    plan: Plan = next(
+        p
+        for p in drawn
+        if p and (len(p.pipelines), len(p.pipelines[0].stages), p.pipelines[0].stages[0].tp) == (2, 4, 1)
+    )
+    assert Amp().in_space(problem, plan) is None
+    one, two = plan.pipelines
+    first, second = one.stages[0], two.stages[0]
+    policy = "full" if first.policy != "full" else "none"
+    rules = {
+        "schedule": replace(plan, schedule="gpipe"),
+        "ZeRO-1": replace(plan, sharding=Sharding(2)),
+        "replicated": replace(
+            plan, pipelines=(replace(one, stages=(replace(first, layers=first.layers * 2), *one.stages[1:])), two)
+        ),
+        "unequal batches": replace(plan, pipelines=(replace(one, num_micro_batches=one.num_micro_batches + 1), two)),
+        "unequal pipelines": replace(plan, pipelines=(replace(one, stages=one.stages[:-1]), two)),
+        "recompute": replace(
+            plan, pipelines=(replace(one, stages=(replace(first, recompute=(policy,)), *one.stages[1:])), two)
+        ),
+        "left out": replace(plan, pipelines=(one,)),
+        "in order": replace(
+            plan,
+            pipelines=(
+                replace(one, stages=(second, *one.stages[1:])),
+                replace(two, stages=(first, *two.stages[1:])),
+            ),
+        ),
+    }
+    for word, broken in rules.items():
+        assert word in (Amp().in_space(problem, broken) or ""), word
+
+
+def test_odd_numbers_of_devices_have_few_grids() -> None:
+    """Seven devices: one pipeline of seven, since seven pipelines do not share the batch."""
+    own = problems.cluster(("a100_40gb_sxm", 3, 200), ("v100_16gb_sxm", 4, 60), network_gb_per_s=12.5)
+    problem = Problem(own, problems.model("gpt2_345m", 10), Workload(24, 1024, precision="fp16"))
+    plan = Amp().solve(problem, Budget(60.0)).plan
+    assert plan is not None
+    assert [len(line.stages) for line in plan.pipelines] == [7]
+    few = replace(problem, model=problems.model("gpt2_345m", 6))
+    result = Amp().solve(few, Budget(60.0))
+    assert result.plan is None
+    assert result.reason

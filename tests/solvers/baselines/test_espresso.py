@@ -1,0 +1,88 @@
+"""Espresso: what it can say, its order by compute and memory, its layers."""
+
+from dataclasses import replace
+
+import pytest
+
+from hexiopt.cost.model import CostModel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from solvers.baselines.aligned import AlignedEstimates
+from solvers.baselines.espresso import Espresso
+from solvers.baselines.espresso_search import Planner
+from solvers.baselines.renting import Worth
+from solvers.core.search import Budget
+from solvers.registry import make_solver
+from tests.solvers import problems as small
+
+
+def plan(*lines: tuple[tuple[int, ...], tuple[int, ...]], cut: int = 2, batches: tuple[int, int] = (4, 4)) -> Plan:
+    """Pipelines of two stages, the first with `cut` of six layers."""
+    return Plan(
+        tuple(
+            Pipeline((Stage.of(first, 0, cut), Stage.of(second, cut, 6)), count, 2)
+            for (first, second), count in zip(lines, batches, strict=True)
+        ),
+        "1f1b",
+        Sharding(1),
+    )
+
+
+# Devices 0 to 3 are fast, on machines a and b; 4 to 7 slow, on c.
+@pytest.mark.parametrize(
+    ("tried", "broken"),
+    [
+        (plan(((4,), (0,)), ((5,), (2,))), None),
+        (plan(((4, 5), (0, 1)), ((6, 7), (2, 3)), cut=1), None),
+        (plan(((4,), (0,)), ((1,), (2,))), "several GPU types"),
+        (plan(((4, 5), (0,)), ((6, 7), (2,))), "unequal TP degrees"),
+        (plan(((4,), (0,)), ((5,), (2,)), batches=(5, 4)), "unequal batches"),
+        (replace(plan(((4,), (0,)), ((5,), (2,))), schedule="gpipe"), "schedule gpipe"),
+    ],
+)
+def test_its_space(tried: Plan, broken: str | None) -> None:
+    said = Espresso().in_space(small.easy(), tried)
+    assert said is None if broken is None else said is not None and broken in said
+
+
+def test_first_stages_go_to_types_with_room_for_activations() -> None:
+    """Of two types as fast as each other, the one with more memory comes first, where most micro-batches wait."""
+    own = small.cluster(("a", "fast", 1), ("b", "slow", 1), fast_gib=1.6, slow_gib=16.0)
+    alike = replace(own.machines[1].gpu, flops_bf16=own.machines[0].gpu.flops_bf16, hbm_bytes_per_s=1.5e12)
+    machines = (own.machines[0], replace(own.machines[1], gpu=alike))
+    problem = Problem(replace(own, machines=machines), small.TINY, Workload(32, 2048, recompute="none"), Space())
+    planner = Planner(AlignedEstimates(CostModel(problem)), 1, Worth(), frozenset({0, 1}))
+    roomy = [m[0] for m in planner.machines].index((1,))
+    choice = next(c for c in planner.choices(("none",)) if (c.tp, c.dp, c.size) == (1, 1, 1))
+    assert planner.orders(choice, (1, 1))[0] == (roomy, 1 - roomy)
+
+
+def test_layers_by_speed_on_every_type() -> None:
+    """The fast machine gets more layers of a stage than the slow one."""
+    own = small.cluster(("a", "fast", 1), ("b", "slow", 1), network_gb_per_s=100.0)
+    problem = Problem(own, replace(small.TINY, num_layers=12), Workload(64, 2048), Space(num_stages=2))
+    result = make_solver("espresso").solve(problem, Budget(20.0))
+    assert result.plan is not None
+    (pipeline,) = result.plan.pipelines
+    layers = {stage.devices[0]: stage.num_layers for stage in pipeline.stages}
+    assert layers[0] >= 2 * layers[1]
+
+
+def test_it_finds_the_best_of_a_few_hundred() -> None:
+    """All plans of two GPUs: types, orders, layers, micro-batches, policies; one stage or two."""
+    own = small.cluster(("a", "fast", 1), ("b", "slow", 1), network_gb_per_s=1.0, fast_gib=2.0, slow_gib=2.0)
+    problem = Problem(own, small.TINY, Workload(8, 2048, schedule="1f1b", optimizer_sharding="0"), Space())
+    model, best = CostModel(problem), float("inf")
+    for policy in ("none", "selective", "full"):
+        for size in (1, 2, 4, 8):
+            lines = [(Stage.of((d,), 0, 4, policy),) for d in (0, 1)]
+            lines += [
+                (Stage.of((d,), 0, cut, policy), Stage.of((1 - d,), cut, 4, policy))
+                for d in (0, 1)
+                for cut in (1, 2, 3)
+            ]
+            for stages in lines:
+                best = min(best, model.price(Plan((Pipeline(stages, 8 // size, size),))).objective)
+    assert make_solver("espresso").solve(problem, Budget(20.0)).objective == pytest.approx(best, rel=1e-12)

@@ -1,0 +1,178 @@
+"""FlashFlex: the released rules against what the released code gives, its space, and published against released."""
+
+import random
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hexiopt.cost.executors.memory import WHOLE
+from hexiopt.cost.model import CostModel
+from hexiopt.errors import InputError
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Plan, Sharding
+from hexiopt.problem.problem import Problem
+from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
+from hexiopt.readers.huggingface import read_model
+from hexiopt.reading import Section
+from hexiopt.result import Result
+from solvers.baselines.flashflex import FlashFlex
+from solvers.baselines.flashflex_plans import Released
+from solvers.baselines.flashflex_pricer import FlashFlexPricer
+from solvers.baselines.flashflex_published import OurMemory, intra_gb_per_s
+from solvers.baselines.flashflex_released import Line, ReleasedSearch, _ordered, memory_shares
+from solvers.core.search import Budget
+from tests.solvers import problems as small
+from tests.solvers.baselines import problems
+
+pytest.importorskip("pymetis")
+
+NETWORK = {"inter_machine": {"bandwidth_gb_per_s": 10, "latency_us": 20}}
+CONF = Path(__file__).parents[3] / "conf"
+
+
+def setting_2() -> Problem:
+    """HexiScale's setting 2: 8 × 3080 Ti (0 to 7), 3090, 4090, A800 (24 to 31); Llama-2 7B."""
+    own = read_cluster(CONF / "cluster" / "hexiscale_setting_2.yaml")
+    return Problem(own, read_model(CONF / "model" / "llama2_7b.yaml"))
+
+
+# The released rules. Expected values: functions of its folder `experimental/`, run on the same input.
+
+
+@pytest.mark.parametrize(
+    ("line", "layers"),
+    [
+        (((0, 1), (8,), (16, 17, 18, 19)), [5, 5, 22]),
+        (((24,), (25,), (0, 1, 2, 3), (4,)), [12, 12, 7, 1]),
+        (((0,), (1,), (2,), (8, 9), (10, 11, 12, 13), (24, 25)), [1, 1, 1, 4, 9, 16]),
+    ],
+)
+def test_layers_follow_the_memory_of_stages(line: Line, layers: list[int]) -> None:
+    """`create_layer_partition` of `layer_partition.py`."""
+    assert memory_shares(setting_2(), line) == layers
+
+
+@pytest.mark.parametrize(
+    ("weights", "order"),
+    [
+        ([[0, 5], [5, 0]], [0, 1]),
+        ([[0, 9, 1], [9, 0, 5], [1, 5, 0]], [0, 2, 1]),
+        ([[0, 1, 9], [1, 0, 5], [9, 5, 0]], [2, 1, 0]),
+        ([[0, 5, 9], [5, 0, 1], [9, 1, 0]], [2, 1, 0]),
+    ],
+)
+def test_the_released_order_of_parts(weights: list[list[int]], order: list[int]) -> None:
+    """`get_stage_order` of `stage_order.py` and `gen_strategy` of `strategy.py`."""
+    parts = [[k] for k in range(len(weights))]
+    assert _ordered(parts, np.array(weights, float)) == [[k] for k in order]
+
+
+@pytest.mark.parametrize(("inside", "between", "weighs"), [(25, 400, [0, 0]), (400, 15, [0, 1]), (5, 1, [2, 9])])
+def test_released_reciprocals_are_rounded(inside: float, between: float, weighs: list[int]) -> None:
+    """25 and 400 GB/s look alike."""
+    own = problems.cluster(("l40s", 2, inside), ("l40s", 2, inside), network_gb_per_s=between)
+    search = ReleasedSearch(FlashFlexPricer(Problem(own, problems.model("llama2_7b", 4))), random.Random(0))
+    assert [search.reciprocal[0, 1], search.reciprocal[0, 2]] == weighs
+
+
+def test_released_micro_batches_are_fixed_at_the_start() -> None:
+    """256 sequences in 8 micro-batches: 16 each for two pipelines at the start, however many there are then."""
+    problem = setting_2()
+    half = tuple((2 * k, 2 * k + 1) for k in range(16))
+    assert list(Released(problem, 2).sizes()) == [16]
+    assert list(Released(problem, 5).sizes()) == [4]
+    plan = Released(problem, 2).plan((half[:8], half[8:]), "1f1b", 16, "full", False)
+    assert plan is not None
+    assert [line.num_micro_batches for line in plan.pipelines] == [8, 8]
+
+
+def test_its_own_memory_formula_refuses() -> None:
+    """One 3080 Ti does not hold Llama-2 7B; a machine of A800 does."""
+    problem = setting_2()
+    plans = Released(problem, 1)
+    assert plans.estimate_s((((0,),),)) == float("inf")
+    assert plans.estimate_s(((tuple(range(24, 32)),),)) < float("inf")
+
+
+# As published.
+
+
+def test_published_seconds_are_flashflex_s_and_memory_is_ours() -> None:
+    problem = setting_2()
+    pricer, ours = OurMemory(problem), CostModel(problem)
+    theirs = FlashFlexPricer(problem, intra_gb_per_s=intra_gb_per_s(problem))
+    for group in ((0,), (8, 9), (24, 25, 26, 27)):
+        site = pricer.site(group)
+        seconds = theirs.stage_s(theirs.site(group), 3, True, False, 2, "full")
+        assert pricer.stage_s(site, 3, True, False, 2, "none") == seconds
+        room = ours.max_layers(ours.site(group), True, False, 1, "none", 2, WHOLE)
+        assert pricer.max_layers(site, True, False, 1, "none", 2, WHOLE) == room
+
+
+@cache
+def planned(defects: str) -> Result:
+    return FlashFlex(defects).solve(setting_2(), Budget(120.0))
+
+
+@pytest.mark.parametrize("defects", ["as_published", "as_released"])
+def test_plans_are_in_the_space_of_their_search(defects: str) -> None:
+    problem, own, result = setting_2(), FlashFlex(defects), planned(defects)
+    assert result.plan is not None
+    assert check(problem, result.plan, result.cost) == []
+    assert own.in_space(problem, result.plan) is None
+    assert sorted(result.plan.devices()) == list(range(32))
+
+
+def test_the_defects_cost_much() -> None:
+    assert 1.1 * planned("as_published").objective < planned("as_released").objective
+
+
+def test_what_is_not_in_its_space() -> None:
+    problem, own, rng = small.easy(), FlashFlex(), random.Random(0)
+    drawn = (own.draw(problem, rng) for _ in range(1000))
+    plan: Plan = next(p for p in drawn if p and len(p.pipelines) == 1 and len(p.pipelines[0].stages) > 4)
+    assert own.in_space(problem, plan) is None
+    [line] = plan.pipelines
+    first = line.stages[0]
+    policy = "full" if first.policy != "full" else "none"
+    rules = {
+        "schedule": replace(plan, schedule="interleaved"),
+        "ZeRO-1": replace(plan, sharding=Sharding(3)),
+        "replicated": [replace(first, replicas=first.replicas * 2), *line.stages[1:]],
+        "recompute": [replace(first, recompute=(policy,)), *line.stages[1:]],
+        "left out": line.stages[1:],
+    }
+    for word, broken in rules.items():
+        if not isinstance(broken, Plan):
+            broken = replace(plan, pipelines=(replace(line, stages=tuple(broken)),))
+        assert word in (own.in_space(problem, broken) or ""), word
+
+
+def test_a_pipeline_does_not_come_back_to_a_machine() -> None:
+    """Machines a: 0, 1; b: 2, 3; c: 4 to 7. One device a stage, two of them swapped."""
+    problem, own, rng = small.easy(), FlashFlex(), random.Random(0)
+    drawn = (own.draw(problem, rng) for _ in range(5000))
+    plan: Plan = next(p for p in drawn if p and [len(q.stages) for q in p.pipelines] == [5])
+    [line] = plan.pipelines
+    machines = [int(problem.cluster.machine_of[stage.devices[0]]) for stage in line.stages]
+    k = next(k for k in range(5) for j in (k + 1,) if j < 4 and machines[k] == machines[j] != machines[j + 1])
+    stages = list(line.stages)
+    devices = stages[k + 1].replicas, stages[k + 2].replicas
+    stages[k + 1], stages[k + 2] = (
+        replace(stages[k + 1], replicas=devices[1]),
+        replace(stages[k + 2], replicas=devices[0]),
+    )
+    broken = replace(plan, pipelines=(replace(line, stages=tuple(stages)),))
+    assert check(problem, broken) == []
+    assert "comes back" in (own.in_space(problem, broken) or "")
+    assert FlashFlex("as_released").in_space(problem, broken) != own.in_space(problem, broken)
+
+
+def test_a_graph_of_too_many_gpus_is_refused() -> None:
+    data = {"name": "many", "gpu": "l40s", "num_gpus": 8, "intra_bandwidth_gb_per_s": 20, "count": 65}
+    own = cluster_from_section(Section({"name": "large", "machines": [data], **NETWORK}, "large"))
+    with pytest.raises(InputError, match="520 GPUs are more than the 512"):
+        FlashFlex().solve(Problem(own, problems.model("llama2_7b", 8)), Budget(1.0))

@@ -1,0 +1,205 @@
+"""Megatron-LM: its rules on layers, its space, and what it plans where the answer is known."""
+
+import itertools
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.flight import flight
+from hexiopt.cost.model import CostModel
+from hexiopt.plan.plan import Plan, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from solvers.baselines.estimate import Estimates
+from solvers.baselines.megatron import Layers, Megatron, _best_splits, _Rhythm, splits
+from solvers.core.search import Budget
+from tests.solvers.baselines import problems
+
+
+def plan_for(problem: Problem) -> Plan:
+    plan = Megatron().solve(problem, Budget(60.0)).plan
+    assert plan is not None
+    return plan
+
+
+def pair(network_gb_per_s: float = 50.0, **workload: object) -> Problem:
+    """Two equal machines of eight."""
+    own = problems.cluster(("a100_80gb_sxm", 8, 200), ("a100_80gb_sxm", 8, 200), network_gb_per_s=network_gb_per_s)
+    return Problem(own, problems.model("llama2_13b", 40), Workload(16, 2048, **workload))  # type: ignore[arg-type]
+
+
+# Layers.
+
+
+def test_splits_by_hand() -> None:
+    found = {s.per_stage(3) for s in splits(8, 3)}
+    assert found == {(a, m, 8 - m - a) for m in range(1, 7) for a in range(1, 8 - m)}
+    assert {s.per_stage(2) for s in splits(4, 2)} == {(1, 3), (2, 2), (3, 1)}
+    assert [s.per_stage(1) for s in splits(4, 1)] == [(4,)]
+    assert list(splits(3, 4)) == []
+
+
+def test_every_stage_divides_into_chunks() -> None:
+    assert {s.per_stage(2) for s in splits(8, 2, 2)} == {(2, 6), (4, 4), (6, 2)}
+    assert {s.per_stage(4) for s in splits(12, 4, 3)} == {(3, 3, 3, 3)}
+    assert list(splits(9, 2, 2)) == []
+
+
+@given(st.data())
+def test_the_best_split_is_the_best_of_all(data: st.DataObject) -> None:
+    stages = data.draw(st.integers(1, 5))
+    chunks = data.draw(st.sampled_from((1, 1, 2))) if stages > 1 else 1
+    num_layers = data.draw(st.integers(stages, 14)) * chunks
+    seconds = st.floats(0.1, 5.0)
+    rhythm = _Rhythm(
+        tuple(data.draw(st.lists(seconds, min_size=stages, max_size=stages))),
+        tuple(data.draw(st.lists(seconds, min_size=stages, max_size=stages))),
+        chunks * data.draw(st.integers(0, 4)),
+        data.draw(seconds),
+        data.draw(seconds),
+        data.draw(st.lists(seconds, min_size=stages - 1, max_size=stages - 1)),
+        data.draw(st.integers(1, 40)),
+        chunks,
+    )
+    rooms = data.draw(st.lists(st.integers(0, num_layers), min_size=stages, max_size=stages))
+    even = data.draw(st.booleans())
+    problem = Problem(
+        problems.one_kind().cluster,
+        problems.model("gpt2_345m", num_layers),
+        Workload(8, 128),
+        Space(uneven_layers=not even),
+    )
+    allowed = [
+        rhythm.seconds(split.per_stage(stages))
+        for split in splits(num_layers, stages, chunks)
+        if all(n <= room for n, room in zip(split.per_stage(stages), rooms, strict=True))
+        and not (even and max(split.per_stage(stages)) - min(split.per_stage(stages)) > 1)
+    ]
+    found = _best_splits(problem, rhythm, rooms)
+    assert bool(found) == bool(allowed)
+    if found:
+        assert found[0][0] == pytest.approx(min(allowed))
+        assert all(value == pytest.approx(rhythm.seconds(layers.per_stage(stages))) for value, layers in found)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+def test_rooms_of_blocks_against_the_price(chunks: int) -> None:
+    """The most layers that fit where the first of every range recompute."""
+    model = CostModel(pair())
+    times, found = Estimates(model), set()
+    for tp, size, first, last, block in itertools.product((1, 2), (1, 2), (False, True), (False, True), (1, 3)):
+        site = model.site(tuple(range(tp)))
+        held, limit = flight("1f1b", 0, 3, 9, chunks), site.gpu.usable_memory_bytes
+
+        def needed(length: int) -> float:
+            each = (("full",) * min(length, block) + ("none",) * max(0, length - block)) * chunks  # noqa: B023
+            return model.memory_model(site, size).layered(each, first, last, held, Shards(1, 2)).total  # noqa: B023
+
+        scan = next(n for n in itertools.count(1) if needed(n) > limit) - 1
+        room = times.room_beside(frozenset([site]), first, last, size, ("full", block, "none"), chunks, held, 2)
+        assert room == scan * chunks
+        found.add(room)
+    assert len(found) > 3
+
+
+# Its space.
+
+
+@cache
+def interleaved() -> tuple[Problem, Plan]:
+    problem = pair(schedule="interleaved", optimizer_sharding="1")
+    rng = random.Random(0)
+    drawn = (Megatron().draw(problem, rng) for _ in range(1000))
+    plan = next(p for p in drawn if p and len(p.pipelines) == 2 and len(p.pipelines[0].stages) == 4)
+    assert Megatron().in_space(problem, plan) is None
+    return problem, plan
+
+
+def changed(plan: Plan, at: int, **changes: object) -> Plan:
+    """The plan with one pipeline changed."""
+    lines = list(plan.pipelines)
+    lines[at] = replace(lines[at], **changes)  # type: ignore[arg-type]
+    return replace(plan, pipelines=tuple(lines))
+
+
+def test_what_is_not_in_its_space() -> None:
+    problem, plan = interleaved()
+    line = plan.pipelines[0]
+    stage = line.stages[0]
+    others = line.stages[1:]
+    line_1 = plan.pipelines[1]
+    other = line_1.stages[0]
+    recomputed = replace(stage, recompute=("full" if stage.policy != "full" else "none",))
+    last_ones = replace(stage, recompute=(*["none"] * (stage.num_layers - 1), "full"))
+    rules = {
+        "schedule": replace(plan, schedule="gpipe"),
+        "sharding": replace(plan, sharding=Sharding(1, "machine")),
+        "replicated": changed(plan, 0, stages=(replace(stage, replicas=stage.replicas * 2), *others)),
+        "unequal batches": changed(plan, 0, num_micro_batches=line.num_micro_batches + 1),
+        "unequal pipelines": changed(plan, 0, stages=line.stages[1:]),
+        "several recompute policies": changed(plan, 0, stages=(recomputed, *others)),
+        "not full of the first": replace(
+            plan, pipelines=tuple(replace(own, stages=(last_ones, *own.stages[1:])) for own in plan.pipelines)
+        ),
+        "not ranks of a grid": changed(
+            changed(plan, 0, stages=(other, *others)), 1, stages=(stage, *line_1.stages[1:])
+        ),
+    }
+    for word, broken in rules.items():
+        assert word in (Megatron().in_space(problem, broken) or ""), word
+
+
+def test_a_middle_stage_has_as_many_layers_as_the_others() -> None:
+    problem = problems.one_kind()
+    for per_stage, allowed in (((2, 4, 4, 14), True), ((2, 5, 4, 13), False)):
+        ends = [sum(per_stage[:k]) for k in range(5)]
+        stages = tuple(Stage.of((2 * k, 2 * k + 1), ends[k], ends[k + 1]) for k in range(4))
+        plan = changed(plan_for(problem), 0, stages=stages, num_micro_batches=32, micro_batch_size=1)
+        plan = replace(plan, pipelines=plan.pipelines[:1], schedule="1f1b")
+        assert (Megatron().in_space(problem, plan) is None) == allowed
+
+
+# What it plans.
+
+
+def test_tensor_parallelism_stays_in_a_machine_and_pipelines_cross_the_network() -> None:
+    """On a slow network every gradient ring and TP group of a homogeneous cluster is inside a machine."""
+    problem = pair(network_gb_per_s=1.25)
+    plan = plan_for(problem)
+    machine_of = problem.cluster.machine_of
+    for slot in zip(*(line.stages for line in plan.pipelines), strict=True):
+        assert len({int(machine_of[d]) for stage in slot for d in stage.devices}) == 1
+    assert {int(machine_of[d]) for d in plan.devices()} == {0, 1}
+
+
+def test_slow_machines_are_left_out_where_the_network_is_slow() -> None:
+    problem = problems.slow_network()
+    plan = plan_for(problem)
+    assert {problem.cluster.gpu_of(d).name for d in plan.devices()} == {"rtx_4090"}
+
+
+def test_few_micro_batches_are_interleaved() -> None:
+    free, fixed = plan_for(pair()), Megatron().solve(pair(schedule="1f1b"), Budget(60.0))
+    assert free.schedule == "interleaved"
+    assert Megatron().solve(pair(), Budget(60.0)).objective < fixed.objective
+
+
+def test_gpipe_is_not_its_schedule() -> None:
+    result = Megatron().solve(pair(schedule="gpipe"), Budget(60.0))
+    assert result.plan is None
+    assert result.reason
+
+
+def test_layers_in_chunks_stand_in_virtual_order() -> None:
+    problem, plan = interleaved()
+    for line in plan.pipelines:
+        ranges = [own for turn in zip(*(stage.layers for stage in line.stages), strict=True) for own in turn]
+        assert [first for first, _ in ranges] == [0, *(end for _, end in ranges[:-1])]
+        assert ranges[-1][1] == problem.model.num_layers
+    assert Layers(4, 2, 6, 2).per_stage(4) == (4, 2, 2, 6)

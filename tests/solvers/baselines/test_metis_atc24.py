@@ -1,0 +1,193 @@
+"""Metis: what it can say, samples by speed, cuts as good as all cuts, lanes."""
+
+import random
+from dataclasses import replace
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexiopt.cost.model import CostModel
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from solvers.baselines.cutting import cuts
+from solvers.baselines.device_groups import Batching, RankedDevices, StageGroup, shared_out
+from solvers.baselines.estimate import Estimates
+from solvers.baselines.lanes import plan_of_cut
+from solvers.baselines.metis_atc24 import MetisAtc24
+from solvers.baselines.metis_search import batchings, sequences
+from solvers.core.search import Budget
+from solvers.registry import make_solver
+from tests.solvers import problems as small
+
+
+def pair() -> Problem:
+    """A fast and three slow GPUs, one each a machine, on a network as fast as their own links."""
+    own = small.cluster(("a", "fast", 1), ("b", "slow", 1), ("c", "slow", 2), network_gb_per_s=100.0)
+    return Problem(own, small.TINY, Workload(global_batch=32, seq_len=2048), Space())
+
+
+def plan(*stages: Stage, batches: int = 4, size: int = 8) -> Plan:
+    return Plan((Pipeline(stages, batches, size),), "1f1b", Sharding(1))
+
+
+def shared(layers: tuple[int, int], *replicas: tuple[tuple[int, ...], int], policy: str = "none") -> Stage:
+    return Stage(tuple(Replica(devices, samples) for devices, samples in replicas), (layers,), (policy,))
+
+
+# a:0 is device 0, b:0 is 1, c:0 and c:1 are 2 and 3.
+WHOLE = plan(shared((0, 3), ((0,), 6), ((1,), 2)), shared((3, 4), ((2,), 4), ((3,), 4)))
+LANES = Plan(
+    tuple(
+        Pipeline((shared((0, 3), ((first,), 4)), shared((3, 4), ((second,), 4))), 4, 4)
+        for first, second in ((0, 2), (1, 3))
+    ),
+    "1f1b",
+    Sharding(1),
+)
+
+
+@pytest.mark.parametrize(
+    ("tried", "broken"),
+    [
+        (WHOLE, None),
+        (LANES, None),
+        (replace(WHOLE, schedule="gpipe"), "schedule gpipe"),
+        (replace(WHOLE, sharding=Sharding(2)), "sharding other than of the optimizer"),
+        (plan(shared((0, 3), ((0,), 6), ((1,), 2)), Stage.of((2, 3), 3, 4, "full")), "several recompute policies"),
+        (plan(shared((0, 3), ((0,), 4), ((2, 3), 4)), Stage.of((1,), 3, 4)), "a stage of several TP degrees"),
+        (plan(Stage.of((1,), 0, 1), Stage.of((0,), 1, 3), shared((3, 4), ((2,), 4), ((3,), 4))), "no powers of two"),
+        (plan(Stage.of((2,), 0, 1), shared((1, 3), ((0,), 6), ((1,), 2)), Stage.of((3,), 3, 4)), "machines that alter"),
+        (plan(shared((0, 4), ((0,), 4), ((1,), 2), ((2,), 2))), "no powers of two"),
+        (replace(LANES, pipelines=(LANES.pipelines[0], replace(LANES.pipelines[1], num_micro_batches=3))), "batches"),
+    ],
+)
+def test_its_space(tried: Plan, broken: str | None) -> None:
+    said = MetisAtc24().in_space(pair(), tried)
+    assert said is None if broken is None else said is not None and broken in said
+
+
+def test_devices_idle_only_where_their_share_is_none() -> None:
+    """With one micro-batch of two samples the fast GPU has both; of eight, the slow one would have some."""
+    problem = pair()
+    problem = replace(problem, space=replace(problem.space, exclude=("c",)))
+    alone = (Stage.of((0,), 0, 4),)
+    assert MetisAtc24().in_space(problem, plan(*alone, batches=16, size=2)) is None
+    assert "idle or none" in str(MetisAtc24().in_space(problem, plan(*alone, batches=4, size=8)))
+
+
+def test_samples_by_speed() -> None:
+    """The fast GPU gets more of the micro-batch than the slow one it shares a stage with."""
+    problem = pair()
+    problem = replace(problem, space=replace(problem.space, exclude=("c",)))
+    result = make_solver("metis_atc24").solve(problem, Budget(20.0))
+    assert result.plan is not None
+    (pipeline,) = result.plan.pipelines
+    samples = {r.devices[0]: r.samples for stage in pipeline.stages for r in stage.replicas}
+    assert len(pipeline.stages) == 1
+    assert samples[0] > samples[1] > 0
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 20), min_size=6, max_size=6).map(sorted), min_size=1, max_size=3),
+    st.integers(1, 6),
+)
+def test_shared_out_is_optimal(times: list[list[int]], samples: int) -> None:
+    def slowest(counts: tuple[int, ...]) -> int:
+        return max((times[r][n - 1] for r, n in enumerate(counts) if n), default=0)
+
+    best = min(slowest(c) for c in product(range(samples + 1), repeat=len(times)) if sum(c) == samples)
+    counts = shared_out(times, samples)
+    assert sum(counts) == samples
+    assert slowest(tuple(counts)) == best
+
+
+def all_cuts(groups: list[list[StageGroup]], a: int = 0) -> list[tuple[StageGroup, ...]]:
+    if a == len(groups):
+        return [()]
+    return [(group, *rest) for group in groups[a] for rest in all_cuts(groups, group.end_rank)]
+
+
+def slowest_s(problem: Problem, cut: tuple[StageGroup, ...]) -> float:
+    """The slowest stage with the best layers, by trying all."""
+    total, best = problem.model.num_layers, float("inf")
+    for ends in product(range(1, total), repeat=len(cut) - 1):
+        layers = [end - first for first, end in pairwise((0, *ends, total))]
+        if min(layers) > 0 and all(
+            n <= g.rooms[len(cut) - s] for s, (n, g) in enumerate(zip(layers, cut, strict=True))
+        ):
+            best = min(best, max(g.stage_s(n) + g.waits_s for g, n in zip(cut, layers, strict=True)))
+    return best
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_cuts_are_as_good_as_all_cuts(size: int) -> None:
+    problem = pair()
+    estimates = Estimates(CostModel(problem))
+    for ranks in sequences(problem):
+        groups = RankedDevices(estimates, ranks, {}).groups(Batching(32 // size, size, 1, "none", True))
+        for stages in range(1, 5):
+            best = min((slowest_s(problem, cut) for cut in all_cuts(groups) if len(cut) == stages), default=None)
+            limited = replace(problem, space=replace(problem.space, num_stages=stages))
+            found = list(cuts(limited, groups, 4, random.Random(0), lambda stages: float("inf")))
+            if best is None or best == float("inf"):
+                assert not found
+            else:
+                assert all(len(cut) == stages for _, cut in found)
+                assert all(slowest_s(problem, cut) <= limit * (1 + 1e-9) for limit, cut in found)
+                # Limits stand about a tenth apart.
+                assert min(slowest_s(problem, cut) for _, cut in found) <= 1.15 * best
+
+
+@pytest.mark.parametrize("asked", [None, 1, 2])
+def test_lanes_hold_the_same(asked: int | None) -> None:
+    """However many lanes, every replica has its samples, and the plan is valid."""
+    problem = small.easy(Space(num_pipelines=asked))
+    estimates, rng = Estimates(CostModel(problem)), random.Random(0)
+    ranked = RankedDevices(estimates, sequences(problem)[0], {})
+    made = 0
+    for batching in batchings(problem, "none", True):
+        for _, cut in cuts(problem, ranked.groups(batching), 3, rng, lambda stages: float("inf")):
+            layers = (1,) * (len(cut) - 1) + (problem.model.num_layers - len(cut) + 1,)
+            plan = plan_of_cut(problem, batching, cut, layers, "1f1b", 1)
+            assert check(problem, plan) == []
+            assert MetisAtc24().in_space(problem, plan) is None
+            assert asked in (None, len(plan.pipelines))
+            for s, group in enumerate(cut):
+                held = {
+                    (replica.devices, samples)
+                    for lane in plan.pipelines
+                    for replica, samples in zip(
+                        lane.stages[s].replicas, lane.stages[s].samples(lane.micro_batch_size), strict=True
+                    )
+                }
+                assert held == {share for shares in group.lanes() for share in shares}
+                assert sum(samples for _, samples in held) == batching.size
+            made += 1
+    assert made > 10
+
+
+def test_a_micro_batch_may_exceed_that_of_a_pipeline() -> None:
+    """Eight equal GPUs with micro-batches of one sequence at most: eight lanes make one of eight."""
+    own = small.cluster(("a", "fast", 8), network_gb_per_s=1.0)
+    problem = Problem(own, small.TINY, Workload(global_batch=32, seq_len=2048), Space(max_micro_batch_size=1))
+    result = make_solver("metis_atc24").solve(problem, Budget(20.0))
+    assert result.plan is not None
+    assert len(result.plan.pipelines) > 1
+    assert {pipeline.micro_batch_size for pipeline in result.plan.pipelines} == {1}
+
+
+def test_equal_devices_are_all_used() -> None:
+    """Even over a network so slow that one machine alone would be faster: that is its limit, and others do better."""
+    own = small.cluster(("a", "fast", 2), ("b", "fast", 2), network_gb_per_s=0.02)
+    problem = Problem(own, small.TINY, Workload(global_batch=32, seq_len=2048), Space())
+    made = {name: make_solver(name).solve(problem, Budget(20.0)) for name in ("metis_atc24", "sailor")}
+    assert made["metis_atc24"].plan is not None
+    assert made["sailor"].plan is not None
+    assert len(made["metis_atc24"].plan.devices()) == 4
+    assert len(made["sailor"].plan.devices()) == 2
+    assert made["sailor"].objective < made["metis_atc24"].objective
