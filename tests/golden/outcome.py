@@ -5,8 +5,8 @@ The only file here that knows hexiopt's classes: when they change, change this, 
 
 import hashlib
 import json
-import os
 import tempfile
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def message(kind: str, text: str) -> str:
     A plan that is read but breaks rules has a line for each.
     """
     suffix = "json" if text.startswith(("{", "[")) else "yaml"
-    with _folder():
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):  # messages name files without one
         path = Path(f"{kind}.{suffix}")
         path.write_text(text, encoding="utf-8")
         try:
@@ -103,15 +103,3 @@ def message(kind: str, text: str) -> str:
         except InputError as error:
             return str(error)
     return ""
-
-
-class _folder:  # noqa: N801
-    """An empty working folder, so that messages name files without one."""
-
-    def __enter__(self) -> None:
-        self._before, self._temporary = Path.cwd(), tempfile.TemporaryDirectory()
-        os.chdir(self._temporary.name)
-
-    def __exit__(self, *_: object) -> None:
-        os.chdir(self._before)
-        self._temporary.cleanup()
