@@ -40,7 +40,7 @@ stress: install
 	$(BIN)/python -m experiments.stress
 	HEXIOPT_STRESS=1 HYPOTHESIS_PROFILE=new $(BIN)/python -m pytest -n 2
 
-# Over two hours on two cores; after an interruption it goes on where it was.
+# About two hours on two cores; after an interruption it goes on where it was.
 results: install
 	$(BIN)/python -m experiments.studies all --publish
 

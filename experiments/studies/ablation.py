@@ -21,8 +21,7 @@ _LIMIT_S = 10.0
 _SMALL = 0.0005  # a loss below 0.05 % is called none
 _NOTES = (
     "How much longer a step takes than in the whole plan space. A smaller space's plan is one of the larger's, so "
-    "that a "
-    "space is credited with the best plan of any search inside it; the CSV has what each search found itself."
+    "that a space is credited with the best plan of any search inside it; the CSV has what each search found itself."
 )
 
 
@@ -93,7 +92,7 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
         5.0,
         "What each asymmetry is worth",
         f"How much longer a step takes without it, by our cost model; portfolio, {scale.limit_s(_LIMIT_S):g} s a "
-        f"search",
+        "search",
     )
     row_bars(ax, longer)
     if NONE in longer.index:
@@ -120,8 +119,8 @@ def claims(found: pd.DataFrame, best: pd.DataFrame, longer: pd.DataFrame) -> lis
         over = found.at[WHOLE, setting] / best.at[WHOLE, setting] - 1
         if over > _SMALL:
             said.append(
-                f"At setting {setting} the search of the whole space stops {over:.1%} above the best plan known, which "
-                f"“{found[setting].idxmin()}” gave."
+                f"At setting {setting} the search of the whole space stops {over:.1%} above the best plan known, "
+                f"which “{found[setting].idxmin()}” gave."
             )
         said += [f"Setting {setting} has no plan found in “{name}”." for name in best.index[best[setting].isna()]]
     return said

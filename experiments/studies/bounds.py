@@ -8,8 +8,9 @@ python -m experiments.studies bounds          # about 21 minutes on two cores; -
 from dataclasses import replace
 
 import pandas as pd
+from matplotlib.figure import Figure
 
-from experiments.studies.frame.figures import framed, legend, row_bars
+from experiments.studies.frame.figures import framed, row_bars
 from experiments.studies.frame.search import BOUND, SearchSpec
 from experiments.studies.frame.settings import LOWER_BOUND, OURS, first_models, synthetic
 from experiments.studies.frame.study import Report, Scale, Study
@@ -22,9 +23,10 @@ from hexiopt.problem.workload import Workload
 _LIMIT_S, _SEEDS = 60.0, 2
 _AIMS = {100: 0.10, 5: 0.20}  # of the gap, by Gbit/s between machines
 _NOTES = (
-    "gap: how much less a step the best plan may take at most than ours of seed 0. compute bound: all devices compute "
-    "all "
-    "the time; certified bound: the linear program over chains of stages, in brackets the seconds to it."
+    "gap: how much less a step the best plan may take at most than ours of seed 0. compute bound: all devices "
+    "compute all the time; certified bound: the linear program over chains of stages, in brackets the seconds to it. "
+    "The program mixes pipelines in fractions and charges network interfaces for gradients, not for activations: it "
+    "cannot follow where messages are what counts, as at 5 Gbit/s."
 )
 
 
@@ -68,16 +70,7 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
         }
     gap = pd.Series(gaps)
     table = pd.DataFrame(cells).T.droplevel(1).rename_axis("problem")
-    figure, (ax,) = framed(
-        9.5,
-        4.6,
-        "How far our plans can be from the best there is",
-        f"Gap of the portfolio's plan to the certified bound; {scale.limit_s(_LIMIT_S):g} s each",
-    )
-    row_bars(ax, gap.unstack(sort=False).rename(columns="{} Gbit/s between machines".format))
-    ax.set_xlabel("gap (%)")
-    legend(figure, ax, 2)
-    return [Report({"": table}, claims(gap), figure, _NOTES)]
+    return [Report({"": table}, claims(gap), draw(gap, scale), _NOTES)]
 
 
 def claims(gap: pd.Series) -> list[str]:
@@ -90,6 +83,19 @@ def claims(gap: pd.Series) -> list[str]:
             reached = f"reached by {', '.join(within)}" if within else "reached nowhere"
             said.append(f"At {gbit_per_s} Gbit/s the gap is {span(own, '.1%')}; the aim of {aim:.0%} is {reached}.")
     return said
+
+
+def draw(gap: pd.Series, scale: Scale) -> Figure:
+    """A bar a problem."""
+    figure, (ax,) = framed(
+        9.5,
+        4.6,
+        "How far our plans can be from the best there is",
+        f"Gap of the portfolio's plan to the certified bound; {scale.limit_s(_LIMIT_S):g} s each",
+    )
+    row_bars(ax, gap.set_axis([f"{name}, {gbit_per_s} Gbit/s" for name, gbit_per_s in gap.index]).to_frame("gap"))
+    ax.set_xlabel("gap (%)")
+    return figure
 
 
 STUDY = Study(

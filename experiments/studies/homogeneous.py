@@ -17,10 +17,9 @@ from experiments.studies.frame.words import bold, change, share, span, times, to
 _MIXED, _PARTNER = "ours, mixed", ", homogeneous"
 _BASELINES = [planner.label for planner in HOMOGENEOUS]
 _NOTES = (
-    "× is the throughput of our plan on the mixed cluster over that of the system on the homogeneous cluster, tokens/s "
-    "over tokens/s. The paper's × is its measured MFU over Megatron's times FLOPS "
-    f"({published.HEXISCALE}, README of its code). MFU counts causal attention half; how the paper counts is not "
-    f"stated."
+    "× is the throughput of our plan on the mixed cluster over that of the system on the homogeneous cluster, "
+    f"tokens/s over tokens/s. The paper's × is its measured MFU over Megatron's times FLOPS ({published.HEXISCALE}, "
+    "README of its code). MFU counts causal attention half; how the paper counts is not stated."
 )
 
 
@@ -69,8 +68,7 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
         4.8,
         "Mixed clusters against homogeneous ones of like FLOPS",
         f"Throughput by our cost model over the best homogeneous baseline's; {scale.limit_s(20):g} s on a mixed "
-        f"cluster, "
-        f"{scale.limit_s(10):g} s on a homogeneous one",
+        f"cluster, {scale.limit_s(10):g} s on a homogeneous one",
     )
     own = published.paper("hexiscale")["homogeneous"]
     label = f"paper: {own['mean']:g} on average to {own['most']:g} at most"
@@ -97,21 +95,18 @@ def claims(ratio: pd.Series, fastest: pd.Series, megatron: pd.Series, measured: 
         return ["No setting has both a plan of ours and one of a baseline."]
     said = [
         f"Against the best homogeneous baseline ours reaches {ratio.mean():.2f} × on average and {ratio.max():.2f} × "
-        f"at "
-        f"most ({published.HEXISCALE}: {own['mean']:g} × and {own['most']:g} ×)."
+        f"at most ({published.HEXISCALE}: {own['mean']:g} × and {own['most']:g} ×)."
     ]
     for setting, value in ratio[ratio < own["mean"]].items():
         said.append(
             f"{fastest[setting].removesuffix(_PARTNER)} does better here than the paper says at setting {setting}: "
-            f"ours "
-            f"on the mixed cluster reaches {value:.2f} × of it, the paper's average is {own['mean']:g} ×."
+            f"ours on the mixed cluster reaches {value:.2f} × of it, the paper's average is {own['mean']:g} ×."
         )
     both = megatron.notna() & measured.notna()
     if (megatron[both] > measured[both]).any():
         said.append(
             f"By our cost model Megatron-LM reaches an MFU of {span(megatron[both], '.1%')} on the homogeneous "
-            f"clusters; "
-            f"the paper's README measured {span(measured[both], '.1%')} on A100 PCIe over TCP."
+            f"clusters; the paper's README measured {span(measured[both], '.1%')} on A100 PCIe over TCP."
         )
     return said
 

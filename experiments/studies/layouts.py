@@ -18,8 +18,7 @@ _UNEVEN = ("tokens", "heads", "groups")
 _NOTES = (
     "Throughput over that of even layouts: as many tokens and heads for every device, groups of one size. What fewer "
     "freedoms allow, more allow too: a variant is credited with the best plan of any search inside it; the CSV has "
-    "what "
-    "each search found itself."
+    "what each search found itself."
 )
 
 

@@ -23,9 +23,8 @@ _COMPARED = [p.label for p in RIVALS if p.solver in published.paper("hexiscale")
 _NOTES = (
     "× is our throughput over the rival's on the same cluster. Each rival searches its own published plan space with "
     "its own estimate; of the plans that it ranks best, the best by our cost model counts, so that it is not beaten "
-    "for "
-    f"a poor estimate. Paper: {published.HEXISCALE}, {published.ratio_range('rivals')} over Metis, AMP and Espresso. "
-    "gap: no plan of any planner takes less than that share under our step time."
+    f"for a poor estimate. Paper: {published.HEXISCALE}, {published.ratio_range('rivals')} over Metis, AMP and "
+    "Espresso. gap: no plan of any planner takes less than that share under our step time."
 )
 
 
@@ -86,8 +85,7 @@ def draw(over: pd.DataFrame, scale: Scale) -> Figure:
         6.4,
         "Our plan against other planners' on the same mixed cluster",
         f"Throughput by our cost model, ours over theirs; {scale.limit_s(10):g} s a rival, {scale.limit_s(20):g} s "
-        f"ours; "
-        "band: what the paper says of Metis, AMP and Espresso",
+        "ours; band: what the paper says of Metis, AMP and Espresso",
     )
     rows: Sequence[str] = list(reversed(over.index))
     own = published.paper("hexiscale")["rivals"]

@@ -24,9 +24,9 @@ _LIMIT_S, _REFERENCE = 20.0, 1024  # GPUs for which the limit is stated
 _LEAST, _MOST = 1 / 6, 5.0  # times the limit, for other sizes
 _CLOSE = 1.01  # of its own last step time, from where a search has settled
 _NOTES = (
-    "first plan: seconds to the first plan; settled: seconds until the search was within 1 % of its last plan; search: "
-    "seconds in all; gap: against the best bound that any solver or the linear program has proven for that size; "
-    "memory: peak of the search's processes."
+    "first plan: seconds to the first plan; settled: seconds until the search was within 1 % of its last plan; "
+    "search: seconds in all; gap: against the best bound that any solver or the linear program has proven for that "
+    "size; memory: peak of the search's processes."
 )
 
 

@@ -39,9 +39,8 @@ _WORKLOAD = ("global_batch", "seq_len", "precision")
 _QUICK = ("pair_slow", "tiny_model")
 _NOTES = (
     "gap: how far the best plan of a row is at most from the best there is, by the best bound that a solver has "
-    "proven; "
-    "after: the seconds of the search that proved it. + is over the best step time of the row. states: model states of "
-    "one copy, unsharded, over the usable memory of all devices."
+    "proven; after: the seconds of the search that proved it. + is over the best step time of the row. states: model "
+    "states of one copy, unsharded, over the usable memory of all devices."
 )
 
 

@@ -56,7 +56,7 @@ def span(values: Iterable[float], spec: str) -> str:
 def markdown(table: pd.DataFrame) -> str:
     """A table of texts, its index first; columns of numbers stand to the right."""
     cells = table.reset_index()
-    numbers = [all(_NUMBER.fullmatch(text) for text in cells[name].astype(str)) for name in cells]
+    numbers = [all(_NUMBER.fullmatch(str(text)) for text in column) for column in cells.to_numpy().T]
     lines = [[str(name) for name in cells], ["--:" if number else "---" for number in numbers]]
     lines += [[str(cell).replace("|", "\\|") for cell in row] for row in cells.to_numpy()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -77,8 +77,8 @@ def _machines(cluster: Cluster, precision: str) -> str:
         peak = machines[0].gpu.peak_flops(precision) or 0.0
         link = f", {inside / GB:g} GB/s inside" if size > 1 else ""
         parts.append(
-            f"{len(machines):,} × ({size} × {gpu}: {peak / TFLOP:g} TFLOPS, "
-            f"{machines[0].gpu.memory_bytes / GIB:g} GiB{link})"
+            f"{len(machines):,} × ({size} × {gpu}: {peak / TFLOP:g} TFLOPS, {machines[0].gpu.memory_bytes / GIB:g} "
+            f"GiB{link})"
         )
     rates = sorted({machine.nic_bandwidth_bytes_per_s / GB for machine in cluster.machines})
     return (
