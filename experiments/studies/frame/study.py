@@ -98,10 +98,14 @@ class Study:
             raise InputError(f"--only: no search of {self.name} has these labels; see the columns of its CSV")
         return found
 
+    def rows(self, scale: Scale, out: Path, console: Console, *, any_code: bool = False) -> pd.DataFrame:
+        """The frame alone: what each search measured, now or before."""
+        specs = self.specs(scale)
+        return frame(specs, measured(self.name, specs, out / "searches", console, any_code=any_code))
+
     def run(self, scale: Scale, out: Path, command: str, console: Console, *, any_code: bool = False) -> "Outcome":
         """Measure what is not measured yet, and write page, figures and CSV below `out`."""
-        specs = self.specs(scale)
-        rows = frame(specs, measured(self.name, specs, out / "searches", console, any_code=any_code))
+        specs, rows = self.specs(scale), self.rows(scale, out, console, any_code=any_code)
         folder = out / self.name
         folder.mkdir(parents=True, exist_ok=True)
         reports = self.report(rows, scale)
