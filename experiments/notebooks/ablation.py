@@ -45,7 +45,7 @@ print(missed.map("{:.2%}".format).to_string())
 
 # %%
 longer = (best / best.loc[ablation.WHOLE] - 1).drop(index=ablation.WHOLE)
-figure, (ax,) = framed(9.5, 5.0, "What each asymmetry is worth", "How much longer a step takes without it")
+figure, (ax,) = framed("What each asymmetry is worth", "How much longer a step takes without it")
 row_bars(ax, longer)
 ax.set_xlabel("longer step (%)")
 legend(figure, ax, 4)

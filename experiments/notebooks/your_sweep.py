@@ -44,7 +44,7 @@ over = step_s.div(step_s.min(axis=1), axis=0)
 print((over.prod() ** (1 / over.count())).map("{:.3f} × the best plan".format).to_string())
 
 # %%
-figure, (ax,) = framed(7.0, 4.0, "Step time over the best of each seed", str(table))
+figure, (ax,) = framed("Step time over the best of each seed", str(table), width=7.0, height=4.0)
 relative_bars(ax, over.rename(index="seed {}".format))
 ax.set_ylabel("step time (best = 1)")
 legend(figure, ax, 4)

@@ -88,11 +88,11 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
         }
     )
     figure, (ax,) = framed(
-        9.5,
-        5.0,
         "What each asymmetry is worth",
         f"How much longer a step takes without it, by our cost model; portfolio, {scale.limit_s(_LIMIT_S):g} s a "
         "search",
+        height=5.0,
+        width=9.5,
     )
     row_bars(ax, longer)
     if NONE in longer.index:
@@ -126,11 +126,5 @@ def claims(found: pd.DataFrame, best: pd.DataFrame, longer: pd.DataFrame) -> lis
     return said
 
 
-STUDY = Study(
-    "ablation",
-    "What each asymmetry is worth",
-    __doc__,
-    searches,
-    report,
-    always={"space": (WHOLE,), "planner": (OURS.label,), "solver": (OURS.solver,)},
-)
+TITLE = "What each asymmetry is worth"
+STUDY = Study("ablation", TITLE, __doc__, searches, report, (WHOLE, OURS.label, OURS.solver))

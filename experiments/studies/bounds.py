@@ -88,21 +88,15 @@ def claims(gap: pd.Series) -> list[str]:
 def draw(gap: pd.Series, scale: Scale) -> Figure:
     """A bar a problem."""
     figure, (ax,) = framed(
-        9.5,
-        4.6,
         "How far our plans can be from the best there is",
         f"Gap of the portfolio's plan to the certified bound; {scale.limit_s(_LIMIT_S):g} s each",
+        height=4.6,
+        width=9.5,
     )
     row_bars(ax, gap.set_axis([f"{name}, {gbit_per_s} Gbit/s" for name, gbit_per_s in gap.index]).to_frame("gap"))
     ax.set_xlabel("gap (%)")
     return figure
 
 
-STUDY = Study(
-    "bounds",
-    "Lower bounds",
-    __doc__,
-    searches,
-    report,
-    always={"planner": (OURS.label, BOUND), "solver": (OURS.solver, BOUND)},
-)
+TITLE = "Lower bounds"
+STUDY = Study("bounds", TITLE, __doc__, searches, report, (OURS.label, OURS.solver, BOUND))

@@ -73,12 +73,12 @@ def draw(rows: pd.DataFrame, scale: Scale) -> Figure:
     """A panel a setting: the best throughput so far over search time, mean and band of all seeds."""
     panels = rows.groupby("setting", sort=False)
     figure, axes = framed(
-        4.2 * len(panels) + (1.5 if len(panels) == 1 else 0.0),
-        4.4,
         "How fast the searches converge",
         f"Best throughput so far, by our cost model: geometric mean (line) and range (band) of {scale.seeds} seeds, "
         "from where all have a plan",
         columns=len(panels),
+        height=4.4,
+        width=4.2 * len(panels) + (1.5 if len(panels) == 1 else 0.0),
     )
     for ax, (setting, own) in zip(axes, panels, strict=True):
         _panel(ax, own)
@@ -113,11 +113,5 @@ def _panel(ax: Axes, rows: pd.DataFrame) -> None:
     ax.grid(color=GRID)
 
 
-STUDY = Study(
-    "convergence",
-    "Convergence against random partition",
-    __doc__,
-    searches,
-    report,
-    always={"planner": (RANDOM.label,), "solver": (RANDOM.solver,)},
-)
+TITLE = "Convergence against random partition"
+STUDY = Study("convergence", TITLE, __doc__, searches, report, (RANDOM.label, RANDOM.solver))

@@ -20,7 +20,7 @@ from experiments.studies.frame.figures import framed, legend, relative_bars
 from experiments.studies.frame.rows import grid
 from experiments.studies.frame.search import SearchSpec
 from experiments.studies.frame.study import Report, Scale, Study
-from experiments.studies.frame.words import times
+from experiments.studies.frame.words import times, tokens
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
@@ -114,28 +114,17 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
     ).assign(**{_OWN_RULE: ruled[_OWN]})
     over = reached.div(about["flashflex_tokens_per_s"], axis=0)
     mean = np.exp(np.log(over).mean(skipna=False))  # none where a search has no plan
-    columns: list[tuple[str, list[str]]] = [
-        ("setting", [*about["setting"].astype(str), ""]),
-        ("model", [*about["model"], "geometric mean"]),
-        ("GB/s", [*about["inter_gb_per_s"].map("{:g}".format), ""]),
-        ("FlashFlex", [*about["flashflex_tokens_per_s"].map("{:,.0f}".format), ""]),
-    ]
+    cells = about[["setting", "model", "inter_gb_per_s", "flashflex_tokens_per_s"]].astype(object)
+    cells.columns = pd.Index(["setting", "model", "GB/s", "FlashFlex"])
+    cells["FlashFlex"] = cells["FlashFlex"].map(tokens)
     for name in reached:
-        per_s = reached[name].map(lambda value: "no plan" if pd.isna(value) else f"{value:,.0f}")
-        columns += [(name, [*per_s, ""]), ("×", [*over[name].map(_ratio), _ratio(mean[name])])]
+        cells[name], cells[f"× ({name})"] = reached[name].map(tokens), over[name].map(times)
     fits = {(1.0, 1.0): "yes", (1.0, 0.0): "not by rule", (0.0, 1.0): "by rule", (0.0, 0.0): "no"}
-    own = rows[rows["search"] == _OWN]
-    columns.append(
-        (
-            "its memory accepts",
-            [*(fits.get(k, "") for k in zip(own["formulas_fit"], own["rule_fits"], strict=True)), ""],
-        )
-    )
-    cells = pd.DataFrame(dict(enumerate(values for _, values in columns[1:])), index=columns[0][1])
-    cells.columns = pd.Index([name for name, _ in columns[1:]])
+    own = rows[rows["search"] == _OWN].set_index("row")
+    cells["its memory accepts"] = [fits.get(k, "") for k in zip(own["formulas_fit"], own["rule_fits"], strict=True)]
+    last = {"model": "geometric mean"} | {f"× ({name})": times(mean[name]) for name in over}
+    cells = pd.concat([cells, pd.DataFrame([last])]).fillna("").set_index("setting")
     figure, (ax,) = framed(
-        10.5,
-        4.8,
         "Our plans beside FlashFlex's, by FlashFlex's own formulas",
         f"Throughput over FlashFlex's plan; portfolio, {scale.limit_s(_LIMIT_S):g} s a search",
     )
@@ -148,18 +137,8 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
         for name in over.columns[1:]
         if over[name].notna().all()
     ]
-    return [Report({"": cells.rename_axis("setting")}, said, figure, _NOTES)]
+    return [Report({"": cells}, said, figure, _NOTES)]
 
 
-def _ratio(value: float) -> str:
-    return "" if pd.isna(value) else f"{value:.2f}"
-
-
-STUDY = Study(
-    "flashflex",
-    "Against the released FlashFlex scheduler, by its own formulas",
-    __doc__,
-    searches,
-    report,
-    always={"search": (_FORMULAS, _RULE, _OWN)},
-)
+TITLE = "Against the released FlashFlex scheduler, by its own formulas"
+STUDY = Study("flashflex", TITLE, __doc__, searches, report, (_FORMULAS, _RULE, _OWN))

@@ -64,8 +64,6 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
     ratios["Megatron-LM's MFU"], ratios["(paper, Megatron)"] = megatron.map(share), papers["megatron"].map(share)
 
     figure, (ax,) = framed(
-        10.5,
-        4.8,
         "Mixed clusters against homogeneous ones of like FLOPS",
         f"Throughput by our cost model over the best homogeneous baseline's; {scale.limit_s(20):g} s on a mixed "
         f"cluster, {scale.limit_s(10):g} s on a homogeneous one",
@@ -111,11 +109,5 @@ def claims(ratio: pd.Series, fastest: pd.Series, megatron: pd.Series, measured: 
     return said
 
 
-STUDY = Study(
-    "homogeneous",
-    "Mixed clusters against homogeneous ones of like FLOPS",
-    __doc__,
-    searches,
-    report,
-    always={"planner": (OURS.label,), "solver": (OURS.solver,)},
-)
+TITLE = "Mixed clusters against homogeneous ones of like FLOPS"
+STUDY = Study("homogeneous", TITLE, __doc__, searches, report, (OURS.label, OURS.solver))

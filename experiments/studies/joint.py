@@ -58,8 +58,6 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
     cells["MFU"], cells["gap"] = together["mfu"].map(share), gap.map(share)
     single = per_s[[PIPELINES, SEQUENCES]].max(axis=1)
     figure, (ax,) = framed(
-        10.5,
-        4.8,
         "Pipelines, tensor parallelism and sequence layouts planned together",
         f"Throughput by our cost model over the better of the two single ways; {scale.limit_s(_LIMIT_S):g} s a search",
     )
@@ -87,11 +85,5 @@ def claims(joint: pd.Series, single: pd.Series, places: pd.Series) -> list[str]:
     return said
 
 
-STUDY = Study(
-    "joint",
-    "Pipelines and sequence layouts planned together",
-    __doc__,
-    searches,
-    report,
-    always={"way": tuple(WAYS), "solver": ("portfolio", "hexiseq", BOUND)},
-)
+TITLE = "Pipelines and sequence layouts planned together"
+STUDY = Study("joint", TITLE, __doc__, searches, report, (*WAYS, "portfolio", "hexiseq", BOUND))

@@ -78,10 +78,10 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
     ]
     said += [f"{setting} has no plan with {name}." for (setting, name), s in best.unstack().items() if pd.isna(s)]
     figure, (ax,) = framed(
-        9.5,
-        5.0,
         "What each freedom of a sequence layout is worth",
         f"Throughput over even layouts, by our cost model; hexiseq, {scale.limit_s(OURS_S):g} s a search",
+        height=5.0,
+        width=9.5,
     )
     row_bars(ax, gain - 1)
     ax.set_xlabel("more throughput than even layouts (%)")
@@ -91,11 +91,5 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
     return [Report(tables, said, figure, _NOTES)]
 
 
-STUDY = Study(
-    "layouts",
-    "What each freedom of a sequence layout is worth",
-    __doc__,
-    searches,
-    report,
-    always={"variant": (EVEN,)},
-)
+TITLE = "What each freedom of a sequence layout is worth"
+STUDY = Study("layouts", TITLE, __doc__, searches, report, (EVEN,))

@@ -170,7 +170,7 @@ def claims(own: pd.DataFrame, paper: dict[str, float]) -> list[str]:
 def _draw(own: pd.DataFrame, paper: dict[str, float], title: str, limits: str) -> Figure:
     """Throughput over the best baseline and the certified gap against the length of a sequence, a line a place."""
     below = f"Throughput by our cost model over the best of {', '.join(_LABELS)}; {limits}"
-    figure, (left, right) = framed(10.5, 4.8, title, below, columns=2)
+    figure, (left, right) = framed(title, below, columns=2)
     for k, (place, group) in enumerate(own.groupby("place", sort=False)):
         left.plot(group["seq_len"], group["ratio"], label=place, **line(k))
         right.plot(group["seq_len"], 100 * group["gap"], **line(k))
@@ -210,8 +210,6 @@ def _pairs(rows: pd.DataFrame, limits: str) -> Report:
     cells["possible"] = own["possible"].map(lambda ratio: "" if pd.isna(ratio) else f"≤ {ratio:.2f} ×")
     cells["× best by peak"], cells["× ours"] = peaks["ratio"].map(times), own["over_ours"].map(times)
     figure, (ax,) = framed(
-        10.5,
-        4.8,
         "Long contexts: mixed clusters against homogeneous ones of like FLOPS",
         f"Throughput by our cost model over the best homogeneous baseline's; {limits}",
     )
@@ -251,11 +249,5 @@ def pair_claims(own: pd.DataFrame) -> list[str]:
     return said
 
 
-STUDY = Study(
-    "long_context",
-    "Sequence layouts on long contexts",
-    __doc__,
-    searches,
-    report,
-    always={"planner": (_OURS, BOUND), "solver": (HEXISEQ.solver, BOUND), "speeds": ("calibrated", "by peak")},
-)
+TITLE = "Sequence layouts on long contexts"
+STUDY = Study("long_context", TITLE, __doc__, searches, report, (_OURS, HEXISEQ.solver, BOUND, "calibrated", "by peak"))

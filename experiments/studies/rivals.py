@@ -81,11 +81,11 @@ def claims(over: pd.DataFrame, ours: pd.DataFrame) -> list[str]:
 def draw(over: pd.DataFrame, scale: Scale) -> Figure:
     """Our throughput over every rival's: a row a rival, a mark a setting."""
     figure, (ax,) = framed(
-        9.5,
-        6.4,
         "Our plan against other planners' on the same mixed cluster",
         f"Throughput by our cost model, ours over theirs; {scale.limit_s(10):g} s a rival, {scale.limit_s(20):g} s "
         "ours; band: what the paper says of Metis, AMP and Espresso",
+        height=6.4,
+        width=9.5,
     )
     rows: Sequence[str] = list(reversed(over.index))
     own = published.paper("hexiscale")["rivals"]
@@ -118,11 +118,5 @@ def draw(over: pd.DataFrame, scale: Scale) -> Figure:
     return figure
 
 
-STUDY = Study(
-    "rivals",
-    "Against other planners on the same mixed clusters",
-    __doc__,
-    searches,
-    report,
-    always={"planner": (OURS.label, BOUND), "solver": (OURS.solver, BOUND)},
-)
+TITLE = "Against other planners on the same mixed clusters"
+STUDY = Study("rivals", TITLE, __doc__, searches, report, (OURS.label, OURS.solver, BOUND))

@@ -113,12 +113,11 @@ def draw(rows: pd.DataFrame, scale: Scale) -> Figure:
     limits_s = rows.groupby("gpus")["time_limit_s"].max()
     sizes = list(limits_s.index)
     figure, (left, right) = framed(
-        10.5,
-        4.6,
         f"From {sizes[0]:,} to {sizes[-1]:,} GPUs" if len(sizes) > 1 else f"{sizes[0]:,} GPUs",
         f"Made-up clusters of H100, A100, RTX 4090 and RTX 3090; {'tiny' if scale.quick else 'llama2_13b'}, "
         f"{_SEQUENCES} sequences a GPU; one seed",
         columns=2,
+        height=4.6,
     )
     gaps, settled_s = (grid(rows, "gpus", "solver", values) for values in ("gap", "settled_s"))
     for k, solver in enumerate(gaps):
@@ -137,11 +136,5 @@ def draw(rows: pd.DataFrame, scale: Scale) -> Figure:
     return figure
 
 
-STUDY = Study(
-    "scaling",
-    "Scheduling time and gap against cluster size",
-    __doc__,
-    searches,
-    report,
-    always={"solver": (BOUND,)},
-)
+TITLE = "Scheduling time and gap against cluster size"
+STUDY = Study("scaling", TITLE, __doc__, searches, report, (BOUND,))

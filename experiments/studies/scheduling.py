@@ -70,10 +70,10 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
     )
     spent_s = grid(rows, "gpus", "planner", "runtime_s")
     figure, (ax,) = framed(
-        9.0,
-        4.6,
         "Scheduling time of sequence layouts",
         f"Made-up clusters of H100, A100, RTX 4090 and RTX 3090; {'tiny' if scale.quick else 'gpt_7b'}",
+        height=4.6,
+        width=9.0,
     )
     for k, planner in enumerate(spent_s):
         ax.plot(spent_s.index, spent_s[planner], label=planner, **line(k))
@@ -103,11 +103,5 @@ def claims(rows: pd.DataFrame, paper_s: pd.Series) -> list[str]:
     return said
 
 
-STUDY = Study(
-    "scheduling",
-    "Long contexts: scheduling time against cluster size",
-    __doc__,
-    searches,
-    report,
-    always={"planner": (HEXISEQ.label,), "solver": (HEXISEQ.solver,)},
-)
+TITLE = "Long contexts: scheduling time against cluster size"
+STUDY = Study("scheduling", TITLE, __doc__, searches, report, (HEXISEQ.label, HEXISEQ.solver))

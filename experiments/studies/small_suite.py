@@ -177,10 +177,10 @@ def claims(rows: pd.DataFrame, gap: pd.Series) -> list[str]:
 def draw(gap: pd.Series) -> Figure:
     """What is left open of each problem: a bar a problem."""
     figure, (ax,) = framed(
-        9.5,
-        1.6 + 0.25 * len(gap),
         "What is left open on small problems",
         "Gap of the best plan to the best proven bound",
+        height=1.6 + 0.25 * len(gap),
+        width=9.5,
     )
     row_bars(ax, gap.to_frame("gap"))
     ax.set_xlabel("gap (%)")

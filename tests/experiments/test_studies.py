@@ -23,6 +23,7 @@ from experiments.studies.frame.study import Scale, conditions, frame, measured, 
 from experiments.studies.frame.words import change, markdown, span
 from hexiopt.problem.space import SWITCHES
 from solvers import registry
+from tests.conftest import ROOT
 
 SCALE = Scale(quick=True, seeds=2, sizes=(16, 128))
 QUIET = Console(quiet=True)
@@ -433,21 +434,40 @@ def test_a_page_has_no_empty_parts() -> None:
 
 def test_bars_are_labelled_and_say_where_there_is_no_plan() -> None:
     ratios = pd.DataFrame({"own": [2.0, 1.0, math.nan], "other": [math.nan, 0.5, 1.0]}, index=["a", "b", "c"])
-    _, (ax,) = framed(6.0, 4.0, "title", "below")
+    _, (ax,) = framed("title", "below")
     relative_bars(ax, ratios)
     assert [bar.get_height() for bar in ax.patches] == [2.0, 1.0, 0.0, 0.0, 0.5, 1.0]
     assert [text.get_text() for text in ax.texts] == ["2.00", "1.00", "no\nplan", "no\nplan", "0.50", "1.00"]
     assert {text.get_rotation() for text in ax.texts} == {0.0}
-    _, (ax,) = framed(6.0, 4.0, "title", "below")
+    _, (ax,) = framed("title", "below")
     relative_bars(ax, pd.concat([ratios] * 7))
     assert {text.get_rotation() for text in ax.texts} == {90.0}
 
 
 def test_rows_of_bars_stand_from_the_top() -> None:
-    _, (ax,) = framed(6.0, 4.0, "title", "below")
+    _, (ax,) = framed("title", "below")
     row_bars(ax, pd.DataFrame({"a": [0.1, math.nan], "b": [-0.2, 0.3]}, index=["first", "second"]))
     assert [bar.get_width() for bar in ax.patches] == pytest.approx([10.0, 0.0, -20.0, 30.0])
     assert [text.get_text() for text in ax.texts] == ["10.0", "no plan", "-20.0", "30.0"]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["second", "first"]
     first, second = (bar.get_y() for bar in ax.patches[:2])
     assert first > second
+
+
+# ---------------------------------------------------------------------------------------- published pages
+
+
+def test_published_pages_are_whole_short_and_linked() -> None:
+    docs = ROOT / "docs" / "results"
+    index = (docs / "index.md").read_text(encoding="utf-8")
+    for name in NAMES:
+        own, text = study(name), (docs / f"{name}.md").read_text(encoding="utf-8")
+        assert text.startswith(f"<!-- Written by python -m experiments.studies {name} --publish:")
+        assert f"\n# {own.title}\n\n{own.question}\n" in text
+        assert "\n- Measured 20" in text
+        assert f"]({name}.md)" in index
+    for page in docs.glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        assert len(text.split()) <= 4000, page
+        for target in re.findall(r"\]\(([^)#]+)", text):
+            assert target.startswith("http") or (docs / target).is_file(), f"{page.name}: {target}"

@@ -31,7 +31,9 @@ def line(k: int) -> dict[str, Any]:
     return {"color": hue(k), "marker": MARKERS[k % len(MARKERS)], "markersize": 5.5, "linewidth": 1.5}
 
 
-def framed(width: float, height: float, title: str, below: str, columns: int = 1) -> tuple[Figure, list[Axes]]:
+def framed(
+    title: str, below: str, *, columns: int = 1, width: float = 10.5, height: float = 4.8
+) -> tuple[Figure, list[Axes]]:
     """A figure with a title, a line on its conditions under it, and axes side by side; sizes in inches."""
     below_title = (0.0, 0.0, 1.0, 1 - (2 * _LINE_INCHES + 0.12) / height)
     figure = Figure(figsize=(width, height), facecolor=PAPER, layout=ConstrainedLayoutEngine(rect=below_title))

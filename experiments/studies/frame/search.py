@@ -85,9 +85,10 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def this_machine() -> str:
-    """The machine in words."""
-    return f"{num_cores()} cores, {platform.machine()}, Python {platform.python_version()}"
+def provenance() -> dict[str, str]:
+    """Columns on where, when and with what code a search is measured."""
+    machine = f"{num_cores()} cores, {platform.machine()}, Python {platform.python_version()}"
+    return {"machine": machine, "date": datetime.now(UTC).date().isoformat(), "code": code_sha256()}
 
 
 @cache
@@ -116,14 +117,7 @@ def measure(spec: SearchSpec, plan_path: Path) -> Measured:
     except InputError as error:
         found |= {"status": "refused", "reason": str(error)}
     used = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return {
-        "runtime_s": time.perf_counter() - began,
-        **found,
-        "peak_gib": used * _KIB / 2**30,
-        "machine": this_machine(),
-        "date": datetime.now(UTC).date().isoformat(),
-        "code": code_sha256(),
-    }
+    return {"runtime_s": time.perf_counter() - began, **found, "peak_gib": used * _KIB / 2**30}
 
 
 def _searched(spec: SearchSpec, plan_path: Path) -> Measured:
@@ -197,5 +191,4 @@ def _work(spec: SearchSpec, plan_path: Path, answer: Connection) -> None:
 
 
 def _ended(status: str, runtime_s: float, reason: str) -> Measured:
-    own = {"machine": this_machine(), "date": datetime.now(UTC).date().isoformat(), "code": code_sha256()}
-    return {"status": status, "runtime_s": runtime_s, "bound_s": 0.0, "reason": reason, "trajectory": [], **own}
+    return {"status": status, "runtime_s": runtime_s, "bound_s": 0.0, "reason": reason, "trajectory": []}

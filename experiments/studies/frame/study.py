@@ -70,7 +70,7 @@ class Report:
 class Study:
     """A question; `searches` that answer it, a row of one frame each; `report` makes the page's parts of the frame.
 
-    `always`: labels that `Scale.only` never drops, since the report compares with these rows.
+    `always`: values of labels that `Scale.only` never drops, since the report compares with these rows.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Study:
     doc: str
     searches: Callable[[Scale], Sequence[SearchSpec]]
     report: Callable[[pd.DataFrame, Scale], Sequence[Report]]
-    always: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    always: Sequence[str] = ()
 
     @property
     def question(self) -> str:
@@ -91,8 +91,8 @@ class Study:
         found = []
         for spec in self.searches(scale):
             labels = {key: str(value) for key, value in {**spec.labels, "solver": spec.solver}.items()}
-            allowed = {key: (*own, *self.always.get(key, ())) for key, own in scale.only.items() if key in labels}
-            if all(any(fnmatch(labels[key], pattern) for pattern in own) for key, own in allowed.items()):
+            asked = ((labels[key], (*own, *self.always)) for key, own in scale.only.items() if key in labels)
+            if all(any(fnmatch(value, pattern) for pattern in own) for value, own in asked):
                 found.append(replace(spec, time_limit_s=scale.limits_s.get(spec.solver, spec.time_limit_s)))
         if not found:
             raise InputError(f"--only: no search of {self.name} has these labels; see the columns of its CSV")
@@ -190,7 +190,7 @@ def measured(
 
 def _kept(key: str, spec: SearchSpec, isolated: Isolated, plan_path: Path) -> Measured:
     """What a search measures, kept by its `key`."""
-    found = isolated.measure(spec, plan_path)
+    found = search.provenance() | isolated.measure(spec, plan_path)
     if found["status"] == "failed":
         raise _FailedError(found)
     return found
