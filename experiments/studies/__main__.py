@@ -77,7 +77,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sizes", type=int, nargs="+", default=None, metavar="GPUS", help="of scaling, scheduling")
     parser.add_argument("--solvers", nargs="+", choices=known, default=[], metavar="SOLVER", help="of small_suite")
     parser.add_argument("--only", nargs="+", default=[], metavar="LABEL=VALUE", help="rows with this label (* allowed)")
-    parser.add_argument("--inter-gb-per-s", type=float, default=None, metavar="GB/S", help="between machines")
+    parser.add_argument(
+        "--inter-gb-per-s",
+        type=float,
+        default=None,
+        metavar="GB/S",
+        help="between machines, of HexiScale's settings and long contexts",
+    )
     return parser
 
 

@@ -110,4 +110,6 @@ def claims(ratio: pd.Series, fastest: pd.Series, megatron: pd.Series, measured: 
 
 
 TITLE = "Mixed clusters against homogeneous ones of like FLOPS"
-STUDY = Study("homogeneous", TITLE, __doc__, searches, report, (OURS.label, OURS.solver))
+STUDY = Study(
+    "homogeneous", TITLE, __doc__, searches, report, (OURS.label, OURS.solver, _MIXED, f"{OURS.label}{_PARTNER}")
+)

@@ -137,4 +137,4 @@ def draw(rows: pd.DataFrame, scale: Scale) -> Figure:
 
 
 TITLE = "Scheduling time and gap against cluster size"
-STUDY = Study("scaling", TITLE, __doc__, searches, report, (BOUND,))
+STUDY = Study("scaling", TITLE, __doc__, searches, report, (BOUND, OURS.solver))

@@ -199,6 +199,8 @@ def test_two_cores_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         (["--only", "gpus"], "'='"),
         (["--limits", "cp_sat=x"], "time limit"),
         (["--only", "gpus=17"], "--only"),
+        (["--only", "gpu=16"], "gpus"),
+        (["--limits", "cp_sat=5"], "cp_sat"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(

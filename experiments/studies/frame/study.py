@@ -20,7 +20,7 @@ from experiments.studies.frame.figures import save
 from experiments.studies.frame.rows import frame, points_frame
 from experiments.studies.frame.search import Isolated, Measured, SearchSpec
 from experiments.studies.frame.words import hardware, markdown, seconds, workloads
-from hexiopt.errors import InputError
+from hexiopt.errors import InputError, closest
 from hexiopt.readers.plan_file import write_text
 from hexiopt.report.style import count
 
@@ -87,13 +87,20 @@ class Study:
         return "\n\n".join(text for text in paragraphs if not text.strip().startswith("python -m"))
 
     def specs(self, scale: Scale) -> list[SearchSpec]:
-        """The searches of the scale. Raises InputError where `only` leaves none."""
-        found = []
+        """The searches of the scale. Raises InputError for unknown labels and solvers, and where `only` leaves none."""
+        found, solvers, known = [], set[str](), set[str]()
         for spec in self.searches(scale):
-            labels = {key: str(value) for key, value in {**spec.labels, "solver": spec.solver}.items()}
+            values = {**spec.labels, "solver": spec.solver}
+            labels = {key: str(value) for key, value in values.items() if not isinstance(value, float)}
+            solvers.add(spec.solver)
+            known |= labels.keys()
             asked = ((labels[key], (*own, *self.always)) for key, own in scale.only.items() if key in labels)
             if all(any(fnmatch(value, pattern) for pattern in own) for value, own in asked):
                 found.append(replace(spec, time_limit_s=scale.limits_s.get(spec.solver, spec.time_limit_s)))
+        for flag, names, own in (("--only", scale.only, known), ("--limits", scale.limits_s, solvers)):
+            for name in names:
+                if name not in own:
+                    raise InputError(f"{flag}: {name!r} is not in {self.name}; {closest(name, sorted(own))}")
         if not found:
             raise InputError(f"--only: no search of {self.name} has these labels; see the columns of its CSV")
         return found
