@@ -20,11 +20,11 @@ from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import PlanFile
 from runtime.data.batches import Batches
 from runtime.device import threads_of_each
-from runtime.launch.settings import Run
+from runtime.launch.settings import TrainingRun
 from runtime.launch.trainee import Trainee, drawn
 from runtime.memory import gpu_peak_bytes
 from runtime.pace import INTERFACE, Pace, enter, read_pace
-from runtime.state.checkpoint import Checkpoint, Progress, save
+from runtime.state.checkpoint import Checkpoint, CheckpointProgress, save
 from runtime.state.weights import DTYPES, HuggingFaceWeights
 
 Event = dict[str, Any]  # plain data, `event` says what
@@ -35,7 +35,9 @@ class NotFinite(Exception):  # noqa: N818
     """The loss is no number: training cannot go on."""
 
 
-def run_rank(run: Run, plan_file: PlanFile, rank: int, local: int, master: str, tell: Callable[[Event], None]) -> None:
+def run_rank(
+    run: TrainingRun, plan_file: PlanFile, rank: int, local: int, master: str, tell: Callable[[Event], None]
+) -> None:
     """Train; `tell` hears of every step, and of what ended the training, if it was not its end.
 
     `local` is the number of the process on its machine, `master` the `host:port` where rank 0 listens.
@@ -83,7 +85,7 @@ def _agree_on_device(store: Store, device: str, rank: int, world_size: int) -> N
         )
 
 
-def _agree(run: Run, plan_file: PlanFile, batches: Batches, device: torch.device) -> None:
+def _agree(run: TrainingRun, plan_file: PlanFile, batches: Batches, device: torch.device) -> None:
     """Refuse to train where processes were started with different things. Raises InputError on all of them."""
     facts = {
         "plan": repr((plan_file.problem.sha256, plan_file.plan)),
@@ -122,7 +124,7 @@ class _Telling:
 
 
 def _train(
-    run: Run,
+    run: TrainingRun,
     plan_file: PlanFile,
     rank: int,
     device: torch.device,
@@ -173,7 +175,7 @@ def _train(
             save(
                 run.checkpoints,
                 model,
-                Progress(step, settings.seed),
+                CheckpointProgress(step, settings.seed),
                 trainee.optimizer.states(),
                 settings.keep_checkpoints,
             )

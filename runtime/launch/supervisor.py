@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime.launch.rank import Event
-from runtime.launch.settings import Run
+from runtime.launch.settings import TrainingRun
 from runtime.state.checkpoint import finished
 
 _TROUBLE = ("lost", "hung", "error")
@@ -22,7 +22,7 @@ class TrainingFailedError(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class MachinePlace:
     """Whose ranks run here, all (None) or a machine's, and the `host:port` where rank 0 listens."""
 
     machine: str | None = None
@@ -35,11 +35,16 @@ class Place:
         return words if self.machine is None else [*words, "--machine", self.machine]
 
 
-HERE = Place()
+HERE = MachinePlace()
 
 
 def supervised(
-    run: Run, folder: Path, on_failure: str, replan: Callable[[list[str]], Path], max_restarts: int, place: Place = HERE
+    run: TrainingRun,
+    folder: Path,
+    on_failure: str,
+    replan: Callable[[list[str]], Path],
+    max_restarts: int,
+    place: MachinePlace = HERE,
 ) -> Iterator[Event]:
     """The events of a run, which is written into `folder`, to its last step.
 

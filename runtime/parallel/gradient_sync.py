@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from runtime.mapping.layout import Held
+from runtime.mapping.layout import HeldParts
 from runtime.mapping.parts import Part
 from runtime.parallel.groups import Groups
 
@@ -61,7 +61,7 @@ class Bucket:
 
 
 def buckets(
-    held: Sequence[Held], parts: Sequence[Part], dtype: torch.dtype, device: torch.device, shard: bool
+    held: Sequence[HeldParts], parts: Sequence[Part], dtype: torch.dtype, device: torch.device, shard: bool
 ) -> list[Bucket]:
     """The buckets of a rank that holds `parts`; gradients of `dtype`, sharded over their ranks if `shard`."""
     own, rank, found = {part.name: part for part in parts}, dist.get_rank(), []
@@ -92,7 +92,7 @@ def _filled(parts: Sequence[Part]) -> list[list[Part]]:
 
 
 def _bucket(
-    same: Held,
+    same: HeldParts,
     decays: bool,
     shard: bool,
     parts: Sequence[Part],

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hexiopt.plan.token_layout import common, joined
-from runtime.mapping.layout import Executor, Lane, Line, Route
+from runtime.mapping.layout import Executor, Lane, PipelineLayout, Route
 from runtime.mapping.parts import Range
 from runtime.parallel.outbox import Outbox
 
@@ -32,7 +32,7 @@ class _Coming:
     parts: list[tuple[_Piece, Tensor, dist.Work]]  # and where it comes in: in the whole itself, or aside
 
 
-class Messages:
+class StageMessages:
     """What one rank sends and receives. `hidden` is the width of a hidden state.
 
     Messages are told apart by tags, or, where the backend ignores tags (NCCL), by a process group for each lane. With
@@ -41,7 +41,7 @@ class Messages:
 
     def __init__(
         self,
-        line: Line,
+        line: PipelineLayout,
         executor: Executor,
         rank: int,
         seq_len: int,

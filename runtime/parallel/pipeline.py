@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from runtime.device import Clock
-from runtime.mapping.layout import Executor, Line
+from runtime.device import DeviceClock
+from runtime.mapping.layout import Executor, PipelineLayout
 from runtime.mapping.operations import Operation, operations
 from runtime.mapping.parts import Range
 from runtime.model.decoder import DecoderChunk
 from runtime.pace import Pace, pace_until
 from runtime.parallel.gradient_sync import GradientSync
-from runtime.parallel.messages import Messages
+from runtime.parallel.messages import StageMessages
 
 Sequences = Callable[[int, int], Tensor]  # samples [first, end) of the global batch, [samples, seq_len + 1]
 
@@ -39,20 +39,20 @@ class Timed:
     ended_s: float
 
 
-class Pipeline:
+class StageRunner:
     """What one rank does in a step of its pipeline; it `reads` these runs of tokens, or the labels after them."""
 
     def __init__(
         self,
         schedule: str,
-        line: Line,
+        line: PipelineLayout,
         executor: Executor,
         reads: Sequence[Range],
         chunks: list[DecoderChunk],
         names: list[list[str]],
-        messages: Messages,
+        messages: StageMessages,
         sync: GradientSync,
-        clock: Clock,
+        clock: DeviceClock,
         pace: Pace | None = None,
     ) -> None:
         self._line, self._executor, self._reads, self._chunks, self._names = line, executor, reads, chunks, names

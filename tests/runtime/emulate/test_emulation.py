@@ -18,7 +18,7 @@ from hexiopt.problem.network import Group
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from runtime.emulate import fabric
-from runtime.emulate.bench import Bench
+from runtime.emulate.bench import EmulationBench
 from runtime.emulate.fabric import Fabric, unsupported
 from runtime.emulate.stand_in import divisors, narrowed, paces
 from runtime.pace import pace_until, read_pace, write_paces
@@ -96,7 +96,7 @@ def test_a_step_takes_as_long_as_its_operations(tmp_path: Path) -> None:
     task = problem()
     cost, shaped = CostModel(task).price(plan()), unsupported(task.cluster) is None
     dilation = 1.0 / cost.step_time_s
-    steps = Bench(tmp_path, task, 4, 0).paced(plan(), cost, 2, dilation, shaped=shaped)
+    steps = EmulationBench(tmp_path, task, 4, 0).paced(plan(), cost, 2, dilation, shaped=shaped)
     assert len(steps.seconds) == 2
     busy_s = max(
         pipeline.num_micro_batches * (stage.forward_s + stage.backward_s)

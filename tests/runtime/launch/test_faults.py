@@ -16,7 +16,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.plan_file import write_plan
-from runtime.launch.settings import Run, Settings
+from runtime.launch.settings import Settings, TrainingRun
 from runtime.launch.supervisor import TrainingFailedError, supervised
 from runtime.parallel.optimizer import AdamW
 from runtime.state.checkpoint import Checkpoint, finished
@@ -53,11 +53,11 @@ def written(folder: Path, name: str, plan: Plan) -> Path:
     return folder / name
 
 
-def a_run(folder: Path, **more: Any) -> Run:
+def a_run(folder: Path, **more: Any) -> TrainingRun:
     tokens = folder / "tokens.npy"
     np.save(tokens, np.random.default_rng(0).integers(0, 256, 3000).astype(np.uint8))
     settings = Settings(steps=STEPS, adam=AdamW(lr=1e-2), checkpoint_every=2, timeout_s=20.0)
-    return Run(
+    return TrainingRun(
         written(folder, "plan.json", wide()), tokens, folder / "checkpoints", replace(settings, **more), float64=True
     )
 

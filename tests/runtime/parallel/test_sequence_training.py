@@ -16,7 +16,7 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import problem_to_dict
 from hexiopt.readers.plan_file import FORMAT, VERSION, plan_to_dict
 from runtime.data.batches import Batches
-from runtime.launch.settings import Run, Settings
+from runtime.launch.settings import Settings, TrainingRun
 from runtime.launch.supervisor import supervised
 from runtime.state.checkpoint import Checkpoint, finished
 from tests.conftest import STRESS
@@ -63,7 +63,7 @@ def test_a_run_from_a_plan_file(tmp_path: Path) -> None:
     content = {"format": FORMAT, "version": VERSION, "problem": problem_to_dict(task)}
     (tmp_path / "plan.json").write_text(json.dumps(content | plan_to_dict(plan, task.cluster)))
     settings = Settings(steps=4, adam=SETTINGS, seed=1, checkpoint_every=4, timeout_s=TIMEOUT_S)
-    run = Run(tmp_path / "plan.json", tokens, tmp_path / "checkpoints", settings, float64=True)
+    run = TrainingRun(tmp_path / "plan.json", tokens, tmp_path / "checkpoints", settings, float64=True)
     found = list(supervised(run, tmp_path, "stop", lambda lost: run.plan, 0))
     losses = [one["loss"] for one in found if one["event"] == "step"]
 

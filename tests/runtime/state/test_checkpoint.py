@@ -12,7 +12,7 @@ import torch
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
-from runtime.state.checkpoint import INDEX, Checkpoint, Progress, finished, save
+from runtime.state.checkpoint import INDEX, Checkpoint, CheckpointProgress, finished, save
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, trainee, whole
 from tests.runtime.ranks import random_plan, run_ranks
 
@@ -50,7 +50,7 @@ def train(
             return lambda low, high: tokens[low:high]
 
         losses = [own.step(sequences(step), SETTINGS.lr)[0] for step in range(first, end)]
-        save(folder, model, Progress(end, 1), own.optimizer.states(), keep=2)
+        save(folder, model, CheckpointProgress(end, 1), own.optimizer.states(), keep=2)
         return losses
 
     return run_ranks(len(plan.devices()), work)[0]  # type: ignore[no-any-return]
