@@ -1,4 +1,4 @@
-"""What one process of a run does, from the first step to the last, and what it tells the process that started it."""
+"""One process of a run, from its first step to its last, and the events that it reports to its parent."""
 
 import hashlib
 import os
@@ -38,7 +38,7 @@ class NotFinite(Exception):  # noqa: N818
 def run_rank(
     run: TrainingRun, plan_file: PlanFile, rank: int, local: int, master: str, tell: Callable[[Event], None]
 ) -> None:
-    """Train; `tell` hears of every step, and of what ended the training, if it was not its end.
+    """Train. `tell` receives every step, and the reason if training ends before its last step.
 
     `local` is the number of the process on its machine, `master` the `host:port` where rank 0 listens.
     """
@@ -71,7 +71,7 @@ def run_rank(
 
 
 def _agree_on_device(store: Store, device: str, rank: int, world_size: int) -> None:
-    """Refuse to train on GPUs and CPUs at once, which no backend joins. Raises InputError on all ranks."""
+    """Raise InputError on every rank where some compute on GPUs and others on CPUs: no backend joins them."""
     store.set(f"device/{rank}", device)
     by_rank = [one.decode() for one in store.multi_get([f"device/{other}" for other in range(world_size)])]
     store.set(f"read/{rank}", "")
@@ -86,7 +86,7 @@ def _agree_on_device(store: Store, device: str, rank: int, world_size: int) -> N
 
 
 def _agree(run: TrainingRun, plan_file: PlanFile, batches: Batches, device: torch.device) -> None:
-    """Refuse to train where processes were started with different things. Raises InputError on all of them."""
+    """Raise InputError on every rank where the ranks were started with different inputs."""
     facts = {
         "plan": repr((plan_file.problem.sha256, plan_file.plan)),
         "settings": repr((run.settings, run.resume, run.weights, run.float64)),

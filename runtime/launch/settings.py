@@ -1,4 +1,4 @@
-"""How to train, and the file that tells it to every process of a run."""
+"""The settings of a training run, and the file through which every process of the run reads them."""
 
 import json
 from dataclasses import asdict, dataclass, field

@@ -1,4 +1,4 @@
-"""One process of torchrun's, which says by its environment which one it is."""
+"""One process of torchrun, which tells it its rank through environment variables."""
 
 import json
 import os
@@ -27,7 +27,7 @@ class ProcessPlace:
 
 
 def torchrun_place() -> ProcessPlace | None:
-    """Which process of torchrun's this is; None where torchrun has not started it."""
+    """This process's place under torchrun; None where torchrun has not started it."""
     if not all(name in os.environ for name in _VARIABLES):
         return None
     rank, size, local, num_local = (int(os.environ[name]) for name in _VARIABLES[:4])

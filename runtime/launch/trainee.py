@@ -1,4 +1,4 @@
-"""One rank of a training run, put together: its part of the model, its messages, its optimiser."""
+"""One rank of a training run, assembled: its part of the model, its messages and its optimiser."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ _INITIAL_STD = 0.02  # of matrices, as in Llama and GPT-2
 
 
 class Trainee:
-    """What one process of an initialised `torch.distributed` world does of a plan that has passed the check.
+    """The part of a checked plan that one process of an initialised `torch.distributed` world executes.
 
     `initial` gives the first values of each part that it holds. ZeRO-1 shards over the sharding groups of the plan, or
     over all holders where no cluster is given. A `pace` slows the rank down. `use_lanes` gives each lane of messages a
@@ -147,7 +147,7 @@ def _names_by_chunk(model: ModelSpec, chunks: Sequence[Chunk], shard: RankShard)
 
 
 def drawn(seed: int, part: Part) -> Tensor:
-    """First values, whoever holds what: each parameter is drawn whole, by its name and the seed, and cut.
+    """Initial values that do not depend on the plan: each parameter is drawn whole, by name and seed, then sliced.
 
     Matrices are normal, norms one, biases zero; float32.
     """

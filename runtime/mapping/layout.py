@@ -1,4 +1,4 @@
-"""From plan to processes: who runs what, who sends what to whom, who holds the same parameters. No process is needed.
+"""Maps a plan to ranks: what each runs, sends and receives, and which ranks hold the same parameters. Pure.
 
 Ranks follow the cluster's devices in order, so that the ranks of a machine stand together, whatever a plan makes of
 them. An *executor* is one replica of a stage: the ranks of a TP group, or of a sequence layout. Activations between
@@ -84,8 +84,7 @@ class Executor:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What `sender` has of a micro-batch's hidden states and `receiver` wants: runs of tokens, and samples, counted
-    whole."""
+    """The part of a micro-batch's hidden states that `sender` has and `receiver` needs: runs of tokens, and samples."""
 
     sender: int
     receiver: int
@@ -135,7 +134,7 @@ class PipelineLayout:
 
 @dataclass(frozen=True, slots=True)
 class HeldParts:
-    """Parts of parameters that the same ranks hold: ascending, one or several; and those ranks by sharding group."""
+    """Parts of parameters that the same `ranks` (ascending) hold; `groups` are those ranks by sharding group."""
 
     ranks: tuple[int, ...]
     parts: tuple[Part, ...]
@@ -176,7 +175,7 @@ class Layout:
         return len(self.devices)
 
     def lanes(self, seq_len: int) -> list[Lane]:
-        """All one-way ways of messages, in an order that every rank agrees on."""
+        """All lanes of messages, in an order that every rank agrees on."""
         found = []
         for line in self.lines:
             for boundary in range(len(line.stages) * line.num_chunks - 1):
@@ -193,7 +192,7 @@ class Layout:
 
 
 def untrainable(model: ModelSpec, workload: Workload, plan: Plan | None = None) -> str | None:
-    """What of a model, a workload and a valid plan cannot be trained, and what to do; None if nothing."""
+    """Why a model, workload and valid plan cannot be trained, with a remedy; None if they can."""
     if not model.gated_mlp:
         return f"model {model.name}: {model.architecture} cannot be trained; take a llama, mistral, qwen2 or qwen3"
     if model.rope_type != "default":

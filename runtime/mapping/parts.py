@@ -46,7 +46,7 @@ class Part:
 
 
 def split(total: int, count: int) -> list[Range]:
-    """`total` things dealt to `count` ranks in order, as evenly as whole ones allow, the first ones taking more."""
+    """Split `total` items over `count` ranks in order, as evenly as possible; the first ranks take one more."""
     low, extra = divmod(total, count)
     return list(pairwise([0, *accumulate(low + (k < extra) for k in range(count))]))
 

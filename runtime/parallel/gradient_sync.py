@@ -153,7 +153,7 @@ class GradientSync:
         self._ending.update(names)
 
     def ended(self, names: Sequence[str]) -> None:
-        """The last gradients of these parameters have come, though nobody had announced them."""
+        """The last gradients of these parameters have arrived without having been announced by `ending`."""
         for name in names:
             for bucket in self._of[name]:
                 bucket.missing.discard(name)
@@ -171,7 +171,7 @@ class GradientSync:
             self._start(False)
 
     def _start(self, even_if_missing: bool) -> None:
-        """Start what is complete, in order: a group's collectives must come in the same order on all its ranks."""
+        """Start the collectives of complete buckets: all ranks of a group must issue them in the same order."""
         blocked: set[tuple[int, ...]] = set()
         for bucket in self.buckets:
             if bucket.work is not None or len(bucket.group) == 1 or bucket.group in blocked:
@@ -188,7 +188,7 @@ class GradientSync:
                 bucket.work = dist.all_reduce(bucket.gradient, group=group, async_op=True)
 
     def finish(self) -> None:
-        """After the last backward: wait until all sums are there. Parameters without a gradient count as zero."""
+        """After the last backward, wait for all sums. Parameters without a gradient count as zero."""
         self._start(True)
         works: list[dist.Work] = []
         for bucket in self.buckets:

@@ -97,7 +97,7 @@ class StageMessages:
         self._outbox.put(work, part)
 
     def expect(self, chunk: int, backward: bool, micro_batch: int) -> None:
-        """Be ready for a chunk's input, or for the gradient of its hidden states."""
+        """Post the receives of a chunk's input, or of the gradient of its hidden states."""
         if (chunk, backward, micro_batch) in self._coming:
             return
         boundary = chunk - 1 if not backward else chunk
@@ -144,7 +144,7 @@ class StageMessages:
 
 
 def _rows(own: Sequence[Range], some: Sequence[Range], device: torch.device) -> slice | Tensor:
-    """Where the tokens `some` are among one's own, which follow each other in memory."""
+    """The rows of the tokens `some` among the rank's own tokens, which are contiguous in memory."""
     found, at = [], 0
     for first, end in own:
         found += [(at + low - first, at + high - first) for low, high in common([(first, end)], some)]

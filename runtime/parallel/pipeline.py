@@ -40,7 +40,7 @@ class Timed:
 
 
 class StageRunner:
-    """What one rank does in a step of its pipeline; it `reads` these runs of tokens, or the labels after them."""
+    """Runs one rank's operations of a step. `reads` are the runs of tokens that it embeds or has the labels after."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class StageRunner:
         return total
 
     def timeline(self) -> list[Timed]:
-        """The operations of the last step. To be asked between steps: it waits for the device."""
+        """The operations of the last step, with their times. Call it between steps only: it waits for the device."""
         read_s = self._clock.read([mark for _, *marks in self._marks for mark in marks])
         return [
             Timed(operation, began_s, ended_s)
@@ -96,7 +96,7 @@ class StageRunner:
     def _run(
         self, now: Operation, held: dict[tuple[int, int], _Held], sequences: Sequences, num_tokens: int
     ) -> Tensor | None:
-        """One operation, and the message that it leads to. Returns the loss of a last forward."""
+        """Run one operation and send its result. Returns the loss if it is the forward of the last chunk."""
         came = self._messages.receive(*self._key(now)) if self._waits(now) else None
         began, began_s = self._clock.mark(), time.time()
         if now.backward:
