@@ -31,7 +31,7 @@ class Builder:
             LayerSplitter(search.pricer, chosen, not space.uneven_layers, space.recompute_per_layer) for chosen in sets
         ]
         self._lines = LineMaker(search.pricer)
-        self.chains = ChainMaker(search.pricer, self._splitters[0])
+        self.chains = ChainMaker(search.pricer, self._splitters)
         self._machine_of: list[int] = self.problem.cluster.machine_of.tolist()
         # Other pricers need not know of replicas.
         self.replicates = replicates and space.replicas and isinstance(search.pricer, CostModel)
@@ -103,32 +103,38 @@ class Builder:
     def rate(self, structure: Structure, shards: Shards) -> float:
         """Estimated sequences per second of `structure` alone, states spread as `shards`; 0 where it does not fit.
 
-        Of a wide bundle, first, middle and last pipeline stand for all.
+        With the best set of recompute policies. Of a wide bundle, first, middle and last pipeline stand for all.
         """
-        total = 0.0
         expected = max(1, self.problem.workload.global_batch // max(structure.num_pipelines, int(shards.num_devices)))
         thin = structure.with_bundles(map(_thinned, structure.bundles))
-        for bundle, few, trips_s in zip(structure.bundles, thin.bundles, self._lines.trips_s(thin), strict=True):
-            terms = self._terms(few, structure, shards, expected)
-            made = self._lines.made(few, terms, self._splitters[0], trips_s)
-            if isinstance(made, Misfit):
-                return 0.0
-            total += sum(few.micro_batch_size / line.rhythm.beat_s for line in made) * bundle.width / few.width
-        return total
+        trips = self._lines.trips_s(thin)
+        terms = [self._terms(few, structure, shards, expected) for few in thin.bundles]
+
+        def per_second(splitter: LayerSplitter) -> float:
+            total = 0.0
+            for bundle, few, own, trips_s in zip(structure.bundles, thin.bundles, terms, trips, strict=True):
+                made = self._lines.made(few, own, splitter, trips_s)
+                if isinstance(made, Misfit):
+                    return 0.0
+                total += sum(few.micro_batch_size / line.rhythm.beat_s for line in made) * bundle.width / few.width
+            return total
+
+        return max(map(per_second, self._splitters))
 
     def finish_s(
         self, groups: Sequence[Group], size: int, schedule: str, shards: Shards, sequences: float, chunks: int = 1
     ) -> float:
-        """Estimated seconds in which one pipeline of stages `groups` processes `sequences`; infinite if none fits."""
+        """Estimated seconds in which one pipeline of stages `groups` processes `sequences`; infinite if none fits.
+
+        With the best set of recompute policies.
+        """
         bundle = Bundle(tuple((group,) for group in groups), size)
         alone = Structure((bundle,), schedule, shards.stage, chunks)
         [trips_s] = self._lines.trips_s(alone)
         terms = self._terms(bundle, alone, shards, sequences)
-        made = self._lines.made(bundle, terms, self._splitters[0], trips_s)
-        if isinstance(made, Misfit):
-            return float("inf")
-        rhythm = made[0].rhythm
-        return rhythm.fill_s + sequences / size * rhythm.beat_s
+        each = (self._lines.made(bundle, terms, splitter, trips_s) for splitter in self._splitters)
+        rhythms = [made[0].rhythm for made in each if not isinstance(made, Misfit)]
+        return min((own.fill_s + sequences / size * own.beat_s for own in rhythms), default=float("inf"))
 
     def rebalance(self, plan: Plan, priced: Sequence[PipelineCost]) -> Plan | None:
         """`plan` with micro-batches by the priced times of its pipelines; None where nothing would change."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from solvers.completion.completer import Builder
 from solvers.core.partition import Bundle
@@ -73,6 +74,20 @@ def test_small_machines_serve_wide_chains_together() -> None:
     assert chain is not None
     assert [sorted(slot) for slot in chain.stages] == [[(device,) for device in (*devices[0], *devices[1])]]
     assert chains.chain((0, 2), devices, 8, terms) is None
+
+
+def test_chains_of_one_policy_take_the_leanest_where_memory_asks_for_it() -> None:
+    problem = two_machines(10.0, 1.2, 0.9)
+    workload = replace(problem.workload, seq_len=4096)
+    one_policy = replace(problem, workload=workload, space=Space(recompute_per_stage=False))
+    build, devices = builder(one_policy), problem.usable_by_machine
+    chain = build.chains.chain((0, 1), devices, 1, ChainTerms(1, 32, Shards(1, 1)))
+    assert chain is not None
+    structure = first_choice(one_policy, (chain,))
+    assert isinstance(build.price(structure), tuple)
+    assert build.rate(structure, Shards(1, 1)) > 0.0
+    only_fastest = replace(one_policy, workload=replace(workload, recompute="none"))
+    assert builder(only_fastest).chains.chain((0, 1), devices, 1, ChainTerms(1, 32, Shards(1, 1))) is None
 
 
 @given(st.sampled_from(sorted(CASES)), st.integers(0, 2**32 - 1))
