@@ -16,7 +16,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, irregular, misali
 from hexiopt.problem.space import layer_ranges, lean_first, sharding_stages
 from hexiopt.problem.workload import RECOMPUTE_POLICIES
 from solvers.completion.completer import Builder
-from solvers.completion.replicas import Share
+from solvers.completion.layers import Share
 from solvers.core.interleaving import multiple_of
 from solvers.core.partition import Misfit, Structure
 from solvers.core.search import Pricer, Search

@@ -1,13 +1,9 @@
 """Replicas in a search: samples dealt by speed, structures that become valid plans, and where they may not be."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.check import check
@@ -16,7 +12,6 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from solvers.completion.completer import Builder
-from solvers.completion.replicas import dealt_samples
 from solvers.core.partition import Bundle, Misfit, Structure
 from solvers.core.search import Budget, Search
 from solvers.frame.starts import single_structures
@@ -41,24 +36,6 @@ def built(problem: Problem, structure: Structure) -> Plan:
 def lone(*stages: tuple[tuple[int, ...], ...], size: int, sharding: int = 1) -> Structure:
     """One pipeline."""
     return Structure((Bundle.line(stages, size),), "1f1b", sharding)
-
-
-@given(
-    st.lists(st.lists(st.floats(0.0, 1.0), min_size=9, max_size=9), min_size=1, max_size=4),
-    st.integers(0, 5),
-)
-def test_samples_make_the_slowest_as_fast_as_possible(rises: list[list[float]], more: int) -> None:
-    """Against all ways to deal them."""
-    size = len(rises) + more
-    times = [[sum(own[:n]) for n in range(10)] for own in rises]
-    samples = dealt_samples([lambda n, own=own: own[n] for own in times], size)
-
-    def slowest(given: Sequence[int]) -> float:
-        return max(own[n] for own, n in zip(times, given, strict=True))
-
-    every = [deal for deal in product(range(1, size + 1), repeat=len(rises)) if sum(deal) == size]
-    assert sum(samples) == size
-    assert slowest(samples) == min(map(slowest, every))
 
 
 def test_faster_replicas_take_more_samples() -> None:
