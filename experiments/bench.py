@@ -25,8 +25,9 @@ from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
+from hexiopt.solving import Budget
 from solvers.completion.completer import Builder
-from solvers.core.search import Budget, Search
+from solvers.core.search import Search
 from solvers.heuristics.local_search import own_grids
 from solvers.registry import make_solver
 
@@ -144,7 +145,7 @@ def large(scale: float) -> Iterator[Row]:
     for gpus, limit_s, most_s in ((1024, 27.0, 30.0), (10_240, 160.0, 180.0)):
         cluster = named_cluster("synthetic", num_machines=gpus // 8)
         task = Problem(cluster, named_model("llama2_13b"), Workload(global_batch=8 * gpus))
-        search = Search("own grids", task, Budget(1e9), 0)
+        search = Search("own grids", task, Budget(86_400.0), 0)
         builder = Builder(search)
         for structure in own_grids(task, builder):
             builder.price(structure)

@@ -29,7 +29,7 @@ from hexiopt.readers.huggingface import model_from_config
 from hexiopt.readers.plan_file import PlanFile, read_plan, write_text
 from hexiopt.reading import Section, read_mapping
 from hexiopt.result import Result
-from solvers.core.search import Budget, Listener, Solver
+from hexiopt.solving import Budget, OnProgress, Solver
 
 STATUS_FILE = "status.json"
 INTERRUPTED = 130
@@ -218,7 +218,7 @@ def overlay(base: Any, over: Any) -> Any:
 def search(job: Job, solver: Solver, problem: Problem) -> Result:
     """Run a solver with progress on a terminal. Ctrl-C stops it, and the best plan so far is the result's."""
     with _listener(job, problem) as listen:
-        return solver.solve(problem, job.budget, seed=job.config.seed, listen=listen)
+        return solver.solve(problem, job.budget, seed=job.config.seed, on_progress=listen)
 
 
 def bounded(job: Job, results: Sequence[Result], problem: Problem) -> list[Result]:
@@ -272,7 +272,7 @@ interrupt = Interrupt()
 
 
 @contextmanager
-def _listener(job: Job, problem: Problem) -> Iterator[Listener]:
+def _listener(job: Job, problem: Problem) -> Iterator[OnProgress]:
     """Stops at Ctrl-C (which ends a sweep); shows progress on a terminal, and in a log if long."""
     if job.in_sweep:
         yield lambda _: True

@@ -35,7 +35,7 @@ from hexiopt.readers.synthetic import intra_bandwidth_gb_per_s
 from hexiopt.reading import Section, read_mapping
 from hexiopt.report.style import percent, seconds
 from hexiopt.result import Result
-from solvers.core.search import Budget
+from hexiopt.solving import Budget
 from solvers.registry import NAMES, ORACLES, RIVALS, make_solver
 
 _LATENCY_US = 20.0

@@ -36,7 +36,7 @@ from hexiopt.readers.huggingface import model_from_config
 from hexiopt.reading import Section
 from hexiopt.result import Result, Status
 from hexiopt.simulation.engine import simulate
-from solvers.core.search import Budget
+from hexiopt.solving import Budget
 from solvers.exact.exhaustive import MOST_DEVICES, MOST_LAYERS
 from solvers.registry import NAMES, ORACLES, RIVALS, SEQUENCE, SEQUENCE_ORACLES, make_solver
 

@@ -4,7 +4,7 @@ from dataclasses import fields, is_dataclass
 from importlib import import_module
 
 from hexiopt.errors import InputError, closest
-from solvers.core.search import Solver
+from hexiopt.solving import Solver
 
 _SOLVERS = {
     "random": "solvers.heuristics.random_partition:RandomPartition",

@@ -16,9 +16,9 @@ from hexiopt.cost.flight import Flight
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.schedule import beat_s
 from hexiopt.problem.problem import Problem
+from hexiopt.solving import Pricer
 from solvers.baselines.grid import Grid
 from solvers.core.partition import Group
-from solvers.core.search import Pricer
 
 _BACKWARD_SHARE = 2 / 3  # of a micro-batch's seconds in a stage
 _FEW_STAGES = 12  # up to which layers are shifted between any two stages

@@ -28,6 +28,7 @@ from hexiopt.errors import InputError, closest
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
+from hexiopt.solving import Capabilities
 from solvers.baselines.flashflex_plans import Plans, Published, Released, finished
 from solvers.baselines.flashflex_pricer import FlashFlexPricer
 from solvers.baselines.flashflex_published import MOST_SHARDING, SCHEDULES, Pipelines, PublishedSearch, intra_gb_per_s
@@ -35,7 +36,6 @@ from solvers.baselines.flashflex_released import Line, ReleasedSearch, memory_sh
 from solvers.baselines.frame import Candidate, Rival
 from solvers.core.partition import Group
 from solvers.core.search import Search
-from solvers.heuristics.hexiscale import require_graph
 from solvers.heuristics.random_partition import random_groups
 
 PUBLISHED, RELEASED = "as_published", "as_released"
@@ -54,6 +54,7 @@ class FlashFlex(Rival):
     defects: str = PUBLISHED
 
     name = "flashflex"
+    capabilities = Capabilities(kind="baseline", max_devices=_MOST_GPUS, requires=("pymetis",))
 
     def __post_init__(self) -> None:
         if self.defects not in (PUBLISHED, RELEASED):
@@ -66,8 +67,7 @@ class FlashFlex(Rival):
         return self.defects == RELEASED
 
     def candidates(self, search: Search, rng: random.Random) -> Iterator[Candidate]:
-        """Raises InputError without pymetis, and for more GPUs than a complete graph takes."""
-        require_graph(self.name, search.problem, _MOST_GPUS)
+        """What either search finds."""
         found = _released(search, rng) if self.released else _published(search, rng)
         for plans, pipelines, estimate_s, turn in found:
             for choice in plans.choices():

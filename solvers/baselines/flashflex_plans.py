@@ -11,13 +11,13 @@ from hexiopt.cost.schedule import beat_s
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
+from hexiopt.solving import Pricer
 from solvers.baselines.estimate import one_f_one_b_s, shifted
 from solvers.baselines.flashflex_pricer import RULE_MICRO_BATCHES, FlashFlexPricer
 from solvers.baselines.flashflex_published import MOST_SHARDING, SCHEDULES, OurMemory, Pipelines, intra_gb_per_s
 from solvers.baselines.flashflex_released import Line, memory_shares
 from solvers.completion.batches import split_batch
 from solvers.completion.layers import LayerSplitter
-from solvers.core.search import Pricer
 
 _SIZES = 3  # micro-batch sizes tried: 1, 2, 4
 _SLOW_MESSAGE = 0.01  # of a micro-batch's time in all stages, from which on messages count in the split of layers

@@ -15,12 +15,13 @@ from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
+from hexiopt.solving import Budget
 from hexiopt.units import GB
 from solvers.baselines.flashflex_pricer import FlashFlexPricer, Site
 from solvers.baselines.flashflex_released import Line
 from solvers.completion.completer import Builder
 from solvers.core.partition import Bundle, Misfit, Structure
-from solvers.core.search import Budget, Search
+from solvers.core.search import Search
 from solvers.heuristics.hexiscale import HierarchicalPartition
 
 SCHEDULES = ("1f1b", "gpipe")  # of its runtime, by preference

@@ -6,16 +6,16 @@ priced by our cost model too, and the best that fits is its answer. What it cann
 """
 
 import random
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.result import Result
-from solvers.core.search import Budget, Listener, Pricer, Search
-from solvers.frame.infeasible import explain, proven_infeasible
+from hexiopt.solving import Capabilities
+from solvers.core.search import Search
+from solvers.frame.solver import SearchSolver
 
 _PATIENCE = 500  # plans that fit are priced without a better one before the rest, worse by the estimate, is left
 _ENUMERATION = 0.6  # share of the time limit for the rival's own search; the rest is for pricing
@@ -36,13 +36,13 @@ class Candidate:
     near: "Callable[[], Iterator[Candidate]] | None" = None
 
 
-class Rival(ABC):
+class Rival(SearchSolver):
     """A rival planner as a `Solver`: a subclass says what its space is and how it ranks it.
 
     Options of a rival are fields of a frozen dataclass, so that the registry and the command line know them.
     """
 
-    name: str
+    capabilities = Capabilities(kind="baseline")
 
     @abstractmethod
     def candidates(self, search: Search, rng: random.Random) -> Iterator[Candidate]:
@@ -59,29 +59,13 @@ class Rival(ABC):
     def draw(self, problem: Problem, rng: random.Random) -> Plan | None:
         """A random plan of the rival's space, for the test of fairness; it may exceed memory. None: a dead end."""
 
-    def solve(
-        self,
-        problem: Problem,
-        budget: Budget,
-        *,
-        seed: int = 0,
-        pricer: Pricer | None = None,
-        listen: Listener | None = None,
-    ) -> Result:
-        """The best plan found within `budget`, whose steps are plans priced; without one, the reason.
-
-        Raises InputError where a package or something the rival needs to know is missing.
-        """
-        search = Search(self.name, problem, budget, seed, pricer, listen)
-        if proven_infeasible(search):
-            return explain(search)
-        refused = _price(search, ranked(self, search))
-        if search.plan is None and search.nearest is None and refused:
-            reason = (
+    def search(self, run: Search, rng: random.Random) -> None:
+        """Price the candidates, best estimate first; steps are plans priced. May raise InputError."""
+        refused = _price(run, ranked(self, run))
+        if run.plan is None and run.nearest is None and refused:
+            run.reason = (
                 f"no plan of {self.name}'s space obeys the plan space asked for: {refused}; choose solver=portfolio"
             )
-            return replace(search.result(), reason=reason)
-        return explain(search, remedy=f"{self.name} plans within its own space, so try solver=portfolio")
 
 
 def ranked(rival: Rival, search: Search) -> list[Candidate]:

@@ -26,9 +26,10 @@ from hexiopt.cost.sharding import rings, sharding_groups
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, lean_first, recompute_policies, schedules, sharding_stages
+from hexiopt.solving import Pricer
 from solvers.baselines.frame import Candidate, Rival
 from solvers.baselines.grid import machine_classes
-from solvers.core.search import Pricer, Search
+from solvers.core.search import Search
 
 STRATEGIES = (
     Sharding(3, "all"),  # FULL_SHARD

@@ -1,8 +1,9 @@
 """Rivals that can also minimise money: what the devices of a plan cost for the time of a step, under a deadline."""
 
 import math
+import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from hexiopt.cost.cost import Cost
@@ -10,10 +11,8 @@ from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.result import Result
 from solvers.baselines.frame import Rival, ranked
-from solvers.core.search import Budget, Listener, Pricer, Search
-from solvers.frame.infeasible import explain, proven_infeasible
+from solvers.core.search import Search
 
 OBJECTIVES = ("time", "money")
 _PATIENCE = 300  # plans within the deadline that are priced without a cheaper one
@@ -95,32 +94,19 @@ class Renting(Rival):
             return Worth()
         return Worth(prices_per_s(problem), self.deadline_s or math.inf)
 
-    def solve(
-        self,
-        problem: Problem,
-        budget: Budget,
-        *,
-        seed: int = 0,
-        pricer: Pricer | None = None,
-        listen: Listener | None = None,
-    ) -> Result:
-        """The best plan found, by the objective; under money the trajectory has that plan alone. Raises InputError."""
+    def search(self, run: Search, rng: random.Random) -> None:
+        """By the objective; under money the trajectory has the plan of least money alone. Raises InputError."""
         if self.objective == "time":
-            return super().solve(problem, budget, seed=seed, pricer=pricer, listen=listen)
-        worth = self.worth(problem)
-        search = Search(self.name, problem, budget, seed, pricer, listen)
-        if proven_infeasible(search):
-            return explain(search)
-        best, fastest_s = self._cheapest(search, worth)
+            super().search(run, rng)
+            return
+        best, fastest_s = self._cheapest(run, self.worth(run.problem))
         if best is not None:
-            search.offer(*best)
+            run.offer(*best)
         elif fastest_s < math.inf:
-            reason = (
+            run.reason = (
                 f"no plan found within solver.deadline_s={self.deadline_s:g}; the fastest step met takes "
                 f"{fastest_s:.4g} s; allow more"
             )
-            return replace(search.result(), reason=reason)
-        return explain(search)
 
     def _cheapest(self, search: Search, worth: Worth) -> tuple[tuple[Plan, Cost] | None, float]:
         """The plan of least money among those within the deadline, and the fastest step met."""

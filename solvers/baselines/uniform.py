@@ -29,12 +29,12 @@ from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sha
 from hexiopt.plan.token_layout import ORDERS
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges, recompute_policies, sharding_stages
-from hexiopt.result import Result
+from hexiopt.solving import Capabilities
 from solvers.baselines.frame import Candidate, Rival
-from solvers.core.search import Budget, Listener, Pricer, Search
+from solvers.core.search import Search
 from solvers.core.zero import LOCKSTEP, sharding_groups
 from solvers.sequence.orders import Machines, machine_orders
-from solvers.sequence.requirement import one_range_schedule, require_sequences
+from solvers.sequence.requirement import one_range_schedule
 from solvers.sequence.signatures import Signatures
 from solvers.sequence.token_allocation import RateTable
 
@@ -83,6 +83,8 @@ class _Cut:
 class UniformLayouts(Rival):
     """A subclass says which degrees of context (cp) and head parallelism (hp) it has."""
 
+    capabilities = Capabilities(kind="baseline", sequence="only")
+
     @abstractmethod
     def degrees(self, num_heads: int, most: int) -> Iterable[tuple[int, int]]:
         """Pairs (cp, hp), cp · hp at most `most`; hp divides `num_heads`."""
@@ -90,19 +92,6 @@ class UniformLayouts(Rival):
     @abstractmethod
     def foreign(self, cp: int, hp: int) -> str | None:
         """What `degrees` would never give of a pair whose hp divides the heads, in words; None if nothing."""
-
-    def solve(
-        self,
-        problem: Problem,
-        budget: Budget,
-        *,
-        seed: int = 0,
-        pricer: Pricer | None = None,
-        listen: Listener | None = None,
-    ) -> Result:
-        """As `Rival.solve`. Raises InputError where the problem has no sequence layouts."""
-        require_sequences(problem, self.name)
-        return super().solve(problem, budget, seed=seed, pricer=pricer, listen=listen)
 
     def candidates(self, search: Search, rng: random.Random) -> Iterator[Candidate]:
         """Every grid and order of shards that compute alone does not rule out, with the first policy that fits."""

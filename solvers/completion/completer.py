@@ -8,12 +8,13 @@ from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding
 from hexiopt.problem.problem import Problem
+from hexiopt.solving import Pricer
 from solvers.completion.batches import split_batch
 from solvers.completion.layers import LayerSplitter
 from solvers.completion.pipelines import Line, LineMaker, Terms
 from solvers.core.interleaving import multiple_of
 from solvers.core.partition import Bundle, Group, Misfit, Structure
-from solvers.core.search import Pricer, Search
+from solvers.core.search import Search
 from solvers.core.zero import LOCKSTEP, fewest_holders
 from solvers.heuristics.chains import ChainMaker
 

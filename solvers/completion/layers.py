@@ -14,8 +14,8 @@ from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.flight import Flight, flight
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.space import Recompute, lean_first
+from hexiopt.solving import Pricer
 from solvers.completion.allocation import even, least_bottleneck
-from solvers.core.search import Pricer
 
 Choice = tuple[int, Recompute]  # of a stage: layers, and what they recompute
 

@@ -12,11 +12,11 @@ from hexiopt.cost.model import CostModel
 from hexiopt.cost.schedule import beat_s, interleaved_beat_s
 from hexiopt.plan.plan import Replica, Stage
 from hexiopt.problem.space import Recompute, layer_ranges
+from hexiopt.solving import Pricer
 from solvers.completion.allocation import earliest_finish
 from solvers.completion.layers import Choice, LayerSplitter, Share
 from solvers.core.interleaving import possible_chunks
 from solvers.core.partition import Bundle, Group, Misfit, Structure
-from solvers.core.search import Pricer
 
 Trips = tuple[tuple[float, ...], ...]  # per pipeline and boundary, seconds of a message ahead and of one back
 _EXACT = 1e-9

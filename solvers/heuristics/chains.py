@@ -13,9 +13,9 @@ from functools import cache
 import numpy as np
 
 from hexiopt.cost.executors.memory import Shards
+from hexiopt.solving import Pricer
 from solvers.completion.layers import LayerSplitter
 from solvers.core.partition import Bundle, Group
-from solvers.core.search import Pricer
 from solvers.heuristics.fewest_stages import Degrees, Ints, fewest_stages
 
 _FACTORS = tuple(1.06**k for k in range(12))  # of the least time: the times that may be tried

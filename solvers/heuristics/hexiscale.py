@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hexiopt.cost.executors.memory import Shards
-from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
+from hexiopt.solving import Capabilities
 from solvers.completion.completer import Builder
 from solvers.core.interleaving import drawn_schedule
 from solvers.core.partition import Bundle, Group, Structure
 from solvers.core.search import Search
 from solvers.core.zero import LOCKSTEP, drawn_groups, drawn_stage
-from solvers.frame.solver import SearchingSolver
+from solvers.frame.solver import SearchSolver
 from solvers.frame.starts import cut
 from solvers.heuristics.graph import DeviceGraph, device_graph, partition
 from solvers.heuristics.stage_order import best_order
@@ -39,7 +39,7 @@ _OTHER_STYLE = 0.25  # share of iterations with another micro-batch size, schedu
 _UNEVEN = 0.5  # share of partitions into unequal pipelines
 _EXPONENTS = (1.0, 1.0, 0.5, 0.0)  # of a GPU's speed, in its weight
 _TIE = 1e-3  # how little the order of kinds weighs against the time of a message
-_LARGEST_GRAPH = 1024  # GPUs; a complete graph beyond this takes METIS longer than a search should
+LARGEST_GRAPH = 1024  # GPUs; a complete graph beyond this takes METIS longer than a search should
 
 
 def compositions(count: int, allowed: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -312,31 +312,14 @@ class _Style:
     groups: str  # sharding groups
 
 
-class Metis(SearchingSolver):
+class Metis(SearchSolver):
     """Iterates the two phases until the budget is spent, and keeps the best; a step is one pass of both phases."""
 
     name = "metis"
+    capabilities = Capabilities(max_devices=LARGEST_GRAPH, requires=("pymetis",))
 
-    def run(self, search: Search, builder: Builder, rng: random.Random) -> None:
-        """Raises InputError without pymetis, and for more GPUs than its graph takes."""
-        require_graph(self.name, search.problem)
-        hierarchy = HierarchicalPartition(search, builder, rng)
-        while search.go_on():
-            search.step()
+    def search(self, run: Search, rng: random.Random) -> None:
+        """Iterate."""
+        hierarchy = HierarchicalPartition(run, Builder(run), rng)
+        while run.step():
             hierarchy.iterate()
-
-
-def require_graph(solver: str, problem: Problem, most: int = _LARGEST_GRAPH) -> None:
-    """Raises InputError without pymetis, naming what to install, and for a complete graph of more than `most` GPUs."""
-    try:
-        import pymetis  # noqa: F401
-    except ImportError:
-        raise InputError(
-            f"solver: {solver}: needs the package pymetis; install it with \"pip install -e '.[metis]'\", "
-            "or choose solver=portfolio"
-        ) from None
-    gpus = len(problem.usable_devices)
-    if gpus > most:
-        raise InputError(
-            f"solver: {solver}: {gpus} GPUs are more than the {most} of its complete graph; use solver=portfolio"
-        )

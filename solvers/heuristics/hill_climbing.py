@@ -15,11 +15,12 @@ from hexiopt.cost.flight import flight
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, irregular, misaligned
 from hexiopt.problem.space import layer_ranges, lean_first, sharding_stages
 from hexiopt.problem.workload import RECOMPUTE_POLICIES
+from hexiopt.solving import Pricer
 from solvers.completion.completer import Builder
 from solvers.completion.layers import Share
 from solvers.core.interleaving import multiple_of
 from solvers.core.partition import Misfit, Structure
-from solvers.core.search import Pricer, Search
+from solvers.core.search import Search
 from solvers.core.zero import LOCKSTEP, holders_of, sharding_groups
 
 _TWICE = 0.1  # of the steps change two things at once

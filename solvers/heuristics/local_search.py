@@ -15,7 +15,7 @@ from solvers.completion.completer import Builder
 from solvers.core.partition import Bundle, Misfit, Structure
 from solvers.core.search import Search
 from solvers.core.zero import plain_stages, sharding_groups
-from solvers.frame.solver import SearchingSolver
+from solvers.frame.solver import SearchSolver
 from solvers.frame.starts import (
     chain_structures,
     first_choice,
@@ -194,12 +194,13 @@ def improve(
     return [structure for _, _, structure in sorted(pool + left_out, key=lambda item: item[:2])]
 
 
-class LocalSearch(SearchingSolver):
+class LocalSearch(SearchSolver):
     """`local_search`: hand-made structures, annealed, the best plan polished; a step is one structure or move."""
 
     name = "local_search"
 
-    def run(self, search: Search, builder: Builder, rng: random.Random) -> None:
+    def search(self, run: Search, rng: random.Random) -> None:
         """Anneal, then polish."""
-        polisher = Polisher(search, builder, rng)
-        polisher.finish(improve(polisher, hand_made(search.problem, builder), ANNEAL))
+        builder = Builder(run)
+        polisher = Polisher(run, builder, rng)
+        polisher.finish(improve(polisher, hand_made(run.problem, builder), ANNEAL))

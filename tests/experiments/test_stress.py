@@ -5,7 +5,7 @@ import random
 import pytest
 
 from experiments.stress import random_problem, run
-from solvers.core.search import Budget
+from hexiopt.solving import Budget
 from solvers.registry import NAMES, ORACLES, RIVALS, SEQUENCE, SEQUENCE_ORACLES, make_solver
 
 

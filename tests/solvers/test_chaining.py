@@ -12,9 +12,10 @@ from hexiopt.cost.executors.memory import Shards
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.solving import Budget
 from solvers.completion.completer import Builder
 from solvers.core.partition import Bundle
-from solvers.core.search import Budget, Search
+from solvers.core.search import Search
 from solvers.frame.starts import first_choice
 from solvers.heuristics.chains import ChainTerms
 from solvers.heuristics.operators.partitions import Neighbourhood

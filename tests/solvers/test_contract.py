@@ -23,7 +23,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.problem.workload import Workload
 from hexiopt.result import Result, Status
-from solvers.core.search import Budget, Listener, Progress
+from hexiopt.solving import Budget, OnProgress, Progress
 from solvers.registry import NAMES, RIVALS, SEQUENCE, make_solver
 from tests.conftest import ROOT, STRESS
 from tests.solvers import oracle, problems
@@ -339,7 +339,7 @@ def test_a_listener_hears_progress(name: str) -> None:
         return True
 
     for limit_s in (0.6, 3.0, 15.0):  # a machine that others use too may leave no time to tell of
-        result = solve(name, problem, time_limit_s=limit_s, listen=listen)
+        result = solve(name, problem, time_limit_s=limit_s, on_progress=listen)
         if heard:
             break
     assert {progress.solver for progress in heard} == {name}
@@ -366,7 +366,7 @@ def test_a_listener_may_stop(name: str) -> None:
             stopped.append((time.process_time(), progress.best_s))
             return False
 
-        result = solve(name, problem, time_limit_s=LONG_S, listen=listen)
+        result = solve(name, problem, time_limit_s=LONG_S, on_progress=listen)
         ended = time.process_time()
         assert len(stopped) == 1
         assert_sound(problem, result)
@@ -379,8 +379,8 @@ def test_a_listener_may_stop(name: str) -> None:
 @ALL
 def test_a_listener_may_stop_before_any_plan(name: str) -> None:
     """Then there is none, or the one that came last; never an exception."""
-    listen: Listener = lambda progress: False  # noqa: E731
-    result = within(2.0, lambda: solve(name, allowed(name, problems.hopeless()), time_limit_s=5.0, listen=listen))
+    listen: OnProgress = lambda progress: False  # noqa: E731
+    result = within(2.0, lambda: solve(name, allowed(name, problems.hopeless()), time_limit_s=5.0, on_progress=listen))
     assert result.plan is None
     assert result.reason
 

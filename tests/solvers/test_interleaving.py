@@ -19,10 +19,11 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, layer_ranges
 from hexiopt.problem.workload import Workload
+from hexiopt.solving import Budget
 from solvers.completion.completer import Builder
 from solvers.core.interleaving import drawn_schedule, may_interleave, possible_chunks
 from solvers.core.partition import Bundle, Structure
-from solvers.core.search import Budget, Search
+from solvers.core.search import Search
 from solvers.heuristics.hill_climbing import Polisher
 from solvers.heuristics.operators.partitions import Neighbourhood
 from tests.solvers import problems

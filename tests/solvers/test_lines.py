@@ -12,12 +12,13 @@ from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
+from hexiopt.solving import Budget
 from solvers.completion import pipelines as lines
 from solvers.completion.completer import Builder
 from solvers.completion.layers import LayerSplitter
 from solvers.completion.pipelines import LineMaker, Rhythm, Terms
 from solvers.core.partition import Bundle, Misfit, Structure
-from solvers.core.search import Budget, Search
+from solvers.core.search import Search
 from solvers.heuristics.operators.partitions import Neighbourhood
 from tests.solvers import problems
 from tests.solvers.test_moves import whole

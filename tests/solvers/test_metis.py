@@ -9,8 +9,9 @@ from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.solving import Budget
 from solvers.completion.completer import Builder
-from solvers.core.search import Budget, Search
+from solvers.core.search import Search
 from solvers.heuristics.hexiscale import HierarchicalPartition, Metis, compositions
 from tests.solvers import problems
 from tests.solvers.test_starts import assert_legal

@@ -8,8 +8,9 @@ from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
+from hexiopt.solving import Budget
 from solvers.completion.completer import Builder
-from solvers.core.search import Budget, Search
+from solvers.core.search import Search
 from solvers.heuristics.hill_climbing import Polisher
 from tests.solvers import problems
 

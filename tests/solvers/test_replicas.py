@@ -11,9 +11,10 @@ from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.solving import Budget
 from solvers.completion.completer import Builder
 from solvers.core.partition import Bundle, Misfit, Structure
-from solvers.core.search import Budget, Search
+from solvers.core.search import Search
 from solvers.frame.starts import single_structures
 from solvers.heuristics.hill_climbing import Polisher
 from solvers.heuristics.operators.partitions import Neighbourhood

@@ -10,9 +10,10 @@ from hexiopt.cost.model import CostModel
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
+from hexiopt.solving import Budget
 from solvers.completion.completer import Builder
 from solvers.core.partition import Bundle, Structure
-from solvers.core.search import Budget, Search
+from solvers.core.search import Search
 from solvers.core.zero import (
     drawn_groups,
     drawn_stage,

@@ -9,11 +9,11 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.solving import Budget
 from solvers.baselines.aligned import AlignedEstimates
 from solvers.baselines.espresso import Espresso
 from solvers.baselines.espresso_search import Planner
 from solvers.baselines.renting import Worth
-from solvers.core.search import Budget
 from solvers.registry import make_solver
 from tests.solvers import problems as small
 

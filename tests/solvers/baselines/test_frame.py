@@ -11,9 +11,10 @@ from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.result import Status
+from hexiopt.solving import Budget
 from solvers.baselines import frame as base
 from solvers.baselines.frame import Candidate, Rival
-from solvers.core.search import Budget, Search
+from solvers.core.search import Search
 from tests.solvers import problems
 
 

@@ -13,8 +13,8 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.result import Status
+from hexiopt.solving import Budget
 from solvers.baselines.renting import Renting, Worth, money, prices_per_s
-from solvers.core.search import Budget
 from solvers.registry import make_solver
 from tests.solvers import problems as small
 

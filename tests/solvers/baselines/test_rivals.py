@@ -10,8 +10,8 @@ from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.result import Result
+from hexiopt.solving import Budget
 from solvers.baselines.frame import Rival
-from solvers.core.search import Budget
 from solvers.registry import RIVALS, make_solver
 from tests.conftest import STRESS
 from tests.solvers.baselines import problems

@@ -20,7 +20,7 @@ from hexiopt.problem.space import Space, recompute_policies
 from hexiopt.readers.plan_file import solver_to_dict
 from hexiopt.report.table import bound
 from hexiopt.result import Result, Status
-from solvers.core.search import Budget, Progress
+from hexiopt.solving import Budget, Progress
 from solvers.frame.infeasible import shortfall
 from solvers.registry import SEQUENCE, make_solver
 from solvers.sequence.exact.batch import best_split
@@ -173,7 +173,7 @@ def test_a_listener_may_stop() -> None:
         heard.append(progress)
         return False
 
-    result = solve(SMALL_LAYOUTS["four_batch"](), listen=stop)
+    result = solve(SMALL_LAYOUTS["four_batch"](), on_progress=stop)
     assert len(heard) == 1
     assert result.runtime_s < 5.0
 

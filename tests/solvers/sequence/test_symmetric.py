@@ -12,9 +12,10 @@ from hexiopt.plan.plan import Plan, SequenceLayout, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.result import Result
+from hexiopt.solving import Budget
 from solvers.baselines.symmetric import Ring, Ulysses, Usp
 from solvers.baselines.uniform import UniformLayouts
-from solvers.core.search import Budget, Search
+from solvers.core.search import Search
 from solvers.registry import make_solver
 from tests.solvers.sequence.small_layouts import task
 
