@@ -10,7 +10,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.solving import Budget
-from solvers.completion.completer import Builder
+from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
 from solvers.heuristics.hexiscale import HierarchicalPartition, Metis, compositions
 from tests.solvers import problems
@@ -38,7 +38,7 @@ def test_compositions_by_hand() -> None:
 def test_what_both_phases_keep_is_legal_and_gets_better(exclude: tuple[str, ...]) -> None:
     problem = problems.easy(Space(exclude=exclude))
     search = Search("metis", problem, Budget(60.0), 0)
-    hierarchy = HierarchicalPartition(search, Builder(search), random.Random(0))
+    hierarchy = HierarchicalPartition(search, PlanCompleter(search.pricer), random.Random(0))
     bests = []
     for _ in range(80):
         hierarchy.iterate()
