@@ -26,8 +26,9 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.solving import Budget
-from solvers.completion.completer import Builder
+from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
+from solvers.frame.solver import offer_partition
 from solvers.heuristics.local_search import own_grids
 from solvers.registry import make_solver
 
@@ -146,9 +147,9 @@ def large(scale: float) -> Iterator[Row]:
         cluster = named_cluster("synthetic", num_machines=gpus // 8)
         task = Problem(cluster, named_model("llama2_13b"), Workload(global_batch=8 * gpus))
         search = Search("own grids", task, Budget(86_400.0), 0)
-        builder = Builder(search)
-        for structure in own_grids(task, builder):
-            builder.price(structure)
+        completer = PlanCompleter(search.pricer)
+        for structure in own_grids(task, completer):
+            offer_partition(search, completer, structure)
         start = time.perf_counter()
         result = make_solver("portfolio").solve(task, Budget(limit_s * scale))
         took_s = time.perf_counter() - start

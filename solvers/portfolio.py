@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from itertools import chain
 
 from hexiopt.solving import Capabilities
-from solvers.completion.completer import Builder
+from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import Structure
 from solvers.core.search import Search
 from solvers.core.workers import at_once, has_second_core
@@ -52,32 +52,32 @@ _FEW = 64  # GPUs up to which rounding the linear program loses to enumerating b
 _LARGE = 200  # GPUs beyond which a structure takes too long to price for annealing thousands
 
 
-def run_lane(search: Search, builder: Builder, lane: _Lane, number: int = 0) -> None:
+def run_lane(search: Search, completer: PlanCompleter, lane: _Lane, number: int = 0) -> None:
     """One lane, to the end of its budget. Lanes of other numbers draw otherwise."""
     problem = search.problem
     if problem.space.sequence and lane.before_layouts < 1.0:
         rng = random.Random(search.seed)
-        improve(Polisher(search, builder, rng), hand_made(problem, builder), lane.before_layouts)
+        improve(Polisher(search, completer, rng), hand_made(problem, completer), lane.before_layouts)
         plan_jointly(search, rng)
         return
     partitions = find_spec("pymetis") is not None and len(problem.usable_devices) <= _LARGE
-    found = partition(search, builder, lane.partition, lane.patient) if partitions else []
+    found = partition(search, completer, lane.partition, lane.patient) if partitions else []
     rng = random.Random(search.seed * len(_SIDE_BY_SIDE) + number)
     programs = shape_structures(search) if lane.for_many and len(problem.usable_devices) > _FEW else ()
     # Of many machines hundreds of starts cannot be priced: those that were best there come first.
     many = dealt_structures(problem) if lane.for_many else ()
-    starts = (found, many, own_grids(problem, builder), programs, hand_made(problem, builder))
-    polisher = Polisher(search, builder, rng)
+    starts = (found, many, own_grids(problem, completer), programs, hand_made(problem, completer))
+    polisher = Polisher(search, completer, rng)
     anew = lane.anew if len(problem.usable_devices) > _FEW_DEVICES else 0.0
     polisher.finish(improve(polisher, chain.from_iterable(starts), ANNEAL, lane.cooling, anew))
 
 
-def partition(search: Search, builder: Builder, share: float, patient: bool) -> list[Structure]:
+def partition(search: Search, completer: PlanCompleter, share: float, patient: bool) -> list[Structure]:
     """What HexiScale's partition finds in a `share` of the budget, drawing as `solver=metis` does; if `patient`, it
     goes on until there is a plan."""
     if share == 0.0:
         return []
-    hierarchy = HierarchicalPartition(search, builder, random.Random(search.seed))
+    hierarchy = HierarchicalPartition(search, completer, random.Random(search.seed))
     most = search.budget.max_steps
     while True:
         end = 1.0 if patient and search.plan is None else share
@@ -100,7 +100,7 @@ class Portfolio(SearchSolver):
         if whole.max_steps is not None:
             run.budget = replace(whole, max_steps=-(-whole.max_steps // len(_SIDE_BY_SIDE)))
         # Replicas rarely pay beyond a few devices, and their plans take longer to price: there, one lane tries them.
-        first = Builder(run, replicates=len(run.problem.usable_devices) <= _FEW_DEVICES)
+        first = PlanCompleter(run.pricer, replicates=len(run.problem.usable_devices) <= _FEW_DEVICES)
         if whole.max_steps is None and not has_second_core():
             run_lane(run, first, _ALONE)
         else:
@@ -111,4 +111,4 @@ class Portfolio(SearchSolver):
 
 
 def _second_lane(run: Search) -> None:
-    run_lane(run, Builder(run), _SIDE_BY_SIDE[1], 1)
+    run_lane(run, PlanCompleter(run.pricer), _SIDE_BY_SIDE[1], 1)

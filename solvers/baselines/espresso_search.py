@@ -14,7 +14,7 @@ from solvers.baselines.areas import Area
 from solvers.baselines.estimate import Sites
 from solvers.baselines.grid import machine_classes
 from solvers.baselines.renting import Worth
-from solvers.completion.layers import bottleneck_counts
+from solvers.completion.allocation import least_bottleneck
 from solvers.core.partition import Group
 from solvers.core.search import Search
 from solvers.frame.starts import cut
@@ -188,7 +188,7 @@ class Planner:
         for s, (kind, room) in enumerate(zip(order, rooms, strict=True)):
             site, ends = self.sites(choice.tp, kind), (s == 0, s == stages - 1)
             seconds.append([self.times.stage_s(site, n, *ends, choice.size, choice.policy) for n in range(1, room + 1)])
-        return nearby(bottleneck_counts(seconds, total), rooms)
+        return nearby(least_bottleneck(seconds, total), rooms)
 
     def rooms(self, choice: Choice, order: Sequence[int]) -> list[int]:
         """The most layers of each stage."""

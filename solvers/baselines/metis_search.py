@@ -15,7 +15,7 @@ from solvers.baselines.cutting import Cut, cuts
 from solvers.baselines.device_groups import Batching, RankedDevices
 from solvers.baselines.estimate import Estimates, one_f_one_b_s, shifted
 from solvers.baselines.lanes import boundaries_s, plan_of_cut
-from solvers.completion.layers import bottleneck_counts
+from solvers.completion.allocation import least_bottleneck
 from solvers.core.search import Search
 
 _SEQUENCES = 24  # sequences of GPU types that are tried
@@ -200,7 +200,7 @@ class Planner:
             [group.stage_s(n) + group.waits_s for n in range(1, room + 1)]
             for group, room in zip(cut, rooms, strict=True)
         ]
-        return nearby(bottleneck_counts(times, total), rooms)
+        return nearby(least_bottleneck(times, total), rooms)
 
     def _improved(self, choice: Choice) -> Iterator[tuple[float, Choice]]:
         """Changes of `choice` one by one while its estimate falls."""

@@ -15,10 +15,8 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, recompute_policies, schedules, sharding_stages
 from hexiopt.problem.workload import AUTO
 from hexiopt.result import Result, Status
-from hexiopt.solving import Budget
 from hexiopt.units import GIB
-from solvers.completion.completer import Builder
-from solvers.core.partition import Misfit
+from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
 from solvers.core.zero import first_stage, must_align
 from solvers.frame.starts import chain_structures, cut
@@ -232,21 +230,17 @@ def _larger_clusters(problem: Problem) -> Iterator[tuple[Problem, str]]:
 def _has_plan(problem: Problem, deadline_s: float) -> bool:
     """Whether one of the first hand-made structures makes a plan that fits; no after `deadline_s`."""
     try:
-        search = Search("change", problem, Budget(1.0), 0)
+        model = CostModel(problem)
     except InputError:
         return False
-    model = search.pricer
-    assert isinstance(model, CostModel)
     if shortfall(problem, model) is not None:
         return False
-    if time.perf_counter() > deadline_s:
-        return False
-    builder = Builder(search)
+    completer = PlanCompleter(model)
     for structure in islice(chain_structures(problem), _TRIED):
         if time.perf_counter() > deadline_s:
             return False
-        if builder.allowed(structure) and not isinstance(builder.build(structure), Misfit):
-            priced = builder.price(structure)
-            if isinstance(priced, tuple) and priced[1].fits:
-                return True
+        completed = completer.allowed(structure) and completer.complete(structure)
+        priced = completer.price(completed) if completed else None
+        if priced is not None and priced.cost.fits:
+            return True
     return False

@@ -1,5 +1,6 @@
 """The frame of our solvers: one body of `solve` around one method."""
 
+import math
 import random
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -7,6 +8,9 @@ from typing import ClassVar
 from hexiopt.problem.problem import Problem
 from hexiopt.result import Result
 from hexiopt.solving import Budget, Capabilities, OnProgress, Pricer, refuse
+from solvers.completion.completer import PlanCompleter
+from solvers.completion.pricing import PricedPlan
+from solvers.core.partition import Structure
 from solvers.core.search import Search
 from solvers.frame.infeasible import conclude, proven_infeasible
 
@@ -46,3 +50,17 @@ class SearchSolver(ABC):
         if not proven_infeasible(run):
             self.search(run, random.Random(seed))
         return conclude(run)
+
+
+def offer_partition(
+    run: Search, completer: PlanCompleter, structure: Structure, limit_s: float = math.inf
+) -> PricedPlan | None:
+    """The plan that `completer` makes of a partition, offered to the search.
+
+    None where the plan space forbids the partition, no plan follows from it, or it certainly exceeds `limit_s`.
+    """
+    completed = completer.allowed(structure) and completer.complete(structure)
+    priced = completer.price(completed, limit_s) if completed else None
+    if priced is not None:
+        run.offer(priced.plan, priced.cost)
+    return priced

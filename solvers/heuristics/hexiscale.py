@@ -19,12 +19,13 @@ import numpy as np
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.problem.problem import Problem
 from hexiopt.solving import Capabilities
-from solvers.completion.completer import Builder
+from solvers.completion.completer import PlanCompleter
+from solvers.completion.pricing import PricedPlan
 from solvers.core.interleaving import drawn_schedule
 from solvers.core.partition import Bundle, Group, Structure
 from solvers.core.search import Search
 from solvers.core.zero import LOCKSTEP, drawn_groups, drawn_stage
-from solvers.frame.solver import SearchSolver
+from solvers.frame.solver import SearchSolver, offer_partition
 from solvers.frame.starts import cut
 from solvers.heuristics.graph import DeviceGraph, device_graph, partition
 from solvers.heuristics.stage_order import best_order
@@ -68,8 +69,8 @@ class _Incumbent:
 class HierarchicalPartition:
     """The two phases on one problem."""
 
-    def __init__(self, search: Search, builder: Builder, rng: random.Random) -> None:
-        self.search, self.builder, self.rng = search, builder, rng
+    def __init__(self, search: Search, completer: PlanCompleter, rng: random.Random) -> None:
+        self.search, self.completer, self.rng = search, completer, rng
         self.problem: Problem = search.problem
         numbers: dict[Hashable, int] = {}
         self._kind_of = [numbers.setdefault(m.kind, len(numbers)) for m in self.problem.cluster.machines]
@@ -93,15 +94,19 @@ class HierarchicalPartition:
         parts, kept = self._phase_one(base, style)
         bundles = self._aligned(parts, style) if style.sharding >= LOCKSTEP else self._bundles(parts, kept, style)
         structure = Structure(tuple(bundles), style.schedule, style.sharding, style.chunks, style.groups)
-        if not bundles or not self.builder.allowed(structure):
+        if not bundles:
             return
         rival = self._best.get(len(parts))
         least = rival.step_time_s if rival else float("inf")
-        priced = self.builder.price(structure, least)
-        if isinstance(priced, tuple) and priced[1].objective < least:
-            self._best[len(parts)] = _Incumbent(priced[1].objective, parts, structure, style)
+        priced = self.offer(structure, least)
+        if priced is not None and priced.cost.objective < least:
+            self._best[len(parts)] = _Incumbent(priced.cost.objective, parts, structure, style)
             if style.sharding < LOCKSTEP:
                 self._like(structure)
+
+    def offer(self, structure: Structure, limit_s: float) -> PricedPlan | None:
+        """The plan of a partition, offered to the search; as `offer_partition`."""
+        return offer_partition(self.search, self.completer, structure, limit_s)
 
     def _bundles(
         self, parts: tuple[tuple[int, ...], ...], kept: dict[tuple[int, ...], Bundle], style: "_Style"
@@ -236,7 +241,7 @@ class HierarchicalPartition:
         chosen = [self._first_option(block, options) for block, options in zip(blocks, choices, strict=True)]
 
         def seconds(chosen: list[int]) -> float:
-            return self.builder.finish_s(stages(chosen), style.size, style.schedule, shards, sequences, style.chunks)
+            return self.completer.finish_s(stages(chosen), style.size, style.schedule, shards, sequences, style.chunks)
 
         best_s = seconds(chosen)
         for at in self.rng.sample(order, min(len(order), _SEARCHED_BLOCKS)):
@@ -320,6 +325,6 @@ class HexiScale(SearchSolver):
 
     def search(self, run: Search, rng: random.Random) -> None:
         """Iterate."""
-        hierarchy = HierarchicalPartition(run, Builder(run), rng)
+        hierarchy = HierarchicalPartition(run, PlanCompleter(run.pricer), rng)
         while run.step():
             hierarchy.iterate()

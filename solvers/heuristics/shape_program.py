@@ -23,12 +23,12 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.problem.space import schedules
-from solvers.completion.completer import Builder
+from solvers.completion.completer import PlanCompleter
 from solvers.completion.layers import LayerSplitter
 from solvers.core.partition import Bundle, Group, Structure
 from solvers.core.search import Search
 from solvers.core.zero import plain_stages
-from solvers.frame.solver import SearchSolver
+from solvers.frame.solver import SearchSolver, offer_partition
 from solvers.frame.starts import chain_structures, cut, kinds
 from solvers.heuristics.random_partition import random_structure
 
@@ -368,12 +368,12 @@ class Shapes(SearchSolver):
 
     def search(self, run: Search, rng: random.Random) -> None:
         """Price the roundings."""
-        problem, builder = run.problem, Builder(run)
+        problem, completer = run.problem, PlanCompleter(run.pricer)
         drawn = (random_structure(problem, rng) for _ in itertools.count())
         others = itertools.chain(chain_structures(problem), drawn)
         until_found = itertools.takewhile(lambda _: run.plan is None, others)
         for structure in itertools.chain(shape_structures(run), until_found):
             if not run.step():
                 break
-            if structure is not None and builder.allowed(structure):
-                builder.price(structure)
+            if structure is not None:
+                offer_partition(run, completer, structure)
