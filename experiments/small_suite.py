@@ -36,7 +36,9 @@ from hexiopt.reading import Section, read_mapping
 from hexiopt.report.style import percent, seconds
 from hexiopt.result import Result
 from hexiopt.solving import Budget
-from solvers.registry import NAMES, ORACLES, RIVALS, make_solver
+from solvers.registry import baseline, for_any_problem, make_solver, names, small_oracle
+
+NAMES, RIVALS, ORACLES = map(names, (for_any_problem, baseline, small_oracle))
 
 _LATENCY_US = 20.0
 _SOLVERS = (*NAMES, *ORACLES, *RIVALS)

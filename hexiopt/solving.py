@@ -6,7 +6,7 @@ A solver needs no other package of this project than `hexiopt`; `solvers` has ou
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.executors.memory import Shards
@@ -117,8 +117,13 @@ OnProgress = Callable[[Progress], bool]  # returns False to stop the search
 class Solver(Protocol):
     """Finds a plan. `pricer` replaces our cost model; `on_progress` hears progress and may stop the search."""
 
-    name: ClassVar[str]
-    capabilities: ClassVar[Capabilities]
+    @property
+    def name(self) -> str:
+        """What it is called; of most a class variable."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it takes; likewise."""
 
     def solve(
         self,
@@ -137,6 +142,7 @@ def refuse(solver: Solver, problem: Problem, pricer: Pricer | None) -> None:
     missing."""
     able, name = solver.capabilities, solver.name
     instead = "solver=hexiseq" if able.sequence == "only" else "solver=portfolio"
+    searched = "of which all plans can be looked at" if able.kind == "oracle" else "that it can search"
     if able.sequence == "only" and not problem.space.sequence:
         raise InputError(f"solver: {name} plans stages with sequence layouts; allow them with space.sequence=true")
     if able.kind == "oracle" and able.sequence == "no" and problem.space.sequence:
@@ -156,6 +162,6 @@ def refuse(solver: Solver, problem: Problem, pricer: Pricer | None) -> None:
         stated = [(unit, most) for unit, most in limits.items() if most is not None]
         given = " and ".join(f"{sizes[unit]} {unit}" for unit, _ in stated)
         allowed = " and ".join(f"{most} {unit}" for unit, most in stated)
-        raise InputError(f"solver: {name}: {given} are more than the {allowed} that it can search; use {instead}")
+        raise InputError(f"solver: {name}: {given} are more than the {allowed} {searched}; use {instead}")
     if able.pricers == "cost_model" and pricer is not None and not isinstance(pricer, CostModel):
         raise InputError(f"solver: {name}: its bounds hold for our own cost model only; use {instead}")

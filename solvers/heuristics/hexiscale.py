@@ -1,4 +1,4 @@
-"""`metis`: HexiScale's hierarchical graph partition (arXiv 2409.01143, section 4), both phases iterating.
+"""`hexiscale`: HexiScale's hierarchical graph partition (arXiv 2409.01143, section 4), both phases iterating.
 
 Phase 1 partitions the GPUs into one group per pipeline. Weights are a mix of reciprocal bandwidth (fat links
 fall between pipelines, where gradients travel) and bandwidth (they stay inside, for activations); the mix and
@@ -317,10 +317,10 @@ class _Style:
     groups: str  # sharding groups
 
 
-class Metis(SearchSolver):
+class HexiScale(SearchSolver):
     """Iterates the two phases until the budget is spent, and keeps the best; a step is one pass of both phases."""
 
-    name = "metis"
+    name = "hexiscale"
     capabilities = Capabilities(max_devices=LARGEST_GRAPH, requires=("pymetis",))
 
     def search(self, run: Search, rng: random.Random) -> None:

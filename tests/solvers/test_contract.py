@@ -24,10 +24,12 @@ from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.problem.workload import Workload
 from hexiopt.result import Result, Status
 from hexiopt.solving import Budget, OnProgress, Progress
-from solvers.registry import NAMES, RIVALS, SEQUENCE, make_solver
+from solvers.registry import baseline, for_any_problem, make_solver, names, of_sequences
 from tests.conftest import ROOT, STRESS
 from tests.solvers import oracle, problems
 from tests.timing import TRIES, within
+
+NAMES, RIVALS, SEQUENCE = map(names, (for_any_problem, baseline, of_sequences))
 
 EVERY = pytest.mark.parametrize("name", NAMES)
 RIVALS_TOO = pytest.mark.parametrize("name", [*NAMES, *RIVALS])
@@ -35,8 +37,8 @@ ALL = pytest.mark.parametrize("name", [*NAMES, *RIVALS, *SEQUENCE])
 # Rivals share the code that listens and keeps time: but for `make stress`, some stand for all.
 FEWER = (*NAMES, *(RIVALS if STRESS else RIVALS[1::3]), *SEQUENCE)
 SOME = pytest.mark.parametrize("name", FEWER)
-DECLINING = (*RIVALS, "ring", "ulysses", "usp")
-PARTITIONING = ("metis", "flashflex")  # by pymetis
+DECLINING = names(lambda able: able.kind == "baseline")
+PARTITIONING = names(lambda able: "pymetis" in able.requires)
 GOOD = ("local_search", "portfolio")
 LONG_S = 60.0  # a time limit that a budget in steps never meets
 
@@ -434,6 +436,6 @@ def test_sequence_layouts_must_be_allowed(name: str) -> None:
 
 
 def test_an_unknown_solver_is_refused() -> None:
-    with pytest.raises(InputError, match="did you mean metis") as caught:
+    with pytest.raises(InputError, match="did you mean metis_atc24") as caught:
         make_solver("mettis")
     assert "\n" not in str(caught.value)

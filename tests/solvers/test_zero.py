@@ -24,8 +24,10 @@ from solvers.core.zero import (
     sharding_groups,
 )
 from solvers.frame.starts import lockstep_structures
-from solvers.registry import NAMES, make_solver
+from solvers.registry import for_any_problem, make_solver, names
 from tests.solvers import problems
+
+NAMES = names(for_any_problem)
 
 
 def sharded(problem: Problem, zero: str) -> Problem:
@@ -35,7 +37,7 @@ def sharded(problem: Problem, zero: str) -> Problem:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("zero", ["2", "3"])
 def test_every_solver_finds_a_plan_in_lockstep(name: str, zero: str) -> None:
-    if name == "metis":
+    if name == "hexiscale":
         pytest.importorskip("pymetis")
     problem = sharded(problems.loose(), zero)
     result = make_solver(name).solve(problem, Budget(60.0, max_steps=200), seed=0)
@@ -44,10 +46,10 @@ def test_every_solver_finds_a_plan_in_lockstep(name: str, zero: str) -> None:
     assert check(problem, result.plan, result.cost) == []
 
 
-@pytest.mark.parametrize("name", ["random", "metis", "shapes", "local_search"])
+@pytest.mark.parametrize("name", ["random", "hexiscale", "shapes", "local_search"])
 def test_mixed_machines_work_in_lockstep(name: str) -> None:
     """Eight GPUs of two types: several pipelines that hold the same layers."""
-    if name == "metis":
+    if name == "hexiscale":
         pytest.importorskip("pymetis")
     problem = sharded(problems.easy(), "3")
     result = make_solver(name).solve(problem, Budget(60.0, max_steps=300), seed=1)

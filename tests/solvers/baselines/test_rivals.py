@@ -12,9 +12,11 @@ from hexiopt.plan.check import check
 from hexiopt.result import Result
 from hexiopt.solving import Budget
 from solvers.baselines.frame import Rival
-from solvers.registry import RIVALS, make_solver
+from solvers.registry import baseline, make_solver, names
 from tests.conftest import STRESS
 from tests.solvers.baselines import problems
+
+RIVALS = names(baseline)
 
 # FlashFlex partitions heuristically: what its search misses of its space is its own limit.
 SEARCH_ALL = tuple(name for name in RIVALS if name != "flashflex")
