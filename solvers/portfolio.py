@@ -37,16 +37,16 @@ class _Lane:
     # First temperature of a round of annealing over that of the round before. Heated as much again, large plans mostly
     # lose what they gained, while small ones get out of where they are stuck.
     cooling: float
-    anew: float  # share of annealing's moves that make bundles anew, as chains: dear, and mostly worth it
+    recreate_share: float  # of annealing's moves, those that recreate bundles as chains: dear, and mostly worth it
     for_many: bool  # whether it has starts of its own for many machines
     before_layouts: float  # share before it turns to sequence layouts, where the plan space has any
 
 
 _SIDE_BY_SIDE = (
-    _Lane(partition=0.25, patient=True, cooling=0.6, anew=0.05, for_many=False, before_layouts=0.15),
-    _Lane(partition=0.0, patient=False, cooling=1.0, anew=0.0, for_many=True, before_layouts=1.0),
+    _Lane(partition=0.25, patient=True, cooling=0.6, recreate_share=0.05, for_many=False, before_layouts=0.15),
+    _Lane(partition=0.0, patient=False, cooling=1.0, recreate_share=0.0, for_many=True, before_layouts=1.0),
 )
-_ALONE = _Lane(partition=0.25, patient=False, cooling=1.0, anew=0.03, for_many=True, before_layouts=0.3)
+_ALONE = _Lane(partition=0.25, patient=False, cooling=1.0, recreate_share=0.03, for_many=True, before_layouts=0.3)
 _FEW_DEVICES = 16  # GPUs up to which both lanes search replicas, and single TP groups are moved soon enough
 _FEW = 64  # GPUs up to which rounding the linear program loses to enumerating by hand
 _LARGE = 200  # GPUs beyond which a structure takes too long to price for annealing thousands
@@ -68,8 +68,8 @@ def run_lane(search: Search, completer: PlanCompleter, lane: _Lane, number: int 
     many = dealt_structures(problem) if lane.for_many else ()
     starts = (found, many, own_grids(problem, completer), programs, hand_made(problem, completer))
     polisher = Polisher(search, completer, rng)
-    anew = lane.anew if len(problem.usable_devices) > _FEW_DEVICES else 0.0
-    polisher.finish(improve(polisher, chain.from_iterable(starts), ANNEAL, lane.cooling, anew))
+    recreate_share = lane.recreate_share if len(problem.usable_devices) > _FEW_DEVICES else 0.0
+    polisher.finish(improve(polisher, chain.from_iterable(starts), ANNEAL, lane.cooling, recreate_share))
 
 
 def partition(search: Search, completer: PlanCompleter, share: float, patient: bool) -> list[Structure]:
