@@ -42,7 +42,7 @@ class Polisher:
         With few micro-batches another size may win, but only with other layers. As long as budget is left, so are
         the plans of the structures `ranked`: with other layers a worse one may become the best.
         """
-        plan, allowance = self.search.plan, self.search.until(1.0)
+        plan, allowance = self.search.plan, self.search.until()
         if plan is None:
             return
         for start in (plan, self._resized(plan, 2.0), self._resized(plan, 0.5)):

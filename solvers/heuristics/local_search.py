@@ -6,7 +6,7 @@ that no plan follows weigh by how many layers find no place, so that the search 
 
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from hexiopt.cost.executors.memory import Shards
@@ -135,22 +135,32 @@ class Annealer:
 
 
 def hand_made(problem: Problem, completer: PlanCompleter) -> Iterator[Structure]:
-    """Structures that people would try: chains, every kind of machine with its own symmetric grid, and replicas."""
+    """Structures that people would try: every kind of machine with its own symmetric grid, chains, and replicas."""
     yield from own_grids(problem, completer)
+    yield from without_grids(problem, completer)
+
+
+def without_grids(problem: Problem, completer: PlanCompleter) -> Iterator[Structure]:
+    """Chains and replicas."""
     yield from lockstep_structures(problem)
     yield from chain_structures(problem)
     yield from shared_structures(problem)
     yield from single_structures(problem, completer.replicates)
 
 
-def own_grids(problem: Problem, completer: PlanCompleter) -> Iterator[Structure]:
-    """Each kind its best symmetric grid for its share of the batch, side by side; at several micro-batch sizes."""
+def own_grids(
+    problem: Problem, completer: PlanCompleter, go_on: Callable[[], bool] = lambda: True
+) -> Iterator[Structure]:
+    """Each kind its best symmetric grid for its share of the batch, side by side; at several micro-batch sizes, as long
+    as `go_on` says so."""
     for sharding in plain_stages(problem):
         for size in problem.space.micro_batch_sizes(problem.workload.global_batch)[:3]:
             chosen = []
             for members in kinds(problem):
                 best: tuple[float, Bundle] | None = None
                 for bundle in symmetric(problem, members):
+                    if not go_on():
+                        return
                     sized = Bundle(bundle.stages, size)
                     rate = completer.rate(first_choice(problem, (sized,)), Shards(sharding, sized.width))
                     if rate > 0.0 and (best is None or rate > best[0]):
@@ -163,39 +173,42 @@ def own_grids(problem: Problem, completer: PlanCompleter) -> Iterator[Structure]
 
 
 def improve(
-    polisher: Polisher, starts: Iterable[Structure], until: float, cooling: float = 1.0, recreate_share: float = 0.0
+    polisher: Polisher,
+    starts: Iterable[Structure],
+    allowance: Allowance,
+    cooling: float = 1.0,
+    recreate_share: float = 0.0,
 ) -> list[Structure]:
     """Price `starts`, polish the first few, then anneal the best in rounds, each with fewer partitions and more time
-    for each, and with the first temperature `cooling` times that of the round before, to the fraction `until` of the
-    budget. `recreate_share` of the moves ruin one or two bundles and recreate them as chains.
+    for each, and with the first temperature `cooling` times that of the round before. `recreate_share` of the moves
+    ruin one or two bundles and recreate them as chains.
 
     Gives what became of them, best first. Successive halving (Jamieson and Talwalkar, 2016): a start shows soon
     whether it leads anywhere.
     """
     search = polisher.search
     annealer = Annealer(search, polisher.completer, polisher.rng, recreate_share)
-    pricing = search.until(until).part(_STARTS)
     pool: list[tuple[float, int, Structure]] = []
-    least = math.inf
+    least, for_starts = math.inf, allowance.part(_STARTS)
     for number, start in enumerate(starts):
-        if not pricing or not search.step():
+        if not for_starts or not search.step():
             break
         found = annealer.evaluate(start, least + _HOPELESS)
         if found is not None:
             least = min(least, found.energy)
             pool.append((found.energy, number, start))
     pool.sort(key=lambda item: item[:2])
-    polishing = search.until(min(until, search.spent + _POLISHING))
+    polishing = search.until(min(allowance.end, search.spent + _POLISHING))
     polisher.begin([structure for _, _, structure in pool[:_POLISHED]], polishing)
-    rest = search.until(until)
+    rounds = allowance.rest()
     left_out: list[tuple[float, int, Structure]] = []
     for turn, size in enumerate(_POOLS):
         pool.sort(key=lambda item: item[:2])
         left_out += pool[size:]
         del pool[size:]
+        hot = _HOT * cooling**turn
         for k, (energy, number, start) in enumerate(pool):
-            own = rest.up_to((turn + (k + 1) / len(pool)) / len(_POOLS))
-            found = annealer.anneal(start, _HOT * cooling**turn, own)
+            found = annealer.anneal(start, hot, rounds.up_to((turn + (k + 1) / len(pool)) / len(_POOLS)))
             if found.energy < energy:
                 if turn == 0:  # the start itself, with other layers, may lead elsewhere
                     left_out.append(pool[k])
@@ -212,4 +225,4 @@ class LocalSearch(SearchSolver):
         """Anneal, then polish."""
         completer = PlanCompleter(run.pricer)
         polisher = Polisher(run, completer, rng)
-        polisher.finish(improve(polisher, hand_made(run.problem, completer), ANNEAL))
+        polisher.finish(improve(polisher, hand_made(run.problem, completer), run.until(ANNEAL)))
