@@ -4,7 +4,7 @@
     python -m experiments.flashflex_comparison --rows 1 --time-limit 5
 
 For each row of `data/flashflex_rows.yaml` the portfolio solver searches three times: under the formulas of
-`solvers/baselines/flashflex_pricer.py` with micro-batches of its choice; under the formulas with FlashFlex's
+`solvers/baselines/flashflex/pricer.py` with micro-batches of its choice; under the formulas with FlashFlex's
 micro-batch rule, as in the figures it is compared with; and under our own cost model and memory, whose plan
 FlashFlex's formulas then judge.
 """
@@ -31,7 +31,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import read_mapping
-from solvers.baselines.flashflex_pricer import FlashFlexPricer
+from solvers.baselines.flashflex.pricer import FlashFlexPricer
 from solvers.core.search import Budget, Pricer
 from solvers.registry import make_solver
 

@@ -20,22 +20,22 @@ _ORACLES = {"exhaustive": "solvers.exact.exhaustive:Exhaustive"}
 
 _RIVALS = {
     "amp": "solvers.baselines.amp:Amp",
-    "espresso": "solvers.baselines.espresso:Espresso",
-    "flashflex": "solvers.baselines.flashflex:FlashFlex",
+    "espresso": "solvers.baselines.espresso.espresso:Espresso",
+    "flashflex": "solvers.baselines.flashflex.flashflex:FlashFlex",
     "fsdp": "solvers.baselines.fsdp:Fsdp",
-    "galvatron": "solvers.baselines.galvatron:Galvatron",
+    "galvatron": "solvers.baselines.galvatron.galvatron:Galvatron",
     "megatron": "solvers.baselines.megatron:Megatron",
-    "metis_atc24": "solvers.baselines.metis_atc24:MetisAtc24",
+    "metis_atc24": "solvers.baselines.metis_atc24.metis_atc24:MetisAtc24",
     "sailor": "solvers.baselines.sailor:Sailor",
 }
 
 # They plan stages with sequence layouts, which the plan space has with space.sequence=true.
 _SEQUENCE = {
     "hexiseq": "solvers.sequence.hexiseq:HexiSeq",
-    "ring": "solvers.baselines.symmetric:Ring",
+    "ring": "solvers.baselines.symmetric_layouts:Ring",
     "sequence_random": "solvers.sequence.random_layouts:SequenceRandom",
-    "ulysses": "solvers.baselines.symmetric:Ulysses",
-    "usp": "solvers.baselines.symmetric:Usp",
+    "ulysses": "solvers.baselines.symmetric_layouts:Ulysses",
+    "usp": "solvers.baselines.symmetric_layouts:Usp",
 }
 
 # Their oracle, for a few devices.

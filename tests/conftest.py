@@ -30,7 +30,7 @@ SHARING = (
     "tests/runtime/test_checkpoint.py",
     "tests/runtime/test_faults.py",
     "tests/solvers/baselines/test_flashflex.py",
-    "tests/solvers/baselines/test_rivals.py",
+    "tests/solvers/baselines/test_every_baseline.py",
 )
 
 

@@ -23,12 +23,16 @@ from hexiopt.cost.flight import in_flight
 from hexiopt.cost.gradient_sync import SyncTimes, sync_groups
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.sharding import rings, sharding_groups
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, lean_first, recompute_policies, schedules, sharding_stages
-from solvers.baselines.frame import Candidate, Rival
-from solvers.baselines.grid import machine_classes
+from hexiopt.problem.workload import SCHEDULES
+from solvers.baselines._frame import Baseline, Candidate
+from solvers.baselines._grids import RANKS_OF_SOME, machine_classes, processes_per_machine, rank_devices
+from solvers.baselines._plans import aligned_plan, dividing_sizes
+from solvers.baselines._published_space import ALIKE_RECOMPUTE, NO_TP, SINGLE_STAGES, PublishedSpace
 from solvers.core.search import Pricer, Search
+from solvers.sequence.requirement import one_range_schedule
 
 STRATEGIES = (
     Sharding(3, "all"),  # FULL_SHARD
@@ -37,7 +41,7 @@ STRATEGIES = (
     Sharding(2, "machine"),  # its hybrid, _HYBRID_SHARD_ZERO2
     Sharding(0, "all"),  # NO_SHARD
 )
-_MOST_SUBSETS = 400
+_MAX_SUBSETS = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,57 +52,30 @@ class _Passes:
     between_s: float
 
 
-class Fsdp(Rival):
+class Fsdp(Baseline):
     """All subsets of machines, sharding strategies, micro-batch sizes and policies."""
 
     name = "fsdp"
+    space = PublishedSpace(
+        schedules=SCHEDULES,
+        sharding=STRATEGIES,
+        pipelines=SINGLE_STAGES,
+        tp=NO_TP,
+        recompute=ALIKE_RECOMPUTE,
+        devices=RANKS_OF_SOME,
+    )
 
-    def candidates(self, search: Search, rng: random.Random) -> Iterator[Candidate]:
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[Candidate]:
         """Everything that fits memory."""
-        problem = search.problem
-        for devices in device_sets(problem):
-            for sharding in _strategies(problem):
-                passes = _passes(problem, devices, sharding)
-                for size in _sizes(problem, len(devices)):
-                    trial = Trial(search.pricer, devices, sharding, size)
-                    for recompute in trial.recomputes():
-                        seconds = _estimate_s(trial, passes, recompute)
-                        yield Candidate(seconds, partial(_plan, problem, devices, sharding, size, recompute))
-
-    def in_space(self, problem: Problem, plan: Plan) -> str | None:
-        """See the file's head."""
-        lines = plan.pipelines
-        stages = [stage for line in lines for stage in line.stages]
-        if any(len(line.stages) > 1 for line in lines):
-            return "pipeline parallelism"
-        if any(len(stage.replicas) > 1 for stage in stages):
-            return "a replicated stage"
-        if any(stage.tp > 1 for stage in stages):
-            return "tensor parallelism"
-        if len({(line.num_micro_batches, line.micro_batch_size) for line in lines}) > 1:
-            return "unequal batches"
-        if len({stage.recompute for stage in stages}) > 1:
-            return "several ways to recompute"
-        if plan.sharding not in STRATEGIES:
-            return f"sharding stage {plan.sharding.stage} over {plan.sharding.groups}"
-        used = set(plan.devices())
-        own = [devices for devices in problem.usable_by_machine.values() if used & set(devices)]
-        if not any(used == {d for devices in own for d in devices[:most]} for most in _processes(problem)):
-            return "devices that are not the ranks of some machines"
-        return None
-
-    def draw(self, problem: Problem, rng: random.Random) -> Plan | None:
-        """A random set of machines, and everything else at random."""
-        machines = list(problem.usable_by_machine.values())
-        chosen, most = rng.sample(machines, rng.randint(1, len(machines))), rng.choice(_processes(problem))
-        devices = tuple(sorted(d for own in chosen for d in own[:most]))
-        sizes, strategies = _sizes(problem, len(devices)), _strategies(problem)
-        if not sizes or not strategies:
-            return None
-        policies, layers = recompute_policies(problem.workload), problem.model.num_layers
-        first = rng.randint(0, layers) if _mixes(problem) else 0
-        recompute = lean_first(rng.choice(policies), first, rng.choice(policies), layers)
-        return _plan(problem, devices, rng.choice(strategies), rng.choice(sizes), recompute)
+        problem = run.problem
+        allowed = [sharding for sharding in STRATEGIES if sharding.stage in sharding_stages(problem.workload)]
+        for devices, sharding in product(device_sets(problem), allowed):
+            passes = _passes(problem, devices, sharding)
+            for size in dividing_sizes(problem, len(devices)):
+                trial = Trial(run.pricer, devices, sharding, size)
+                for recompute in trial.recomputes():
+                    seconds = _estimate_s(trial, passes, recompute)
+                    yield Candidate(seconds, partial(_plan, problem, devices, sharding, size, recompute))
 
 
 def device_sets(problem: Problem) -> Iterator[tuple[int, ...]]:
@@ -106,43 +83,25 @@ def device_sets(problem: Problem) -> Iterator[tuple[int, ...]]:
 
     Of very many, only those that take a class of machines whole or not at all.
     """
-    classes, devices = machine_classes(problem), problem.usable_by_machine
-    subsets = list(islice(product(*(range(len(members), -1, -1) for members in classes)), _MOST_SUBSETS + 1))
-    if len(subsets) > _MOST_SUBSETS:
-        subsets = list(islice(product(*((len(members), 0) for members in classes)), _MOST_SUBSETS))
+    classes = machine_classes(problem)
+    subsets = list(islice(product(*(range(len(members), -1, -1) for members in classes)), _MAX_SUBSETS + 1))
+    if len(subsets) > _MAX_SUBSETS:
+        subsets = list(islice(product(*((len(members), 0) for members in classes)), _MAX_SUBSETS))
     seen = set()
     for counts in subsets:
         machines = [m for members, count in zip(classes, counts, strict=True) for m in members[:count]]
-        for most in _processes(problem):
-            found = tuple(sorted(d for m in machines for d in devices[m][:most]))
+        for processes in processes_per_machine(problem):
+            found = tuple(sorted(rank_devices(problem, machines, processes)))
             if found and found not in seen:
                 seen.add(found)
                 yield found
 
 
-def _processes(problem: Problem) -> list[int]:
-    """How many GPUs of a machine may run: as many as some machine has."""
-    return sorted({len(own) for own in problem.usable_by_machine.values()}, reverse=True)
-
-
-def _strategies(problem: Problem) -> list[Sharding]:
-    """The strategies that the workload allows."""
-    return [sharding for sharding in STRATEGIES if sharding.stage in sharding_stages(problem.workload)]
-
-
-def _sizes(problem: Problem, num_devices: int) -> list[int]:
-    """Micro-batch sizes that share the global batch equally."""
-    share, rest = divmod(problem.workload.global_batch, num_devices)
-    return [] if rest else [size for size in problem.space.micro_batch_sizes(share) if share % size == 0]
-
-
 def _plan(problem: Problem, devices: Sequence[int], sharding: Sharding, size: int, recompute: Recompute) -> Plan:
-    count = problem.workload.global_batch // (len(devices) * size)
-    allowed = schedules(problem.workload)  # of a single stage, 1F1B in all but GPipe, which keeps all activations
-    schedule = next(name for name in ("1f1b", "interleaved", "gpipe") if name in allowed)
-    ranges = ((0, problem.model.num_layers),)
-    lines = tuple(Pipeline((Stage((Replica((d,)),), ranges, recompute),), count, size) for d in devices)
-    return Plan(lines, schedule, sharding)
+    batches = [problem.workload.global_batch // (len(devices) * size)] * len(devices)
+    # Of a single stage, every schedule is 1F1B but GPipe, which keeps all activations.
+    schedule, layers = one_range_schedule(problem), [problem.model.num_layers]
+    return aligned_plan([[(d,) for d in devices]], layers, [recompute], batches, size, schedule, sharding)
 
 
 def _passes(problem: Problem, devices: Sequence[int], sharding: Sharding) -> _Passes:

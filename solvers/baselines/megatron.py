@@ -12,7 +12,7 @@ Cannot: unequal TP degrees, pipelines, micro-batch counts or policies; layers by
 GPipe; heads or MLP columns that TP does not divide; a global batch that pipelines times micro-batch size does not.
 
 Megatron-LM has no planner and so no estimate of its own: the ranking here is ours, from the times of our cost model
-(`estimate.py`), and stands for the engineer's trials.
+(`_estimates.py`), and stands for the engineer's trials.
 """
 
 import math
@@ -21,32 +21,31 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from hexiopt.cost.flight import flight
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import Recompute, recompute_policies, schedules, sharding_stages
-from solvers.baselines.estimate import Estimates, Sites, one_f_one_b_s, synced_s
-from solvers.baselines.frame import Candidate, Rival
-from solvers.baselines.grid import (
+from hexiopt.problem.space import Recompute, layer_ranges, recompute_policies, schedules
+from solvers.baselines._estimates import Estimates, Sites, one_f_one_b_s, synced_s
+from solvers.baselines._frame import Baseline, BestEstimate, Candidate, SearchLimits, best_first
+from solvers.baselines._grids import (
+    GRID_OF_SOME,
     Grid,
-    divides_model,
-    draw_grid,
-    follows_ranks,
     grids,
     machine_orders,
+    processes_per_machine,
     rank_groups,
     tp_degrees,
 )
+from solvers.baselines._plans import Ranges, aligned_plan, optimizer_shardings
+from solvers.baselines._published_space import INTERLEAVED_STAGES, ONE_TP_OF_MODEL, PublishedSpace, Rule
 from solvers.core.search import Search
 
-Ranges = tuple[tuple[int, int], ...]  # layers of a stage
-_ORDERS = 400  # orders of machines
+_MAX_ORDERS = 400  # orders of machines
 _BOUNDING = 0.25  # share of the time limit for bounds on grids
 _BLOCKS = 6  # lengths tried, of layers of a range that recompute
 _SPLITS = 3  # layer splits kept of each choice of everything else
-_SLACK = 1.25  # grids whose bound is this much above the best estimate are left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,111 +77,51 @@ class Recomputing:
         return (self.policy,) if all(each) else tuple(self.policy if own else "none" for own in each)
 
 
-def splits(num_layers: int, stages: int, chunks: int = 1) -> Iterator[Layers]:
-    """All splits that Megatron-LM accepts: every stage's layers divide into `chunks`."""
-    total, rest = divmod(num_layers, chunks)
-    if rest or total < stages:
-        return
-    if stages == 1:
-        yield Layers(num_layers, 0, 0, chunks)
-        return
-    for middle in range(1, total if stages > 2 else 2):
-        ends = total - middle * (stages - 2)
-        for first in range(1, ends):
-            yield Layers(first * chunks, middle * chunks if stages > 2 else 0, (ends - first) * chunks, chunks)
+def _recomputes_first_layers(problem: Problem, plan: Plan) -> bool:
+    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    blocks = (Recomputing("full", n) for n in _block_lengths(problem, plan.pipelines[0].num_chunks))
+    tried = (*map(Recomputing, recompute_policies(problem.workload)), *blocks)
+    return any(all(stage.recompute == own.of(stage.layers) for stage in stages) for own in tried)
 
 
-class Megatron(Rival):
+class Megatron(Baseline):
     """Every grid in the order of a bound on it, every choice within a grid by its estimate."""
 
     name = "megatron"
+    space = PublishedSpace(
+        stages=INTERLEAVED_STAGES,
+        tp=ONE_TP_OF_MODEL,
+        layers=Rule(
+            "equal, but in the first and the last stage",
+            "unequal layers of middle stages",
+            lambda _, plan: len({stage.num_layers for stage in plan.pipelines[0].stages[1:-1]}) <= 1,
+        ),
+        recompute=Rule(
+            "one policy, or full of the first layers of every range",
+            "several recompute policies, but not full of the first layers",
+            _recomputes_first_layers,
+        ),
+        devices=GRID_OF_SOME,
+    )
+    limits = SearchLimits(slack=1.25)
 
-    def candidates(self, search: Search, rng: random.Random) -> Iterator[Candidate]:
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[Candidate]:
         """Grids until their bound is clearly above the best estimate."""
-        times = Estimates(search.pricer)
-        best_s = float("inf")
-        for bound_s, grid in _bounded_grids(times, search):
-            if bound_s > _SLACK * best_s:
-                break
-            for candidate in _choices(times, grid):
-                best_s = min(best_s, candidate.estimate_s)
-                yield candidate
-            if not search.go_on():
-                break
-
-    def in_space(self, problem: Problem, plan: Plan) -> str | None:
-        """See the file's head."""
-        lines, first = plan.pipelines, plan.pipelines[0]
-        stages = [stage for line in lines for stage in line.stages]
-        if plan.schedule not in ("1f1b", "interleaved"):
-            return f"schedule {plan.schedule}"
-        if plan.sharding.stage > 1 or plan.sharding.groups != "all":
-            return "sharding other than the distributed optimizer"
-        if any(len(stage.replicas) != 1 for stage in stages):
-            return "a replicated stage"
-        if len({stage.tp for stage in stages}) > 1:
-            return "unequal TP degrees"
-        if not divides_model(problem, first.stages[0].tp):
-            return "heads or MLP columns that TP does not divide"
-        if len({(line.num_micro_batches, line.micro_batch_size) for line in lines}) > 1:
-            return "unequal batches"
-        if len({tuple(stage.layers for stage in line.stages) for line in lines}) > 1:
-            return "unequal pipelines"
-        if not any(all(stage.recompute == own.of(stage.layers) for stage in stages) for own in _blocks(problem, plan)):
-            return "several recompute policies, but not full of the first layers"
-        chunks, count = len(first.stages[0].layers), len(first.stages)
-        per_stage = tuple(stage.num_layers for stage in first.stages)
-        if per_stage not in {s.per_stage(count) for s in splits(problem.model.num_layers, count, chunks)}:
-            return f"layers {per_stage}"
-        if (
-            len({(end - start) * chunks == stage.num_layers for stage in first.stages for start, end in stage.layers})
-            > 1
-        ):
-            return "unequal chunks of a stage"
-        if not follows_ranks(problem, plan, _processes(problem), both=True):
-            return "devices that are not ranks of a grid"
-        return None
-
-    def draw(self, problem: Problem, rng: random.Random) -> Plan | None:
-        """A random grid, and everything else at random."""
-        grid = draw_grid(problem, rng, _processes(problem), subsets=True, both=True)
-        if grid is None or not _sharding(problem):
-            return None
-        stages, size = len(grid.stages), rng.choice(grid.sizes(problem))
-        count = problem.workload.global_batch // (grid.width * size)
-        found = [
-            layers
-            for chunks in _chunk_counts(problem, stages, count)
-            for layers in splits(problem.model.num_layers, stages, chunks)
-        ]
-        if not found:
-            return None
-        layers = rng.choice(found)
-        recompute = rng.choice(
-            [
-                *map(Recomputing, recompute_policies(problem.workload)),
-                *(Recomputing("full", n) for n in _block_lengths(problem, layers.chunks)),
-            ]
-        )
-        return _plan(grid, layers, recompute, size, count, rng.choice(_sharding(problem)))
+        times = Estimates(run.pricer)
+        yield from best_first(run, _bounded_grids(times, run), partial(_choices, times), self.limits, BestEstimate())
 
 
-def _processes(problem: Problem) -> list[int]:
-    """How many GPUs of a machine may run: as many as some machine has."""
-    return sorted({len(own) for own in problem.usable_by_machine.values()}, reverse=True)
-
-
-def _bounded_grids(times: Estimates, search: Search) -> list[tuple[float, Grid]]:
+def _bounded_grids(times: Estimates, run: Search) -> list[tuple[float, Grid]]:
     """Grids with a bound on their step time, least first: layers as fast as compute alone allows them."""
     problem = times.problem
     found: dict[Grid, float] = {}
-    for order in machine_orders(problem, _ORDERS, subsets=True):
+    for order in machine_orders(problem, _MAX_ORDERS, subsets=True):
         for tp in tp_degrees(problem):
-            for most in _processes(problem):
+            for most in processes_per_machine(problem):
                 for grid in grids(problem, rank_groups(problem, order, tp, most), both=True):
                     if grid not in found:
                         found[grid] = _bound_s(times, grid)
-            if not search.go_on(_BOUNDING):
+            if not run.go_on(_BOUNDING):
                 return _by_bound(found)
     return _by_bound(found)
 
@@ -214,23 +153,23 @@ def _choices(times: Estimates, grid: Grid) -> Iterator[Candidate]:
         by_speed = sorted(
             times.pricer.policies(), key=lambda policy: times.stage_s(sites[0], 1, False, False, size, policy)
         )
-        for stage in _sharding(problem)[: 1 if width == 1 else None]:
+        for stage in optimizer_shardings(problem)[: 1 if width == 1 else None]:
             shards = width if stage else 1
             optimizer_s = times.optimizer_s(grid, shards)
             for chunks in _chunk_counts(problem, stages, count):
-                rooms_of = partial(_rooms, times, sites, size, count, chunks, shards)
-                for recompute, rooms in _recomputings(problem, by_speed, chunks, rooms_of):
-                    rhythm = _Rhythm.of(times, sites, hop_s, size, recompute, count, chunks)
-                    for seconds, layers in _best_splits(problem, rhythm, rooms):
+                max_layers_with = partial(_max_layers, times, sites, size, count, chunks, shards)
+                for recompute, max_layers in _recomputings(problem, by_speed, chunks, max_layers_with):
+                    pipeline = _PipelineTimes.of(times, sites, hop_s, size, recompute, count, chunks)
+                    for seconds, layers in _best_splits(problem, pipeline, max_layers):
                         per_stage = layers.per_stage(stages)
                         sync_s = rings.sync_s(times.gradient_bytes(per_stage))
-                        end_s = synced_s(seconds, rhythm.stages_s(per_stage), hop_s, sync_s, chunks)
+                        end_s = synced_s(seconds, pipeline.stages_s(per_stage), hop_s, sync_s, chunks)
                         make = partial(_plan, grid, layers, recompute, size, count, stage)
                         yield Candidate(end_s + optimizer_s, make)
 
 
 def _recomputings(
-    problem: Problem, by_speed: Sequence[str], chunks: int, rooms_of: Callable[[Recomputing], list[int]]
+    problem: Problem, by_speed: Sequence[str], chunks: int, max_layers_with: Callable[[Recomputing], list[int]]
 ) -> Iterator[tuple[Recomputing, list[int]]]:
     """What is worth recomputing, and the most layers of each stage with it.
 
@@ -239,21 +178,21 @@ def _recomputings(
     """
     num_layers, lengths = problem.model.num_layers, _block_lengths(problem, chunks)
 
-    def unbound(rooms: Sequence[int]) -> bool:
-        return min(rooms) > num_layers - len(rooms)
+    def unbound(max_layers: Sequence[int]) -> bool:
+        return min(max_layers) > num_layers - len(max_layers)
 
     for recompute in map(Recomputing, by_speed):
-        rooms = rooms_of(recompute)
-        yield recompute, rooms
-        if unbound(rooms):
+        max_layers = max_layers_with(recompute)
+        yield recompute, max_layers
+        if unbound(max_layers):
             break
-    if recompute.policy == by_speed[0] or sum(rooms) < num_layers:
+    if recompute.policy == by_speed[0] or sum(max_layers) < num_layers:
         return
-    shortest = bisect_left(lengths, True, key=lambda n: sum(rooms_of(Recomputing("full", n))) >= num_layers)
+    shortest = bisect_left(lengths, True, key=lambda n: sum(max_layers_with(Recomputing("full", n))) >= num_layers)
     for n in lengths[shortest : shortest + _BLOCKS]:
-        rooms = rooms_of(Recomputing("full", n))
-        yield Recomputing("full", n), rooms
-        if unbound(rooms):
+        max_layers = max_layers_with(Recomputing("full", n))
+        yield Recomputing("full", n), max_layers
+        if unbound(max_layers):
             return
 
 
@@ -264,13 +203,7 @@ def _block_lengths(problem: Problem, chunks: int) -> range:
     return range(1, problem.model.num_layers // chunks) if some else range(0)
 
 
-def _blocks(problem: Problem, plan: Plan) -> Iterator[Recomputing]:
-    """All that the stages of `plan` may recompute."""
-    yield from map(Recomputing, recompute_policies(problem.workload))
-    yield from (Recomputing("full", n) for n in _block_lengths(problem, plan.pipelines[0].num_chunks))
-
-
-def _rooms(
+def _max_layers(
     times: Estimates,
     sites: Sequence[Sites],
     size: int,
@@ -284,15 +217,11 @@ def _rooms(
     for s, own in enumerate(sites):
         first, last, held = s == 0, s == count - 1, flight("1f1b", s, count, num_micro_batches, chunks)
         if recompute.block is None:
-            found.append(times.room(own, first, last, size, policy, held, shards))
+            found.append(times.max_layers(own, first, last, size, policy, held, shards))
         else:
             beside = (policy, recompute.block, "none")
-            found.append(times.room_beside(own, first, last, size, beside, chunks, held, shards))
+            found.append(times.max_layers_of_block(own, first, last, size, beside, chunks, held, shards))
     return found
-
-
-def _sharding(problem: Problem) -> list[int]:
-    return [stage for stage in sharding_stages(problem.workload) if stage <= 1]
 
 
 def _chunk_counts(problem: Problem, stages: int, num_micro_batches: int) -> list[int]:
@@ -305,7 +234,7 @@ def _chunk_counts(problem: Problem, stages: int, num_micro_batches: int) -> list
 
 
 @dataclass(frozen=True, slots=True)
-class _Rhythm:
+class _PipelineTimes:
     """Seconds of one layer of each stage, what the first `block` of them take longer, of embedding and head on top, and
     of messages at each boundary."""
 
@@ -328,7 +257,7 @@ class _Rhythm:
         recompute: Recomputing,
         num_micro_batches: int,
         chunks: int,
-    ) -> "_Rhythm":
+    ) -> "_PipelineTimes":
         """On the slowest site of each stage."""
         policy = recompute.policy if recompute.block is None else "none"
         layer_s = tuple(times.stage_s(own, 1, False, False, size, policy) for own in sites)
@@ -357,23 +286,23 @@ class _Rhythm:
         return self.num_micro_batches * beat + (sum(stage_s) - max(stage_s)) / self.chunks + sum(self.hop_s)
 
 
-def _best_splits(problem: Problem, rhythm: _Rhythm, rooms: Sequence[int]) -> list[tuple[float, Layers]]:
-    """The best few splits within `rooms`, and the pipelines' seconds."""
-    stages, num_layers, chunks = len(rooms), problem.model.num_layers, rhythm.chunks
+def _best_splits(problem: Problem, pipeline: _PipelineTimes, max_layers: Sequence[int]) -> list[tuple[float, Layers]]:
+    """The best few splits within `max_layers`, and the pipelines' seconds."""
+    stages, num_layers, chunks = len(max_layers), problem.model.num_layers, pipeline.chunks
     found: dict[Layers, float] = {}
 
     def seconds(layers: Layers) -> float:
         if layers not in found:
-            found[layers] = rhythm.seconds(layers.per_stage(stages))
+            found[layers] = pipeline.seconds(layers.per_stage(stages))
         return found[layers]
 
     if stages == 1:
-        return [(rhythm.seconds((num_layers,)), Layers(num_layers, 0, 0))] if rooms[0] >= num_layers else []
-    inner, slowest_s = stages - 2, max(rhythm.layer_s[1:-1], default=0.0)
-    for middle in range(chunks, min(rooms[1:-1]) + 1, chunks) if inner else (0,):
+        return [(pipeline.seconds((num_layers,)), Layers(num_layers, 0, 0))] if max_layers[0] >= num_layers else []
+    inner, slowest_s = stages - 2, max(pipeline.layer_s[1:-1], default=0.0)
+    for middle in range(chunks, min(max_layers[1:-1]) + 1, chunks) if inner else (0,):
         ends = num_layers - inner * middle
-        low, high = max(chunks, ends - rooms[-1]), min(rooms[0], ends - chunks)
-        if ends < 2 * chunks or rhythm.num_micro_batches * middle * slowest_s > min(found.values(), default=math.inf):
+        low, high = max(chunks, ends - max_layers[-1]), min(max_layers[0], ends - chunks)
+        if ends < 2 * chunks or pipeline.num_micro_batches * middle * slowest_s > min(found.values(), default=math.inf):
             break
         if not problem.space.uneven_layers:
             least, most = num_layers // stages, -(-num_layers // stages)
@@ -383,7 +312,11 @@ def _best_splits(problem: Problem, rhythm: _Rhythm, rooms: Sequence[int]) -> lis
         low, high = -(-low // chunks), high // chunks  # ranges of the first stage
         at = partial(_with_first, middle, ends, chunks)
         # The seconds are convex between the lengths from which on layers of the first or the last stage take less.
-        bends = {low, high, *(n for n in (rhythm.block // chunks, (ends - rhythm.block) // chunks) if low < n < high)}
+        bends = {
+            low,
+            high,
+            *(n for n in (pipeline.block // chunks, (ends - pipeline.block) // chunks) if low < n < high),
+        }
         for left, right in pairwise(sorted(bends)) if low < high else [(low, high)]:
             while left < right:
                 half = (left + right) // 2
@@ -402,16 +335,14 @@ def _with_first(middle: int, ends: int, chunks: int, first: int) -> Layers:
 
 
 def _plan(grid: Grid, layers: Layers, recompute: Recomputing, size: int, num_micro_batches: int, sharding: int) -> Plan:
-    per_chunk = [n // layers.chunks for n in layers.per_stage(len(grid.stages))]
-    ends = [0, *accumulate(per_chunk * layers.chunks)]
-    ranges = list(pairwise(ends))
-    own = [tuple(ranges[s :: len(per_chunk)]) for s in range(len(per_chunk))]
-    pipelines = tuple(
-        Pipeline(
-            tuple(Stage((Replica(slot[k]),), own[s], recompute.of(own[s])) for s, slot in enumerate(grid.stages)),
-            num_micro_batches,
-            size,
-        )
-        for k in range(grid.width)
+    per_stage = layers.per_stage(len(grid.stages))
+    return aligned_plan(
+        grid.stages,
+        per_stage,
+        [recompute.of(ranges) for ranges in layer_ranges(per_stage, layers.chunks)],
+        [num_micro_batches] * grid.width,
+        size,
+        "interleaved" if layers.chunks > 1 else "1f1b",
+        Sharding(sharding),
+        chunks=layers.chunks,
     )
-    return Plan(pipelines, "interleaved" if layers.chunks > 1 else "1f1b", Sharding(sharding))

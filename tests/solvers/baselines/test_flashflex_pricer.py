@@ -23,7 +23,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.units import GIB
-from solvers.baselines.flashflex_pricer import FlashFlexPricer, stage_ends_s
+from solvers.baselines.flashflex.pricer import FlashFlexPricer, stage_ends_s
 from solvers.core.search import Pricer
 
 ROWS = read_rows()

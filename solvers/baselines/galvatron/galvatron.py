@@ -19,23 +19,62 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import accumulate, pairwise
 
 from hexiopt.cost.model import CostModel
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan.plan import Plan, Replica, Sharding
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import schedules
-from solvers.baselines.estimate import Estimates, one_f_one_b_s
-from solvers.baselines.frame import Candidate, Rival
-from solvers.baselines.galvatron_stages import ZEROS, Choice, Ranks, Split, StagePlanner
-from solvers.baselines.grid import Grid, machine_orders
+from solvers.baselines._estimates import Estimates, one_f_one_b_s
+from solvers.baselines._frame import Baseline, Candidate, SearchLimits
+from solvers.baselines._grids import Grid, follow_machines, machine_orders, processes_per_machine, rank_devices
+from solvers.baselines._plans import aligned_plan, one_f_one_b
+from solvers.baselines._published_space import (
+    ANY_RECOMPUTE,
+    POWERS_OF_TWO,
+    REPLICATED_STAGES,
+    TP_PER_STAGE,
+    PublishedSpace,
+    Rule,
+)
+from solvers.baselines.galvatron.stages import ZEROS, GalvatronChoice, Ranks, StagePlanner, StageSplit
 from solvers.core.search import Search
 from solvers.frame.starts import cut
 
-_ORDERS = 300  # orders of machines
+_MAX_ORDERS = 300  # orders of machines
 _KEPT = 60  # choices of a set of machines that are tried in all orders
 _ENUMERATION = 0.4  # share of the time limit for finding candidates
-_SLACK = 1.5  # choices whose compute alone is this much above the best estimate of their set are left out
+
+
+def ranks_of(plan: Plan) -> Ranks:
+    """The devices of a plan stage by stage."""
+    slots = zip(*(pipeline.stages for pipeline in plan.pipelines), strict=True)
+    return tuple(d for slot in slots for stage in slot for d in stage.all_devices())
+
+
+def choices_of(planner: StagePlanner, plan: Plan) -> list[GalvatronChoice]:
+    """What was chosen of a plan of alike pipelines but its layers, with all pairs of policies."""
+    first, tps = plan.pipelines[0], tuple(stage.tp for stage in plan.pipelines[0].stages)
+    each = len(plan.pipelines), plan.sharding.stage, first.micro_batch_size, first.num_micro_batches
+    return [GalvatronChoice(tps, *each, policies) for policies in planner.policies()]
+
+
+def _has_equal_blocks(problem: Problem, plan: Plan) -> bool:
+    slots = zip(*(pipeline.stages for pipeline in plan.pipelines), strict=True)
+    blocks = {sum(len(stage.all_devices()) for stage in slot) for slot in slots}
+    return len(blocks) == 1 and follow_machines(problem, ranks_of(plan))
+
+
+def _is_planned_for_equal_gpus(problem: Problem, plan: Plan) -> bool:
+    planner, ranks = _planner(problem), ranks_of(plan)
+    return any(
+        plan == plan_of(problem, ranks, choice, split)
+        for choice in choices_of(planner, plan)
+        for split in planner.splits(ranks, choice)
+    )
+
+
+@lru_cache(maxsize=2)
+def _planner(problem: Problem) -> StagePlanner:
+    return StagePlanner(CostModel(problem))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +82,45 @@ class _Scored:
     """A choice and layers for it, by an estimate."""
 
     estimate_s: float
-    choice: Choice
-    split: Split
+    choice: GalvatronChoice
+    split: StageSplit
 
 
-class Galvatron(Rival):
+class Galvatron(Baseline):
     """Degrees, micro-batches, sharding and layers for every set of machines; the best of them in every order."""
 
     name = "galvatron"
+    space = PublishedSpace(
+        sharding=tuple(map(Sharding, ZEROS)),
+        stages=REPLICATED_STAGES,
+        pipelines=POWERS_OF_TWO,
+        layers=Rule(
+            "by memory, by time or between, and as few recompute as must, were all GPUs the slowest",
+            "layers or recompute that are not planned for GPUs that are all alike",
+            _is_planned_for_equal_gpus,
+        ),
+        tp=TP_PER_STAGE,
+        recompute=ANY_RECOMPUTE,
+        devices=Rule(
+            "of any machines in any order, as many GPUs of each or all of them, equally many a stage",
+            "unequally many GPUs in stages, or devices that are not the ranks of machines in some order",
+            _has_equal_blocks,
+        ),
+    )
+    limits = SearchLimits(slack=1.5)
 
-    def candidates(self, search: Search, rng: random.Random) -> Iterator[Candidate]:
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[Candidate]:
         """Priced in turns: the best of every number of stages and kind of sharding, then their second best, ..."""
-        planner, estimates = StagePlanner(CostModel(search.problem)), Estimates(search.pricer)
+        planner, estimates = StagePlanner(CostModel(run.problem)), Estimates(run.pricer)
         families: dict[tuple[int, int], list[Candidate]] = {}
-        for orders in _ranks_by_set(search.problem):
-            for one in _best_choices(search, planner, estimates, orders[0]):
+        for orders in _ranks_by_set(run.problem):
+            for one in _best_choices(run, planner, estimates, orders[0]):
                 family = families.setdefault((len(one.choice.tps), one.choice.zero), [])
-                for order in orders if search.go_on(_ENUMERATION) else orders[:1]:
+                for order in orders if run.go_on(_ENUMERATION) else orders[:1]:
                     seconds = _estimate_s(estimates, order, one.choice, one.split)
                     scored = _Scored(seconds, one.choice, one.split)
-                    family.append(_candidate(search, planner, estimates, order, orders, scored))
-            if not search.go_on(_ENUMERATION):
+                    family.append(_candidate(run, planner, estimates, order, orders, scored))
+            if not run.go_on(_ENUMERATION):
                 break
         found = [
             replace(candidate, turn=turn)
@@ -72,99 +129,35 @@ class Galvatron(Rival):
         ]
         yield from sorted(found, key=lambda candidate: (candidate.turn, candidate.estimate_s))
 
-    def in_space(self, problem: Problem, plan: Plan) -> str | None:
-        """See the file's head."""
-        lines, first = plan.pipelines, plan.pipelines[0]
-        if plan.schedule == "gpipe":
-            return "schedule gpipe"
-        if plan.sharding.stage not in ZEROS or plan.sharding.groups != "all":
-            return f"sharding stage {plan.sharding.stage} over {plan.sharding.groups}"
-        if len({(len(line.stages), line.num_micro_batches, line.micro_batch_size) for line in lines}) > 1:
-            return "unequal pipelines or batches"
-        slots = list(zip(*(line.stages for line in lines), strict=True))
-        if len(slots) & (len(slots) - 1):
-            return f"{len(slots)} stages, not a power of two"
-        if any(len({len(replica.devices) for one in slot for replica in one.replicas}) > 1 for slot in slots):
-            return "unequal TP degrees in a stage"
-        order = tuple(d for slot in slots for one in slot for d in one.all_devices())
-        if len({sum(len(one.all_devices()) for one in slot) for slot in slots}) > 1:
-            return "unequally many GPUs in stages"
-        if not _follows_machines(problem, order):
-            return "devices that are not the ranks of machines in some order"
-        planner = _planner(problem)
-        for policies in planner.policies():
-            choice = Choice(
-                tuple(slot[0].tp for slot in slots),
-                len(lines),
-                plan.sharding.stage,
-                first.micro_batch_size,
-                first.num_micro_batches,
-                policies,
-            )
-            if any(plan == plan_of(problem, order, choice, split) for split in planner.splits(order, choice)):
-                return None
-        return "layers or recompute that are not planned for GPUs that are all alike"
-
-    def draw(self, problem: Problem, rng: random.Random) -> Plan | None:
-        """Random machines in random order, and a random choice and layers of those that fit."""
-        machines = list(problem.usable_by_machine.values())
-        chosen, most = rng.sample(machines, rng.randint(1, len(machines))), rng.choice(_processes(problem))
-        order = tuple(d for own in chosen for d in own[:most])
-        planner = _planner(problem)
-        choices = planner.choices(order)
-        if not choices:
-            return None
-        choice = rng.choice(choices)
-        choice = rng.choice((choice, *planner.mixed(order, choice)))
-        found = planner.splits(order, choice)
-        return plan_of(problem, order, choice, rng.choice(found)) if found else None
-
-
-@lru_cache(maxsize=2)
-def _planner(problem: Problem) -> StagePlanner:
-    return StagePlanner(CostModel(problem))
-
-
-def _processes(problem: Problem) -> list[int]:
-    """How many GPUs of a machine may run: as many as some machine has."""
-    return sorted({len(own) for own in problem.usable_by_machine.values()}, reverse=True)
-
 
 def _ranks_by_set(problem: Problem) -> list[list[Ranks]]:
     """Ranks in the order of machines; those of the same GPUs together, most GPUs first."""
     found: dict[tuple[int, ...], dict[Ranks, None]] = {}
-    for machines in machine_orders(problem, _ORDERS, subsets=True):
-        for most in _processes(problem):
-            order = tuple(d for m in machines for d in problem.usable_by_machine[m][:most])
+    for machines in machine_orders(problem, _MAX_ORDERS, subsets=True):
+        for processes in processes_per_machine(problem):
+            order = rank_devices(problem, machines, processes)
             found.setdefault(tuple(sorted(order)), {})[order] = None
     return [list(found[devices]) for devices in sorted(found, key=lambda devices: (-len(devices), devices))]
 
 
-def _follows_machines(problem: Problem, order: Ranks) -> bool:
-    """Whether `order` goes through machines one after another, as many GPUs of each or all that it has."""
-    machines = list(dict.fromkeys(int(problem.cluster.machine_of[d]) for d in order))
-    devices = problem.usable_by_machine
-    return any(order == tuple(d for m in machines for d in devices[m][:most]) for most in _processes(problem))
-
-
-def _best_choices(search: Search, planner: StagePlanner, estimates: Estimates, order: Ranks) -> list[_Scored]:
+def _best_choices(run: Search, planner: StagePlanner, estimates: Estimates, order: Ranks) -> list[_Scored]:
     """The best choices for ranks in one order, an equal share of them for every number of stages and sharding."""
     found: dict[tuple[int, int], list[_Scored]] = {}
     best_s = float("inf")
     for choice in planner.choices(order):
-        if not search.go_on(_ENUMERATION):
+        if not run.go_on(_ENUMERATION):
             break
         for split in planner.splits(order, choice):
             compute_s = choice.num_micro_batches * max(option.forward_s + option.backward_s for option in split)
-            if compute_s < _SLACK * best_s:
+            if compute_s < Galvatron.limits.slack * best_s:
                 one = _Scored(_estimate_s(estimates, order, choice, split), choice, split)
                 best_s = min(best_s, one.estimate_s)
                 found.setdefault((len(choice.tps), choice.zero), []).append(one)
     share = max(1, _KEPT // max(1, len(found)))
     kept = [one for own in found.values() for one in sorted(own, key=lambda one: one.estimate_s)[:share]]
-    tried: set[Choice] = set()
+    tried: set[GalvatronChoice] = set()
     for one in tuple(kept):
-        for choice in planner.mixed(order, one.choice) if search.go_on(_ENUMERATION) else ():
+        for choice in planner.mixed(order, one.choice) if run.go_on(_ENUMERATION) else ():
             if choice not in tried:
                 tried.add(choice)
                 for split in planner.splits(order, choice):
@@ -173,16 +166,16 @@ def _best_choices(search: Search, planner: StagePlanner, estimates: Estimates, o
 
 
 def _candidate(
-    search: Search, planner: StagePlanner, estimates: Estimates, order: Ranks, orders: list[Ranks], one: _Scored
+    run: Search, planner: StagePlanner, estimates: Estimates, order: Ranks, orders: list[Ranks], one: _Scored
 ) -> Candidate:
     """A candidate whose neighbours have another order, other layers, or one other degree, size or kind of sharding."""
 
-    def near() -> Iterator[Candidate]:
+    def neighbours() -> Iterator[Candidate]:
         for other in orders:
             if other != order:
                 yield made(other, one.choice, one.split)
         for uniform in planner.choices(order):
-            if not search.go_on():
+            if not run.go_on():
                 return
             nearly = replace(uniform, tps=one.choice.tps).differs_in_one(one.choice)  # whatever the degrees
             for choice in (uniform, *planner.mixed(order, uniform)) if nearly else ():
@@ -190,31 +183,34 @@ def _candidate(
                     for split in planner.splits(order, choice):
                         yield made(order, choice, split)
 
-    def made(ranks: Ranks, choice: Choice, split: Split) -> Candidate:
+    def made(ranks: Ranks, choice: GalvatronChoice, split: StageSplit) -> Candidate:
         seconds = _estimate_s(estimates, ranks, choice, split)
-        return _candidate(search, planner, estimates, ranks, orders, _Scored(seconds, choice, split))
+        return _candidate(run, planner, estimates, ranks, orders, _Scored(seconds, choice, split))
 
-    return Candidate(one.estimate_s, partial(plan_of, search.problem, order, one.choice, one.split), near=near)
+    return Candidate(one.estimate_s, partial(plan_of, run.problem, order, one.choice, one.split), neighbours=neighbours)
 
 
-def plan_of(problem: Problem, order: Ranks, choice: Choice, split: Split) -> Plan:
+def plan_of(problem: Problem, order: Ranks, choice: GalvatronChoice, split: StageSplit) -> Plan:
     """The stages in turn on blocks of ranks; where TP is narrower, a pipeline's samples are split over replicas."""
-    block = len(order) // len(choice.tps)
-    ends = [0, *accumulate(option.num_layers for option in split)]
-    lines: list[list[Stage]] = [[] for _ in range(choice.pipelines)]
-    for s, (tp, option, layers) in enumerate(zip(choice.tps, split, pairwise(ends), strict=True)):
+    block, slots = len(order) // len(choice.tps), []
+    for s, tp in enumerate(choice.tps):
         groups = cut(order[s * block : (s + 1) * block], tp)
         width = len(groups) // choice.pipelines  # replicas of a pipeline
         samples = choice.micro_batch_size // width if width > 1 else None
-        for k, line in enumerate(lines):
-            own = groups[k * width : (k + 1) * width]
-            line.append(Stage(tuple(Replica(group, samples) for group in own), (layers,), option.recompute(choice)))
-    pipelines = tuple(Pipeline(tuple(line), choice.num_micro_batches, choice.micro_batch_size) for line in lines)
-    schedule = "1f1b" if "1f1b" in schedules(problem.workload) else "interleaved"  # with one range a stage the same
-    return Plan(pipelines, schedule, Sharding(choice.zero))
+        replicas = [Replica(group, samples) for group in groups]
+        slots.append([tuple(replicas[k * width : (k + 1) * width]) for k in range(choice.pipelines)])
+    return aligned_plan(
+        slots,
+        [option.num_layers for option in split],
+        [option.recompute(choice) for option in split],
+        [choice.num_micro_batches] * choice.pipelines,
+        choice.micro_batch_size,
+        one_f_one_b(problem) or "interleaved",
+        Sharding(choice.zero),
+    )
 
 
-def _estimate_s(estimates: Estimates, order: Ranks, choice: Choice, split: Split) -> float:
+def _estimate_s(estimates: Estimates, order: Ranks, choice: GalvatronChoice, split: StageSplit) -> float:
     """1F1B with rings and messages as if all stages had the first one's TP degree."""
     workload, stages, tp = estimates.problem.workload, len(choice.tps), choice.tps[0]
     block = len(order) // stages

@@ -2,19 +2,20 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import accumulate, pairwise, product
+from itertools import pairwise, product
 from typing import Any
 
 from hexiopt.cost.executors.memory import WHOLE, Shards
 from hexiopt.cost.flight import in_flight
 from hexiopt.cost.schedule import beat_s
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
-from solvers.baselines.estimate import one_f_one_b_s, shifted
-from solvers.baselines.flashflex_pricer import RULE_MICRO_BATCHES, FlashFlexPricer
-from solvers.baselines.flashflex_published import MOST_SHARDING, SCHEDULES, OurMemory, Pipelines, intra_gb_per_s
-from solvers.baselines.flashflex_released import Line, memory_shares
+from solvers.baselines._estimates import one_f_one_b_s
+from solvers.baselines._plans import optimizer_sharding, pipeline_of, shifted
+from solvers.baselines.flashflex.pricer import RULE_MICRO_BATCHES, FlashFlexPricer
+from solvers.baselines.flashflex.published import SCHEDULES, OurMemory, Pipelines, intra_gb_per_s
+from solvers.baselines.flashflex.released import Line, memory_shares
 from solvers.completion.batches import split_batch
 from solvers.completion.layers import LayerSplitter
 from solvers.core.search import Pricer
@@ -25,7 +26,7 @@ _SLOW_MESSAGE = 0.01  # of a micro-batch's time in all stages, from which on mes
 Choice = tuple[str, int, str, bool]  # schedule, micro-batch size, recompute policy, layers by measured times
 
 
-class Plans(ABC):
+class PartitionPlans(ABC):
     """Completes partitions into plans of one problem."""
 
     measured: tuple[bool, ...] = (False,)  # whose times split layers and batch: FlashFlex's or, measured, ours
@@ -34,7 +35,7 @@ class Plans(ABC):
         self.problem = problem
         self.policies = recompute_policies(problem.workload)  # from least recompute to most
         self.schedules = [s for s in SCHEDULES if s in schedules(problem.workload)]
-        self._sharding = max((s for s in sharding_stages(problem.workload) if s <= MOST_SHARDING), default=None)
+        self._sharding = optimizer_sharding(problem)
 
     @abstractmethod
     def sizes(self) -> Sequence[int]:
@@ -55,7 +56,7 @@ class Plans(ABC):
         return sharded or 0
 
 
-def finished(
+def plan_of_lines(
     structure: Pipelines,
     layers: Sequence[Sequence[int]],
     counts: Sequence[int],
@@ -65,18 +66,15 @@ def finished(
     sharding: int,
 ) -> Plan:
     """The plan of pipelines with layers per stage and micro-batches per pipeline."""
-    pipelines = []
-    for line, split, count in zip(structure, layers, counts, strict=True):
-        ranges = pairwise([0, *accumulate(split)])
-        stages = tuple(Stage.of(group, *own, policy) for group, own in zip(line, ranges, strict=True))
-        pipelines.append(Pipeline(stages, count, size))
+    each = zip(structure, layers, counts, strict=True)
+    pipelines = (pipeline_of(line, split, policy, count, size) for line, split, count in each)
     return Plan(tuple(pipelines), schedule, Sharding(sharding))
 
 
 # As published.
 
 
-class Published(Plans):
+class PublishedPlans(PartitionPlans):
     """The slowest stage as fast as memory allows; batches by the pipelines' speed."""
 
     measured = (True, False)
@@ -105,7 +103,7 @@ class Published(Plans):
         counts = self._counts(structure, layers, size, policy, measured)
         if counts is None:
             return None
-        return finished(structure, layers, counts, schedule, size, policy, self._sharding_of(structure))
+        return plan_of_lines(structure, layers, counts, schedule, size, policy, self._sharding_of(structure))
 
     def _layers(
         self, structure: Pipelines, schedule: str, size: int, policy: str, measured: bool
@@ -144,7 +142,7 @@ class Published(Plans):
         hop_s = [pricer.hop_s(a, b, size) + pricer.hop_s(b, a, size) for a, b in pairwise(line)]
         if max(hop_s, default=0.0) < _SLOW_MESSAGE * sum(self._stages_s(line, layers, size, policy, measured)):
             return layers
-        rooms = [
+        most = [
             pricer.max_layers(site, k == 0, k == last, size, policy, in_flight(schedule, k, len(line), batches), shards)
             for k, site in enumerate(sites)
         ]
@@ -152,7 +150,7 @@ class Published(Plans):
         def seconds(trial: Sequence[int]) -> float:
             return one_f_one_b_s(self._stages_s(line, trial, size, policy, measured), hop_s, batches)
 
-        return list(shifted(layers, rooms, seconds)[0])
+        return list(shifted(layers, most, seconds)[0])
 
     def _stages_s(self, line: Line, layers: Sequence[int], size: int, policy: str, measured: bool) -> list[float]:
         """Seconds of each stage for one micro-batch."""
@@ -182,7 +180,7 @@ class Published(Plans):
 # As released.
 
 
-class Released(Plans):
+class ReleasedPlans(PartitionPlans):
     """Layers by the memory of stages, equal batches, micro-batches fixed by the number of pipelines at the start."""
 
     def __init__(self, problem: Problem, start: int) -> None:
@@ -201,7 +199,7 @@ class Released(Plans):
         if not self.choices() or not all(map(self._fits, structure, layers)):
             return float("inf")
         counts = [RULE_MICRO_BATCHES] * len(structure)
-        return self._pricer.price(finished(structure, layers, counts, "gpipe", self._fixed, "full", 0)).step_time_s
+        return self._pricer.price(plan_of_lines(structure, layers, counts, "gpipe", self._fixed, "full", 0)).step_time_s
 
     def _fits(self, line: Line, layers: Sequence[int]) -> bool:
         """By its own memory formula."""
@@ -220,4 +218,4 @@ class Released(Plans):
             return None
         counts = [most // len(structure) + (k < most % len(structure)) for k in range(len(structure))]
         layers = [memory_shares(self.problem, line) for line in structure]
-        return finished(structure, layers, counts, schedule, size, policy, self._sharding_of(structure))
+        return plan_of_lines(structure, layers, counts, schedule, size, policy, self._sharding_of(structure))

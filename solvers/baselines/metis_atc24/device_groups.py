@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.cost.flight import in_flight
-from solvers.baselines.estimate import Estimates
+from solvers.baselines._estimates import Estimates, around
 from solvers.core.partition import Group
 
-_MOST_STAGES = 40
+_MAX_STAGES = 40
 
 Share = tuple[Group, int]  # a replica: its devices and its samples of a micro-batch
 Shares = tuple[Share, ...]
@@ -53,7 +53,7 @@ class StageGroup:
     layer_s: float  # with the layer's share of the gradient sync, spread over the micro-batches
     ends_s: float  # what embedding or head add
     waits_s: float  # about what messages to and from other machines add to a beat of 1F1B
-    rooms: NDArray[np.int64]  # layers that fit, by how many stages there are from this one to the last
+    max_layers: NDArray[np.int64]  # that fit, by how many stages there are from this one to the last
 
     def stage_s(self, num_layers: int) -> float:
         """Seconds of a micro-batch, messages apart."""
@@ -94,7 +94,7 @@ class RankedDevices:
         self._sites: dict[int, list[Any]] = {tp: [self._site(a, tp) for a in range(len(ranks))] for tp in self.degrees}
         self._crossing_s = [self._sequence_s(a) for a in range(len(ranks) + 1)]
         self._places: dict[tuple[int, int, int], tuple[tuple[Any, ...], float, float]] = {}
-        self.most_stages = min(len(ranks), problem.model.num_layers, _MOST_STAGES)
+        self.max_stages = min(len(ranks), problem.model.num_layers, _MAX_STAGES)
 
     def _site(self, a: int, tp: int) -> Any:
         """The site of the TP group that begins at rank a; None where it would leave the machine."""
@@ -159,8 +159,8 @@ class RankedDevices:
         found = self._kept.get(key)
         if found is None:
             found = self._kept[key] = self._timed(sites, tp, ring_s, first, last, batching)
-        samples, layer_s, ends_s, rooms = found
-        return StageGroup(self.ranks, a, a + size, tp, samples, layer_s, ends_s, batching.size * waits_s, rooms)
+        samples, layer_s, ends_s, max_layers = found
+        return StageGroup(self.ranks, a, a + size, tp, samples, layer_s, ends_s, batching.size * waits_s, max_layers)
 
     def _place(self, a: int, size: int, tp: int) -> tuple[tuple[Any, ...], float, float]:
         """Sites of the replicas, None for those that would leave their machine; their ring; waits for a sequence."""
@@ -178,10 +178,9 @@ class RankedDevices:
         """
         cluster = self.problem.cluster
         replicas = Counter(self._machine[a : a + size : tp])
-        ring = sorted(replicas)
         seconds = [1.0 / cluster.machines[m].intra_bandwidth_bytes_per_s for m, n in replicas.items() if n > 1]
-        if len(ring) > 1:
-            for x, y in zip(ring, ring[1:] + ring[:1], strict=True):
+        if len(replicas) > 1:
+            for x, y in around(replicas):
                 sharing = max(cluster.machines[m].num_gpus // cluster.machines[m].num_interfaces for m in (x, y))
                 seconds.append(max(1, min(tp, sharing)) / float(cluster.network.bandwidth[x, y]))
         return max(seconds, default=0.0)
@@ -189,7 +188,7 @@ class RankedDevices:
     def _timed(
         self, sites: tuple[Any, ...], tp: int, ring_s: float, first: bool, last: bool, batching: Batching
     ) -> Any:
-        """Per lane its replicas and their samples; seconds of a layer and of the ends; rooms."""
+        """Per lane its replicas and their samples; seconds of a layer and of the ends; the most layers."""
         size, policy = batching.lane_size, batching.policy
         lanes = _dealt(sites, batching.lanes)
         samples: Samples = []
@@ -210,15 +209,17 @@ class RankedDevices:
         shards = copies if batching.sharded else 1
         total = self.problem.model.num_layers
 
-        def room(left: int) -> int:
+        def max_layers(left: int) -> int:
             held = in_flight("1f1b", 0, left, batching.count)
             return min(
                 total,
-                *(self.estimates.room(frozenset([site]), first, last, n, policy, held, shards) for site, n in used),
+                *(
+                    self.estimates.max_layers(frozenset([site]), first, last, n, policy, held, shards)
+                    for site, n in used
+                ),
             )
 
-        rooms = [0, *_falling(room, 1, self.most_stages)]
-        return samples, layer_s, ends_s, np.array(rooms)
+        return samples, layer_s, ends_s, np.array([0, *_falling(max_layers, 1, self.max_stages)])
 
     def _layer_s(self, site: Any, size: int, policy: str) -> float:
         return self._stage_s(site, 1, False, False, size, policy)

@@ -17,7 +17,7 @@ from hexiopt.cost.executors.sites import Site
 from hexiopt.cost.flight import in_flight
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.space import recompute_policies, sharding_stages
-from solvers.baselines.grid import divides_model
+from solvers.baselines._published_space import divides_model
 from solvers.completion.layers import bottleneck_counts
 from solvers.frame.starts import cut
 
@@ -27,7 +27,7 @@ _ROUNDING = 1e-9  # share of the memory left free, for rounding
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class GalvatronChoice:
     """What is planned: TP degree per stage, pipelines, ZeRO stage, sequences of a pipeline's micro-batch.
 
     `policies`: of layers that need not recompute, and of those that must.
@@ -45,7 +45,7 @@ class Choice:
         """Sequences of a micro-batch in all pipelines."""
         return self.pipelines * self.micro_batch_size
 
-    def differs_in_one(self, other: "Choice") -> bool:
+    def differs_in_one(self, other: "GalvatronChoice") -> bool:
         """Whether no more than degrees, sharding, size or policies differ; the rest follows from these."""
         mine = (self.tps, self.zero, self.sequences, self.policies)
         theirs = (other.tps, other.zero, other.sequences, other.policies)
@@ -53,7 +53,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class RecomputeOption:
     """A stage of `num_layers`, the first `recomputed` of which recompute: seconds of each direction."""
 
     num_layers: int
@@ -61,18 +61,18 @@ class Option:
     forward_s: float
     backward_s: float
 
-    def recompute(self, choice: Choice) -> tuple[str, ...]:
+    def recompute(self, choice: GalvatronChoice) -> tuple[str, ...]:
         """The policies of the layers, one for all where they are alike."""
         fast, lean = choice.policies
         each = (lean,) * self.recomputed + (fast,) * (self.num_layers - self.recomputed)
         return each[:1] if len(set(each)) == 1 else each
 
 
-Split = tuple[Option, ...]  # per stage
+StageSplit = tuple[RecomputeOption, ...]  # per stage
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RecomputeOptions:
     """What a stage may hold: element n−1 of each is for n layers.
 
     `num_bytes` are those without recompute, by which stages are balanced.
@@ -84,10 +84,10 @@ class Options:
     seconds: list[float]  # of both directions
     num_bytes: list[float]
 
-    def of(self, num_layers: int) -> Option:
+    def of(self, num_layers: int) -> RecomputeOption:
         """The option of `num_layers`."""
         k = num_layers - 1
-        return Option(num_layers, self.recomputed[k], self.forward_s[k], self.backward_s[k])
+        return RecomputeOption(num_layers, self.recomputed[k], self.forward_s[k], self.backward_s[k])
 
 
 class StagePlanner:
@@ -95,9 +95,9 @@ class StagePlanner:
 
     def __init__(self, model: CostModel) -> None:
         self._model, self._problem = model, model.problem
-        self._options: dict[tuple[Any, ...], Options] = {}
-        self._splits: dict[tuple[Any, ...], list[Split]] = {}
-        self._choices: dict[frozenset[int], list[Choice]] = {}
+        self._options: dict[tuple[Any, ...], RecomputeOptions] = {}
+        self._splits: dict[tuple[Any, ...], list[StageSplit]] = {}
+        self._choices: dict[frozenset[int], list[GalvatronChoice]] = {}
         self._found_sites: dict[tuple[frozenset[int], int], frozenset[Site]] = {}
 
     def policies(self) -> list[tuple[str, str]]:
@@ -126,7 +126,7 @@ class StagePlanner:
                 found.append(tp)
         return found
 
-    def choices(self, order: Ranks) -> list[Choice]:
+    def choices(self, order: Ranks) -> list[GalvatronChoice]:
         """Degrees, sharding and micro-batches for ranks, in any order of the machines; one TP degree for all stages."""
         key = frozenset(order)
         found = self._choices.get(key)
@@ -134,7 +134,7 @@ class StagePlanner:
             found = self._choices[key] = self._all_choices(order)
         return found
 
-    def _all_choices(self, order: Ranks) -> list[Choice]:
+    def _all_choices(self, order: Ranks) -> list[GalvatronChoice]:
         problem, space, batch = self._problem, self._problem.space, self._problem.workload.global_batch
         found = []
         zeros = [zero for zero in ZEROS if zero in sharding_stages(problem.workload)]
@@ -151,10 +151,10 @@ class StagePlanner:
                     count, rest = divmod(batch, pipelines * size)
                     for zero in zeros if not rest and count else ():
                         for policies in self.policies():
-                            found.append(Choice((widest,) * stages, pipelines, zero, size, count, policies))
+                            found.append(GalvatronChoice((widest,) * stages, pipelines, zero, size, count, policies))
         return found
 
-    def mixed(self, order: Ranks, uniform: Choice) -> list[Choice]:
+    def mixed(self, order: Ranks, uniform: GalvatronChoice) -> list[GalvatronChoice]:
         """The choice whose every stage has the fastest TP degree up to that of `uniform`, if it is another one."""
         space, layers, stages = self._problem.space, self._problem.model.num_layers, len(uniform.tps)
         widest, tps = uniform.tps[0], []
@@ -186,7 +186,7 @@ class StagePlanner:
             found = self._found_sites[key] = frozenset(map(self._model.site, groups))
         return found
 
-    def _stage_options(self, order: Ranks, choice: Choice, s: int, tp: int) -> Options:
+    def _stage_options(self, order: Ranks, choice: GalvatronChoice, s: int, tp: int) -> RecomputeOptions:
         """What stage `s` may hold, with TP degree `tp`."""
         stages = len(choice.tps)
         holders = len(order) // stages // tp
@@ -208,7 +208,7 @@ class StagePlanner:
         held: int,
         spread: Shards,
         policies: tuple[str, str],
-    ) -> Options:
+    ) -> RecomputeOptions:
         """Memory and seconds are linear in the layers (from the third on, which ZeRO-3 no longer holds whole)."""
         model, (fast, lean) = self._model, policies
         limit = min(site.gpu.usable_memory_bytes for site in sites) * (1 - _ROUNDING)
@@ -244,9 +244,9 @@ class StagePlanner:
             backward_s = np.maximum(backward_s, ends[1] + n * each[1] + recomputed * (again[1] - each[1]))
         seconds = forward_s + backward_s
         rows = (forward_s, backward_s, seconds, num_bytes[:room])
-        return Options(recomputed.tolist(), *(row.tolist() for row in rows))
+        return RecomputeOptions(recomputed.tolist(), *(row.tolist() for row in rows))
 
-    def splits(self, order: Ranks, choice: Choice) -> list[Split]:
+    def splits(self, order: Ranks, choice: GalvatronChoice) -> list[StageSplit]:
         """Layers per stage from balanced by memory to balanced by time; none where nothing fits."""
         key = (frozenset(order), choice)
         found = self._splits.get(key)
@@ -256,7 +256,7 @@ class StagePlanner:
             found = self._splits[key] = self._all_splits(order, choice)
         return found
 
-    def _all_splits(self, order: Ranks, choice: Choice) -> list[Split]:
+    def _all_splits(self, order: Ranks, choice: GalvatronChoice) -> list[StageSplit]:
         layers = self._problem.model.num_layers
         tables = [self._stage_options(order, choice, s, tp) for s, tp in enumerate(choice.tps)]
         times = [table.seconds for table in tables]

@@ -4,13 +4,13 @@ The same replicas, layers and gradients; what the plan space allows of a micro-b
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
 
 from hexiopt.cost.boundary import Hop, pipeline_ways, round_trips_s, summed, ways_load
-from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, Sharding
 from hexiopt.problem.problem import Problem
-from solvers.baselines.cutting import Cut
-from solvers.baselines.device_groups import Batching, Share, Shares
+from solvers.baselines._plans import StageDevices, aligned_plan
+from solvers.baselines.metis_atc24.cutting import Cut
+from solvers.baselines.metis_atc24.device_groups import Batching, Share, Shares
 
 
 def plan_of_cut(
@@ -30,19 +30,9 @@ def plan_of_cut(
             break
         stages = [[part for half in lanes if half is not None for part in half] for lanes in halves]
         size //= 2
-    ranges = list(pairwise([0, *accumulate(layers)]))
-    return Plan(
-        tuple(
-            Pipeline(
-                tuple(_stage(shares, *span, batching.policy) for shares, span in zip(lane, ranges, strict=True)),
-                batching.count,
-                size,
-            )
-            for lane in zip(*stages, strict=True)
-        ),
-        schedule,
-        Sharding(sharding),
-    )
+    slots = [[_devices(shares) for shares in lanes] for lanes in stages]
+    batches = [batching.count] * len(slots[0])
+    return aligned_plan(slots, layers, batching.policy, batches, size, schedule, Sharding(sharding))
 
 
 def _halved(problem: Problem, shares: Shares) -> tuple[Shares, Shares] | None:
@@ -58,10 +48,10 @@ def _halved(problem: Problem, shares: Shares) -> tuple[Shares, Shares] | None:
     )
 
 
-def _stage(shares: Shares, first: int, end: int, policy: str) -> Stage:
+def _devices(shares: Shares) -> StageDevices:
     if len(shares) == 1:
-        return Stage.of(shares[0][0], first, end, policy)
-    return Stage(tuple(Replica(devices, samples) for devices, samples in shares), ((first, end),), (policy,))
+        return shares[0][0]
+    return tuple(Replica(devices, samples) for devices, samples in shares)
 
 
 def boundaries_s(lanes: Sequence[Pipeline], hop_of: Callable[[Ends, Ends], Hop], sequence_bytes: float) -> list[float]:

@@ -4,26 +4,27 @@ They rank; no answer is priced by them. Messages and gradients share interfaces 
 the slowest pipeline of a grid.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise, permutations
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, TypeVar
 
 from hexiopt.cost.boundary import Hop, Load, hop
+from hexiopt.cost.executors.collectives import tree_depth
 from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.executors.memory import MemoryModel, Shards, longest
 from hexiopt.cost.flight import Flight
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.schedule import beat_s
 from hexiopt.problem.problem import Problem
-from solvers.baselines.grid import Grid
+from solvers.baselines._grids import Grid, Slots
+from solvers.baselines._plans import shifted
 from solvers.core.partition import Group
 from solvers.core.search import Pricer
 
 _BACKWARD_SHARE = 2 / 3  # of a micro-batch's seconds in a stage
-_FEW_STAGES = 12  # up to which layers are shifted between any two stages
-_PASSES = 5  # over all moves of a layer
 
+Member = TypeVar("Member", int, Group)
 Sites = frozenset[Any]  # sites of a stage's TP groups; the slowest and fullest decide
 
 
@@ -62,7 +63,7 @@ class Estimates:
         self.pricer = pricer
         self.problem: Problem = pricer.problem
         self._seconds: dict[tuple[Any, ...], float] = {}
-        self._rooms: dict[tuple[Any, ...], int] = {}
+        self._max_layers: dict[tuple[Any, ...], int] = {}
         self._hops: dict[tuple[Group, Group], Hop] = {}
         self._slowest: dict[tuple[Group, ...], float] = {}
         workload = self.problem.workload
@@ -82,17 +83,19 @@ class Estimates:
             )
         return found
 
-    def room(self, sites: Sites, first: bool, last: bool, size: int, policy: str, held: Flight, shards: int) -> int:
+    def max_layers(
+        self, sites: Sites, first: bool, last: bool, size: int, policy: str, held: Flight, shards: int
+    ) -> int:
         """The most layers of a stage, on its fullest site; at least 0."""
         key = (sites, first, last, size, policy, held, shards)
-        found = self._rooms.get(key)
+        found = self._max_layers.get(key)
         if found is None:
             spread = Shards(1, shards)
             rooms = (self.pricer.max_layers(site, first, last, size, policy, held, spread) for site in sites)
-            found = self._rooms[key] = max(0, min(rooms))
+            found = self._max_layers[key] = max(0, min(rooms))
         return found
 
-    def room_beside(
+    def max_layers_of_block(
         self,
         sites: Sites,
         first: bool,
@@ -106,11 +109,11 @@ class Estimates:
         """The most layers of a stage of `chunks` equal ranges, on its fullest site: the first ones of each range have a
         policy, so many, and the others another."""
         key = (sites, first, last, size, block, chunks, held, shards)
-        found = self._rooms.get(key)
+        found = self._max_layers.get(key)
         if found is None:
             assert isinstance(self.pricer, CostModel)
             models = {id(model): (model, site) for site in sites for model in [self.pricer.memory_model(site, size)]}
-            found = self._rooms[key] = min(
+            found = self._max_layers[key] = min(
                 chunks * _longest_range(model, site.gpu.usable_memory_bytes, first, last, block, chunks, held, shards)
                 for model, site in models.values()
             )
@@ -154,8 +157,7 @@ class Estimates:
         for slot in grid.stages:
             load: Load = {}
             for ring in zip(*slot, strict=True):
-                order = sorted(ring)
-                for a, b in zip(order, order[1:] + order[:1], strict=True):
+                for a, b in around(ring):
                     latency_s = max(latency_s, network.pair_latency(a, b))
                     if cluster.machine_of[a] == cluster.machine_of[b]:
                         load[-1 - a] = load.get(-1 - a, 0.0) + share / network.pair_bandwidth(a, b)
@@ -177,11 +179,8 @@ class Estimates:
         """Bytes/s of the slowest link on the rings over a stage's pipelines, nothing else on the way."""
         found = self._slowest.get(slot)
         if found is None:
-            rate, network = float("inf"), self.problem.cluster.network
-            for ring in zip(*slot, strict=True):
-                order = sorted(ring)
-                for a, b in zip(order, order[1:] + order[:1], strict=True):
-                    rate = min(rate, network.pair_bandwidth(a, b))
+            network = self.problem.cluster.network
+            rate = min(network.pair_bandwidth(a, b) for ring in zip(*slot, strict=True) for a, b in around(ring))
             found = self._slowest[slot] = rate
         return found
 
@@ -190,6 +189,58 @@ class Estimates:
         params = self.problem.model.num_params / (len(grid.stages) * grid.tp * shards)
         gpus = {self.problem.cluster.gpu_of(group[0]) for slot in grid.stages for group in slot}
         return max(optimizer_compute_s(self.problem.workload, gpu, params) for gpu in gpus)
+
+
+class AlignedEstimates(Estimates):
+    """Estimates of a step of aligned pipelines."""
+
+    def step_s(self, slots: Slots, layers: Sequence[int], policy: str, batches: int, size: int) -> float:
+        """1F1B of the longest pipeline with `batches` micro-batches, every stage as slow as its slowest replica."""
+        return self._pipelines_s(slots, policy, batches, size)(layers) + self.gradients_s(slots, layers)
+
+    def refined(
+        self, slots: Slots, layers: tuple[int, ...], max_layers: Sequence[int], policy: str, batches: int, size: int
+    ) -> tuple[int, ...]:
+        """`layers` after moving single ones, within `max_layers`, while the pipelines get faster."""
+        return shifted(layers, max_layers, self._pipelines_s(slots, policy, batches, size))[0]
+
+    def _pipelines_s(self, slots: Slots, policy: str, batches: int, size: int) -> Callable[[Sequence[int]], float]:
+        """Seconds of the longest pipeline, given the layers of each stage."""
+        grid, last = Grid(slots), len(slots) - 1
+        sites, hop_s = self.sites(grid), self.messages(grid).seconds(size * self.sequence_bytes)
+
+        def seconds(layers: Sequence[int]) -> float:
+            stage_s = [self.stage_s(sites[s], n, s == 0, s == last, size, policy) for s, n in enumerate(layers)]
+            return one_f_one_b_s(stage_s, hop_s, batches)
+
+        return seconds
+
+    def gradients_s(self, slots: Slots, layers: Sequence[int]) -> float:
+        """Both passes over the gradients, all stages at once: a ring over the replicas of each stage.
+
+        A slice of a layer goes round between the ranks that hold it, as activations go between unequal TP groups.
+        """
+        width = len(slots[0])
+        if width == 1:
+            return 0.0
+        model, load, port_s, latency_s = self.problem.model, Load(), 0.0, 0.0
+        for s, (slot, count) in enumerate(zip(slots, layers, strict=True)):
+            params = count * model.layer_params
+            params += (model.embedding_params if s == 0 else 0) + (model.head_params if s == len(slots) - 1 else 0)
+            moved = params * self.problem.workload.stored_gradient_bytes * (width - 1) / width
+            for sender, receiver in around(slot):
+                way = self._hop(sender, receiver)
+                port_s = max(port_s, way.port_s_per_byte * moved)
+                latency_s = max(latency_s, way.latency_s)
+                for resource, s_per_byte in way.shared:
+                    load[resource] = load.get(resource, 0.0) + s_per_byte * moved
+        return 2.0 * (max(port_s, *load.values(), 0.0) + latency_s * tree_depth(width))
+
+
+def around(members: Iterable[Member]) -> Iterator[tuple[Member, Member]]:
+    """Neighbours on a ring of `members` in ascending order: (sender, receiver)."""
+    ring = sorted(members)
+    return zip(ring, ring[1:] + ring[:1], strict=True)
 
 
 def _rate(way: Hop, load: Load) -> float:
@@ -210,30 +261,6 @@ def synced_s(
     return max(pipeline_s - early + s for early, s in zip(accumulate(drained, initial=0.0), sync_s, strict=True))
 
 
-def shifted(
-    layers: Sequence[int], rooms: Sequence[int], seconds: Callable[[Sequence[int]], float]
-) -> tuple[tuple[int, ...], float]:
-    """`layers` per stage after moving single layers, within `rooms`, while `seconds` falls; and the seconds.
-
-    Between any two stages of a few, between near ones of many.
-    """
-    best, best_s = tuple(layers), seconds(layers)
-    stages = range(len(best))
-    reach = len(best) if len(best) <= _FEW_STAGES else 2
-    moves = [(a, b) for a, b in permutations(stages, 2) if abs(a - b) <= reach]
-    for _ in range(_PASSES):
-        start_s = best_s
-        for a, b in moves:
-            if best[a] > 1 and best[b] < rooms[b]:
-                moved = tuple(n - (s == a) + (s == b) for s, n in enumerate(best))
-                moved_s = seconds(moved)
-                if moved_s < best_s:
-                    best, best_s = moved, moved_s
-        if best_s == start_s:
-            break
-    return best, best_s
-
-
 def _longest_range(
     model: MemoryModel,
     limit_bytes: float,
@@ -244,7 +271,7 @@ def _longest_range(
     held: Flight,
     shards: int,
 ) -> int:
-    """The most layers a range that fit, as `Estimates.room_beside` has them."""
+    """The most layers a range that fit, as `Estimates.max_layers_of_block` has them."""
     policy, leaner, other = block
     lean, rich = model.layer_activation_bytes(policy), model.layer_activation_bytes(other)
     moments = model.moments(held, first, last)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from hexiopt.problem.problem import Problem
 from hexiopt.units import GB
-from solvers.baselines.flashflex_pricer import BINARY_GIGA, RULE_MICRO_BATCHES, FlashFlexPricer, stage_ends_s
+from solvers.baselines.flashflex.pricer import BINARY_GIGA, RULE_MICRO_BATCHES, FlashFlexPricer, stage_ends_s
 from solvers.core.partition import Group
 from solvers.heuristics.graph import device_graph, partition
 from solvers.heuristics.hexiscale import compositions

@@ -1,31 +1,35 @@
-"""Symmetric grids: equal TP groups laid out as stages × pipelines along an order of the machines.
+"""Where stages stand: grids of TP groups along an order of the machines, and the areas of a cluster to stay in.
 
 What planners for uniform clusters share: every pipeline has as many stages, every TP group as many GPUs. Ranks run
 through the machines one after another, so that a grid follows from the order of the machines and from whether
 neighbouring groups belong to one stage (data parallelism inside) or to one pipeline.
 """
 
-import random
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, permutations, product
+from itertools import combinations, islice, permutations, product
 
 import numpy as np
 
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from solvers.baselines._published_space import Rule, divides_model
 from solvers.core.partition import Group
 from solvers.frame.starts import cut
 
-_MOST_PERMUTED = 4  # machine classes whose orders are all tried
+MAX_PERMUTED = 4  # machine classes up to which all their orders are tried
+_MAX_RATES, _MAX_AREAS = 8, 16  # areas, and link rates that they are formed by, the slowest
+
+Slots = tuple[tuple[Group, ...], ...]  # `slots[s][k]` is the TP group of stage s in pipeline k
+Area = frozenset[int]  # machines
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`stages[s][k]` is the TP group of stage s in pipeline k."""
+    """Pipelines of equally many stages. `stages[s][k]` is the TP group of stage s in pipeline k."""
 
-    stages: tuple[tuple[Group, ...], ...]
+    stages: Slots
 
     @property
     def width(self) -> int:
@@ -67,34 +71,71 @@ def grids(problem: Problem, groups: Sequence[Group], *, both: bool) -> Iterator[
             yield laid_out(groups, stages, along=True)
 
 
-def rank_groups(problem: Problem, machines: Iterable[int], tp: int, most: int) -> list[Group]:
-    """TP groups of `machines` in order, from up to `most` GPUs of each."""
-    return [group for m in machines for group in cut(problem.usable_by_machine[m][:most], tp)]
+def processes_per_machine(problem: Problem) -> list[int]:
+    """Numbers of processes that a launcher may start on every machine, a smaller one running one for each of its GPUs:
+    the sizes of machines, largest first."""
+    return sorted({len(own) for own in problem.usable_by_machine.values()}, reverse=True)
 
 
-def rank_order(problem: Problem, plan: Plan, along: bool) -> list[Group]:
-    """The TP groups of a plan of equally many stages in all pipelines, as ranks count them; see `laid_out`."""
-    lines = [[stage.devices for stage in pipeline.stages] for pipeline in plan.pipelines]
-    if along:
-        return [group for line in lines for group in line]
-    return [group for slot in zip(*lines, strict=True) for group in slot]
+def rank_groups(problem: Problem, machines: Iterable[int], tp: int, processes: int) -> list[Group]:
+    """TP groups of `machines` in order, from up to `processes` GPUs of each."""
+    return [group for m in machines for group in cut(problem.usable_by_machine[m][:processes], tp)]
 
 
-def follows_ranks(problem: Problem, plan: Plan, mosts: Iterable[int], *, both: bool) -> bool:
-    """Whether the devices of a symmetric plan are a grid of an order of machines, up to one of `mosts` of each."""
+def rank_devices(problem: Problem, machines: Iterable[int], processes: int) -> tuple[int, ...]:
+    """The devices of `machines` in order, up to `processes` of each."""
+    return tuple(d for m in machines for d in problem.usable_by_machine[m][:processes])
+
+
+def _machines_in_order(problem: Problem, devices: Iterable[int]) -> list[int]:
+    return list(dict.fromkeys(int(problem.cluster.machine_of[d]) for d in devices))
+
+
+def follow_machines(problem: Problem, devices: Sequence[int]) -> bool:
+    """Whether `devices` are the ranks of some machines one after another, as many of each or all that it has."""
+    machines = _machines_in_order(problem, devices)
+    return any(tuple(devices) == rank_devices(problem, machines, most) for most in processes_per_machine(problem))
+
+
+def follows_ranks(problem: Problem, plan: Plan, processes: Iterable[int], *, both: bool) -> bool:
+    """Whether the devices of a symmetric plan are a grid of an order of machines, of up to so many processes each."""
     tp = plan.pipelines[0].stages[0].tp
-    machine_of = problem.cluster.machine_of
     for along in (False, True)[: 1 + both]:
-        groups = rank_order(problem, plan, along)
-        machines = list(dict.fromkeys(int(machine_of[group[0]]) for group in groups))
-        if any(rank_groups(problem, machines, tp, most) == groups for most in mosts):
+        groups = _groups_by_rank(plan, along)
+        machines = _machines_in_order(problem, (group[0] for group in groups))
+        if any(rank_groups(problem, machines, tp, most) == groups for most in processes):
             return True
     return False
 
 
-def divides_model(problem: Problem, tp: int) -> bool:
-    """Whether attention heads and MLP columns divide by `tp`, as the layers of Megatron-LM require."""
-    return problem.model.num_heads % tp == 0 and problem.model.ffn_size % tp == 0
+def _groups_by_rank(plan: Plan, along: bool) -> list[Group]:
+    """The TP groups of a plan whose pipelines have equally many stages, as ranks count them; see `laid_out`."""
+    groups = [[stage.devices for stage in pipeline.stages] for pipeline in plan.pipelines]
+    return [group for turn in (groups if along else zip(*groups, strict=True)) for group in turn]
+
+
+# Devices that a published space may use.
+GRID_OF_ALL = Rule(
+    "all, ranks through the machines in any order, tensor, data, pipeline parallel",
+    "a device left out, or devices that are not placed tensor, data, pipeline parallel in order",
+    lambda problem, plan: (
+        set(plan.devices()) == set(problem.usable_devices)
+        and follows_ranks(problem, plan, [len(problem.usable_devices)], both=False)
+    ),
+)
+GRID_OF_SOME = Rule(
+    "ranks through any machines in any order, as many GPUs of each or all of them, tensor, then data or pipeline "
+    "parallel",
+    "devices that are not the ranks of a grid",
+    lambda problem, plan: follows_ranks(problem, plan, processes_per_machine(problem), both=True),
+)
+RANKS_OF_SOME = Rule(
+    "of any machines, as many GPUs of each or all of them",
+    "devices that are not the ranks of some machines",
+    lambda problem, plan: follow_machines(
+        problem, [d for own in problem.usable_by_machine.values() for d in own if d in set(plan.devices())]
+    ),
+)
 
 
 def tp_degrees(problem: Problem) -> list[int]:
@@ -181,7 +222,7 @@ def _blocks(counts: Sequence[int], linked: Sequence[int]) -> Iterator[tuple[int,
     """Sequences in which every class stands together."""
     present = [c for c, n in enumerate(counts) if n]
     orders: Iterable[Sequence[int]] = permutations(present)
-    if len(present) > _MOST_PERMUTED:
+    if len(present) > MAX_PERMUTED:
         along = [c for c in linked if counts[c]]
         orders = dict.fromkeys(tuple(order) for order in (present, present[::-1], along, along[::-1]))
     for order in orders:
@@ -199,13 +240,70 @@ def _by_link(problem: Problem, machines: Sequence[int]) -> list[int]:
     return order
 
 
-def draw_grid(problem: Problem, rng: random.Random, mosts: Sequence[int], *, subsets: bool, both: bool) -> Grid | None:
-    """A random grid of machines in random order; None where the draw does not come to one."""
+def filled(
+    problem: Problem,
+    machines: Sequence[Sequence[Sequence[int]]],
+    wanted: Sequence[Sequence[tuple[int, int]]],
+    pipelines: int,
+    *,
+    along: bool,
+    near: bool,
+) -> Slots | None:
+    """TP groups for all slots, stage by stage or `along` pipeline by pipeline; None where devices do not suffice.
+
+    `machines[k]` are the devices of each machine of kind k. Stage s takes the first (kind, TP degree) of `wanted[s]`
+    that a machine has devices for: the kind's first machine, or the one `near` the pipeline's stage before.
+    """
+    free = [[list(own) for own in kind] for kind in machines]
+    stages = len(wanted)
+    found: list[list[Group]] = [[] for _ in range(stages)]
+    for at in range(stages * pipelines):
+        k, s = divmod(at, stages) if along else divmod(at, pipelines)[::-1]
+        before = found[s - 1][k][0] if near and s else None
+        group = next((g for kind, tp in wanted[s] if (g := _taken(problem, free[kind], tp, before))), None)
+        if group is None:
+            return None
+        found[s].append(group)
+    return tuple(tuple(slot) for slot in found)
+
+
+def _taken(problem: Problem, machines: list[list[int]], tp: int, near: int | None) -> Group | None:
+    """`tp` devices of the first machine that has them, or of the one best linked to the device `near`; None without."""
+    able = (own for own in machines if len(own) >= tp)
+    if near is None:
+        own = next(able, None)
+    else:
+        bandwidth, machine_of = problem.cluster.network.bandwidth, problem.cluster.machine_of
+        own = max(able, key=lambda own: float(bandwidth[machine_of[near], machine_of[own[0]]]), default=None)
+    if own is None:
+        return None
+    group = tuple(own[:tp])
+    del own[:tp]
+    return group
+
+
+def linked_areas(problem: Problem) -> list[Area]:
+    """All machines, and where links differ, those that links of at least some rate join; the larger areas first."""
     machines = list(problem.usable_by_machine)
-    rng.shuffle(machines)
-    if subsets:
-        machines = machines[: rng.randint(1, len(machines))]
-    degrees = tp_degrees(problem)
-    groups = rank_groups(problem, machines, rng.choice(degrees), rng.choice(mosts)) if degrees else []
-    found = list(grids(problem, groups, both=both))
-    return rng.choice(found) if found else None
+    found = {frozenset(machines)}
+    if problem.cluster.groups or problem.cluster.links:
+        bandwidth = problem.cluster.network.bandwidth
+        rates = sorted({float(bandwidth[a, b]) for a, b in combinations(machines, 2)})
+        for rate in rates[:_MAX_RATES]:
+            left = set(machines)
+            while left:
+                area, edge = set[int](), {min(left)}
+                while edge:
+                    area |= edge
+                    edge = {b for b in left - area if any(min(bandwidth[a, b], bandwidth[b, a]) >= rate for a in edge)}
+                left -= area
+                found.add(frozenset(area))
+    return sorted(found, key=lambda area: (-len(area), sorted(area)))[:_MAX_AREAS]
+
+
+def areas(problem: Problem) -> list[Area]:
+    """Linked areas, each class of machines, and one machine of each class; the smaller areas first."""
+    found = set(linked_areas(problem))
+    for members in machine_classes(problem):
+        found |= {frozenset(members), frozenset(members[:1])}
+    return sorted(found, key=lambda area: (len(area), sorted(area)))

@@ -1,46 +1,53 @@
-"""The plan space of Metis (see `metis_atc24.py`), as rules on a plan."""
+"""The plan space of Metis (see `metis_atc24.py`): which devices a stage may have beside those before it."""
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
+from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.problem.problem import Problem
-from solvers.baselines.estimate import Estimates
+from solvers.baselines._estimates import Estimates
+from solvers.baselines._published_space import REPLICATED_STAGES, TP_PER_STAGE, PublishedSpace, Rule
 
 Types = Counter[str]  # GPUs of each type
 
 
-def broken_rule(problem: Problem, plan: Plan, estimates: Estimates) -> str | None:
-    """The first rule that `plan`, valid for `problem`, breaks, in words; None if none."""
+def _follows_ranks(problem: Problem, plan: Plan) -> bool:
+    """Whether stages are device groups of ranks in order, and idle devices are those whose share is no sample."""
     lanes, count = plan.pipelines, len(plan.pipelines[0].stages)
-    stages = [stage for lane in lanes for stage in lane.stages]
-    if plan.schedule == "gpipe":
-        return "schedule gpipe"
-    if plan.sharding.stage > 1 or plan.sharding.groups != "all":
-        return "sharding other than of the optimizer"
-    if any(len(stage.layers) != 1 for stage in stages):
-        return "interleaved stages"
-    if len({policy for stage in stages for policy in stage.recompute}) > 1:
-        return "several recompute policies"
-    if len({(lane.num_micro_batches, lane.micro_batch_size) for lane in lanes}) > 1:
-        return "lanes of different batches"
-    if len({tuple(stage.layers for stage in lane.stages) for lane in lanes}) > 1:
-        return "lanes of different layers"
-    if any(len({len(r.devices) for lane in lanes for r in lane.stages[s].replicas}) > 1 for s in range(count)):
-        return "a stage of several TP degrees"
     used = [[d for lane in lanes for d in lane.stages[s].all_devices()] for s in range(count)]
-    machine_of = problem.cluster.machine_of.tolist()
-    if _alternate([{machine_of[d] for d in devices} for devices in used]):
-        return "machines that alternate along the pipeline"
     name_of = {d: problem.cluster.gpu_of(d).name for d in problem.usable_devices}
+    machine_of = problem.cluster.machine_of.tolist()
+    for name in set(name_of.values()):
+        machines = [own for devices in used if (own := [machine_of[d] for d in devices if name_of[d] == name])]
+        if any(max(before) > min(after) for before, after in pairwise(machines)):
+            return False
     types = [Counter(name_of[d] for d in devices) for devices in used]
     idle = Counter(name_of.values()) - sum(types, Types())
     samples = sum(lane.micro_batch_size for lane in lanes)
     most = [samples * lanes[0].stages[s].tp for s in range(count)]
-    if not _are_groups(types, idle, [_slower(estimates, lanes, s, set(idle)) for s in range(count)], most):
-        return "stages that are no powers of two of ranks, GPU types one after another, slow replicas idle or none"
-    return None
+    slower = [_slower(_estimates(problem), lanes, s, set(idle)) for s in range(count)]
+    return _are_groups(types, idle, slower, most)
+
+
+@lru_cache(maxsize=1)
+def _estimates(problem: Problem) -> Estimates:
+    return Estimates(CostModel(problem))
+
+
+SPACE = PublishedSpace(
+    stages=REPLICATED_STAGES,
+    tp=TP_PER_STAGE,
+    devices=Rule(
+        "all by rank, GPU types one after another in any order, machines of a type in that of the cluster; a power of "
+        "two a stage, and a replica whose share rounds to no sample idles",
+        "stages that are no powers of two of ranks in order, GPU types one after another, slow replicas idle or none",
+        _follows_ranks,
+    ),
+)
 
 
 def _slower(estimates: Estimates, lanes: Sequence[Pipeline], stage: int, names: set[str]) -> set[str]:

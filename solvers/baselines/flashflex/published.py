@@ -1,7 +1,7 @@
 """The search of the published scheduler: HexiScale's two phases, iterated under FlashFlex's own formulas.
 
-The phases are those of `solvers.metis`, our version of the same paper (arXiv 2409.01143, section 4), on all devices;
-seconds are FlashFlex's (`flashflex_pricer.py`), memory is ours.
+The phases are those of `hexiscale`, our version of the same paper (arXiv 2409.01143, section 4), on all devices;
+seconds are FlashFlex's (`pricer.py`), memory is ours.
 """
 
 import random
@@ -14,24 +14,24 @@ from hexiopt.cost.flight import Flight
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
+from hexiopt.problem.space import recompute_policies, schedules
 from hexiopt.units import GB
-from solvers.baselines.flashflex_pricer import FlashFlexPricer, Site
-from solvers.baselines.flashflex_released import Line
+from solvers.baselines._plans import optimizer_sharding
+from solvers.baselines.flashflex.pricer import FlashFlexPricer, FlashFlexSite
+from solvers.baselines.flashflex.released import Line
 from solvers.completion.completer import Builder
 from solvers.core.partition import Bundle, Misfit, Structure
 from solvers.core.search import Budget, Search
 from solvers.heuristics.hexiscale import HierarchicalPartition
 
 SCHEDULES = ("1f1b", "gpipe")  # of its runtime, by preference
-MOST_SHARDING = 1
 _KEPT = 32  # best partitions kept of each number of pipelines
 
 Pipelines = tuple[Line, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Place(Site):
+class _OurSite(FlashFlexSite):
     """A site by FlashFlex's formulas, and by ours."""
 
     own: Any = None
@@ -43,28 +43,35 @@ class OurMemory(FlashFlexPricer):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, intra_gb_per_s=intra_gb_per_s(problem))
         self._model = CostModel(problem)
-        self._places: dict[tuple[int, ...], _Place] = {}
+        self._places: dict[tuple[int, ...], _OurSite] = {}
 
-    def site(self, devices: tuple[int, ...]) -> _Place:
+    def site(self, devices: tuple[int, ...]) -> _OurSite:
         """The site of a TP group."""
         found = self._places.get(devices)
         if found is None:
             base, own = super().site(devices), self._model.site(devices)
-            found = _Place(base.flops, base.memory_bytes, base.tp, base.link_s_per_byte, own)
+            found = _OurSite(base.flops, base.memory_bytes, base.tp, base.link_s_per_byte, own)
             self._places[devices] = found
         return found
 
     def stage_s(
-        self, site: Site, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
+        self, site: FlashFlexSite, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
     ) -> tuple[float, float]:
         """Seconds with full recompute."""
         return super().stage_s(site, num_layers, first, last, micro_batch_size, "full")
 
     def max_layers(
-        self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: Flight, shards: Shards
+        self,
+        site: FlashFlexSite,
+        first: bool,
+        last: bool,
+        micro_batch_size: int,
+        policy: str,
+        held: Flight,
+        shards: Shards,
     ) -> int:
         """The most layers that fit by our memory."""
-        assert isinstance(site, _Place), "a site of this pricer"
+        assert isinstance(site, _OurSite), "a site of this pricer"
         return self._model.max_layers(site.own, first, last, micro_batch_size, policy, held, shards)
 
     def policies(self) -> tuple[str, ...]:
@@ -121,7 +128,7 @@ class PublishedSearch:
     def __init__(self, problem: Problem, rng: random.Random) -> None:
         workload = problem.workload
         schedule = next((s for s in SCHEDULES if s in schedules(workload)), None)
-        sharding = max((s for s in sharding_stages(workload) if s <= MOST_SHARDING), default=None)
+        sharding = optimizer_sharding(problem)
         self._recorder: _Recorder | None = None
         if schedule is None or sharding is None:
             return

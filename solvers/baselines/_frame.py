@@ -1,0 +1,207 @@
+"""The frame of a baseline: its published search, with its own estimate, behind the contract of a solver.
+
+A baseline enumerates the plans of its published space and ranks them by its own estimate of the step time. It is not
+beaten for a poor estimate, though: beyond the plan that it would pick, the next best by its estimate are priced by our
+cost model too, and the best that fits is its answer. What it cannot express stays its own limit.
+"""
+
+import math
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
+
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.result import Result
+from solvers.baselines._published_space import PublishedSpace
+from solvers.core.search import Budget, Listener, Pricer, Search
+from solvers.frame.infeasible import explain, proven_infeasible
+
+Skeleton = TypeVar("Skeleton")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan of a baseline's space, made only when it is wanted, and the baseline's own estimate of its step time.
+
+    `make` returns None where it comes to nothing, or to nothing new. Candidates of an earlier `turn` are priced first,
+    where a baseline compares its estimates only among some of its plans. `neighbours` are plans of the space that
+    differ in one choice: the best plan priced is replaced by a better neighbour while there is one.
+    """
+
+    estimate_s: float
+    make: Callable[[], Plan | None]
+    turn: int = 0
+    neighbours: "Callable[[], Iterator[Candidate]] | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchLimits:
+    """Where the search of a baseline ends. No paper states these; they are so wide that they seldom decide.
+
+    `slack`: skeletons whose bound exceeds the best estimate by this factor are skipped. `max_candidates`: no skeleton
+    is opened after more. `max_without_improvement`: plans that fit and are priced without a better one, before those
+    left, worse by the estimate, are dropped. `enumeration_share`: of the time limit, for finding candidates.
+    """
+
+    slack: float = math.inf
+    max_candidates: float = math.inf
+    max_without_improvement: int = 500
+    enumeration_share: float = 0.6
+
+
+class BestEstimate:
+    """The least estimate of an enumeration so far, and how many candidates it has estimated."""
+
+    def __init__(self, seconds: float = math.inf) -> None:
+        self.seconds, self.count = seconds, 0
+
+    def note(self, seconds: float) -> None:
+        """Take a further estimate into account."""
+        self.seconds, self.count = min(self.seconds, seconds), self.count + 1
+
+
+def best_first(
+    run: Search,
+    skeletons: Iterable[tuple[float, Skeleton]],
+    expand: Callable[[Skeleton], Iterable[Candidate]],
+    limits: SearchLimits,
+    best: BestEstimate,
+) -> Iterator[Candidate]:
+    """The candidates of `skeletons`, which come with a lower bound of their estimates, the least bound first.
+
+    `best` is up to date whenever `expand` goes on.
+    """
+    for bound, skeleton in skeletons:
+        if bound > limits.slack * best.seconds:
+            continue
+        if best.count > limits.max_candidates or not run.go_on():
+            return
+        for candidate in expand(skeleton):
+            best.note(candidate.estimate_s)
+            yield candidate
+
+
+class Baseline(ABC):
+    """A published planner as a `Solver`: a subclass states its space, and enumerates it by its own estimate.
+
+    Options of a baseline are fields of a frozen dataclass, so that the registry and the command line know them.
+    """
+
+    name: str
+    space: ClassVar[PublishedSpace]
+    limits: ClassVar[SearchLimits] = SearchLimits()
+
+    @abstractmethod
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[Candidate]:
+        """The baseline's own search. Estimates are in seconds; infinite ones are left out.
+
+        What takes longer than some ms between two candidates asks `run.go_on()` itself.
+        """
+
+    def published_space(self) -> PublishedSpace:
+        """What plans with the options of this baseline obey."""
+        return self.space
+
+    def pricing(self, run: Search) -> "CandidatePricing":
+        """How candidates are priced: by the time of a step."""
+        return CandidatePricing(run, self.limits.max_without_improvement)
+
+    def search(self, run: Search, rng: random.Random) -> str:
+        """Price candidates in order of their estimates; steps are plans priced. May raise InputError."""
+        pricing = self.pricing(run)
+        for candidate in ranked(self, run):
+            if pricing.ended or not run.go_on():
+                break
+            pricing.price(candidate)
+        return pricing.finish()
+
+    def solve(
+        self,
+        problem: Problem,
+        budget: Budget,
+        *,
+        seed: int = 0,
+        pricer: Pricer | None = None,
+        listen: Listener | None = None,
+    ) -> Result:
+        """The best plan found within `budget`, whose steps are plans priced; without one, the reason.
+
+        Raises InputError where a package or something the baseline needs to know is missing.
+        """
+        search = Search(self.name, problem, budget, seed, pricer, listen)
+        if proven_infeasible(search):
+            return explain(search)
+        reason = self.search(search, random.Random(seed))
+        if reason:
+            return replace(search.result(), reason=reason)
+        return explain(search, remedy=f"{self.name} plans within its own space, so try solver=portfolio")
+
+
+def ranked(baseline: Baseline, run: Search) -> list[Candidate]:
+    """All candidates found in time, by turn, best estimate first; equal estimates in the order found."""
+    found = []
+    for candidate in baseline.candidates(run, random.Random(run.seed)):
+        if candidate.estimate_s < math.inf:
+            found.append(candidate)
+        if not run.go_on(baseline.limits.enumeration_share):
+            break
+    return sorted(found, key=lambda candidate: (candidate.turn, candidate.estimate_s))
+
+
+class CandidatePricing:
+    """Candidates priced so far: which was best, why the first invalid one is, how many have fitted since the best."""
+
+    def __init__(self, run: Search, max_without_improvement: int) -> None:
+        self.run, self._max_without_improvement = run, max_without_improvement
+        self.best: Candidate | None = None
+        self.without_improvement = 0
+        self._invalid = ""
+        self._seen: set[Plan] = set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether too many plans have not been better."""
+        return self.without_improvement >= self._max_without_improvement
+
+    def price(self, candidate: Candidate) -> bool:
+        """Price one, if it makes a new plan that is valid; whether it is the best so far."""
+        plan = candidate.make()
+        if plan is None or plan in self._seen:
+            return False
+        self._seen.add(plan)
+        violations = check(self.run.problem, plan)
+        if violations:
+            self._invalid = self._invalid or str(violations[0])
+            return False
+        self.run.step()
+        fits, improves = self._evaluate(plan)
+        if improves:
+            self.best, self.without_improvement = candidate, 0
+        elif fits:
+            self.without_improvement += 1
+        return improves
+
+    def _evaluate(self, plan: Plan) -> tuple[bool, bool]:
+        """Price a plan and offer it where it may be the best: whether it fits, and whether it is better than before."""
+        run = self.run
+        before_s, pipelines = run.best_s, run.pricer.pipelines(plan)
+        if max(pipeline.end_s for pipeline in pipelines) < before_s:
+            run.offer(plan, run.pricer.price(plan, pipelines))
+        fits = all(stage.excess_bytes <= 0 for pipeline in pipelines for stage in pipeline.stages)
+        return fits, run.best_s < before_s
+
+    def finish(self) -> str:
+        """Replace the best candidate by its first better neighbour while there is one. Without any plan, why."""
+        improved = True
+        while improved and self.best is not None and self.best.neighbours is not None:
+            improved = any(self.run.go_on() and self.price(neighbour) for neighbour in self.best.neighbours())
+        if self.run.plan is None and self.run.nearest is None and self._invalid:
+            return (
+                f"no plan of {self.run.name}'s space obeys the plan space asked for: {self._invalid}; "
+                "choose solver=portfolio"
+            )
+        return ""
