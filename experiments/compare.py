@@ -3,21 +3,24 @@
 import sys
 
 from experiments.cli import main
-from experiments.common import Job, NoPlanError, bounded, interrupt, search
+from experiments.common import Job, NoPlanError, bounded, interrupt, search, solvers_of
+from hexiopt.referee import InvalidPlanError
 from hexiopt.result import Result
-from solvers.registry import make_solver
 
 
 def run(job: Job) -> float:
     """Run the solvers one after the other with one budget each; returns the best step time in seconds.
 
-    Raises InputError, and NoPlanError where no solver finds a plan.
+    The row of a solver whose plan breaks a rule is marked `invalid` and not ranked. Raises InputError, and NoPlanError
+    where no solver finds a plan.
     """
     problem = job.problem
-    solvers = [make_solver(name) for name in job.config.compare.solvers]
     results: list[Result] = []
-    for solver in solvers:
-        results.append(search(job, solver, problem))
+    for solver in solvers_of(job, "compare", job.config.compare.solvers):
+        try:
+            results.append(search(job, solver, problem))
+        except InvalidPlanError as invalid:
+            results.append(invalid.result)
         if interrupt.pressed:
             break
     results = bounded(job, results, problem)

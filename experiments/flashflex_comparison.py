@@ -31,8 +31,8 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import read_mapping
+from hexiopt.solving import Budget, Pricer
 from solvers.baselines.flashflex.pricer import FlashFlexPricer
-from solvers.core.search import Budget, Pricer
 from solvers.registry import make_solver
 
 NO_PLAN = 0.0  # tokens/s where a search found none

@@ -36,6 +36,7 @@ from omegaconf.errors import (
 
 from experiments.common import STATUS_FILE, Job, Outcome, failure, run_verb, status_of, worst
 from experiments.config import Config, register
+from experiments.terminal import plain_warnings
 from experiments.verbs import VERBS
 from hexiopt.errors import InputError, closest
 
@@ -48,7 +49,8 @@ _TYPES = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or 
 def run(verb: str, args: Sequence[str]) -> int:
     """Run a verb with Hydra's arguments; returns the exit code."""
     try:
-        return _run(verb, args)
+        with plain_warnings():
+            return _run(verb, args)
     except _CONFIG_ERRORS as error:
         outcome = Outcome(float("inf"), 2, one_line(error))
     except BrokenPipeError:

@@ -35,8 +35,10 @@ from hexiopt.readers.synthetic import intra_bandwidth_gb_per_s
 from hexiopt.reading import Section, read_mapping
 from hexiopt.report.style import percent, seconds
 from hexiopt.result import Result
-from solvers.core.search import Budget
-from solvers.registry import NAMES, ORACLES, RIVALS, make_solver
+from hexiopt.solving import Budget
+from solvers.registry import baseline, for_any_problem, make_solver, names, small_oracle
+
+NAMES, RIVALS, ORACLES = map(names, (for_any_problem, baseline, small_oracle))
 
 _LATENCY_US = 20.0
 _SOLVERS = (*NAMES, *ORACLES, *RIVALS)

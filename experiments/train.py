@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli import main
-from experiments.common import FailedError, Job, found, search
+from experiments.common import FailedError, Job, found, search, solver_of
 from experiments.reports import show_plan
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
@@ -20,7 +20,6 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import AUTO
 from hexiopt.readers.plan_file import PlanFile, plan_file_to_dict, read_plan, solver_to_dict
-from solvers.registry import make_solver
 
 _OF_A_MACHINE = ("train.machine=", "train.master=")
 
@@ -211,7 +210,7 @@ def check_trainable(path: str | Path, plan_file: PlanFile) -> None:
 
 def _planned(job: Job, problem: Problem, name: str) -> Path:
     """Find a plan and write it; its path."""
-    result = search(job, make_solver(job.config.solver.name, **job.config.solver.options()), problem)
+    result = search(job, solver_of(job), problem)
     plan, cost = found(result)
     made_by = solver_to_dict(result)
     job.write_json(name, plan_file_to_dict(problem, plan, cost, made_by))

@@ -10,12 +10,14 @@ OPTIMALITY_TOLERANCE = 1e-6
 
 
 class Status(StrEnum):
-    """How a search ended. `INFEASIBLE` is proven, `NOT_FOUND` only says that the budget was spent."""
+    """How a search ended. `INFEASIBLE` is proven, `NOT_FOUND` only says that the budget was spent; `INVALID` that the
+    plan broke a rule and was taken away (`referee`)."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
     INFEASIBLE = "infeasible"
     NOT_FOUND = "not_found"
+    INVALID = "invalid"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from experiments.tables.settings import Setting, one_model_each
 from experiments.tables.task import Found, Outcome, Task
 
 RANDOM = Planner("random", "random partition")
-METIS = Planner("metis", "HexiScale's partition")
+METIS = Planner("hexiscale", "HexiScale's partition")
 PLANNERS = (RANDOM, METIS, Planner(OURS.solver, "our portfolio"))
 _GRID = 200  # points of a curve
 

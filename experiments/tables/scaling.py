@@ -25,7 +25,9 @@ from experiments.tables.task import BOUND, Found, Outcome, Task, fastest
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.report.style import MUTED, seconds
-from solvers.registry import NAMES
+from solvers.registry import for_any_problem, names
+
+NAMES = names(for_any_problem)
 
 _MODEL = "llama2_13b"
 _QUICK_MODEL, _QUICK_SEQ_LEN = "tiny", 512

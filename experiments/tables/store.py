@@ -15,7 +15,7 @@ import hexiopt
 from experiments.tables.task import BOUND, Outcome, Task
 from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import write_text
-from solvers.registry import make_solver
+from solvers.registry import solver_class
 
 _ROOT = Path(hexiopt.__file__).parent.parent
 _FOLDERS = ("hexiopt", "solvers")
@@ -65,7 +65,7 @@ class Store:
 def code_sha256(solver: str) -> str:
     """SHA-256 of the code that a solver is made of."""
     digest = hashlib.sha256()
-    start = "hexiopt.bounds" if solver == BOUND else type(make_solver(solver)).__module__
+    start = "hexiopt.bounds" if solver == BOUND else solver_class(solver).__module__
     for name in sorted(_closure(start)):
         path = _path_of(name)
         assert path is not None, "only modules of ours are in the closure"

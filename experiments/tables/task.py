@@ -18,7 +18,7 @@ from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem, sha256_of
 from hexiopt.readers.plan_file import solver_to_dict, write_plan
 from hexiopt.result import Result
-from solvers.core.search import Budget
+from hexiopt.solving import Budget
 from solvers.registry import make_solver
 
 BOUND = "lower_bound"

@@ -17,10 +17,10 @@ from hexiopt.cost.flight import Flight
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.schedule import beat_s
 from hexiopt.problem.problem import Problem
+from hexiopt.solving import Pricer
 from solvers.baselines._grids import Grid, Slots
 from solvers.baselines._plans import shifted
 from solvers.core.partition import Group
-from solvers.core.search import Pricer
 
 _BACKWARD_SHARE = 2 / 3  # of a micro-batch's seconds in a stage
 

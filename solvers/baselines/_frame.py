@@ -7,18 +7,17 @@ cost model too, and the best that fits is its answer. What it cannot express sta
 
 import math
 import random
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
-from hexiopt.problem.problem import Problem
-from hexiopt.result import Result
+from hexiopt.solving import Capabilities
 from solvers.baselines._published_space import PublishedSpace
-from solvers.core.search import Budget, Listener, Pricer, Search
-from solvers.frame.infeasible import explain, proven_infeasible
+from solvers.core.search import Search
+from solvers.frame.solver import SearchSolver
 
 Skeleton = TypeVar("Skeleton")
 
@@ -85,13 +84,13 @@ def best_first(
             yield candidate
 
 
-class Baseline(ABC):
+class Baseline(SearchSolver):
     """A published planner as a `Solver`: a subclass states its space, and enumerates it by its own estimate.
 
     Options of a baseline are fields of a frozen dataclass, so that the registry and the command line know them.
     """
 
-    name: str
+    capabilities = Capabilities(kind="baseline")
     space: ClassVar[PublishedSpace]
     limits: ClassVar[SearchLimits] = SearchLimits()
 
@@ -110,35 +109,14 @@ class Baseline(ABC):
         """How candidates are priced: by the time of a step."""
         return CandidatePricing(run, self.limits.max_without_improvement)
 
-    def search(self, run: Search, rng: random.Random) -> str:
+    def search(self, run: Search, rng: random.Random) -> None:
         """Price candidates in order of their estimates; steps are plans priced. May raise InputError."""
         pricing = self.pricing(run)
         for candidate in ranked(self, run):
             if pricing.ended or not run.go_on():
                 break
             pricing.price(candidate)
-        return pricing.finish()
-
-    def solve(
-        self,
-        problem: Problem,
-        budget: Budget,
-        *,
-        seed: int = 0,
-        pricer: Pricer | None = None,
-        listen: Listener | None = None,
-    ) -> Result:
-        """The best plan found within `budget`, whose steps are plans priced; without one, the reason.
-
-        Raises InputError where a package or something the baseline needs to know is missing.
-        """
-        search = Search(self.name, problem, budget, seed, pricer, listen)
-        if proven_infeasible(search):
-            return explain(search)
-        reason = self.search(search, random.Random(seed))
-        if reason:
-            return replace(search.result(), reason=reason)
-        return explain(search, remedy=f"{self.name} plans within its own space, so try solver=portfolio")
+        run.reason = pricing.finish()
 
 
 def ranked(baseline: Baseline, run: Search) -> list[Candidate]:

@@ -27,11 +27,12 @@ from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, lean_first, recompute_policies, schedules, sharding_stages
 from hexiopt.problem.workload import SCHEDULES
+from hexiopt.solving import Pricer
 from solvers.baselines._frame import Baseline, Candidate
 from solvers.baselines._grids import RANKS_OF_SOME, machine_classes, processes_per_machine, rank_devices
 from solvers.baselines._plans import aligned_plan, dividing_sizes
 from solvers.baselines._published_space import ALIKE_RECOMPUTE, NO_TP, SINGLE_STAGES, PublishedSpace
-from solvers.core.search import Pricer, Search
+from solvers.core.search import Search
 from solvers.sequence.requirement import one_range_schedule
 
 STRATEGIES = (

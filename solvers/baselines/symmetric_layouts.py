@@ -35,14 +35,14 @@ from hexiopt.plan.token_layout import ORDERS
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, recompute_policies, sharding_stages
 from hexiopt.problem.workload import SCHEDULES, SHARDING_STAGES
-from hexiopt.result import Result
+from hexiopt.solving import Capabilities
 from solvers.baselines._frame import Baseline, BestEstimate, Candidate, SearchLimits, best_first
 from solvers.baselines._plans import aligned_plan, dividing_sizes, even_parts
 from solvers.baselines._published_space import EQUAL_LAYERS, PublishedSpace, Rule
-from solvers.core.search import Budget, Listener, Pricer, Search
+from solvers.core.search import Search
 from solvers.core.zero import LOCKSTEP, sharding_groups
 from solvers.sequence.orders import machine_orders
-from solvers.sequence.requirement import one_range_schedule, require_sequences
+from solvers.sequence.requirement import one_range_schedule
 from solvers.sequence.signatures import Signatures
 from solvers.sequence.token_allocation import RateTable
 
@@ -129,25 +129,13 @@ class _Cut:
 class SymmetricLayouts(Baseline):
     """A subclass says which degrees of context (cp) and head parallelism (hp) it has."""
 
+    capabilities = Capabilities(kind="baseline", sequence="only")
     space = _SPACE
     limits = SearchLimits(slack=1.1)
 
     @abstractmethod
     def degrees(self, num_heads: int, most: int) -> Iterable[tuple[int, int]]:
         """Pairs (cp, hp), cp · hp at most `most`; hp divides `num_heads`."""
-
-    def solve(
-        self,
-        problem: Problem,
-        budget: Budget,
-        *,
-        seed: int = 0,
-        pricer: Pricer | None = None,
-        listen: Listener | None = None,
-    ) -> Result:
-        """As `Baseline.solve`. Raises InputError where the problem has no sequence layouts."""
-        require_sequences(problem, self.name)
-        return super().solve(problem, budget, seed=seed, pricer=pricer, listen=listen)
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[Candidate]:
         """Every grid and order of shards that compute alone does not rule out, with the first policy that fits."""

@@ -1,6 +1,6 @@
 """Hill climbing on a finished plan: single layers, micro-batches, recompute policies, samples of replicas, sharding.
 
-The builder balances every pipeline by itself; moving a layer so that stages of several pipelines hold the same
+The completer balances every pipeline by itself; moving a layer so that stages of several pipelines hold the same
 layers in one machine keeps gradients off the network, which only the whole price shows.
 """
 
@@ -15,11 +15,13 @@ from hexiopt.cost.flight import flight
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, irregular, misaligned
 from hexiopt.problem.space import layer_ranges, lean_first, sharding_stages
 from hexiopt.problem.workload import RECOMPUTE_POLICIES
-from solvers.completion.completer import Builder
-from solvers.completion.replicas import Share
+from hexiopt.solving import Pricer
+from solvers.completion.completer import PlanCompleter
+from solvers.completion.layers import Share
+from solvers.completion.pricing import price_plan
 from solvers.core.interleaving import multiple_of
-from solvers.core.partition import Misfit, Structure
-from solvers.core.search import Pricer, Search
+from solvers.core.partition import Structure
+from solvers.core.search import Search
 from solvers.core.zero import LOCKSTEP, holders_of, sharding_groups
 
 _TWICE = 0.1  # of the steps change two things at once
@@ -28,8 +30,8 @@ _TWICE = 0.1  # of the steps change two things at once
 class Polisher:
     """Improves one plan step by step."""
 
-    def __init__(self, search: Search, builder: Builder, rng: random.Random) -> None:
-        self.search, self.builder, self.rng = search, builder, rng
+    def __init__(self, search: Search, completer: PlanCompleter, rng: random.Random) -> None:
+        self.search, self.completer, self.rng = search, completer, rng
         self._pricer: Pricer = search.pricer
         self._policies = search.pricer.policies()
         self._machine_of: list[int] = search.problem.cluster.machine_of.tolist()
@@ -37,7 +39,7 @@ class Polisher:
 
     def begin(self, starts: Iterable[Structure], until: float) -> None:
         """Improve the plans of `starts`, as long as the fraction `until` of the budget is not spent: what is best with
-        the builder's layers may be far from what it is with its own, and then nobody would come back to it."""
+        the completer's layers may be far from what it is with its own, and then nobody would come back to it."""
         for structure in starts:
             if not self._has(until):
                 return
@@ -67,9 +69,9 @@ class Polisher:
 
     def _improve(self, structure: Structure, until: float = 1.0) -> None:
         self.search.step()
-        built = self.builder.build(structure) if self.builder.allowed(structure) else None
-        if built is not None and not isinstance(built, Misfit):
-            self._climb(built[0], until)
+        completed = self.completer.allowed(structure) and self.completer.complete(structure)
+        if completed:
+            self._climb(completed.plan, until)
 
     def _climb(self, plan: Plan, until: float = 1.0) -> None:
         """Take steps that help until many in a row brought nothing: ten for every stage of the plan."""
@@ -85,9 +87,12 @@ class Polisher:
             trial = self._neighbour(plan, cost)
             if trial is None:
                 continue
-            priced = self.builder.price_built(trial, cost.objective)
-            if priced is not None and priced[1].objective < cost.objective * (1 - 1e-9):
-                (plan, cost), idle = priced, 0
+            priced = price_plan(self._pricer, trial, cost.objective)
+            if priced is None:
+                continue
+            search.offer(priced.plan, priced.cost)
+            if priced.cost.objective < cost.objective * (1 - 1e-9):
+                plan, cost, idle = priced.plan, priced.cost, 0
 
     def _resized(self, plan: Plan, factor: float) -> Plan | None:
         """All micro-batches `factor` times as large, where sizes and counts allow it."""
@@ -187,7 +192,7 @@ class Polisher:
             site if samples == size else Share(site, samples)
             for site, samples in zip(map(self._pricer.site, stage.executors), stage.samples(size), strict=True)
         )
-        splitter = self.builder.splitter(stage.policy)
+        splitter = self.completer.splitter(stage.policy)
         options = splitter.options(sites, s == 0, s == count - 1, size, held, shards)
         if len(options.times) < stage.num_layers:
             return None

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.problem.problem import Problem
-from solvers.completion.completer import Builder
+from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import Bundle, Misfit, Structure
 from solvers.core.search import Search
 from solvers.core.zero import plain_stages, sharding_groups
-from solvers.frame.solver import SearchingSolver
+from solvers.frame.solver import SearchSolver
 from solvers.frame.starts import (
     chain_structures,
     first_choice,
@@ -25,6 +25,7 @@ from solvers.frame.starts import (
     single_structures,
     symmetric,
 )
+from solvers.heuristics.chains import ChainMaker
 from solvers.heuristics.hill_climbing import Polisher
 from solvers.heuristics.operators.partitions import Neighbourhood
 from solvers.heuristics.operators.recreate import Rechaining
@@ -53,10 +54,10 @@ class Judged:
 class Annealer:
     """Anneals structures of one search."""
 
-    def __init__(self, search: Search, builder: Builder, rng: random.Random, anew: float = 0.0) -> None:
-        self.search, self.builder, self.rng, self._anew = search, builder, rng, anew
-        self._neighbourhood = Neighbourhood(search.problem, builder.replicates)
-        self._rechaining = Rechaining(search.problem, builder.chains)
+    def __init__(self, search: Search, completer: PlanCompleter, rng: random.Random, anew: float = 0.0) -> None:
+        self.search, self.completer, self.rng, self._anew = search, completer, rng, anew
+        self._neighbourhood = Neighbourhood(search.problem, completer.replicates)
+        self._rechaining = Rechaining(search.problem, ChainMaker(search.pricer, completer.splitters))
         self._seen: dict[Structure, Judged] = {}
 
     def judge(self, structure: Structure, limit: float = math.inf, factor: float = 1.0) -> Judged | None:
@@ -75,20 +76,20 @@ class Annealer:
         return found
 
     def _evaluate(self, structure: Structure, limit: float, factor: float) -> Judged | None:
-        distance = self.builder.distance(structure)
+        distance = self.completer.distance(structure)
         if distance:
             return Judged(_FORBIDDEN + math.log(distance))
-        built = self.builder.build(structure)
-        if isinstance(built, Misfit):
-            return Judged(_MISFIT + math.log(built.missing))
-        plan, estimate_s = built
+        completed = self.completer.complete(structure)
+        if isinstance(completed, Misfit):
+            return Judged(_MISFIT + math.log(completed.missing))
+        estimate_s = completed.estimate_s
         limit_s = math.exp(limit) if limit < _MISFIT / 2 else math.inf
         if estimate_s * factor**_TRUST > limit_s and self.rng.random() > _ANYWAY:
             return None
-        priced = self.builder.price_built(plan, limit_s)
+        priced = self.completer.price(completed, limit_s)
         if priced is None:
             return None
-        cost = priced[1]
+        cost = self.search.offer(priced.plan, priced.cost)
         energy = math.log(cost.step_time_s)
         return Judged(energy if cost.fits else _MISFIT - 1.0 + energy / 1e3, max(1.0, cost.step_time_s / estimate_s))
 
@@ -122,16 +123,16 @@ class Annealer:
         return best
 
 
-def hand_made(problem: Problem, builder: Builder) -> Iterator[Structure]:
+def hand_made(problem: Problem, completer: PlanCompleter) -> Iterator[Structure]:
     """Structures that people would try: chains, every kind of machine with its own symmetric grid, and replicas."""
-    yield from own_grids(problem, builder)
+    yield from own_grids(problem, completer)
     yield from lockstep_structures(problem)
     yield from chain_structures(problem)
     yield from shared_structures(problem)
-    yield from single_structures(problem, builder.replicates)
+    yield from single_structures(problem, completer.replicates)
 
 
-def own_grids(problem: Problem, builder: Builder) -> Iterator[Structure]:
+def own_grids(problem: Problem, completer: PlanCompleter) -> Iterator[Structure]:
     """Each kind its best symmetric grid for its share of the batch, side by side; at several micro-batch sizes."""
     for sharding in plain_stages(problem):
         for size in problem.space.micro_batch_sizes(problem.workload.global_batch)[:3]:
@@ -140,7 +141,7 @@ def own_grids(problem: Problem, builder: Builder) -> Iterator[Structure]:
                 best: tuple[float, Bundle] | None = None
                 for bundle in symmetric(problem, members):
                     sized = Bundle(bundle.stages, size)
-                    rate = builder.rate(first_choice(problem, (sized,)), Shards(sharding, sized.width))
+                    rate = completer.rate(first_choice(problem, (sized,)), Shards(sharding, sized.width))
                     if rate > 0.0 and (best is None or rate > best[0]):
                         best = (rate, sized)
                 if best is not None:
@@ -161,7 +162,7 @@ def improve(
     whether it leads anywhere.
     """
     search = polisher.search
-    annealer, steps = Annealer(search, polisher.builder, polisher.rng, anew), search.budget.max_steps
+    annealer, steps = Annealer(search, polisher.completer, polisher.rng, anew), search.budget.max_steps
     last_start = search.spent + _STARTS * (until - search.spent)
     pool: list[tuple[float, int, Structure]] = []
     least = math.inf
@@ -194,12 +195,13 @@ def improve(
     return [structure for _, _, structure in sorted(pool + left_out, key=lambda item: item[:2])]
 
 
-class LocalSearch(SearchingSolver):
+class LocalSearch(SearchSolver):
     """`local_search`: hand-made structures, annealed, the best plan polished; a step is one structure or move."""
 
     name = "local_search"
 
-    def run(self, search: Search, builder: Builder, rng: random.Random) -> None:
+    def search(self, run: Search, rng: random.Random) -> None:
         """Anneal, then polish."""
-        polisher = Polisher(search, builder, rng)
-        polisher.finish(improve(polisher, hand_made(search.problem, builder), ANNEAL))
+        completer = PlanCompleter(run.pricer)
+        polisher = Polisher(run, completer, rng)
+        polisher.finish(improve(polisher, hand_made(run.problem, completer), ANNEAL))

@@ -23,12 +23,12 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.problem.space import schedules
-from solvers.completion.completer import Builder
+from solvers.completion.completer import PlanCompleter
 from solvers.completion.layers import LayerSplitter
 from solvers.core.partition import Bundle, Group, Structure
 from solvers.core.search import Search
 from solvers.core.zero import plain_stages
-from solvers.frame.solver import SearchingSolver
+from solvers.frame.solver import SearchSolver, offer_partition
 from solvers.frame.starts import chain_structures, cut, kinds
 from solvers.heuristics.random_partition import random_structure
 
@@ -358,7 +358,7 @@ def shape_structures(search: Search) -> Iterator[Structure]:
                         yield Structure(backwards, schedule, sharding)
 
 
-class Shapes(SearchingSolver):
+class Shapes(SearchSolver):
     """The rounded linear programs, priced; a step is one structure.
 
     Where the plan space allows none of them, the first hand-made or random structure that fits.
@@ -366,15 +366,14 @@ class Shapes(SearchingSolver):
 
     name = "shapes"
 
-    def run(self, search: Search, builder: Builder, rng: random.Random) -> None:
+    def search(self, run: Search, rng: random.Random) -> None:
         """Price the roundings."""
-        problem = search.problem
+        problem, completer = run.problem, PlanCompleter(run.pricer)
         drawn = (random_structure(problem, rng) for _ in itertools.count())
         others = itertools.chain(chain_structures(problem), drawn)
-        until_found = itertools.takewhile(lambda _: search.plan is None, others)
-        for structure in itertools.chain(shape_structures(search), until_found):
-            if not search.go_on():
+        until_found = itertools.takewhile(lambda _: run.plan is None, others)
+        for structure in itertools.chain(shape_structures(run), until_found):
+            if not run.step():
                 break
-            search.step()
-            if structure is not None and builder.allowed(structure):
-                builder.price(structure)
+            if structure is not None:
+                offer_partition(run, completer, structure)

@@ -11,7 +11,7 @@ from hexiopt.cost.model import CostModel
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.space import sharding_stages
-from solvers.completion.completer import Builder
+from solvers.completion.pricing import price_plan
 from solvers.core.search import Search
 from solvers.core.zero import LOCKSTEP, sharding_groups
 from solvers.sequence.estimates import Estimates
@@ -54,7 +54,6 @@ class Planner:
         layouts = LayoutSearch(self.model, search.go_on, freedoms)
         ways = (False, True) if tensor else (False,)
         self._builders = {way: PlanBuilder(self.model, layouts, tensor=way) for way in ways}
-        self._balancer = Builder(search)
         allowed = sharding_stages(self.problem.workload)
         # By whether pipelines are in lockstep: with the ZeRO stage that leaves the most room.
         most = {zero >= LOCKSTEP: zero for zero in sorted(allowed)}  # the few shapes in lockstep first
@@ -82,10 +81,10 @@ class Planner:
         plan = self._builders[tensor].build(shape, effort)
         if plan is None or check(self.problem, plan):  # which finds a freedom that the space has not
             return None
-        priced = self._balancer.price_built(plan)
-        if priced is None or not priced[1].fits:
-            return None
-        return Planned(shape, priced[0], priced[1].step_time_s)
+        priced = price_plan(self.search.pricer, plan)
+        assert priced is not None, "no limit was given"
+        self.search.offer(priced.plan, priced.cost)
+        return Planned(shape, priced.plan, priced.cost.step_time_s) if priced.cost.fits else None
 
     def hand_made(self) -> list[Planned]:
         """The best shapes that people would build, plain layouts first; best first."""

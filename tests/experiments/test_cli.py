@@ -180,6 +180,14 @@ def test_explain_gives_every_coefficient_a_source() -> None:
     assert all(source for _, _, source in rows)
 
 
+def test_an_old_name_is_told_in_one_line(hexiopt: Run) -> None:
+    pytest.importorskip("pymetis")
+    ran = hexiopt("plan", *QUICK, "solver=metis", "solver.max_steps=5")
+    assert ran.code == 0
+    assert ran.err == "hexiopt: solver: metis is now called hexiscale; the old name goes soon\n"
+    assert "hexiscale" in ran.out
+
+
 def test_compare_writes_a_row_a_solver(hexiopt: Run, tmp_path: Path) -> None:
     ran = hexiopt("compare", *TINY, "compare.solvers=[random,local_search]", "hydra.run.dir=out")
     assert (ran.code, ran.err) == (0, "")
@@ -353,6 +361,9 @@ BAD_COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("compare", *QUICK, "compare.solvers=[]"), "names no solver"),
     (("compare", *QUICK, "compare.solvers=[nope]"), "'nope' is not known"),
     (("compare", *QUICK, "compare.solvers=[random,random]"), "stands twice"),
+    # The options of solver=NAME are those of NAME in compare too.
+    (("compare", *QUICK, "solver=flashflex", "solver.defects=all", "compare.solvers=[random,flashflex]"), "'all' is"),
+    (("compare", *QUICK, "solver=flashflex", "solver.defects=as_released", "compare.solvers=[random]"), "add it there"),
     (("collect",), "no sweep below multirun/"),
     (("collect", "collect.folders=[nope]"), "holds no status.json"),
 ]
@@ -378,10 +389,10 @@ def test_an_existing_folder_of_the_user_stays(hexiopt: Run, tmp_path: Path) -> N
 
 
 def test_the_unexpected_exits_1(hexiopt: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(name: str) -> None:
+    def broken(job: Any) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr(plan, "make_solver", broken)
+    monkeypatch.setattr(plan, "solver_of", broken)
     ran = hexiopt("plan", *QUICK)
     assert ran.code == 1
     assert ran.err == "hexiopt: unexpected RuntimeError: two lines; set HEXIOPT_DEBUG=1 for the traceback\n"

@@ -13,7 +13,7 @@ from solvers.baselines._estimates import AlignedEstimates, Sites
 from solvers.baselines._grids import MAX_PERMUTED, Area, Slots, filled, machine_classes
 from solvers.baselines._money import Objective
 from solvers.baselines._plans import neighbouring_layers
-from solvers.completion.layers import bottleneck_counts
+from solvers.completion.allocation import least_bottleneck
 from solvers.core.partition import Group
 from solvers.core.search import Search
 from solvers.frame.starts import cut
@@ -195,7 +195,7 @@ class EspressoPlanner:
         for s, (kind, top) in enumerate(zip(order, most, strict=True)):
             site, ends = self.sites(choice.tp, kind), (s == 0, s == stages - 1)
             seconds.append([self.times.stage_s(site, n, *ends, choice.size, choice.policy) for n in range(1, top + 1)])
-        best = tuple(bottleneck_counts(seconds, total))
+        best = tuple(least_bottleneck(seconds, total))
         return [best, *neighbouring_layers(best, most, _ALL_SPLITS)]
 
     def max_layers(self, choice: EspressoChoice, order: Sequence[int]) -> list[int]:

@@ -27,6 +27,7 @@ from itertools import groupby
 from hexiopt.errors import InputError, closest
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.solving import Capabilities
 from solvers.baselines._frame import Baseline, Candidate
 from solvers.baselines._published_space import ALL_DEVICES, ANY_BATCHES, ANY_PIPELINES, ANY_TP, PublishedSpace, Rule
 from solvers.baselines.flashflex.plans import PartitionPlans, PublishedPlans, ReleasedPlans
@@ -34,7 +35,6 @@ from solvers.baselines.flashflex.pricer import FlashFlexPricer
 from solvers.baselines.flashflex.published import SCHEDULES, Pipelines, PublishedSearch, intra_gb_per_s
 from solvers.baselines.flashflex.released import ReleasedSearch, memory_shares
 from solvers.core.search import Search
-from solvers.heuristics.hexiscale import require_graph
 
 PUBLISHED, RELEASED = "as_published", "as_released"
 
@@ -93,6 +93,7 @@ class FlashFlex(Baseline):
     defects: str = PUBLISHED
 
     name = "flashflex"
+    capabilities = Capabilities(kind="baseline", max_devices=_MAX_GPUS, requires=("pymetis",))
     space = _PARTITIONS
 
     def __post_init__(self) -> None:
@@ -110,8 +111,7 @@ class FlashFlex(Baseline):
         return _RELEASED_SPACE if self.released else self.space
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[Candidate]:
-        """Raises InputError without pymetis, and for more GPUs than a complete graph takes."""
-        require_graph(self.name, run.problem, _MAX_GPUS)
+        """What either search finds."""
         found = _released(run, rng) if self.released else _published(run, rng)
         for plans, pipelines, estimate_s, turn in found:
             for choice in plans.choices():

@@ -11,6 +11,7 @@ from hexiopt.cost.schedule import beat_s
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
+from hexiopt.solving import Pricer
 from solvers.baselines._estimates import one_f_one_b_s
 from solvers.baselines._plans import optimizer_sharding, pipeline_of, shifted
 from solvers.baselines.flashflex.pricer import RULE_MICRO_BATCHES, FlashFlexPricer
@@ -18,7 +19,6 @@ from solvers.baselines.flashflex.published import SCHEDULES, OurMemory, Pipeline
 from solvers.baselines.flashflex.released import Line, memory_shares
 from solvers.completion.batches import split_batch
 from solvers.completion.layers import LayerSplitter
-from solvers.core.search import Pricer
 
 _SIZES = 3  # micro-batch sizes tried: 1, 2, 4
 _SLOW_MESSAGE = 0.01  # of a micro-batch's time in all stages, from which on messages count in the split of layers

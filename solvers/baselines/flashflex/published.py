@@ -5,23 +5,24 @@ seconds are FlashFlex's (`pricer.py`), memory is ours.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hexiopt.cost.cost import Cost
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.flight import Flight
 from hexiopt.cost.model import CostModel
-from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, schedules
+from hexiopt.solving import Budget
 from hexiopt.units import GB
 from solvers.baselines._plans import optimizer_sharding
 from solvers.baselines.flashflex.pricer import FlashFlexPricer, FlashFlexSite
 from solvers.baselines.flashflex.released import Line
-from solvers.completion.completer import Builder
-from solvers.core.partition import Bundle, Misfit, Structure
-from solvers.core.search import Budget, Search
+from solvers.completion.completer import PlanCompleter
+from solvers.completion.pricing import PricedPlan
+from solvers.core.partition import Bundle, Structure
+from solvers.core.search import Search
 from solvers.heuristics.hexiscale import HierarchicalPartition
 
 SCHEDULES = ("1f1b", "gpipe")  # of its runtime, by preference
@@ -93,28 +94,26 @@ def intra_gb_per_s(problem: Problem) -> dict[str, float]:
 
 
 class _AllDevices(HierarchicalPartition):
-    """The phases, with no device left out."""
+    """The phases, with no device left out; `seconds`: FlashFlex's, of all partitions."""
+
+    def __init__(self, search: Search, rng: random.Random) -> None:
+        super().__init__(search, PlanCompleter(search.pricer), rng)
+        self.seconds: dict[Structure, float] = {}
 
     def _used(self, count: int) -> tuple[int, ...]:
         return tuple(range(len(self.problem.usable_devices)))
 
-
-class _Recorder(Builder):
-    """Keeps FlashFlex's seconds of all structures that leave no device out."""
-
-    def __init__(self, search: Search) -> None:
-        super().__init__(search)
-        self.seconds: dict[Structure, float] = {}
-
-    def price(self, structure: Structure, limit_s: float = float("inf")) -> tuple[Plan, Cost] | Misfit | None:
-        """As the builder prices it, the stages of a machine together: links inside are the fattest."""
+    def offer(self, structure: Structure, limit_s: float) -> PricedPlan | None:
+        """With the stages of a machine together: links inside are the fattest."""
+        if not self.completer.allowed(structure):
+            return None
         structure = structure.with_bundles(map(self._along, structure.bundles))
-        built = self.build(structure)
-        if isinstance(built, Misfit):
-            return built
+        completed = self.completer.complete(structure)
+        if not completed:
+            return None
         if structure not in self.seconds and structure.devices() == set(self.problem.usable_devices):
-            self.seconds[structure] = self.pricer.price(built[0]).step_time_s
-        return self.price_built(built[0], limit_s)
+            self.seconds[structure] = self.search.pricer.price(completed.plan).step_time_s
+        return super().offer(structure, limit_s)
 
     def _along(self, bundle: Bundle) -> Bundle:
         machine_of = self.problem.cluster.machine_of
@@ -129,7 +128,7 @@ class PublishedSearch:
         workload = problem.workload
         schedule = next((s for s in SCHEDULES if s in schedules(workload)), None)
         sharding = optimizer_sharding(problem)
-        self._recorder: _Recorder | None = None
+        self._phases: _AllDevices | None = None
         if schedule is None or sharding is None:
             return
         # What FlashFlex does not choose is left out of its search: the most recompute leaves most room.
@@ -141,21 +140,21 @@ class PublishedSearch:
         )
         narrowed = replace(problem, workload=fixed)
         search = Search("flashflex", narrowed, Budget(), 0, OurMemory(narrowed))
-        self._recorder = _Recorder(search)
-        self._phases = _AllDevices(search, self._recorder, rng)
+        self._phases = _AllDevices(search, rng)
 
     def iterate(self) -> None:
         """One pass of both phases."""
-        if self._recorder is not None:
+        if self._phases is not None:
             self._phases.iterate()
 
     def found(self) -> list[list[tuple[Pipelines, float]]]:
         """The best partitions of each number of pipelines, best first, with seconds of a step."""
         by_number: dict[int, list[tuple[float, Structure]]] = {}
-        if self._recorder is not None:
+        if self._phases is not None:
             alike: set[tuple[Any, ...]] = set()
-            for structure, seconds in self._recorder.seconds.items():
-                looks = tuple(sorted(self._look(line) for line in _pipelines(structure)))
+            machine_of = self._phases.problem.cluster.machine_of.tolist()
+            for structure, seconds in self._phases.seconds.items():
+                looks = tuple(sorted(_look(line, machine_of) for line in _pipelines(structure)))
                 if looks not in alike:
                     alike.add(looks)
                     by_number.setdefault(structure.num_pipelines, []).append((seconds, structure))
@@ -164,10 +163,10 @@ class PublishedSearch:
             for kept in by_number.values()
         ]
 
-    def _look(self, line: Line) -> tuple[tuple[int, int], ...]:
-        """A pipeline up to the names of devices in a machine: machine and TP degree of every stage."""
-        machine_of = self._phases.problem.cluster.machine_of
-        return tuple((int(machine_of[group[0]]), len(group)) for group in line)
+
+def _look(line: Line, machine_of: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """A pipeline up to the names of devices in a machine: machine and TP degree of every stage."""
+    return tuple((machine_of[group[0]], len(group)) for group in line)
 
 
 def _pipelines(structure: Structure) -> Pipelines:

@@ -18,7 +18,7 @@ from hexiopt.cost.flight import in_flight
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.space import recompute_policies, sharding_stages
 from solvers.baselines._published_space import divides_model
-from solvers.completion.layers import bottleneck_counts
+from solvers.completion.allocation import least_bottleneck
 from solvers.frame.starts import cut
 
 Ranks = tuple[int, ...]  # devices in the order of ranks
@@ -262,8 +262,8 @@ class StagePlanner:
         times = [table.seconds for table in tables]
         if not all(times) or sum(map(len, times)) < layers:
             return []
-        by_time = tuple(bottleneck_counts(times, layers))
-        found = [tuple(bottleneck_counts([table.num_bytes for table in tables], layers))]
+        by_time = tuple(least_bottleneck(times, layers))
+        found = [tuple(least_bottleneck([table.num_bytes for table in tables], layers))]
         while (moved := _moved(found[-1], times)) is not None:
             found.append(moved)
         found.append(by_time)

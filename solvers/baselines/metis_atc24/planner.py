@@ -15,7 +15,7 @@ from solvers.baselines._plans import neighbouring_layers, shifted
 from solvers.baselines.metis_atc24.cutting import Cut, cuts
 from solvers.baselines.metis_atc24.device_groups import Batching, RankedDevices
 from solvers.baselines.metis_atc24.lanes import boundaries_s, plan_of_cut
-from solvers.completion.layers import bottleneck_counts
+from solvers.completion.allocation import least_bottleneck
 from solvers.core.search import Search
 
 _SEQUENCES = 24  # sequences of GPU types that are tried
@@ -197,7 +197,7 @@ class MetisPlanner:
         times = [
             [group.stage_s(n) + group.waits_s for n in range(1, top + 1)] for group, top in zip(cut, most, strict=True)
         ]
-        best = tuple(bottleneck_counts(times, total))
+        best = tuple(least_bottleneck(times, total))
         return [best, *neighbouring_layers(best, most, _ALL_SPLITS)]
 
     def _improved(self, choice: MetisChoice) -> Iterator[tuple[float, MetisChoice]]:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
+from hexiopt.solving import Budget
 from solvers.baselines.amp import Amp, best_splits
-from solvers.core.search import Budget
 from tests.solvers.baselines import problems
 from tests.solvers.baselines.random_plans import random_plans
 

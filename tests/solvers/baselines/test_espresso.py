@@ -9,11 +9,11 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.solving import Budget
 from solvers.baselines._estimates import AlignedEstimates
 from solvers.baselines._money import Objective
 from solvers.baselines.espresso.espresso import Espresso
 from solvers.baselines.espresso.planner import Allocation, EspressoPlanner
-from solvers.core.search import Budget
 from solvers.registry import make_solver
 from tests.solvers import problems as small
 

@@ -13,23 +13,24 @@ from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.result import Result
+from hexiopt.solving import Budget
 from solvers.baselines._frame import Baseline
 from solvers.baselines._published_space import PublishedSpace
 from solvers.baselines.galvatron.galvatron import choices_of, plan_of, ranks_of
 from solvers.baselines.galvatron.stages import StagePlanner
-from solvers.core.search import Budget
-from solvers.registry import RIVALS, make_solver
+from solvers.registry import baseline, make_solver, names, solver_class
 from tests.conftest import STRESS
 from tests.solvers.baselines import problems
 from tests.solvers.baselines.random_plans import Complete, random_plans
 
+BASELINES = names(baseline)
 # FlashFlex partitions heuristically: what its search misses of its space is its own limit.
-SEARCH_ALL = tuple(name for name in RIVALS if name != "flashflex")
+SEARCH_ALL = tuple(name for name in BASELINES if name != "flashflex")
 
 TRIES = 2000  # random draws on each problem
 TOLERANCE = 0.02
 
-EVERY = pytest.mark.parametrize("name", RIVALS)
+EVERY = pytest.mark.parametrize("name", BASELINES)
 MIXED = pytest.mark.parametrize("kind", problems.MIXED if STRESS else list(problems.MIXED)[::3])
 
 
@@ -49,21 +50,21 @@ def planned_by_galvatron() -> Complete:
 COMPLETE = {"galvatron": planned_by_galvatron()}
 
 
-def baseline(name: str) -> Baseline:
+def made(name: str) -> Baseline:
     if name == "flashflex":
         pytest.importorskip("pymetis")
-    made = make_solver(name)
-    assert isinstance(made, Baseline)
-    return made
+    solver = solver_class(name)()
+    assert isinstance(solver, Baseline)
+    return solver
 
 
 def space_of(name: str) -> PublishedSpace:
-    return baseline(name).published_space()
+    return made(name).published_space()
 
 
 @cache
 def answer(name: str, kind: str) -> Result:
-    return baseline(name).solve(problems.MIXED[kind](), Budget(120.0))
+    return made(name).solve(problems.MIXED[kind](), Budget(120.0))
 
 
 @EVERY
@@ -93,7 +94,7 @@ def test_no_random_plan_of_its_space_beats_it(name: str, kind: str) -> None:
 def test_no_other_answer_in_its_space_beats_it(name: str, kind: str) -> None:
     pytest.importorskip("pymetis")
     problem, own = problems.MIXED[kind](), answer(name, kind)
-    for other in RIVALS:
+    for other in BASELINES:
         theirs = answer(other, kind)
         if theirs.plan is not None and space_of(name).first_violation(problem, theirs.plan) is None:
             assert own.objective <= (1 + TOLERANCE) * theirs.objective, other

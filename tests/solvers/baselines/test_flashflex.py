@@ -18,12 +18,12 @@ from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
 from hexiopt.readers.huggingface import read_model
 from hexiopt.reading import Section
 from hexiopt.result import Result
+from hexiopt.solving import Budget
 from solvers.baselines.flashflex.flashflex import FlashFlex
 from solvers.baselines.flashflex.plans import ReleasedPlans
 from solvers.baselines.flashflex.pricer import FlashFlexPricer
 from solvers.baselines.flashflex.published import OurMemory, intra_gb_per_s
 from solvers.baselines.flashflex.released import Line, ReleasedSearch, _ordered, memory_shares
-from solvers.core.search import Budget
 from tests.solvers import problems as small
 from tests.solvers.baselines import problems
 from tests.solvers.baselines.random_plans import random_plans
@@ -179,5 +179,5 @@ def test_a_pipeline_does_not_come_back_to_a_machine() -> None:
 def test_a_graph_of_too_many_gpus_is_refused() -> None:
     data = {"name": "many", "gpu": "l40s", "num_gpus": 8, "intra_bandwidth_gb_per_s": 20, "count": 65}
     own = cluster_from_section(Section({"name": "large", "machines": [data], **NETWORK}, "large"))
-    with pytest.raises(InputError, match="520 GPUs are more than the 512"):
+    with pytest.raises(InputError, match="520 devices are more than the 512"):
         FlashFlex().solve(Problem(own, problems.model("llama2_7b", 8)), Budget(1.0))

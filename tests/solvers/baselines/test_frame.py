@@ -8,9 +8,10 @@ from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.space import Space
 from hexiopt.result import Status
+from hexiopt.solving import Budget
 from solvers.baselines._frame import Baseline, BestEstimate, Candidate, SearchLimits, best_first
 from solvers.baselines._published_space import PublishedSpace
-from solvers.core.search import Budget, Search
+from solvers.core.search import Search
 from tests.solvers import problems
 
 

@@ -10,8 +10,8 @@ from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import RECOMPUTE_POLICIES
+from hexiopt.solving import Budget
 from solvers.baselines.fsdp import STRATEGIES, Fsdp, device_sets
-from solvers.core.search import Budget
 from tests.solvers import problems
 from tests.solvers.baselines import problems as mixed
 

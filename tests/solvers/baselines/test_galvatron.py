@@ -12,9 +12,9 @@ from hexiopt.cost.model import CostModel
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
+from hexiopt.solving import Budget
 from solvers.baselines.galvatron.galvatron import Galvatron, plan_of
 from solvers.baselines.galvatron.stages import GalvatronChoice, StagePlanner
-from solvers.core.search import Budget
 from tests.solvers import problems
 from tests.solvers.baselines import problems as mixed
 

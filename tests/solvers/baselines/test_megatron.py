@@ -17,9 +17,9 @@ from hexiopt.plan.plan import Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.solving import Budget
 from solvers.baselines._estimates import Estimates
 from solvers.baselines.megatron import Layers, Megatron, _best_splits, _PipelineTimes
-from solvers.core.search import Budget
 from tests.solvers.baselines import problems
 from tests.solvers.baselines.random_plans import random_plans
 

@@ -14,13 +14,13 @@ from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.solving import Budget
 from solvers.baselines._estimates import Estimates
 from solvers.baselines.metis_atc24.cutting import cuts
 from solvers.baselines.metis_atc24.device_groups import Batching, RankedDevices, StageGroup, shared_out
 from solvers.baselines.metis_atc24.lanes import plan_of_cut
 from solvers.baselines.metis_atc24.metis_atc24 import MetisAtc24
 from solvers.baselines.metis_atc24.planner import batchings, sequences
-from solvers.core.search import Budget
 from solvers.registry import make_solver
 from tests.solvers import problems as small
 

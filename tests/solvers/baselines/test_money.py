@@ -13,10 +13,10 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.result import Status
+from hexiopt.solving import Budget
 from solvers.baselines._money import MoneyBaseline, Objective, money, prices_per_s
 from solvers.baselines._published_space import PublishedSpace
-from solvers.core.search import Budget
-from solvers.registry import make_solver
+from solvers.registry import make_solver, solver_class
 from tests.solvers import problems as small
 from tests.solvers.baselines.random_plans import random_plans
 
@@ -29,7 +29,7 @@ def priced(cluster: Cluster) -> Cluster:
 
 
 def space_of(name: str) -> PublishedSpace:
-    solver = make_solver(name)
+    solver = solver_class(name)()
     assert isinstance(solver, MoneyBaseline)
     return solver.space
 

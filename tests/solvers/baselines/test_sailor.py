@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.solving import Budget
 from solvers.baselines._grids import areas, linked_areas
 from solvers.baselines.sailor import Sailor, splits
-from solvers.core.search import Budget
 from solvers.registry import make_solver
 from tests.solvers import problems as small
 from tests.solvers.baselines import problems

@@ -15,6 +15,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies
 from hexiopt.problem.workload import Workload
 from hexiopt.result import Result
+from hexiopt.solving import Budget
 from solvers.baselines._plans import dividing_sizes
 from solvers.baselines.symmetric_layouts import (
     Ring,
@@ -26,7 +27,7 @@ from solvers.baselines.symmetric_layouts import (
     _plan,
     _shardings,
 )
-from solvers.core.search import Budget, Search
+from solvers.core.search import Search
 from solvers.registry import make_solver
 from tests.solvers.sequence.small_layouts import task
 

@@ -15,7 +15,8 @@ from hexiopt.plan.check import check
 from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
-from solvers.core.search import Budget, Search
+from hexiopt.solving import Budget
+from solvers.core.search import Search
 from solvers.registry import make_solver
 from solvers.sequence.dealing import Way, dealt_layers
 from solvers.sequence.estimates import Estimates, split_s
