@@ -34,10 +34,10 @@ BUILT_IN: Mapping[str, str] = {
     "metis_atc24": "solvers.baselines.metis_atc24.metis_atc24:MetisAtc24",
     "sailor": "solvers.baselines.sailor:Sailor",
     "hexiseq": "solvers.sequence.hexiseq:HexiSeq",
-    "ring": "solvers.baselines.symmetric_layouts:Ring",
+    "ring": "solvers.baselines.symmetric_layouts:RingLayouts",
     "sequence_random": "solvers.sequence.random_layouts:SequenceRandom",
-    "ulysses": "solvers.baselines.symmetric_layouts:Ulysses",
-    "usp": "solvers.baselines.symmetric_layouts:Usp",
+    "ulysses": "solvers.baselines.symmetric_layouts:UlyssesLayouts",
+    "usp": "solvers.baselines.symmetric_layouts:UspLayouts",
     "sequence_exact": "solvers.sequence.exact.solver:SequenceExact",
 }
 ALIASES: Mapping[str, str] = {"metis": "hexiscale"}  # old names, for one release

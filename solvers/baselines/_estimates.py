@@ -18,7 +18,7 @@ from hexiopt.cost.model import CostModel
 from hexiopt.cost.schedule import beat_s
 from hexiopt.problem.problem import Problem
 from hexiopt.solving import Pricer
-from solvers.baselines._grids import Grid, Slots
+from solvers.baselines._grids import Slots, StageGrid
 from solvers.baselines._plans import shifted
 from solvers.core.partition import Group
 
@@ -29,7 +29,7 @@ Sites = frozenset[Any]  # sites of a stage's TP groups; the slowest and fullest 
 
 
 @dataclass(frozen=True, slots=True)
-class Messages:
+class GridMessages:
     """Per boundary of a grid, forward and backward together: seconds per byte of a message, and latency."""
 
     s_per_byte: tuple[float, ...]
@@ -41,7 +41,7 @@ class Messages:
 
 
 @dataclass(frozen=True, slots=True)
-class Rings:
+class GradientRings:
     """What gradients cross, stage by stage: shared resource, seconds per byte of the stage's gradients."""
 
     loads: tuple[Load, ...]
@@ -56,7 +56,7 @@ class Rings:
         return [2.0 * (max(total[r] for r in load) + self.latency_s) if load else 0.0 for load in self.loads]
 
 
-class Estimates:
+class GridEstimates:
     """Estimates for one search. Keeps what repeats."""
 
     def __init__(self, pricer: Pricer) -> None:
@@ -69,7 +69,7 @@ class Estimates:
         workload = self.problem.workload
         self.sequence_bytes = float(workload.seq_len * self.problem.model.hidden_size * workload.element_bytes)
 
-    def sites(self, grid: Grid) -> list[Sites]:
+    def sites(self, grid: StageGrid) -> list[Sites]:
         """The sites of every stage."""
         return [frozenset(self.pricer.site(group) for group in slot) for slot in grid.stages]
 
@@ -119,7 +119,7 @@ class Estimates:
             )
         return found
 
-    def messages(self, grid: Grid) -> Messages:
+    def messages(self, grid: StageGrid) -> GridMessages:
         """All pipelines of the grid sending at once."""
         load: Load = {}
         ways: list[list[Hop]] = []  # per boundary, all pipelines both ways
@@ -138,7 +138,7 @@ class Estimates:
             ahead, back = [line[at] for line in ways], [line[at + 1] for line in ways]
             rates.append(max(_rate(way, load) for way in ahead) + max(_rate(way, load) for way in back))
             latencies.append(max(way.latency_s for way in ahead) + max(way.latency_s for way in back))
-        return Messages(tuple(rates), tuple(latencies))
+        return GridMessages(tuple(rates), tuple(latencies))
 
     def _hop(self, senders: Group, receivers: Group) -> Hop:
         found = self._hops.get((senders, receivers))
@@ -146,10 +146,10 @@ class Estimates:
             found = self._hops[senders, receivers] = hop(self.problem.cluster, senders, receivers)
         return found
 
-    def rings(self, grid: Grid) -> "Rings":
+    def rings(self, grid: StageGrid) -> "GradientRings":
         """The rings over the pipelines, one for every TP rank of every stage."""
         if grid.width == 1:
-            return Rings(({},) * len(grid.stages), 0.0)
+            return GradientRings(({},) * len(grid.stages), 0.0)
         cluster, network = self.problem.cluster, self.problem.cluster.network
         share = (grid.width - 1) / grid.width / grid.tp  # of a stage's parameters, over each edge of a ring
         loads: list[Load] = []
@@ -165,7 +165,7 @@ class Estimates:
                         for r in network.route(a, b):
                             load[r] = load.get(r, 0.0) + share / float(network.capacity[r])
             loads.append(load)
-        return Rings(tuple(loads), latency_s)
+        return GradientRings(tuple(loads), latency_s)
 
     def gradient_bytes(self, layers: Sequence[int]) -> list[float]:
         """Bytes of the gradients of each stage."""
@@ -184,14 +184,14 @@ class Estimates:
             found = self._slowest[slot] = rate
         return found
 
-    def optimizer_s(self, grid: Grid, shards: int) -> float:
+    def optimizer_s(self, grid: StageGrid, shards: int) -> float:
         """The optimiser step of a mean stage on the slowest GPU type, its states sharded over `shards`."""
         params = self.problem.model.num_params / (len(grid.stages) * grid.tp * shards)
         gpus = {self.problem.cluster.gpu_of(group[0]) for slot in grid.stages for group in slot}
         return max(optimizer_compute_s(self.problem.workload, gpu, params) for gpu in gpus)
 
 
-class AlignedEstimates(Estimates):
+class AlignedEstimates(GridEstimates):
     """Estimates of a step of aligned pipelines."""
 
     def step_s(self, slots: Slots, layers: Sequence[int], policy: str, batches: int, size: int) -> float:
@@ -206,7 +206,7 @@ class AlignedEstimates(Estimates):
 
     def _pipelines_s(self, slots: Slots, policy: str, batches: int, size: int) -> Callable[[Sequence[int]], float]:
         """Seconds of the longest pipeline, given the layers of each stage."""
-        grid, last = Grid(slots), len(slots) - 1
+        grid, last = StageGrid(slots), len(slots) - 1
         sites, hop_s = self.sites(grid), self.messages(grid).seconds(size * self.sequence_bytes)
 
         def seconds(layers: Sequence[int]) -> float:
@@ -271,7 +271,7 @@ def _longest_range(
     held: Flight,
     shards: int,
 ) -> int:
-    """The most layers a range that fit, as `Estimates.max_layers_of_block` has them."""
+    """The most layers a range that fit, as `GridEstimates.max_layers_of_block` has them."""
     policy, leaner, other = block
     lean, rich = model.layer_activation_bytes(policy), model.layer_activation_bytes(other)
     moments = model.moments(held, first, last)

@@ -23,7 +23,7 @@ Skeleton = TypeVar("Skeleton")
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PlanCandidate:
     """A plan of a baseline's space, made only when it is wanted, and the baseline's own estimate of its step time.
 
     `make` returns None where it comes to nothing, or to nothing new. Candidates of an earlier `turn` are priced first,
@@ -34,7 +34,7 @@ class Candidate:
     estimate_s: float
     make: Callable[[], Plan | None]
     turn: int = 0
-    neighbours: "Callable[[], Iterator[Candidate]] | None" = None
+    neighbours: "Callable[[], Iterator[PlanCandidate]] | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,10 @@ class BestEstimate:
 def best_first(
     run: Search,
     skeletons: Iterable[tuple[float, Skeleton]],
-    expand: Callable[[Skeleton], Iterable[Candidate]],
+    expand: Callable[[Skeleton], Iterable[PlanCandidate]],
     limits: SearchLimits,
     best: BestEstimate,
-) -> Iterator[Candidate]:
+) -> Iterator[PlanCandidate]:
     """The candidates of `skeletons`, which come with a lower bound of their estimates, the least bound first.
 
     `best` is up to date whenever `expand` goes on.
@@ -95,7 +95,7 @@ class Baseline(SearchSolver):
     limits: ClassVar[SearchLimits] = SearchLimits()
 
     @abstractmethod
-    def candidates(self, run: Search, rng: random.Random) -> Iterator[Candidate]:
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """The baseline's own search. Estimates are in seconds; infinite ones are left out.
 
         What takes longer than some ms between two candidates asks `run.go_on()` itself.
@@ -119,7 +119,7 @@ class Baseline(SearchSolver):
         run.reason = pricing.finish()
 
 
-def ranked(baseline: Baseline, run: Search) -> list[Candidate]:
+def ranked(baseline: Baseline, run: Search) -> list[PlanCandidate]:
     """All candidates found in time, by turn, best estimate first; equal estimates in the order found."""
     found = []
     for candidate in baseline.candidates(run, random.Random(run.seed)):
@@ -135,7 +135,7 @@ class CandidatePricing:
 
     def __init__(self, run: Search, max_without_improvement: int) -> None:
         self.run, self._max_without_improvement = run, max_without_improvement
-        self.best: Candidate | None = None
+        self.best: PlanCandidate | None = None
         self.without_improvement = 0
         self._invalid = ""
         self._seen: set[Plan] = set()
@@ -145,7 +145,7 @@ class CandidatePricing:
         """Whether too many plans have not been better."""
         return self.without_improvement >= self._max_without_improvement
 
-    def price(self, candidate: Candidate) -> bool:
+    def price(self, candidate: PlanCandidate) -> bool:
         """Price one, if it makes a new plan that is valid; whether it is the best so far."""
         plan = candidate.make()
         if plan is None or plan in self._seen:

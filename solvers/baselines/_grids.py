@@ -26,7 +26,7 @@ Area = frozenset[int]  # machines
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class StageGrid:
     """Pipelines of equally many stages. `stages[s][k]` is the TP group of stage s in pipeline k."""
 
     stages: Slots
@@ -47,15 +47,15 @@ class Grid:
         return [size for size in problem.space.micro_batch_sizes(share) if share % size == 0]
 
 
-def laid_out(groups: Sequence[Group], stages: int, along: bool) -> Grid:
+def laid_out(groups: Sequence[Group], stages: int, along: bool) -> StageGrid:
     """The grid of `groups` in rank order; `stages` divides their number. `along`: neighbours form a pipeline."""
     width = len(groups) // stages
     if along:
-        return Grid(tuple(tuple(groups[k * stages + s] for k in range(width)) for s in range(stages)))
-    return Grid(tuple(tuple(groups[s * width : (s + 1) * width]) for s in range(stages)))
+        return StageGrid(tuple(tuple(groups[k * stages + s] for k in range(width)) for s in range(stages)))
+    return StageGrid(tuple(tuple(groups[s * width : (s + 1) * width]) for s in range(stages)))
 
 
-def grids(problem: Problem, groups: Sequence[Group], *, both: bool) -> Iterator[Grid]:
+def grids(problem: Problem, groups: Sequence[Group], *, both: bool) -> Iterator[StageGrid]:
     """All grids of `groups` whose pipelines share the batch equally and whose stages get a layer each.
 
     Neighbours form a stage, with `both` also a pipeline.
@@ -116,7 +116,7 @@ def _groups_by_rank(plan: Plan, along: bool) -> list[Group]:
 
 # Devices that a published space may use.
 GRID_OF_ALL = Rule(
-    "all, ranks through the machines in any order, tensor, data, pipeline parallel",
+    "all, a grid along the machines",
     "a device left out, or devices that are not placed tensor, data, pipeline parallel in order",
     lambda problem, plan: (
         set(plan.devices()) == set(problem.usable_devices)
@@ -124,13 +124,12 @@ GRID_OF_ALL = Rule(
     ),
 )
 GRID_OF_SOME = Rule(
-    "ranks through any machines in any order, as many GPUs of each or all of them, tensor, then data or pipeline "
-    "parallel",
+    "of any machines, a grid along them",
     "devices that are not the ranks of a grid",
     lambda problem, plan: follows_ranks(problem, plan, processes_per_machine(problem), both=True),
 )
 RANKS_OF_SOME = Rule(
-    "of any machines, as many GPUs of each or all of them",
+    "of any machines",
     "devices that are not the ranks of some machines",
     lambda problem, plan: follow_machines(
         problem, [d for own in problem.usable_by_machine.values() for d in own if d in set(plan.devices())]

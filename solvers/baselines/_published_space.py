@@ -4,11 +4,12 @@ A plan format and a plan space wider than any of the systems' are given; a rule 
 common. Rules are asked about plans that are valid for the problem, and look at nothing else.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import SHARDING_GROUPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +53,19 @@ def divides_model(problem: Problem, tp: int) -> bool:
 
 # What a stage is.
 PLAIN_STAGES = Rule(
-    "one TP group, one layer range",
+    "one TP group",
     "a replicated or interleaved stage",
     lambda _, plan: all(len(stage.replicas) == 1 == len(stage.layers) for stage in _stages(plan)),
 )
 INTERLEAVED_STAGES = Rule(
-    "one TP group, any equal layer ranges",
+    "one TP group, interleaved",
     "a replicated stage, or one of unequal layer ranges",
     lambda _, plan: all(
         len(stage.replicas) == 1 and _all_alike(end - first for first, end in stage.layers) for stage in _stages(plan)
     ),
 )
 REPLICATED_STAGES = Rule(
-    "TP groups that share the samples, one layer range",
+    "TP groups that share samples",
     "an interleaved stage",
     lambda _, plan: all(stage.replicas and len(stage.layers) == 1 for stage in _stages(plan)),
 )
@@ -72,7 +73,7 @@ REPLICATED_STAGES = Rule(
 # How many stages a pipeline has, and whether pipelines are alike.
 ANY_PIPELINES = Rule("any", "", lambda *_: True)
 ALIKE = Rule(
-    "alike: stages of the same layers",
+    "alike",
     "pipelines of different layers",
     lambda _, plan: _all_alike(tuple(stage.layers for stage in pipeline.stages) for pipeline in plan.pipelines),
 )
@@ -82,7 +83,7 @@ SINGLE_STAGES = Rule(
     lambda _, plan: all(len(pipeline.stages) == 1 for pipeline in plan.pipelines),
 )
 POWERS_OF_TWO = Rule(
-    "alike, of a power of two of stages",
+    "alike, a power of two of stages",
     "pipelines of different layers, or a number of stages that is no power of two",
     lambda problem, plan: ALIKE.holds(problem, plan) and len(plan.pipelines[0].stages).bit_count() == 1,
 )
@@ -90,7 +91,7 @@ POWERS_OF_TWO = Rule(
 # Layers per stage.
 ANY_LAYERS = Rule("any", "", lambda *_: True)
 EQUAL_LAYERS = Rule(
-    "equal, within one",
+    "equal within one",
     "unequal layers",
     lambda _, plan: max(s.num_layers for s in _stages(plan)) - min(s.num_layers for s in _stages(plan)) <= 1,
 )
@@ -98,14 +99,14 @@ EQUAL_LAYERS = Rule(
 # Tensor parallelism.
 ANY_TP = Rule("any", "", lambda *_: True)
 NO_TP = Rule("none", "tensor parallelism", lambda _, plan: _degrees(_stages(plan)) == {1})
-ONE_TP = Rule("one degree", "unequal TP degrees", lambda _, plan: len(_degrees(_stages(plan))) == 1)
+ONE_TP = Rule("one", "unequal TP degrees", lambda _, plan: len(_degrees(_stages(plan))) == 1)
 ONE_TP_OF_MODEL = Rule(
-    "one degree, which divides heads and MLP columns",
+    "one, dividing heads and MLP",
     "unequal TP degrees, or one that does not divide heads and MLP columns",
     lambda problem, plan: ONE_TP.holds(problem, plan) and divides_model(problem, plan.pipelines[0].stages[0].tp),
 )
 TP_PER_STAGE = Rule(
-    "one degree a stage",
+    "one a stage",
     "unequal TP degrees in a stage",
     lambda _, plan: all(len(_degrees(stages)) == 1 for stages in _positions(plan)),
 )
@@ -114,7 +115,7 @@ TP_PER_STAGE = Rule(
 ANY_BATCHES = Rule("any", "", lambda *_: True)
 EQUAL_BATCHES = Rule("equal", "unequal batches", lambda _, plan: _all_alike(map(_batch, plan.pipelines)))
 BATCHES_WITHIN_ONE = Rule(
-    "of one size, as many for all pipelines within one",
+    "equal within one",
     "unequal batches",
     lambda _, plan: (
         _all_alike(pipeline.micro_batch_size for pipeline in plan.pipelines)
@@ -123,14 +124,13 @@ BATCHES_WITHIN_ONE = Rule(
 )
 
 # Recompute.
-ANY_RECOMPUTE = Rule("any", "", lambda *_: True)
 ONE_POLICY = Rule(
     "one policy",
     "several recompute policies",
     lambda _, plan: _all_alike(policy for stage in _stages(plan) for policy in stage.recompute),
 )
 ALIKE_RECOMPUTE = Rule(
-    "any, layer by layer, alike everywhere",
+    "any, alike on all devices",
     "different recompute on different devices",
     lambda _, plan: _all_alike(stage.recompute for stage in _stages(plan)),
 )
@@ -144,8 +144,8 @@ UNSHARDED_OR_ZERO_1 = (Sharding(0), Sharding(1))  # over all holders
 
 @dataclass(frozen=True, slots=True)
 class PublishedSpace:
-    """What a published system may choose. `schedules` and `sharding` are those that its plans may name; of pipelines
-    whose stages hold one layer range, interleaved 1F1B is plain 1F1B. `others` has what no column has."""
+    """What a published system may choose. `schedules` and `sharding` are those that its plans may name; where stages
+    hold one layer range, interleaved 1F1B is plain 1F1B."""
 
     schedules: tuple[str, ...] = ("1f1b", "interleaved")
     sharding: tuple[Sharding, ...] = UNSHARDED_OR_ZERO_1
@@ -156,11 +156,10 @@ class PublishedSpace:
     batches: Rule = EQUAL_BATCHES
     recompute: Rule = ONE_POLICY
     layers: Rule = ANY_LAYERS
-    others: tuple[Rule, ...] = ()
 
-    def rules(self) -> tuple[Rule, ...]:
-        """The rules of all columns, in order."""
-        return (*(value for f in fields(self) if isinstance(value := getattr(self, f.name), Rule)), *self.others)
+    def rules(self) -> dict[str, Rule]:
+        """The rules by column; those behind may rely on those before."""
+        return {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Rule)}
 
     def first_violation(self, problem: Problem, plan: Plan) -> str | None:
         """The first rule that `plan`, valid for `problem`, breaks, in words; None if it lies in the space."""
@@ -168,26 +167,23 @@ class PublishedSpace:
             return f"schedule {plan.schedule}"
         if plan.sharding not in self.sharding:
             return f"ZeRO-{plan.sharding.stage} over {plan.sharding.groups} holders"
-        return next((rule.violation for rule in self.rules() if not rule.holds(problem, plan)), None)
+        return next((rule.violation for rule in self.rules().values() if not rule.holds(problem, plan)), None)
 
     def row(self) -> dict[str, str]:
         """The space in words, by column."""
-        texts = {f.name: value.text for f in fields(self) if isinstance(value := getattr(self, f.name), Rule)}
-        return {
+        zero, in_machines = (
+            ", ".join(str(each.stage) for each in self.sharding if each.groups == groups) for groups in SHARDING_GROUPS
+        )
+        texts = {name: rule.text for name, rule in self.rules().items()}
+        named = {
             "schedules": ", ".join(self.schedules),
-            "ZeRO": ", ".join(_sharding_text(sharding) for sharding in self.sharding),
-            **texts,
-            "others": "; ".join(rule.text for rule in self.others) or "none",
+            "ZeRO": "; in machines ".join(filter(None, (zero, in_machines))),
         }
+        return {**named, **{"TP" if name == "tp" else name: text for name, text in texts.items()}}
 
 
-def _sharding_text(sharding: Sharding) -> str:
-    return str(sharding.stage) if sharding.groups == "all" else f"{sharding.stage} in machines"
-
-
-def markdown_table(spaces: dict[str, PublishedSpace]) -> str:
+def markdown_table(spaces: Mapping[str, PublishedSpace]) -> str:
     """Spaces by name as a Markdown table of a row each."""
-    rows = {name: {"baseline": f"`{name}`", **space.row()} for name, space in spaces.items()}
-    heads = list(next(iter(rows.values())))
-    lines = [heads, ["---"] * len(heads), *([row[head] for head in heads] for row in rows.values())]
+    rows = [{"baseline": f"`{name}`", **space.row()} for name, space in spaces.items()]
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

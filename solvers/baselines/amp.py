@@ -30,9 +30,9 @@ import numpy as np
 from hexiopt.cost.flight import in_flight
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.space import schedules
-from solvers.baselines._estimates import Estimates, one_f_one_b_s, synced_s
-from solvers.baselines._frame import Baseline, Candidate
-from solvers.baselines._grids import GRID_OF_ALL, Grid, grids, machine_orders, rank_groups, tp_degrees
+from solvers.baselines._estimates import GridEstimates, one_f_one_b_s, synced_s
+from solvers.baselines._frame import Baseline, PlanCandidate
+from solvers.baselines._grids import GRID_OF_ALL, StageGrid, grids, machine_orders, rank_groups, tp_degrees
 from solvers.baselines._plans import aligned_plan, optimizer_shardings, shifted
 from solvers.baselines._published_space import ONE_TP_OF_MODEL, PublishedSpace
 from solvers.core.search import Search
@@ -49,9 +49,9 @@ class Amp(Baseline):
     name = "amp"
     space = PublishedSpace(schedules=("1f1b",), tp=ONE_TP_OF_MODEL, devices=GRID_OF_ALL)
 
-    def candidates(self, run: Search, rng: random.Random) -> Iterator[Candidate]:
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """First the best by AMP's estimate, then by one that sees a shared network, with the layers that it wants."""
-        times = Estimates(run.pricer)
+        times = GridEstimates(run.pricer)
         found = sorted(_found(times, run), key=lambda one: one.estimate_s)
         yield from (one.candidate(0) for one in found[:_BEST])
         best_of = {one.choice: one.layers for one in reversed(found)}
@@ -70,14 +70,14 @@ class Amp(Baseline):
 class _Choice:
     """All that is chosen but the layers, of which each stage has at most `max_layers`."""
 
-    grid: Grid
+    grid: StageGrid
     size: int
     num_micro_batches: int
     policy: str
     sharding: int
     max_layers: tuple[int, ...]
 
-    def linear_s(self, times: Estimates) -> tuple[list[float], list[float]]:
+    def linear_s(self, times: GridEstimates) -> tuple[list[float], list[float]]:
         """Seconds of a layer of each stage, and of embedding and head on top."""
         sites = times.sites(self.grid)
         last = len(sites) - 1
@@ -99,12 +99,12 @@ class _Found:
     choice: _Choice
     layers: tuple[int, ...]
 
-    def candidate(self, turn: int) -> Candidate:
+    def candidate(self, turn: int) -> PlanCandidate:
         """As a candidate of that turn."""
-        return Candidate(self.estimate_s, partial(self.choice.plan, self.layers), turn)
+        return PlanCandidate(self.estimate_s, partial(self.choice.plan, self.layers), turn)
 
 
-def _found(times: Estimates, run: Search) -> Iterator[_Found]:
+def _found(times: GridEstimates, run: Search) -> Iterator[_Found]:
     """All grids with all choices, few enough to list."""
     problem, devices = times.problem, len(times.problem.usable_devices)
     if "1f1b" not in schedules(problem.workload):
@@ -122,7 +122,7 @@ def _found(times: Estimates, run: Search) -> Iterator[_Found]:
                     return
 
 
-def _choices(times: Estimates, grid: Grid) -> Iterator[_Choice]:
+def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[_Choice]:
     """Micro-batch sizes, sharding and policies on a grid."""
     problem, width, stages = times.problem, grid.width, len(grid.stages)
     sites = times.sites(grid)
@@ -150,7 +150,7 @@ def _choices(times: Estimates, grid: Grid) -> Iterator[_Choice]:
                     break  # memory binds nowhere, so slower policies are worse
 
 
-def _split(times: Estimates, choice: _Choice) -> Iterator[tuple[float, tuple[int, ...]]]:
+def _split(times: GridEstimates, choice: _Choice) -> Iterator[tuple[float, tuple[int, ...]]]:
     """The best layers by AMP's estimate, and that."""
     size, stages = choice.size, choice.grid.stages
     hop_s = times.pricer.hop_s
@@ -164,7 +164,7 @@ def _split(times: Estimates, choice: _Choice) -> Iterator[tuple[float, tuple[int
         yield seconds + message_s + _all_reduce_s(times, choice.grid, layers), layers
 
 
-def _shifted(times: Estimates, choice: _Choice, layers: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
+def _shifted(times: GridEstimates, choice: _Choice, layers: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
     """`layers` as 1F1B and gradients on a shared network want them, and the seconds."""
     hop_s = times.messages(choice.grid).seconds(choice.size * times.sequence_bytes)
     rings, (layer_s, added_s) = times.rings(choice.grid), choice.linear_s(times)
@@ -211,7 +211,7 @@ def best_splits(
     return [(float(seconds[k]), tuple(layers[k].tolist())) for k in best]
 
 
-def _all_reduce_s(times: Estimates, grid: Grid, layers: Sequence[int]) -> float:
+def _all_reduce_s(times: GridEstimates, grid: StageGrid, layers: Sequence[int]) -> float:
     """The slowest stage's gradients around the slowest link of its ring, twice."""
     width, model = grid.width, times.problem.model
     slowest_s = 0.0

@@ -28,7 +28,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, lean_first, recompute_policies, schedules, sharding_stages
 from hexiopt.problem.workload import SCHEDULES
 from hexiopt.solving import Pricer
-from solvers.baselines._frame import Baseline, Candidate
+from solvers.baselines._frame import Baseline, PlanCandidate
 from solvers.baselines._grids import RANKS_OF_SOME, machine_classes, processes_per_machine, rank_devices
 from solvers.baselines._plans import aligned_plan, dividing_sizes
 from solvers.baselines._published_space import ALIKE_RECOMPUTE, NO_TP, SINGLE_STAGES, PublishedSpace
@@ -66,17 +66,17 @@ class Fsdp(Baseline):
         devices=RANKS_OF_SOME,
     )
 
-    def candidates(self, run: Search, rng: random.Random) -> Iterator[Candidate]:
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """Everything that fits memory."""
         problem = run.problem
         allowed = [sharding for sharding in STRATEGIES if sharding.stage in sharding_stages(problem.workload)]
         for devices, sharding in product(device_sets(problem), allowed):
             passes = _passes(problem, devices, sharding)
             for size in dividing_sizes(problem, len(devices)):
-                trial = Trial(run.pricer, devices, sharding, size)
+                trial = FsdpTrial(run.pricer, devices, sharding, size)
                 for recompute in trial.recomputes():
                     seconds = _estimate_s(trial, passes, recompute)
-                    yield Candidate(seconds, partial(_plan, problem, devices, sharding, size, recompute))
+                    yield PlanCandidate(seconds, partial(_plan, problem, devices, sharding, size, recompute))
 
 
 def device_sets(problem: Problem) -> Iterator[tuple[int, ...]]:
@@ -121,7 +121,7 @@ def _mixes(problem: Problem) -> bool:
     return problem.space.recompute_per_stage and problem.space.recompute_per_layer
 
 
-class Trial:
+class FsdpTrial:
     """A micro-batch size on some devices: what fits, and how long the slowest of them computes."""
 
     def __init__(self, pricer: Pricer, devices: Sequence[int], sharding: Sharding, size: int) -> None:
@@ -167,7 +167,7 @@ class Trial:
         return max(forward_s for forward_s, _ in each), max(backward_s for _, backward_s in each)
 
 
-def _estimate_s(trial: Trial, passes: _Passes, recompute: Recompute) -> float:
+def _estimate_s(trial: FsdpTrial, passes: _Passes, recompute: Recompute) -> float:
     """All micro-batches on the slowest GPU, the larger of compute and communication."""
     workload, layers, zero = trial.problem.workload, trial.problem.model.num_layers, trial.sharding.stage
     forward_s, backward_s = trial.seconds(recompute)

@@ -27,11 +27,11 @@ from hexiopt.cost.flight import flight
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, layer_ranges, recompute_policies, schedules
-from solvers.baselines._estimates import Estimates, Sites, one_f_one_b_s, synced_s
-from solvers.baselines._frame import Baseline, BestEstimate, Candidate, SearchLimits, best_first
+from solvers.baselines._estimates import GridEstimates, Sites, one_f_one_b_s, synced_s
+from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import (
     GRID_OF_SOME,
-    Grid,
+    StageGrid,
     grids,
     machine_orders,
     processes_per_machine,
@@ -49,7 +49,7 @@ _SPLITS = 3  # layer splits kept of each choice of everything else
 
 
 @dataclass(frozen=True, slots=True)
-class Layers:
+class MegatronLayers:
     """Layers of the first, of every middle and of the last stage, in `chunks` ranges each; of one stage in `first`."""
 
     first: int
@@ -63,7 +63,7 @@ class Layers:
 
 
 @dataclass(frozen=True, slots=True)
-class Recomputing:
+class MegatronRecompute:
     """What all stages recompute: a policy of all layers, or of the first `block` of every range, none of the others."""
 
     policy: str
@@ -79,8 +79,8 @@ class Recomputing:
 
 def _recomputes_first_layers(problem: Problem, plan: Plan) -> bool:
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-    blocks = (Recomputing("full", n) for n in _block_lengths(problem, plan.pipelines[0].num_chunks))
-    tried = (*map(Recomputing, recompute_policies(problem.workload)), *blocks)
+    blocks = (MegatronRecompute("full", n) for n in _block_lengths(problem, plan.pipelines[0].num_chunks))
+    tried = (*map(MegatronRecompute, recompute_policies(problem.workload)), *blocks)
     return any(all(stage.recompute == own.of(stage.layers) for stage in stages) for own in tried)
 
 
@@ -92,12 +92,12 @@ class Megatron(Baseline):
         stages=INTERLEAVED_STAGES,
         tp=ONE_TP_OF_MODEL,
         layers=Rule(
-            "equal, but in the first and the last stage",
+            "equal but in first and last stage",
             "unequal layers of middle stages",
             lambda _, plan: len({stage.num_layers for stage in plan.pipelines[0].stages[1:-1]}) <= 1,
         ),
         recompute=Rule(
-            "one policy, or full of the first layers of every range",
+            "one policy, or full of first layers",
             "several recompute policies, but not full of the first layers",
             _recomputes_first_layers,
         ),
@@ -105,16 +105,16 @@ class Megatron(Baseline):
     )
     limits = SearchLimits(slack=1.25)
 
-    def candidates(self, run: Search, rng: random.Random) -> Iterator[Candidate]:
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """Grids until their bound is clearly above the best estimate."""
-        times = Estimates(run.pricer)
+        times = GridEstimates(run.pricer)
         yield from best_first(run, _bounded_grids(times, run), partial(_choices, times), self.limits, BestEstimate())
 
 
-def _bounded_grids(times: Estimates, run: Search) -> list[tuple[float, Grid]]:
+def _bounded_grids(times: GridEstimates, run: Search) -> list[tuple[float, StageGrid]]:
     """Grids with a bound on their step time, least first: layers as fast as compute alone allows them."""
     problem = times.problem
-    found: dict[Grid, float] = {}
+    found: dict[StageGrid, float] = {}
     for order in machine_orders(problem, _MAX_ORDERS, subsets=True):
         for tp in tp_degrees(problem):
             for most in processes_per_machine(problem):
@@ -126,11 +126,11 @@ def _bounded_grids(times: Estimates, run: Search) -> list[tuple[float, Grid]]:
     return _by_bound(found)
 
 
-def _by_bound(found: dict[Grid, float]) -> list[tuple[float, Grid]]:
+def _by_bound(found: dict[StageGrid, float]) -> list[tuple[float, StageGrid]]:
     return sorted(((bound, grid) for grid, bound in found.items()), key=lambda pair: pair[0])
 
 
-def _bound_s(times: Estimates, grid: Grid) -> float:
+def _bound_s(times: GridEstimates, grid: StageGrid) -> float:
     """All micro-batches on the slowest stage, layers split as well as first and last stage may differ."""
     problem, sites = times.problem, times.sites(grid)
     bounds = []
@@ -143,7 +143,7 @@ def _bound_s(times: Estimates, grid: Grid) -> float:
     return min(bounds)
 
 
-def _choices(times: Estimates, grid: Grid) -> Iterator[Candidate]:
+def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[PlanCandidate]:
     """Micro-batch sizes, schedules, sharding, policies and layers on a grid that fit memory."""
     problem, width, stages = times.problem, grid.width, len(grid.stages)
     sites, messages, rings = times.sites(grid), times.messages(grid), times.rings(grid)
@@ -165,12 +165,12 @@ def _choices(times: Estimates, grid: Grid) -> Iterator[Candidate]:
                         sync_s = rings.sync_s(times.gradient_bytes(per_stage))
                         end_s = synced_s(seconds, pipeline.stages_s(per_stage), hop_s, sync_s, chunks)
                         make = partial(_plan, grid, layers, recompute, size, count, stage)
-                        yield Candidate(end_s + optimizer_s, make)
+                        yield PlanCandidate(end_s + optimizer_s, make)
 
 
 def _recomputings(
-    problem: Problem, by_speed: Sequence[str], chunks: int, max_layers_with: Callable[[Recomputing], list[int]]
-) -> Iterator[tuple[Recomputing, list[int]]]:
+    problem: Problem, by_speed: Sequence[str], chunks: int, max_layers_with: Callable[[MegatronRecompute], list[int]]
+) -> Iterator[tuple[MegatronRecompute, list[int]]]:
     """What is worth recomputing, and the most layers of each stage with it.
 
     Where memory binds nowhere, more recompute is worse. Blocks from the shortest with which the model fits, and a few
@@ -181,17 +181,19 @@ def _recomputings(
     def unbound(max_layers: Sequence[int]) -> bool:
         return min(max_layers) > num_layers - len(max_layers)
 
-    for recompute in map(Recomputing, by_speed):
+    for recompute in map(MegatronRecompute, by_speed):
         max_layers = max_layers_with(recompute)
         yield recompute, max_layers
         if unbound(max_layers):
             break
     if recompute.policy == by_speed[0] or sum(max_layers) < num_layers:
         return
-    shortest = bisect_left(lengths, True, key=lambda n: sum(max_layers_with(Recomputing("full", n))) >= num_layers)
+    shortest = bisect_left(
+        lengths, True, key=lambda n: sum(max_layers_with(MegatronRecompute("full", n))) >= num_layers
+    )
     for n in lengths[shortest : shortest + _BLOCKS]:
-        max_layers = max_layers_with(Recomputing("full", n))
-        yield Recomputing("full", n), max_layers
+        max_layers = max_layers_with(MegatronRecompute("full", n))
+        yield MegatronRecompute("full", n), max_layers
         if unbound(max_layers):
             return
 
@@ -204,13 +206,13 @@ def _block_lengths(problem: Problem, chunks: int) -> range:
 
 
 def _max_layers(
-    times: Estimates,
+    times: GridEstimates,
     sites: Sequence[Sites],
     size: int,
     num_micro_batches: int,
     chunks: int,
     shards: int,
-    recompute: Recomputing,
+    recompute: MegatronRecompute,
 ) -> list[int]:
     """The most layers of every stage, on its fullest site."""
     found, count, policy = [], len(sites), recompute.policy
@@ -250,11 +252,11 @@ class _PipelineTimes:
     @classmethod
     def of(
         cls,
-        times: Estimates,
+        times: GridEstimates,
         sites: Sequence[Sites],
         hop_s: Sequence[float],
         size: int,
-        recompute: Recomputing,
+        recompute: MegatronRecompute,
         num_micro_batches: int,
         chunks: int,
     ) -> "_PipelineTimes":
@@ -286,18 +288,22 @@ class _PipelineTimes:
         return self.num_micro_batches * beat + (sum(stage_s) - max(stage_s)) / self.chunks + sum(self.hop_s)
 
 
-def _best_splits(problem: Problem, pipeline: _PipelineTimes, max_layers: Sequence[int]) -> list[tuple[float, Layers]]:
+def _best_splits(
+    problem: Problem, pipeline: _PipelineTimes, max_layers: Sequence[int]
+) -> list[tuple[float, MegatronLayers]]:
     """The best few splits within `max_layers`, and the pipelines' seconds."""
     stages, num_layers, chunks = len(max_layers), problem.model.num_layers, pipeline.chunks
-    found: dict[Layers, float] = {}
+    found: dict[MegatronLayers, float] = {}
 
-    def seconds(layers: Layers) -> float:
+    def seconds(layers: MegatronLayers) -> float:
         if layers not in found:
             found[layers] = pipeline.seconds(layers.per_stage(stages))
         return found[layers]
 
     if stages == 1:
-        return [(pipeline.seconds((num_layers,)), Layers(num_layers, 0, 0))] if max_layers[0] >= num_layers else []
+        return (
+            [(pipeline.seconds((num_layers,)), MegatronLayers(num_layers, 0, 0))] if max_layers[0] >= num_layers else []
+        )
     inner, slowest_s = stages - 2, max(pipeline.layer_s[1:-1], default=0.0)
     for middle in range(chunks, min(max_layers[1:-1]) + 1, chunks) if inner else (0,):
         ends = num_layers - inner * middle
@@ -330,11 +336,18 @@ def _best_splits(problem: Problem, pipeline: _PipelineTimes, max_layers: Sequenc
     return ranked[:_SPLITS]
 
 
-def _with_first(middle: int, ends: int, chunks: int, first: int) -> Layers:
-    return Layers(first * chunks, middle, ends - first * chunks, chunks)
+def _with_first(middle: int, ends: int, chunks: int, first: int) -> MegatronLayers:
+    return MegatronLayers(first * chunks, middle, ends - first * chunks, chunks)
 
 
-def _plan(grid: Grid, layers: Layers, recompute: Recomputing, size: int, num_micro_batches: int, sharding: int) -> Plan:
+def _plan(
+    grid: StageGrid,
+    layers: MegatronLayers,
+    recompute: MegatronRecompute,
+    size: int,
+    num_micro_batches: int,
+    sharding: int,
+) -> Plan:
     per_stage = layers.per_stage(len(grid.stages))
     return aligned_plan(
         grid.stages,

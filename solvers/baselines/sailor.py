@@ -30,7 +30,7 @@ from hexiopt.cost.flight import in_flight
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from solvers.baselines._estimates import AlignedEstimates, Sites
-from solvers.baselines._frame import BestEstimate, Candidate, SearchLimits, best_first
+from solvers.baselines._frame import BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import MAX_PERMUTED, Area, Slots, filled, linked_areas, machine_classes
 from solvers.baselines._money import MoneyBaseline, Objective
 from solvers.baselines._plans import aligned_plan, even_parts, one_f_one_b, optimizer_sharding
@@ -89,14 +89,14 @@ class Sailor(MoneyBaseline):
         tp=ANY_TP,
         batches=BATCHES_WITHIN_ONE,
         layers=Rule(
-            "equal within one, last stages first, with or without embedding and head as a layer each",
+            "equal, ends counted or not",
             "unequal layers",
             _has_equal_units,
         ),
     )
     limits = SearchLimits(slack=1.3, max_candidates=8000)
 
-    def candidates(self, run: Search, rng: random.Random) -> Iterator[Candidate]:
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """Placements until the bound of a shape is clearly above the best estimate."""
         problem = run.problem
         schedule, sharding = one_f_one_b(problem), optimizer_sharding(problem)
@@ -107,7 +107,7 @@ class Sailor(MoneyBaseline):
         yield from best_first(run, planner.shapes(), expand, self.limits, best)
 
 
-def _placed(planner: "_Planner", schedule: str, best: BestEstimate, shape: _Shape) -> Iterator[Candidate]:
+def _placed(planner: "_Planner", schedule: str, best: BestEstimate, shape: _Shape) -> Iterator[PlanCandidate]:
     """A shape's placements area by area, with the stragglers that leave any."""
     batches, sharding = even_parts(shape.batches, shape.pipelines), Sharding(planner.sharding)
     for area in planner.areas:
@@ -118,7 +118,7 @@ def _placed(planner: "_Planner", schedule: str, best: BestEstimate, shape: _Shap
                 estimate = planner.estimate(shape, slots)
                 least = min(least, estimate)
                 whole = (slots, shape.layers, shape.policy, batches, shape.size, schedule, sharding)
-                yield Candidate(estimate, partial(aligned_plan, *whole))
+                yield PlanCandidate(estimate, partial(aligned_plan, *whole))
                 if tried >= _TRIED and least > _HOPELESS * best.seconds:
                     break
             stragglers += least < math.inf

@@ -36,7 +36,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, recompute_policies, sharding_stages
 from hexiopt.problem.workload import SCHEDULES, SHARDING_STAGES
 from hexiopt.solving import Capabilities
-from solvers.baselines._frame import Baseline, BestEstimate, Candidate, SearchLimits, best_first
+from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._plans import aligned_plan, dividing_sizes, even_parts
 from solvers.baselines._published_space import EQUAL_LAYERS, PublishedSpace, Rule
 from solvers.core.search import Search
@@ -71,20 +71,20 @@ _SPACE = PublishedSpace(
     schedules=SCHEDULES,
     sharding=tuple(Sharding(stage, groups) for stage, groups in product(SHARDING_STAGES, SHARDING_GROUPS)),
     stages=Rule(
-        "a sequence layout of equal groups, heads and shards (within a token)",
+        "a symmetric sequence layout",
         "a stage without a sequence layout, or unequal groups, orders, heads or shards",
         _are_symmetric,
     ),
-    tp=Rule("of sequences: any cp groups of hp devices", "", lambda *_: True),
+    tp=Rule("none; any groups", "", lambda *_: True),
     layers=EQUAL_LAYERS,
 )
 _RING = Rule(
-    "of sequences: groups of one device",
+    "none; groups of one",
     "an all-to-all",
     lambda _, plan: all(layout and len(layout.groups[0].devices) == 1 for layout in _layouts(plan)),
 )
 _ALL_TO_ALL = Rule(
-    "of sequences: one group",
+    "none; one group",
     "a ring",
     lambda _, plan: all(layout and len(layout.groups) == 1 for layout in _layouts(plan)),
 )
@@ -137,12 +137,12 @@ class SymmetricLayouts(Baseline):
     def degrees(self, num_heads: int, most: int) -> Iterable[tuple[int, int]]:
         """Pairs (cp, hp), cp · hp at most `most`; hp divides `num_heads`."""
 
-    def candidates(self, run: Search, rng: random.Random) -> Iterator[Candidate]:
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """Every grid and order of shards that compute alone does not rule out, with the first policy that fits."""
         estimate = _Estimate(run)
         seen: set[_LayoutGrid] = set()
 
-        def expand(cut: _Cut) -> Iterator[Candidate]:
+        def expand(cut: _Cut) -> Iterator[PlanCandidate]:
             grid = cut.grid()
             if grid in seen or len(seen) == _MAX_GRIDS:
                 return
@@ -151,7 +151,7 @@ class SymmetricLayouts(Baseline):
                 if not run.go_on():
                     return
                 for sharding, seconds, policy in estimate.steps_s(grid, order):
-                    yield Candidate(seconds, partial(_plan, run.problem, grid, order, sharding, policy))
+                    yield PlanCandidate(seconds, partial(_plan, run.problem, grid, order, sharding, policy))
 
         cuts = sorted(self._cuts(run, estimate), key=_promise)
         yield from best_first(run, cuts, expand, self.limits, BestEstimate())
@@ -178,7 +178,7 @@ class SymmetricLayouts(Baseline):
                             yield least_s, _Cut(devices, d, s, cp * hp, hp, size, across)
 
 
-class Ring(SymmetricLayouts):
+class RingLayouts(SymmetricLayouts):
     """Context parallelism alone."""
 
     name = "ring"
@@ -189,7 +189,7 @@ class Ring(SymmetricLayouts):
         yield most, 1
 
 
-class Ulysses(SymmetricLayouts):
+class UlyssesLayouts(SymmetricLayouts):
     """Head parallelism alone."""
 
     name = "ulysses"
@@ -200,7 +200,7 @@ class Ulysses(SymmetricLayouts):
         return ((1, hp) for hp in range(min(most, num_heads), 0, -1) if num_heads % hp == 0)
 
 
-class Usp(SymmetricLayouts):
+class UspLayouts(SymmetricLayouts):
     """Both."""
 
     name = "usp"

@@ -28,12 +28,12 @@ from functools import partial
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from solvers.baselines._estimates import AlignedEstimates
-from solvers.baselines._frame import BestEstimate, Candidate, SearchLimits, best_first
+from solvers.baselines._frame import BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import areas
 from solvers.baselines._money import MoneyBaseline
 from solvers.baselines._plans import aligned_plan, one_f_one_b, optimizer_sharding
 from solvers.baselines._published_space import PublishedSpace, Rule
-from solvers.baselines.espresso.planner import Allocation, EspressoPlanner, Placement
+from solvers.baselines.espresso.planner import EspressoAllocation, EspressoPlacement, EspressoPlanner
 from solvers.core.search import Search
 
 _HOPELESS = 2.0  # an allocation whose first placements are this much above the best estimate is left
@@ -57,7 +57,7 @@ class Espresso(MoneyBaseline):
     )
     limits = SearchLimits(slack=1.3, max_candidates=2000)  # in each area
 
-    def candidates(self, run: Search, rng: random.Random) -> Iterator[Candidate]:
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """Placements until the bound of an allocation is clearly above the best estimate."""
         problem = run.problem
         schedule, sharding = one_f_one_b(problem), optimizer_sharding(problem)
@@ -71,8 +71,8 @@ class Espresso(MoneyBaseline):
 
 
 def _placements(
-    planner: EspressoPlanner, schedule: str, best: BestEstimate, allocation: Allocation
-) -> Iterator[Candidate]:
+    planner: EspressoPlanner, schedule: str, best: BestEstimate, allocation: EspressoAllocation
+) -> Iterator[PlanCandidate]:
     """Placements of an allocation; where they are good, those of orders of machines too."""
     least = math.inf
     for candidate in _in_orders(planner, schedule, best, allocation, planner.orders(allocation)):
@@ -86,9 +86,9 @@ def _in_orders(
     planner: EspressoPlanner,
     schedule: str,
     best: BestEstimate,
-    allocation: Allocation,
+    allocation: EspressoAllocation,
     orders: Iterable[tuple[int, ...]],
-) -> Iterator[Candidate]:
+) -> Iterator[PlanCandidate]:
     """Placements of `orders`, until those of one are hopeless; promising ones with refined layers too."""
     for order in orders:
         least = math.inf
@@ -104,13 +104,13 @@ def _in_orders(
             break
 
 
-def _candidate(planner: EspressoPlanner, schedule: str, placement: Placement) -> Candidate:
+def _candidate(planner: EspressoPlanner, schedule: str, placement: EspressoPlacement) -> PlanCandidate:
     choice = placement.choice
     batches, sharding = [choice.count] * choice.dp, Sharding(planner.sharding)
     whole = (placement.slots, placement.layers, choice.policy, batches, choice.size, schedule, sharding)
     neighbours = partial(_neighbours, planner, schedule, placement)
-    return Candidate(planner.evaluate(placement), partial(aligned_plan, *whole), neighbours=neighbours)
+    return PlanCandidate(planner.evaluate(placement), partial(aligned_plan, *whole), neighbours=neighbours)
 
 
-def _neighbours(planner: EspressoPlanner, schedule: str, placement: Placement) -> Iterator[Candidate]:
+def _neighbours(planner: EspressoPlanner, schedule: str, placement: EspressoPlacement) -> Iterator[PlanCandidate]:
     return (_candidate(planner, schedule, changed) for changed in planner.neighbours(placement))

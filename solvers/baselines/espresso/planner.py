@@ -39,7 +39,7 @@ class EspressoChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
+class EspressoAllocation:
     """How many stages each type gets."""
 
     choice: EspressoChoice
@@ -47,7 +47,7 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class EspressoPlacement:
     """A whole plan: the type of each stage, its TP groups and its layers."""
 
     choice: EspressoChoice
@@ -114,9 +114,9 @@ class EspressoPlanner:
                         for policy in policies:
                             yield EspressoChoice(tp, dp, size, policy, batch // (dp * size))
 
-    def allocations(self, run: Search) -> list[tuple[float, Allocation]]:
+    def allocations(self, run: Search) -> list[tuple[float, EspressoAllocation]]:
         """Stages of each type, with a lower bound of their objective, the least first."""
-        found: list[tuple[float, Allocation]] = []
+        found: list[tuple[float, EspressoAllocation]] = []
         asked, layers = self.problem.space.num_stages, self.problem.model.num_layers
         for choice in self.choices(run.pricer.policies()):
             if not run.go_on():
@@ -133,7 +133,7 @@ class EspressoPlanner:
             bounds = self._lower_bounds(choice, counts, seconds)
             for k in np.argsort(bounds, kind="stable")[:_ALLOCATIONS]:
                 if bounds[k] < np.inf:
-                    found.append((float(bounds[k]), Allocation(choice, tuple(counts[k].tolist()))))
+                    found.append((float(bounds[k]), EspressoAllocation(choice, tuple(counts[k].tolist()))))
         return sorted(found, key=lambda one: one[0])
 
     def _lower_bounds(self, choice: EspressoChoice, counts: NDArray[np.int64], seconds: Floats) -> Floats:
@@ -146,7 +146,7 @@ class EspressoPlanner:
             price += np.concatenate([[0.0], np.cumsum(each)])[counts[:, k] * choice.dp]
         return np.where(seconds > self.objective.latest_s, np.inf, price * seconds)
 
-    def orders(self, allocation: Allocation) -> list[tuple[int, ...]]:
+    def orders(self, allocation: EspressoAllocation) -> list[tuple[int, ...]]:
         """The type of each stage: by the ratio of compute to memory, types together, of a few stages any order."""
         count = allocation.stages
         present = [k for k, n in enumerate(count) if n]
@@ -157,7 +157,7 @@ class EspressoPlanner:
             found += permutations(k for k in present for _ in range(count[k]))
         return list(dict.fromkeys(found))
 
-    def machine_orders(self, allocation: Allocation) -> list[tuple[int, ...]]:
+    def machine_orders(self, allocation: EspressoAllocation) -> list[tuple[int, ...]]:
         """As `orders`, but only the stages of a machine stay together: some of those orders."""
         blocks: list[tuple[int, ...]] = []
         for kind, count in enumerate(allocation.stages):
@@ -170,7 +170,7 @@ class EspressoPlanner:
             found[tuple(kind for block in blocks for kind in block)] = None
         return list(found)
 
-    def _by_ratio(self, allocation: Allocation) -> tuple[int, ...]:
+    def _by_ratio(self, allocation: EspressoAllocation) -> tuple[int, ...]:
         """First the types whose share of compute leaves them most room, as first stages hold most micro-batches."""
         choice, left, stages, order = allocation.choice, list(allocation.stages), sum(allocation.stages), list[int]()
         rate = {k: 1.0 / self.layer_s(choice, k) for k, n in enumerate(left) if n}
@@ -214,24 +214,26 @@ class EspressoPlanner:
         )
         return [slots for slots in dict.fromkeys(found) if slots is not None]
 
-    def placements(self, choice: EspressoChoice, order: tuple[int, ...]) -> Iterator[Placement]:
+    def placements(self, choice: EspressoChoice, order: tuple[int, ...]) -> Iterator[EspressoPlacement]:
         """All placements of an order, splits of layers close by last."""
         found = self._slots(choice, order)
-        return (Placement(choice, order, slots, layers) for layers in self.layers(choice, order) for slots in found)
+        return (
+            EspressoPlacement(choice, order, slots, layers) for layers in self.layers(choice, order) for slots in found
+        )
 
-    def evaluate(self, placement: Placement) -> float:
+    def evaluate(self, placement: EspressoPlacement) -> float:
         """The objective of a step, by its estimate."""
         choice, slots = placement.choice, placement.slots
         seconds = self.times.step_s(slots, placement.layers, choice.policy, choice.count, choice.size)
         return self.objective.of((d for slot in slots for group in slot for d in group), seconds)
 
-    def refined(self, placement: Placement) -> Placement:
+    def refined(self, placement: EspressoPlacement) -> EspressoPlacement:
         """The placement with layers moved while its estimate falls."""
         choice, most = placement.choice, self.max_layers(placement.choice, placement.order)
         pipelines = choice.policy, choice.count, choice.size
         return replace(placement, layers=self.times.refined(placement.slots, placement.layers, most, *pipelines))
 
-    def neighbours(self, placement: Placement) -> Iterator[Placement]:
+    def neighbours(self, placement: EspressoPlacement) -> Iterator[EspressoPlacement]:
         """Placements one change away: a layer, two neighbouring stages, the policy or the micro-batch."""
         choice, order = placement.choice, placement.order
         for layers in neighbouring_layers(placement.layers, self.max_layers(choice, order), _ALL_PAIRS, reach=1):

@@ -28,7 +28,7 @@ from hexiopt.errors import InputError, closest
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.solving import Capabilities
-from solvers.baselines._frame import Baseline, Candidate
+from solvers.baselines._frame import Baseline, PlanCandidate
 from solvers.baselines._published_space import ALL_DEVICES, ANY_BATCHES, ANY_PIPELINES, ANY_TP, PublishedSpace, Rule
 from solvers.baselines.flashflex.plans import PartitionPlans, PublishedPlans, ReleasedPlans
 from solvers.baselines.flashflex.pricer import FlashFlexPricer
@@ -72,7 +72,7 @@ _PARTITIONS = PublishedSpace(
     pipelines=ANY_PIPELINES,
     tp=ANY_TP,
     devices=Rule(
-        "all, those of a machine in neighbouring stages of a pipeline",
+        "all, no pipeline returns to a machine",
         "a device left out, or a pipeline that comes back to a machine",
         lambda problem, plan: ALL_DEVICES.holds(problem, plan) and _keeps_to_machines(problem, plan),
     ),
@@ -110,12 +110,12 @@ class FlashFlex(Baseline):
         """As released, also with equal batches and layers that follow the memory of stages."""
         return _RELEASED_SPACE if self.released else self.space
 
-    def candidates(self, run: Search, rng: random.Random) -> Iterator[Candidate]:
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """What either search finds."""
         found = _released(run, rng) if self.released else _published(run, rng)
         for plans, pipelines, estimate_s, turn in found:
             for choice in plans.choices():
-                yield Candidate(estimate_s, partial(plans.plan, pipelines, *choice), turn)
+                yield PlanCandidate(estimate_s, partial(plans.plan, pipelines, *choice), turn)
 
 
 def _published(run: Search, rng: random.Random) -> Iterator[tuple[PartitionPlans, Pipelines, float, int]]:

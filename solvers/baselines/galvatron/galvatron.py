@@ -23,12 +23,11 @@ from functools import lru_cache, partial
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Plan, Replica, Sharding
 from hexiopt.problem.problem import Problem
-from solvers.baselines._estimates import Estimates, one_f_one_b_s
-from solvers.baselines._frame import Baseline, Candidate, SearchLimits
-from solvers.baselines._grids import Grid, follow_machines, machine_orders, processes_per_machine, rank_devices
+from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
+from solvers.baselines._frame import Baseline, PlanCandidate, SearchLimits
+from solvers.baselines._grids import StageGrid, follow_machines, machine_orders, processes_per_machine, rank_devices
 from solvers.baselines._plans import aligned_plan, one_f_one_b
 from solvers.baselines._published_space import (
-    ANY_RECOMPUTE,
     POWERS_OF_TWO,
     REPLICATED_STAGES,
     TP_PER_STAGE,
@@ -86,6 +85,10 @@ class _Scored:
     split: StageSplit
 
 
+# The rule of layers, which are planned with it, checks it too.
+FULL_WHERE_PLANNED = Rule("full where memory asks", "", lambda *_: True)
+
+
 class Galvatron(Baseline):
     """Degrees, micro-batches, sharding and layers for every set of machines; the best of them in every order."""
 
@@ -95,24 +98,24 @@ class Galvatron(Baseline):
         stages=REPLICATED_STAGES,
         pipelines=POWERS_OF_TWO,
         layers=Rule(
-            "by memory, by time or between, and as few recompute as must, were all GPUs the slowest",
+            "planned for the slowest GPU",
             "layers or recompute that are not planned for GPUs that are all alike",
             _is_planned_for_equal_gpus,
         ),
         tp=TP_PER_STAGE,
-        recompute=ANY_RECOMPUTE,
+        recompute=FULL_WHERE_PLANNED,
         devices=Rule(
-            "of any machines in any order, as many GPUs of each or all of them, equally many a stage",
+            "of any machines, equally many a stage",
             "unequally many GPUs in stages, or devices that are not the ranks of machines in some order",
             _has_equal_blocks,
         ),
     )
     limits = SearchLimits(slack=1.5)
 
-    def candidates(self, run: Search, rng: random.Random) -> Iterator[Candidate]:
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """Priced in turns: the best of every number of stages and kind of sharding, then their second best, ..."""
-        planner, estimates = StagePlanner(CostModel(run.problem)), Estimates(run.pricer)
-        families: dict[tuple[int, int], list[Candidate]] = {}
+        planner, estimates = StagePlanner(CostModel(run.problem)), GridEstimates(run.pricer)
+        families: dict[tuple[int, int], list[PlanCandidate]] = {}
         for orders in _ranks_by_set(run.problem):
             for one in _best_choices(run, planner, estimates, orders[0]):
                 family = families.setdefault((len(one.choice.tps), one.choice.zero), [])
@@ -140,7 +143,7 @@ def _ranks_by_set(problem: Problem) -> list[list[Ranks]]:
     return [list(found[devices]) for devices in sorted(found, key=lambda devices: (-len(devices), devices))]
 
 
-def _best_choices(run: Search, planner: StagePlanner, estimates: Estimates, order: Ranks) -> list[_Scored]:
+def _best_choices(run: Search, planner: StagePlanner, estimates: GridEstimates, order: Ranks) -> list[_Scored]:
     """The best choices for ranks in one order, an equal share of them for every number of stages and sharding."""
     found: dict[tuple[int, int], list[_Scored]] = {}
     best_s = float("inf")
@@ -166,11 +169,11 @@ def _best_choices(run: Search, planner: StagePlanner, estimates: Estimates, orde
 
 
 def _candidate(
-    run: Search, planner: StagePlanner, estimates: Estimates, order: Ranks, orders: list[Ranks], one: _Scored
-) -> Candidate:
+    run: Search, planner: StagePlanner, estimates: GridEstimates, order: Ranks, orders: list[Ranks], one: _Scored
+) -> PlanCandidate:
     """A candidate whose neighbours have another order, other layers, or one other degree, size or kind of sharding."""
 
-    def neighbours() -> Iterator[Candidate]:
+    def neighbours() -> Iterator[PlanCandidate]:
         for other in orders:
             if other != order:
                 yield made(other, one.choice, one.split)
@@ -183,11 +186,13 @@ def _candidate(
                     for split in planner.splits(order, choice):
                         yield made(order, choice, split)
 
-    def made(ranks: Ranks, choice: GalvatronChoice, split: StageSplit) -> Candidate:
+    def made(ranks: Ranks, choice: GalvatronChoice, split: StageSplit) -> PlanCandidate:
         seconds = _estimate_s(estimates, ranks, choice, split)
         return _candidate(run, planner, estimates, ranks, orders, _Scored(seconds, choice, split))
 
-    return Candidate(one.estimate_s, partial(plan_of, run.problem, order, one.choice, one.split), neighbours=neighbours)
+    return PlanCandidate(
+        one.estimate_s, partial(plan_of, run.problem, order, one.choice, one.split), neighbours=neighbours
+    )
 
 
 def plan_of(problem: Problem, order: Ranks, choice: GalvatronChoice, split: StageSplit) -> Plan:
@@ -210,11 +215,11 @@ def plan_of(problem: Problem, order: Ranks, choice: GalvatronChoice, split: Stag
     )
 
 
-def _estimate_s(estimates: Estimates, order: Ranks, choice: GalvatronChoice, split: StageSplit) -> float:
+def _estimate_s(estimates: GridEstimates, order: Ranks, choice: GalvatronChoice, split: StageSplit) -> float:
     """1F1B with rings and messages as if all stages had the first one's TP degree."""
     workload, stages, tp = estimates.problem.workload, len(choice.tps), choice.tps[0]
     block = len(order) // stages
-    grid = Grid(tuple(tuple(cut(order[s * block : (s + 1) * block], tp)) for s in range(stages)))
+    grid = StageGrid(tuple(tuple(cut(order[s * block : (s + 1) * block], tp)) for s in range(stages)))
     gradients = estimates.gradient_bytes([option.num_layers for option in split])
     rings = estimates.rings(grid)
     scatter_s = [seconds / 2 for seconds in rings.sync_s(gradients)]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.cost.flight import in_flight
-from solvers.baselines._estimates import Estimates, around
+from solvers.baselines._estimates import GridEstimates, around
 from solvers.core.partition import Group
 
 _MAX_STAGES = 40
@@ -23,7 +23,7 @@ Samples = list[tuple[list[int], list[int]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Batching:
+class MetisBatching:
     """`count` micro-batches of `size` sequences in all, in `lanes` pipelines of equal parts; one recompute policy."""
 
     count: int
@@ -83,7 +83,7 @@ def shared_out(times: Sequence[Sequence[float]], samples: int) -> list[int]:
 class RankedDevices:
     """One sequence of ranks. `ranks` are devices; machines and GPU types stand together."""
 
-    def __init__(self, estimates: Estimates, ranks: Sequence[int], kept: dict[Any, Any]) -> None:
+    def __init__(self, estimates: GridEstimates, ranks: Sequence[int], kept: dict[Any, Any]) -> None:
         self.estimates, self.ranks, self._kept = estimates, tuple(ranks), kept
         self.problem = problem = estimates.problem
         machine_of = problem.cluster.machine_of
@@ -130,11 +130,11 @@ class RankedDevices:
         middle = (self._machine[at - 1] != self._machine[0]) + (self._machine[at] != self._machine[-1])
         return self._crossing_s[at] * (2 + max(0, middle - (inside > 0)))
 
-    def groups(self, batching: Batching, tp_asked: int | None = None) -> list[list[StageGroup]]:
+    def groups(self, batching: MetisBatching, tp_asked: int | None = None) -> list[list[StageGroup]]:
         """All stages that begin at each rank."""
         return [[*self.groups_from(a, batching, tp_asked)] for a in range(len(self.ranks))]
 
-    def groups_from(self, a: int, batching: Batching, tp_asked: int | None = None) -> Iterator[StageGroup]:
+    def groups_from(self, a: int, batching: MetisBatching, tp_asked: int | None = None) -> Iterator[StageGroup]:
         """All stages that begin at rank a."""
         size = 1
         while a + size <= len(self.ranks):
@@ -144,7 +144,7 @@ class RankedDevices:
                     yield group
             size *= 2
 
-    def group(self, a: int, size: int, tp: int, batching: Batching) -> StageGroup | None:
+    def group(self, a: int, size: int, tp: int, batching: MetisBatching) -> StageGroup | None:
         """The stage of `size` ranks from a on with a TP degree; None where there is no such."""
         if size % tp or not batching.lanes <= size // tp <= batching.size:
             return None
@@ -186,7 +186,7 @@ class RankedDevices:
         return max(seconds, default=0.0)
 
     def _timed(
-        self, sites: tuple[Any, ...], tp: int, ring_s: float, first: bool, last: bool, batching: Batching
+        self, sites: tuple[Any, ...], tp: int, ring_s: float, first: bool, last: bool, batching: MetisBatching
     ) -> Any:
         """Per lane its replicas and their samples; seconds of a layer and of the ends; the most layers."""
         size, policy = batching.lane_size, batching.policy

@@ -10,12 +10,12 @@ from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, Sharding
 from hexiopt.problem.problem import Problem
 from solvers.baselines._plans import StageDevices, aligned_plan
 from solvers.baselines.metis_atc24.cutting import Cut
-from solvers.baselines.metis_atc24.device_groups import Batching, Share, Shares
+from solvers.baselines.metis_atc24.device_groups import MetisBatching, Share, Shares
 
 
 def plan_of_cut(
     problem: Problem,
-    batching: Batching,
+    batching: MetisBatching,
     cut: Cut,
     layers: Sequence[int],
     schedule: str,

@@ -25,7 +25,7 @@ import random
 from collections.abc import Iterator
 from functools import partial
 
-from solvers.baselines._frame import Baseline, Candidate
+from solvers.baselines._frame import Baseline, PlanCandidate
 from solvers.baselines._plans import one_f_one_b, optimizer_sharding
 from solvers.baselines.metis_atc24.planner import MetisChoice, MetisPlanner
 from solvers.baselines.metis_atc24.space import SPACE
@@ -40,7 +40,7 @@ class MetisAtc24(Baseline):
     name = "metis_atc24"
     space = SPACE
 
-    def candidates(self, run: Search, rng: random.Random) -> Iterator[Candidate]:
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """The planner's choices."""
         schedule, sharding = one_f_one_b(run.problem), optimizer_sharding(run.problem)
         if schedule is not None and sharding is not None:
@@ -49,11 +49,11 @@ class MetisAtc24(Baseline):
                 yield _candidate(planner, seconds, choice)
 
 
-def _candidate(planner: MetisPlanner, seconds: float, choice: MetisChoice) -> Candidate:
-    return Candidate(seconds, partial(planner.plan, choice), neighbours=partial(_neighbours, planner, choice))
+def _candidate(planner: MetisPlanner, seconds: float, choice: MetisChoice) -> PlanCandidate:
+    return PlanCandidate(seconds, partial(planner.plan, choice), neighbours=partial(_neighbours, planner, choice))
 
 
-def _neighbours(planner: MetisPlanner, choice: MetisChoice) -> Iterator[Candidate]:
+def _neighbours(planner: MetisPlanner, choice: MetisChoice) -> Iterator[PlanCandidate]:
     """Changed choices, to be priced."""
     for changed in planner.neighbours(choice, _WIDER):
         yield _candidate(planner, planner.seconds(changed), changed)

@@ -10,10 +10,10 @@ from typing import Any
 from hexiopt.cost.boundary import hop
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from solvers.baselines._estimates import Estimates, one_f_one_b_s
+from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
 from solvers.baselines._plans import neighbouring_layers, shifted
 from solvers.baselines.metis_atc24.cutting import Cut, cuts
-from solvers.baselines.metis_atc24.device_groups import Batching, RankedDevices
+from solvers.baselines.metis_atc24.device_groups import MetisBatching, RankedDevices
 from solvers.baselines.metis_atc24.lanes import boundaries_s, plan_of_cut
 from solvers.completion.allocation import least_bottleneck
 from solvers.core.search import Search
@@ -36,7 +36,7 @@ class MetisChoice:
     """All of a plan: ranks by number of their sequence, batching, and (ranks, TP degree) and layers of every stage."""
 
     sequence: int
-    batching: Batching
+    batching: MetisBatching
     groups: tuple[tuple[int, int], ...]
     layers: tuple[int, ...]
 
@@ -52,7 +52,7 @@ def sequences(problem: Problem) -> list[tuple[int, ...]]:
     return [tuple(d for name in order for d in by_type[name]) for order in list(dict.fromkeys(orders))[:_SEQUENCES]]
 
 
-def batchings(problem: Problem, policy: str, sharded: bool) -> list[Batching]:
+def batchings(problem: Problem, policy: str, sharded: bool) -> list[MetisBatching]:
     """Micro-batches that divide the global batch, in as few lanes as the plan space allows, or as many as asked."""
     batch, asked, found = problem.workload.global_batch, problem.space.num_pipelines, []
     sizes = problem.space.micro_batch_sizes(batch)
@@ -60,7 +60,7 @@ def batchings(problem: Problem, policy: str, sharded: bool) -> list[Batching]:
     while size <= min(batch, len(problem.usable_devices) * sizes[-1]):
         lanes = asked or max(1, size // sizes[-1])
         if batch % size == 0 and size // lanes in sizes:
-            found.append(Batching(batch // size, size, lanes, policy, sharded))
+            found.append(MetisBatching(batch // size, size, lanes, policy, sharded))
         size *= 2
     return found
 
@@ -70,7 +70,7 @@ class MetisPlanner:
 
     def __init__(self, run: Search, schedule: str, sharding: int) -> None:
         self.run, self.schedule, self.sharding = run, schedule, sharding
-        self.problem, self.estimates = run.problem, Estimates(run.pricer)
+        self.problem, self.estimates = run.problem, GridEstimates(run.pricer)
         kept: dict[Any, Any] = {}
         self.ranked = [RankedDevices(self.estimates, ranks, kept) for ranks in sequences(self.problem)]
         self.batchings = [
@@ -133,14 +133,14 @@ class MetisPlanner:
 
         return replace(choice, layers=shifted(choice.layers, _max_layers(cut), seconds)[0])
 
-    def _cuts(self, rng: random.Random) -> list[tuple[float, int, Batching, Cut]]:
+    def _cuts(self, rng: random.Random) -> list[tuple[float, int, MetisBatching, Cut]]:
         """Cuts with a rough estimate, number of sequence and batching: uniform ones, then those by speed first."""
         problem, space = self.problem, self.problem.space
         degrees: list[int | None] = [None] if space.uneven_tp else [*self.ranked[0].degrees]
-        found: list[tuple[float, int, Batching, Cut]] = []
+        found: list[tuple[float, int, MetisBatching, Cut]] = []
         best_s = dict.fromkeys(self.batchings, float("inf"))
 
-        def cut_all(numbers: Iterable[int], chosen: Sequence[Batching]) -> None:
+        def cut_all(numbers: Iterable[int], chosen: Sequence[MetisBatching]) -> None:
             for batching, k, tp in product(chosen, numbers, degrees):
                 if not self.run.go_on(_CUTTING):
                     break
@@ -165,7 +165,7 @@ class MetisPlanner:
         cut_all(range(2, len(self.ranked)), sorted(self.batchings, key=best_s.__getitem__)[:_BATCHINGS])
         return found
 
-    def _uniform_cuts(self, batching: Batching, ranked: RankedDevices) -> Iterator[Cut]:
+    def _uniform_cuts(self, batching: MetisBatching, ranked: RankedDevices) -> Iterator[Cut]:
         """Cuts into groups of equal size and TP degree in which the layers fit."""
         total, asked = len(ranked.ranks), self.problem.space.num_stages
         for count in range(1, ranked.max_stages + 1):
@@ -242,19 +242,19 @@ def _max_layers(cut: Cut) -> list[int]:
     return [int(group.max_layers[len(cut) - s]) for s, group in enumerate(cut)]
 
 
-def _slowest_s(batching: Batching, step_s: float, stages: int) -> float:
+def _slowest_s(batching: MetisBatching, step_s: float, stages: int) -> float:
     """What the slowest of some stages may take for a step to take about `step_s`."""
     return step_s / (batching.count - 1 + _FILL * stages)
 
 
-def _quick_s(cut: Cut, layers: tuple[int, ...], batching: Batching) -> float:
+def _quick_s(cut: Cut, layers: tuple[int, ...], batching: MetisBatching) -> float:
     """An estimate of a step by what stages wait for on their own."""
     stage_s = [group.stage_s(n) + group.waits_s for group, n in zip(cut, layers, strict=True)]
     return (batching.count - 1) * max(stage_s) + sum(stage_s)
 
 
 def _changes(
-    choice: MetisChoice, num_sequences: int, degrees: list[int], batchings: list[Batching]
+    choice: MetisChoice, num_sequences: int, degrees: list[int], batchings: list[MetisBatching]
 ) -> Iterator[MetisChoice]:
     """A group with another TP degree, halved, joined to the next or exchanged with it; another batching or sequence."""
     groups = choice.groups

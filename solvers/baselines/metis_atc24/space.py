@@ -9,7 +9,7 @@ from typing import Any
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.problem.problem import Problem
-from solvers.baselines._estimates import Estimates
+from solvers.baselines._estimates import GridEstimates
 from solvers.baselines._published_space import REPLICATED_STAGES, TP_PER_STAGE, PublishedSpace, Rule
 
 Types = Counter[str]  # GPUs of each type
@@ -34,23 +34,22 @@ def _follows_ranks(problem: Problem, plan: Plan) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _estimates(problem: Problem) -> Estimates:
-    return Estimates(CostModel(problem))
+def _estimates(problem: Problem) -> GridEstimates:
+    return GridEstimates(CostModel(problem))
 
 
 SPACE = PublishedSpace(
     stages=REPLICATED_STAGES,
     tp=TP_PER_STAGE,
     devices=Rule(
-        "all by rank, GPU types one after another in any order, machines of a type in that of the cluster; a power of "
-        "two a stage, and a replica whose share rounds to no sample idles",
+        "all by type, powers of two a stage, slow ones may idle",
         "stages that are no powers of two of ranks in order, GPU types one after another, slow replicas idle or none",
         _follows_ranks,
     ),
 )
 
 
-def _slower(estimates: Estimates, lanes: Sequence[Pipeline], stage: int, names: set[str]) -> set[str]:
+def _slower(estimates: GridEstimates, lanes: Sequence[Pipeline], stage: int, names: set[str]) -> set[str]:
     """The types of `names` whose replicas would have no sample beside those of a stage: slower with one than any."""
     problem, pricer = estimates.problem, estimates.pricer
     first = lanes[0].stages[stage]

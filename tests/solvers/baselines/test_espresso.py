@@ -13,7 +13,7 @@ from hexiopt.solving import Budget
 from solvers.baselines._estimates import AlignedEstimates
 from solvers.baselines._money import Objective
 from solvers.baselines.espresso.espresso import Espresso
-from solvers.baselines.espresso.planner import Allocation, EspressoPlanner
+from solvers.baselines.espresso.planner import EspressoAllocation, EspressoPlanner
 from solvers.registry import make_solver
 from tests.solvers import problems as small
 
@@ -56,7 +56,7 @@ def test_first_stages_go_to_types_with_room_for_activations() -> None:
     planner = EspressoPlanner(AlignedEstimates(CostModel(problem)), 1, Objective(), frozenset({0, 1}))
     roomy = [m[0] for m in planner.machines].index((1,))
     choice = next(c for c in planner.choices(("none",)) if (c.tp, c.dp, c.size) == (1, 1, 1))
-    assert planner.orders(Allocation(choice, (1, 1)))[0] == (roomy, 1 - roomy)
+    assert planner.orders(EspressoAllocation(choice, (1, 1)))[0] == (roomy, 1 - roomy)
 
 
 def test_layers_by_speed_on_every_type() -> None:

@@ -8,9 +8,9 @@ import pytest
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
-from solvers.baselines._estimates import Estimates, one_f_one_b_s
+from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
 from solvers.baselines._grids import (
-    Grid,
+    StageGrid,
     follows_ranks,
     grids,
     laid_out,
@@ -28,7 +28,7 @@ from tests.solvers.baselines import problems
 GROUPS = [(0,), (1,), (2,), (3,)]
 
 
-def plan_of(grid: Grid, problem: Problem) -> Plan:
+def plan_of(grid: StageGrid, problem: Problem) -> Plan:
     """Equal layers, micro-batches of one."""
     stages, layers = len(grid.stages), problem.model.num_layers
     ends = [layers * s // stages for s in range(stages + 1)]
@@ -43,7 +43,7 @@ def plan_of(grid: Grid, problem: Problem) -> Plan:
     )
 
 
-def drawn_grids(kind: str, draws: int) -> Iterator[Grid]:
+def drawn_grids(kind: str, draws: int) -> Iterator[StageGrid]:
     """Grids of random machines in random order."""
     problem, rng = problems.MIXED[kind](), random.Random(0)
     for _ in range(draws):
@@ -120,7 +120,7 @@ def test_what_follows_ranks(groups: list[tuple[int, ...]], follows: bool) -> Non
 def test_estimated_messages_are_those_of_the_cost_model(kind: str) -> None:
     problem = problems.MIXED[kind]()
     model = CostModel(problem)
-    estimates = Estimates(model)
+    estimates = GridEstimates(model)
     seen = 0
     for grid in drawn_grids(kind, 40):
         if len(grid.stages) == 1:
@@ -145,7 +145,7 @@ def test_estimated_gradients_are_near_those_of_the_cost_model(kind: str) -> None
         if n <= len(groups) and problem.workload.global_batch % n == 0
     )
     cost = CostModel(problem).price(plan_of(grid, problem))
-    estimates = Estimates(CostModel(problem))
+    estimates = GridEstimates(CostModel(problem))
     [sync_s] = estimates.rings(grid).sync_s(estimates.gradient_bytes([problem.model.num_layers]))
     ends = [p.end_s for p in cost.pipelines]
     assert cost.gradient_sync_s == pytest.approx(sync_s, rel=0.02)

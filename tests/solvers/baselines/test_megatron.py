@@ -18,8 +18,8 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.solving import Budget
-from solvers.baselines._estimates import Estimates
-from solvers.baselines.megatron import Layers, Megatron, _best_splits, _PipelineTimes
+from solvers.baselines._estimates import GridEstimates
+from solvers.baselines.megatron import Megatron, MegatronLayers, _best_splits, _PipelineTimes
 from tests.solvers.baselines import problems
 from tests.solvers.baselines.random_plans import random_plans
 
@@ -39,18 +39,18 @@ def pair(network_gb_per_s: float = 50.0, **workload: object) -> Problem:
 # Layers.
 
 
-def splits(num_layers: int, stages: int, chunks: int = 1) -> Iterator[Layers]:
+def splits(num_layers: int, stages: int, chunks: int = 1) -> Iterator[MegatronLayers]:
     """All splits that Megatron-LM accepts: every stage's layers divide into `chunks`."""
     total, rest = divmod(num_layers, chunks)
     if rest or total < stages:
         return
     if stages == 1:
-        yield Layers(num_layers, 0, 0, chunks)
+        yield MegatronLayers(num_layers, 0, 0, chunks)
         return
     for middle in range(1, total if stages > 2 else 2):
         ends = total - middle * (stages - 2)
         for first in range(1, ends):
-            yield Layers(first * chunks, middle * chunks if stages > 2 else 0, (ends - first) * chunks, chunks)
+            yield MegatronLayers(first * chunks, middle * chunks if stages > 2 else 0, (ends - first) * chunks, chunks)
 
 
 @given(st.data())
@@ -94,7 +94,7 @@ def test_the_best_split_is_the_best_of_all(data: st.DataObject) -> None:
 def test_rooms_of_blocks_against_the_price(chunks: int) -> None:
     """The most layers that fit where the first of every range recompute."""
     model = CostModel(pair())
-    times, found = Estimates(model), set()
+    times, found = GridEstimates(model), set()
     for tp, size, first, last, block in itertools.product((1, 2), (1, 2), (False, True), (False, True), (1, 3)):
         site = model.site(tuple(range(tp)))
         held, limit = flight("1f1b", 0, 3, 9, chunks), site.gpu.usable_memory_bytes
@@ -201,4 +201,4 @@ def test_layers_in_chunks_stand_in_virtual_order() -> None:
         ranges = [own for turn in zip(*(stage.layers for stage in line.stages), strict=True) for own in turn]
         assert [first for first, _ in ranges] == [0, *(end for _, end in ranges[:-1])]
         assert ranges[-1][1] == problem.model.num_layers
-    assert Layers(4, 2, 6, 2).per_stage(4) == (4, 2, 2, 6)
+    assert MegatronLayers(4, 2, 6, 2).per_stage(4) == (4, 2, 2, 6)

@@ -15,9 +15,9 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.solving import Budget
-from solvers.baselines._estimates import Estimates
+from solvers.baselines._estimates import GridEstimates
 from solvers.baselines.metis_atc24.cutting import cuts
-from solvers.baselines.metis_atc24.device_groups import Batching, RankedDevices, StageGroup, shared_out
+from solvers.baselines.metis_atc24.device_groups import MetisBatching, RankedDevices, StageGroup, shared_out
 from solvers.baselines.metis_atc24.lanes import plan_of_cut
 from solvers.baselines.metis_atc24.metis_atc24 import MetisAtc24
 from solvers.baselines.metis_atc24.planner import batchings, sequences
@@ -127,9 +127,9 @@ def slowest_s(problem: Problem, cut: tuple[StageGroup, ...]) -> float:
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_cuts_are_as_good_as_all_cuts(size: int) -> None:
     problem = pair()
-    estimates = Estimates(CostModel(problem))
+    estimates = GridEstimates(CostModel(problem))
     for ranks in sequences(problem):
-        groups = RankedDevices(estimates, ranks, {}).groups(Batching(32 // size, size, 1, "none", True))
+        groups = RankedDevices(estimates, ranks, {}).groups(MetisBatching(32 // size, size, 1, "none", True))
         for stages in range(1, 5):
             best = min((slowest_s(problem, cut) for cut in all_cuts(groups) if len(cut) == stages), default=None)
             limited = replace(problem, space=replace(problem.space, num_stages=stages))
@@ -147,7 +147,7 @@ def test_cuts_are_as_good_as_all_cuts(size: int) -> None:
 def test_lanes_hold_the_same(asked: int | None) -> None:
     """However many lanes, every replica has its samples, and the plan is valid."""
     problem = small.easy(Space(num_pipelines=asked))
-    estimates, rng = Estimates(CostModel(problem)), random.Random(0)
+    estimates, rng = GridEstimates(CostModel(problem)), random.Random(0)
     ranked = RankedDevices(estimates, sequences(problem)[0], {})
     made = 0
     for batching in batchings(problem, "none", True):

@@ -89,8 +89,7 @@ def test_a_deadline_that_nothing_meets(name: str) -> None:
     result = make_solver(name, objective="money", deadline_s=1e-6).solve(problem(), Budget(5.0))
     assert result.status is Status.NOT_FOUND
     assert result.plan is None
-    assert result.reason.strip()
-    assert "\n" not in result.reason
+    assert f"no plan of {name}'s space is estimated to take at most solver.deadline_s=1e-06" in result.reason
 
 
 @EACH

@@ -18,10 +18,10 @@ from hexiopt.result import Result
 from hexiopt.solving import Budget
 from solvers.baselines._plans import dividing_sizes
 from solvers.baselines.symmetric_layouts import (
-    Ring,
+    RingLayouts,
     SymmetricLayouts,
-    Ulysses,
-    Usp,
+    UlyssesLayouts,
+    UspLayouts,
     _Cut,
     _degrees_beside,
     _plan,
@@ -31,7 +31,7 @@ from solvers.core.search import Search
 from solvers.registry import make_solver
 from tests.solvers.sequence.small_layouts import task
 
-RIVALS: dict[str, type[SymmetricLayouts]] = {"ring": Ring, "ulysses": Ulysses, "usp": Usp}
+RIVALS: dict[str, type[SymmetricLayouts]] = {"ring": RingLayouts, "ulysses": UlyssesLayouts, "usp": UspLayouts}
 PROBLEMS = {
     "three_types": lambda: task(("fast", 4), ("slow", 2), ("old", 2), batch=4),
     "tight": lambda: task(("fast", 2), ("slow", 4), seq_len=65536, batch=4, memory_gib=5.0),
@@ -98,7 +98,7 @@ def test_usp_is_as_good_as_its_two_parts(kind: str) -> None:
     for name in ("ring", "ulysses"):
         plan = answer(name, kind).plan
         assert plan is not None
-        assert Usp.space.first_violation(problem_of(kind), plan) is None
+        assert UspLayouts.space.first_violation(problem_of(kind), plan) is None
         assert answer("usp", kind).objective <= 1.005 * answer(name, kind).objective
 
 
