@@ -30,25 +30,25 @@ Sites = frozenset[Any]  # sites of a stage's TP groups; the slowest and fullest 
 
 @dataclass(frozen=True, slots=True)
 class GridMessages:
-    """Per boundary of a grid, forward and backward together: seconds per byte of a message, and latency."""
+    """Messages across each boundary of a grid, forward and backward together: seconds per byte, and latency."""
 
     s_per_byte: tuple[float, ...]
     latency_s: tuple[float, ...]
 
     def seconds(self, num_bytes: float) -> list[float]:
-        """Seconds of both messages of each boundary."""
+        """Seconds of both messages, for each boundary."""
         return [s * num_bytes + more for s, more in zip(self.s_per_byte, self.latency_s, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class GradientRings:
-    """What gradients cross, stage by stage: shared resource, seconds per byte of the stage's gradients."""
+    """Network resources that the gradients of each stage cross: seconds per byte of these gradients, by resource."""
 
     loads: tuple[Load, ...]
     latency_s: float
 
     def sync_s(self, num_bytes: Sequence[float]) -> list[float]:
-        """Both passes over the gradients of each stage, all stages at once."""
+        """Seconds of both passes over the gradients of each stage, when all stages synchronise at once."""
         total: Load = {}
         for load, size in zip(self.loads, num_bytes, strict=True):
             for r, s_per_byte in load.items():
@@ -57,7 +57,7 @@ class GradientRings:
 
 
 class GridEstimates:
-    """Estimates for one search. Keeps what repeats."""
+    """Estimates for the grids of one search; repeated ones are kept."""
 
     def __init__(self, pricer: Pricer) -> None:
         self.pricer = pricer
@@ -74,7 +74,7 @@ class GridEstimates:
         return [frozenset(self.pricer.site(group) for group in slot) for slot in grid.stages]
 
     def stage_s(self, sites: Sites, num_layers: int, first: bool, last: bool, size: int, policy: str) -> float:
-        """Forward and backward of a stage, on its slowest site."""
+        """Seconds of forward and backward of a stage on its slowest site."""
         key = (sites, num_layers, first, last, size, policy)
         found = self._seconds.get(key)
         if found is None:
@@ -86,7 +86,7 @@ class GridEstimates:
     def max_layers(
         self, sites: Sites, first: bool, last: bool, size: int, policy: str, held: Flight, shards: int
     ) -> int:
-        """The most layers of a stage, on its fullest site; at least 0."""
+        """The most layers that fit on the fullest site of a stage; at least 0."""
         key = (sites, first, last, size, policy, held, shards)
         found = self._max_layers.get(key)
         if found is None:
@@ -106,8 +106,10 @@ class GridEstimates:
         held: Flight,
         shards: int,
     ) -> int:
-        """The most layers of a stage of `chunks` equal ranges, on its fullest site: the first ones of each range have a
-        policy, so many, and the others another."""
+        """The most layers that fit on the fullest site of a stage of `chunks` equal ranges.
+
+        `block` states the policy of the first layers of each range, how many these are, and the policy of the others.
+        """
         key = (sites, first, last, size, block, chunks, held, shards)
         found = self._max_layers.get(key)
         if found is None:
@@ -120,7 +122,7 @@ class GridEstimates:
         return found
 
     def messages(self, grid: StageGrid) -> GridMessages:
-        """All pipelines of the grid sending at once."""
+        """The messages of a grid whose pipelines all send at once."""
         load: Load = {}
         ways: list[list[Hop]] = []  # per boundary, all pipelines both ways
         for pipeline in zip(*grid.stages, strict=True):
@@ -147,7 +149,7 @@ class GridEstimates:
         return found
 
     def rings(self, grid: StageGrid) -> "GradientRings":
-        """The rings over the pipelines, one for every TP rank of every stage."""
+        """The gradient rings of a grid: one over its pipelines for every TP rank of every stage."""
         if grid.width == 1:
             return GradientRings(({},) * len(grid.stages), 0.0)
         cluster, network = self.problem.cluster, self.problem.cluster.network
@@ -176,7 +178,7 @@ class GridEstimates:
         return found
 
     def slowest_link(self, slot: tuple[Group, ...]) -> float:
-        """Bytes/s of the slowest link on the rings over a stage's pipelines, nothing else on the way."""
+        """Bytes/s of the slowest link on the rings over a stage's pipelines, with no other traffic."""
         found = self._slowest.get(slot)
         if found is None:
             network = self.problem.cluster.network
@@ -192,10 +194,11 @@ class GridEstimates:
 
 
 class AlignedEstimates(GridEstimates):
-    """Estimates of a step of aligned pipelines."""
+    """Estimates for aligned pipelines, whose TP groups may be of any degree and type."""
 
     def step_s(self, slots: Slots, layers: Sequence[int], policy: str, batches: int, size: int) -> float:
-        """1F1B of the longest pipeline with `batches` micro-batches, every stage as slow as its slowest replica."""
+        """Seconds of a step: 1F1B of `batches` micro-batches with every stage as slow as its slowest replica, then
+        gradients."""
         return self._pipelines_s(slots, policy, batches, size)(layers) + self.gradients_s(slots, layers)
 
     def refined(
@@ -248,7 +251,10 @@ def _rate(way: Hop, load: Load) -> float:
 
 
 def one_f_one_b_s(stage_s: Sequence[float], hop_s: Sequence[float], num_micro_batches: int) -> float:
-    """About what 1F1B takes: the fill, and a beat for each further micro-batch. `hop_s` both ways together."""
+    """Approximate seconds of 1F1B: the fill, and one period for each further micro-batch.
+
+    `hop_s` holds both directions of each boundary together.
+    """
     beat = beat_s(stage_s, hop_s) if num_micro_batches > 1 else 0.0
     return sum(stage_s) + sum(hop_s) + (num_micro_batches - 1) * beat
 
@@ -256,7 +262,10 @@ def one_f_one_b_s(stage_s: Sequence[float], hop_s: Sequence[float], num_micro_ba
 def synced_s(
     pipeline_s: float, stage_s: Sequence[float], hop_s: Sequence[float], sync_s: Sequence[float], chunks: int = 1
 ) -> float:
-    """About when all gradients are synchronised: later stages end earlier, by the backwards of the stages before."""
+    """Approximate time by which all gradients are synchronised.
+
+    A stage starts earlier than the first one by the backward passes of the stages before it.
+    """
     drained = [s * _BACKWARD_SHARE / chunks + hop / 2 for s, hop in zip(stage_s, hop_s, strict=False)]
     return max(pipeline_s - early + s for early, s in zip(accumulate(drained, initial=0.0), sync_s, strict=True))
 
@@ -271,7 +280,7 @@ def _longest_range(
     held: Flight,
     shards: int,
 ) -> int:
-    """The most layers a range that fit, as `GridEstimates.max_layers_of_block` has them."""
+    """The most layers that fit in each range; see `GridEstimates.max_layers_of_block`."""
     policy, leaner, other = block
     lean, rich = model.layer_activation_bytes(policy), model.layer_activation_bytes(other)
     moments = model.moments(held, first, last)

@@ -53,7 +53,7 @@ class SearchLimits:
 
 
 class BestEstimate:
-    """The least estimate of an enumeration so far, and how many candidates it has estimated."""
+    """The least estimate of an enumeration so far, and the number of candidates estimated."""
 
     def __init__(self, seconds: float = math.inf) -> None:
         self.seconds, self.count = seconds, 0
@@ -70,9 +70,9 @@ def best_first(
     limits: SearchLimits,
     best: BestEstimate,
 ) -> Iterator[PlanCandidate]:
-    """The candidates of `skeletons`, which come with a lower bound of their estimates, the least bound first.
+    """The candidates of `skeletons`, which come with lower bounds of their estimates, the least bound first.
 
-    `best` is up to date whenever `expand` goes on.
+    `best` includes every candidate yielded before `expand` resumes.
     """
     for bound, skeleton in skeletons:
         if bound > limits.slack * best.seconds:
@@ -85,9 +85,10 @@ def best_first(
 
 
 class Baseline(SearchSolver):
-    """A published planner as a `Solver`: a subclass states its space, and enumerates it by its own estimate.
+    """A published planner as a `Solver`: a subclass states its space, and enumerates it with its own estimate.
 
-    Options of a baseline are fields of a frozen dataclass, so that the registry and the command line know them.
+    The options of a baseline are the fields of a frozen dataclass, from which the registry and the command line know
+    them.
     """
 
     capabilities = Capabilities(kind="baseline")
@@ -96,21 +97,22 @@ class Baseline(SearchSolver):
 
     @abstractmethod
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
-        """The baseline's own search. Estimates are in seconds; infinite ones are left out.
+        """The baseline's own search.
 
-        What takes longer than some ms between two candidates asks `run.go_on()` itself.
+        Estimates are in seconds (or in money, by the objective); infinite ones are dropped. Work of more than some
+        milliseconds between two candidates must ask `run.go_on()` itself.
         """
 
     def published_space(self) -> PublishedSpace:
-        """What plans with the options of this baseline obey."""
+        """The space under the options of this baseline."""
         return self.space
 
     def pricing(self, run: Search) -> "CandidatePricing":
-        """How candidates are priced: by the time of a step."""
+        """How candidates are priced and compared."""
         return CandidatePricing(run, self.limits.max_without_improvement)
 
     def search(self, run: Search, rng: random.Random) -> None:
-        """Price candidates in order of their estimates; steps are plans priced. May raise InputError."""
+        """Price candidates in the order of their estimates; each plan priced is a step. May raise InputError."""
         pricing = self.pricing(run)
         for candidate in ranked(self, run):
             if pricing.ended or not run.go_on():
@@ -120,7 +122,7 @@ class Baseline(SearchSolver):
 
 
 def ranked(baseline: Baseline, run: Search) -> list[PlanCandidate]:
-    """All candidates found in time, by turn, best estimate first; equal estimates in the order found."""
+    """All candidates found in time, sorted by turn and then by estimate; equal ones stay in the order found."""
     found = []
     for candidate in baseline.candidates(run, random.Random(run.seed)):
         if candidate.estimate_s < math.inf:
@@ -131,7 +133,10 @@ def ranked(baseline: Baseline, run: Search) -> list[PlanCandidate]:
 
 
 class CandidatePricing:
-    """Candidates priced so far: which was best, why the first invalid one is, how many have fitted since the best."""
+    """Prices candidates by the time of a step.
+
+    It knows the best one, the violation of the first invalid one, and how many plans have fitted since the best.
+    """
 
     def __init__(self, run: Search, max_without_improvement: int) -> None:
         self.run, self._max_without_improvement = run, max_without_improvement
@@ -142,11 +147,11 @@ class CandidatePricing:
 
     @property
     def ended(self) -> bool:
-        """Whether too many plans have not been better."""
+        """Whether too many plans in a row have not been better."""
         return self.without_improvement >= self._max_without_improvement
 
     def price(self, candidate: PlanCandidate) -> bool:
-        """Price one, if it makes a new plan that is valid; whether it is the best so far."""
+        """Price the plan of a candidate if it is new and valid; returns whether it is the best so far."""
         plan = candidate.make()
         if plan is None or plan in self._seen:
             return False
@@ -164,7 +169,7 @@ class CandidatePricing:
         return improves
 
     def _evaluate(self, plan: Plan) -> tuple[bool, bool]:
-        """Price a plan and offer it where it may be the best: whether it fits, and whether it is better than before."""
+        """Price a plan, and offer it if it may be the best; returns whether it fits and whether it is the best."""
         run = self.run
         before_s, pipelines = run.best_s, run.pricer.pipelines(plan)
         if max(pipeline.end_s for pipeline in pipelines) < before_s:
@@ -173,7 +178,10 @@ class CandidatePricing:
         return fits, run.best_s < before_s
 
     def finish(self) -> str:
-        """Replace the best candidate by its first better neighbour while there is one. Without any plan, why."""
+        """Replace the best candidate by its first better neighbour while there is one.
+
+        Returns why there is no plan, if known.
+        """
         improved = True
         while improved and self.best is not None and self.best.neighbours is not None:
             improved = any(self.run.go_on() and self.price(neighbour) for neighbour in self.best.neighbours())

@@ -33,7 +33,7 @@ class StageGrid:
 
     @property
     def width(self) -> int:
-        """Pipelines."""
+        """Number of pipelines."""
         return len(self.stages[0])
 
     @property
@@ -41,14 +41,12 @@ class StageGrid:
         """GPUs of a TP group."""
         return len(self.stages[0][0])
 
-    def sizes(self, problem: Problem) -> list[int]:
-        """Micro-batch sizes that divide a pipeline's share of the global batch."""
-        share = problem.workload.global_batch // self.width
-        return [size for size in problem.space.micro_batch_sizes(share) if share % size == 0]
-
 
 def laid_out(groups: Sequence[Group], stages: int, along: bool) -> StageGrid:
-    """The grid of `groups` in rank order; `stages` divides their number. `along`: neighbours form a pipeline."""
+    """The grid of `groups` in rank order; `stages` divides their number.
+
+    Neighbours form a stage, or with `along` a pipeline.
+    """
     width = len(groups) // stages
     if along:
         return StageGrid(tuple(tuple(groups[k * stages + s] for k in range(width)) for s in range(stages)))
@@ -56,9 +54,9 @@ def laid_out(groups: Sequence[Group], stages: int, along: bool) -> StageGrid:
 
 
 def grids(problem: Problem, groups: Sequence[Group], *, both: bool) -> Iterator[StageGrid]:
-    """All grids of `groups` whose pipelines share the batch equally and whose stages get a layer each.
+    """All grids of `groups` whose pipelines share the batch equally and whose stages hold at least a layer.
 
-    Neighbours form a stage, with `both` also a pipeline.
+    Neighbours form a stage; with `both`, grids in which they form a pipeline are included.
     """
     space, count = problem.space, len(groups)
     for stages in range(1, min(count, problem.model.num_layers) + 1):
@@ -72,8 +70,10 @@ def grids(problem: Problem, groups: Sequence[Group], *, both: bool) -> Iterator[
 
 
 def processes_per_machine(problem: Problem) -> list[int]:
-    """Numbers of processes that a launcher may start on every machine, a smaller one running one for each of its GPUs:
-    the sizes of machines, largest first."""
+    """Numbers of processes that a launcher may start on every machine: the sizes of all machines, largest first.
+
+    A machine of fewer GPUs runs one process for each.
+    """
     return sorted({len(own) for own in problem.usable_by_machine.values()}, reverse=True)
 
 
@@ -92,13 +92,14 @@ def _machines_in_order(problem: Problem, devices: Iterable[int]) -> list[int]:
 
 
 def follow_machines(problem: Problem, devices: Sequence[int]) -> bool:
-    """Whether `devices` are the ranks of some machines one after another, as many of each or all that it has."""
+    """Whether `devices` run through machines one after another, equally many of each, or all where it has fewer."""
     machines = _machines_in_order(problem, devices)
     return any(tuple(devices) == rank_devices(problem, machines, most) for most in processes_per_machine(problem))
 
 
 def follows_ranks(problem: Problem, plan: Plan, processes: Iterable[int], *, both: bool) -> bool:
-    """Whether the devices of a symmetric plan are a grid of an order of machines, of up to so many processes each."""
+    """Whether the devices of a symmetric plan form a grid along some order of machines, with one of the numbers of
+    `processes` on each."""
     tp = plan.pipelines[0].stages[0].tp
     for along in (False, True)[: 1 + both]:
         groups = _groups_by_rank(plan, along)
@@ -109,7 +110,7 @@ def follows_ranks(problem: Problem, plan: Plan, processes: Iterable[int], *, bot
 
 
 def _groups_by_rank(plan: Plan, along: bool) -> list[Group]:
-    """The TP groups of a plan whose pipelines have equally many stages, as ranks count them; see `laid_out`."""
+    """The TP groups in rank order of a plan whose pipelines have equally many stages; see `laid_out`."""
     groups = [[stage.devices for stage in pipeline.stages] for pipeline in plan.pipelines]
     return [group for turn in (groups if along else zip(*groups, strict=True)) for group in turn]
 
@@ -138,15 +139,15 @@ RANKS_OF_SOME = Rule(
 
 
 def tp_degrees(problem: Problem) -> list[int]:
-    """TP degrees that some machine allows and the model divides by."""
+    """TP degrees that some machine allows and that divide the model."""
     allowed = {t for own in problem.usable_by_machine.values() for t in problem.space.allowed_tp(len(own))}
     return sorted(tp for tp in allowed if divides_model(problem, tp))
 
 
 def machine_classes(problem: Problem) -> list[list[int]]:
-    """Machines that may stand for each other, slowest class first.
+    """Classes of interchangeable machines, the slowest class first.
 
-    They are of one kind, have as many devices to use, and each links to all other machines as the other does.
+    Machines of a class are of one kind, have equally many usable devices, and have equal links to all other machines.
     """
     cluster, devices = problem.cluster, problem.usable_by_machine
     tables = (cluster.network.bandwidth, cluster.network.latency_s)
@@ -171,11 +172,11 @@ def machine_classes(problem: Problem) -> list[list[int]]:
 
 
 def machine_orders(problem: Problem, limit: int, *, subsets: bool) -> list[tuple[int, ...]]:
-    """Orders of all machines, or with `subsets` also of some, up to exchanging machines of a class.
+    """Orders of all machines, and with `subsets` of some of them; machines of a class are interchangeable.
 
-    All of them where they are at most `limit`. Else classes stay together, in every order of up to four classes (of
-    more: by speed or along fat links, both ways), with any number of machines of each class, or where that is still too
-    much with all or none; at the last, only the slowest classes are left out.
+    If there are more than `limit` orders, machines of a class stay together: in every order of up to four classes (of
+    more, by speed or along fast links, both ways), with any number of machines of each class. If these are still too
+    many, with all machines of a class or none; and at last, only the slowest classes are left out.
     """
     classes = machine_classes(problem)
     full = tuple(len(members) for members in classes)
@@ -229,7 +230,8 @@ def _blocks(counts: Sequence[int], linked: Sequence[int]) -> Iterator[tuple[int,
 
 
 def _by_link(problem: Problem, machines: Sequence[int]) -> list[int]:
-    """Positions of `machines`, from the first, so that each is followed by the one it has the fattest link to."""
+    """Positions of `machines`, beginning with the first, so that each is followed by the one to which its link is
+    fastest."""
     bandwidth = problem.cluster.network.bandwidth
     order, left = [0], list(range(1, len(machines)))
     while left:
@@ -248,10 +250,11 @@ def filled(
     along: bool,
     near: bool,
 ) -> Slots | None:
-    """TP groups for all slots, stage by stage or `along` pipeline by pipeline; None where devices do not suffice.
+    """TP groups for all slots, filled stage by stage or `along` pipelines; None if there are too few devices.
 
-    `machines[k]` are the devices of each machine of kind k. Stage s takes the first (kind, TP degree) of `wanted[s]`
-    that a machine has devices for: the kind's first machine, or the one `near` the pipeline's stage before.
+    `machines[k]` holds the devices of each machine of kind k. Stage s takes the first (kind, TP degree) of `wanted[s]`
+    for which a machine has devices left: the first such machine, or with `near` the one with the fastest link to the
+    stage before.
     """
     free = [[list(own) for own in kind] for kind in machines]
     stages = len(wanted)
@@ -267,7 +270,8 @@ def filled(
 
 
 def _taken(problem: Problem, machines: list[list[int]], tp: int, near: int | None) -> Group | None:
-    """`tp` devices of the first machine that has them, or of the one best linked to the device `near`; None without."""
+    """Takes `tp` devices of the first machine that has them, or of the one with the fastest link to device `near`; None
+    if no machine has."""
     able = (own for own in machines if len(own) >= tp)
     if near is None:
         own = next(able, None)
@@ -282,7 +286,7 @@ def _taken(problem: Problem, machines: list[list[int]], tp: int, near: int | Non
 
 
 def linked_areas(problem: Problem) -> list[Area]:
-    """All machines, and where links differ, those that links of at least some rate join; the larger areas first."""
+    """All machines, and where links differ the sets connected by links of at least a certain rate; largest first."""
     machines = list(problem.usable_by_machine)
     found = {frozenset(machines)}
     if problem.cluster.groups or problem.cluster.links:
@@ -301,7 +305,7 @@ def linked_areas(problem: Problem) -> list[Area]:
 
 
 def areas(problem: Problem) -> list[Area]:
-    """Linked areas, each class of machines, and one machine of each class; the smaller areas first."""
+    """Linked areas, every class of machines, and one machine of every class; smallest first."""
     found = set(linked_areas(problem))
     for members in machine_classes(problem):
         found |= {frozenset(members), frozenset(members[:1])}

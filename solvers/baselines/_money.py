@@ -18,9 +18,9 @@ _TOLERANCE = 1.25  # estimates that exceed the deadline by less are priced still
 
 
 def prices_per_s(problem: Problem) -> tuple[float, ...]:
-    """Money for a second of each device of the cluster: its share of the machine's price per hour.
+    """Price per second of every device of the cluster: its share of the price of its machine.
 
-    Raises InputError where a usable machine has no price.
+    Raises InputError if a usable machine has no price.
     """
     cluster = problem.cluster
     for m in problem.usable_by_machine:
@@ -35,14 +35,14 @@ def prices_per_s(problem: Problem) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Objective:
-    """What a step on some devices is ranked by, the less the better: its seconds, or with `prices` its money."""
+    """The objective by which candidates are ranked, to be minimised: seconds of a step, or with `prices` its money."""
 
     prices: tuple[float, ...] | None = None
     deadline_s: float = math.inf
 
     @property
     def latest_s(self) -> float:
-        """Estimates beyond this are well beyond the deadline."""
+        """The longest estimate that may still turn out to meet the deadline."""
         return _TOLERANCE * self.deadline_s
 
     def of(self, devices: Iterable[int], seconds: float) -> float:
@@ -70,9 +70,9 @@ class Objective:
 
 @dataclass(frozen=True)
 class MoneyBaseline(Baseline):
-    """A baseline with `objective` time (seconds of a step) or money (of a step that takes at most `deadline_s`).
+    """A baseline whose `objective` is time (seconds of a step) or money (of a step that takes at most `deadline_s`).
 
-    Raises InputError for unknown objectives, for deadlines that are not positive, and for one without money.
+    Raises InputError for an unknown objective, a deadline that is not positive, and a deadline without money.
     """
 
     objective: str = "time"
@@ -87,20 +87,20 @@ class MoneyBaseline(Baseline):
             raise InputError(f"solver.deadline_s: {self.deadline_s} is out of range; state seconds of a step above 0")
 
     def objective_of(self, problem: Problem) -> Objective:
-        """How candidates are ranked. Raises InputError where money is the objective and a price is missing."""
+        """How candidates are ranked. Raises InputError if money is the objective and a price is missing."""
         if self.objective == "time":
             return Objective()
         return Objective(prices_per_s(problem), self.deadline_s or math.inf)
 
     def pricing(self, run: Search) -> CandidatePricing:
-        """By the objective. Raises as `objective_of`."""
+        """By the objective. Raises InputError as `objective_of` does."""
         return (
             super().pricing(run) if self.objective == "time" else CheapestPricing(run, self.objective_of(run.problem))
         )
 
 
 class CheapestPricing(CandidatePricing):
-    """Prices candidates by money: the trajectory has the plan of least money within the deadline alone."""
+    """Compares plans within the deadline by money. Only the cheapest is offered, so the trajectory has one point."""
 
     def __init__(self, run: Search, objective: Objective) -> None:
         super().__init__(run, _MAX_WITHOUT_CHEAPER)
@@ -109,7 +109,7 @@ class CheapestPricing(CandidatePricing):
         self._least, self._fastest_s = math.inf, math.inf
 
     def _evaluate(self, plan: Plan) -> tuple[bool, bool]:
-        """Price a plan: whether it fits, and whether it is the cheapest in time so far."""
+        """Price a plan; returns whether it fits, and whether it is the cheapest so far within the deadline."""
         cost = self.run.pricer.price(plan)
         if not cost.fits:
             self.run.offer(plan, cost)
@@ -122,7 +122,7 @@ class CheapestPricing(CandidatePricing):
         return True, True
 
     def finish(self) -> str:
-        """Offer the cheapest plan. Without one, why."""
+        """Offer the cheapest plan. Returns why there is none, if known."""
         if self._cheapest is not None:
             self.run.offer(*self._cheapest)
         elif self._fastest_s < math.inf:
@@ -139,5 +139,5 @@ class CheapestPricing(CandidatePricing):
 
 
 def money(prices: Sequence[float], plan: Plan, step_time_s: float) -> float:
-    """What a step costs: every device of the plan, rented for `step_time_s`. In the currency of the cluster file."""
+    """Money for a step, in the currency of the cluster file: every device of the plan is rented for `step_time_s`."""
     return sum(prices[device] for device in plan.devices()) * step_time_s

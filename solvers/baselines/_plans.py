@@ -14,7 +14,7 @@ Ranges = tuple[tuple[int, int], ...]  # layers of a stage
 
 
 def one_f_one_b(problem: Problem) -> str | None:
-    """The schedule of the workload that runs 1F1B: interleaved does, with one layer range a stage. None: no such."""
+    """The allowed schedule that runs 1F1B (interleaved does so with one layer range a stage); None if there is none."""
     allowed = schedules(problem.workload)
     return next((name for name in ("1f1b", "interleaved") if name in allowed), None)
 
@@ -25,21 +25,22 @@ def optimizer_shardings(problem: Problem) -> list[int]:
 
 
 def optimizer_sharding(problem: Problem) -> int | None:
-    """The most that the runtimes of these planners shard, ZeRO-1 where the workload allows it; None: nothing allowed.
+    """ZeRO-1 if the workload allows it, else 0 if that is allowed, else None.
 
-    It never costs time under our cost model: a reduce-scatter and an all-gather for an all-reduce.
+    Under our cost model ZeRO-1 never costs time: a reduce-scatter and an all-gather replace an all-reduce.
     """
     return max(optimizer_shardings(problem), default=None)
 
 
 def even_parts(total: int, count: int) -> list[int]:
-    """`total` in `count` parts within one of each other, the larger ones first."""
+    """`total` split into `count` parts within one of each other, the larger ones first."""
     low, extra = divmod(total, count)
     return [low + (k < extra) for k in range(count)]
 
 
 def dividing_sizes(problem: Problem, num_pipelines: int) -> list[int]:
-    """Micro-batch sizes that divide a pipeline's equal share of the global batch; none where there is no such share."""
+    """Micro-batch sizes that divide the equal share of every pipeline; none if pipelines do not divide the global
+    batch."""
     share, rest = divmod(problem.workload.global_batch, num_pipelines)
     return [] if rest else [size for size in problem.space.micro_batch_sizes(share) if share % size == 0]
 
@@ -48,21 +49,21 @@ def dividing_sizes(problem: Problem, num_pipelines: int) -> list[int]:
 
 
 def stage_pairs(num_stages: int, few: int, reach: int) -> list[tuple[int, int]]:
-    """(giver, taker) of a layer: any two of up to `few` stages, those at most `reach` apart of more."""
+    """Pairs (giver, taker) of stages: any two of up to `few` stages; of more stages, those at most `reach` apart."""
     if num_stages <= few:
         reach = num_stages
     return [(a, b) for a, b in permutations(range(num_stages), 2) if abs(a - b) <= reach]
 
 
 def with_layer_moved(layers: Sequence[int], giver: int, taker: int) -> tuple[int, ...]:
-    """`layers` per stage with one moved."""
+    """`layers` per stage with one layer moved."""
     return tuple(n - (s == giver) + (s == taker) for s, n in enumerate(layers))
 
 
 def neighbouring_layers(
     layers: Sequence[int], max_layers: Sequence[int], few: int, reach: int = 0
 ) -> list[tuple[int, ...]]:
-    """`layers` per stage with one moved, within `max_layers`; between which stages, see `stage_pairs`."""
+    """All `layers` per stage with one layer moved, within `max_layers`, between the stages of `stage_pairs`."""
     pairs = stage_pairs(len(layers), few, reach)
     return [with_layer_moved(layers, a, b) for a, b in pairs if layers[a] > 1 and layers[b] < max_layers[b]]
 
@@ -75,9 +76,9 @@ def shifted(
     few: int = 12,
     passes: int = 5,
 ) -> tuple[tuple[int, ...], float]:
-    """`layers` per stage after moving single layers, within `max_layers`, while `seconds` falls; and the seconds.
+    """Moves single layers, within `max_layers`, while `seconds` falls; returns the layers per stage and their seconds.
 
-    Between any two of up to `few` stages, between near ones of more; in at most so many passes over all pairs.
+    Layers move between any two of up to `few` stages and between near ones of more, in at most `passes` passes.
     """
     best, best_s = tuple(layers), seconds(layers)
     pairs = stage_pairs(len(best), few, reach=2)

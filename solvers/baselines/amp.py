@@ -33,7 +33,7 @@ from hexiopt.problem.space import schedules
 from solvers.baselines._estimates import GridEstimates, one_f_one_b_s, synced_s
 from solvers.baselines._frame import Baseline, PlanCandidate
 from solvers.baselines._grids import GRID_OF_ALL, StageGrid, grids, machine_orders, rank_groups, tp_degrees
-from solvers.baselines._plans import aligned_plan, optimizer_shardings, shifted
+from solvers.baselines._plans import aligned_plan, dividing_sizes, optimizer_shardings, shifted
 from solvers.baselines._published_space import ONE_TP_OF_MODEL, PublishedSpace
 from solvers.core.search import Search
 
@@ -44,13 +44,13 @@ _LISTED, _SHIFTED = 0.35, 0.5  # shares of the time limit: when all is listed, a
 
 
 class Amp(Baseline):
-    """All degrees, micro-batch sizes and orders of machines, each with its best layers."""
+    """Searches all degrees, micro-batch sizes and orders of machines, each with its best layers."""
 
     name = "amp"
     space = PublishedSpace(schedules=("1f1b",), tp=ONE_TP_OF_MODEL, devices=GRID_OF_ALL)
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
-        """First the best by AMP's estimate, then by one that sees a shared network, with the layers that it wants."""
+        """First the best by AMP's estimate, then the best by an estimate of a shared network, with layers to match."""
         times = GridEstimates(run.pricer)
         found = sorted(_found(times, run), key=lambda one: one.estimate_s)
         yield from (one.candidate(0) for one in found[:_BEST])
@@ -68,7 +68,7 @@ class Amp(Baseline):
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """All that is chosen but the layers, of which each stage has at most `max_layers`."""
+    """All that is chosen except the layers; at most `max_layers` of them fit each stage."""
 
     grid: StageGrid
     size: int
@@ -78,7 +78,7 @@ class _Choice:
     max_layers: tuple[int, ...]
 
     def linear_s(self, times: GridEstimates) -> tuple[list[float], list[float]]:
-        """Seconds of a layer of each stage, and of embedding and head on top."""
+        """Seconds of a layer on each stage, and what embedding and head add."""
         sites = times.sites(self.grid)
         last = len(sites) - 1
         layer_s = [times.stage_s(own, 1, False, False, self.size, self.policy) for own in sites]
@@ -93,19 +93,19 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A choice, layers for it, and an estimate."""
+    """A choice with its layers, and an estimate of the step."""
 
     estimate_s: float
     choice: _Choice
     layers: tuple[int, ...]
 
     def candidate(self, turn: int) -> PlanCandidate:
-        """As a candidate of that turn."""
+        """The candidate, priced in that turn."""
         return PlanCandidate(self.estimate_s, partial(self.choice.plan, self.layers), turn)
 
 
 def _found(times: GridEstimates, run: Search) -> Iterator[_Found]:
-    """All grids with all choices, few enough to list."""
+    """All grids with all choices; they are few enough to list."""
     problem, devices = times.problem, len(times.problem.usable_devices)
     if "1f1b" not in schedules(problem.workload):
         return
@@ -123,10 +123,10 @@ def _found(times: GridEstimates, run: Search) -> Iterator[_Found]:
 
 
 def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[_Choice]:
-    """Micro-batch sizes, sharding and policies on a grid."""
+    """All micro-batch sizes, shardings and policies on a grid."""
     problem, width, stages = times.problem, grid.width, len(grid.stages)
     sites = times.sites(grid)
-    for size in grid.sizes(problem):
+    for size in dividing_sizes(problem, grid.width):
         count = problem.workload.global_batch // (width * size)
         by_speed = sorted(
             times.pricer.policies(), key=lambda policy: times.stage_s(sites[0], 1, False, False, size, policy)
@@ -151,7 +151,7 @@ def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[_Choice]:
 
 
 def _split(times: GridEstimates, choice: _Choice) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """The best layers by AMP's estimate, and that."""
+    """The best few splits of the layers by AMP's estimate, each with that estimate."""
     size, stages = choice.size, choice.grid.stages
     hop_s = times.pricer.hop_s
     message_s = sum(
@@ -165,7 +165,7 @@ def _split(times: GridEstimates, choice: _Choice) -> Iterator[tuple[float, tuple
 
 
 def _shifted(times: GridEstimates, choice: _Choice, layers: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
-    """`layers` as 1F1B and gradients on a shared network want them, and the seconds."""
+    """`layers` shifted by an estimate of 1F1B and gradient sync on a shared network, and that estimate."""
     hop_s = times.messages(choice.grid).seconds(choice.size * times.sequence_bytes)
     rings, (layer_s, added_s) = times.rings(choice.grid), choice.linear_s(times)
 
@@ -186,10 +186,11 @@ def best_splits(
     num_layers: int,
     num_micro_batches: int,
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """Layers per stage with the least (M − 1) · slowest + sum of stages, the best few; seconds and layers.
+    """The best few splits by (M − 1) · slowest stage + sum of stages: (seconds, layers per stage).
 
-    Stage s takes `added_s[s]` and `layer_s[s]` per layer, of which at most `max_layers[s]` fit. Under any limit on
-    the slowest stage the sum is least with the layers on the fastest stages, so trying all limits is exact.
+    Stage s takes `added_s[s]` and `layer_s[s]` per layer, of which at most `max_layers[s]` fit. Under any limit on the
+    slowest stage, the sum is least with as many layers as possible on the fastest stages, so trying all limits is
+    exact.
     """
     stages = len(layer_s)
     speed, added, fitting = np.array(layer_s), np.array(added_s), np.minimum(max_layers, num_layers - stages + 1)
@@ -212,7 +213,7 @@ def best_splits(
 
 
 def _all_reduce_s(times: GridEstimates, grid: StageGrid, layers: Sequence[int]) -> float:
-    """The slowest stage's gradients around the slowest link of its ring, twice."""
+    """Seconds of the slowest stage's all-reduce: its gradients cross the slowest link of its ring twice."""
     width, model = grid.width, times.problem.model
     slowest_s = 0.0
     for slot, count in zip(grid.stages, layers, strict=True):

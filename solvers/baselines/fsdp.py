@@ -54,7 +54,7 @@ class _Passes:
 
 
 class Fsdp(Baseline):
-    """All subsets of machines, sharding strategies, micro-batch sizes and policies."""
+    """Tries all subsets of machines, sharding strategies, micro-batch sizes and recompute policies."""
 
     name = "fsdp"
     space = PublishedSpace(
@@ -67,7 +67,7 @@ class Fsdp(Baseline):
     )
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
-        """Everything that fits memory."""
+        """All combinations that fit memory."""
         problem = run.problem
         allowed = [sharding for sharding in STRATEGIES if sharding.stage in sharding_stages(problem.workload)]
         for devices, sharding in product(device_sets(problem), allowed):
@@ -80,9 +80,9 @@ class Fsdp(Baseline):
 
 
 def device_sets(problem: Problem) -> Iterator[tuple[int, ...]]:
-    """GPUs of all subsets of machines up to exchanging machines of a class, the largest first.
+    """Devices of all subsets of machines, the largest subsets first; machines of a class are interchangeable.
 
-    Of very many, only those that take a class of machines whole or not at all.
+    If there are too many subsets, only those that take all machines of a class or none.
     """
     classes = machine_classes(problem)
     subsets = list(islice(product(*(range(len(members), -1, -1) for members in classes)), _MAX_SUBSETS + 1))
@@ -117,12 +117,12 @@ def _passes(problem: Problem, devices: Sequence[int], sharding: Sharding) -> _Pa
 
 
 def _mixes(problem: Problem) -> bool:
-    """Whether layers may differ in what they recompute."""
+    """Whether the layers of a stage may have different recompute policies."""
     return problem.space.recompute_per_stage and problem.space.recompute_per_layer
 
 
 class FsdpTrial:
-    """A micro-batch size on some devices: what fits, and how long the slowest of them computes."""
+    """A micro-batch size and a sharding on some devices: which recompute fits, and what the slowest device computes."""
 
     def __init__(self, pricer: Pricer, devices: Sequence[int], sharding: Sharding, size: int) -> None:
         self.devices, self.sharding, self.size = devices, sharding, size
@@ -138,7 +138,7 @@ class FsdpTrial:
         self._held = in_flight(schedule, 0, 1, self.count)
 
     def recomputes(self) -> Iterator[Recompute]:
-        """Policies that fit; and any two, the leaner for as few layers as memory asks for."""
+        """Single policies that fit, then pairs in which the leaner one takes as few layers as memory allows."""
         layers, pricer = self.problem.model.num_layers, self.pricer
         policies = recompute_policies(self.problem.workload)
         at = (True, True, self.size)
@@ -158,7 +158,7 @@ class FsdpTrial:
                 yield lean_first(lean, num_lean, rich, layers)
 
     def seconds(self, recompute: Recompute) -> tuple[float, float]:
-        """Forward and backward of a micro-batch, on the slowest device for each."""
+        """Seconds of forward and backward of a micro-batch, each on its slowest device."""
         pricer, at = self.pricer, (self.problem.model.num_layers, True, True, self.size)
         if isinstance(pricer, CostModel):
             each = [pricer.recomputing_s(site, *at, recompute) for site in self._sites]
@@ -168,7 +168,7 @@ class FsdpTrial:
 
 
 def _estimate_s(trial: FsdpTrial, passes: _Passes, recompute: Recompute) -> float:
-    """All micro-batches on the slowest GPU, the larger of compute and communication."""
+    """Seconds of a step on the slowest GPU; the larger of compute and communication counts in every micro-batch."""
     workload, layers, zero = trial.problem.workload, trial.problem.model.num_layers, trial.sharding.stage
     forward_s, backward_s = trial.seconds(recompute)
     gather_s, scatter_s = passes.within_s * workload.element_bytes, passes.within_s * workload.stored_gradient_bytes

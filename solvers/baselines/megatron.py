@@ -38,7 +38,7 @@ from solvers.baselines._grids import (
     rank_groups,
     tp_degrees,
 )
-from solvers.baselines._plans import Ranges, aligned_plan, optimizer_shardings
+from solvers.baselines._plans import Ranges, aligned_plan, dividing_sizes, optimizer_shardings
 from solvers.baselines._published_space import INTERLEAVED_STAGES, ONE_TP_OF_MODEL, PublishedSpace, Rule
 from solvers.core.search import Search
 
@@ -50,7 +50,7 @@ _SPLITS = 3  # layer splits kept of each choice of everything else
 
 @dataclass(frozen=True, slots=True)
 class MegatronLayers:
-    """Layers of the first, of every middle and of the last stage, in `chunks` ranges each; of one stage in `first`."""
+    """Layers of the first, every middle and the last stage, in `chunks` ranges each; a lone stage is the first."""
 
     first: int
     middle: int
@@ -64,7 +64,8 @@ class MegatronLayers:
 
 @dataclass(frozen=True, slots=True)
 class MegatronRecompute:
-    """What all stages recompute: a policy of all layers, or of the first `block` of every range, none of the others."""
+    """What all stages recompute: `policy` for all layers, or for the first `block` layers of every range and none for
+    the others."""
 
     policy: str
     block: int | None = None
@@ -85,7 +86,7 @@ def _recomputes_first_layers(problem: Problem, plan: Plan) -> bool:
 
 
 class Megatron(Baseline):
-    """Every grid in the order of a bound on it, every choice within a grid by its estimate."""
+    """Opens grids in the order of a lower bound; within a grid, every choice is estimated."""
 
     name = "megatron"
     space = PublishedSpace(
@@ -106,13 +107,13 @@ class Megatron(Baseline):
     limits = SearchLimits(slack=1.25)
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
-        """Grids until their bound is clearly above the best estimate."""
+        """The choices of all grids whose bound is not clearly above the best estimate."""
         times = GridEstimates(run.pricer)
         yield from best_first(run, _bounded_grids(times, run), partial(_choices, times), self.limits, BestEstimate())
 
 
 def _bounded_grids(times: GridEstimates, run: Search) -> list[tuple[float, StageGrid]]:
-    """Grids with a bound on their step time, least first: layers as fast as compute alone allows them."""
+    """Grids with a lower bound of their step time from compute alone, the least bound first."""
     problem = times.problem
     found: dict[StageGrid, float] = {}
     for order in machine_orders(problem, _MAX_ORDERS, subsets=True):
@@ -131,10 +132,10 @@ def _by_bound(found: dict[StageGrid, float]) -> list[tuple[float, StageGrid]]:
 
 
 def _bound_s(times: GridEstimates, grid: StageGrid) -> float:
-    """All micro-batches on the slowest stage, layers split as well as first and last stage may differ."""
+    """Seconds of all micro-batches on the slowest stage, with the best split in which the end stages may differ."""
     problem, sites = times.problem, times.sites(grid)
     bounds = []
-    for size in grid.sizes(problem):
+    for size in dividing_sizes(problem, grid.width):
         layer_s = [min(times.stage_s(s, 1, False, False, size, p) for p in times.pricer.policies()) for s in sites]
         slowest = max(layer_s[1:-1], default=0.0)
         ends = layer_s if len(layer_s) < 3 else [layer_s[0], layer_s[-1]]
@@ -144,10 +145,10 @@ def _bound_s(times: GridEstimates, grid: StageGrid) -> float:
 
 
 def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[PlanCandidate]:
-    """Micro-batch sizes, schedules, sharding, policies and layers on a grid that fit memory."""
+    """All micro-batch sizes, schedules, shardings, policies and layers that fit memory on a grid."""
     problem, width, stages = times.problem, grid.width, len(grid.stages)
     sites, messages, rings = times.sites(grid), times.messages(grid), times.rings(grid)
-    for size in grid.sizes(problem):
+    for size in dividing_sizes(problem, grid.width):
         count = problem.workload.global_batch // (width * size)
         hop_s = messages.seconds(size * times.sequence_bytes)
         by_speed = sorted(
@@ -171,10 +172,10 @@ def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[PlanCandidate]:
 def _recomputings(
     problem: Problem, by_speed: Sequence[str], chunks: int, max_layers_with: Callable[[MegatronRecompute], list[int]]
 ) -> Iterator[tuple[MegatronRecompute, list[int]]]:
-    """What is worth recomputing, and the most layers of each stage with it.
+    """Recompute worth trying, with the most layers that then fit each stage.
 
-    Where memory binds nowhere, more recompute is worse. Blocks from the shortest with which the model fits, and a few
-    layers longer, so that layers may go to faster stages.
+    Where memory binds nowhere, more recompute is only slower. Blocks begin with the shortest with which the model fits;
+    a few longer ones let layers move to faster stages.
     """
     num_layers, lengths = problem.model.num_layers, _block_lengths(problem, chunks)
 
@@ -199,7 +200,7 @@ def _recomputings(
 
 
 def _block_lengths(problem: Problem, chunks: int) -> range:
-    """Layers of each of `chunks` ranges that may recompute while others of the same range do not."""
+    """Numbers of first layers of each of `chunks` ranges that may recompute while the others do not."""
     space, policies = problem.space, recompute_policies(problem.workload)
     some = space.recompute_per_stage and space.recompute_per_layer and {"none", "full"} <= set(policies)
     return range(1, problem.model.num_layers // chunks) if some else range(0)
@@ -214,7 +215,7 @@ def _max_layers(
     shards: int,
     recompute: MegatronRecompute,
 ) -> list[int]:
-    """The most layers of every stage, on its fullest site."""
+    """The most layers that fit on the fullest site of every stage."""
     found, count, policy = [], len(sites), recompute.policy
     for s, own in enumerate(sites):
         first, last, held = s == 0, s == count - 1, flight("1f1b", s, count, num_micro_batches, chunks)
@@ -227,7 +228,7 @@ def _max_layers(
 
 
 def _chunk_counts(problem: Problem, stages: int, num_micro_batches: int) -> list[int]:
-    """Layer ranges a stage that the schedules allow; one stands for plain 1F1B."""
+    """Numbers of layer ranges a stage that the schedules allow; 1 stands for plain 1F1B."""
     allowed = schedules(problem.workload)
     found = [1] if "1f1b" in allowed else []
     if "interleaved" in allowed and stages > 1 and num_micro_batches % stages == 0:
@@ -237,8 +238,8 @@ def _chunk_counts(problem: Problem, stages: int, num_micro_batches: int) -> list
 
 @dataclass(frozen=True, slots=True)
 class _PipelineTimes:
-    """Seconds of one layer of each stage, what the first `block` of them take longer, of embedding and head on top, and
-    of messages at each boundary."""
+    """Seconds that make up those of a pipeline: of a layer on each stage, what each of the first `block` layers takes
+    longer, what embedding and head add, and of the messages at each boundary."""
 
     layer_s: tuple[float, ...]
     longer_s: tuple[float, ...]
@@ -260,7 +261,7 @@ class _PipelineTimes:
         num_micro_batches: int,
         chunks: int,
     ) -> "_PipelineTimes":
-        """On the slowest site of each stage."""
+        """The times on the slowest site of each stage."""
         policy = recompute.policy if recompute.block is None else "none"
         layer_s = tuple(times.stage_s(own, 1, False, False, size, policy) for own in sites)
         first_s = times.stage_s(sites[0], 1, True, False, size, policy) - layer_s[0]
@@ -280,7 +281,10 @@ class _PipelineTimes:
         return found
 
     def seconds(self, layers: Sequence[int]) -> float:
-        """About what the pipelines take; interleaving shortens the fill, but sends each micro-batch `chunks` times."""
+        """Approximate seconds of the pipelines.
+
+        Interleaving shortens the fill, but sends each micro-batch `chunks` times.
+        """
         stage_s = self.stages_s(layers)
         if self.chunks == 1:
             return one_f_one_b_s(stage_s, self.hop_s, self.num_micro_batches)
@@ -291,7 +295,7 @@ class _PipelineTimes:
 def _best_splits(
     problem: Problem, pipeline: _PipelineTimes, max_layers: Sequence[int]
 ) -> list[tuple[float, MegatronLayers]]:
-    """The best few splits within `max_layers`, and the pipelines' seconds."""
+    """The best few splits within `max_layers`, each with the seconds of the pipelines."""
     stages, num_layers, chunks = len(max_layers), problem.model.num_layers, pipeline.chunks
     found: dict[MegatronLayers, float] = {}
 

@@ -46,7 +46,7 @@ Degrees = list[list[int]]  # TP degree per stage and machine class; 0 where the 
 
 
 def splits(num_layers: int, stages: int) -> list[tuple[int, ...]]:
-    """Layers per stage, with and without embedding and head as a unit each; none where a stage would have no layer."""
+    """Layers per stage, with and without embedding and head counted as a unit each; none if a stage would be empty."""
     found = []
     for ends in (1, 0):
         low, more = divmod(num_layers + 2 * ends, stages)
@@ -60,7 +60,10 @@ def splits(num_layers: int, stages: int) -> list[tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Everything but the devices; `batches` micro-batches of all pipelines, `tp` where one degree is asked for."""
+    """All choices except the devices.
+
+    `batches` counts the micro-batches of all pipelines; `tp` is set if one degree is required.
+    """
 
     pipelines: int
     layers: tuple[int, ...]
@@ -82,7 +85,7 @@ def _has_equal_units(problem: Problem, plan: Plan) -> bool:
 
 @dataclass(frozen=True)
 class Sailor(MoneyBaseline):
-    """Shapes in the order of a bound, each with its placements."""
+    """Opens shapes in the order of a lower bound; every placement of a shape is estimated."""
 
     name = "sailor"
     space = PublishedSpace(
@@ -97,7 +100,7 @@ class Sailor(MoneyBaseline):
     limits = SearchLimits(slack=1.3, max_candidates=8000)
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
-        """Placements until the bound of a shape is clearly above the best estimate."""
+        """The placements of all shapes whose bound is not clearly above the best estimate."""
         problem = run.problem
         schedule, sharding = one_f_one_b(problem), optimizer_sharding(problem)
         if schedule is None or sharding is None:
@@ -108,7 +111,7 @@ class Sailor(MoneyBaseline):
 
 
 def _placed(planner: "_Planner", schedule: str, best: BestEstimate, shape: _Shape) -> Iterator[PlanCandidate]:
-    """A shape's placements area by area, with the stragglers that leave any."""
+    """The placements of a shape, area by area, for the least stragglers that leave any."""
     batches, sharding = even_parts(shape.batches, shape.pipelines), Sharding(planner.sharding)
     for area in planner.areas:
         stragglers = 0
@@ -171,14 +174,14 @@ class _Planner:
         return sorted((pair for pair in found if pair[0] < float("inf")), key=lambda pair: pair[0])
 
     def _widths(self, batches: int, most: int) -> list[int]:
-        """Data-parallel degrees; of those with equally many micro-batches the least (H3)."""
+        """Data-parallel degrees; of several with equally many micro-batches a pipeline, the least (H3)."""
         asked = self.problem.space.num_pipelines
         if asked is not None:
             return [asked] if asked <= min(most, batches) else []
         return [d for d in range(1, min(most, batches) + 1) if d == 1 or -(-batches // d) < -(-batches // (d - 1))]
 
     def _offers(self, size: int, policy: str, tp: int | None) -> list[tuple[float, int]]:
-        """(seconds of a layer, TP groups in the cluster that are as fast), slowest last."""
+        """Pairs (seconds of a layer, number of TP groups in the cluster at least as fast), the slowest last."""
         layer_s = [
             {t: self.times.stage_s(site, 1, False, False, size, policy) for t, site in sites.items() if tp in (None, t)}
             for sites in self.sites
@@ -193,7 +196,7 @@ class _Planner:
         return found
 
     def degrees(self, shape: _Shape, area: Area) -> list[Degrees]:
-        """TP degrees for some of the least stragglers that may leave enough TP groups in an area."""
+        """TP degrees for the least few stragglers that may leave enough TP groups in an area."""
         if self._fitted[0] is not shape:
             self._fitted = (shape, self._fitting(shape))
         fitting = self._fitted[1]
@@ -203,7 +206,7 @@ class _Planner:
         return [_least(fitting, limit_s) for limit_s in limits_s[first : first + 2 * _STRAGGLERS]]
 
     def placements(self, shape: _Shape, degrees: Degrees, area: Area) -> Iterator[Slots]:
-        """Devices of an area for `shape`, machine classes filling it in every order."""
+        """Placements of `shape` on an area, which machine classes fill in every order."""
         devices = self.problem.usable_by_machine
         free = [[devices[m] for m in members if m in area] for members in self.members]
         seen: set[Slots] = set()
@@ -220,7 +223,7 @@ class _Planner:
         return self.objective.of((d for slot in slots for group in slot for d in group), seconds)
 
     def _fitting(self, shape: _Shape) -> Fitting:
-        """Per stage and class, the TP degrees whose memory suffices, ascending, with the stage's seconds."""
+        """For each stage and class, the TP degrees that fit memory, ascending, with the seconds of the stage."""
         stages = len(shape.layers)
         shards = shape.pipelines if self.sharding else 1
         found = []
@@ -241,7 +244,7 @@ class _Planner:
         return found
 
     def _enough(self, shape: _Shape, area: Area, degrees: Degrees) -> bool:
-        """Whether there may be enough TP groups: every stage served, and room for all replicas at the least degrees."""
+        """Whether there may be enough TP groups: every stage has one, and all replicas fit at the least degrees."""
         if not all(any(own) for own in degrees):
             return False
         room = 0
@@ -258,5 +261,5 @@ class _Planner:
 
 
 def _least(fitting: Fitting, limit_s: float) -> Degrees:
-    """The least TP degree of each class in each stage that keeps to `limit_s`; 0 where there is none."""
+    """The least TP degree of each class that keeps to `limit_s` in each stage; 0 where there is none."""
     return [[next((tp for tp, s in options if s <= limit_s), 0) for options in own] for own in fitting]

@@ -101,10 +101,8 @@ class _LayoutGrid:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A grid not yet made: d pipelines of s stages, each the first `used` devices of one of d · s equal parts of a row.
-
-    Neighbouring parts form a pipeline, or `across` pipelines the same stage of each.
-    """
+    """A grid not yet made: d pipelines of s stages, each on the first `used` devices of one of d · s equal parts of a
+    row. Neighbouring parts form a pipeline, or with `across` the same stage of all pipelines."""
 
     devices: Block
     d: int
@@ -127,7 +125,7 @@ class _Cut:
 
 
 class SymmetricLayouts(Baseline):
-    """A subclass says which degrees of context (cp) and head parallelism (hp) it has."""
+    """A subclass states its degrees of context parallelism (cp) and head parallelism (hp)."""
 
     capabilities = Capabilities(kind="baseline", sequence="only")
     space = _SPACE
@@ -138,7 +136,7 @@ class SymmetricLayouts(Baseline):
         """Pairs (cp, hp), cp · hp at most `most`; hp divides `num_heads`."""
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
-        """Every grid and order of shards that compute alone does not rule out, with the first policy that fits."""
+        """Every grid and order of shards that compute alone does not rule out, each with the first policy that fits."""
         estimate = _Estimate(run)
         seen: set[_LayoutGrid] = set()
 
@@ -157,7 +155,7 @@ class SymmetricLayouts(Baseline):
         yield from best_first(run, cuts, expand, self.limits, BestEstimate())
 
     def _cuts(self, run: Search, estimate: "_Estimate") -> Iterator[tuple[float, "_Cut"]]:
-        """All cuts whose states fit, and what their slowest device computes at least."""
+        """All cuts whose states fit, each with the least seconds that its slowest device computes."""
         problem = run.problem
         least_bytes = cache(estimate.least_bytes)
         for machines in machine_orders(problem):
@@ -179,18 +177,18 @@ class SymmetricLayouts(Baseline):
 
 
 class RingLayouts(SymmetricLayouts):
-    """Context parallelism alone."""
+    """Context parallelism alone: every device is a group."""
 
     name = "ring"
     space = replace(_SPACE, tp=_RING)
 
     def degrees(self, num_heads: int, most: int) -> Iterator[tuple[int, int]]:
-        """Every device a group."""
+        """As many groups of one device as there are devices."""
         yield most, 1
 
 
 class UlyssesLayouts(SymmetricLayouts):
-    """Head parallelism alone."""
+    """Head parallelism alone: one group."""
 
     name = "ulysses"
     space = replace(_SPACE, tp=_ALL_TO_ALL)
@@ -201,7 +199,7 @@ class UlyssesLayouts(SymmetricLayouts):
 
 
 class UspLayouts(SymmetricLayouts):
-    """Both."""
+    """Context and head parallelism together."""
 
     name = "usp"
 
@@ -211,7 +209,7 @@ class UspLayouts(SymmetricLayouts):
 
 
 class _Estimate:
-    """Seconds of a step: of every stage as priced alone, in a pipeline that the slowest paces."""
+    """Estimates steps: every stage is priced alone, and the slowest one sets the pace of its pipeline."""
 
     def __init__(self, run: Search) -> None:
         problem = self._problem = run.problem
@@ -228,8 +226,8 @@ class _Estimate:
         self._kept: dict[tuple[object, ...], SequenceStage] = {}
 
     def least_bytes(self, num_lines: int, num_stages: int, num_devices: int, size: int) -> float:
-        """Bytes that a device of the first stage holds at least, of `num_devices`: states, spread over all devices of
-        the cluster, and the input of every layer."""
+        """The least bytes on each of the `num_devices` of the first stage: states, sharded over all devices of the
+        cluster, and the input of every layer."""
         problem = self._problem
         layers = -(-problem.model.num_layers // num_stages)
         spread = Shards(max(sharding_stages(problem.workload)), len(problem.usable_devices))
@@ -239,7 +237,7 @@ class _Estimate:
         return sum(self._alone.states(layers, True, num_stages == 1, spread)) + inputs
 
     def steps_s(self, grid: _LayoutGrid, order: str) -> Iterator[tuple[Sharding, float, str]]:
-        """Each sharding with which the grid fits, the seconds of a step, and the policy that is least."""
+        """For each sharding with which the grid fits: the seconds of a step and the policy that recomputes least."""
         problem = self._problem
         count = problem.workload.global_batch // (len(grid.lines) * grid.size)
         lines = {
@@ -263,7 +261,7 @@ class _Estimate:
         sharding: Sharding,
         policy: str,
     ) -> float | None:
-        """Seconds of a pipeline; None where it does not fit."""
+        """Seconds of a pipeline; None if it does not fit."""
         last = len(stages) - 1
         policies = [(policy,) * count for count in _layers(self._problem, last + 1)]
         for s, stage in enumerate(stages):
@@ -288,7 +286,7 @@ class _Estimate:
         return found
 
     def _holders(self, grid: _LayoutGrid, stage: int, block: Block, sharding: Sharding) -> float:
-        """Devices that share the states of a stage's layers, the fewest on any machine."""
+        """The number of devices that share the states of a stage, the fewest of any sharding group."""
         if sharding.groups == "all":
             return float(len(grid.lines) * len(block))
         machine_of = self._problem.cluster.machine_of
@@ -297,13 +295,13 @@ class _Estimate:
 
 
 def _promise(item: tuple[float, _Cut]) -> tuple[int, int]:
-    """The sooner to be estimated, the smaller: least compute, in steps of 1 %, then small groups, which say least to
-    each other and are estimated soonest."""
+    """Key of the order in which cuts are estimated: least compute in steps of 1 %, then small groups, which communicate
+    least and are estimated fastest."""
     return round(100 * log(item[0])), item[1].used
 
 
 def _degrees_beside(problem: Problem, num_devices: int) -> Iterator[tuple[int, int]]:
-    """Numbers of pipelines and of stages: pipelines share the batch equally, every stage has a layer and a device."""
+    """Pairs (pipelines, stages) in which pipelines share the batch equally and every stage has a layer and a device."""
     space, batch = problem.space, problem.workload.global_batch
     for d in range(1, min(batch, num_devices) + 1):
         if batch % d or space.num_pipelines not in (None, d):
@@ -314,7 +312,7 @@ def _degrees_beside(problem: Problem, num_devices: int) -> Iterator[tuple[int, i
 
 
 def _shardings(problem: Problem) -> list[Sharding]:
-    """Of plans that take equally long by the estimate, which leaves out what gathers show, those without come first."""
+    """Allowed shardings. The estimate leaves out exposed gathers, so those without any come first among equals."""
     stages = sorted(sharding_stages(problem.workload), key=lambda stage: (stage >= LOCKSTEP, abs(stage - 1)))
     return [Sharding(stage, groups) for stage in stages for groups in sharding_groups(problem, stage)]
 

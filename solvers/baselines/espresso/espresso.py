@@ -49,7 +49,7 @@ def _has_stages_of_one_type(problem: Problem, plan: Plan) -> bool:
 
 @dataclass(frozen=True)
 class Espresso(MoneyBaseline):
-    """Allocations in the order of a bound, each with its orders of stages; area by area, from small ones."""
+    """Opens allocations in the order of a lower bound, area by area from the smallest, and places their stages."""
 
     name = "espresso"
     space = PublishedSpace(
@@ -58,7 +58,7 @@ class Espresso(MoneyBaseline):
     limits = SearchLimits(slack=1.3, max_candidates=2000)  # in each area
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
-        """Placements until the bound of an allocation is clearly above the best estimate."""
+        """The placements of all allocations whose bound is not clearly above the best estimate."""
         problem = run.problem
         schedule, sharding = one_f_one_b(problem), optimizer_sharding(problem)
         if schedule is None or sharding is None:
@@ -73,7 +73,7 @@ class Espresso(MoneyBaseline):
 def _placements(
     planner: EspressoPlanner, schedule: str, best: BestEstimate, allocation: EspressoAllocation
 ) -> Iterator[PlanCandidate]:
-    """Placements of an allocation; where they are good, those of orders of machines too."""
+    """The placements of an allocation; if one is promising, also those of orders of machines."""
     least = math.inf
     for candidate in _in_orders(planner, schedule, best, allocation, planner.orders(allocation)):
         least = min(least, candidate.estimate_s)
@@ -89,7 +89,7 @@ def _in_orders(
     allocation: EspressoAllocation,
     orders: Iterable[tuple[int, ...]],
 ) -> Iterator[PlanCandidate]:
-    """Placements of `orders`, until those of one are hopeless; promising ones with refined layers too."""
+    """The placements of `orders`, until all of one order are hopeless; promising ones also with refined layers."""
     for order in orders:
         least = math.inf
         for k, placement in enumerate(planner.placements(allocation.choice, order)):

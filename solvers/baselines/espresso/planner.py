@@ -12,7 +12,7 @@ from hexiopt.cost.flight import in_flight
 from solvers.baselines._estimates import AlignedEstimates, Sites
 from solvers.baselines._grids import MAX_PERMUTED, Area, Slots, filled, machine_classes
 from solvers.baselines._money import Objective
-from solvers.baselines._plans import neighbouring_layers
+from solvers.baselines._plans import dividing_sizes, neighbouring_layers
 from solvers.completion.allocation import least_bottleneck
 from solvers.core.partition import Group
 from solvers.core.search import Search
@@ -29,7 +29,7 @@ _ALL_PAIRS = 8  # stages up to which a layer moves between any two of them
 
 @dataclass(frozen=True, slots=True)
 class EspressoChoice:
-    """What is one for all stages."""
+    """What is chosen once for all stages."""
 
     tp: int
     dp: int
@@ -40,7 +40,7 @@ class EspressoChoice:
 
 @dataclass(frozen=True, slots=True)
 class EspressoAllocation:
-    """How many stages each type gets."""
+    """How many stages each GPU type gets."""
 
     choice: EspressoChoice
     stages: tuple[int, ...]
@@ -48,7 +48,7 @@ class EspressoAllocation:
 
 @dataclass(frozen=True, slots=True)
 class EspressoPlacement:
-    """A whole plan: the type of each stage, its TP groups and its layers."""
+    """A whole plan: the GPU type, the TP groups and the layers of each stage."""
 
     choice: EspressoChoice
     order: tuple[int, ...]
@@ -57,7 +57,7 @@ class EspressoPlacement:
 
 
 class EspressoPlanner:
-    """The search in one area. Types are numbers, slowest first."""
+    """The search in one area. GPU types are numbered, the slowest first."""
 
     def __init__(self, times: AlignedEstimates, sharding: int, objective: Objective, area: Area) -> None:
         self.times, self.sharding, self.objective = times, sharding, objective
@@ -88,7 +88,7 @@ class EspressoPlanner:
         return self._groups[tp]
 
     def most_stages(self, choice: EspressoChoice) -> list[int]:
-        """Stages that each type has TP groups for."""
+        """The most stages for which each type has TP groups."""
         return [len(own) // choice.dp for own in self.groups(choice.tp)]
 
     def sites(self, tp: int, kind: int) -> Sites:
@@ -102,20 +102,18 @@ class EspressoPlanner:
         return self.times.stage_s(self.sites(choice.tp, kind), 1, False, False, choice.size, choice.policy)
 
     def choices(self, policies: Sequence[str]) -> Iterator[EspressoChoice]:
-        """All that share the global batch equally."""
+        """All choices whose pipelines share the global batch equally."""
         problem, batch = self.problem, self.problem.workload.global_batch
         degrees = {tp for machines in self.machines for own in machines for tp in problem.space.allowed_tp(len(own))}
         for tp in sorted(degrees):
             for dp in range(1, max(map(len, self.groups(tp))) + 1):
                 if problem.space.num_pipelines not in (None, dp):
                     continue
-                for size in problem.space.micro_batch_sizes(batch):
-                    if batch % (dp * size) == 0:
-                        for policy in policies:
-                            yield EspressoChoice(tp, dp, size, policy, batch // (dp * size))
+                for size, policy in product(dividing_sizes(problem, dp), policies):
+                    yield EspressoChoice(tp, dp, size, policy, batch // (dp * size))
 
     def allocations(self, run: Search) -> list[tuple[float, EspressoAllocation]]:
-        """Stages of each type, with a lower bound of their objective, the least first."""
+        """Allocations with lower bounds of their objective, the least bound first."""
         found: list[tuple[float, EspressoAllocation]] = []
         asked, layers = self.problem.space.num_stages, self.problem.model.num_layers
         for choice in self.choices(run.pricer.policies()):
@@ -147,7 +145,8 @@ class EspressoPlanner:
         return np.where(seconds > self.objective.latest_s, np.inf, price * seconds)
 
     def orders(self, allocation: EspressoAllocation) -> list[tuple[int, ...]]:
-        """The type of each stage: by the ratio of compute to memory, types together, of a few stages any order."""
+        """Orders of GPU types by stage: by the ratio of compute to memory, with types together, and for a few stages
+        all."""
         count = allocation.stages
         present = [k for k, n in enumerate(count) if n]
         blocks = permutations(present) if len(present) <= MAX_PERMUTED else iter((present, present[::-1]))
@@ -158,7 +157,7 @@ class EspressoPlanner:
         return list(dict.fromkeys(found))
 
     def machine_orders(self, allocation: EspressoAllocation) -> list[tuple[int, ...]]:
-        """As `orders`, but only the stages of a machine stay together: some of those orders."""
+        """Some of the orders in which only the stages of a machine stay together."""
         blocks: list[tuple[int, ...]] = []
         for kind, count in enumerate(allocation.stages):
             groups = max((len(own) for own in self.machines[kind]), default=1) // allocation.choice.tp
@@ -171,7 +170,8 @@ class EspressoPlanner:
         return list(found)
 
     def _by_ratio(self, allocation: EspressoAllocation) -> tuple[int, ...]:
-        """First the types whose share of compute leaves them most room, as first stages hold most micro-batches."""
+        """Types by the ratio of their compute to the layers that fit, the least first: first stages hold most micro-
+        batches."""
         choice, left, stages, order = allocation.choice, list(allocation.stages), sum(allocation.stages), list[int]()
         rate = {k: 1.0 / self.layer_s(choice, k) for k, n in enumerate(left) if n}
         while len(order) < stages:
@@ -187,7 +187,8 @@ class EspressoPlanner:
         return self.times.max_layers(self.sites(choice.tp, kind), *ends, choice.size, choice.policy, held, shards)
 
     def layers(self, choice: EspressoChoice, order: Sequence[int]) -> list[tuple[int, ...]]:
-        """Layers per stage, the slowest as fast as memory allows, and splits close by; none where they do not fit."""
+        """Layers per stage that make the slowest as fast as memory allows, and neighbouring splits; none if nothing
+        fits."""
         total, stages, most = self.problem.model.num_layers, len(order), self.max_layers(choice, order)
         if min(most) < 1 or sum(most) < total:
             return []
@@ -206,7 +207,8 @@ class EspressoPlanner:
         ]
 
     def _slots(self, choice: EspressoChoice, order: Sequence[int]) -> list[Slots]:
-        """TP groups for the stages: neighbours share a stage, or a pipeline; where links differ, near ones too."""
+        """TP groups for the stages: neighbours share a stage or a pipeline; where links differ, also the nearest
+        groups."""
         wanted = [[(kind, choice.tp)] for kind in order]
         found = (
             filled(self.problem, self.machines, wanted, choice.dp, along=along, near=near)
@@ -215,7 +217,7 @@ class EspressoPlanner:
         return [slots for slots in dict.fromkeys(found) if slots is not None]
 
     def placements(self, choice: EspressoChoice, order: tuple[int, ...]) -> Iterator[EspressoPlacement]:
-        """All placements of an order, splits of layers close by last."""
+        """All placements of an order; those with neighbouring splits come last."""
         found = self._slots(choice, order)
         return (
             EspressoPlacement(choice, order, slots, layers) for layers in self.layers(choice, order) for slots in found

@@ -88,7 +88,7 @@ _RELEASED_SPACE = replace(
 
 @dataclass(frozen=True)
 class FlashFlex(Baseline):
-    """Partitions the GPUs again and again; `defects` is `as_published` or `as_released`. Raises InputError."""
+    """Partitions the GPUs repeatedly. `defects` is `as_published` or `as_released`; raises InputError for others."""
 
     defects: str = PUBLISHED
 
@@ -103,15 +103,15 @@ class FlashFlex(Baseline):
 
     @property
     def released(self) -> bool:
-        """Whether with the defects of the released code."""
+        """Whether the defects of the released code are reproduced."""
         return self.defects == RELEASED
 
     def published_space(self) -> PublishedSpace:
-        """As released, also with equal batches and layers that follow the memory of stages."""
+        """The space of its partitions; as released, batches are equal and layers follow the memory of stages."""
         return _RELEASED_SPACE if self.released else self.space
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
-        """What either search finds."""
+        """What the published or the released search finds."""
         found = _released(run, rng) if self.released else _published(run, rng)
         for plans, pipelines, estimate_s, turn in found:
             for choice in plans.choices():
@@ -119,7 +119,7 @@ class FlashFlex(Baseline):
 
 
 def _published(run: Search, rng: random.Random) -> Iterator[tuple[PartitionPlans, Pipelines, float, int]]:
-    """What the phases found: first the best partition of every number of pipelines, then the second best, ..."""
+    """What the phases found: the best partition for every number of pipelines, then the second best, and so on."""
     phases = PublishedSearch(run.problem, rng)
     for _ in range(_PASSES):
         if not run.go_on(_SEARCH):

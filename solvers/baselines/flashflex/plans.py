@@ -43,10 +43,10 @@ class PartitionPlans(ABC):
 
     @abstractmethod
     def plan(self, structure: Pipelines, schedule: str, size: int, policy: str, measured: bool) -> Plan | None:
-        """The plan, None where there is no room or no use."""
+        """The plan; None if it does not fit or would repeat another."""
 
     def choices(self) -> list[Choice]:
-        """What FlashFlex does not choose: all combinations, the likely ones first."""
+        """All combinations of what FlashFlex does not choose, the likely ones first."""
         if self._sharding is None:
             return []
         return list(product(self.schedules, self.sizes(), self.policies, self.measured))
@@ -75,7 +75,7 @@ def plan_of_lines(
 
 
 class PublishedPlans(PartitionPlans):
-    """The slowest stage as fast as memory allows; batches by the pipelines' speed."""
+    """Layers that make the slowest stage as fast as memory allows, and batches by the speed of pipelines."""
 
     measured = (True, False)
 
@@ -91,11 +91,11 @@ class PublishedPlans(PartitionPlans):
         }
 
     def sizes(self) -> Sequence[int]:
-        """The least few: by its formulas small ones are best."""
+        """The smallest few, which are best by its formulas."""
         return self.problem.space.micro_batch_sizes(self.problem.workload.global_batch)[:_SIZES]
 
     def plan(self, structure: Pipelines, schedule: str, size: int, policy: str, measured: bool) -> Plan | None:
-        """None also where less recompute leads to the same layers."""
+        """The plan; None also if less recompute leads to the same layers."""
         layers = self._layers(structure, schedule, size, policy, measured)
         before = self.policies[: self.policies.index(policy)]
         if layers is None or any(self._layers(structure, schedule, size, p, measured) == layers for p in before):
@@ -108,7 +108,7 @@ class PublishedPlans(PartitionPlans):
     def _layers(
         self, structure: Pipelines, schedule: str, size: int, policy: str, measured: bool
     ) -> list[list[int]] | None:
-        """Layers per stage of every pipeline; None without room."""
+        """Layers per stage of every pipeline; None if they do not fit."""
         shards = Shards(self._sharding or 0, len(structure))
         batches = max(1, self.problem.workload.global_batch // (len(structure) * size))
         found = []
@@ -163,7 +163,7 @@ class PublishedPlans(PartitionPlans):
     def _counts(
         self, structure: Pipelines, layers: Sequence[Sequence[int]], size: int, policy: str, measured: bool
     ) -> list[int] | None:
-        """Micro-batches per pipeline: m of them take about fill + m · beat."""
+        """Micro-batches per pipeline, of which m take about fill + m · period."""
         pricer = self._pricers[measured]
         fills, beats = [], []
         for line, split in zip(structure, layers, strict=True):
@@ -181,7 +181,8 @@ class PublishedPlans(PartitionPlans):
 
 
 class ReleasedPlans(PartitionPlans):
-    """Layers by the memory of stages, equal batches, micro-batches fixed by the number of pipelines at the start."""
+    """Layers by the memory of stages, and equal batches whose micro-batch size is fixed by the initial number of
+    pipelines."""
 
     def __init__(self, problem: Problem, start: int) -> None:
         super().__init__(problem)
@@ -189,12 +190,12 @@ class ReleasedPlans(PartitionPlans):
         self._fixed = max(1, problem.workload.global_batch // RULE_MICRO_BATCHES // start)
 
     def sizes(self) -> Sequence[int]:
-        """The largest that the plan space allows, up to the fixed one."""
+        """The largest size that the plan space allows, up to the fixed one."""
         batch = self.problem.workload.global_batch
         return [b for b in self.problem.space.micro_batch_sizes(batch) if b <= self._fixed and batch % b == 0][-1:]
 
     def estimate_s(self, structure: Pipelines) -> float:
-        """Of a step in which every pipeline takes as many micro-batches of the fixed size, however many there are."""
+        """Seconds of a step in which every pipeline has the same number of micro-batches of the fixed size."""
         layers = [memory_shares(self.problem, line) for line in structure]
         if not self.choices() or not all(map(self._fits, structure, layers)):
             return float("inf")
@@ -202,7 +203,7 @@ class ReleasedPlans(PartitionPlans):
         return self._pricer.price(plan_of_lines(structure, layers, counts, "gpipe", self._fixed, "full", 0)).step_time_s
 
     def _fits(self, line: Line, layers: Sequence[int]) -> bool:
-        """By its own memory formula."""
+        """Whether a pipeline fits by FlashFlex's own memory formula."""
         last = len(line) - 1
         return all(
             1
@@ -212,7 +213,7 @@ class ReleasedPlans(PartitionPlans):
         )
 
     def plan(self, structure: Pipelines, schedule: str, size: int, policy: str, measured: bool) -> Plan | None:
-        """None where there are fewer micro-batches than pipelines."""
+        """The plan; None if there are fewer micro-batches than pipelines."""
         most = self.problem.workload.global_batch // size
         if most < len(structure):
             return None

@@ -33,13 +33,13 @@ Pipelines = tuple[Line, ...]
 
 @dataclass(frozen=True, slots=True)
 class _OurSite(FlashFlexSite):
-    """A site by FlashFlex's formulas, and by ours."""
+    """A site of FlashFlex's formulas with the same site of our cost model."""
 
     own: Any = None
 
 
 class OurMemory(FlashFlexPricer):
-    """FlashFlex's seconds, which are with full recompute whatever the policy, and our memory."""
+    """Prices seconds by FlashFlex's formulas, with full recompute whatever the policy, and memory by ours."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, intra_gb_per_s=intra_gb_per_s(problem))
@@ -76,7 +76,7 @@ class OurMemory(FlashFlexPricer):
         return self._model.max_layers(site.own, first, last, micro_batch_size, policy, held, shards)
 
     def policies(self) -> tuple[str, ...]:
-        """Those that the workload allows."""
+        """The policies that the workload allows."""
         return recompute_policies(self.problem.workload)
 
     def refuse(self, policy: str) -> None:
@@ -84,7 +84,7 @@ class OurMemory(FlashFlexPricer):
 
 
 def intra_gb_per_s(problem: Problem) -> dict[str, float]:
-    """GB/s inside machines by GPU type, as the cluster states them; with several, the least."""
+    """GB/s inside machines by GPU type as the cluster states them, the least of several."""
     found: dict[str, float] = {}
     for machine in problem.cluster.machines:
         if machine.num_gpus > 1:
@@ -122,7 +122,7 @@ class _AllDevices(HierarchicalPartition):
 
 
 class PublishedSearch:
-    """The phases iterated; what they found, and FlashFlex's seconds for it."""
+    """Iterates the phases and keeps what they find, with FlashFlex's seconds for it."""
 
     def __init__(self, problem: Problem, rng: random.Random) -> None:
         workload = problem.workload
@@ -148,7 +148,7 @@ class PublishedSearch:
             self._phases.iterate()
 
     def found(self) -> list[list[tuple[Pipelines, float]]]:
-        """The best partitions of each number of pipelines, best first, with seconds of a step."""
+        """For each number of pipelines its best partitions, best first, with the seconds of a step."""
         by_number: dict[int, list[tuple[float, Structure]]] = {}
         if self._phases is not None:
             alike: set[tuple[Any, ...]] = set()

@@ -128,9 +128,9 @@ def _ordered(parts: list[list[int]], bandwidth: NDArray[np.float64]) -> list[lis
 
 
 def memory_shares(problem: Problem, line: Line) -> list[int]:
-    """Layers per stage, by turns while a stage has less than its share of memory (`create_layer_partition`).
+    """Layers per stage, dealt in turns while a stage has less than its share of memory (`create_layer_partition`).
 
-    What then is left goes to the stages of most memory. A stage may come out with none.
+    Layers left over go to the stages of most memory. A stage may end up with none.
     """
     cluster, total = problem.cluster, problem.model.num_layers
     memory = np.array([len(group) * cluster.gpu_of(group[0]).memory_bytes for group in line])

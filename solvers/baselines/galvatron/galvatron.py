@@ -50,7 +50,7 @@ def ranks_of(plan: Plan) -> Ranks:
 
 
 def choices_of(planner: StagePlanner, plan: Plan) -> list[GalvatronChoice]:
-    """What was chosen of a plan of alike pipelines but its layers, with all pairs of policies."""
+    """The choices of which a plan of alike pipelines may be, one for each pair of policies."""
     first, tps = plan.pipelines[0], tuple(stage.tp for stage in plan.pipelines[0].stages)
     each = len(plan.pipelines), plan.sharding.stage, first.micro_batch_size, first.num_micro_batches
     return [GalvatronChoice(tps, *each, policies) for policies in planner.policies()]
@@ -78,7 +78,7 @@ def _planner(problem: Problem) -> StagePlanner:
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """A choice and layers for it, by an estimate."""
+    """A choice with its layers, and an estimate of the step."""
 
     estimate_s: float
     choice: GalvatronChoice
@@ -90,7 +90,8 @@ FULL_WHERE_PLANNED = Rule("full where memory asks", "", lambda *_: True)
 
 
 class Galvatron(Baseline):
-    """Degrees, micro-batches, sharding and layers for every set of machines; the best of them in every order."""
+    """Searches degrees, micro-batches, sharding and layers for every set of machines, and the best in every order of
+    these."""
 
     name = "galvatron"
     space = PublishedSpace(
@@ -113,7 +114,8 @@ class Galvatron(Baseline):
     limits = SearchLimits(slack=1.5)
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
-        """Priced in turns: the best of every number of stages and kind of sharding, then their second best, ..."""
+        """Candidates by turn: the best for every number of stages and kind of sharding, then the second best, and so
+        on."""
         planner, estimates = StagePlanner(CostModel(run.problem)), GridEstimates(run.pricer)
         families: dict[tuple[int, int], list[PlanCandidate]] = {}
         for orders in _ranks_by_set(run.problem):
@@ -134,7 +136,7 @@ class Galvatron(Baseline):
 
 
 def _ranks_by_set(problem: Problem) -> list[list[Ranks]]:
-    """Ranks in the order of machines; those of the same GPUs together, most GPUs first."""
+    """Ranks for all orders of machines; those of the same GPUs together, the most GPUs first."""
     found: dict[tuple[int, ...], dict[Ranks, None]] = {}
     for machines in machine_orders(problem, _MAX_ORDERS, subsets=True):
         for processes in processes_per_machine(problem):
@@ -144,7 +146,7 @@ def _ranks_by_set(problem: Problem) -> list[list[Ranks]]:
 
 
 def _best_choices(run: Search, planner: StagePlanner, estimates: GridEstimates, order: Ranks) -> list[_Scored]:
-    """The best choices for ranks in one order, an equal share of them for every number of stages and sharding."""
+    """The best choices for ranks in one order: equally many for every number of stages and kind of sharding."""
     found: dict[tuple[int, int], list[_Scored]] = {}
     best_s = float("inf")
     for choice in planner.choices(order):
@@ -196,7 +198,10 @@ def _candidate(
 
 
 def plan_of(problem: Problem, order: Ranks, choice: GalvatronChoice, split: StageSplit) -> Plan:
-    """The stages in turn on blocks of ranks; where TP is narrower, a pipeline's samples are split over replicas."""
+    """The plan whose stages stand on consecutive blocks of ranks.
+
+    Where TP is narrower, replicas share a pipeline's samples.
+    """
     block, slots = len(order) // len(choice.tps), []
     for s, tp in enumerate(choice.tps):
         groups = cut(order[s * block : (s + 1) * block], tp)
@@ -216,7 +221,7 @@ def plan_of(problem: Problem, order: Ranks, choice: GalvatronChoice, split: Stag
 
 
 def _estimate_s(estimates: GridEstimates, order: Ranks, choice: GalvatronChoice, split: StageSplit) -> float:
-    """1F1B with rings and messages as if all stages had the first one's TP degree."""
+    """Seconds of a step: 1F1B with rings and messages as if all stages had the TP degree of the first."""
     workload, stages, tp = estimates.problem.workload, len(choice.tps), choice.tps[0]
     block = len(order) // stages
     grid = StageGrid(tuple(tuple(cut(order[s * block : (s + 1) * block], tp)) for s in range(stages)))

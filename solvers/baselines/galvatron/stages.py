@@ -8,6 +8,7 @@ the slowest stage until they are balanced by time (Wang et al., arXiv 2307.02031
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from hexiopt.cost.executors.sites import Site
 from hexiopt.cost.flight import in_flight
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.space import recompute_policies, sharding_stages
+from solvers.baselines._plans import dividing_sizes
 from solvers.baselines._published_space import divides_model
 from solvers.completion.allocation import least_bottleneck
 from solvers.frame.starts import cut
@@ -28,9 +30,9 @@ _ROUNDING = 1e-9  # share of the memory left free, for rounding
 
 @dataclass(frozen=True, slots=True)
 class GalvatronChoice:
-    """What is planned: TP degree per stage, pipelines, ZeRO stage, sequences of a pipeline's micro-batch.
+    """What is planned: TP degree per stage, number of pipelines, ZeRO stage, and micro-batches.
 
-    `policies`: of layers that need not recompute, and of those that must.
+    `policies` are those of layers that need not recompute and of layers that must.
     """
 
     tps: tuple[int, ...]
@@ -46,7 +48,7 @@ class GalvatronChoice:
         return self.pipelines * self.micro_batch_size
 
     def differs_in_one(self, other: "GalvatronChoice") -> bool:
-        """Whether no more than degrees, sharding, size or policies differ; the rest follows from these."""
+        """Whether at most one of degrees, sharding, size and policies differs; the rest follows from these."""
         mine = (self.tps, self.zero, self.sequences, self.policies)
         theirs = (other.tps, other.zero, other.sequences, other.policies)
         return sum(a != b for a, b in zip(mine, theirs, strict=True)) <= 1
@@ -54,7 +56,7 @@ class GalvatronChoice:
 
 @dataclass(frozen=True, slots=True)
 class RecomputeOption:
-    """A stage of `num_layers`, the first `recomputed` of which recompute: seconds of each direction."""
+    """Seconds of each direction of a stage of `num_layers`, the first `recomputed` of which recompute."""
 
     num_layers: int
     recomputed: int
@@ -73,9 +75,9 @@ StageSplit = tuple[RecomputeOption, ...]  # per stage
 
 @dataclass(frozen=True, slots=True)
 class RecomputeOptions:
-    """What a stage may hold: element n−1 of each is for n layers.
+    """Options of a stage by its layers: element n − 1 of each list is for n layers.
 
-    `num_bytes` are those without recompute, by which stages are balanced.
+    `num_bytes` is memory without recompute, by which stages are balanced.
     """
 
     recomputed: list[int]
@@ -91,7 +93,7 @@ class RecomputeOptions:
 
 
 class StagePlanner:
-    """Choices and layers for ranks of any machines. Keeps what it has computed."""
+    """Choices and layers for ranks of any machines; what is computed is kept."""
 
     def __init__(self, model: CostModel) -> None:
         self._model, self._problem = model, model.problem
@@ -110,7 +112,7 @@ class StagePlanner:
         return [("none", "none"), ("full", "full")]
 
     def tp_degrees(self, order: Ranks, block: int) -> list[int]:
-        """Powers of two that cut all machines' ranks, and blocks of ranks, into whole TP groups."""
+        """Powers of two that divide the ranks of every machine and the blocks of ranks into whole TP groups."""
         problem, found = self._problem, []
         used: dict[int, int] = {}
         for device in order:
@@ -127,7 +129,8 @@ class StagePlanner:
         return found
 
     def choices(self, order: Ranks) -> list[GalvatronChoice]:
-        """Degrees, sharding and micro-batches for ranks, in any order of the machines; one TP degree for all stages."""
+        """All degrees, shardings and micro-batches for ranks in any order of machines, with one TP degree for all
+        stages."""
         key = frozenset(order)
         found = self._choices.get(key)
         if found is None:
@@ -147,15 +150,13 @@ class StagePlanner:
                 pipelines = block // widest
                 if space.num_pipelines not in (None, pipelines):
                     continue
-                for size in space.micro_batch_sizes(batch):
-                    count, rest = divmod(batch, pipelines * size)
-                    for zero in zeros if not rest and count else ():
-                        for policies in self.policies():
-                            found.append(GalvatronChoice((widest,) * stages, pipelines, zero, size, count, policies))
+                for size, zero, policies in product(dividing_sizes(problem, pipelines), zeros, self.policies()):
+                    count = batch // (pipelines * size)
+                    found.append(GalvatronChoice((widest,) * stages, pipelines, zero, size, count, policies))
         return found
 
     def mixed(self, order: Ranks, uniform: GalvatronChoice) -> list[GalvatronChoice]:
-        """The choice whose every stage has the fastest TP degree up to that of `uniform`, if it is another one."""
+        """The choice in which every stage has its fastest TP degree up to that of `uniform`, if it is another one."""
         space, layers, stages = self._problem.space, self._problem.model.num_layers, len(uniform.tps)
         widest, tps = uniform.tps[0], []
         if not space.replicas or not space.uneven_tp or stages == 1:
@@ -187,7 +188,7 @@ class StagePlanner:
         return found
 
     def _stage_options(self, order: Ranks, choice: GalvatronChoice, s: int, tp: int) -> RecomputeOptions:
-        """What stage `s` may hold, with TP degree `tp`."""
+        """The options of stage `s` with TP degree `tp`."""
         stages = len(choice.tps)
         holders = len(order) // stages // tp
         sites = self._sites(order, tp)
@@ -209,7 +210,7 @@ class StagePlanner:
         spread: Shards,
         policies: tuple[str, str],
     ) -> RecomputeOptions:
-        """Memory and seconds are linear in the layers (from the third on, which ZeRO-3 no longer holds whole)."""
+        """Memory and seconds are linear in the layers (from the third layer on, which ZeRO-3 no longer holds whole)."""
         model, (fast, lean) = self._model, policies
         limit = min(site.gpu.usable_memory_bytes for site in sites) * (1 - _ROUNDING)
         n = np.arange(1, self._problem.model.num_layers + 1)
@@ -247,7 +248,7 @@ class StagePlanner:
         return RecomputeOptions(recomputed.tolist(), *(row.tolist() for row in rows))
 
     def splits(self, order: Ranks, choice: GalvatronChoice) -> list[StageSplit]:
-        """Layers per stage from balanced by memory to balanced by time; none where nothing fits."""
+        """Splits of the layers from balanced by memory to balanced by time; none if nothing fits."""
         key = (frozenset(order), choice)
         found = self._splits.get(key)
         if found is None:
@@ -273,7 +274,7 @@ class StagePlanner:
 
 
 def _moved(counts: tuple[int, ...], times: Sequence[Sequence[float]]) -> tuple[int, ...] | None:
-    """`counts` with a layer of the slowest stage where it makes least of a new slowest; None if that does not help."""
+    """`counts` with a layer moved from the slowest stage to the one then fastest; None if that does not help."""
     now = [own[n - 1] for own, n in zip(times, counts, strict=True)]
     slowest = max(range(len(now)), key=now.__getitem__)
     takers = [s for s in range(len(now)) if s != slowest and counts[s] < len(times[s])]

@@ -30,10 +30,10 @@ def cuts(
     rng: random.Random,
     longest_s: Callable[[int], float],
 ) -> Iterator[tuple[float, Cut]]:
-    """For each number of stages, cuts of the ranks whose slowest stage is about as fast as can be.
+    """For each number of stages, cuts of the ranks whose slowest stage is about as fast as possible.
 
-    `groups[a]` are the stages that may begin at rank a. Each cut comes with a time that its slowest stage keeps to, at
-    most `longest_s` of its number of stages.
+    `groups[a]` are the stages that may begin at rank a. Each cut comes with a time that its slowest stage does not
+    exceed, which is at most `longest_s` of the number of stages.
     """
     num_layers, asked = problem.model.num_layers, problem.space.num_stages
     stages = [n for n in range(1, max_stages + 1) if asked in (None, n)]
@@ -51,7 +51,7 @@ def cuts(
 
 
 def _shortest_s(groups: list[list[StageGroup]], num_layers: int) -> float:
-    """Seconds of the slowest stage, were every rank as fast as in its best group."""
+    """Seconds of the slowest stage if every rank were as fast as in its best group."""
     rate = sum(max((1.0 / (g.layer_s * (g.end_rank - g.first_rank)) for g in own), default=0.0) for own in groups)
     return num_layers / rate if rate else float("inf")
 
@@ -73,12 +73,12 @@ class _Table:
                 self.most[a, :, 1:] = (self.taken[a][:, :, 1:] + after).max(axis=0)
 
     def good(self, stages: Sequence[int]) -> NDArray[np.bool_]:
-        """Within which limits some of these numbers of stages takes all layers."""
+        """For each limit, whether all layers fit some of these numbers of stages."""
         enough: NDArray[np.bool_] = (self.most[0][:, list(stages)] >= self.num_layers).any(axis=1)
         return enough
 
     def _within(self, own: list[StageGroup], max_stages: int) -> NDArray[np.int64]:
-        """Layers that each group takes within each limit, by stages left [groups, limits, stages + 1]."""
+        """Layers that each group can take within each limit, by stages left [groups, limits, stages + 1]."""
         if not own:
             return np.zeros((0, 0, 0), np.int64)
         layer_s, ends_s = np.array([g.layer_s for g in own]), np.array([g.ends_s + g.waits_s for g in own])
@@ -87,7 +87,7 @@ class _Table:
         return np.where(taken > 0, np.minimum(taken, self.num_layers), _NO)
 
     def cuts(self, stages: int, rng: random.Random, longest_s: float) -> Iterator[tuple[float, Cut]]:
-        """Cuts into `stages` groups within the shortest limits that allow one: one with most room, others at random."""
+        """Cuts into `stages` groups within the shortest limits that allow one: that with most room, and random ones."""
         good = (self.most[0, :, stages] >= self.num_layers) & (self.limits <= longest_s)
         for limit in np.flatnonzero(good)[:_CUT_WITHIN]:
             samples = [None, *[rng] * max(1, _SAMPLES // len(self.groups))]

@@ -21,7 +21,10 @@ def plan_of_cut(
     schedule: str,
     sharding: int,
 ) -> Plan:
-    """The plan of a cut. Lanes are halved while their halves are alike: plain pipelines come out where they can."""
+    """The plan of a cut.
+
+    Lanes are halved while their halves are alike, so that plain pipelines result where possible.
+    """
     stages = [group.lanes() for group in cut]
     size = batching.lane_size
     while size % 2 == 0 and problem.space.num_pipelines is None:
@@ -36,7 +39,7 @@ def plan_of_cut(
 
 
 def _halved(problem: Problem, shares: Shares) -> tuple[Shares, Shares] | None:
-    """Replicas in two halves of equal types and samples; None where there are no such."""
+    """The replicas in two halves of equal types and samples; None if there are none."""
     alike: dict[tuple[str, int], list[Share]] = {}
     for share in shares:
         alike.setdefault((problem.cluster.gpu_of(share[0][0]).name, share[1]), []).append(share)

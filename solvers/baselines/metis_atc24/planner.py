@@ -33,7 +33,8 @@ _PROMISING = 1.1  # changes whose quick estimate is this much above the present 
 
 @dataclass(frozen=True, slots=True)
 class MetisChoice:
-    """All of a plan: ranks by number of their sequence, batching, and (ranks, TP degree) and layers of every stage."""
+    """A whole plan: the number of its sequence of ranks, its batching, and (ranks, TP degree) and layers of every
+    stage."""
 
     sequence: int
     batching: MetisBatching
@@ -42,7 +43,7 @@ class MetisChoice:
 
 
 def sequences(problem: Problem) -> list[tuple[int, ...]]:
-    """Devices by rank, for each sequence of GPU types; fastest types first, and backwards, in the lead."""
+    """Devices by rank for each sequence of GPU types; fastest types first and last come first."""
     cluster, by_type = problem.cluster, dict[str, list[int]]()
     for machine, devices in problem.usable_by_machine.items():
         by_type.setdefault(cluster.machines[machine].gpu.name, []).extend(devices)
@@ -53,7 +54,7 @@ def sequences(problem: Problem) -> list[tuple[int, ...]]:
 
 
 def batchings(problem: Problem, policy: str, sharded: bool) -> list[MetisBatching]:
-    """Micro-batches that divide the global batch, in as few lanes as the plan space allows, or as many as asked."""
+    """Micro-batches that divide the global batch, in as few lanes as the plan space allows or as it requires."""
     batch, asked, found = problem.workload.global_batch, problem.space.num_pipelines, []
     sizes = problem.space.micro_batch_sizes(batch)
     size = asked or 1
@@ -81,7 +82,7 @@ class MetisPlanner:
         self._hops: dict[MetisChoice, list[float]] = {}
 
     def choices(self, rng: random.Random) -> Iterator[tuple[float, MetisChoice]]:
-        """What the search finds, with estimates; the best cuts, and what came of improving some."""
+        """What the search finds, with estimates: the best cuts, and improvements of some."""
         quick: dict[MetisChoice, float] = {}
         for _, sequence, batching, cut in sorted(self._cuts(rng), key=lambda one: one[0])[:_LAYERED]:
             own = tuple((group.end_rank - group.first_rank, group.tp) for group in cut)
@@ -114,7 +115,7 @@ class MetisPlanner:
         return found
 
     def _hops_s(self, choice: MetisChoice) -> list[float]:
-        """Messages at each boundary, both ways; whatever the layers."""
+        """Seconds of the messages at each boundary, both ways; layers do not matter."""
         key = replace(choice, layers=tuple(range(1, len(choice.groups) + 1)))
         found = self._hops.get(key)
         if found is None:
@@ -134,7 +135,7 @@ class MetisPlanner:
         return replace(choice, layers=shifted(choice.layers, _max_layers(cut), seconds)[0])
 
     def _cuts(self, rng: random.Random) -> list[tuple[float, int, MetisBatching, Cut]]:
-        """Cuts with a rough estimate, number of sequence and batching: uniform ones, then those by speed first."""
+        """Cuts with a rough estimate, the number of their sequence and their batching; uniform cuts come first."""
         problem, space = self.problem, self.problem.space
         degrees: list[int | None] = [None] if space.uneven_tp else [*self.ranked[0].degrees]
         found: list[tuple[float, int, MetisBatching, Cut]] = []
@@ -178,7 +179,7 @@ class MetisPlanner:
                     yield tuple(cut)
 
     def _cut(self, choice: MetisChoice) -> Cut | None:
-        """The stages of a choice; None where some of them cannot be."""
+        """The stages of a choice; None if one of them is impossible."""
         at, found = 0, []
         for size, tp in choice.groups:
             group = self.ranked[choice.sequence].group(at, size, tp, choice.batching)
@@ -189,7 +190,8 @@ class MetisPlanner:
         return tuple(found)
 
     def _layers(self, cut: Cut) -> list[tuple[int, ...]]:
-        """Layers per stage, the slowest as fast as memory allows, and splits close by; none where they do not fit."""
+        """Layers per stage that make the slowest as fast as memory allows, and neighbouring splits; none if nothing
+        fits."""
         total = self.problem.model.num_layers
         most = [min(top, total) for top in _max_layers(cut)]
         if min(most) < 1 or sum(most) < total:
@@ -201,7 +203,7 @@ class MetisPlanner:
         return [best, *neighbouring_layers(best, most, _ALL_SPLITS)]
 
     def _improved(self, choice: MetisChoice) -> Iterator[tuple[float, MetisChoice]]:
-        """Changes of `choice` one by one while its estimate falls."""
+        """Changes `choice` step by step while its estimate falls."""
         present_s = self.seconds(choice)
         while True:
             started_s = present_s
@@ -243,12 +245,12 @@ def _max_layers(cut: Cut) -> list[int]:
 
 
 def _slowest_s(batching: MetisBatching, step_s: float, stages: int) -> float:
-    """What the slowest of some stages may take for a step to take about `step_s`."""
+    """Seconds that the slowest of some stages may take if a step takes about `step_s`."""
     return step_s / (batching.count - 1 + _FILL * stages)
 
 
 def _quick_s(cut: Cut, layers: tuple[int, ...], batching: MetisBatching) -> float:
-    """An estimate of a step by what stages wait for on their own."""
+    """A rough estimate of a step, in which every stage waits for its own messages only."""
     stage_s = [group.stage_s(n) + group.waits_s for group, n in zip(cut, layers, strict=True)]
     return (batching.count - 1) * max(stage_s) + sum(stage_s)
 
@@ -256,7 +258,8 @@ def _quick_s(cut: Cut, layers: tuple[int, ...], batching: MetisBatching) -> floa
 def _changes(
     choice: MetisChoice, num_sequences: int, degrees: list[int], batchings: list[MetisBatching]
 ) -> Iterator[MetisChoice]:
-    """A group with another TP degree, halved, joined to the next or exchanged with it; another batching or sequence."""
+    """Choices in which a group has another TP degree, is halved, or is joined to or exchanged with the next, and
+    choices of another batching or sequence."""
     groups = choice.groups
     for i, (size, tp) in enumerate(groups):
         before, after = groups[:i], groups[i + 1 :]

@@ -16,7 +16,7 @@ Types = Counter[str]  # GPUs of each type
 
 
 def _follows_ranks(problem: Problem, plan: Plan) -> bool:
-    """Whether stages are device groups of ranks in order, and idle devices are those whose share is no sample."""
+    """Whether stages are device groups of ranks in order, and idle devices those whose share rounds to no sample."""
     lanes, count = plan.pipelines, len(plan.pipelines[0].stages)
     used = [[d for lane in lanes for d in lane.stages[s].all_devices()] for s in range(count)]
     name_of = {d: problem.cluster.gpu_of(d).name for d in problem.usable_devices}
@@ -50,7 +50,7 @@ SPACE = PublishedSpace(
 
 
 def _slower(estimates: GridEstimates, lanes: Sequence[Pipeline], stage: int, names: set[str]) -> set[str]:
-    """The types of `names` whose replicas would have no sample beside those of a stage: slower with one than any."""
+    """The types of `names` that get no sample beside a stage's replicas: one takes them at least as long as any."""
     problem, pricer = estimates.problem, estimates.pricer
     first = lanes[0].stages[stage]
 
@@ -76,9 +76,9 @@ def _slower(estimates: GridEstimates, lanes: Sequence[Pipeline], stage: int, nam
 
 
 def _are_groups(types: Sequence[Types], idle: Types, slower: Sequence[set[str]], most: Sequence[int]) -> bool:
-    """Whether the stages, with the idle GPUs beside others that make them idle, are groups of ranks in order.
+    """Whether the stages, with idle GPUs added where faster ones leave them idle, are groups of ranks in order.
 
-    At most `most` GPUs a stage: a sample for each replica on average.
+    A stage has at most `most` GPUs: on average a sample for each replica.
     """
     if not idle:
         powers = all(own.total() & (own.total() - 1) == 0 for own in types)
@@ -96,7 +96,7 @@ def _are_groups(types: Sequence[Types], idle: Types, slower: Sequence[set[str]],
 
 
 def _alternate(names: Sequence[set[Any]]) -> bool:
-    """Whether two names that stages use have more than one stage in common, so that neither comes first."""
+    """Whether a name returns after another, or two names share more than one stage, so that neither comes first."""
     spans = {name: [s for s, own in enumerate(names) if name in own] for own in names for name in own}
     if any(span[-1] - span[0] + 1 != len(span) for span in spans.values()):
         return True
