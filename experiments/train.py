@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.cli import main
-from experiments.common import FailedError, Job, found, search
+from experiments.common import FailedError, Job, found, search, solver_of
 from experiments.reports import show_plan, show_training
 from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import PlanFile, plan_file_to_dict, read_plan, solver_to_dict
-from solvers.registry import make_solver
 
 if TYPE_CHECKING:
     from runtime.launch.session import TrainedStep
@@ -52,7 +51,7 @@ def run(job: Job) -> float:
 
 def _planned(job: Job, problem: Problem, name: str) -> Path:
     """Find a plan and write it; its path."""
-    result = search(job, make_solver(job.config.solver.name, **job.config.solver.options()), problem)
+    result = search(job, solver_of(job), problem)
     plan, cost = found(result)
     made_by = solver_to_dict(result)
     job.write_json(name, plan_file_to_dict(problem, plan, cost, made_by))

@@ -24,13 +24,13 @@ from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem, sha256_of
 from hexiopt.readers.plan_file import solver_to_dict, write_plan
-from solvers.core.search import Budget, Pricer
-from solvers.registry import make_solver
+from hexiopt.solving import Budget, Pricer
+from solvers.registry import make_solver, names
 
 BOUND = "lower_bound"
 """In place of a solver: the lower bound of all plans, raised for as long as the time limit allows."""
 
-_TWO_CORES = ("portfolio", "cp_sat", BOUND)
+_TWO_CORES = (*names(lambda able: able.cores > 1), BOUND)
 _KIB = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
 _CODE = ("hexiopt", "solvers")
 _ROOT = Path(hexiopt.__file__).parent.parent
