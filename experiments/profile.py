@@ -18,8 +18,7 @@ from hexiopt.readers.cluster_yaml import cluster_text, read_open_cluster, unknow
 from hexiopt.reading import Section
 
 if TYPE_CHECKING:
-    from runtime.measure.points import Device
-    from runtime.measure.rank import Measurement
+    from runtime.measure.points import Device, Measurement
 
 FILE, POINTS = "cluster.yaml", "profile.json"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hexiopt.errors import InputError
 from runtime.launch.supervisor import events_of
-from runtime.measure.points import Device
-from runtime.measure.rank import Measurement, Request
+from runtime.measure.points import Device, Measurement
+from runtime.measure.rank import Request
 
 
 class MeasuringFailedError(Exception):

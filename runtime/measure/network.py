@@ -8,8 +8,7 @@ from typing import Any
 from hexiopt.readers.profiles.channel import Channel
 from hexiopt.units import GB, MICROSECOND
 from runtime.measure.fit import fit_channel, usual
-from runtime.measure.points import MeasuredPoint, of_kind
-from runtime.measure.rank import Measurement
+from runtime.measure.points import MeasuredPoint, Measurement, of_kind
 from runtime.measure.types import Type, digits
 
 UNUSUAL = 0.15  # share by which a link's rate differs from the usual one, to be stated on its own

@@ -62,3 +62,29 @@ class Device:
     def from_dict(cls, data: Mapping[str, Any]) -> "Device":
         """The device of `to_dict`."""
         return cls(**{**data, "precisions": tuple(data["precisions"])})
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """All devices by rank, all points, and the version of torch."""
+
+    devices: tuple[Device, ...]
+    points: tuple[MeasuredPoint, ...]
+    torch_version: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "torch": self.torch_version,
+            "devices": [device.to_dict() for device in self.devices],
+            "points": [point.to_dict() for point in self.points],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Measurement":
+        """What `to_dict` has written."""
+        return cls(
+            tuple(map(Device.from_dict, data["devices"])),
+            tuple(map(MeasuredPoint.from_dict, data["points"])),
+            data["torch"],
+        )

@@ -19,7 +19,7 @@ from runtime.launch.torchrun import ProcessPlace
 from runtime.measure.devices import own_device
 from runtime.measure.links import Links
 from runtime.measure.operators import OperatorBench
-from runtime.measure.points import Device, MeasuredPoint
+from runtime.measure.points import Device, MeasuredPoint, Measurement
 
 _TIMEOUT = timedelta(minutes=10)
 _SHARE_OF_MEMORY = 0.25  # of what is free, that measuring holds at once
@@ -45,32 +45,6 @@ class Request:
     def write(self, path: Path) -> None:
         """Write the request as JSON."""
         write_text(path, json.dumps(asdict(self)))
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """All devices by rank, all points, and the version of torch."""
-
-    devices: tuple[Device, ...]
-    points: tuple[MeasuredPoint, ...]
-    torch_version: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "torch": self.torch_version,
-            "devices": [device.to_dict() for device in self.devices],
-            "points": [point.to_dict() for point in self.points],
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Measurement":
-        """What `to_dict` has written."""
-        return cls(
-            tuple(map(Device.from_dict, data["devices"])),
-            tuple(map(MeasuredPoint.from_dict, data["points"])),
-            data["torch"],
-        )
 
 
 def measure(

@@ -18,8 +18,7 @@ from runtime.measure.network import (
     pair_of,
     parts_of,
 )
-from runtime.measure.points import Device
-from runtime.measure.rank import Measurement
+from runtime.measure.points import Device, Measurement
 from runtime.measure.types import CPU, Type, types_of
 
 

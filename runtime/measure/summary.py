@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 from hexiopt.calibration.gpus import Efficiency
 from hexiopt.units import GB, GIB, MICROSECOND, TFLOP
 from runtime.measure.fit import fit_ring
-from runtime.measure.points import MeasuredPoint, of_kind
-from runtime.measure.rank import Measurement
+from runtime.measure.points import MeasuredPoint, Measurement, of_kind
 from runtime.measure.result import MeasuredCluster
 from runtime.measure.types import Type
 

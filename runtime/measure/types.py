@@ -10,8 +10,7 @@ from hexiopt.calibration.gpus import Efficiency, Gpu, catalogue
 from hexiopt.readers.discovery.product import match
 from hexiopt.units import GB, GIB, MICROSECOND, TFLOP
 from runtime.measure.fit import PeakRates, fit_efficiency, measured_rates
-from runtime.measure.points import PRECISIONS, Device, MeasuredPoint
-from runtime.measure.rank import Measurement
+from runtime.measure.points import PRECISIONS, Device, MeasuredPoint, Measurement
 
 CPU = "cpu"
 _GFLOP = 1e9

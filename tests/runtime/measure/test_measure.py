@@ -13,8 +13,8 @@ from runtime.measure.devices import own_device
 from runtime.measure.fit import fit_channel, fit_efficiency, fit_ring, measured_rates
 from runtime.measure.links import Links
 from runtime.measure.operators import OperatorBench, spread
-from runtime.measure.points import MeasuredPoint, of_kind
-from runtime.measure.rank import Measurement, Request, measure
+from runtime.measure.points import MeasuredPoint, Measurement, of_kind
+from runtime.measure.rank import Request, measure
 from runtime.measure.timing import Timer
 from tests.runtime.ranks import run_ranks
 

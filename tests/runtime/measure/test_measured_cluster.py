@@ -13,8 +13,7 @@ from hexiopt.errors import InputError
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.readers.cluster_yaml import cluster_text, unknowns
 from hexiopt.reading import Section, parse
-from runtime.measure.points import Device, MeasuredPoint
-from runtime.measure.rank import Measurement
+from runtime.measure.points import Device, MeasuredPoint, Measurement
 from runtime.measure.result import check_base, result_of
 
 GIB = 2**30
