@@ -76,7 +76,7 @@ def test_every_solver_file_has_the_parameters_of_its_dataclass(tmp_path: Path, n
 def test_every_solver_finds_a_valid_plan(tmp_path: Path, name: str) -> None:
     for package in registry.solver_class(name).capabilities.requires:
         pytest.importorskip(package)
-    overrides = ["cluster=small_mixed", "model=tiny", f"solver={name}", "solver.max_steps=50", "solver.time_limit_s=4"]
+    overrides = ["cluster=small_mixed", "model=tiny", f"solver={name}", "solver.max_steps=50", "solver.time_limit_s=60"]
     job = job_of(tmp_path, [*overrides, f"space.sequence={str(name in registry.names(registry.of_sequences)).lower()}"])
     assert job.config.solver.name == name
     solver = registry.make_solver(name, **job.config.solver.options())
