@@ -8,8 +8,9 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf, open_dict
 
+from experiments import solver_config
 from experiments.common import Job, config_names
-from experiments.config import Config, ConstraintsConfig, SpaceConfig, WorkloadConfig, register
+from experiments.config import Config, ConstraintsConfig, SolverConfig, SpaceConfig, WorkloadConfig, register
 from hexiopt.plan.check import check
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
@@ -24,6 +25,7 @@ EXPERIMENTS = config_names("experiment")
 
 def job_of(tmp_path: Path, overrides: Sequence[str]) -> Job:
     register()
+    solver_config.register()
     with initialize_config_module("conf", version_base="1.3"):
         cfg = compose("config", list(overrides), return_hydra_config=True)
         choices = dict(cfg.hydra.runtime.choices)
@@ -57,11 +59,24 @@ def test_solver_files_are_the_registry() -> None:
     assert set(config_names("solver")) == {*registry.names(), *registry.ALIASES}
 
 
+@pytest.mark.parametrize("name", registry.names())
+def test_every_solver_file_has_the_parameters_of_its_dataclass(tmp_path: Path, name: str) -> None:
+    """And its defaults; oracles have more time, and a comment says what each is."""
+    text = (ROOT / "conf" / "solver" / f"{name}.yaml").read_text()
+    config = job_of(tmp_path, [f"solver={name}"]).config.solver
+    made = registry.solver_class(name)
+    own = {one.name for one in registry.parameters(made)}
+    assert {one.name for one in fields(config)} == own | {one.name for one in fields(SolverConfig)}
+    assert (config.name, config.options(), config.max_steps) == (name, {}, None)
+    assert config.time_limit_s == (60.0 if made.capabilities.kind == "oracle" else SolverConfig.time_limit_s)
+    assert text.startswith("# ")
+
+
 @pytest.mark.parametrize("name", registry.names(lambda able: not registry.small_oracle(able)))
 def test_every_solver_finds_a_valid_plan(tmp_path: Path, name: str) -> None:
     for package in registry.solver_class(name).capabilities.requires:
         pytest.importorskip(package)
-    overrides = ["cluster=small_mixed", "model=tiny", f"solver={name}", "solver.max_steps=50", "solver.time_limit_s=4"]
+    overrides = ["cluster=small_mixed", "model=tiny", f"solver={name}", "solver.max_steps=50", "solver.time_limit_s=60"]
     job = job_of(tmp_path, [*overrides, f"space.sequence={str(name in registry.names(registry.of_sequences)).lower()}"])
     assert job.config.solver.name == name
     solver = registry.make_solver(name, **job.config.solver.options())

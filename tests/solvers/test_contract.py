@@ -285,7 +285,8 @@ def test_another_process_finds_the_same_plans() -> None:
 
 @pytest.mark.parametrize("name", ["random", *GOOD])
 def test_the_seed_matters(name: str) -> None:
-    plans = {solve(name, problems.thirty_two_gpus(), steps=100, seed=seed).plan for seed in range(3)}
+    steps = 400 if name == "portfolio" else 100  # its floor, which comes first, is the same for all
+    plans = {solve(name, problems.thirty_two_gpus(), steps=steps, seed=seed).plan for seed in range(3)}
     assert len(plans) > 1
 
 
@@ -466,6 +467,6 @@ def test_sequence_layouts_must_be_allowed(name: str) -> None:
 
 
 def test_an_unknown_solver_is_refused() -> None:
-    with pytest.raises(InputError, match="did you mean metis_atc24") as caught:
-        make_solver("mettis")
+    with pytest.raises(InputError, match="did you mean portfolio") as caught:
+        make_solver("portfolo")
     assert "\n" not in str(caught.value)
