@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: install demo test lint bench stress results clean
+.PHONY: install demo test lint golden bench stress results clean
 
 install: $(STAMP)
 
@@ -32,6 +32,10 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/codespell
 
+# Prices, plans and error lines as they are now: commit what changed, and say why it did.
+golden: install
+	$(BIN)/python -m tests.golden.make
+
 bench: install
 	$(BIN)/python -m experiments.bench
 
@@ -40,10 +44,9 @@ stress: install
 	$(BIN)/python -m experiments.stress
 	HEXIOPT_STRESS=1 HYPOTHESIS_PROFILE=new $(BIN)/python -m pytest -n 2
 
-# About an hour on two cores; after an interruption it goes on where it was.
+# About two hours on two cores; after an interruption it goes on where it was.
 results: install
-	$(BIN)/python -m experiments.tables --publish
-	$(BIN)/python -m experiments.flashflex_comparison --time-limit 5 --publish
+	$(BIN)/python -m experiments.studies all --publish
 
 clean:
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis outputs multirun

@@ -31,7 +31,7 @@ from hexiopt.reading import Section, read_mapping
 from hexiopt.referee import InvalidPlanError
 from hexiopt.result import Result
 from hexiopt.solving import Budget, OnProgress, Solver
-from solvers.registry import make_solver
+from solvers.registry import make_solver, parameters, solver_class
 
 STATUS_FILE = "status.json"
 INTERRUPTED = 130
@@ -222,15 +222,20 @@ def solver_of(job: Job) -> Solver:
     return make_solver(job.config.solver.name, **job.config.solver.options())
 
 
-def solvers_of(job: Job, verb: str, names: Sequence[str]) -> list[Solver]:
-    """The solvers of `VERB.solvers`; that of `solver=NAME` has the options stated for it. Raises InputError, also for
-    options of a solver that is not among them."""
-    own, options = job.config.solver.name, job.config.solver.options()
-    if options and own not in names:
-        raise InputError(
-            f"solver.{next(iter(options))}: is an option of {own}, which is not in {verb}.solvers; add it there"
-        )
-    return [make_solver(name, **(options if name == own else {})) for name in names]
+def solvers_of(job: Job, names: Sequence[str]) -> list[Solver]:
+    """Solvers by name, each with those of the stated options `solver.*` that it takes.
+
+    Raises InputError as `make_solver` does, and for an option that none of them takes.
+    """
+    options, made, left = job.config.solver.options(), [], set(job.config.solver.options())
+    for name in names:
+        taken = {field.name for field in parameters(solver_class(name))}
+        made.append(make_solver(name, **{key: value for key, value in options.items() if key in taken}))
+        left -= taken
+    if left:
+        option = min(left)
+        raise InputError(f"solver.{option}: none of {', '.join(names)} takes it; name a solver that does, or remove it")
+    return made
 
 
 def search(job: Job, solver: Solver, problem: Problem) -> Result:

@@ -16,7 +16,7 @@ def run(job: Job) -> float:
     """
     problem = job.problem
     results: list[Result] = []
-    for solver in solvers_of(job, "compare", job.config.compare.solvers):
+    for solver in solvers_of(job, job.config.compare.solvers):
         try:
             results.append(search(job, solver, problem))
         except InvalidPlanError as invalid:

@@ -142,7 +142,9 @@ def refuse(solver: Solver, problem: Problem, pricer: Pricer | None) -> None:
     missing."""
     able, name = solver.capabilities, solver.name
     instead = "solver=hexiseq" if able.sequence == "only" else "solver=portfolio"
-    searched = "of which all plans can be looked at" if able.kind == "oracle" else "that it can search"
+    searched = "that it can search"
+    if able.kind == "oracle" and able.sequence == "no":
+        searched, instead = "of which all plans can be looked at", f"solver=cp_sat or {instead}"
     if able.sequence == "only" and not problem.space.sequence:
         raise InputError(f"solver: {name} plans stages with sequence layouts; allow them with space.sequence=true")
     if able.kind == "oracle" and able.sequence == "no" and problem.space.sequence:

@@ -110,9 +110,13 @@ class Search:
             return False
         return now_s < self.budget.time_limit_s * (until if most is None else 1.0)
 
+    def until(self, fraction: float = 1.0) -> "Allowance":
+        """What is left until `fraction` of the whole budget is spent."""
+        return Allowance(self, self.spent, fraction)
+
     def allowance(self, share: float = 1.0) -> "Allowance":
         """A share of what is left of the budget."""
-        return Allowance(self, self.spent, self.spent + share * max(0.0, 1.0 - self.spent))
+        return self.until().part(share)
 
     def step(self) -> bool:
         """Count one step; False, and none is counted, once the budget is spent."""
@@ -206,7 +210,15 @@ class Allowance:
         width = self.end - self.begin
         return min(1.0, (self.search.spent - self.begin) / width) if width > 0.0 else 1.0
 
+    def rest(self) -> "Allowance":
+        """What is left of this part."""
+        return self.part(1.0)
+
     def part(self, share: float) -> "Allowance":
         """A share of what is left of this part."""
         begin = self.search.spent
         return Allowance(self.search, begin, begin + share * max(0.0, self.end - begin))
+
+    def up_to(self, share: float) -> "Allowance":
+        """From now until `share` of this part, counted from its beginning, is spent."""
+        return Allowance(self.search, self.search.spent, self.begin + share * (self.end - self.begin))

@@ -11,6 +11,7 @@ from hexiopt.cores import usable_cores
 from solvers.core.search import Search
 
 _GRACE_S = 0.5  # how long the other process may take to notice that it shall stop
+_FIRST_PLAN_S = 10.0  # how long it may go on past the time limit until there is a plan
 _NOTICE_S = 0.02  # how often this one looks whether the other has ended
 Work = Callable[[Search], Any]
 
@@ -27,7 +28,8 @@ def at_once(run: Search, work: Work) -> Iterator[Callable[[], Any]]:
     `with` runs in this one. Without a second core `work` is done here, after the body.
 
     The body gets a function that waits for the answer of `work`, or returns None where it is asked to stop or its time
-    is over before; `run` then knows what was found. An error of the other process is raised here.
+    is over before (some seconds later where there is no plan yet); `run` then knows what was found. An error of the
+    other process is raised here.
     """
     own = run.child()
     if not has_second_core():
@@ -43,7 +45,8 @@ def at_once(run: Search, work: Work) -> Iterator[Callable[[], Any]]:
     def answer() -> Any:
         while not here.poll(_NOTICE_S):
             run.go_on()  # tells the listener
-            if run.stopped or run.left_s() <= 0.0 or not child.is_alive():
+            late_s = -run.left_s() - (_FIRST_PLAN_S if run.plan is None else 0.0)
+            if run.stopped or late_s >= 0.0 or not child.is_alive():
                 stop.set()
                 break
         if not here.poll(_GRACE_S):

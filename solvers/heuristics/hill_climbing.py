@@ -21,7 +21,7 @@ from solvers.completion.layers import Share
 from solvers.completion.pricing import price_plan
 from solvers.core.interleaving import multiple_of
 from solvers.core.partition import Structure
-from solvers.core.search import Search
+from solvers.core.search import Allowance, Search
 from solvers.core.zero import LOCKSTEP, holders_of, sharding_groups
 
 _TWICE = 0.1  # of the steps change two things at once
@@ -37,13 +37,13 @@ class Polisher:
         self._machine_of: list[int] = search.problem.cluster.machine_of.tolist()
         self._climbed: set[float] = set()
 
-    def begin(self, starts: Iterable[Structure], until: float) -> None:
-        """Improve the plans of `starts`, as long as the fraction `until` of the budget is not spent: what is best with
-        the completer's layers may be far from what it is with its own, and then nobody would come back to it."""
+    def begin(self, starts: Iterable[Structure], allowance: Allowance) -> None:
+        """Climb from the plans of `starts` while the allowance lasts: what is best with the completer's layers may be
+        far from what it is with its own, and then nobody would come back to it."""
         for structure in starts:
-            if not self._has(until):
+            if not allowance:
                 return
-            self._improve(structure, until)
+            self._improve(structure, allowance)
 
     def finish(self, ranked: Iterable[Structure] = ()) -> None:
         """Improve the search's best plan, and the same plan with micro-batches of twice and half the size.
@@ -51,29 +51,24 @@ class Polisher:
         With few micro-batches another size may win, but only with other layers. As long as budget is left, so are
         the plans of the structures `ranked`: with other layers a worse one may become the best.
         """
-        plan = self.search.plan
+        plan, allowance = self.search.plan, self.search.until()
         if plan is None:
             return
         for start in (plan, self._resized(plan, 2.0), self._resized(plan, 0.5)):
             if start is not None:
-                self._climb(start)
+                self._climb(start, allowance)
         for structure in ranked:
-            if not self._has(1.0):
+            if not allowance:
                 return
-            self._improve(structure)
+            self._improve(structure, allowance)
 
-    def _has(self, until: float) -> bool:
-        """Whether less than a fraction of the budget is spent."""
-        search, most = self.search, self.search.budget.max_steps
-        return search.go_on(until) and (most is None or search.steps < until * most)
-
-    def _improve(self, structure: Structure, until: float = 1.0) -> None:
+    def _improve(self, structure: Structure, allowance: Allowance) -> None:
         self.search.step()
         completed = self.completer.allowed(structure) and self.completer.complete(structure)
         if completed:
-            self._climb(completed.plan, until)
+            self._climb(completed.plan, allowance)
 
-    def _climb(self, plan: Plan, until: float = 1.0) -> None:
+    def _climb(self, plan: Plan, allowance: Allowance) -> None:
         """Take steps that help until many in a row brought nothing: ten for every stage of the plan."""
         search, idle = self.search, 0
         patience = 30 + 10 * min(30, sum(len(pipeline.stages) for pipeline in plan.pipelines))
@@ -81,7 +76,7 @@ class Polisher:
         if cost.objective in self._climbed:  # most likely the same plan, equal devices in another order
             return
         self._climbed.add(cost.objective)
-        while idle < patience and self._has(until):
+        while idle < patience and allowance:
             search.step()
             idle += 1
             trial = self._neighbour(plan, cost)

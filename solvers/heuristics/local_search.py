@@ -6,14 +6,14 @@ that no plan follows weigh by how many layers find no place, so that the search 
 
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.problem.problem import Problem
 from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import Bundle, Misfit, Structure
-from solvers.core.search import Search
+from solvers.core.search import Allowance, Search
 from solvers.core.zero import plain_stages, sharding_groups
 from solvers.frame.solver import SearchSolver
 from solvers.frame.starts import (
@@ -93,23 +93,16 @@ class Annealer:
         energy = math.log(cost.step_time_s)
         return Judged(energy if cost.fits else _MISFIT - 1.0 + energy / 1e3, max(1.0, cost.step_time_s / estimate_s))
 
-    def anneal(self, start: Structure, hot: float, until: float, max_steps: int | None) -> Structure:
-        """The best structure met from `start`, the first temperature being `hot`, until the fraction `until` of the
-        time, or `max_steps` steps."""
+    def anneal(self, start: Structure, hot: float, allowance: Allowance) -> Structure:
+        """The best structure met from `start`, the first temperature being `hot`, while the allowance lasts."""
         search, rng = self.search, self.rng
         current = best = start
         now = self.judge(start)
         assert now is not None
         least = now.energy
-        began_s, began_steps = search.runtime_s, search.steps
-        span_s = max(1e-9, until * search.budget.time_limit_s - began_s)
-        while search.go_on(until) and (max_steps is None or search.steps - began_steps < max_steps):
+        while allowance:
             search.step()
-            if max_steps is not None:
-                done = (search.steps - began_steps) / max_steps
-            else:
-                done = (search.runtime_s - began_s) / span_s
-            temperature = hot * (_COLD / hot) ** min(1.0, done)
+            temperature = hot * (_COLD / hot) ** allowance.spent
             anew = self._anew and rng.random() < self._anew
             candidate = (self._rechaining.move if anew else self._neighbourhood.random_move)(current, rng)
             if candidate is None or candidate == current:
@@ -124,22 +117,32 @@ class Annealer:
 
 
 def hand_made(problem: Problem, completer: PlanCompleter) -> Iterator[Structure]:
-    """Structures that people would try: chains, every kind of machine with its own symmetric grid, and replicas."""
+    """Structures that people would try: every kind of machine with its own symmetric grid, chains, and replicas."""
     yield from own_grids(problem, completer)
+    yield from without_grids(problem, completer)
+
+
+def without_grids(problem: Problem, completer: PlanCompleter) -> Iterator[Structure]:
+    """Chains and replicas."""
     yield from lockstep_structures(problem)
     yield from chain_structures(problem)
     yield from shared_structures(problem)
     yield from single_structures(problem, completer.replicates)
 
 
-def own_grids(problem: Problem, completer: PlanCompleter) -> Iterator[Structure]:
-    """Each kind its best symmetric grid for its share of the batch, side by side; at several micro-batch sizes."""
+def own_grids(
+    problem: Problem, completer: PlanCompleter, go_on: Callable[[], bool] = lambda: True
+) -> Iterator[Structure]:
+    """Each kind its best symmetric grid for its share of the batch, side by side; at several micro-batch sizes, as long
+    as `go_on` says so."""
     for sharding in plain_stages(problem):
         for size in problem.space.micro_batch_sizes(problem.workload.global_batch)[:3]:
             chosen = []
             for members in kinds(problem):
                 best: tuple[float, Bundle] | None = None
                 for bundle in symmetric(problem, members):
+                    if not go_on():
+                        return
                     sized = Bundle(bundle.stages, size)
                     rate = completer.rate(first_choice(problem, (sized,)), Shards(sharding, sized.width))
                     if rate > 0.0 and (best is None or rate > best[0]):
@@ -152,7 +155,7 @@ def own_grids(problem: Problem, completer: PlanCompleter) -> Iterator[Structure]
 
 
 def improve(
-    polisher: Polisher, starts: Iterable[Structure], until: float, cooling: float = 1.0, anew: float = 0.0
+    polisher: Polisher, starts: Iterable[Structure], allowance: Allowance, cooling: float = 1.0, anew: float = 0.0
 ) -> list[Structure]:
     """Price `starts`, polish the first few, then anneal the best in rounds, each with fewer structures and more time
     for each, and with the first temperature `cooling` times that of the round before. Of the moves, a share `anew`
@@ -162,12 +165,11 @@ def improve(
     whether it leads anywhere.
     """
     search = polisher.search
-    annealer, steps = Annealer(search, polisher.completer, polisher.rng, anew), search.budget.max_steps
-    last_start = search.spent + _STARTS * (until - search.spent)
+    annealer = Annealer(search, polisher.completer, polisher.rng, anew)
     pool: list[tuple[float, int, Structure]] = []
-    least = math.inf
+    least, for_starts = math.inf, allowance.part(_STARTS)
     for number, start in enumerate(starts):
-        if not search.go_on(last_start) or (steps is not None and search.steps > last_start * steps):
+        if not for_starts:
             break
         search.step()
         judged = annealer.judge(start, least + _HOPELESS)
@@ -175,18 +177,17 @@ def improve(
             least = min(least, judged.energy)
             pool.append((judged.energy, number, start))
     pool.sort(key=lambda item: item[:2])
-    polisher.begin([structure for _, _, structure in pool[:_POLISHED]], min(until, search.spent + _POLISHING))
-    begin = search.runtime_s / search.budget.time_limit_s
-    left = None if steps is None else max(0, int(until * steps) - search.steps)
+    polishing = search.until(min(allowance.end, search.spent + _POLISHING))
+    polisher.begin([structure for _, _, structure in pool[:_POLISHED]], polishing)
+    rounds = allowance.rest()
     left_out: list[tuple[float, int, Structure]] = []
     for turn, size in enumerate(_POOLS):
         pool.sort(key=lambda item: item[:2])
         left_out += pool[size:]
         del pool[size:]
-        share, hot = (until - begin) / len(_POOLS), _HOT * cooling**turn
+        hot = _HOT * cooling**turn
         for k, (energy, number, start) in enumerate(pool):
-            end = begin + share * (turn + (k + 1) / len(pool))
-            found = annealer.anneal(start, hot, end, None if left is None else left // (len(_POOLS) * len(pool)))
+            found = annealer.anneal(start, hot, rounds.up_to((turn + (k + 1) / len(pool)) / len(_POOLS)))
             judged = annealer.judge(found)
             if judged is not None and judged.energy < energy:
                 if turn == 0:  # the start itself, with other layers, may lead elsewhere
@@ -204,4 +205,4 @@ class LocalSearch(SearchSolver):
         """Anneal, then polish."""
         completer = PlanCompleter(run.pricer)
         polisher = Polisher(run, completer, rng)
-        polisher.finish(improve(polisher, hand_made(run.problem, completer), ANNEAL))
+        polisher.finish(improve(polisher, hand_made(run.problem, completer), run.until(ANNEAL)))

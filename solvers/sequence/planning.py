@@ -171,11 +171,11 @@ class Planner:
             turn = search.steps % len(nows)
             now = nows[turn]
             shape = moves.neighbour(now.shape, rng)
-            other = None
-            if shape is not None and (self._may_pay(shape, now.shape) or rng.random() < _ANYWAY):
-                other = self.planned(shape, 1)
-            if other is None:
+            if shape is None or not (self._may_pay(shape, now.shape) or rng.random() < _ANYWAY):
                 search.step()
+                continue
+            other = self.planned(shape, 1)
+            if other is None:
                 continue
             done = (search.spent - began) / max(1e-9, self._until(_MOVING) - began)
             heat = _HOT * (_COLD / _HOT) ** min(1.0, done)

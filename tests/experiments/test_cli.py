@@ -188,6 +188,20 @@ def test_an_old_name_is_told_in_one_line(hexiopt: Run) -> None:
     assert "hexiscale" in ran.out
 
 
+@pytest.mark.parametrize("verb", ["compare", "emulate"])
+def test_a_solvers_options_hold_where_several_run(hexiopt: Run, verb: str) -> None:
+    """Each named solver has the options that it takes: Espresso's money needs prices, which TINY's cluster lacks."""
+    command = (verb, *TINY, f"{verb}.solvers=[random,espresso]", "workload.optimizer_sharding=1")
+    ran = hexiopt(*command, "solver.objective=money", "solver.deadline_s=60")
+    assert ran.code == 2
+    assert "price_per_hour" in ran.err
+    ran = hexiopt(*command, "solver.defects=as_released")
+    assert ran.code == 2
+    assert ran.err == (
+        "hexiopt: solver.defects: none of random, espresso takes it; name a solver that does, or remove it\n"
+    )
+
+
 def test_compare_writes_a_row_a_solver(hexiopt: Run, tmp_path: Path) -> None:
     ran = hexiopt("compare", *TINY, "compare.solvers=[random,local_search]", "hydra.run.dir=out")
     assert (ran.code, ran.err) == (0, "")
@@ -361,9 +375,6 @@ BAD_COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("compare", *QUICK, "compare.solvers=[]"), "names no solver"),
     (("compare", *QUICK, "compare.solvers=[nope]"), "'nope' is not known"),
     (("compare", *QUICK, "compare.solvers=[random,random]"), "stands twice"),
-    # The options of solver=NAME are those of NAME in compare too.
-    (("compare", *QUICK, "solver=flashflex", "solver.defects=all", "compare.solvers=[random,flashflex]"), "'all' is"),
-    (("compare", *QUICK, "solver=flashflex", "solver.defects=as_released", "compare.solvers=[random]"), "add it there"),
     (("collect",), "no sweep below multirun/"),
     (("collect", "collect.folders=[nope]"), "holds no status.json"),
 ]

@@ -12,10 +12,10 @@ from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
+from runtime.launch.trainee import Trainee, drawn
 from runtime.memory import Used
-from runtime.settings import AdamW
-from runtime.trainee import Trainee, drawn
-from runtime.weights import DTYPES
+from runtime.parallel.optimizer import AdamW
+from runtime.state.weights import DTYPES
 from tests.runtime.ranks import TIMEOUT_S, run_ranks
 from tests.solvers.problems import cluster
 

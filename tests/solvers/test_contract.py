@@ -4,6 +4,7 @@ Solvers of sequence layouts have the same problems with `space.sequence`."""
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.problem.workload import Workload
 from hexiopt.result import Result, Status
 from hexiopt.solving import Budget, OnProgress, Progress
+from solvers.core.search import Search
 from solvers.registry import baseline, for_any_problem, make_solver, names, of_sequences
 from tests.conftest import ROOT, STRESS
 from tests.solvers import oracle, problems
@@ -295,6 +297,34 @@ def test_cores_do_not_change_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
         ran.append(solve("portfolio", problem, steps=100))
     assert ran[0].plan == ran[1].plan
     assert ran[0].cost == ran[1].cost
+
+
+class Erratic:
+    """A clock that often stands still and sometimes leaps, as on a machine that others use too; never to the end."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng, self._now_s = random.Random(seed), 0.0
+
+    def __call__(self) -> float:
+        if self._rng.random() < 0.1:
+            self._now_s += self._rng.random() * (0.99 * LONG_S - self._now_s)
+        return self._now_s
+
+
+@ALL
+def test_the_clock_steers_nothing_where_steps_are_limited(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = outcome(name)
+    monkeypatch.setattr(Search, "clock", staticmethod(Erratic(0)))
+    result = solve(name, allowed(name, problems.easy()), steps=15, seed=7)
+    assert [repr(result.plan), result.objective, result.steps] == calm[:3]
+
+
+@pytest.mark.parametrize("name", [*GOOD, "hexiscale"])
+def test_nor_in_longer_searches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = solve(name, problems.sixteen_gpus(), steps=120)
+    monkeypatch.setattr(Search, "clock", staticmethod(Erratic(1)))
+    erratic = solve(name, problems.sixteen_gpus(), steps=120)
+    assert (erratic.plan, erratic.objective, erratic.steps) == (calm.plan, calm.objective, calm.steps)
 
 
 @ALL
