@@ -6,7 +6,6 @@ Writes `bench.csv` into `--out`.
 
 import argparse
 import csv
-import os
 import platform
 import resource
 import sys
@@ -24,6 +23,7 @@ from rich.table import Table
 
 from experiments.configurations import named_cluster, named_model
 from hexiopt.bounds import lower_bound_s
+from hexiopt.cores import usable_cores
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Stage
 from hexiopt.problem.problem import Problem
@@ -313,7 +313,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     console = Console()
     console.print(
-        f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}; every ratio from this run"
+        f"{usable_cores()} cores, {platform.machine()}, Python {platform.python_version()}; every ratio from this run"
     )
     rows = []
     for name in options.only:

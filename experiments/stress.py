@@ -9,7 +9,6 @@ exits 1 if there is a violation.
 """
 
 import argparse
-import os
 import random
 import sys
 from collections import Counter
@@ -24,6 +23,7 @@ from rich.progress import track
 from rich.table import Table
 
 from hexiopt.bounds import lower_bound_s
+from hexiopt.cores import usable_cores
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
@@ -240,7 +240,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first problem; the next ones follow")
     parser.add_argument("--steps", type=int, default=STEPS, help="of every solver but exhaustive")
     parser.add_argument("--solvers", nargs="+", choices=known, default=known, metavar="SOLVER")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="problems at the same time (default: cores)")
+    parser.add_argument("--jobs", type=int, default=usable_cores(), help="problems at the same time (default: cores)")
     options = parser.parse_args(argv)
     console, found = Console(width=None if sys.stdout.isatty() else 150), 0
     tallies: dict[str, Tally] = {name: Tally() for name in options.solvers}

@@ -40,15 +40,15 @@ class _Lane:
     # First temperature of a round of annealing over that of the round before. Heated as much again, large plans mostly
     # lose what they gained, while small ones get out of where they are stuck.
     cooling: float
-    anew: float  # share of annealing's moves that make bundles anew, as chains: dear, and mostly worth it
+    recreate_share: float  # of annealing's moves, those that recreate bundles as chains: dear, and mostly worth it
     before_layouts: float  # share before it turns to sequence layouts, where the plan space has any
 
 
 _SIDE_BY_SIDE = (
-    _Lane(0, partition=0.25, until_first_plan=True, cooling=0.6, anew=0.05, before_layouts=0.15),
-    _Lane(1, partition=0.0, until_first_plan=False, cooling=1.0, anew=0.0, before_layouts=1.0),
+    _Lane(0, partition=0.25, until_first_plan=True, cooling=0.6, recreate_share=0.05, before_layouts=0.15),
+    _Lane(1, partition=0.0, until_first_plan=False, cooling=1.0, recreate_share=0.0, before_layouts=1.0),
 )
-_ALONE = _Lane(0, partition=0.25, until_first_plan=False, cooling=1.0, anew=0.03, before_layouts=0.3)
+_ALONE = _Lane(0, partition=0.25, until_first_plan=False, cooling=1.0, recreate_share=0.03, before_layouts=0.3)
 _FEW_DEVICES = 16  # GPUs up to which both lanes search replicas, and single TP groups are moved soon enough
 _FEW = 64  # GPUs up to which one lane prices the floor soon enough, while the other partitions
 _LARGE = 200  # GPUs beyond which a structure takes too long to price for annealing thousands
@@ -119,8 +119,8 @@ def _run(run: Search, completer: PlanCompleter, lane: _Lane, floor: Iterable[Str
     grids = () if cheap and len(problem.usable_devices) > _FEW else own_grids(problem, completer)
     starts = chain(found, cheap, grids, without_grids(problem, completer))
     polisher = Polisher(run, completer, rng)
-    anew = lane.anew if len(problem.usable_devices) > _FEW_DEVICES else 0.0
-    polisher.finish(improve(polisher, starts, run.until(ANNEAL), lane.cooling, anew))
+    recreate_share = lane.recreate_share if len(problem.usable_devices) > _FEW_DEVICES else 0.0
+    polisher.finish(improve(polisher, starts, run.until(ANNEAL), lane.cooling, recreate_share))
 
 
 def price_floor(run: Search, completer: PlanCompleter, floor: Iterable[Structure]) -> list[Structure]:

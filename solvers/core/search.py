@@ -11,8 +11,9 @@ from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.result import OPTIMALITY_TOLERANCE, OwnBound, Point, Result, Status
+from hexiopt.result import OPTIMALITY_TOLERANCE, OperatorCounts, OwnBound, Point, Result, Status
 from hexiopt.solving import Budget, OnProgress, Pricer, Progress
+from solvers.core.operators import OperatorStatistics
 
 _TELL_EVERY_S = 0.1
 
@@ -48,6 +49,7 @@ class Search:
         self.own_bound: OwnBound | None = None
         self.reason = ""  # why it found no plan, where it knows better
         self.remedy: str | None = None  # what to try then, where it does not search the whole plan space
+        self.operators = OperatorStatistics()
         self._trajectory: list[Point] = []
         self.on_progress = on_progress
         self._stopped = False
@@ -59,16 +61,17 @@ class Search:
         """A search of its own for the same run: same clock, budget, seed, pricer and listener; it knows the best plan
         so far."""
         other = copy(self)
-        other.steps, other.nearest, other._trajectory = 0, None, []
+        other.steps, other.nearest, other._trajectory, other.operators = 0, None, [], OperatorStatistics()
         return other
 
     def outcome(self) -> "Outcome":
         """What a search beside this one should know of it; picklable."""
-        return Outcome(self.plan, self.cost, self.steps, self.nearest, self.trajectory)
+        return Outcome(self.plan, self.cost, self.steps, self.nearest, self.trajectory, self.operators.counts())
 
     def absorb(self, outcome: "Outcome") -> None:
         """Take over what another search for the same run found; of two plans that do not fit, the nearer one."""
         self.steps += outcome.steps
+        self.operators.add(outcome.operators)
         if outcome.plan is not None:
             self.offer(outcome.plan, outcome.cost)
             self._merge_trajectory(outcome.trajectory)
@@ -179,18 +182,21 @@ class Search:
             bound_s=self.bound_s,
             trajectory=self.trajectory,
             own_bound=self.own_bound if found else None,
+            operators=self.operators.counts(),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one search tells another: its best plan, its steps, the nearest plan that does not fit, its trajectory."""
+    """What one search tells another: its best plan, its steps, the nearest plan that does not fit, its trajectory, and
+    what its operators brought."""
 
     plan: Plan | None
     cost: Cost | None
     steps: int
     nearest: tuple[Plan, Cost] | None
     trajectory: tuple[Point, ...]
+    operators: tuple[OperatorCounts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

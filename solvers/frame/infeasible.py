@@ -1,7 +1,6 @@
 """Why no plan was found: the binding device, what it lacks in GiB, and the nearest change that fits."""
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -21,8 +20,8 @@ from solvers.core.search import Search
 from solvers.core.zero import first_stage, must_align
 from solvers.frame.starts import chain_structures, cut
 
-_TRIED = 300  # hand-made structures built to see whether a changed problem has a plan
-_THOUGHT_S = 0.3  # most seconds spent on looking for a change that fits
+_TRIED = 300  # most hand-made structures built to see whether a changed problem has a plan
+_PLACED = 6_000  # devices in all of them: their time is in proportion, some tenths of a second
 
 
 def proven_infeasible(search: Search) -> bool:
@@ -178,10 +177,16 @@ def _plain_plans(problem: Problem) -> Iterator[Plan]:
 
 def nearest_change(problem: Problem) -> str:
     """The smallest change of the request under which a plan was built, in words."""
-    deadline_s = time.perf_counter() + _THOUGHT_S
-    for changed, words in _changes(problem):
-        if _has_plan(changed, deadline_s):
-            return f"it fits with {words}"
+    changes, left = list(_changes(problem)), _PLACED
+    for turn, (changed, words) in enumerate(changes):
+        devices = len(changed.usable_devices)
+        fair = left // (devices * (len(changes) - turn))  # what the changes before leave is for those that follow
+        for fits in islice(_fitting(changed), min(max(fair, 1), _TRIED)):
+            if fits:
+                return f"it fits with {words}"
+            left -= devices
+        if left <= 0:
+            break
     return "no change of the workload, nor more machines of a kind it has, was seen to fit; choose a smaller model"
 
 
@@ -227,20 +232,16 @@ def _larger_clusters(problem: Problem) -> Iterator[tuple[Problem, str]]:
         yield replace(problem, cluster=cluster), words
 
 
-def _has_plan(problem: Problem, deadline_s: float) -> bool:
-    """Whether one of the first hand-made structures makes a plan that fits; no after `deadline_s`."""
+def _fitting(problem: Problem) -> Iterator[bool]:
+    """Of hand-made structures one after another, whether each makes a plan that fits; of none where none can."""
     try:
         model = CostModel(problem)
     except InputError:
-        return False
+        return
     if shortfall(problem, model) is not None:
-        return False
+        return
     completer = PlanCompleter(model)
-    for structure in islice(chain_structures(problem), _TRIED):
-        if time.perf_counter() > deadline_s:
-            return False
+    for structure in chain_structures(problem):
         completed = completer.allowed(structure) and completer.complete(structure)
         priced = completer.price(completed) if completed else None
-        if priced is not None and priced.cost.fits:
-            return True
-    return False
+        yield priced is not None and priced.cost.fits

@@ -203,7 +203,8 @@ def test_a_solvers_options_hold_where_several_run(hexiopt: Run, verb: str) -> No
 
 
 def test_compare_writes_a_row_a_solver(hexiopt: Run, tmp_path: Path) -> None:
-    ran = hexiopt("compare", *TINY, "compare.solvers=[random,local_search]", "hydra.run.dir=out")
+    steps = ("solver.time_limit_s=59", "solver.max_steps=150")
+    ran = hexiopt("compare", *TINY[:3], *steps, "compare.solvers=[random,local_search]", "hydra.run.dir=out")
     assert (ran.code, ran.err) == (0, "")
     assert (tmp_path / "out" / "comparison.png").read_bytes()[:4] == b"\x89PNG"
     with (tmp_path / "out" / "comparison.csv").open() as file:
@@ -211,6 +212,10 @@ def test_compare_writes_a_row_a_solver(hexiopt: Run, tmp_path: Path) -> None:
     assert [row["solver"] for row in rows] == ["random", "local_search"]
     assert min(float(row["over_best"]) for row in rows) == 0
     assert all(float(row["lower_bound_s"]) <= float(row["step_time_s"]) for row in rows)
+    with (tmp_path / "out" / "operators.csv").open() as file:
+        operators = list(csv.DictReader(file))
+    assert {row["solver"] for row in operators} == {"local_search"}  # `random` has none
+    assert all(int(row["proposed"]) >= int(row["valid"]) >= int(row["accepted"]) for row in operators)
 
 
 def test_no_plan_exits_3_with_the_shortfall(hexiopt: Run, tmp_path: Path) -> None:

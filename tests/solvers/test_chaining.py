@@ -14,11 +14,12 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from solvers.completion.completer import PlanCompleter
+from solvers.core.operators import OperatorStatistics
 from solvers.core.partition import Bundle
 from solvers.frame.starts import first_choice
 from solvers.heuristics.chains import ChainMaker, ChainTerms
-from solvers.heuristics.operators.partitions import Neighbourhood
-from solvers.heuristics.operators.recreate import Rechaining
+from solvers.heuristics.operators.recreate import Recreation
+from solvers.heuristics.operators.table import PartitionProposals
 from tests.solvers import problems
 from tests.solvers.test_fewest_stages import cuts
 from tests.solvers.test_moves import whole
@@ -95,22 +96,25 @@ def test_chains_of_one_policy_take_the_leanest_where_memory_asks_for_it() -> Non
 @given(st.sampled_from(sorted(CASES)), st.integers(0, 2**32 - 1))
 def test_bundles_made_anew_are_legal(case: str, seed: int) -> None:
     problem, rng = CASES[case], random.Random(seed)
-    neighbourhood, rechaining = Neighbourhood(problem, replicates=True), Rechaining(problem, chains_of(problem))
+    recreation = Recreation(problem, chains_of(problem))
+    proposals = PartitionProposals(
+        problem, OperatorStatistics(), replicates=True, recreation=recreation, recreate_share=0.5
+    )
     structure = whole(problem)
     for _ in range(40):
         before = structure
-        found = (rechaining.move if rng.random() < 0.5 else neighbourhood.random_move)(structure, rng)
+        found = proposals.draw(structure, rng)
         assert structure == before
         if found is not None:
-            assert_legal(problem, found)
-            structure = found
+            assert_legal(problem, found[1])
+            structure = found[1]
 
 
 def test_bundles_are_joined_and_parted() -> None:
     problem, rng = problems.easy(), random.Random(0)
-    rechaining, structure, changes = Rechaining(problem, chains_of(problem)), whole(problem), set()
+    recreation, structure, changes = Recreation(problem, chains_of(problem)), whole(problem), set()
     for _ in range(200):
-        found = rechaining.move(structure, rng)
+        found = recreation.recreate_as_chains(structure, rng)
         if found is not None:
             changes.add(len(found.bundles) - len(structure.bundles))
             structure = found

@@ -21,12 +21,14 @@ from hexiopt.problem.space import Space, layer_ranges
 from hexiopt.problem.workload import Workload
 from hexiopt.solving import Budget
 from solvers.completion.completer import PlanCompleter
+from solvers.completion.pricing import PricedPlan
 from solvers.core.interleaving import drawn_schedule, may_interleave, possible_chunks
+from solvers.core.operators import OperatorStatistics
 from solvers.core.partition import Bundle, Structure
 from solvers.core.search import Search
 from solvers.frame.solver import offer_partition
 from solvers.heuristics.hill_climbing import Polisher
-from solvers.heuristics.operators.partitions import Neighbourhood
+from solvers.heuristics.operators.table import PartitionProposals
 from tests.solvers import problems
 
 EIGHT = replace(problems.TINY, num_layers=8)
@@ -83,7 +85,8 @@ def test_nothing_else_is_drawn_where_the_schedule_is_fixed(fixed: str) -> None:
     rng, bound = random.Random(0), problem(schedule=fixed)
     assert {drawn_schedule(bound, rng) for _ in range(50)} == {(fixed, 1)}
     assert not may_interleave(bound)
-    assert Neighbourhood.other_chunks not in Neighbourhood(bound).moves
+    operators = PartitionProposals(bound, OperatorStatistics()).plain.operators
+    assert "change_chunks" not in {operator.name for operator in operators}
 
 
 def test_one_range_only() -> None:
@@ -154,8 +157,9 @@ def test_the_polisher_keeps_interleaved_plans_valid() -> None:
     assert plan is not None
     for _ in range(300):
         assert search.cost is not None
-        trial = polisher._neighbour(plan, search.pricer.price(plan))
-        if trial is not None:
+        found = polisher.neighbour(PricedPlan(plan, search.pricer.price(plan)))
+        if found is not None:
+            trial = found[1]
             assert check(of, trial) == []
             met.add(tuple(stage.layers for pipeline in trial.pipelines for stage in pipeline.stages))
             plan = trial

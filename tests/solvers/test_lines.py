@@ -17,17 +17,16 @@ from solvers.completion.completer import PlanCompleter
 from solvers.completion.layers import LayerSplitter
 from solvers.completion.pipelines import LineMaker, Rhythm, Terms
 from solvers.core.partition import Bundle, Misfit, Structure
-from solvers.heuristics.operators.partitions import Neighbourhood
 from tests.solvers import problems
-from tests.solvers.test_moves import whole
+from tests.solvers.test_moves import moved, proposals_of, whole
 from tests.solvers.test_starts import CASES
 
 
-def moved(problem: Problem, seed: int, steps: int) -> Structure:
+def walked(problem: Problem, seed: int, steps: int) -> Structure:
     """A structure some random moves from every device on its own."""
-    rng, neighbourhood, structure = random.Random(seed), Neighbourhood(problem, replicates=True), whole(problem)
+    rng, proposals, structure = random.Random(seed), proposals_of(problem, replicates=True), whole(problem)
     for _ in range(steps):
-        structure = neighbourhood.random_move(structure, rng) or structure
+        structure = moved(proposals, structure, rng)
     return structure
 
 
@@ -35,7 +34,7 @@ def moved(problem: Problem, seed: int, steps: int) -> Structure:
 def test_round_trips_take_what_the_plan_is_priced_at(case: str, seed: int) -> None:
     """Of all pipelines, whatever else uses the network: replicas, layer ranges, machines of several interfaces."""
     problem = CASES[case]
-    structure = moved(problem, seed, 30)
+    structure = walked(problem, seed, 30)
     completer = PlanCompleter(CostModel(problem))
     assume(completer.allowed(structure))
     completed = completer.complete(structure)
@@ -82,7 +81,7 @@ def test_layers_make_room_for_messages(gb_per_s: float) -> None:
 
 def test_what_is_forgotten_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = CASES[min(CASES)]
-    structures = [moved(problem, seed, 10) for seed in range(20)]
+    structures = [walked(problem, seed, 10) for seed in range(20)]
     kept = PlanCompleter(CostModel(problem))
     monkeypatch.setattr(lines, "_KEPT", 3)
     forgetful = PlanCompleter(CostModel(problem))

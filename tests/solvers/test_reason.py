@@ -1,5 +1,8 @@
 """Why there is no plan: proofs are right, texts name the device, the GiB and a remedy."""
 
+import itertools
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,7 +15,8 @@ from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.result import Result, Status
 from hexiopt.solving import Budget
 from solvers.core.search import Search
-from solvers.frame.infeasible import conclude
+from solvers.frame import infeasible
+from solvers.frame.infeasible import conclude, nearest_change
 from tests.solvers import oracle, problems
 
 
@@ -130,6 +134,33 @@ def test_the_remedy_is_the_least_change_that_fits(change: dict[str, object], rem
         problem = replace(base, workload=replace(free, **change))
         reasons.append(explained(problem).reason)
     assert any(f"it fits with {remedy}" in reason for reason in reasons), reasons
+
+
+def test_the_remedy_does_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that does other work all the time between two looks at the clock."""
+    problem = small(1.0, 4, Space(max_tp=1), (("a", "fast", 2), ("b", "slow", 1)))
+    calm = nearest_change(problem)
+    assert "it fits with" in calm
+    monkeypatch.setattr(time, "perf_counter", itertools.count(0.0, 1000.0).__next__)
+    assert nearest_change(problem) == calm
+
+
+def test_looking_for_a_remedy_ends_by_the_devices_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every change has its turn; then it ends."""
+    base = problems.easy()
+    problem = replace(base, workload=replace(base.workload, recompute="none", optimizer_sharding="0"))
+    placed: list[tuple[Problem, int]] = []
+
+    def none_fits(changed: Problem) -> Iterator[bool]:
+        while True:
+            placed.append((changed, len(changed.usable_devices)))
+            yield False
+
+    monkeypatch.setattr(infeasible, "_fitting", none_fits)
+    assert "choose a smaller model" in nearest_change(problem)
+    changes = [changed for changed, _ in infeasible._changes(problem)]
+    assert [changed for changed, _ in itertools.groupby(placed, key=lambda one: one[0])] == changes
+    assert sum(devices for _, devices in placed) <= infeasible._PLACED
 
 
 class Foreign:

@@ -17,9 +17,9 @@ from solvers.core.partition import Bundle, Misfit, Structure
 from solvers.core.search import Search
 from solvers.frame.starts import single_structures
 from solvers.heuristics.hill_climbing import Polisher
-from solvers.heuristics.operators.partitions import Neighbourhood
 from solvers.registry import make_solver
 from tests.solvers import problems
+from tests.solvers.test_moves import moved, proposals_of
 from tests.solvers.test_starts import assert_legal
 
 
@@ -88,11 +88,11 @@ def test_what_moves_make_is_priced_and_valid(case: str) -> None:
     problem = {**problems.TINY_PROBLEMS, "easy": problems.easy}[case]()
     problem = replace(problem, space=replace(problem.space, max_micro_batch_size=4))
     completer, rng = completer_of(problem), random.Random(1)
-    neighbourhood = Neighbourhood(problem, replicates=True)
+    proposals = proposals_of(problem, replicates=True)
     structure = Structure(tuple(Bundle((((d,),),)) for d in problem.usable_devices), "1f1b", 1)
     replicated = 0
     for _ in range(1200):
-        structure = neighbourhood.random_move(structure, rng) or structure
+        structure = moved(proposals, structure, rng)
         assert_legal(problem, structure)
         completed = completer.allowed(structure) and completer.complete(structure)
         priced = completer.price(completed) if completed else None
