@@ -91,8 +91,8 @@ class GridEstimates:
         found = self._max_layers.get(key)
         if found is None:
             spread = Shards(1, shards)
-            rooms = (self.pricer.max_layers(site, first, last, size, policy, held, spread) for site in sites)
-            found = self._max_layers[key] = max(0, min(rooms))
+            fitting = (self.pricer.max_layers(site, first, last, size, policy, held, spread) for site in sites)
+            found = self._max_layers[key] = max(0, min(fitting))
         return found
 
     def max_layers_of_block(
