@@ -27,7 +27,7 @@ from solvers.heuristics.hexiscale import HierarchicalPartition
 from solvers.heuristics.hill_climbing import Polisher
 from solvers.heuristics.local_search import ANNEAL, improve, own_grids, without_grids
 from solvers.heuristics.shape_program import shape_structures
-from solvers.sequence.joint import plan_jointly
+from solvers.sequence.planning import plan_jointly
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,8 @@ from hexiopt.solving import Capabilities
 from solvers.baselines.frame import Candidate, Rival
 from solvers.core.search import Search
 from solvers.core.zero import LOCKSTEP, sharding_groups
-from solvers.sequence.orders import Machines, machine_orders
-from solvers.sequence.requirement import one_range_schedule
-from solvers.sequence.signatures import Signatures
+from solvers.sequence.grouping import Machines, Signatures, machine_orders
+from solvers.sequence.shapes import one_range_schedule
 from solvers.sequence.token_allocation import RateTable
 
 _HOPELESS = 1.1  # of the best estimate so far: grids whose compute alone takes longer are left out
