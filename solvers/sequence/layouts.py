@@ -1,9 +1,9 @@
 """The layout problem: given devices, layers and memory, the sequence layout of least forward and backward time.
 
 The three stages of HexiSeq (arXiv 2605.07569): groups (`grouping.py`), tokens of the groups and ranks by capability
-(`token_allocation.py`), and coordinate descent over tokens and heads. Beyond the paper, the second stage balances causal work
-and keeps within memory, every recompute policy and both orders are tried, and the descent scales whole types of
-GPUs first, then groups and ranks. Every layout considered is priced as a plan's would be.
+(`token_allocation.py`), and coordinate descent over tokens and heads. Beyond the paper, the second stage balances
+causal work and keeps within memory, every recompute policy and both orders are tried, and the descent scales whole
+types of GPUs first, then groups and ranks. Every layout considered is priced as a plan's would be.
 """
 
 from collections.abc import Callable, Iterator, Sequence
