@@ -8,6 +8,7 @@ the slowest stage until they are balanced by time (Wang et al., arXiv 2307.02031
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from hexiopt.cost.executors.sites import Site
 from hexiopt.cost.flight import in_flight
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.space import recompute_policies, sharding_stages
-from solvers.baselines.grid import divides_model
+from solvers.baselines._plans import dividing_sizes
+from solvers.baselines._published_space import divides_model
 from solvers.completion.allocation import least_bottleneck
 from solvers.frame.starts import cut
 
@@ -27,10 +29,10 @@ _ROUNDING = 1e-9  # share of the memory left free, for rounding
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What is planned: TP degree per stage, pipelines, ZeRO stage, sequences of a pipeline's micro-batch.
+class GalvatronChoice:
+    """What is planned: TP degree per stage, number of pipelines, ZeRO stage, and micro-batches.
 
-    `policies`: of layers that need not recompute, and of those that must.
+    `policies` are those of layers that need not recompute and of layers that must.
     """
 
     tps: tuple[int, ...]
@@ -45,37 +47,37 @@ class Choice:
         """Sequences of a micro-batch in all pipelines."""
         return self.pipelines * self.micro_batch_size
 
-    def differs_in_one(self, other: "Choice") -> bool:
-        """Whether no more than degrees, sharding, size or policies differ; the rest follows from these."""
+    def differs_in_one(self, other: "GalvatronChoice") -> bool:
+        """Whether at most one of degrees, sharding, size and policies differs; the rest follows from these."""
         mine = (self.tps, self.zero, self.sequences, self.policies)
         theirs = (other.tps, other.zero, other.sequences, other.policies)
         return sum(a != b for a, b in zip(mine, theirs, strict=True)) <= 1
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
-    """A stage of `num_layers`, the first `recomputed` of which recompute: seconds of each direction."""
+class RecomputeOption:
+    """Seconds of each direction of a stage of `num_layers`, the first `recomputed` of which recompute."""
 
     num_layers: int
     recomputed: int
     forward_s: float
     backward_s: float
 
-    def recompute(self, choice: Choice) -> tuple[str, ...]:
+    def recompute(self, choice: GalvatronChoice) -> tuple[str, ...]:
         """The policies of the layers, one for all where they are alike."""
         fast, lean = choice.policies
         each = (lean,) * self.recomputed + (fast,) * (self.num_layers - self.recomputed)
         return each[:1] if len(set(each)) == 1 else each
 
 
-Split = tuple[Option, ...]  # per stage
+StageSplit = tuple[RecomputeOption, ...]  # per stage
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What a stage may hold: element n−1 of each is for n layers.
+class RecomputeOptions:
+    """Options of a stage by its layers: element n − 1 of each list is for n layers.
 
-    `num_bytes` are those without recompute, by which stages are balanced.
+    `num_bytes` is memory without recompute, by which stages are balanced.
     """
 
     recomputed: list[int]
@@ -84,20 +86,20 @@ class Options:
     seconds: list[float]  # of both directions
     num_bytes: list[float]
 
-    def of(self, num_layers: int) -> Option:
+    def of(self, num_layers: int) -> RecomputeOption:
         """The option of `num_layers`."""
         k = num_layers - 1
-        return Option(num_layers, self.recomputed[k], self.forward_s[k], self.backward_s[k])
+        return RecomputeOption(num_layers, self.recomputed[k], self.forward_s[k], self.backward_s[k])
 
 
 class StagePlanner:
-    """Choices and layers for ranks of any machines. Keeps what it has computed."""
+    """Choices and layers for ranks of any machines; what is computed is kept."""
 
     def __init__(self, model: CostModel) -> None:
         self._model, self._problem = model, model.problem
-        self._options: dict[tuple[Any, ...], Options] = {}
-        self._splits: dict[tuple[Any, ...], list[Split]] = {}
-        self._choices: dict[frozenset[int], list[Choice]] = {}
+        self._options: dict[tuple[Any, ...], RecomputeOptions] = {}
+        self._splits: dict[tuple[Any, ...], list[StageSplit]] = {}
+        self._choices: dict[frozenset[int], list[GalvatronChoice]] = {}
         self._found_sites: dict[tuple[frozenset[int], int], frozenset[Site]] = {}
 
     def policies(self) -> list[tuple[str, str]]:
@@ -110,7 +112,7 @@ class StagePlanner:
         return [("none", "none"), ("full", "full")]
 
     def tp_degrees(self, order: Ranks, block: int) -> list[int]:
-        """Powers of two that cut all machines' ranks, and blocks of ranks, into whole TP groups."""
+        """Powers of two that divide the ranks of every machine and the blocks of ranks into whole TP groups."""
         problem, found = self._problem, []
         used: dict[int, int] = {}
         for device in order:
@@ -126,15 +128,16 @@ class StagePlanner:
                 found.append(tp)
         return found
 
-    def choices(self, order: Ranks) -> list[Choice]:
-        """Degrees, sharding and micro-batches for ranks, in any order of the machines; one TP degree for all stages."""
+    def choices(self, order: Ranks) -> list[GalvatronChoice]:
+        """All degrees, shardings and micro-batches for ranks in any order of machines, with one TP degree for all
+        stages."""
         key = frozenset(order)
         found = self._choices.get(key)
         if found is None:
             found = self._choices[key] = self._all_choices(order)
         return found
 
-    def _all_choices(self, order: Ranks) -> list[Choice]:
+    def _all_choices(self, order: Ranks) -> list[GalvatronChoice]:
         problem, space, batch = self._problem, self._problem.space, self._problem.workload.global_batch
         found = []
         zeros = [zero for zero in ZEROS if zero in sharding_stages(problem.workload)]
@@ -147,15 +150,13 @@ class StagePlanner:
                 pipelines = block // widest
                 if space.num_pipelines not in (None, pipelines):
                     continue
-                for size in space.micro_batch_sizes(batch):
-                    count, rest = divmod(batch, pipelines * size)
-                    for zero in zeros if not rest and count else ():
-                        for policies in self.policies():
-                            found.append(Choice((widest,) * stages, pipelines, zero, size, count, policies))
+                for size, zero, policies in product(dividing_sizes(problem, pipelines), zeros, self.policies()):
+                    count = batch // (pipelines * size)
+                    found.append(GalvatronChoice((widest,) * stages, pipelines, zero, size, count, policies))
         return found
 
-    def mixed(self, order: Ranks, uniform: Choice) -> list[Choice]:
-        """The choice whose every stage has the fastest TP degree up to that of `uniform`, if it is another one."""
+    def mixed(self, order: Ranks, uniform: GalvatronChoice) -> list[GalvatronChoice]:
+        """The choice in which every stage has its fastest TP degree up to that of `uniform`, if it is another one."""
         space, layers, stages = self._problem.space, self._problem.model.num_layers, len(uniform.tps)
         widest, tps = uniform.tps[0], []
         if not space.replicas or not space.uneven_tp or stages == 1:
@@ -186,8 +187,8 @@ class StagePlanner:
             found = self._found_sites[key] = frozenset(map(self._model.site, groups))
         return found
 
-    def _stage_options(self, order: Ranks, choice: Choice, s: int, tp: int) -> Options:
-        """What stage `s` may hold, with TP degree `tp`."""
+    def _stage_options(self, order: Ranks, choice: GalvatronChoice, s: int, tp: int) -> RecomputeOptions:
+        """The options of stage `s` with TP degree `tp`."""
         stages = len(choice.tps)
         holders = len(order) // stages // tp
         sites = self._sites(order, tp)
@@ -208,8 +209,8 @@ class StagePlanner:
         held: int,
         spread: Shards,
         policies: tuple[str, str],
-    ) -> Options:
-        """Memory and seconds are linear in the layers (from the third on, which ZeRO-3 no longer holds whole)."""
+    ) -> RecomputeOptions:
+        """Memory and seconds are linear in the layers (from the third layer on, which ZeRO-3 no longer holds whole)."""
         model, (fast, lean) = self._model, policies
         limit = min(site.gpu.usable_memory_bytes for site in sites) * (1 - _ROUNDING)
         n = np.arange(1, self._problem.model.num_layers + 1)
@@ -244,10 +245,10 @@ class StagePlanner:
             backward_s = np.maximum(backward_s, ends[1] + n * each[1] + recomputed * (again[1] - each[1]))
         seconds = forward_s + backward_s
         rows = (forward_s, backward_s, seconds, num_bytes[:room])
-        return Options(recomputed.tolist(), *(row.tolist() for row in rows))
+        return RecomputeOptions(recomputed.tolist(), *(row.tolist() for row in rows))
 
-    def splits(self, order: Ranks, choice: Choice) -> list[Split]:
-        """Layers per stage from balanced by memory to balanced by time; none where nothing fits."""
+    def splits(self, order: Ranks, choice: GalvatronChoice) -> list[StageSplit]:
+        """Splits of the layers from balanced by memory to balanced by time; none if nothing fits."""
         key = (frozenset(order), choice)
         found = self._splits.get(key)
         if found is None:
@@ -256,7 +257,7 @@ class StagePlanner:
             found = self._splits[key] = self._all_splits(order, choice)
         return found
 
-    def _all_splits(self, order: Ranks, choice: Choice) -> list[Split]:
+    def _all_splits(self, order: Ranks, choice: GalvatronChoice) -> list[StageSplit]:
         layers = self._problem.model.num_layers
         tables = [self._stage_options(order, choice, s, tp) for s, tp in enumerate(choice.tps)]
         times = [table.seconds for table in tables]
@@ -273,7 +274,7 @@ class StagePlanner:
 
 
 def _moved(counts: tuple[int, ...], times: Sequence[Sequence[float]]) -> tuple[int, ...] | None:
-    """`counts` with a layer of the slowest stage where it makes least of a new slowest; None if that does not help."""
+    """`counts` with a layer moved from the slowest stage to the one then fastest; None if that does not help."""
     now = [own[n - 1] for own, n in zip(times, counts, strict=True)]
     slowest = max(range(len(now)), key=now.__getitem__)
     takers = [s for s in range(len(now)) if s != slowest and counts[s] < len(times[s])]

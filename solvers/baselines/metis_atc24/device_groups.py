@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.cost.flight import in_flight
-from solvers.baselines.estimate import Estimates
+from solvers.baselines._estimates import GridEstimates, around
 from solvers.core.partition import Group
 
-_MOST_STAGES = 40
+_MAX_STAGES = 40
 
 Share = tuple[Group, int]  # a replica: its devices and its samples of a micro-batch
 Shares = tuple[Share, ...]
@@ -23,8 +23,8 @@ Samples = list[tuple[list[int], list[int]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Batching:
-    """`count` micro-batches of `size` sequences in all, in `lanes` pipelines of equal parts; one recompute policy."""
+class MetisBatching:
+    """`count` micro-batches of `size` sequences, each split equally over `lanes` pipelines; one recompute policy."""
 
     count: int
     size: int
@@ -40,9 +40,9 @@ class Batching:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageGroup:
-    """Ranks [first_rank, end_rank) as a stage: per lane its replicas, and what their slowest takes.
+    """Ranks [first_rank, end_rank) as a stage, with the times of its slowest replica.
 
-    `samples` are numbers of replicas and their samples of a micro-batch, lane by lane.
+    `samples` lists, lane by lane, the numbers of its replicas and their samples of a micro-batch.
     """
 
     ranks: tuple[int, ...]
@@ -53,14 +53,14 @@ class StageGroup:
     layer_s: float  # with the layer's share of the gradient sync, spread over the micro-batches
     ends_s: float  # what embedding or head add
     waits_s: float  # about what messages to and from other machines add to a beat of 1F1B
-    rooms: NDArray[np.int64]  # layers that fit, by how many stages there are from this one to the last
+    max_layers: NDArray[np.int64]  # that fit, by how many stages there are from this one to the last
 
     def stage_s(self, num_layers: int) -> float:
         """Seconds of a micro-batch, messages apart."""
         return num_layers * self.layer_s + self.ends_s
 
     def lanes(self) -> list[Shares]:
-        """Per lane the devices of its replicas and their samples; replicas without a sample idle."""
+        """For each lane the devices and samples of its replicas; replicas without a sample are idle."""
         found = []
         for members, counts in self.samples:
             starts = [(self.first_rank + i * self.tp, n) for i, n in zip(members, counts, strict=True) if n]
@@ -69,9 +69,9 @@ class StageGroup:
 
 
 def shared_out(times: Sequence[Sequence[float]], samples: int) -> list[int]:
-    """Samples per replica so that the slowest is soonest done: one at a time to whoever has it done first.
+    """Samples per replica that minimise the time of the slowest: each goes to the replica that would finish it first.
 
-    `times[r][n-1]` is what n samples take replica r. Optimal, because times rise with samples.
+    Replica r takes `times[r][n-1]` for n samples. This is optimal, because times rise with samples.
     """
     counts = [0] * len(times)
     for _ in range(samples):
@@ -81,9 +81,9 @@ def shared_out(times: Sequence[Sequence[float]], samples: int) -> list[int]:
 
 
 class RankedDevices:
-    """One sequence of ranks. `ranks` are devices; machines and GPU types stand together."""
+    """One sequence of ranks. `ranks` are devices; those of a machine, and of a GPU type, stand together."""
 
-    def __init__(self, estimates: Estimates, ranks: Sequence[int], kept: dict[Any, Any]) -> None:
+    def __init__(self, estimates: GridEstimates, ranks: Sequence[int], kept: dict[Any, Any]) -> None:
         self.estimates, self.ranks, self._kept = estimates, tuple(ranks), kept
         self.problem = problem = estimates.problem
         machine_of = problem.cluster.machine_of
@@ -94,17 +94,18 @@ class RankedDevices:
         self._sites: dict[int, list[Any]] = {tp: [self._site(a, tp) for a in range(len(ranks))] for tp in self.degrees}
         self._crossing_s = [self._sequence_s(a) for a in range(len(ranks) + 1)]
         self._places: dict[tuple[int, int, int], tuple[tuple[Any, ...], float, float]] = {}
-        self.most_stages = min(len(ranks), problem.model.num_layers, _MOST_STAGES)
+        self.max_stages = min(len(ranks), problem.model.num_layers, _MAX_STAGES)
 
     def _site(self, a: int, tp: int) -> Any:
-        """The site of the TP group that begins at rank a; None where it would leave the machine."""
+        """The site of the TP group that begins at rank a; None if it would leave the machine."""
         if a + tp > len(self.ranks) or self._machine[a] != self._machine[a + tp - 1]:
             return None
         allowed = self.problem.space.allowed_tp(self.problem.cluster.machines[self._machine[a]].num_gpus)
         return self.estimates.pricer.site(self.ranks[a : a + tp]) if tp in allowed else None
 
     def _sequence_s(self, a: int) -> float:
-        """One sequence's hidden states to the machine of rank a from the one before; 0 inside a machine."""
+        """Seconds to send the hidden states of a sequence from the machine before rank a to its own; 0 inside a
+        machine."""
         if not 0 < a < len(self.ranks) or self._machine[a - 1] == self._machine[a]:
             return 0.0
         x, y = self._machine[a - 1 : a + 1]
@@ -130,11 +131,11 @@ class RankedDevices:
         middle = (self._machine[at - 1] != self._machine[0]) + (self._machine[at] != self._machine[-1])
         return self._crossing_s[at] * (2 + max(0, middle - (inside > 0)))
 
-    def groups(self, batching: Batching, tp_asked: int | None = None) -> list[list[StageGroup]]:
+    def groups(self, batching: MetisBatching, tp_asked: int | None = None) -> list[list[StageGroup]]:
         """All stages that begin at each rank."""
         return [[*self.groups_from(a, batching, tp_asked)] for a in range(len(self.ranks))]
 
-    def groups_from(self, a: int, batching: Batching, tp_asked: int | None = None) -> Iterator[StageGroup]:
+    def groups_from(self, a: int, batching: MetisBatching, tp_asked: int | None = None) -> Iterator[StageGroup]:
         """All stages that begin at rank a."""
         size = 1
         while a + size <= len(self.ranks):
@@ -144,8 +145,8 @@ class RankedDevices:
                     yield group
             size *= 2
 
-    def group(self, a: int, size: int, tp: int, batching: Batching) -> StageGroup | None:
-        """The stage of `size` ranks from a on with a TP degree; None where there is no such."""
+    def group(self, a: int, size: int, tp: int, batching: MetisBatching) -> StageGroup | None:
+        """The stage of `size` ranks from rank a with TP degree `tp`; None if there is none."""
         if size % tp or not batching.lanes <= size // tp <= batching.size:
             return None
         place = self._places.get((a, size, tp))
@@ -159,11 +160,12 @@ class RankedDevices:
         found = self._kept.get(key)
         if found is None:
             found = self._kept[key] = self._timed(sites, tp, ring_s, first, last, batching)
-        samples, layer_s, ends_s, rooms = found
-        return StageGroup(self.ranks, a, a + size, tp, samples, layer_s, ends_s, batching.size * waits_s, rooms)
+        samples, layer_s, ends_s, max_layers = found
+        return StageGroup(self.ranks, a, a + size, tp, samples, layer_s, ends_s, batching.size * waits_s, max_layers)
 
     def _place(self, a: int, size: int, tp: int) -> tuple[tuple[Any, ...], float, float]:
-        """Sites of the replicas, None for those that would leave their machine; their ring; waits for a sequence."""
+        """Sites of the replicas (None for those that would leave their machine), and seconds of their ring and of
+        waits."""
         return tuple(self._sites[tp][a : a + size : tp]), self._ring_s(a, size, tp), self._waits_s(a, a + size)
 
     def is_aligned(self, group: StageGroup) -> bool:
@@ -172,24 +174,23 @@ class RankedDevices:
         return (group.first_rank - self._machine.index(self._machine[group.first_rank])) % size == 0
 
     def _ring_s(self, a: int, size: int, tp: int) -> float:
-        """Seconds of a byte on the slowest link of the rings over a stage's replicas, a ring for each TP rank.
+        """Seconds per byte on the slowest link of the rings over a stage's replicas, one ring for each TP rank.
 
-        Inside a machine every rank has its own link, between machines those of an interface share it.
+        Inside a machine every rank has its own link; between machines those of an interface share it.
         """
         cluster = self.problem.cluster
         replicas = Counter(self._machine[a : a + size : tp])
-        ring = sorted(replicas)
         seconds = [1.0 / cluster.machines[m].intra_bandwidth_bytes_per_s for m, n in replicas.items() if n > 1]
-        if len(ring) > 1:
-            for x, y in zip(ring, ring[1:] + ring[:1], strict=True):
+        if len(replicas) > 1:
+            for x, y in around(replicas):
                 sharing = max(cluster.machines[m].num_gpus // cluster.machines[m].num_interfaces for m in (x, y))
                 seconds.append(max(1, min(tp, sharing)) / float(cluster.network.bandwidth[x, y]))
         return max(seconds, default=0.0)
 
     def _timed(
-        self, sites: tuple[Any, ...], tp: int, ring_s: float, first: bool, last: bool, batching: Batching
+        self, sites: tuple[Any, ...], tp: int, ring_s: float, first: bool, last: bool, batching: MetisBatching
     ) -> Any:
-        """Per lane its replicas and their samples; seconds of a layer and of the ends; rooms."""
+        """For each lane its replicas and their samples; seconds of a layer and the ends; the most layers that fit."""
         size, policy = batching.lane_size, batching.policy
         lanes = _dealt(sites, batching.lanes)
         samples: Samples = []
@@ -210,15 +211,17 @@ class RankedDevices:
         shards = copies if batching.sharded else 1
         total = self.problem.model.num_layers
 
-        def room(left: int) -> int:
+        def max_layers(left: int) -> int:
             held = in_flight("1f1b", 0, left, batching.count)
             return min(
                 total,
-                *(self.estimates.room(frozenset([site]), first, last, n, policy, held, shards) for site, n in used),
+                *(
+                    self.estimates.max_layers(frozenset([site]), first, last, n, policy, held, shards)
+                    for site, n in used
+                ),
             )
 
-        rooms = [0, *_falling(room, 1, self.most_stages)]
-        return samples, layer_s, ends_s, np.array(rooms)
+        return samples, layer_s, ends_s, np.array([0, *_falling(max_layers, 1, self.max_stages)])
 
     def _layer_s(self, site: Any, size: int, policy: str) -> float:
         return self._stage_s(site, 1, False, False, size, policy)
@@ -228,7 +231,7 @@ class RankedDevices:
 
 
 def _dealt(sites: Sequence[Any], lanes: int) -> list[list[int]]:
-    """Replicas dealt to lanes: neighbours to one lane where all are alike, each kind to every lane where not."""
+    """The replicas of each lane: neighbours if all replicas are alike, else equal shares of each kind."""
     count = len(sites)
     if len(set(sites)) == 1:
         return [list(range(lane * count // lanes, (lane + 1) * count // lanes)) for lane in range(lanes)]
@@ -238,7 +241,7 @@ def _dealt(sites: Sequence[Any], lanes: int) -> list[list[int]]:
 
 
 def _falling(function: Callable[[int], int], first: int, last: int) -> list[int]:
-    """Values of a function that never rises, from `first` to `last`; where the ends agree, so does all between."""
+    """Values from `first` to `last` of a function that never rises; where two agree, so do all between."""
     values = {first: function(first), last: function(last)}
 
     def fill(low: int, high: int) -> None:

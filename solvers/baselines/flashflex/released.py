@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from hexiopt.problem.problem import Problem
 from hexiopt.units import GB
-from solvers.baselines.flashflex_pricer import BINARY_GIGA, RULE_MICRO_BATCHES, FlashFlexPricer, stage_ends_s
+from solvers.baselines.flashflex.pricer import BINARY_GIGA, RULE_MICRO_BATCHES, FlashFlexPricer, stage_ends_s
 from solvers.core.partition import Group
 from solvers.heuristics.graph import device_graph, partition
 from solvers.heuristics.hexiscale import compositions
@@ -128,9 +128,9 @@ def _ordered(parts: list[list[int]], bandwidth: NDArray[np.float64]) -> list[lis
 
 
 def memory_shares(problem: Problem, line: Line) -> list[int]:
-    """Layers per stage, by turns while a stage has less than its share of memory (`create_layer_partition`).
+    """Layers per stage, dealt in turns while a stage has less than its share of memory (`create_layer_partition`).
 
-    What then is left goes to the stages of most memory. A stage may come out with none.
+    Layers left over go to the stages of most memory. A stage may end up with none.
     """
     cluster, total = problem.cluster, problem.model.num_layers
     memory = np.array([len(group) * cluster.gpu_of(group[0]).memory_bytes for group in line])

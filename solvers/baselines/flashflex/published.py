@@ -1,7 +1,7 @@
 """The search of the published scheduler: HexiScale's two phases, iterated under FlashFlex's own formulas.
 
-The phases are those of `solvers.metis`, our version of the same paper (arXiv 2409.01143, section 4), on all devices;
-seconds are FlashFlex's (`flashflex_pricer.py`), memory is ours.
+The phases are those of `hexiscale`, our version of the same paper (arXiv 2409.01143, section 4), on all devices;
+seconds are FlashFlex's (`pricer.py`), memory is ours.
 """
 
 import random
@@ -13,11 +13,12 @@ from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.flight import Flight
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
+from hexiopt.problem.space import recompute_policies, schedules
 from hexiopt.solving import Budget
 from hexiopt.units import GB
-from solvers.baselines.flashflex_pricer import FlashFlexPricer, Site
-from solvers.baselines.flashflex_released import Line
+from solvers.baselines._plans import optimizer_sharding
+from solvers.baselines.flashflex.pricer import FlashFlexPricer, FlashFlexSite
+from solvers.baselines.flashflex.released import Line
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import PricedPlan
 from solvers.core.partition import Bundle, Structure
@@ -25,51 +26,57 @@ from solvers.core.search import Search
 from solvers.heuristics.hexiscale import HierarchicalPartition
 
 SCHEDULES = ("1f1b", "gpipe")  # of its runtime, by preference
-MOST_SHARDING = 1
 _KEPT = 32  # best partitions kept of each number of pipelines
 
 Pipelines = tuple[Line, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Place(Site):
-    """A site by FlashFlex's formulas, and by ours."""
+class _OurSite(FlashFlexSite):
+    """A site of FlashFlex's formulas with the same site of our cost model."""
 
     own: Any = None
 
 
 class OurMemory(FlashFlexPricer):
-    """FlashFlex's seconds, which are with full recompute whatever the policy, and our memory."""
+    """Prices seconds by FlashFlex's formulas, with full recompute whatever the policy, and memory by ours."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, intra_gb_per_s=intra_gb_per_s(problem))
         self._model = CostModel(problem)
-        self._places: dict[tuple[int, ...], _Place] = {}
+        self._places: dict[tuple[int, ...], _OurSite] = {}
 
-    def site(self, devices: tuple[int, ...]) -> _Place:
+    def site(self, devices: tuple[int, ...]) -> _OurSite:
         """The site of a TP group."""
         found = self._places.get(devices)
         if found is None:
             base, own = super().site(devices), self._model.site(devices)
-            found = _Place(base.flops, base.memory_bytes, base.tp, base.link_s_per_byte, own)
+            found = _OurSite(base.flops, base.memory_bytes, base.tp, base.link_s_per_byte, own)
             self._places[devices] = found
         return found
 
     def stage_s(
-        self, site: Site, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
+        self, site: FlashFlexSite, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
     ) -> tuple[float, float]:
         """Seconds with full recompute."""
         return super().stage_s(site, num_layers, first, last, micro_batch_size, "full")
 
     def max_layers(
-        self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: Flight, shards: Shards
+        self,
+        site: FlashFlexSite,
+        first: bool,
+        last: bool,
+        micro_batch_size: int,
+        policy: str,
+        held: Flight,
+        shards: Shards,
     ) -> int:
         """The most layers that fit by our memory."""
-        assert isinstance(site, _Place), "a site of this pricer"
+        assert isinstance(site, _OurSite), "a site of this pricer"
         return self._model.max_layers(site.own, first, last, micro_batch_size, policy, held, shards)
 
     def policies(self) -> tuple[str, ...]:
-        """Those that the workload allows."""
+        """The policies that the workload allows."""
         return recompute_policies(self.problem.workload)
 
     def refuse(self, policy: str) -> None:
@@ -77,7 +84,7 @@ class OurMemory(FlashFlexPricer):
 
 
 def intra_gb_per_s(problem: Problem) -> dict[str, float]:
-    """GB/s inside machines by GPU type, as the cluster states them; with several, the least."""
+    """GB/s inside machines by GPU type as the cluster states them, the least of several."""
     found: dict[str, float] = {}
     for machine in problem.cluster.machines:
         if machine.num_gpus > 1:
@@ -115,12 +122,12 @@ class _AllDevices(HierarchicalPartition):
 
 
 class PublishedSearch:
-    """The phases iterated; what they found, and FlashFlex's seconds for it."""
+    """Iterates the phases and keeps what they find, with FlashFlex's seconds for it."""
 
     def __init__(self, problem: Problem, rng: random.Random) -> None:
         workload = problem.workload
         schedule = next((s for s in SCHEDULES if s in schedules(workload)), None)
-        sharding = max((s for s in sharding_stages(workload) if s <= MOST_SHARDING), default=None)
+        sharding = optimizer_sharding(problem)
         self._phases: _AllDevices | None = None
         if schedule is None or sharding is None:
             return
@@ -141,7 +148,7 @@ class PublishedSearch:
             self._phases.iterate()
 
     def found(self) -> list[list[tuple[Pipelines, float]]]:
-        """The best partitions of each number of pipelines, best first, with seconds of a step."""
+        """For each number of pipelines its best partitions, best first, with the seconds of a step."""
         by_number: dict[int, list[tuple[float, Structure]]] = {}
         if self._phases is not None:
             alike: set[tuple[Any, ...]] = set()

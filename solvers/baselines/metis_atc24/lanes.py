@@ -4,24 +4,27 @@ The same replicas, layers and gradients; what the plan space allows of a micro-b
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
 
 from hexiopt.cost.boundary import Hop, pipeline_ways, round_trips_s, summed, ways_load
-from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, Sharding
 from hexiopt.problem.problem import Problem
-from solvers.baselines.cutting import Cut
-from solvers.baselines.device_groups import Batching, Share, Shares
+from solvers.baselines._plans import StageDevices, aligned_plan
+from solvers.baselines.metis_atc24.cutting import Cut
+from solvers.baselines.metis_atc24.device_groups import MetisBatching, Share, Shares
 
 
 def plan_of_cut(
     problem: Problem,
-    batching: Batching,
+    batching: MetisBatching,
     cut: Cut,
     layers: Sequence[int],
     schedule: str,
     sharding: int,
 ) -> Plan:
-    """The plan of a cut. Lanes are halved while their halves are alike: plain pipelines come out where they can."""
+    """The plan of a cut.
+
+    Lanes are halved while their halves are alike, so that plain pipelines result where possible.
+    """
     stages = [group.lanes() for group in cut]
     size = batching.lane_size
     while size % 2 == 0 and problem.space.num_pipelines is None:
@@ -30,23 +33,13 @@ def plan_of_cut(
             break
         stages = [[part for half in lanes if half is not None for part in half] for lanes in halves]
         size //= 2
-    ranges = list(pairwise([0, *accumulate(layers)]))
-    return Plan(
-        tuple(
-            Pipeline(
-                tuple(_stage(shares, *span, batching.policy) for shares, span in zip(lane, ranges, strict=True)),
-                batching.count,
-                size,
-            )
-            for lane in zip(*stages, strict=True)
-        ),
-        schedule,
-        Sharding(sharding),
-    )
+    slots = [[_devices(shares) for shares in lanes] for lanes in stages]
+    batches = [batching.count] * len(slots[0])
+    return aligned_plan(slots, layers, batching.policy, batches, size, schedule, Sharding(sharding))
 
 
 def _halved(problem: Problem, shares: Shares) -> tuple[Shares, Shares] | None:
-    """Replicas in two halves of equal types and samples; None where there are no such."""
+    """The replicas in two halves of equal types and samples; None if there are none."""
     alike: dict[tuple[str, int], list[Share]] = {}
     for share in shares:
         alike.setdefault((problem.cluster.gpu_of(share[0][0]).name, share[1]), []).append(share)
@@ -58,10 +51,10 @@ def _halved(problem: Problem, shares: Shares) -> tuple[Shares, Shares] | None:
     )
 
 
-def _stage(shares: Shares, first: int, end: int, policy: str) -> Stage:
+def _devices(shares: Shares) -> StageDevices:
     if len(shares) == 1:
-        return Stage.of(shares[0][0], first, end, policy)
-    return Stage(tuple(Replica(devices, samples) for devices, samples in shares), ((first, end),), (policy,))
+        return shares[0][0]
+    return tuple(Replica(devices, samples) for devices, samples in shares)
 
 
 def boundaries_s(lanes: Sequence[Pipeline], hop_of: Callable[[Ends, Ends], Hop], sequence_bytes: float) -> list[float]:

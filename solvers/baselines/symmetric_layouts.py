@@ -1,11 +1,16 @@
-"""Symmetric sequence parallelism, the frame of the rivals: every device has an equal shard, every group equal heads.
+"""`ring`, `ulysses`, `usp`: the published symmetric sequence layouts, each tuned over its full space.
 
-Can express: data parallelism over equal pipelines of equal stages, each of them cp groups of hp devices that stand
+`ring`: Ring Attention (Liu et al., arXiv 2310.01889), also in zigzag order (Brandon et al., Striped Attention, arXiv
+2311.09431, and others): groups of one device. `ulysses`: DeepSpeed-Ulysses (Jacobs et al., arXiv 2309.14509): one
+group, whose size divides the heads. `usp`: Unified Sequence Parallelism (Fang and Zhao, arXiv 2405.07719): every
+product of both, all-to-alls between neighbours and rings across.
+
+All can express: data parallelism over equal pipelines of equal stages, each of them cp groups of hp devices that stand
 together; equal shards of the sequence (within a token), equal heads; contiguous or zigzag order; one micro-batch size,
 one recompute policy; ZeRO 0 to 3 over all devices or those of a machine. The devices are the machines of any types, in
 any order; what does not divide is left out.
 
-Cannot: unequal shards, heads, groups, layers or batches, so that the slowest device sets the pace.
+None can express unequal shards, heads, groups, layers or batches, so that the slowest device sets the pace.
 
 The systems have no planner of their own: the ranking is ours and stands for the engineer's trials.
 """
@@ -13,9 +18,9 @@ The systems have no planner of their own: the ranking is ours and stands for the
 import random
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import accumulate, chain
+from itertools import accumulate, chain, product
 from math import log
 
 import numpy as np
@@ -25,26 +30,67 @@ from hexiopt.cost.executors.memory import MemoryModel, Shards
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.flight import in_flight
 from hexiopt.cost.model import CostModel
-from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.plan.plan import Plan, SequenceGroup, SequenceLayout, Sharding
 from hexiopt.plan.token_layout import ORDERS
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import layer_ranges, recompute_policies, sharding_stages
+from hexiopt.problem.space import SHARDING_GROUPS, recompute_policies, sharding_stages
+from hexiopt.problem.workload import SCHEDULES, SHARDING_STAGES
 from hexiopt.solving import Capabilities
-from solvers.baselines.frame import Candidate, Rival
+from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
+from solvers.baselines._plans import aligned_plan, dividing_sizes, even_parts
+from solvers.baselines._published_space import EQUAL_LAYERS, PublishedSpace, Rule
 from solvers.core.search import Search
 from solvers.core.zero import LOCKSTEP, sharding_groups
-from solvers.sequence.grouping import Machines, Signatures, machine_orders
+from solvers.sequence.grouping import Signatures, machine_orders
 from solvers.sequence.shapes import one_range_schedule
 from solvers.sequence.token_allocation import RateTable
 
-_HOPELESS = 1.1  # of the best estimate so far: grids whose compute alone takes longer are left out
-_MOST_GRIDS = 4000  # grids estimated in full
+_MAX_GRIDS = 4000  # grids estimated in full
 
 Block = tuple[int, ...]  # devices of a stage
 
 
+def _layouts(plan: Plan) -> list[SequenceLayout | None]:
+    return [stage.sequence for pipeline in plan.pipelines for stage in pipeline.stages]
+
+
+def _are_symmetric(_: Problem, plan: Plan) -> bool:
+    layouts = [layout for layout in _layouts(plan) if layout is not None]
+    groups = [group for layout in layouts for group in layout.groups]
+    tokens = [count for group in groups for count in group.tokens]
+    return (
+        None not in _layouts(plan)
+        and len({(len(layout.groups), layout.order) for layout in layouts}) == 1
+        and len({(len(group.devices), heads) for group in groups for heads in group.heads}) == 1
+        and max(tokens) - min(tokens) <= 1
+    )
+
+
+_SPACE = PublishedSpace(
+    schedules=SCHEDULES,
+    sharding=tuple(Sharding(stage, groups) for stage, groups in product(SHARDING_STAGES, SHARDING_GROUPS)),
+    stages=Rule(
+        "a symmetric sequence layout",
+        "a stage without a sequence layout, or unequal groups, orders, heads or shards",
+        _are_symmetric,
+    ),
+    tp=Rule("none; any groups", "", lambda *_: True),
+    layers=EQUAL_LAYERS,
+)
+_RING = Rule(
+    "none; groups of one",
+    "an all-to-all",
+    lambda _, plan: all(layout and len(layout.groups[0].devices) == 1 for layout in _layouts(plan)),
+)
+_ALL_TO_ALL = Rule(
+    "none; one group",
+    "a ring",
+    lambda _, plan: all(layout and len(layout.groups) == 1 for layout in _layouts(plan)),
+)
+
+
 @dataclass(frozen=True, slots=True)
-class Grid:
+class _LayoutGrid:
     """`lines[p][s]` are the devices of stage s in pipeline p, in groups of `hp`; `size` is the micro-batch size."""
 
     lines: tuple[tuple[Block, ...], ...]
@@ -54,10 +100,8 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A grid not yet made: d pipelines of s stages, each the first `used` devices of one of d · s equal parts of a row.
-
-    Neighbouring parts form a pipeline, or `across` pipelines the same stage of each.
-    """
+    """A grid not yet made: d pipelines of s stages, each on the first `used` devices of one of d · s equal parts of a
+    row. Neighbouring parts form a pipeline, or with `across` the same stage of all pipelines."""
 
     devices: Block
     d: int
@@ -67,7 +111,7 @@ class _Cut:
     size: int
     across: bool
 
-    def grid(self) -> Grid:
+    def grid(self) -> _LayoutGrid:
         """The grid."""
         d, s = self.d, self.s
         room = len(self.devices) // (d * s)
@@ -76,55 +120,51 @@ class _Cut:
             lines = tuple(tuple(blocks[k * d + p] for k in range(s)) for p in range(d))
         else:
             lines = tuple(tuple(blocks[p * s + k] for k in range(s)) for p in range(d))
-        return Grid(lines, self.hp, self.size)
+        return _LayoutGrid(lines, self.hp, self.size)
 
 
-class UniformLayouts(Rival):
-    """A subclass says which degrees of context (cp) and head parallelism (hp) it has."""
+class SymmetricLayouts(Baseline):
+    """A subclass states its degrees of context parallelism (cp) and head parallelism (hp)."""
 
     capabilities = Capabilities(kind="baseline", sequence="only")
+    space = _SPACE
+    limits = SearchLimits(slack=1.1)
 
     @abstractmethod
     def degrees(self, num_heads: int, most: int) -> Iterable[tuple[int, int]]:
         """Pairs (cp, hp), cp · hp at most `most`; hp divides `num_heads`."""
 
-    @abstractmethod
-    def foreign(self, cp: int, hp: int) -> str | None:
-        """What `degrees` would never give of a pair whose hp divides the heads, in words; None if nothing."""
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
+        """Every grid and order of shards that compute alone does not rule out, each with the first policy that fits."""
+        estimate = _Estimate(run)
+        seen: set[_LayoutGrid] = set()
 
-    def candidates(self, search: Search, rng: random.Random) -> Iterator[Candidate]:
-        """Every grid and order of shards that compute alone does not rule out, with the first policy that fits."""
-        estimate = _Estimate(search)
-        best_s = float("inf")
-        seen: set[Grid] = set()
-        for least_s, cut in sorted(self._cuts(search, estimate), key=_promise):
-            if least_s > _HOPELESS * best_s:
-                continue
+        def expand(cut: _Cut) -> Iterator[PlanCandidate]:
             grid = cut.grid()
-            if grid in seen:
-                continue
-            if len(seen) == _MOST_GRIDS:
+            if grid in seen or len(seen) == _MAX_GRIDS:
                 return
             seen.add(grid)
             for order in ORDERS if len(grid.lines[0][0]) > grid.hp else ORDERS[:1]:
-                if not search.go_on():
+                if not run.go_on():
                     return
                 for sharding, seconds, policy in estimate.steps_s(grid, order):
-                    best_s = min(best_s, seconds)
-                    yield Candidate(seconds, partial(_plan, search.problem, grid, order, sharding, policy))
+                    yield PlanCandidate(seconds, partial(_plan, run.problem, grid, order, sharding, policy))
 
-    def _cuts(self, search: Search, estimate: "_Estimate") -> Iterator[tuple[float, "_Cut"]]:
-        """All cuts whose states fit, and what their slowest device computes at least."""
-        problem = search.problem
+        cuts = sorted(self._cuts(run, estimate), key=_promise)
+        yield from best_first(run, cuts, expand, self.limits, BestEstimate())
+
+    def _cuts(self, run: Search, estimate: "_Estimate") -> Iterator[tuple[float, "_Cut"]]:
+        """All cuts whose states fit, each with the least seconds that its slowest device computes."""
+        problem = run.problem
         least_bytes = cache(estimate.least_bytes)
         for machines in machine_orders(problem):
             devices = tuple(chain.from_iterable(machines))
             pace = list(accumulate((estimate.sequence_s[d] for d in devices), max))
             limit = list(accumulate((estimate.limit_bytes[d] for d in devices), min))
             for d, s in _degrees_beside(problem, len(devices)):
-                if not search.go_on():
+                if not run.go_on():
                     return
-                room, sizes = len(devices) // (d * s), list(_sizes(problem, d))
+                room, sizes = len(devices) // (d * s), dividing_sizes(problem, d)
                 for cp, hp in self.degrees(problem.model.num_heads, room):
                     seconds = -(-problem.model.num_layers // s) * pace[d * s * room - 1] / (cp * hp)
                     for size in sizes:
@@ -134,58 +174,45 @@ class UniformLayouts(Rival):
                         for across in (False, True) if d > 1 and s > 1 else (False,):
                             yield least_s, _Cut(devices, d, s, cp * hp, hp, size, across)
 
-    def in_space(self, problem: Problem, plan: Plan) -> str | None:
-        """See the file's head."""
-        lines = plan.pipelines
-        stages = [stage for line in lines for stage in line.stages]
-        layouts = [stage.sequence for stage in stages if stage.sequence is not None]
-        if len(layouts) < len(stages):
-            return "a stage without a sequence layout"
-        if len({tuple(stage.layers for stage in line.stages) for line in lines}) > 1:
-            return "unequal pipelines"
-        held = [stage.num_layers for stage in stages]
-        if max(held) - min(held) > 1:
-            return "unequal layers"
-        groups = [group for layout in layouts for group in layout.groups]
-        if len({(len(layout.groups), layout.order) for layout in layouts}) > 1 or len(set(map(_size, groups))) > 1:
-            return "unequal groups or orders"
-        if len({heads for group in groups for heads in group.heads}) > 1:
-            return "unequal heads"
-        tokens = [count for group in groups for count in group.tokens]
-        if max(tokens) - min(tokens) > 1:
-            return "unequal shards"
-        if len({(line.num_micro_batches, line.micro_batch_size) for line in lines}) > 1:
-            return "unequal batches"
-        if len({policy for stage in stages for policy in stage.recompute}) > 1:
-            return "several recompute policies"
-        return self.foreign(len(layouts[0].groups), _size(groups[0]))
 
-    def draw(self, problem: Problem, rng: random.Random) -> Plan | None:
-        """Random machines in random order, and everything else at random."""
-        own = list(problem.usable_by_machine.values())
-        machines: Machines = tuple(rng.sample(own, rng.randint(1, len(own))))
-        devices = tuple(chain.from_iterable(machines))
-        beside = list(_degrees_beside(problem, len(devices)))
-        if not beside:
-            return None
-        d, s = rng.choice(beside)
-        room = len(devices) // (d * s)
-        degrees, sizes = list(self.degrees(problem.model.num_heads, room)), list(_sizes(problem, d))
-        if not degrees or not sizes:
-            return None
-        cp, hp = rng.choice(degrees)
-        across = d > 1 and s > 1 and rng.random() < 0.5
-        grid = _Cut(devices, d, s, cp * hp, hp, rng.choice(sizes), across).grid()
-        policy, sharding = rng.choice(recompute_policies(problem.workload)), rng.choice(_shardings(problem))
-        return _plan(problem, grid, rng.choice(ORDERS), sharding, policy)
+class RingLayouts(SymmetricLayouts):
+    """Context parallelism alone: every device is a group."""
+
+    name = "ring"
+    space = replace(_SPACE, tp=_RING)
+
+    def degrees(self, num_heads: int, most: int) -> Iterator[tuple[int, int]]:
+        """As many groups of one device as there are devices."""
+        yield most, 1
+
+
+class UlyssesLayouts(SymmetricLayouts):
+    """Head parallelism alone: one group."""
+
+    name = "ulysses"
+    space = replace(_SPACE, tp=_ALL_TO_ALL)
+
+    def degrees(self, num_heads: int, most: int) -> Iterator[tuple[int, int]]:
+        """One group, as large as divides the heads or smaller."""
+        return ((1, hp) for hp in range(min(most, num_heads), 0, -1) if num_heads % hp == 0)
+
+
+class UspLayouts(SymmetricLayouts):
+    """Context and head parallelism together."""
+
+    name = "usp"
+
+    def degrees(self, num_heads: int, most: int) -> Iterator[tuple[int, int]]:
+        """Groups of every size that divides the heads, as many as there are devices for."""
+        return ((most // hp, hp) for hp in range(min(most, num_heads), 0, -1) if num_heads % hp == 0)
 
 
 class _Estimate:
-    """Seconds of a step: of every stage as priced alone, in a pipeline that the slowest paces."""
+    """Estimates steps: every stage is priced alone, and the slowest one sets the pace of its pipeline."""
 
-    def __init__(self, search: Search) -> None:
-        problem = self._problem = search.problem
-        self._model = search.pricer if isinstance(search.pricer, CostModel) else CostModel(problem)
+    def __init__(self, run: Search) -> None:
+        problem = self._problem = run.problem
+        self._model = run.pricer if isinstance(run.pricer, CostModel) else CostModel(problem)
         self._wires = WiresKept(problem.cluster)
         self._schedule = one_range_schedule(problem)
         rates = RateTable(self._model).of(range(problem.cluster.num_devices), "none")
@@ -198,8 +225,8 @@ class _Estimate:
         self._kept: dict[tuple[object, ...], SequenceStage] = {}
 
     def least_bytes(self, num_lines: int, num_stages: int, num_devices: int, size: int) -> float:
-        """Bytes that a device of the first stage holds at least, of `num_devices`: states, spread over all devices of
-        the cluster, and the input of every layer."""
+        """The least bytes on each of the `num_devices` of the first stage: states, sharded over all devices of the
+        cluster, and the input of every layer."""
         problem = self._problem
         layers = -(-problem.model.num_layers // num_stages)
         spread = Shards(max(sharding_stages(problem.workload)), len(problem.usable_devices))
@@ -208,8 +235,8 @@ class _Estimate:
         inputs = layers * held * size * tokens * problem.model.hidden_size * problem.workload.element_bytes
         return sum(self._alone.states(layers, True, num_stages == 1, spread)) + inputs
 
-    def steps_s(self, grid: Grid, order: str) -> Iterator[tuple[Sharding, float, str]]:
-        """Each sharding with which the grid fits, the seconds of a step, and the policy that is least."""
+    def steps_s(self, grid: _LayoutGrid, order: str) -> Iterator[tuple[Sharding, float, str]]:
+        """For each sharding with which the grid fits: the seconds of a step and the policy that recomputes least."""
         problem = self._problem
         count = problem.workload.global_batch // (len(grid.lines) * grid.size)
         lines = {
@@ -226,16 +253,16 @@ class _Estimate:
 
     def _line_s(
         self,
-        grid: Grid,
+        grid: _LayoutGrid,
         line: Sequence[Block],
         stages: Sequence[SequenceStage],
         count: int,
         sharding: Sharding,
         policy: str,
     ) -> float | None:
-        """Seconds of a pipeline; None where it does not fit."""
+        """Seconds of a pipeline; None if it does not fit."""
         last = len(stages) - 1
-        policies = [(policy,) * (end - first) for ((first, end),) in _layers(self._problem, last + 1)]
+        policies = [(policy,) * count for count in _layers(self._problem, last + 1)]
         for s, stage in enumerate(stages):
             held = in_flight(self._schedule, s, last + 1, count)
             shards = Shards(sharding.stage, self._holders(grid, s, line[s], sharding))
@@ -257,8 +284,8 @@ class _Estimate:
             self._kept[key] = found
         return found
 
-    def _holders(self, grid: Grid, stage: int, block: Block, sharding: Sharding) -> float:
-        """Devices that share the states of a stage's layers, the fewest on any machine."""
+    def _holders(self, grid: _LayoutGrid, stage: int, block: Block, sharding: Sharding) -> float:
+        """The number of devices that share the states of a stage, the fewest of any sharding group."""
         if sharding.groups == "all":
             return float(len(grid.lines) * len(block))
         machine_of = self._problem.cluster.machine_of
@@ -267,17 +294,13 @@ class _Estimate:
 
 
 def _promise(item: tuple[float, _Cut]) -> tuple[int, int]:
-    """The sooner to be estimated, the smaller: least compute, in steps of 1 %, then small groups, which say least to
-    each other and are estimated soonest."""
+    """Key of the order in which cuts are estimated: least compute in steps of 1 %, then small groups, which communicate
+    least and are estimated fastest."""
     return round(100 * log(item[0])), item[1].used
 
 
-def _size(group: SequenceGroup) -> int:
-    return len(group.devices)
-
-
 def _degrees_beside(problem: Problem, num_devices: int) -> Iterator[tuple[int, int]]:
-    """Numbers of pipelines and of stages: pipelines share the batch equally, every stage has a layer and a device."""
+    """Pairs (pipelines, stages) in which pipelines share the batch equally and every stage has a layer and a device."""
     space, batch = problem.space, problem.workload.global_batch
     for d in range(1, min(batch, num_devices) + 1):
         if batch % d or space.num_pipelines not in (None, d):
@@ -287,20 +310,14 @@ def _degrees_beside(problem: Problem, num_devices: int) -> Iterator[tuple[int, i
                 yield d, s
 
 
-def _sizes(problem: Problem, num_pipelines: int) -> Iterator[int]:
-    share = problem.workload.global_batch // num_pipelines
-    return (size for size in problem.space.micro_batch_sizes(share) if share % size == 0)
-
-
 def _shardings(problem: Problem) -> list[Sharding]:
-    """Of plans that take equally long by the estimate, which leaves out what gathers show, those without come first."""
+    """Allowed shardings. The estimate leaves out exposed gathers, so those without any come first among equals."""
     stages = sorted(sharding_stages(problem.workload), key=lambda stage: (stage >= LOCKSTEP, abs(stage - 1)))
     return [Sharding(stage, groups) for stage in stages for groups in sharding_groups(problem, stage)]
 
 
-def _layers(problem: Problem, num_stages: int) -> list[tuple[tuple[int, int], ...]]:
-    low, extra = divmod(problem.model.num_layers, num_stages)
-    return layer_ranges([low + (s < extra) for s in range(num_stages)], 1)
+def _layers(problem: Problem, num_stages: int) -> list[int]:
+    return even_parts(problem.model.num_layers, num_stages)
 
 
 def _layout(problem: Problem, block: Block, hp: int, order: str) -> SequenceLayout:
@@ -313,18 +330,8 @@ def _layout(problem: Problem, block: Block, hp: int, order: str) -> SequenceLayo
     )
 
 
-def _plan(problem: Problem, grid: Grid, order: str, sharding: Sharding, policy: str) -> Plan:
+def _plan(problem: Problem, grid: _LayoutGrid, order: str, sharding: Sharding, policy: str) -> Plan:
     count = problem.workload.global_batch // (len(grid.lines) * grid.size)
-    layers = _layers(problem, len(grid.lines[0]))
-    pipelines = tuple(
-        Pipeline(
-            tuple(
-                Stage((), own, (policy,), _layout(problem, block, grid.hp, order))
-                for own, block in zip(layers, line, strict=True)
-            ),
-            count,
-            grid.size,
-        )
-        for line in grid.lines
-    )
-    return Plan(pipelines, one_range_schedule(problem), sharding)
+    slots = [[_layout(problem, block, grid.hp, order) for block in blocks] for blocks in zip(*grid.lines, strict=True)]
+    layers, batches = _layers(problem, len(slots)), [count] * len(grid.lines)
+    return aligned_plan(slots, layers, policy, batches, grid.size, one_range_schedule(problem), sharding)

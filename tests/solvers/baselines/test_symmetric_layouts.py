@@ -3,23 +3,35 @@
 import random
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 
 import pytest
 
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan, SequenceLayout, Stage
+from hexiopt.plan.token_layout import ORDERS
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import recompute_policies
 from hexiopt.problem.workload import Workload
 from hexiopt.result import Result
 from hexiopt.solving import Budget
-from solvers.baselines.symmetric import Ring, Ulysses, Usp
-from solvers.baselines.uniform import UniformLayouts
+from solvers.baselines._plans import dividing_sizes
+from solvers.baselines.symmetric_layouts import (
+    RingLayouts,
+    SymmetricLayouts,
+    UlyssesLayouts,
+    UspLayouts,
+    _Cut,
+    _degrees_beside,
+    _plan,
+    _shardings,
+)
 from solvers.core.search import Search
 from solvers.registry import make_solver
 from tests.solvers.sequence.small_layouts import task
 
-RIVALS: dict[str, type[UniformLayouts]] = {"ring": Ring, "ulysses": Ulysses, "usp": Usp}
+RIVALS: dict[str, type[SymmetricLayouts]] = {"ring": RingLayouts, "ulysses": UlyssesLayouts, "usp": UspLayouts}
 PROBLEMS = {
     "three_types": lambda: task(("fast", 4), ("slow", 2), ("old", 2), batch=4),
     "tight": lambda: task(("fast", 2), ("slow", 4), seq_len=65536, batch=4, memory_gib=5.0),
@@ -43,19 +55,38 @@ def answer(name: str, kind: str) -> Result:
     return RIVALS[name]().solve(problem_of(kind), Budget(60.0))
 
 
+def drawn(own: SymmetricLayouts, problem: Problem, rng: random.Random) -> Plan | None:
+    """Random machines in random order, and everything else at random; None where that comes to nothing."""
+    machines = list(problem.usable_by_machine.values())
+    devices = tuple(chain.from_iterable(rng.sample(machines, rng.randint(1, len(machines)))))
+    beside = list(_degrees_beside(problem, len(devices)))
+    if not beside:
+        return None
+    d, s = rng.choice(beside)
+    degrees = list(own.degrees(problem.model.num_heads, len(devices) // (d * s)))
+    sizes = dividing_sizes(problem, d)
+    if not degrees or not sizes:
+        return None
+    cp, hp = rng.choice(degrees)
+    across = d > 1 and s > 1 and rng.random() < 0.5
+    grid = _Cut(devices, d, s, cp * hp, hp, rng.choice(sizes), across).grid()
+    policy, sharding = rng.choice(recompute_policies(problem.workload)), rng.choice(_shardings(problem))
+    return _plan(problem, grid, rng.choice(ORDERS), sharding, policy)
+
+
 @EACH
 @EVERYWHERE
 def test_no_random_plan_of_its_space_beats_it(name: str, kind: str) -> None:
     problem, own, rng, result = problem_of(kind), RIVALS[name](), random.Random(1), answer(name, kind)
     assert result.plan is not None, result.reason
     assert check(problem, result.plan, result.cost) == []
-    assert own.in_space(problem, result.plan) is None
+    assert own.space.first_violation(problem, result.plan) is None
     model, steps_s = CostModel(problem), []
     for _ in range(DRAWS):
-        plan = own.draw(problem, rng)
+        plan = drawn(own, problem, rng)
         if plan is not None:
             assert check(problem, plan) == []
-            assert own.in_space(problem, plan) is None
+            assert own.space.first_violation(problem, plan) is None
             steps_s.append(model.price(plan).objective)
     assert len(steps_s) >= DRAWS / 10
     assert result.objective <= 1.02 * min(steps_s)
@@ -67,7 +98,7 @@ def test_usp_is_as_good_as_its_two_parts(kind: str) -> None:
     for name in ("ring", "ulysses"):
         plan = answer(name, kind).plan
         assert plan is not None
-        assert Usp().in_space(problem_of(kind), plan) is None
+        assert UspLayouts.space.first_violation(problem_of(kind), plan) is None
         assert answer("usp", kind).objective <= 1.005 * answer(name, kind).objective
 
 
@@ -90,20 +121,27 @@ def test_what_is_foreign_is_said(name: str) -> None:
     assert layout is not None
     first = layout.groups[0]
     uneven = replace(first, tokens=(first.tokens[0] + 8, *first.tokens[1:]))
-    assert (
-        own.in_space(problem, changed(plan, replace(layout, groups=(uneven, *layout.groups[1:])))) == "unequal shards"
-    )
-    plain = replace(plan.pipelines[0], stages=(Stage.of((0,), 0, 4),))
-    assert own.in_space(problem, replace(plan, pipelines=(plain,))) == "a stage without a sequence layout"
-    many = replace(plan.pipelines[0], stages=(replace(stage, recompute=("none", "full", "none", "none")),))
-    assert own.in_space(problem, replace(plan, pipelines=(many,))) == "several recompute policies"
+    broken = {
+        "unequal groups, orders, heads or shards": changed(plan, replace(layout, groups=(uneven, *layout.groups[1:]))),
+        "a stage without a sequence layout": replace(
+            plan, pipelines=(replace(plan.pipelines[0], stages=(Stage.of((0,), 0, 4),)),)
+        ),
+        "several recompute policies": replace(
+            plan,
+            pipelines=(
+                replace(plan.pipelines[0], stages=(replace(stage, recompute=("none", "full", "none", "none")),)),
+            ),
+        ),
+    }
+    for word, tried in broken.items():
+        assert word in (own.space.first_violation(problem, tried) or "")
     words = {"ring": "an all-to-all", "ulysses": "a ring"}
     for other, wrong in words.items():
         theirs = "ulysses" if other == "ring" else "ring"
         foreign = RIVALS[theirs]().solve(problem, Budget(20.0)).plan
         assert foreign is not None
         if name == other:
-            assert own.in_space(problem, foreign) == wrong
+            assert own.space.first_violation(problem, foreign) == wrong
 
 
 def test_the_slowest_device_sets_their_pace() -> None:

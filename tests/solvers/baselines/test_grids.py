@@ -1,31 +1,34 @@
 """Grids over machines in order, and the estimates of them, against the cost model."""
 
 import random
+from collections.abc import Iterator
 
 import pytest
 
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
-from solvers.baselines.estimate import Estimates, one_f_one_b_s, shifted
-from solvers.baselines.grid import (
-    Grid,
-    divides_model,
-    draw_grid,
+from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
+from solvers.baselines._grids import (
+    StageGrid,
     follows_ranks,
     grids,
     laid_out,
     machine_classes,
     machine_orders,
+    processes_per_machine,
     rank_groups,
+    tp_degrees,
 )
+from solvers.baselines._plans import shifted
+from solvers.baselines._published_space import divides_model
 from tests.solvers import problems as small
 from tests.solvers.baselines import problems
 
 GROUPS = [(0,), (1,), (2,), (3,)]
 
 
-def plan_of(grid: Grid, problem: Problem) -> Plan:
+def plan_of(grid: StageGrid, problem: Problem) -> Plan:
     """Equal layers, micro-batches of one."""
     stages, layers = len(grid.stages), problem.model.num_layers
     ends = [layers * s // stages for s in range(stages + 1)]
@@ -38,6 +41,19 @@ def plan_of(grid: Grid, problem: Problem) -> Plan:
             for k in range(grid.width)
         )
     )
+
+
+def drawn_grids(kind: str, draws: int) -> Iterator[StageGrid]:
+    """Grids of random machines in random order."""
+    problem, rng = problems.MIXED[kind](), random.Random(0)
+    for _ in range(draws):
+        machines = list(problem.usable_by_machine)
+        rng.shuffle(machines)
+        some = machines[: rng.randint(1, len(machines))]
+        groups = rank_groups(problem, some, rng.choice(tp_degrees(problem)), rng.choice(processes_per_machine(problem)))
+        found = list(grids(problem, groups, both=True))
+        if found:
+            yield rng.choice(found)
 
 
 def test_neighbours_form_a_stage_or_a_pipeline() -> None:
@@ -76,12 +92,10 @@ def test_groups_follow_the_machines() -> None:
 
 @pytest.mark.parametrize("kind", problems.MIXED)
 def test_a_grid_follows_its_ranks(kind: str) -> None:
-    problem, rng = problems.MIXED[kind](), random.Random(0)
-    mosts = sorted({len(own) for own in problem.usable_by_machine.values()})
-    found = [draw_grid(problem, rng, mosts, subsets=True, both=True) for _ in range(50)]
-    assert any(found)
-    for grid in filter(None, found):
-        assert follows_ranks(problem, plan_of(grid, problem), mosts, both=True)
+    problem, found = problems.MIXED[kind](), list(drawn_grids(kind, 50))
+    assert found
+    for grid in found:
+        assert follows_ranks(problem, plan_of(grid, problem), processes_per_machine(problem), both=True)
 
 
 @pytest.mark.parametrize(
@@ -104,13 +118,12 @@ def test_what_follows_ranks(groups: list[tuple[int, ...]], follows: bool) -> Non
 
 @pytest.mark.parametrize("kind", problems.MIXED)
 def test_estimated_messages_are_those_of_the_cost_model(kind: str) -> None:
-    problem, rng = problems.MIXED[kind](), random.Random(2)
+    problem = problems.MIXED[kind]()
     model = CostModel(problem)
-    estimates = Estimates(model)
+    estimates = GridEstimates(model)
     seen = 0
-    for _ in range(40):
-        grid = draw_grid(problem, rng, [8], subsets=True, both=True)
-        if grid is None or len(grid.stages) == 1:
+    for grid in drawn_grids(kind, 40):
+        if len(grid.stages) == 1:
             continue
         seen += 1
         priced = model.pipelines(plan_of(grid, problem))
@@ -132,7 +145,7 @@ def test_estimated_gradients_are_near_those_of_the_cost_model(kind: str) -> None
         if n <= len(groups) and problem.workload.global_batch % n == 0
     )
     cost = CostModel(problem).price(plan_of(grid, problem))
-    estimates = Estimates(CostModel(problem))
+    estimates = GridEstimates(CostModel(problem))
     [sync_s] = estimates.rings(grid).sync_s(estimates.gradient_bytes([problem.model.num_layers]))
     ends = [p.end_s for p in cost.pipelines]
     assert cost.gradient_sync_s == pytest.approx(sync_s, rel=0.02)

@@ -75,7 +75,7 @@ def published_intra_gb_per_s(gpu: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class FlashFlexSite:
     """A TP group, as far as its own time and memory go."""
 
     flops: float  # of one device
@@ -97,7 +97,7 @@ class _Part:
 
 
 class FlashFlexPricer:
-    """Prices plans of one problem as FlashFlex does; implements `solvers.base.Pricer`.
+    """Prices plans of one problem as FlashFlex does; implements `Pricer`.
 
     `intra_gb_per_s` overrides the GB/s inside machines by GPU type. Between machines the cluster's bandwidths
     hold. With `micro_batch_rule` the micro-batches are those of FlashFlex's rule, whatever a plan says. All
@@ -142,13 +142,13 @@ class FlashFlexPricer:
         self._last_params = hidden + vocab * hidden
         self._num_layers = layers
         self._eye = np.eye(len(cluster.machines))
-        self._sites: dict[tuple[int, int], Site] = {}
-        self._stages: dict[tuple[Site, int, bool, bool, int], StageCost] = {}
+        self._sites: dict[tuple[int, int], FlashFlexSite] = {}
+        self._stages: dict[tuple[FlashFlexSite, int, bool, bool, int], StageCost] = {}
         self._parts: dict[tuple[int, int], _Part] = {}
 
     # What a search asks of one stage.
 
-    def site(self, devices: tuple[int, ...]) -> Site:
+    def site(self, devices: tuple[int, ...]) -> FlashFlexSite:
         """The site of a TP group: devices of one machine."""
         key = (self._machine_of[devices[0]], len(devices))
         found = self._sites.get(key)
@@ -157,11 +157,11 @@ class FlashFlexPricer:
                 raise ValueError(f"devices {devices} are in different machines; a TP group stays inside one")
             m, tp = key
             gpu = self.problem.cluster.machines[m].gpu
-            found = self._sites[key] = Site(self._flops[m], gpu.memory_bytes, tp, self._link_s[m][m])
+            found = self._sites[key] = FlashFlexSite(self._flops[m], gpu.memory_bytes, tp, self._link_s[m][m])
         return found
 
     def stage_s(
-        self, site: Site, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
+        self, site: FlashFlexSite, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
     ) -> tuple[float, float]:
         """Forward and backward seconds of a stage for one micro-batch, without its sends, times 1.8."""
         _only_full(policy)
@@ -177,7 +177,14 @@ class FlashFlexPricer:
         return PIPELINE_WEIGHT * micro_batch_size * self._message_bytes * (self._link_s[here][there] + scatter_s)
 
     def max_layers(
-        self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: Flight, shards: Shards
+        self,
+        site: FlashFlexSite,
+        first: bool,
+        last: bool,
+        micro_batch_size: int,
+        policy: str,
+        held: Flight,
+        shards: Shards,
     ) -> int:
         """The most layers that fit; `held` and `shards` have no part in its formula. May be negative."""
         _only_full(policy)
@@ -199,14 +206,14 @@ class FlashFlexPricer:
         """Raises ValueError for recompute policies that have no price here."""
         _only_full(policy)
 
-    def _num_params(self, site: Site, num_layers: int, first: bool, last: bool) -> float:
+    def _num_params(self, site: FlashFlexSite, num_layers: int, first: bool, last: bool) -> float:
         return (
             num_layers * self._layer_params / site.tp
             + (self._first_params if first else 0.0)
             + (self._last_params if last else 0.0)
         )
 
-    def _memory(self, site: Site, num_layers: int, first: bool, last: bool, micro_batch_size: int) -> Memory:
+    def _memory(self, site: FlashFlexSite, num_layers: int, first: bool, last: bool, micro_batch_size: int) -> Memory:
         state = ELEMENT_BYTES * self._num_params(site, num_layers, first, last)
         message = micro_batch_size * self._message_bytes
         return Memory(
@@ -301,7 +308,7 @@ class FlashFlexPricer:
         )
         return found
 
-    def _stage_cost(self, site: Site, num_layers: int, first: bool, last: bool, size: int) -> StageCost:
+    def _stage_cost(self, site: FlashFlexSite, num_layers: int, first: bool, last: bool, size: int) -> StageCost:
         key = (site, num_layers, first, last, size)
         found = self._stages.get(key)
         if found is None:

@@ -1,50 +1,56 @@
-"""The plan space of Metis (see `metis_atc24.py`), as rules on a plan."""
+"""The plan space of Metis (see `metis_atc24.py`): which devices a stage may have beside those before it."""
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
+from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.problem.problem import Problem
-from solvers.baselines.estimate import Estimates
+from solvers.baselines._estimates import GridEstimates
+from solvers.baselines._published_space import REPLICATED_STAGES, TP_PER_STAGE, PublishedSpace, Rule
 
 Types = Counter[str]  # GPUs of each type
 
 
-def broken_rule(problem: Problem, plan: Plan, estimates: Estimates) -> str | None:
-    """The first rule that `plan`, valid for `problem`, breaks, in words; None if none."""
+def _follows_ranks(problem: Problem, plan: Plan) -> bool:
+    """Whether stages are device groups of ranks in order, and idle devices those whose share rounds to no sample."""
     lanes, count = plan.pipelines, len(plan.pipelines[0].stages)
-    stages = [stage for lane in lanes for stage in lane.stages]
-    if plan.schedule == "gpipe":
-        return "schedule gpipe"
-    if plan.sharding.stage > 1 or plan.sharding.groups != "all":
-        return "sharding other than of the optimizer"
-    if any(len(stage.layers) != 1 for stage in stages):
-        return "interleaved stages"
-    if len({policy for stage in stages for policy in stage.recompute}) > 1:
-        return "several recompute policies"
-    if len({(lane.num_micro_batches, lane.micro_batch_size) for lane in lanes}) > 1:
-        return "lanes of different batches"
-    if len({tuple(stage.layers for stage in lane.stages) for lane in lanes}) > 1:
-        return "lanes of different layers"
-    if any(len({len(r.devices) for lane in lanes for r in lane.stages[s].replicas}) > 1 for s in range(count)):
-        return "a stage of several TP degrees"
     used = [[d for lane in lanes for d in lane.stages[s].all_devices()] for s in range(count)]
-    machine_of = problem.cluster.machine_of.tolist()
-    if _alternate([{machine_of[d] for d in devices} for devices in used]):
-        return "machines that alternate along the pipeline"
     name_of = {d: problem.cluster.gpu_of(d).name for d in problem.usable_devices}
+    machine_of = problem.cluster.machine_of.tolist()
+    for name in set(name_of.values()):
+        machines = [own for devices in used if (own := [machine_of[d] for d in devices if name_of[d] == name])]
+        if any(max(before) > min(after) for before, after in pairwise(machines)):
+            return False
     types = [Counter(name_of[d] for d in devices) for devices in used]
     idle = Counter(name_of.values()) - sum(types, Types())
     samples = sum(lane.micro_batch_size for lane in lanes)
     most = [samples * lanes[0].stages[s].tp for s in range(count)]
-    if not _are_groups(types, idle, [_slower(estimates, lanes, s, set(idle)) for s in range(count)], most):
-        return "stages that are no powers of two of ranks, GPU types one after another, slow replicas idle or none"
-    return None
+    slower = [_slower(_estimates(problem), lanes, s, set(idle)) for s in range(count)]
+    return _are_groups(types, idle, slower, most)
 
 
-def _slower(estimates: Estimates, lanes: Sequence[Pipeline], stage: int, names: set[str]) -> set[str]:
-    """The types of `names` whose replicas would have no sample beside those of a stage: slower with one than any."""
+@lru_cache(maxsize=1)
+def _estimates(problem: Problem) -> GridEstimates:
+    return GridEstimates(CostModel(problem))
+
+
+SPACE = PublishedSpace(
+    stages=REPLICATED_STAGES,
+    tp=TP_PER_STAGE,
+    devices=Rule(
+        "all by type, powers of two a stage, slow ones may idle",
+        "stages that are no powers of two of ranks in order, GPU types one after another, slow replicas idle or none",
+        _follows_ranks,
+    ),
+)
+
+
+def _slower(estimates: GridEstimates, lanes: Sequence[Pipeline], stage: int, names: set[str]) -> set[str]:
+    """The types of `names` that get no sample beside a stage's replicas: one takes them at least as long as any."""
     problem, pricer = estimates.problem, estimates.pricer
     first = lanes[0].stages[stage]
 
@@ -70,9 +76,9 @@ def _slower(estimates: Estimates, lanes: Sequence[Pipeline], stage: int, names: 
 
 
 def _are_groups(types: Sequence[Types], idle: Types, slower: Sequence[set[str]], most: Sequence[int]) -> bool:
-    """Whether the stages, with the idle GPUs beside others that make them idle, are groups of ranks in order.
+    """Whether the stages, with idle GPUs added where faster ones leave them idle, are groups of ranks in order.
 
-    At most `most` GPUs a stage: a sample for each replica on average.
+    A stage has at most `most` GPUs: on average a sample for each replica.
     """
     if not idle:
         powers = all(own.total() & (own.total() - 1) == 0 for own in types)
@@ -90,7 +96,7 @@ def _are_groups(types: Sequence[Types], idle: Types, slower: Sequence[set[str]],
 
 
 def _alternate(names: Sequence[set[Any]]) -> bool:
-    """Whether two names that stages use have more than one stage in common, so that neither comes first."""
+    """Whether a name returns after another, or two names share more than one stage, so that neither comes first."""
     spans = {name: [s for s, own in enumerate(names) if name in own] for own in names for name in own}
     if any(span[-1] - span[0] + 1 != len(span) for span in spans.values()):
         return True

@@ -2,20 +2,21 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import accumulate, pairwise, product
+from itertools import pairwise, product
 from typing import Any
 
 from hexiopt.cost.executors.memory import WHOLE, Shards
 from hexiopt.cost.flight import in_flight
 from hexiopt.cost.schedule import beat_s
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
 from hexiopt.solving import Pricer
-from solvers.baselines.estimate import one_f_one_b_s, shifted
-from solvers.baselines.flashflex_pricer import RULE_MICRO_BATCHES, FlashFlexPricer
-from solvers.baselines.flashflex_published import MOST_SHARDING, SCHEDULES, OurMemory, Pipelines, intra_gb_per_s
-from solvers.baselines.flashflex_released import Line, memory_shares
+from solvers.baselines._estimates import one_f_one_b_s
+from solvers.baselines._plans import optimizer_sharding, pipeline_of, shifted
+from solvers.baselines.flashflex.pricer import RULE_MICRO_BATCHES, FlashFlexPricer
+from solvers.baselines.flashflex.published import SCHEDULES, OurMemory, Pipelines, intra_gb_per_s
+from solvers.baselines.flashflex.released import Line, memory_shares
 from solvers.completion.batches import split_batch
 from solvers.completion.layers import LayerSplitter
 
@@ -25,7 +26,7 @@ _SLOW_MESSAGE = 0.01  # of a micro-batch's time in all stages, from which on mes
 Choice = tuple[str, int, str, bool]  # schedule, micro-batch size, recompute policy, layers by measured times
 
 
-class Plans(ABC):
+class PartitionPlans(ABC):
     """Completes partitions into plans of one problem."""
 
     measured: tuple[bool, ...] = (False,)  # whose times split layers and batch: FlashFlex's or, measured, ours
@@ -34,7 +35,7 @@ class Plans(ABC):
         self.problem = problem
         self.policies = recompute_policies(problem.workload)  # from least recompute to most
         self.schedules = [s for s in SCHEDULES if s in schedules(problem.workload)]
-        self._sharding = max((s for s in sharding_stages(problem.workload) if s <= MOST_SHARDING), default=None)
+        self._sharding = optimizer_sharding(problem)
 
     @abstractmethod
     def sizes(self) -> Sequence[int]:
@@ -42,10 +43,10 @@ class Plans(ABC):
 
     @abstractmethod
     def plan(self, structure: Pipelines, schedule: str, size: int, policy: str, measured: bool) -> Plan | None:
-        """The plan, None where there is no room or no use."""
+        """The plan; None if it does not fit or would repeat another."""
 
     def choices(self) -> list[Choice]:
-        """What FlashFlex does not choose: all combinations, the likely ones first."""
+        """All combinations of what FlashFlex does not choose, the likely ones first."""
         if self._sharding is None:
             return []
         return list(product(self.schedules, self.sizes(), self.policies, self.measured))
@@ -55,7 +56,7 @@ class Plans(ABC):
         return sharded or 0
 
 
-def finished(
+def plan_of_lines(
     structure: Pipelines,
     layers: Sequence[Sequence[int]],
     counts: Sequence[int],
@@ -65,19 +66,16 @@ def finished(
     sharding: int,
 ) -> Plan:
     """The plan of pipelines with layers per stage and micro-batches per pipeline."""
-    pipelines = []
-    for line, split, count in zip(structure, layers, counts, strict=True):
-        ranges = pairwise([0, *accumulate(split)])
-        stages = tuple(Stage.of(group, *own, policy) for group, own in zip(line, ranges, strict=True))
-        pipelines.append(Pipeline(stages, count, size))
+    each = zip(structure, layers, counts, strict=True)
+    pipelines = (pipeline_of(line, split, policy, count, size) for line, split, count in each)
     return Plan(tuple(pipelines), schedule, Sharding(sharding))
 
 
 # As published.
 
 
-class Published(Plans):
-    """The slowest stage as fast as memory allows; batches by the pipelines' speed."""
+class PublishedPlans(PartitionPlans):
+    """Layers that make the slowest stage as fast as memory allows, and batches by the speed of pipelines."""
 
     measured = (True, False)
 
@@ -93,11 +91,11 @@ class Published(Plans):
         }
 
     def sizes(self) -> Sequence[int]:
-        """The least few: by its formulas small ones are best."""
+        """The smallest few, which are best by its formulas."""
         return self.problem.space.micro_batch_sizes(self.problem.workload.global_batch)[:_SIZES]
 
     def plan(self, structure: Pipelines, schedule: str, size: int, policy: str, measured: bool) -> Plan | None:
-        """None also where less recompute leads to the same layers."""
+        """The plan; None also if less recompute leads to the same layers."""
         layers = self._layers(structure, schedule, size, policy, measured)
         before = self.policies[: self.policies.index(policy)]
         if layers is None or any(self._layers(structure, schedule, size, p, measured) == layers for p in before):
@@ -105,12 +103,12 @@ class Published(Plans):
         counts = self._counts(structure, layers, size, policy, measured)
         if counts is None:
             return None
-        return finished(structure, layers, counts, schedule, size, policy, self._sharding_of(structure))
+        return plan_of_lines(structure, layers, counts, schedule, size, policy, self._sharding_of(structure))
 
     def _layers(
         self, structure: Pipelines, schedule: str, size: int, policy: str, measured: bool
     ) -> list[list[int]] | None:
-        """Layers per stage of every pipeline; None without room."""
+        """Layers per stage of every pipeline; None if they do not fit."""
         shards = Shards(self._sharding or 0, len(structure))
         batches = max(1, self.problem.workload.global_batch // (len(structure) * size))
         found = []
@@ -144,7 +142,7 @@ class Published(Plans):
         hop_s = [pricer.hop_s(a, b, size) + pricer.hop_s(b, a, size) for a, b in pairwise(line)]
         if max(hop_s, default=0.0) < _SLOW_MESSAGE * sum(self._stages_s(line, layers, size, policy, measured)):
             return layers
-        rooms = [
+        most = [
             pricer.max_layers(site, k == 0, k == last, size, policy, in_flight(schedule, k, len(line), batches), shards)
             for k, site in enumerate(sites)
         ]
@@ -152,7 +150,7 @@ class Published(Plans):
         def seconds(trial: Sequence[int]) -> float:
             return one_f_one_b_s(self._stages_s(line, trial, size, policy, measured), hop_s, batches)
 
-        return list(shifted(layers, rooms, seconds)[0])
+        return list(shifted(layers, most, seconds)[0])
 
     def _stages_s(self, line: Line, layers: Sequence[int], size: int, policy: str, measured: bool) -> list[float]:
         """Seconds of each stage for one micro-batch."""
@@ -165,7 +163,7 @@ class Published(Plans):
     def _counts(
         self, structure: Pipelines, layers: Sequence[Sequence[int]], size: int, policy: str, measured: bool
     ) -> list[int] | None:
-        """Micro-batches per pipeline: m of them take about fill + m · beat."""
+        """Micro-batches per pipeline, of which m take about fill + m · period."""
         pricer = self._pricers[measured]
         fills, beats = [], []
         for line, split in zip(structure, layers, strict=True):
@@ -182,8 +180,9 @@ class Published(Plans):
 # As released.
 
 
-class Released(Plans):
-    """Layers by the memory of stages, equal batches, micro-batches fixed by the number of pipelines at the start."""
+class ReleasedPlans(PartitionPlans):
+    """Layers by the memory of stages, and equal batches whose micro-batch size is fixed by the initial number of
+    pipelines."""
 
     def __init__(self, problem: Problem, start: int) -> None:
         super().__init__(problem)
@@ -191,20 +190,20 @@ class Released(Plans):
         self._fixed = max(1, problem.workload.global_batch // RULE_MICRO_BATCHES // start)
 
     def sizes(self) -> Sequence[int]:
-        """The largest that the plan space allows, up to the fixed one."""
+        """The largest size that the plan space allows, up to the fixed one."""
         batch = self.problem.workload.global_batch
         return [b for b in self.problem.space.micro_batch_sizes(batch) if b <= self._fixed and batch % b == 0][-1:]
 
     def estimate_s(self, structure: Pipelines) -> float:
-        """Of a step in which every pipeline takes as many micro-batches of the fixed size, however many there are."""
+        """Seconds of a step in which every pipeline has the same number of micro-batches of the fixed size."""
         layers = [memory_shares(self.problem, line) for line in structure]
         if not self.choices() or not all(map(self._fits, structure, layers)):
             return float("inf")
         counts = [RULE_MICRO_BATCHES] * len(structure)
-        return self._pricer.price(finished(structure, layers, counts, "gpipe", self._fixed, "full", 0)).step_time_s
+        return self._pricer.price(plan_of_lines(structure, layers, counts, "gpipe", self._fixed, "full", 0)).step_time_s
 
     def _fits(self, line: Line, layers: Sequence[int]) -> bool:
-        """By its own memory formula."""
+        """Whether a pipeline fits by FlashFlex's own memory formula."""
         last = len(line) - 1
         return all(
             1
@@ -214,10 +213,10 @@ class Released(Plans):
         )
 
     def plan(self, structure: Pipelines, schedule: str, size: int, policy: str, measured: bool) -> Plan | None:
-        """None where there are fewer micro-batches than pipelines."""
+        """The plan; None if there are fewer micro-batches than pipelines."""
         most = self.problem.workload.global_batch // size
         if most < len(structure):
             return None
         counts = [most // len(structure) + (k < most % len(structure)) for k in range(len(structure))]
         layers = [memory_shares(self.problem, line) for line in structure]
-        return finished(structure, layers, counts, schedule, size, policy, self._sharding_of(structure))
+        return plan_of_lines(structure, layers, counts, schedule, size, policy, self._sharding_of(structure))
