@@ -50,9 +50,7 @@ class Exhaustive(SearchSolver):
     """Looks at every plan; a step is one plan priced."""
 
     name = "exhaustive"
-    capabilities = Capabilities(
-        kind="oracle", pricers="cost_model", max_devices=MOST_DEVICES, max_layers=MOST_LAYERS
-    )
+    capabilities = Capabilities(kind="oracle", pricers="cost_model", max_devices=MOST_DEVICES, max_layers=MOST_LAYERS)
 
     def search(self, run: Search, rng: random.Random) -> None:
         """The best plan, proven where the budget lasts to the end."""

@@ -92,9 +92,7 @@ class Annealer:
             self._seen[structure] = found
         return found
 
-    def _evaluated(
-        self, structure: Structure, limit: float, factor: float, tally: Tally
-    ) -> EvaluatedPartition | None:
+    def _evaluated(self, structure: Structure, limit: float, factor: float, tally: Tally) -> EvaluatedPartition | None:
         distance = self.completer.distance(structure)
         if distance:
             tally.unfit += 1
