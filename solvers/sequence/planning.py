@@ -16,7 +16,7 @@ from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.space import sharding_stages
 from solvers.completion.pricing import price_plan
-from solvers.core.operators import Tally
+from solvers.core.operators import OperatorTally
 from solvers.core.search import Search
 from solvers.core.zero import LOCKSTEP, sharding_groups
 from solvers.heuristics.annealing import Metropolis, anneal
@@ -77,9 +77,9 @@ class Planner:
     def planned(self, shape: Shape, effort: int) -> Planned | None:
         """The plan of a shape, offered to the search; None where there is none that fits."""
         self.search.step()
-        return self._planned(shape, effort, Tally())
+        return self._planned(shape, effort, OperatorTally())
 
-    def _planned(self, shape: Shape, effort: int, tally: Tally) -> Planned | None:
+    def _planned(self, shape: Shape, effort: int, tally: OperatorTally) -> Planned | None:
         key = (shape, effort)
         if key in self._tried:
             tally.known += 1
@@ -177,13 +177,13 @@ class Planner:
         found."""
         proposals = ShapeProposals(self.problem, self.search.operators)
 
-        def propose(now: Planned, rng: random.Random) -> tuple[Tally, Shape] | None:
+        def propose(now: Planned, rng: random.Random) -> tuple[OperatorTally, Shape] | None:
             found = proposals.draw(now.shape, rng)
             if found is None or not (self._may_pay(found[1], now.shape) or rng.random() < _ANYWAY):
                 return None
             return found
 
-        def evaluate(shape: Shape, now: Planned, limit: float, tally: Tally) -> Planned | None:
+        def evaluate(shape: Shape, now: Planned, limit: float, tally: OperatorTally) -> Planned | None:
             return self._planned(shape, 1, tally)
 
         moving = self._whole.up_to(_MOVING)

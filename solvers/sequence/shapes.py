@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules, sharding_stages
-from solvers.core.operators import Lottery, Operator, OperatorStatistics, Tally
+from solvers.core.operators import Lottery, Operator, OperatorStatistics, OperatorTally
 from solvers.core.zero import LOCKSTEP, sharding_groups
 
 Seat = tuple[int, ...]  # a stage's devices, ascending
@@ -266,7 +266,7 @@ class ShapeProposals:
     def __init__(self, problem: Problem, statistics: OperatorStatistics) -> None:
         self.lottery = Lottery(SHAPE_OPERATORS, ShapeNeighbourhood(problem), problem, statistics)
 
-    def draw(self, shape: Shape, rng: random.Random) -> tuple[Tally, Shape] | None:
+    def draw(self, shape: Shape, rng: random.Random) -> tuple[OperatorTally, Shape] | None:
         """A candidate and the tally of its operator; None where none was found in some tries."""
         tries = (self.lottery.draw(shape, rng) for _ in range(_TRIES))
         return next((found for found in tries if found is not None), None)
