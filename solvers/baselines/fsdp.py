@@ -33,7 +33,7 @@ from solvers.baselines._grids import RANKS_OF_SOME, machine_classes, processes_p
 from solvers.baselines._plans import aligned_plan, dividing_sizes
 from solvers.baselines._published_space import ALIKE_RECOMPUTE, NO_TP, SINGLE_STAGES, PublishedSpace
 from solvers.core.search import Search
-from solvers.sequence.requirement import one_range_schedule
+from solvers.sequence.shapes import one_range_schedule
 
 STRATEGIES = (
     Sharding(3, "all"),  # FULL_SHARD

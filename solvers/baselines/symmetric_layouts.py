@@ -41,9 +41,8 @@ from solvers.baselines._plans import aligned_plan, dividing_sizes, even_parts
 from solvers.baselines._published_space import EQUAL_LAYERS, PublishedSpace, Rule
 from solvers.core.search import Search
 from solvers.core.zero import LOCKSTEP, sharding_groups
-from solvers.sequence.orders import machine_orders
-from solvers.sequence.requirement import one_range_schedule
-from solvers.sequence.signatures import Signatures
+from solvers.sequence.grouping import Signatures, machine_orders
+from solvers.sequence.shapes import one_range_schedule
 from solvers.sequence.token_allocation import RateTable
 
 _MAX_GRIDS = 4000  # grids estimated in full

@@ -1,9 +1,10 @@
-"""What a search moves: which devices form which stages; the rest of a plan is computed from it (`builder.py`).
+"""What a search moves: which devices form which stages; the rest of a plan follows from it
+(`completion/completer.py`).
 
 A *bundle* is a set of pipelines with the same stages: `stages[s][k]` is the TP group of its pipeline k in stage s.
 Bundles of one pipeline say anything a plan can say; wider ones keep pipelines aligned, so that their layers meet
-the same machines, and move as one. In a *replicated* bundle the groups are not pipelines beside each other but the
-replicas of the stages of one.
+the same machines, and move as one. In a *replicated* bundle the TP groups are not pipelines beside each other but
+the replicas of the stages of one.
 """
 
 from collections.abc import Iterable, Sequence

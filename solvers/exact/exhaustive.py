@@ -1,11 +1,11 @@
 """`exhaustive`: all plans of the plan space, for a few devices and layers: the oracle of every other solver.
 
 It arranges the devices in pipelines of stages of replicas in all ways, once for all names of equal devices
-(`enumeration/arrangements.py`), completes every pipeline in all ways (`enumeration/candidates.py`), and prices all
+(`assignments.py`), completes every pipeline in all ways (`candidates.py`), and prices all
 plans made of those. One rule makes it fast: a step never becomes shorter when something is added to its plan. So
 
 - a stage's work alone bounds its pipeline, and a pipeline alone its plan;
-- so do all pipelines, each alone, and gradient sync after them (`enumeration/sync_floor.py`, `sync_tail.py`);
+- so do all pipelines, each alone, and gradient sync after them (`sync_bounds.py`, `sync_tail.py`);
 - a stage recomputes as little as fits, for more adds work.
 
 A plan is priced unless it is so bounded by the best one known; the most promising come first. A short
@@ -31,13 +31,11 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, recompute_policies, schedules, sharding_stages
 from hexiopt.solving import Budget, Capabilities
 from solvers.core.search import Search
-from solvers.exact.enumeration.arrangements import Arrangement, Groups, Seats
-from solvers.exact.enumeration.batch_splits import Floats, least_longest
-from solvers.exact.enumeration.candidates import Candidate, Candidates, leaner_stages
-from solvers.exact.enumeration.dealing import Frame
-from solvers.exact.enumeration.layer_cuts import Layers, all_layer_cuts
-from solvers.exact.enumeration.sync_floor import SyncFloor
-from solvers.exact.enumeration.sync_tail import tails_s
+from solvers.exact.assignments import Arrangement, Groups, Seats
+from solvers.exact.candidates import Candidate, Candidates, leaner_stages
+from solvers.exact.sample_allocation import Frame
+from solvers.exact.splits import Floats, Layers, all_layer_cuts, least_longest
+from solvers.exact.sync_bounds import SyncFloor, tails_s
 from solvers.frame.solver import SearchSolver
 from solvers.heuristics.local_search import LocalSearch
 
@@ -52,9 +50,7 @@ class Exhaustive(SearchSolver):
     """Looks at every plan; a step is one plan priced."""
 
     name = "exhaustive"
-    capabilities = Capabilities(
-        kind="oracle", pricers="cost_model", max_devices=MOST_DEVICES, max_layers=MOST_LAYERS
-    )
+    capabilities = Capabilities(kind="oracle", pricers="cost_model", max_devices=MOST_DEVICES, max_layers=MOST_LAYERS)
 
     def search(self, run: Search, rng: random.Random) -> None:
         """The best plan, proven where the budget lasts to the end."""

@@ -14,12 +14,10 @@ from hexiopt.plan.token_layout import Floats
 from solvers.completion.allocation import proportional
 from solvers.completion.batches import split_batch
 from solvers.core.zero import LOCKSTEP
-from solvers.sequence.dealing import Way, dealt_layers, fastest
 from solvers.sequence.layout_evaluator import Need
 from solvers.sequence.layouts import LayoutSearch
-from solvers.sequence.recompute import Mixtures
-from solvers.sequence.requirement import one_range_schedule
-from solvers.sequence.shapes import Line, Seat, Shape, zero_stages
+from solvers.sequence.shapes import Line, Seat, Shape, one_range_schedule, zero_stages
+from solvers.sequence.stage_tables import Mixtures, Way, dealt_layers, fastest
 from solvers.sequence.token_allocation import RateTable
 
 _ROUNDS = 2  # layouts are found again for the layers that those of the round before led to

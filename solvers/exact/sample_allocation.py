@@ -11,14 +11,15 @@ from hexiopt.cost.boundary import sample_overlaps
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.executors.sites import Site
 from hexiopt.cost.executors.stage_costs import Place
+from hexiopt.cost.flight import Flight, flight
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.space import Recompute, recompute_chains
-from solvers.exact.enumeration.arrangements import Groups
-from solvers.exact.enumeration.layer_cuts import Layers
-from solvers.exact.enumeration.pipeline_floor import Part, ends_floor_s
-from solvers.exact.enumeration.rooms import Rooms
+from solvers.exact.assignments import Groups
+from solvers.exact.pipeline_bounds import Part, ends_floor_s
+from solvers.exact.splits import Layers
 
 Dealt = tuple[tuple[int, ...], Recompute]  # of a stage: samples of each replica, what it recomputes
+_SLACK = 1e-9  # of the memory, for rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,3 +268,49 @@ class Dealing:
         if found is None:
             found = self._sends[key] = self._model.hop_s(sender, receiver, samples)
         return found
+
+
+class Rooms:
+    """What a replica may recompute to fit its memory, its states spread over as many holders as may be, for one cost
+    model. Keeps what it has computed."""
+
+    def __init__(self, model: CostModel) -> None:
+        self._model = model
+        self._most_samples = model.problem.space.micro_batch_sizes(model.problem.workload.global_batch)[-1]
+        self._found: dict[tuple[object, ...], list[int]] = {}
+
+    def first_fits(
+        self, site: Site, ranges: tuple[int, ...], place: Place, shards: Shards, chain: tuple[Recompute, ...]
+    ) -> list[int]:
+        """For 1, 2, ... samples, the number of the first of `chain` that fits; it ends where none does.
+
+        `ranges` are the lengths of the stage's layer ranges, as equal as they go; `chain` as `recompute_chains` has it.
+        """
+        held = flight(place.schedule, place.position, place.num_stages, place.num_micro_batches, len(ranges))
+        key = (site, ranges, place.first, place.last, held, shards, chain)
+        found = self._found.get(key)
+        if found is None:
+            found, at = [], 0
+            for samples in range(1, self._most_samples + 1):
+                # More samples never fit with less recompute.
+                while at < len(chain) and not self._fits(site, sum(ranges), place, held, shards, samples, chain[at]):
+                    at += 1
+                if at == len(chain):
+                    break
+                found.append(at)
+            self._found[key] = found
+        return found
+
+    def _fits(
+        self,
+        site: Site,
+        num_layers: int,
+        place: Place,
+        held: Flight,
+        shards: Shards,
+        samples: int,
+        recompute: Recompute,
+    ) -> bool:
+        model = self._model.memory_model(site, samples)
+        memory = model.recomputing(num_layers, place.first, place.last, recompute, held, shards)
+        return memory.total <= site.gpu.usable_memory_bytes * (1 + _SLACK)

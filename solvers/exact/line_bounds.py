@@ -29,7 +29,7 @@ from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.executors.sites import Site
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.space import schedules
-from solvers.exact.enumeration.arrangements import Groups
+from solvers.exact.assignments import Groups
 from solvers.exact.stage_times import StageTable
 
 Floats = NDArray[np.float64]

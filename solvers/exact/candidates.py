@@ -12,9 +12,9 @@ from itertools import pairwise, product
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Stage
 from hexiopt.problem.space import Recompute, recompute_chains
-from solvers.exact.enumeration.arrangements import Groups
-from solvers.exact.enumeration.dealing import Dealing, Frame, Seconds
-from solvers.exact.enumeration.layer_cuts import Layers, layer_cuts
+from solvers.exact.assignments import Groups
+from solvers.exact.sample_allocation import Dealing, Frame, Seconds
+from solvers.exact.splits import Layers, layer_cuts
 
 _SLACK = 1e-9  # of a limit, for rounding
 

@@ -14,11 +14,10 @@ from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_chains, recompute_policies
-from solvers.exact.enumeration.arrangements import Seats
-from solvers.exact.enumeration.pipeline_floor import Part, ends_floor_s
-from solvers.exact.enumeration.rooms import Rooms
-from solvers.exact.enumeration.sync_floor import SyncFloor
-from solvers.exact.enumeration.sync_tail import tails_s
+from solvers.exact.assignments import Seats
+from solvers.exact.pipeline_bounds import Part, ends_floor_s
+from solvers.exact.sample_allocation import Rooms
+from solvers.exact.sync_bounds import SyncFloor, tails_s
 from tests.strategies import problems_with_plans, roomy_problems_with_plans
 
 PLANS = st.one_of(problems_with_plans(), roomy_problems_with_plans())
