@@ -20,6 +20,7 @@ from tests.conftest import ROOT, Run
 CLUSTERS = [name for name in config_names("cluster") if name != "file"]
 MODELS = [name for name in config_names("model") if name != "hf"]
 EXPERIMENTS = config_names("experiment")
+STEPS = ("solver.max_steps=100", "bound.time_limit_s=0")
 
 
 def job_of(tmp_path: Path, overrides: Sequence[str]) -> Job:
@@ -62,7 +63,7 @@ def test_solver_files_are_the_registry() -> None:
 def test_every_solver_finds_a_valid_plan(tmp_path: Path, name: str) -> None:
     if name in ("metis", "flashflex"):
         pytest.importorskip("pymetis")
-    overrides = ["cluster=small_mixed", "model=tiny", f"solver={name}", "solver.max_steps=50", "solver.time_limit_s=4"]
+    overrides = ["cluster=small_mixed", "model=tiny", f"solver={name}", "solver.max_steps=50", "solver.time_limit_s=60"]
     job = job_of(tmp_path, [*overrides, f"space.sequence={str(name in registry.SEQUENCE).lower()}"])
     assert job.config.solver.name == name
     solver = registry.make_solver(name, **job.config.solver.options())
@@ -77,7 +78,7 @@ def test_every_experiment_runs_by_the_command_in_its_header(hexiopt: Run, name: 
     header = (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text()
     line = next(line for line in header.splitlines() if line.startswith("#   hexiopt "))
     assert f"experiment={name}" in line
-    ran = hexiopt(*line.split()[2:], "solver=local_search", "solver.time_limit_s=1", "report=false")
+    ran = hexiopt(*line.split()[2:], "solver=local_search", *STEPS, "report=false")
     assert ran.code == 0, ran.err
 
 

@@ -26,6 +26,7 @@ from hexiopt.result import Result, Status
 from solvers.core.search import Budget, Listener, Progress
 from solvers.registry import NAMES, RIVALS, SEQUENCE, make_solver
 from tests.conftest import ROOT, STRESS
+from tests.slow import slow_but
 from tests.solvers import oracle, problems
 from tests.timing import TRIES, within
 
@@ -108,7 +109,7 @@ def plain_step_s(problem: str) -> float:
 TINY = list(problems.TINY_PROBLEMS)[:: 1 if STRESS else 2]
 
 
-@pytest.mark.parametrize("kind", TINY)
+@pytest.mark.parametrize("kind", slow_but(("slow_network",), TINY))
 def test_exhaustive_equals_the_naive_oracle(kind: str) -> None:
     """Without replicas and layer ranges; with them it may only find better ones."""
     problem = problems.TINY_PROBLEMS[kind]()
@@ -143,7 +144,7 @@ def test_the_oracle_counts_what_there_is() -> None:
 
 
 @RIVALS_TOO
-@pytest.mark.parametrize("kind", TINY)
+@pytest.mark.parametrize("kind", slow_but(("loose",), TINY))
 def test_never_better_than_all_plans(name: str, kind: str) -> None:
     """And the good ones within a hundredth of the best."""
     problem = problems.TINY_PROBLEMS[kind]()
@@ -188,7 +189,13 @@ def spaces_of(name: str) -> Sequence[str]:
     return list(SPACES) if STRESS else list(SPACES)[NAMES.index(name) % 2 :: 2]
 
 
-@pytest.mark.parametrize(("name", "space"), [(name, space) for name in NAMES for space in spaces_of(name)])
+@pytest.mark.parametrize(
+    ("name", "space"),
+    slow_but(
+        [(name, space) for name in NAMES for space in spaces_of(name)[::3]],
+        [(name, space) for name in NAMES for space in spaces_of(name)],
+    ),
+)
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_switches_and_constraints(name: str, space: str) -> None:
     problem = problems.easy(SPACES[space])
@@ -199,7 +206,7 @@ def test_switches_and_constraints(name: str, space: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*RIVALS, *SEQUENCE])
-@pytest.mark.parametrize("space", FEW_SPACES[1:] if STRESS else FEW_SPACES[2:])
+@pytest.mark.parametrize("space", slow_but(FEW_SPACES[-1:], FEW_SPACES[1:] if STRESS else FEW_SPACES[2:]))
 def test_a_rival_keeps_to_the_plan_space(name: str, space: str) -> None:
     """Or says that its own has no such plan."""
     problem = allowed(name, problems.easy(SPACES[space]))
@@ -207,14 +214,14 @@ def test_a_rival_keeps_to_the_plan_space(name: str, space: str) -> None:
 
 
 @pytest.mark.parametrize("name", GOOD)
-@pytest.mark.parametrize("stages", [4, 5, 6])
+@pytest.mark.parametrize("stages", slow_but((5,), (4, 5, 6)))
 def test_a_number_of_stages_that_no_start_has(name: str, stages: int) -> None:
     problem = problems.easy(Space(num_stages=stages))
     assert_sound(problem, solve(name, problem, steps=1000))
 
 
 @EVERY
-@pytest.mark.parametrize("tp_degrees", ["all", "powers_of_two"])
+@pytest.mark.parametrize("tp_degrees", slow_but(("all",), ("all", "powers_of_two")))
 def test_a_machine_of_three(name: str, tp_degrees: str) -> None:
     """A machine that memory forces to be used whole, by its one group of three or by unequal groups."""
     problem = problems.three_gpus()
@@ -224,7 +231,7 @@ def test_a_machine_of_three(name: str, tp_degrees: str) -> None:
 
 
 @ALL
-@pytest.mark.parametrize("fixed", ["gpipe", "1f1b", "interleaved"] if STRESS else ["gpipe", "interleaved"])
+@pytest.mark.parametrize("fixed", slow_but(("interleaved",), ("gpipe", "1f1b", "interleaved")))
 def test_fixed_choices(name: str, fixed: str) -> None:
     problem = problems.easy()
     workload = replace(problem.workload, schedule=fixed, recompute="full", optimizer_sharding="0")
@@ -305,7 +312,7 @@ def test_steps_bind(name: str) -> None:
 # Time.
 
 
-@SOME
+@pytest.mark.parametrize("name", slow_but(("portfolio", "sailor", "hexiseq"), FEWER))
 def test_keeps_the_time_limit(name: str) -> None:
     """And has a plan then; a machine that others use too may leave no time for one at first."""
     problem = allowed(name, problems.thirty_two_gpus())

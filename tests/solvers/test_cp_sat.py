@@ -33,6 +33,7 @@ from solvers.exact.step_bound import StepBound
 from solvers.exact.usage import Lattice
 from tests import strategies
 from tests.conftest import STRESS
+from tests.slow import slow_but
 from tests.solvers import problems
 
 SLOW = settings(suppress_health_check=[HealthCheck.filter_too_much])
@@ -181,7 +182,7 @@ def test_usage_vectors_do_not_tell_equal_machines_apart() -> None:
 # The proof.
 
 
-@pytest.mark.parametrize("kind", problems.TINY_PROBLEMS)
+@pytest.mark.parametrize("kind", slow_but(("tight", "slow_network"), problems.TINY_PROBLEMS))
 def test_equals_looking_at_all_plans(kind: str) -> None:
     problem = problems.TINY_PROBLEMS[kind]()
     result, best = CpSat().solve(problem, Budget(60.0, 3000)), Exhaustive().solve(problem, Budget(60.0))
@@ -212,7 +213,7 @@ NARROWER = [
 ]
 
 
-@pytest.mark.parametrize("change", NARROWER if STRESS else NARROWER[::3], ids=str)
+@pytest.mark.parametrize("change", slow_but(NARROWER[:1], NARROWER if STRESS else NARROWER[::3]), ids=str)
 def test_equals_looking_at_all_plans_of_narrower_spaces(change: dict[str, Any]) -> None:
     problem = replace(problems.loose(), space=Space(max_micro_batch_size=2, **change))
     result, best = CpSat().solve(problem, Budget(60.0, 4000)), Exhaustive().solve(problem, Budget(60.0))
@@ -257,7 +258,7 @@ def test_the_bound_of_larger_problems_holds_and_rises() -> None:
     assert before < found.bound_s <= found.objective
 
 
-@pytest.mark.parametrize("kind", ["loose", "tight", "slow_network", "fast_network"])
+@pytest.mark.parametrize("kind", slow_but(("tight",), ("loose", "tight", "slow_network", "fast_network")))
 def test_the_bound_for_larger_problems_is_below_the_best_of_small_ones(kind: str) -> None:
     problem = problems.TINY_PROBLEMS[kind]()
     best = Exhaustive().solve(problem, Budget(60.0))
