@@ -6,7 +6,6 @@ Writes `bench.csv` into `--out`.
 
 import argparse
 import csv
-import os
 import platform
 import resource
 import sys
@@ -24,13 +23,16 @@ from rich.table import Table
 
 from experiments.configurations import named_cluster, named_model
 from hexiopt.bounds import lower_bound_s
+from hexiopt.cores import usable_cores
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges
 from hexiopt.problem.workload import Workload
-from solvers.completion.completer import Builder
-from solvers.core.search import Budget, Search
+from hexiopt.solving import Budget
+from solvers.completion.completer import PlanCompleter
+from solvers.core.search import Search
+from solvers.frame.solver import offer_partition
 from solvers.heuristics.local_search import own_grids
 from solvers.registry import make_solver
 
@@ -73,10 +75,10 @@ def partition(scale: float) -> Iterator[Row]:
     for cluster, model in SETTINGS:
         task = problem(cluster, model)
         for seed in range(SEEDS):
-            times = {name: best_s(name, task, limit_s, seed) for name in ("random", "metis", "portfolio")}
-            metis_gain.append(times["random"] / times["metis"])
-            portfolio_gain.append(times["metis"] / times["portfolio"])
-            worst = max(worst, times["portfolio"] / times["metis"])
+            times = {name: best_s(name, task, limit_s, seed) for name in ("random", "hexiscale", "portfolio")}
+            metis_gain.append(times["random"] / times["hexiscale"])
+            portfolio_gain.append(times["hexiscale"] / times["portfolio"])
+            worst = max(worst, times["portfolio"] / times["hexiscale"])
         ours = metis_gain[-SEEDS:]
         yield Row("partition", f"random / metis, {cluster} {model}", geometric_mean(ours), "×", "", None)
     what = f"step times, geometric mean over settings 1 to 3, {SEEDS} seeds, {limit_s:g} s"
@@ -235,10 +237,10 @@ def large(scale: float) -> Iterator[Row]:
     for gpus, limit_s, most_s in ((1024, 27.0, 30.0), (10_240, 160.0, 180.0)):
         cluster = named_cluster("synthetic", num_machines=gpus // 8)
         task = Problem(cluster, named_model("llama2_13b"), Workload(global_batch=8 * gpus))
-        search = Search("own grids", task, Budget(1e9), 0)
-        builder = Builder(search)
-        for structure in own_grids(task, builder):
-            builder.price(structure)
+        search = Search("own grids", task, Budget(86_400.0), 0)
+        completer = PlanCompleter(search.pricer)
+        for structure in own_grids(task, completer):
+            offer_partition(search, completer, structure)
         start = time.perf_counter()
         result = make_solver("portfolio").solve(task, Budget(limit_s * scale))
         took_s = time.perf_counter() - start
@@ -311,7 +313,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     console = Console()
     console.print(
-        f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}; every ratio from this run"
+        f"{usable_cores()} cores, {platform.machine()}, Python {platform.python_version()}; every ratio from this run"
     )
     rows = []
     for name in options.only:

@@ -9,7 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from importlib.resources import files
@@ -28,9 +28,10 @@ from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.readers.huggingface import model_from_config
 from hexiopt.readers.plan_file import PlanFile, read_plan, write_text
 from hexiopt.reading import Section, read_mapping
+from hexiopt.referee import InvalidPlanError
 from hexiopt.result import Result
-from solvers.core.search import Budget, Listener, Solver
-from solvers.registry import make_solver
+from hexiopt.solving import Budget, OnProgress, Solver
+from solvers.registry import make_solver, parameters, solver_class
 
 STATUS_FILE = "status.json"
 INTERRUPTED = 130
@@ -76,7 +77,7 @@ def failure(error: Exception) -> Outcome:
         return Outcome(math.inf, 2, str(error))
     if isinstance(error, NoPlanError):
         return Outcome(math.inf, 3, str(error))
-    if isinstance(error, FailedError):
+    if isinstance(error, FailedError | InvalidPlanError):
         return Outcome(math.inf, 1, str(error))
     if os.environ.get("HEXIOPT_DEBUG") == "1":
         traceback.print_exception(error, file=sys.stderr)
@@ -216,6 +217,11 @@ def overlay(base: Any, over: Any) -> Any:
 # --------------------------------------------------------------------------------- searching
 
 
+def solver_of(job: Job) -> Solver:
+    """The solver of the configuration. Raises InputError."""
+    return make_solver(job.config.solver.name, **job.config.solver.options())
+
+
 def solvers_of(job: Job, names: Sequence[str]) -> list[Solver]:
     """Solvers by name, each with those of the stated options `solver.*` that it takes.
 
@@ -223,8 +229,7 @@ def solvers_of(job: Job, names: Sequence[str]) -> list[Solver]:
     """
     options, made, left = job.config.solver.options(), [], set(job.config.solver.options())
     for name in names:
-        solver = make_solver(name)
-        taken: set[str] = {field.name for field in fields(solver)} if is_dataclass(solver) else set()
+        taken = {field.name for field in parameters(solver_class(name))}
         made.append(make_solver(name, **{key: value for key, value in options.items() if key in taken}))
         left -= taken
     if left:
@@ -234,9 +239,12 @@ def solvers_of(job: Job, names: Sequence[str]) -> list[Solver]:
 
 
 def search(job: Job, solver: Solver, problem: Problem) -> Result:
-    """Run a solver with progress on a terminal. Ctrl-C stops it, and the best plan so far is the result's."""
+    """Run a solver with progress on a terminal. Ctrl-C stops it, and the best plan so far is the result's.
+
+    Raises InputError, and InvalidPlanError where the plan breaks a rule.
+    """
     with _listener(job, problem) as listen:
-        return solver.solve(problem, job.budget, seed=job.config.seed, listen=listen)
+        return solver.solve(problem, job.budget, seed=job.config.seed, on_progress=listen)
 
 
 def bounded(job: Job, results: Sequence[Result], problem: Problem) -> list[Result]:
@@ -290,7 +298,7 @@ interrupt = Interrupt()
 
 
 @contextmanager
-def _listener(job: Job, problem: Problem) -> Iterator[Listener]:
+def _listener(job: Job, problem: Problem) -> Iterator[OnProgress]:
     """Stops at Ctrl-C (which ends a sweep); shows progress on a terminal, and in a log if long."""
     if job.in_sweep:
         yield lambda _: True

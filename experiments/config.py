@@ -126,7 +126,7 @@ class BoundConfig:
 class CompareConfig:
     """The solvers that `compare` runs on one problem."""
 
-    solvers: list[str] = field(default_factory=lambda: ["random", "metis", "portfolio"])
+    solvers: list[str] = field(default_factory=lambda: ["random", "hexiscale", "portfolio"])
 
     def __post_init__(self) -> None:
         _check_solvers("compare", self.solvers)

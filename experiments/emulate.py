@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from experiments.cli import main
 from experiments.common import FailedError, Job, NoPlanError, found, interrupt, search, solvers_of
-from experiments.train import check_trainable, trainable
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
@@ -52,6 +51,7 @@ def run(job: Job) -> float:
     from runtime.emulate.bench import Bench
     from runtime.emulate.fabric import unsupported
     from runtime.emulate.stand_in import divisors
+    from runtime.launch.admission import check_trainable, trainable
     from runtime.launch.supervisor import TrainingFailedError
 
     config = job.config.emulate

@@ -28,7 +28,7 @@ SHARING = (
     "tests/runtime/state/test_checkpoint.py",
     "tests/runtime/launch/test_faults.py",
     "tests/solvers/baselines/test_flashflex.py",
-    "tests/solvers/baselines/test_rivals.py",
+    "tests/solvers/baselines/test_every_baseline.py",
 )
 
 

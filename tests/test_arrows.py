@@ -17,6 +17,9 @@ ALLOWED = {
     "conf": set(),
     "experiments": {"hexiopt", "solvers", "runtime", "conf", "experiments"},
 }
+# Each folder of solvers imports itself and those before it; `registry`, which names solvers, only `core`.
+SOLVERS = ("core", "completion", "frame", "heuristics", "sequence", "portfolio", "exact")
+NO_BASELINE_USES = {"portfolio", "exact", "registry"}
 LAW_PACKAGES = {"numpy", "scipy", "yaml"}
 COMPILED = {"hexiopt/bounds/kernel.py": {"numba"}}
 REPORT_PACKAGES = LAW_PACKAGES | {"rich", "matplotlib"}
@@ -43,6 +46,21 @@ def test_folders_import_along_the_arrows(folder: str) -> None:
         for name in imports(path):
             top = name.partition(".")[0]
             assert top not in FOLDERS or top in ALLOWED[folder], f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("part", [*SOLVERS, "baselines", "registry"])
+def test_solvers_import_along_the_arrows(part: str) -> None:
+    order = [*SOLVERS, "baselines", "registry"]
+    parts = {path.stem if path.is_file() else path.name for path in (ROOT / "solvers").iterdir()}
+    assert parts - {"__init__", "__pycache__"} == set(order)
+    allowed = set(SOLVERS[: SOLVERS.index(part)]) if part in SOLVERS else set(SOLVERS)
+    allowed = {"core"} if part == "registry" else allowed - (NO_BASELINE_USES if part == "baselines" else set())
+    for path in files("solvers"):
+        if path.relative_to(ROOT / "solvers").parts[0].removesuffix(".py") == part:
+            for name in imports(path):
+                top, _, rest = name.partition(".")
+                used = rest.partition(".")[0]
+                assert top != "solvers" or used in {"", part, *allowed}, f"{path} imports {name}"
 
 
 def test_laws_import_only_numpy_scipy_and_yaml() -> None:

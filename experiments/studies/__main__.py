@@ -20,8 +20,7 @@ from rich.markdown import Markdown
 from experiments.studies import NAMES, study
 from experiments.studies.frame.study import SIZES, Scale
 from hexiopt.errors import InputError
-from solvers.registry import NAMES as PLANNERS
-from solvers.registry import ORACLES, RIVALS
+from solvers.registry import names as solver_names
 
 _QUICK_SIZES, _QUICK_SEEDS, _SEEDS = (16,), 2, 5
 _MOST_S = 1e6
@@ -65,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    known = (*PLANNERS, *ORACLES, *RIVALS)
+    known = solver_names(lambda able: able.sequence != "only")
     parser.add_argument("names", nargs="+", choices=(*NAMES, "all"), metavar="NAME", help=", ".join((*NAMES, "all")))
     parser.add_argument("--quick", action="store_true", help="a tiny setting in seconds: claims nothing")
     parser.add_argument("--publish", action="store_true", help="page and figures into docs/results/ too")

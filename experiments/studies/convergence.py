@@ -18,7 +18,7 @@ from experiments.studies.frame.study import Report, Scale, Study
 from experiments.studies.frame.words import seconds, times, tokens
 
 RANDOM = Planner("random partition", "random")
-PLANNERS = (RANDOM, Planner("HexiScale's partition", "metis"), Planner("our portfolio", OURS.solver))
+PLANNERS = (RANDOM, Planner("HexiScale's partition", "hexiscale"), Planner("our portfolio", OURS.solver))
 _LIMIT_S = 6.0
 _CURVE = 200  # points
 _NOTES = (

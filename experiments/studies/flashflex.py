@@ -26,7 +26,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import read_mapping
-from solvers.baselines.flashflex_pricer import FlashFlexPricer
+from solvers.baselines.flashflex.pricer import FlashFlexPricer
 
 _LIMIT_S = 5.0
 _FORMULAS, _RULE, _OWN, _OWN_RULE = "ours, its formulas", "ours, its rule", "ours, our model", "the same by its rule"

@@ -17,7 +17,7 @@ from experiments.studies.frame.study import Report, Scale, Study
 from experiments.studies.frame.words import seconds, share, tokens
 from hexiopt.problem.workload import Workload
 from hexiopt.report.style import MUTED
-from solvers.registry import NAMES
+from solvers.registry import for_any_problem, names
 
 _SEQUENCES = 8  # a GPU
 _LIMIT_S, _REFERENCE = 20.0, 1024  # GPUs for which the limit is stated
@@ -37,7 +37,7 @@ def searches(scale: Scale) -> list[SearchSpec]:
         workload = Workload(_SEQUENCES * gpus, 512) if scale.quick else Workload(_SEQUENCES * gpus)
         problem = synthetic(gpus, scale, "llama2_13b", workload)
         limit_s = scale.limit_s(_LIMIT_S * min(_MOST, max(_LEAST, gpus / _REFERENCE)))
-        found += [SearchSpec(problem, solver, limit_s, {"gpus": gpus}) for solver in (*NAMES, BOUND)]
+        found += [SearchSpec(problem, solver, limit_s, {"gpus": gpus}) for solver in (*names(for_any_problem), BOUND)]
     return found
 
 

@@ -1,14 +1,19 @@
-"""Before a run starts: on what its processes compute, and whether this machine can hold them."""
+"""Before a run starts: whether its plan can be trained, on what, and whether this machine can carry it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from hexiopt.cores import usable_cores
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
+from hexiopt.plan.check import check
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import AUTO
 from hexiopt.readers.plan_file import PlanFile
 from hexiopt.units import GIB
 from runtime.device import gpu_memory_bytes, host_memory_bytes, num_gpus
-from runtime.mapping.layout import layout_of
+from runtime.mapping.layout import layout_of, untrainable
 
 # Measured on two cores with a tiny model (8 layers, hidden size 8): a step takes 0.25 s with 4 processes, 0.41 s with
 # 16 and 0.76 s with 32. A plan of 54 devices drove the load to 73, and nothing else could be done on the machine.
@@ -16,6 +21,30 @@ MOST_PROCESSES_PER_CORE = 8
 # Measured, too: forked processes share torch's 280 MB, and each adds 16 to 25 MB of its own before its tensors. Twice
 # that, since connections and the allocator grow with what is trained.
 _TORCH_BYTES, _PROCESS_BYTES = 280e6, 50e6
+
+
+def trainable(problem: Problem) -> Problem:
+    """The problem with ZeRO-1 where its stage was open, so that its plans can be trained.
+
+    Raises InputError where none of them can.
+    """
+    cannot = untrainable(problem.model, problem.workload)
+    if cannot is not None:
+        raise InputError(cannot)
+    if problem.workload.optimizer_sharding != AUTO:
+        return problem
+    return replace(problem, workload=replace(problem.workload, optimizer_sharding="1"))
+
+
+def check_trainable(path: str | Path, plan_file: PlanFile) -> None:
+    """Raise InputError where the plan of the file `path` is not valid or cannot be trained."""
+    problem, plan = plan_file.problem, plan_file.plan
+    cannot = untrainable(problem.model, problem.workload, plan)
+    if cannot is not None:
+        raise InputError(cannot)
+    wrong = check(problem, plan)
+    if wrong:
+        raise InputError(f"{path}: {wrong[0].text}; plan again")
 
 
 def chosen_device(wanted: str, num_processes: int) -> tuple[str, str | None]:

@@ -15,7 +15,8 @@ from hexiopt.errors import InputError
 from runtime.device import num_gpus
 from runtime.launch.processes import Child
 from runtime.launch.supervisor import free_port
-from runtime.measure.rank import Place, Request, measure
+from runtime.launch.torchrun import ProcessPlace
+from runtime.measure.rank import Request, measure
 
 _ENDING_S = 5.0  # that a process may take to end after its last word
 
@@ -31,7 +32,7 @@ def main(path: Path) -> int:
     master = f"127.0.0.1:{free_port()}"
     device = "cuda" if gpus else "cpu"
     children = [
-        Child.start(device, _start, request, Place(rank, count, rank, count, master)) for rank in range(count)
+        Child.start(device, _start, request, ProcessPlace(rank, count, rank, count, master)) for rank in range(count)
     ]
     try:
         return _listen(children)
@@ -61,7 +62,7 @@ def _listen(children: list[Child]) -> int:
     return 0
 
 
-def _start(request: Request, place: Place, end: Connection) -> None:
+def _start(request: Request, place: ProcessPlace, end: Connection) -> None:
     def tell(event: dict[str, Any]) -> None:
         end.send_bytes(json.dumps(event).encode())
 

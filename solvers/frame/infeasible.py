@@ -15,9 +15,8 @@ from hexiopt.problem.space import Space, recompute_policies, schedules, sharding
 from hexiopt.problem.workload import AUTO
 from hexiopt.result import Result, Status
 from hexiopt.units import GIB
-from solvers.completion.completer import Builder
-from solvers.core.partition import Misfit
-from solvers.core.search import Budget, Search
+from solvers.completion.completer import PlanCompleter
+from solvers.core.search import Search
 from solvers.core.zero import first_stage, must_align
 from solvers.frame.starts import chain_structures, cut
 
@@ -30,30 +29,33 @@ def proven_infeasible(search: Search) -> bool:
     return isinstance(search.pricer, CostModel) and shortfall(search.problem, search.pricer) is not None
 
 
-def explain(search: Search, remedy: str | None = None) -> Result:
+def conclude(search: Search) -> Result:
     """The result of `search`; without a plan, with the reason, and `infeasible` where that is proven.
 
-    `remedy` stands for the nearest change that fits, where a search does not cover the whole plan space.
+    Where the search met none, the plainest plans are priced: one that fits is the result of a search of the whole plan
+    space. One of a smaller space (`search.remedy`) only says that there are some.
     """
-    result = search.result()
+    result, remedy = search.result(), search.remedy
     if result.plan is not None:
         return result
-    if not isinstance(search.pricer, CostModel):
-        return replace(result, reason=f"no plan found in {search.steps} steps: {_nearest(search)}")
-    proof = shortfall(search.problem, search.pricer)
+    if search.reason:
+        return replace(result, reason=search.reason)
+    ours = isinstance(search.pricer, CostModel)
+    proof = shortfall(search.problem, search.pricer) if isinstance(search.pricer, CostModel) else None
     if proof is not None:
         reason = f"no plan fits: {proof}; {nearest_change(search.problem)}"
         return replace(result, status=Status.INFEASIBLE, reason=reason)
     ended = search.stopped or search.spent >= 1.0 or search.left_s() <= 0.0
     met = _nearest(search)
     if search.plan is not None:
-        if ended or remedy is None:
-            met = "the budget ended before one of those that fit was met"
-            remedy = "; ".join(filter(None, (_more(search), remedy)))
-        else:
-            met = "the plain plans that fit are outside its plan space"
-    remedy = remedy or nearest_change(search.problem)
-    return replace(result, reason=f"no plan found in {search.steps} steps: {met}; {remedy}")
+        if remedy is None:
+            return search.result()
+        met = "the plain plans that fit are outside its plan space"
+        if ended:
+            met, remedy = "the budget ended before one of those that fit was met", f"{_more(search)}; {remedy}"
+    if remedy is None and ours:
+        remedy = nearest_change(search.problem)
+    return replace(result, reason="; ".join(filter(None, (f"no plan found in {search.steps} steps: {met}", remedy))))
 
 
 def _more(search: Search) -> str:
@@ -233,17 +235,13 @@ def _larger_clusters(problem: Problem) -> Iterator[tuple[Problem, str]]:
 def _fitting(problem: Problem) -> Iterator[bool]:
     """Of hand-made structures one after another, whether each makes a plan that fits; of none where none can."""
     try:
-        search = Search("change", problem, Budget(), 0)
+        model = CostModel(problem)
     except InputError:
         return
-    model = search.pricer
-    assert isinstance(model, CostModel)
     if shortfall(problem, model) is not None:
         return
-    builder = Builder(search)
+    completer = PlanCompleter(model)
     for structure in chain_structures(problem):
-        fits = False
-        if builder.allowed(structure) and not isinstance(builder.build(structure), Misfit):
-            priced = builder.price(structure)
-            fits = isinstance(priced, tuple) and priced[1].fits
-        yield fits
+        completed = completer.allowed(structure) and completer.complete(structure)
+        priced = completer.price(completed) if completed else None
+        yield priced is not None and priced.cost.fits

@@ -7,9 +7,11 @@ import pytest
 
 from experiments.stress import in_plan_space, random_problem, run
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
-from solvers.core.search import Budget
-from solvers.registry import NAMES, ORACLES, RIVALS, SEQUENCE, SEQUENCE_ORACLES, make_solver
+from hexiopt.solving import Budget
+from solvers.registry import baseline, for_any_problem, make_solver, names, of_sequences, small_oracle
 from tests.slow import slow_but
+
+NAMES, RIVALS, SEQUENCE, ORACLES = map(names, (for_any_problem, baseline, of_sequences, small_oracle))
 
 
 @pytest.mark.parametrize("first", slow_but((0,), range(0, 100, 5)))
@@ -18,7 +20,7 @@ def test_no_violation(first: int) -> None:
     for seed in range(first, first + 5):
         rivals = [name for name in RIVALS[seed % 4 :: 4] if name != "flashflex" or seed == first]  # it is slow
         own = [name for name in NAMES if name not in ("portfolio", "cp_sat")[seed % 2 :: 2]]  # both take long
-        solvers = [*ORACLES, *own, *rivals, *SEQUENCE[seed % 5 :: 5], *SEQUENCE_ORACLES]
+        solvers = [*ORACLES, *own, *rivals, *SEQUENCE[seed % 5 :: 5]]
         bound_s = 0.3 if seed == first else 0.0  # the bound of all plans is raised now and then
         tallies, wrong = run(seed, solvers, steps=4, proof_s=0.1, exact_s=0.05, bound_s=bound_s)
         assert wrong == []

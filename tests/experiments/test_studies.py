@@ -181,7 +181,7 @@ def test_two_cores_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         return made_up(spec, 1.0)
 
     monkeypatch.setattr(Isolated, "measure", note)
-    monkeypatch.setattr(search, "num_cores", lambda: 1)
+    monkeypatch.setattr("experiments.studies.frame.study.usable_cores", lambda: 1)
     measured("test", specs, tmp_path, QUIET)
     assert ran == ["portfolio", "cp_sat", BOUND, "random", "metis"]
 
@@ -235,7 +235,7 @@ def test_settings_are_the_papers() -> None:
         assert ratio == pytest.approx(paper["flops"], abs=1e-4 if setting.number in ("1", "2") else 0.05)
         assert setting.problem(Scale(inter_gb_per_s=0.5)).cluster.inter_bandwidth_bytes_per_s == 0.5e9
     assert published.setting_figures("4", "llama2_7b") == {}
-    assert {planner.solver for planner in RIVALS} == set(registry.RIVALS)
+    assert {planner.solver for planner in RIVALS} == set(registry.names(registry.baseline))
     assert {"", *SWITCHES} <= {" ".join(own.off) for own in ablation.SPACES.values()}
 
 

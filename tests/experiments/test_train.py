@@ -14,7 +14,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.plan_file import plan_file_to_dict
-from solvers.core.search import Budget
+from hexiopt.solving import Budget
 from solvers.registry import make_solver
 from tests.conftest import Run
 

@@ -209,8 +209,8 @@ def solver_plans() -> Data:
     long = {f"sequence_{name}": make() for name, make in list(small_layouts.SMALL_LAYOUTS.items())[::7]}
     rest = {"sequence_loose": replace(small.loose(), space=replace(small.SMALL_SPACE, sequence=True))}
     task = {**plain, **long, **rest}
-    solvers = {name: list(plain) for name in (*registry.NAMES, *registry.ORACLES, *registry.RIVALS)}
-    solvers |= {name: [*long, *rest] for name in (*registry.SEQUENCE, *registry.SEQUENCE_ORACLES)}
+    of_layouts = registry.names(lambda able: able.sequence == "only")
+    solvers = {name: [*long, *rest] if name in of_layouts else list(plain) for name in registry.names()}
     return {
         "max_steps": 15,
         "seed": SEED,

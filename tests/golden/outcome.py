@@ -21,7 +21,7 @@ from hexiopt.readers.huggingface import read_model
 from hexiopt.readers.plan_file import plan_from_section, plan_to_dict, read_plan
 from hexiopt.reading import Section
 from hexiopt.simulation.network import simulate_network
-from solvers.core.search import Budget
+from hexiopt.solving import Budget
 from solvers.registry import make_solver
 
 Data = dict[str, Any]

@@ -8,7 +8,7 @@ from hexiopt.bounds import lower_bound_s
 from hexiopt.cores import usable_cores
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.problem import Problem
-from solvers.core.search import Budget
+from hexiopt.solving import Budget
 from solvers.registry import make_solver
 from tests.solvers import problems
 

@@ -8,13 +8,15 @@ from dataclasses import replace
 import pytest
 
 from hexiopt.cost.model import CostModel
+from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.result import Result, Status
-from solvers.core.search import Budget, Search
+from hexiopt.solving import Budget
+from solvers.core.search import Search
 from solvers.frame import infeasible
-from solvers.frame.infeasible import explain, nearest_change
+from solvers.frame.infeasible import conclude, nearest_change
 from tests.solvers import oracle, problems
 
 
@@ -23,7 +25,7 @@ def explained(problem: Problem, *offered: Plan) -> Result:
     search = Search("test", problem, Budget(), 0)
     for plan in offered:
         search.offer(plan)
-    return explain(search)
+    return conclude(search)
 
 
 def small(gib: float, layers: int, space: Space, machines: tuple[tuple[str, str, int], ...]) -> Problem:
@@ -49,7 +51,7 @@ def test_infeasible_is_never_said_of_what_fits(machines: tuple[tuple[str, str, i
             best = oracle.best_step_s(problem)
             fits.add(best < float("inf"))
             proven.add(status is Status.INFEASIBLE)
-            assert status is Status.NOT_FOUND or best == float("inf"), (tenth, layers)
+            assert status is not Status.INFEASIBLE or best == float("inf"), (tenth, layers)
     assert fits == proven == {True, False}
 
 
@@ -82,24 +84,34 @@ def test_the_nearest_plan_names_its_fullest_device() -> None:
     assert "it fits with the constraints left out" in result.reason
 
 
-def test_a_budget_too_small_is_the_reason_where_plans_fit() -> None:
-    """Also where they are few, since no freedom is left."""
+def test_a_plain_plan_that_fits_is_the_result() -> None:
+    """Of a search of the whole plan space whose budget ended too early, also where no freedom is left."""
     problem = replace(problems.easy(), space=Space(**dict.fromkeys(SWITCHES, False)))
-    for budget, raised in ((Budget(0.25), "time_limit_s above 0.25"), (Budget(99.0, 3), "max_steps above 3")):
-        reason = explain(Search("test", problem, budget, 0)).reason
-        assert reason.startswith("no plan found in 0 steps: the budget ended")
-        assert reason.endswith(f"raise solver.{raised}")
+    for budget in (Budget(1e-9), Budget(99.0, 3)):
+        result = conclude(Search("test", problem, budget, 0))
+        assert result.status is Status.FEASIBLE
+        assert result.plan is not None
+        assert check(problem, result.plan, result.cost) == []
+        assert result.reason == ""
 
 
 def test_another_solver_is_proposed_beside_more_budget() -> None:
     """Of a search that does not cover the whole plan space; only without its budget spent does it know more."""
-    problem, remedy = problems.easy(), "try another"
-    spent = explain(Search("test", problem, Budget(1e-9), 0), remedy).reason
-    assert spent.endswith(
-        "the budget ended before one of those that fit was met; raise solver.time_limit_s above 1e-09; try another"
-    )
-    left = explain(Search("test", problem, Budget(), 0), remedy).reason
-    assert left.endswith("the plain plans that fit are outside its plan space; try another")
+    for budget, raised in (
+        (Budget(1e-9), "raise solver.time_limit_s above 1e-09"),
+        (Budget(99.0, 3), "raise solver.max_steps above 3"),
+        (Budget(), ""),
+    ):
+        search = Search("test", problems.easy(), budget, 0)
+        search.remedy = "try another"
+        search.steps = budget.max_steps or 0
+        result = conclude(search)
+        assert result.plan is None
+        if raised:
+            met = f"the budget ended before one of those that fit was met; {raised}"
+        else:
+            met = "the plain plans that fit are outside its plan space"
+        assert result.reason.endswith(f"{met}; try another")
 
 
 @pytest.mark.parametrize(
@@ -165,7 +177,7 @@ class Foreign:
 def test_a_foreign_cost_model_gets_a_reason_too() -> None:
     problem = problems.hopeless()
     search = Search("test", problem, Budget(), 0, Foreign(CostModel(problem)))
-    result = explain(search)
+    result = conclude(search)
     assert result.status is Status.NOT_FOUND  # proofs are about our own memory model
     assert result.reason
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import multiprocessing
-import os
 import platform
 import resource
 import sys
@@ -19,18 +18,19 @@ from typing import Any
 
 import hexiopt
 from hexiopt.bounds import lower_bound_s
+from hexiopt.cores import usable_cores
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem, sha256_of
 from hexiopt.readers.plan_file import solver_to_dict, write_plan
-from solvers.core.search import Budget, Pricer
-from solvers.registry import make_solver
+from hexiopt.solving import Budget, Pricer
+from solvers.registry import make_solver, names
 
 BOUND = "lower_bound"
 """In place of a solver: the lower bound of all plans, raised for as long as the time limit allows."""
 
-_TWO_CORES = ("portfolio", "cp_sat", BOUND)
+_TWO_CORES = (*names(lambda able: able.cores > 1), BOUND)
 _KIB = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
 _CODE = ("hexiopt", "solvers")
 _ROOT = Path(hexiopt.__file__).parent.parent
@@ -80,14 +80,9 @@ class SearchSpec:
         return f"{self.solver}{options} on {self.problem.cluster.name}, {self.problem.model.name}, seed {self.seed}"
 
 
-def num_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def provenance() -> dict[str, str]:
     """Columns on where, when and with what code a search is measured."""
-    machine = f"{num_cores()} cores, {platform.machine()}, Python {platform.python_version()}"
+    machine = f"{usable_cores()} cores, {platform.machine()}, Python {platform.python_version()}"
     return {"machine": machine, "date": datetime.now(UTC).date().isoformat(), "code": code_sha256()}
 
 

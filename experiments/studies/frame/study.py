@@ -20,6 +20,7 @@ from experiments.studies.frame.figures import save
 from experiments.studies.frame.rows import frame, points_frame
 from experiments.studies.frame.search import Isolated, Measured, SearchSpec
 from experiments.studies.frame.words import hardware, markdown, seconds, workloads
+from hexiopt.cores import usable_cores
 from hexiopt.errors import InputError, closest
 from hexiopt.readers.plan_file import write_text
 from hexiopt.report.style import count
@@ -174,7 +175,7 @@ def measured(
             return key, error.measured
 
     waiting = [key for key in unique if key not in found]
-    cores = search.num_cores()
+    cores = usable_cores()
     longest_s = sum(unique[key].time_limit_s * min(unique[key].cores, cores) for key in waiting) / cores
     console.print(
         f"{name}: {count(len(waiting), 'search').replace('searchs', 'searches')} to run, {len(found)} known already; "

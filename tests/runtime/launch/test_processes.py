@@ -10,8 +10,9 @@ import torch
 from hexiopt.readers.plan_file import PlanFile
 from runtime.launch.processes import Child
 from runtime.launch.rank import _agree_on_device
+from runtime.launch.torchrun import ProcessPlace
 from runtime.measure import node
-from runtime.measure.rank import Place, Request
+from runtime.measure.rank import Request
 from tests.runtime.launch.test_faults import a_run, problem, wide
 from tests.runtime.ranks import run_ranks
 
@@ -46,7 +47,7 @@ def test_measuring_touches_cuda_in_its_processes_only(
     started: list[tuple[str, int]] = []
     start = Child.start
 
-    def recorded(device: str, work: Any, request: Request, place: Place) -> Child:
+    def recorded(device: str, work: Any, request: Request, place: ProcessPlace) -> Child:
         started.append((device, place.rank))
         return start("cpu", end_at_once)
 

