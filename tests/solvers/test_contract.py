@@ -292,7 +292,7 @@ def test_another_process_finds_the_same_plans() -> None:
 
 @pytest.mark.parametrize("name", ["random", *GOOD])
 def test_the_seed_matters(name: str) -> None:
-    plans = {solve(name, problems.thirty_two_gpus(), steps=100, seed=seed).plan for seed in range(3)}
+    plans = {solve(name, problems.sixteen_gpus(), steps=400, seed=seed).plan for seed in range(3)}
     assert len(plans) > 1
 
 
@@ -499,5 +499,5 @@ def test_sequence_layouts_must_be_allowed(name: str) -> None:
 
 def test_an_unknown_solver_is_refused() -> None:
     with pytest.raises(InputError, match="did you mean metis_atc24") as caught:
-        make_solver("mettis")
+        make_solver("metis_act24")
     assert "\n" not in str(caught.value)
