@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: install demo test lint golden bench stress results clean
+.PHONY: install demo test test-slow lint golden bench stress results clean
 
 install: $(STAMP)
 
@@ -24,8 +24,14 @@ demo: install
 	$(BIN)/hexiopt train cluster=small_mixed model=tiny constraints.num_pipelines=2 constraints.num_stages=3 \
 	  solver.time_limit_s=5 hydra.run.dir=outputs/demo/trained
 
+PYTEST := $(BIN)/python -m pytest -n 2 --durations=10
+
 test: install lint
-	$(BIN)/python -m pytest -n 2
+	$(PYTEST) -m "not slow"
+
+# What make test has no time for: every other case of a sweep, proofs against proofs, searches in real time.
+test-slow: install
+	$(PYTEST) -m slow
 
 lint: install
 	$(BIN)/ruff check .
@@ -42,7 +48,7 @@ bench: install
 # Random problems against every solver; then all tests on whole sweeps, property tests on new and more examples.
 stress: install
 	$(BIN)/python -m experiments.stress
-	HEXIOPT_STRESS=1 HYPOTHESIS_PROFILE=new $(BIN)/python -m pytest -n 2
+	HEXIOPT_STRESS=1 HYPOTHESIS_PROFILE=new $(PYTEST)
 
 # About two hours on two cores; after an interruption it goes on where it was.
 results: install

@@ -21,7 +21,7 @@ from solvers.core.zero import first_stage, must_align
 from solvers.frame.starts import chain_structures, cut
 
 _TRIED = 300  # most hand-made structures built to see whether a changed problem has a plan
-_PLACED = 6_000  # devices in all of them: their time is in proportion, some tenths of a second
+_PLACED = 4_000  # devices in all of them: their time is in proportion, some tenths of a second
 
 
 def proven_infeasible(search: Search) -> bool:

@@ -21,6 +21,7 @@ from tests.conftest import ROOT, Run
 CLUSTERS = [name for name in config_names("cluster") if name != "file"]
 MODELS = [name for name in config_names("model") if name != "hf"]
 EXPERIMENTS = config_names("experiment")
+STEPS = ("solver.max_steps=100", "bound.time_limit_s=0")
 
 
 def job_of(tmp_path: Path, overrides: Sequence[str]) -> Job:
@@ -91,7 +92,7 @@ def test_every_experiment_runs_by_the_command_in_its_header(hexiopt: Run, name: 
     header = (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text()
     line = next(line for line in header.splitlines() if line.startswith("#   hexiopt "))
     assert f"experiment={name}" in line
-    ran = hexiopt(*line.split()[2:], "solver=local_search", "solver.time_limit_s=1", "report=false")
+    ran = hexiopt(*line.split()[2:], "solver=local_search", *STEPS, "report=false")
     assert ran.code == 0, ran.err
 
 

@@ -9,11 +9,12 @@ from experiments.stress import in_plan_space, random_problem, run
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.solving import Budget
 from solvers.registry import baseline, for_any_problem, make_solver, names, of_sequences, small_oracle
+from tests.slow import slow_but
 
 NAMES, RIVALS, SEQUENCE, ORACLES = map(names, (for_any_problem, baseline, of_sequences, small_oracle))
 
 
-@pytest.mark.parametrize("first", range(0, 100, 5))
+@pytest.mark.parametrize("first", slow_but((0,), range(0, 100, 5)))
 def test_no_violation(first: int) -> None:
     ran = 0
     for seed in range(first, first + 5):

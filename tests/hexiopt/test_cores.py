@@ -27,6 +27,6 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatc
 def test_plans_without_sched_getaffinity(monkeypatch: pytest.MonkeyPatch, name: str, problem: Problem) -> None:
     """By the solvers that use a second core, which they do under a time limit only; with a bound on all cores."""
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    result = make_solver(name).solve(problem, Budget(3.0), seed=0)
+    result = make_solver(name).solve(problem, Budget(1.0), seed=0)
     assert result.plan is not None
     assert lower_bound_s(CostModel(problem), 0.5) > 0

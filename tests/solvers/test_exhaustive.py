@@ -23,6 +23,7 @@ from hexiopt.solving import Budget
 from solvers.exact.exhaustive import MOST_DEVICES, MOST_LAYERS, Exhaustive
 from solvers.heuristics.local_search import LocalSearch
 from tests.conftest import STRESS
+from tests.slow import slow_but
 from tests.solvers import oracle, problems
 from tests.timing import within
 
@@ -137,6 +138,7 @@ BIGGER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BIGGER if STRESS else ["small"])
 def test_equals_the_naive_oracle_with_every_freedom(name: str) -> None:
     """Replicas, layer ranges, ZeRO 0 to 3 with both groups, all at once."""
@@ -150,7 +152,7 @@ def test_equals_the_naive_oracle_with_every_freedom(name: str) -> None:
     assert solve(problem).objective == pytest.approx(best_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+@pytest.mark.parametrize("schedule", slow_but(("interleaved",), ("1f1b", "interleaved")))
 def test_recompute_layer_by_layer(schedule: str) -> None:
     """Where memory binds, two policies in a stage are faster than one, and both are what the naive oracle finds."""
     problem = problems.tight()

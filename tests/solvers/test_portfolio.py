@@ -15,7 +15,7 @@ from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
 from hexiopt.readers.huggingface import read_model
 from hexiopt.reading import Section
-from hexiopt.solving import Budget
+from hexiopt.solving import MAX_TIME_LIMIT_S, Budget
 from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
 from solvers.frame.starts import whole_grids
@@ -88,12 +88,18 @@ def test_a_listener_ends_even_that() -> None:
     assert result.steps == 0
 
 
-def test_a_plan_for_a_large_fleet_at_once() -> None:
+def test_the_longest_time_limit_is_no_error() -> None:
+    """30 days are more milliseconds than an operating system waits at once."""
+    found = Portfolio().solve(problem(), Budget(MAX_TIME_LIMIT_S), on_progress=lambda told: told.best_s == float("inf"))
+    assert found.plan is not None
+
+
+def test_a_plan_for_a_large_fleet_in_few_steps() -> None:
     """960 GPUs of five types, where the portfolio found none in 10 s, and `shapes` 45.4 s a step after two."""
     fleet = read_cluster(Path(__file__).parent / "data" / "fleet.yaml")
     model, workload = read_model(MODELS / "llama3_70b.yaml"), Workload(global_batch=2048, seq_len=8192)
     large = Problem(fleet, model, workload, Space(exclude=("v100",)))
-    result = make_solver("portfolio").solve(large, Budget(2.0))
+    result = make_solver("portfolio").solve(large, Budget(3600.0, 24))
     assert result.objective < 45.4
     assert result.plan is not None
     assert check(large, result.plan, result.cost) == []

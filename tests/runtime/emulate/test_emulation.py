@@ -22,6 +22,7 @@ from runtime.emulate.bench import EmulationBench
 from runtime.emulate.fabric import Fabric, unsupported
 from runtime.emulate.stand_in import divisors, narrowed, paces
 from runtime.pace import pace_until, read_pace, write_paces
+from tests.timing import TRIES
 
 WORKLOAD = Workload(4, 128, precision="fp32", recompute="none", schedule="1f1b", optimizer_sharding="1")
 
@@ -115,7 +116,7 @@ import socket, sys
 from runtime.pace import enter
 namespace, host, size = sys.argv[1:]
 enter(namespace)
-sender = socket.create_connection((host, 5000), timeout=20)
+sender = socket.create_connection((host, 5000), timeout=120)
 sender.sendall(bytes(int(size)))
 sender.recv(1)
 """
@@ -152,7 +153,7 @@ def transfer_s(net: Fabric, senders: tuple[int, ...], receiver: int, size: int) 
     assert receiving.stdout.readline() == "ready\n"
     sending = [subprocess.Popen([*python, _SEND, net.namespaces[sender], to[1], str(size)]) for sender in senders]
     seconds = float(receiving.stdout.readline())
-    assert [process.wait(20) for process in (*sending, receiving)] == [0] * (len(senders) + 1)
+    assert [process.wait(120) for process in (*sending, receiving)] == [0] * (len(senders) + 1)
     return seconds
 
 
@@ -165,7 +166,8 @@ def test_links_have_their_rates() -> None:
         assert transfer_s(net, (2,), 4, 600_000) >= 0.9 * 600_000 / inside
         assert transfer_s(net, (0,), 2, 60_000) >= 0.9 * 60_000 / outside
         assert transfer_s(net, (0, 1), 2, 40_000) >= 0.9 * 80_000 / outside  # one interface
-        assert transfer_s(net, (0,), 1, 60_000) < 0.5 * 60_000 / outside  # inside the machine
+        # Inside the machine; a busy one may take as long now and then.
+        assert any(transfer_s(net, (0,), 1, 60_000) < 0.5 * 60_000 / outside for _ in range(TRIES))
     assert not set(fabric._ours()) & {*net.namespaces.values()}
 
 

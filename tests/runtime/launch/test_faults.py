@@ -99,7 +99,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     return losses
 
 
-def test_a_killed_process_does_not_change_the_end(undisturbed: dict[int, float], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_killed_processes_do_not_change_the_end(undisturbed: dict[int, float], tmp_path: Path) -> None:
     """At the first step, while a checkpoint is being written or just was, and later; three different ranks."""
     kills = [("step", 1, 2, signal.SIGKILL), ("step", 4, 0, signal.SIGKILL), ("checkpoint", 6, 3, signal.SIGKILL)]
     losses = train(tmp_path, kills)
@@ -122,14 +123,22 @@ def test_training_goes_on_without_a_lost_device(undisturbed: dict[int, float], t
     assert losses == pytest.approx(undisturbed, rel=1e-9)
 
 
-def test_a_stopped_process_is_noticed(undisturbed: dict[int, float], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_training_goes_on_without_a_stopped_process(undisturbed: dict[int, float], tmp_path: Path) -> None:
     losses = train(tmp_path, [("step", 3, 1, signal.SIGSTOP)], silence_s=4.0)
     assert losses == pytest.approx(undisturbed, rel=1e-9)
 
 
-def test_stop_says_who_was_lost(tmp_path: Path) -> None:
-    with pytest.raises(TrainingFailedError, match=r"rank 2 \(.*:\d\) ended with exit code -9"):
-        train(tmp_path, [("step", 2, 2, signal.SIGKILL)], "stop")
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        pytest.param(signal.SIGKILL, "ended with exit code -9", marks=pytest.mark.slow),
+        (signal.SIGSTOP, r"has given no sign of life for \d+ s"),
+    ],
+)
+def test_stop_says_who_was_lost(tmp_path: Path, sent: signal.Signals, said: str) -> None:
+    with pytest.raises(TrainingFailedError, match=rf"rank 2 \(.*:\d\) {said}"):
+        train(tmp_path, [("step", 2, 2, sent)], "stop", silence_s=4.0)
 
 
 def test_a_loss_that_is_no_number_stops_with_step_and_rank(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from runtime.launch.trainee import Trainee, drawn
 from runtime.parallel.optimizer import AdamW
 from tests.conftest import STRESS
 from tests.runtime.ranks import CLUSTER, TIMEOUT_S, random_plan, run_ranks
+from tests.slow import slow_but
 
 SEQ_LEN = 7
 SEEDS = (*range(29), 253)  # of plans
@@ -104,19 +105,20 @@ def equal_one_process(
     return of_gradients, of_losses
 
 
+@pytest.mark.parametrize("steps", slow_but((4,), (4, 20)))
 @pytest.mark.parametrize("seed", SEEDS if STRESS else THIRD)
-def test_a_plan_trains_as_one_process(seed: int) -> None:
-    equal_one_process(random_plan(random.Random(seed)))
+def test_a_plan_trains_as_one_process(seed: int, steps: int) -> None:
+    equal_one_process(random_plan(random.Random(seed)), steps)
 
 
-@pytest.mark.parametrize("seed", [8, 12])
+@pytest.mark.parametrize("seed", slow_but((8,), (8, 12)))
 def test_messages_need_no_tags(seed: int) -> None:
     """Where each lane has a group, order is enough: with replicas under 1F1B, and with layer ranges too."""
     assert {"replicas"} <= features(*random_plan(random.Random(seed))[:2])
     equal_one_process(random_plan(random.Random(seed)), 6, use_lanes=True)
 
 
-@pytest.mark.parametrize("gradient_dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("gradient_dtype", slow_but((torch.bfloat16,), (torch.bfloat16, torch.float32)))
 def test_bf16_keeps_masters_in_float32(gradient_dtype: torch.dtype) -> None:
     """Weights are the masters, rounded, on every rank; the loss falls as it does in float64."""
     plan, model, batch = random_plan(random.Random(36))

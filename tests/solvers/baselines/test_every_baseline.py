@@ -19,7 +19,7 @@ from solvers.baselines._published_space import PublishedSpace
 from solvers.baselines.galvatron.galvatron import choices_of, plan_of, ranks_of
 from solvers.baselines.galvatron.stages import StagePlanner
 from solvers.registry import baseline, make_solver, names, solver_class
-from tests.conftest import STRESS
+from tests.slow import slow_but
 from tests.solvers.baselines import problems
 from tests.solvers.baselines.random_plans import Complete, random_plans
 
@@ -31,7 +31,7 @@ TRIES = 2000  # random draws on each problem
 TOLERANCE = 0.02
 
 EVERY = pytest.mark.parametrize("name", BASELINES)
-MIXED = pytest.mark.parametrize("kind", problems.MIXED if STRESS else list(problems.MIXED)[::3])
+MIXED = pytest.mark.parametrize("kind", slow_but(list(problems.MIXED)[::3], problems.MIXED))
 
 
 def planned_by_galvatron() -> Complete:

@@ -31,6 +31,7 @@ from solvers.sequence.exact.program import Program
 from solvers.sequence.exact.room import Need
 from solvers.sequence.grouping import Signatures
 from tests.hexiopt.layouts import parts as some_parts
+from tests.slow import slow_but
 from tests.solvers.sequence import every_plan
 from tests.solvers.sequence.small_layouts import BEST_S, SMALL, SMALL_LAYOUTS, cluster, task
 from tests.timing import within
@@ -98,7 +99,7 @@ TINY = {
 }
 
 
-@pytest.mark.parametrize("kind", TINY)
+@pytest.mark.parametrize("kind", slow_but(("unfused", "memory for states"), TINY))
 def test_equals_brute_force(kind: str) -> None:
     problem, resolution = TINY[kind]
     result = solve(problem, resolution)
@@ -149,6 +150,7 @@ def test_equals_brute_force_on_random_problems(given: tuple[Problem, int]) -> No
 # ------------------------------------------------------------------ the contract
 
 
+@pytest.mark.slow
 def test_the_time_limit_is_kept_and_the_bound_then_holds() -> None:
     problem = SMALL_LAYOUTS["four_batch"]()
     result = within(1.0, lambda: solve(problem, seconds=3.0), after_s=3.0)
@@ -177,7 +179,7 @@ def test_a_listener_may_stop() -> None:
 
     result = solve(SMALL_LAYOUTS["four_batch"](), on_progress=stop)
     assert len(heard) == 1
-    assert result.runtime_s < 5.0
+    assert result.steps <= heard[0].steps + 1
 
 
 def test_without_room_there_is_a_reason() -> None:
@@ -229,10 +231,10 @@ def test_plan_file_and_table_tell_both_bounds() -> None:
 # ------------------------------------------------------------------ twenty small problems
 
 QUICK = [name for name in SMALL_LAYOUTS if name.startswith("pair")]  # proven in less than a second each
-HEURISTICS = {name: seconds for name, seconds in {"hexiseq": 0.5}.items() if name in SEQUENCE}
+HEURISTICS = {name: steps for name, steps in {"hexiseq": 30}.items() if name in SEQUENCE}
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", slow_but(QUICK[:2], QUICK))
 def test_proves_small_problems(name: str) -> None:
     problem = SMALL_LAYOUTS[name]()
     result = solve(problem)
@@ -253,7 +255,7 @@ def test_the_best_are_within_bounds_and_heuristics_near_them() -> None:
         assert lower_bound_s(model) <= BEST_S[name]
         assert equal_shards_s(model) >= BEST_S[name] * (1 - PROVEN)
         for solver in HEURISTICS:
-            result = make_solver(solver).solve(problem, Budget(HEURISTICS[solver]))
+            result = make_solver(solver).solve(problem, Budget(60.0, HEURISTICS[solver]))
             near[solver] += result.objective <= 1.03 * BEST_S[name]
     assert all(near[solver] >= 18 for solver in HEURISTICS)
 

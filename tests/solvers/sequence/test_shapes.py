@@ -231,8 +231,8 @@ def test_the_joint_search_is_as_good_as_its_parts_and_mixes_stages() -> None:
 
 def test_the_portfolio_plans_jointly_only_where_layouts_are_allowed() -> None:
     problem = task(("fast", 2), ("slow", 2), batch=4, seq_len=65536, memory_gib=8.0)
-    with_layouts = make_solver("portfolio").solve(problem, Budget(4.0))
-    without = make_solver("portfolio").solve(replace(problem, space=Space(max_micro_batch_size=2)), Budget(2.0))
+    with_layouts = make_solver("portfolio").solve(problem, Budget(60.0, 200))
+    without = make_solver("portfolio").solve(replace(problem, space=Space(max_micro_batch_size=2)), Budget(60.0, 200))
     assert with_layouts.plan is not None
     assert check(problem, with_layouts.plan, with_layouts.cost) == []
     assert with_layouts.objective <= without.objective
