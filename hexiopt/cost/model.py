@@ -21,12 +21,11 @@ from hexiopt.cost.executors.sites import Crowd
 from hexiopt.cost.executors.stage_costs import AnySpread, StageCosts
 from hexiopt.cost.gradient_sync import Floats, Ints, SyncTimes, after_rings, sync_groups
 from hexiopt.cost.replicated import replicated_cost
-from hexiopt.cost.schedule import PipelineTimes
-from hexiopt.cost.schedule_graph import chain_times
 from hexiopt.cost.sharding import Rings, Times, lockstep_s, rings, sharding_groups, spreads
 from hexiopt.plan.plan import Pipeline, Plan, Stage, irregular, misaligned, unpriced
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.recurrence import chain_ends_s
 from hexiopt.schedules.schedule import Schedule, StagePosition
 
 _KEPT = 50_000  # pipelines, times and stages remembered before memory is given back
@@ -54,7 +53,7 @@ class CostModel(StageCosts):
     def __init__(self, problem: Problem, framework: Framework | None = None) -> None:
         super().__init__(problem, framework)
         self._parts: dict[tuple[Pipeline, Schedule, AnySpread, Crowd], _Parts] = {}
-        self._times: dict[tuple[object, ...], PipelineTimes] = {}
+        self._times: dict[tuple[object, ...], tuple[float, ...]] = {}
         self._replicated: dict[tuple[object, ...], PipelineCost] = {}
         self._sync: tuple[tuple[tuple[Stage, ...], ...], SyncTimes] | None = None
         self._rings: tuple[SyncTimes, list[int], Rings] | None = None
@@ -176,12 +175,10 @@ class CostModel(StageCosts):
         ahead = tuple(way.seconds(message, load) for way, _ in parts.hops)
         back = tuple(way.seconds(message, load) for _, way in parts.hops)
         key = (schedule, parts.forward_s, parts.backward_s, ahead, back, pipeline.num_micro_batches)
-        times = self._times.get(key)
-        if times is None:
-            times = self._times[key] = chain_times(
-                schedule, parts.forward_s, parts.backward_s, ahead, back, pipeline.num_micro_batches
-            )
-        return PipelineCost(parts.stages, ahead, back, times.stage_end_s, times.end_s)
+        ends = self._times.get(key)
+        if ends is None:
+            ends = self._times[key] = chain_ends_s(*key)
+        return PipelineCost(parts.stages, ahead, back, ends, max(ends))
 
     def _replicated_cost(self, pipeline: Pipeline, parts: _Parts, load: Load, schedule: Schedule) -> PipelineCost:
         loads = tuple(load[resource] for way in parts.ways for resource, _ in way.hop.shared)
