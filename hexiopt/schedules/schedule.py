@@ -1,7 +1,7 @@
 """What a pipeline schedule is: the order in which the stages of a pipeline run the operations of their micro-batches.
 
 A schedule states this order once, as a `Programme` for every stage. All else follows from it: the operations one by
-one (`operations`), what a stage has in flight (`in_flight.py`), and when it ends (`hexiopt/cost/schedule_graph.py`).
+one (`operations`), what a stage has in flight (`in_flight.py`), and when it ends (`recurrence.py`).
 """
 
 from abc import ABC, abstractmethod

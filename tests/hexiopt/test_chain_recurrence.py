@@ -1,4 +1,4 @@
-"""Schedules: the recurrences against the event simulation and against a longest path written here."""
+"""The recurrence of plain pipelines: against the event simulation and against a longest path written here."""
 
 from collections.abc import Sequence
 
