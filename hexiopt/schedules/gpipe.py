@@ -12,6 +12,7 @@ class GPipe(Schedule):
 
     name: ClassVar[str] = "gpipe"
     lockstep: ClassVar[bool] = True
+    bounded: ClassVar[bool] = True
 
     def programme(self, at: StagePosition) -> Programme:
         """F, as often as there are micro-batches, then B."""

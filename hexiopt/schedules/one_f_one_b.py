@@ -12,6 +12,7 @@ class OneFOneB(Schedule):
 
     name: ClassVar[str] = "1f1b"
     lockstep: ClassVar[bool] = True
+    bounded: ClassVar[bool] = True
 
     def programme(self, at: StagePosition) -> Programme:
         """F for every stage after, F B in turns, the rest of B."""
