@@ -24,7 +24,7 @@ from hexiopt.cost.replicated import replicated_cost
 from hexiopt.cost.sharding import Rings, Times, lockstep_s, rings, sharding_groups, spreads
 from hexiopt.plan.plan import Pipeline, Plan, Stage, irregular, misaligned, unpriced
 from hexiopt.problem.problem import Problem
-from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.in_flight import stages_in_flight
 from hexiopt.schedules.recurrence import chain_ends_s
 from hexiopt.schedules.schedule import Schedule, StagePosition
 
@@ -139,17 +139,16 @@ class CostModel(StageCosts):
             wrong = schedule.broken_rule(count, chunks, batches) if plain else irregular(pipeline, schedule)
             if wrong is not None:
                 raise ValueError(wrong[1])
-            positions = [StagePosition(k, count, batches, chunks) for k in range(count)]
-            held = [in_flight(schedule, at) for at in positions]
+            held = stages_in_flight(schedule, count, batches, chunks)
             if plain and isinstance(spread, Shards):
                 costs = tuple(
-                    self.plain_cost(stage, at.first, at.last, size, own, spread)
-                    for stage, at, own in zip(pipeline.stages, positions, held, strict=True)
+                    self.plain_cost(stage, k == 0, k == count - 1, size, own, spread)
+                    for k, (stage, own) in enumerate(zip(pipeline.stages, held, strict=True))
                 )
             else:
                 costs = tuple(
-                    self.stage_cost(stage, size, at, own, spread, crowd)
-                    for stage, at, own in zip(pipeline.stages, positions, held, strict=True)
+                    self.stage_cost(stage, size, StagePosition(k, count, batches, chunks), own, spread, crowd)
+                    for k, (stage, own) in enumerate(zip(pipeline.stages, held, strict=True))
                 )
             times = tuple(cost.forward_s for cost in costs), tuple(cost.backward_s for cost in costs)
             message = self.message_bytes(size)

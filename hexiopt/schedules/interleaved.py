@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from hexiopt.schedules.one_f_one_b import OneFOneB
-from hexiopt.schedules.schedule import Block, OperationKind, Programme, Schedule, StagePosition, Turn
+from hexiopt.schedules.schedule import OperationKind, Programme, Schedule, StagePosition, Turn
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Interleaved(Schedule):
         warm_up = min(total, 2 * at.num_after + size - at.num_stages)
         rounds, extra = divmod(total - warm_up, size)
         start, pairs, rest = _turns(at.num_stages, at.num_chunks, warm_up, extra)
-        return Block(start, 1), Block(pairs, rounds), Block(rest, 1)
+        return (start, 1), (pairs, rounds), (rest, 1)
 
     def broken_rule(self, num_stages: int, num_chunks: int, num_micro_batches: int) -> tuple[str, str] | None:
         """Stages with several ranges need a neighbour, and micro-batches in whole turns of all stages."""

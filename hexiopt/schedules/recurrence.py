@@ -14,7 +14,6 @@ pipeline of a million micro-batches takes hardly longer than one of a hundred.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 from math import isnan
 
 import numpy as np
@@ -125,15 +124,16 @@ def _order(
     for s in range(num_stages):
         row: list[int] = []
         for turns, repeats in schedule.programme(StagePosition(s, num_stages, num_micro_batches, num_chunks)):
-            if turns and repeats:
-                start = start_of.get(turns)
-                if start is None:
-                    start = start_of[turns] = len(numbers)
+            if repeats and turns:
+                if turns not in start_of:
+                    start_of[turns] = len(numbers)
                     numbers += [2 * chunk + (kind is OperationKind.BACKWARD) for kind, chunk in turns]
-                row += (start, len(turns), repeats)
+                row += (start_of[turns], len(turns), repeats)
         rows.append(row)
-    first = [0, *accumulate([len(rows[s]) // 3 for s in stages])]
-    blocks = [number for s in stages for number in rows[s]]
+    first, blocks = [0], list[int]()
+    for s in stages:
+        blocks += rows[s]
+        first.append(len(blocks) // 3)
     return np.array([len(first), first[-1], *first, *blocks, *numbers])
 
 

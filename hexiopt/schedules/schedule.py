@@ -34,15 +34,14 @@ class Turn(NamedTuple):
     chunk: int
 
 
-class Block(NamedTuple):
-    """`turns` in order, and the whole of them `repeats` times."""
-
-    turns: tuple[Turn, ...]
-    repeats: int
+# Of stages that hold one layer range.
+FORWARD_TURN = (Turn(OperationKind.FORWARD, 0),)
+BACKWARD_TURN = (Turn(OperationKind.BACKWARD, 0),)
 
 
-# What a stage runs in a step. The micro-batches of each kind and layer range count up from 0.
-Programme = tuple[Block, ...]
+# What a stage runs in a step: blocks of turns, in order, and how often it runs each block. The micro-batches of each
+# kind and layer range count up from 0.
+Programme = tuple[tuple[tuple[Turn, ...], int], ...]
 
 
 class Operation(NamedTuple):

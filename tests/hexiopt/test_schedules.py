@@ -31,7 +31,12 @@ from hexiopt.schedules.registry import (
     schedule_named,
 )
 from hexiopt.schedules.schedule import (
-    Block,
+    BACKWARD_TURN as B,
+)
+from hexiopt.schedules.schedule import (
+    FORWARD_TURN as F,
+)
+from hexiopt.schedules.schedule import (
     Operation,
     OperationKind,
     Programme,
@@ -50,7 +55,6 @@ from tests.solvers import problems as small
 from tests.strategies import LAB, problems_with_plans, roomy_problems_with_plans
 
 FORWARD, BACKWARD = OperationKind
-F, B = Turn(FORWARD, 0), Turn(BACKWARD, 0)
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Eager(Schedule):
     def programme(self, at: StagePosition) -> Programme:
         """Two forwards for every stage after, then in turns."""
         warm_up = min(at.num_micro_batches, 2 * at.num_after)
-        return Block((F,), warm_up), Block((F, B), at.num_micro_batches - warm_up), Block((B,), warm_up)
+        return (F, warm_up), (F + B, at.num_micro_batches - warm_up), (B, warm_up)
 
 
 def listed(schedule: Schedule, at: StagePosition) -> list[Operation]:
@@ -136,7 +140,7 @@ class Wavy(Schedule):
         """All of the second range's forwards, then the first's forwards while the second's backwards run."""
         first, second = ((Turn(FORWARD, c), Turn(BACKWARD, c)) for c in (0, 1))
         many = at.num_micro_batches
-        return Block((second[0],), many), Block((first[0], second[1]), many), Block((first[1],), many)
+        return ((second[0],), many), ((first[0], second[1]), many), ((first[1],), many)
 
 
 @given(st.integers(1, 9), st.tuples(st.integers(1, 5), st.integers(1, 5)))
