@@ -28,8 +28,10 @@ from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.readers.huggingface import model_from_config
 from hexiopt.readers.plan_file import PlanFile, read_plan, write_text
 from hexiopt.reading import Section, read_mapping
+from hexiopt.referee import InvalidPlanError
 from hexiopt.result import Result
-from solvers.core.search import Budget, Listener, Solver
+from hexiopt.solving import Budget, OnProgress, Solver
+from solvers.registry import make_solver, parameters, solver_class
 
 STATUS_FILE = "status.json"
 INTERRUPTED = 130
@@ -75,7 +77,7 @@ def failure(error: Exception) -> Outcome:
         return Outcome(math.inf, 2, str(error))
     if isinstance(error, NoPlanError):
         return Outcome(math.inf, 3, str(error))
-    if isinstance(error, FailedError):
+    if isinstance(error, FailedError | InvalidPlanError):
         return Outcome(math.inf, 1, str(error))
     if os.environ.get("HEXIOPT_DEBUG") == "1":
         traceback.print_exception(error, file=sys.stderr)
@@ -215,10 +217,34 @@ def overlay(base: Any, over: Any) -> Any:
 # --------------------------------------------------------------------------------- searching
 
 
+def solver_of(job: Job) -> Solver:
+    """The solver of the configuration. Raises InputError."""
+    return make_solver(job.config.solver.name, **job.config.solver.options())
+
+
+def solvers_of(job: Job, names: Sequence[str]) -> list[Solver]:
+    """Solvers by name, each with those of the stated options `solver.*` that it takes.
+
+    Raises InputError as `make_solver` does, and for an option that none of them takes.
+    """
+    options, made, left = job.config.solver.options(), [], set(job.config.solver.options())
+    for name in names:
+        taken = {field.name for field in parameters(solver_class(name))}
+        made.append(make_solver(name, **{key: value for key, value in options.items() if key in taken}))
+        left -= taken
+    if left:
+        option = min(left)
+        raise InputError(f"solver.{option}: none of {', '.join(names)} takes it; name a solver that does, or remove it")
+    return made
+
+
 def search(job: Job, solver: Solver, problem: Problem) -> Result:
-    """Run a solver with progress on a terminal. Ctrl-C stops it, and the best plan so far is the result's."""
+    """Run a solver with progress on a terminal. Ctrl-C stops it, and the best plan so far is the result's.
+
+    Raises InputError, and InvalidPlanError where the plan breaks a rule.
+    """
     with _listener(job, problem) as listen:
-        return solver.solve(problem, job.budget, seed=job.config.seed, listen=listen)
+        return solver.solve(problem, job.budget, seed=job.config.seed, on_progress=listen)
 
 
 def bounded(job: Job, results: Sequence[Result], problem: Problem) -> list[Result]:
@@ -272,7 +298,7 @@ interrupt = Interrupt()
 
 
 @contextmanager
-def _listener(job: Job, problem: Problem) -> Iterator[Listener]:
+def _listener(job: Job, problem: Problem) -> Iterator[OnProgress]:
     """Stops at Ctrl-C (which ends a sweep); shows progress on a terminal, and in a log if long."""
     if job.in_sweep:
         yield lambda _: True

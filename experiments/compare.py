@@ -3,32 +3,38 @@
 import sys
 
 from experiments.cli import main
-from experiments.common import Job, NoPlanError, bounded, interrupt, search
+from experiments.common import Job, NoPlanError, bounded, interrupt, search, solvers_of
+from hexiopt.referee import InvalidPlanError
 from hexiopt.result import Result
-from solvers.registry import make_solver
 
 
 def run(job: Job) -> float:
     """Run the solvers one after the other with one budget each; returns the best step time in seconds.
 
-    Raises InputError, and NoPlanError where no solver finds a plan.
+    The row of a solver whose plan breaks a rule is marked `invalid` and not ranked. Raises InputError, and NoPlanError
+    where no solver finds a plan.
     """
     problem = job.problem
-    solvers = [make_solver(name) for name in job.config.compare.solvers]
     results: list[Result] = []
-    for solver in solvers:
-        results.append(search(job, solver, problem))
+    for solver in solvers_of(job, job.config.compare.solvers):
+        try:
+            results.append(search(job, solver, problem))
+        except InvalidPlanError as invalid:
+            results.append(invalid.result)
         if interrupt.pressed:
             break
     results = bounded(job, results, problem)
     if all(result.plan is None for result in results):
         said = (f"{result.solver} ({result.status}): {result.reason or 'found none'}" for result in results)
         raise NoPlanError(f"no plan: {'; '.join(said)}")
-    from hexiopt.report.comparison import comparison_csv, comparison_table
+    from hexiopt.report.comparison import comparison_csv, comparison_table, operators_csv
     from hexiopt.report.table import headline
 
     job.write("comparison.csv", comparison_csv(results))
     written = ["comparison.csv"]
+    if any(result.operators for result in results):
+        job.write("operators.csv", operators_csv(results))
+        written.append("operators.csv")
     if job.pictures:
         from hexiopt.report.comparison import draw_comparison
 

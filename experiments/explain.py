@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.cli import main
-from experiments.common import Job, found, search
+from experiments.common import Job, found, search, solver_of
 from experiments.price import priced
 from experiments.reports import show_plan
 from hexiopt.calibration import coefficients
@@ -34,7 +34,6 @@ from hexiopt.readers.plan_file import solver_to_dict
 from hexiopt.report.style import MEMORY_LABELS, gib, milliseconds, percent, place, rate, seconds
 from hexiopt.simulation.network import simulated_s
 from hexiopt.units import GIB, MICROSECOND, TFLOP
-from solvers.registry import make_solver
 
 _MAX_STAGES = 40
 
@@ -46,7 +45,7 @@ def run(job: Job) -> float:
         problem, plan, cost, made_by = file.problem, file.plan, priced(file, job.config.plan), file.solver
     else:
         problem = job.problem
-        result = search(job, make_solver(job.config.solver.name, **job.config.solver.options()), problem)
+        result = search(job, solver_of(job), problem)
         plan, cost = found(result)
         made_by = solver_to_dict(result)
     show_plan(job, problem, plan, cost, made_by)

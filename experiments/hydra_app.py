@@ -5,12 +5,14 @@ first bad job; so its application object is used directly.
 """
 
 import argparse
+import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from hydra import version as hydra_version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -34,13 +36,15 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from experiments.common import STATUS_FILE, Job, Outcome, failure, run_verb, status_of, worst
+from experiments.common import STATUS_FILE, FailedError, Job, Outcome, failure, run_verb, status_of, worst
 from experiments.config import Config, register
+from experiments.terminal import plain_warnings
 from experiments.verbs import VERBS
 from hexiopt.errors import InputError, closest
 
 _CONFIG_ERRORS = (HydraException, OmegaConfBaseException)
 _REFUSED = "refused"
+_MTIME_S = 2.0  # how coarsely a file system may keep times
 _MERGING = "Error merging override "
 _TYPES = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
 
@@ -48,7 +52,8 @@ _TYPES = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or 
 def run(verb: str, args: Sequence[str]) -> int:
     """Run a verb with Hydra's arguments; returns the exit code."""
     try:
-        return _run(verb, args)
+        with plain_warnings():
+            return _run(verb, args)
     except _CONFIG_ERRORS as error:
         outcome = Outcome(float("inf"), 2, one_line(error))
     except BrokenPipeError:
@@ -84,7 +89,7 @@ def _run(verb: str, args: Sequence[str]) -> int:
             raise InputError(f"--config-dir: {str(folder)!r} is not a folder; check the path")
         search_path.prepend("command-line", f"file://{folder.absolute()}")
     GlobalHydra.instance().clear()
-    hydra = Hydra.create_main_hydra2(task_name=verb, config_search_path=search_path)
+    hydra = cast(_Hydra, _Hydra.create_main_hydra2(task_name=verb, config_search_path=search_path))
     hydra.config_loader = loader = _Loader(search_path)
     name = parsed.config_name or "config"
     try:
@@ -126,10 +131,11 @@ def _parse(args: Sequence[str]) -> argparse.Namespace:
 
 
 def _may_set_mode(parsed: argparse.Namespace) -> bool:
-    """Whether `hydra.mode` may be set otherwise than by --multirun: finding out composes everything once more. The
-    files of `conf/` never set it."""
+    """Whether `hydra.mode` may be set otherwise than by --multirun: by an experiment, by files that are not ours, or as
+    an override. Finding out composes everything once more."""
     foreign = (parsed.config_path, parsed.config_dir, parsed.config_name)
-    return any(foreign) or any("hydra" in override and "mode" in override for override in parsed.overrides)
+    ours = (override.lstrip("+").startswith(("experiment", "hydra")) for override in parsed.overrides)
+    return any(foreign) or any(ours)
 
 
 def _open(override: str) -> str:
@@ -148,18 +154,29 @@ def _one(hydra: Hydra, loader: "_Loader", name: str, verb: str, overrides: list[
     return _ended(outcome)
 
 
-def _sweep(hydra: Hydra, name: str, verb: str, overrides: list[str]) -> int:
-    batches = hydra.multirun(config_name=name, task_function=partial(task, verb, True), overrides=overrides)
-    jobs = [job for batch in batches or () for job in batch]
-    for job in jobs:
-        if job.return_value.exit_code:
-            print(f"hexiopt: job {job.hydra_cfg.hydra.job.num}: {job.return_value.message}", file=sys.stderr)
-    codes = [job.return_value.exit_code for job in jobs]
-    if jobs:
-        folder = os.path.relpath(Path(jobs[0].hydra_cfg.hydra.runtime.output_dir).parent)
-        print(f"{codes.count(0)} of {len(codes)} jobs done: {folder}")
-        print(f"as a table: hexiopt collect collect.folders=[{folder}]")
+def _sweep(hydra: "_Hydra", name: str, verb: str, overrides: list[str]) -> int:
+    began_s = time.time()
+    hydra.multirun(config_name=name, task_function=partial(task, verb, True), overrides=overrides)
+    # What a sweeper returns is its own business (Optuna's returns nothing); every job has left its status.
+    folder = Path(hydra.composed.hydra.sweep.dir)
+    found = [path for path in folder.rglob(STATUS_FILE) if path.stat().st_mtime > began_s - _MTIME_S]
+    jobs = [(path, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(found, key=_by_number)]
+    if not jobs:
+        raise FailedError("the sweep has run no job")
+    for path, status in jobs:
+        if status["exit_code"]:
+            print(f"hexiopt: job {path.parent.relative_to(folder)}: {status['message']}", file=sys.stderr)
+    codes = [status["exit_code"] for _, status in jobs]
+    shown = os.path.relpath(folder)
+    print(f"{codes.count(0)} of {len(codes)} jobs done: {shown}")
+    print(f"as a table: hexiopt collect collect.folders=[{shown}]")
     return worst(codes)
+
+
+def _by_number(path: Path) -> tuple[int, str]:
+    """Jobs in the order of their numbers, where their folders are called so."""
+    name = path.parent.name
+    return (int(name) if name.isdecimal() else -1, str(path))
 
 
 def task(verb: str, in_sweep: bool, cfg: DictConfig) -> Outcome:
@@ -187,6 +204,16 @@ def task(verb: str, in_sweep: bool, cfg: DictConfig) -> Outcome:
         said = f"{outcome:.6g} s" if not outcome.exit_code else f"exit code {outcome.exit_code}"
         print(f"#{hydra.job.num}: {said}", flush=True)
     return outcome
+
+
+class _Hydra(Hydra):
+    """Remembers what it has composed last: the configuration of a sweep has the folder of its jobs."""
+
+    composed: DictConfig
+
+    def compose_config(self, *args: Any, **kwargs: Any) -> DictConfig:
+        self.composed = super().compose_config(*args, **kwargs)
+        return self.composed
 
 
 class _Loader(ConfigLoaderImpl):

@@ -3,16 +3,15 @@
 import sys
 
 from experiments.cli import main
-from experiments.common import Job, bounded, found, search
+from experiments.common import Job, bounded, found, search, solver_of
 from experiments.reports import plan_reports, show_plan
 from hexiopt.readers.plan_file import plan_file_to_dict, solver_to_dict
-from solvers.registry import make_solver
 
 
 def run(job: Job) -> float:
     """Find a plan; returns its step time in seconds. Raises InputError and NoPlanError."""
     problem = job.problem
-    result = search(job, make_solver(job.config.solver.name, **job.config.solver.options()), problem)
+    result = search(job, solver_of(job), problem)
     (result,) = bounded(job, [result], problem)
     plan, cost = found(result)
     made_by = solver_to_dict(result)

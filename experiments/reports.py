@@ -3,13 +3,17 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.common import Job
 from hexiopt.cost.cost import Cost
+from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.result import Point
+
+if TYPE_CHECKING:
+    from runtime.launch.session import TrainedStep
 
 
 def show_plan(job: Job, problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any]) -> None:
@@ -41,3 +45,26 @@ def plan_reports(
     page = report_html(problem, plan, cost, picture, solver=solver, trajectory=trajectory, command=command)
     job.write("report.html", page)
     return ["plan.png", "timeline.json", "report.html"]
+
+
+def show_training(
+    job: Job, problem: Problem, plan: Plan, steps: Sequence["TrainedStep"], timelines: Sequence[Mapping[str, Any]]
+) -> None:
+    """Print and draw what a training run has brought; nothing where it has ended no step."""
+    from hexiopt.report.measured import MeasuredRank, both_timelines, measured_table
+    from hexiopt.report.training import draw_training, training_table
+
+    if not steps:
+        return
+    written = ["metrics.jsonl", "checkpoints"]
+    if timelines and not job.in_sweep:
+        cost, ranks = CostModel(problem).price(plan), list(map(MeasuredRank.of_event, timelines))
+        job.show("", measured_table(problem, plan, cost, ranks))
+        job.write("timeline.json", json.dumps(both_timelines(problem, plan, cost, ranks), allow_nan=False))
+        written.append("timeline.json")
+    if job.pictures:
+        numbers, losses = [step.step for step in steps], [step.loss for step in steps]
+        job.draw("loss.png", lambda path: draw_training(numbers, losses, path))
+        written.append("loss.png")
+    job.show("", training_table(steps))
+    job.show_files(*written)

@@ -9,7 +9,6 @@ exits 1 if there is a violation.
 """
 
 import argparse
-import os
 import random
 import sys
 from collections import Counter
@@ -24,6 +23,7 @@ from rich.progress import track
 from rich.table import Table
 
 from hexiopt.bounds import lower_bound_s
+from hexiopt.cores import usable_cores
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
@@ -37,9 +37,11 @@ from hexiopt.reading import Section
 from hexiopt.result import Result, Status
 from hexiopt.schedules.registry import SCHEDULE_NAMES, schedule_named
 from hexiopt.simulation.engine import simulate
-from solvers.core.search import Budget
+from hexiopt.solving import Budget
 from solvers.exact.exhaustive import MOST_DEVICES, MOST_LAYERS
-from solvers.registry import NAMES, ORACLES, RIVALS, SEQUENCE, SEQUENCE_ORACLES, make_solver
+from solvers.registry import baseline, for_any_problem, make_solver, names, of_sequences, small_oracle
+
+NAMES, RIVALS, SEQUENCE, ORACLES = map(names, (for_any_problem, baseline, of_sequences, small_oracle))
 
 GPUS = ("rtx_3090", "rtx_4090", "rtx_3080_ti", "a800_80gb_sxm", "h100_80gb_sxm", "l40s", "t4", "v100_16gb_sxm")
 STEPS = 60
@@ -149,9 +151,9 @@ def violations(
 
 
 def in_plan_space(plan: Plan) -> bool:
-    """Whether a valid plan is one of the plan space: the format also has policies per layer and stated groups."""
+    """Whether a valid plan is one of the plan space: up to two recompute policies a stage, no stated groups."""
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-    return isinstance(plan.sharding.groups, str) and all(len(set(stage.recompute)) == 1 for stage in stages)
+    return isinstance(plan.sharding.groups, str) and all(len(set(stage.recompute)) <= 2 for stage in stages)
 
 
 @dataclass
@@ -233,13 +235,13 @@ def summary(tallies: Mapping[str, Tally]) -> Table:
 
 def main(argv: list[str] | None = None) -> int:
     """Run, report, and fail where there is a violation."""
-    known = (*ORACLES, *NAMES, *RIVALS, *SEQUENCE, *SEQUENCE_ORACLES)
+    known = (*ORACLES, *NAMES, *RIVALS, *SEQUENCE)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="of the first problem; the next ones follow")
     parser.add_argument("--steps", type=int, default=STEPS, help="of every solver but exhaustive")
     parser.add_argument("--solvers", nargs="+", choices=known, default=known, metavar="SOLVER")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="problems at the same time (default: cores)")
+    parser.add_argument("--jobs", type=int, default=usable_cores(), help="problems at the same time (default: cores)")
     options = parser.parse_args(argv)
     console, found = Console(width=None if sys.stdout.isatty() else 150), 0
     tallies: dict[str, Tally] = {name: Tally() for name in options.solvers}

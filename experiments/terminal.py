@@ -2,7 +2,12 @@
 
 import os
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from hexiopt.errors import RenamedWarning
 
 _WIDTH = 120  # of tables, where the output is no terminal
 
@@ -25,3 +30,20 @@ def show(*renderables: Any) -> None:
 def mute() -> None:
     """Send what is still printed nowhere: whoever read it (`| head`) has enough."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Within, an old name is told in one line on standard error, without the line of code that uses it."""
+    with warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def show_plainly(message: Warning | str, category: type[Warning], *where: Any) -> None:
+            if issubclass(category, RenamedWarning):
+                print(f"hexiopt: {message}", file=sys.stderr)
+            else:
+                shown(message, category, *where)
+
+        warnings.simplefilter("always", RenamedWarning)
+        warnings.showwarning = show_plainly  # type: ignore[assignment]
+        yield

@@ -13,6 +13,10 @@ class InputError(ValueError):
         super().__init__(" ".join(message.split()).encode("utf-8", "backslashreplace").decode())
 
 
+class RenamedWarning(FutureWarning):
+    """An old name was used, which still serves for one release."""
+
+
 def shown(value: Any) -> str:
     """The value as a message quotes it, in at most 60 characters."""
     try:

@@ -10,12 +10,14 @@ OPTIMALITY_TOLERANCE = 1e-6
 
 
 class Status(StrEnum):
-    """How a search ended. `INFEASIBLE` is proven, `NOT_FOUND` only says that the budget was spent."""
+    """How a search ended. `INFEASIBLE` is proven, `NOT_FOUND` only says that the budget was spent; `INVALID` that the
+    plan broke a rule and was taken away (`referee`)."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
     INFEASIBLE = "infeasible"
     NOT_FOUND = "not_found"
+    INVALID = "invalid"
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,33 @@ class OwnBound:
     space: str
 
 
+@dataclass(frozen=True, slots=True)
+class OperatorCounts:
+    """What became of the candidates of one operator of a search.
+
+    Of `proposed` draws, `valid` ones gave another solution; of these some were `known` already, some `unfit` (outside
+    the plan space, or beyond memory), some `priced`, the others left for a bad estimate; `accepted` ones were gone on
+    from, `improved` ones made the run's best plan better. `seconds`: for proposals and what followed.
+    """
+
+    operator: str
+    proposed: int
+    valid: int
+    known: int
+    unfit: int
+    priced: int
+    accepted: int
+    improved: int
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Result:
     """A plan with its cost, or the reason why there is none.
 
     `bound_s` is a step time that no plan of the space can beat (0 where none is known). `steps` counts the
     solver's own unit of work, `reason` is a sentence for the user where `plan` is None. A solver that proves more of
-    the part of the space that it searches states it in `own_bound`.
+    the part of the space that it searches states it in `own_bound`. `operators`: what the operators of a search did.
     """
 
     solver: str
@@ -55,6 +77,7 @@ class Result:
     trajectory: tuple[Point, ...] = ()
     reason: str = ""
     own_bound: OwnBound | None = None
+    operators: tuple[OperatorCounts, ...] = ()
 
     def __post_init__(self) -> None:
         found = self.status in (Status.OPTIMAL, Status.FEASIBLE)

@@ -1,36 +1,31 @@
-"""`portfolio`, the default: every way of finding a plan within one time limit, and the best of all.
+"""`portfolio`, the default: several ways of finding a plan within one time limit, and the best plan of all.
 
-Two lanes work side by side, on two cores where there are two. One begins with HexiScale's partition, as
-`solver=metis` would, and anneals what that finds and what people build by hand, now and then with bundles made anew
-(`rechaining.py`); the other anneals the latter and, beyond a few machines, what the linear program over shapes gives.
-On large clusters, too large for a complete graph, both start by hand. Where the plan space has sequence layouts, the
-first lane soon turns to them instead, and decides stage by stage between these and tensor parallelism
-(`sequence/joint.py`). With a budget in steps both lanes run wherever they are, so that the plan does not depend on the
-cores.
+Two lanes work side by side, on two cores where there are two. Before anything else they price the *floor*, cheap
+candidates that a plan of the portfolio is never behind: symmetric grids over all machines, a grid of each kind's own,
+and what `solver=shapes` gives; past the time limit too, until there is a plan. Then one lane continues with HexiScale's
+partition, as `solver=hexiscale` would, and anneals what that finds and what people build by hand, now and then with
+bundles made anew (`recreate.py`); the other anneals the latter and the best of the floor. On large clusters, too large
+for a complete graph, both start by hand. Where the plan space has sequence layouts, the first lane soon turns to them
+instead, and decides stage by stage between these and tensor parallelism (`sequence/joint.py`). With a budget in steps
+both lanes run wherever they are, so that the plan does not depend on the cores.
 """
 
-import multiprocessing
-import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import chain
-from multiprocessing.connection import Connection
-from multiprocessing.synchronize import Event
-from typing import Any
+from itertools import chain, islice
 
-from hexiopt.cost.cost import Cost
-from hexiopt.plan.plan import Plan
-from hexiopt.result import Point
-from solvers.completion.completer import Builder
+from hexiopt.solving import Capabilities
+from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import Structure
 from solvers.core.search import Search
-from solvers.frame.solver import SearchingSolver
-from solvers.frame.starts import dealt_structures
+from solvers.core.workers import at_once, has_second_core
+from solvers.frame.solver import SearchSolver
+from solvers.frame.starts import dealt_structures, whole_grids
 from solvers.heuristics.hexiscale import HierarchicalPartition
 from solvers.heuristics.hill_climbing import Polisher
-from solvers.heuristics.local_search import ANNEAL, hand_made, improve, own_grids
+from solvers.heuristics.local_search import ANNEAL, improve, own_grids, without_grids
 from solvers.heuristics.shape_program import shape_structures
 from solvers.sequence.joint import plan_jointly
 
@@ -39,142 +34,123 @@ from solvers.sequence.joint import plan_jointly
 class _Lane:
     """How a lane spends its budget."""
 
+    number: int  # lanes of other numbers draw otherwise
     partition: float  # share for HexiScale's partition
-    patient: bool  # whether that takes longer until there is a plan
+    until_first_plan: bool  # whether that takes longer until there is a plan
     # First temperature of a round of annealing over that of the round before. Heated as much again, large plans mostly
     # lose what they gained, while small ones get out of where they are stuck.
     cooling: float
-    anew: float  # share of annealing's moves that make bundles anew, as chains: dear, and mostly worth it
-    for_many: bool  # whether it has starts of its own for many machines
+    recreate_share: float  # of annealing's moves, those that recreate bundles as chains: dear, and mostly worth it
     before_layouts: float  # share before it turns to sequence layouts, where the plan space has any
 
 
 _SIDE_BY_SIDE = (
-    _Lane(partition=0.25, patient=True, cooling=0.6, anew=0.05, for_many=False, before_layouts=0.15),
-    _Lane(partition=0.0, patient=False, cooling=1.0, anew=0.0, for_many=True, before_layouts=1.0),
+    _Lane(0, partition=0.25, until_first_plan=True, cooling=0.6, recreate_share=0.05, before_layouts=0.15),
+    _Lane(1, partition=0.0, until_first_plan=False, cooling=1.0, recreate_share=0.0, before_layouts=1.0),
 )
-_ALONE = _Lane(partition=0.25, patient=False, cooling=1.0, anew=0.03, for_many=True, before_layouts=0.3)
-_GRACE_S = 0.5  # how long a lane may take to notice that time is up
+_ALONE = _Lane(0, partition=0.25, until_first_plan=False, cooling=1.0, recreate_share=0.03, before_layouts=0.3)
 _FEW_DEVICES = 16  # GPUs up to which both lanes search replicas, and single TP groups are moved soon enough
-_FEW = 64  # GPUs up to which rounding the linear program loses to enumerating by hand
+_FEW = 64  # GPUs up to which one lane prices the floor soon enough, while the other partitions
 _LARGE = 200  # GPUs beyond which a structure takes too long to price for annealing thousands
+_MANY = 4  # of those for each of the floor's shapes
+_BEST = 16  # of the floor's structures that are annealed
 
 
-def run_lane(search: Search, builder: Builder, lane: _Lane, number: int = 0) -> None:
-    """One lane, to the end of its budget. Lanes of other numbers draw otherwise."""
-    problem = search.problem
-    if problem.space.sequence and lane.before_layouts < 1.0:
-        rng = random.Random(search.seed)
-        improve(Polisher(search, builder, rng), hand_made(problem, builder), lane.before_layouts)
-        plan_jointly(search, rng)
-        return
-    partitions = find_spec("pymetis") is not None and len(problem.usable_devices) <= _LARGE
-    found = partition(search, builder, lane.partition, lane.patient) if partitions else []
-    rng = random.Random(search.seed * len(_SIDE_BY_SIDE) + number)
-    programs = shape_structures(search) if lane.for_many and len(problem.usable_devices) > _FEW else ()
-    # Of many machines hundreds of starts cannot be priced: those that were best there come first.
-    many = dealt_structures(problem) if lane.for_many else ()
-    starts = (found, many, own_grids(problem, builder), programs, hand_made(problem, builder))
-    polisher = Polisher(search, builder, rng)
-    anew = lane.anew if len(problem.usable_devices) > _FEW_DEVICES else 0.0
-    polisher.finish(improve(polisher, chain.from_iterable(starts), ANNEAL, lane.cooling, anew))
-
-
-def partition(search: Search, builder: Builder, share: float, patient: bool) -> list[Structure]:
-    """What HexiScale's partition finds in a `share` of the budget, drawing as `solver=metis` does; if `patient`, it
-    goes on until there is a plan."""
-    if share == 0.0:
-        return []
-    hierarchy = HierarchicalPartition(search, builder, random.Random(search.seed))
-    most = search.budget.max_steps
-    while True:
-        end = 1.0 if patient and search.plan is None else share
-        if not search.go_on(end) or (most is not None and search.steps >= int(most * end)):
-            break
-        search.step()
-        hierarchy.iterate()
-    return hierarchy.found()
-
-
-class Portfolio(SearchingSolver):
+class Portfolio(SearchSolver):
     """The best plan of all ways; steps are shared equally by the lanes."""
 
     name = "portfolio"
+    capabilities = Capabilities(sequence="also", cores=2)
 
-    def run(self, search: Search, builder: Builder, rng: random.Random) -> None:
+    def search(self, run: Search, rng: random.Random) -> None:
         """Run both lanes, at once where the machine can."""
-        whole = search.budget
+        whole, problem = run.budget, run.problem
         if whole.max_steps is not None:
-            search.budget = replace(whole, max_steps=-(-whole.max_steps // len(_SIDE_BY_SIDE)))
+            run.budget = replace(whole, max_steps=-(-whole.max_steps // len(_SIDE_BY_SIDE)))
         # Replicas rarely pay beyond a few devices, and their plans take longer to price: there, one lane tries them.
-        first = builder if len(search.problem.usable_devices) <= _FEW_DEVICES else Builder(search, replicates=False)
-        if _can_fork():
-            _side_by_side(search, first)
+        first = PlanCompleter(run.pricer, replicates=len(problem.usable_devices) <= _FEW_DEVICES)
+        if whole.max_steps is None and not has_second_core():
+            _run(run, first, _ALONE, chain(_grids(run, first), _shapes(run)))
         else:
-            run_lane(search, first, _ALONE if whole.max_steps is None else _SIDE_BY_SIDE[0])
-            if whole.max_steps is not None and not search.stopped:
-                other = search.beside()
-                run_lane(other, Builder(other), _SIDE_BY_SIDE[1], 1)
-                _merge(search, other.plan, other.steps, other.nearest, other.trajectory)
-        search.budget = whole
+            few = len(problem.usable_devices) <= _FEW
+            with at_once(run, lambda other: _second(other, with_grids=few)) as answer:
+                _run(run, first, _SIDE_BY_SIDE[0], () if few else _grids(run, first))
+                answer()
+        run.budget = whole
 
 
-def _can_fork() -> bool:
-    """Whether a second process can run beside this one: two cores, fork, and no daemon that may not have children."""
-    forks = "fork" in multiprocessing.get_all_start_methods()
-    return forks and len(os.sched_getaffinity(0)) >= len(_SIDE_BY_SIDE) and not multiprocessing.current_process().daemon
+def _second(run: Search, *, with_grids: bool) -> None:
+    completer = PlanCompleter(run.pricer)
+    grids = _grids(run, completer) if with_grids else ()
+    _run(run, completer, _SIDE_BY_SIDE[1], chain(grids, _shapes(run)))
 
 
-def _side_by_side(search: Search, builder: Builder) -> None:
-    """Both lanes at once, the second in a forked process; its error is ours."""
-    context = multiprocessing.get_context("fork")
-    stop = context.Event()
-    here, there = context.Pipe(duplex=False)
-    child = context.Process(target=_second_lane, args=(search, stop, there), daemon=True)
-    child.start()
-    there.close()
-    try:
-        run_lane(search, builder, _SIDE_BY_SIDE[0])
-        if search.stopped or not here.poll(max(0.0, search.left_s()) + _GRACE_S):
-            stop.set()
-        if here.poll(_GRACE_S):
-            message: Any = here.recv()
-            if isinstance(message, BaseException):
-                raise message
-            _merge(search, *message)
-    finally:
-        if child.is_alive():
-            child.join(0.05)
-            child.terminate()
-        child.join()
-        here.close()
+def _grids(run: Search, completer: PlanCompleter) -> Iterator[Structure]:
+    return chain(whole_grids(run.problem), own_grids(run.problem, completer, lambda: _goes_on(run)))
 
 
-def _second_lane(search: Search, stop: Event, pipe: Connection) -> None:
-    """In the other process: run lane 1 until `stop`, and send back what it found."""
-    try:
-        own = search.beside(lambda _: not stop.is_set())
-        builder = Builder(own)  # kept until all is sent: to forget what it knows takes longer than the other lane waits
-        run_lane(own, builder, _SIDE_BY_SIDE[1], 1)
-        pipe.send((own.plan, own.steps, own.nearest, own.trajectory))
-    except BaseException as error:
-        pipe.send(error)
-        raise
-    finally:
-        pipe.close()
+def _shapes(run: Search) -> Iterator[Structure]:
+    """What `shapes` gives; between, what was best on many machines, of which hundreds of starts cannot be priced."""
+    many = dealt_structures(run.problem)
+    for structure in shape_structures(run, lambda: _goes_on(run)):
+        yield structure
+        yield from islice(many, _MANY)
+    yield from many
 
 
-def _merge(
-    search: Search,
-    plan: Plan | None,
-    steps: int,
-    nearest: tuple[Plan, Cost] | None,
-    trajectory: Sequence[Point],
-) -> None:
-    """Take over what another lane found."""
-    search.steps += steps
-    if plan is not None:
-        search.offer(plan)
-        search.weave(trajectory)
-    elif search.nearest is None:
-        search.nearest = nearest
+def _goes_on(run: Search) -> bool:
+    """Whether the floor is priced on: as long as budget is left, and past the time limit while there is no plan."""
+    return run.go_on() or (run.plan is None and run.budget.max_steps is None and not run.stopped)
+
+
+def _run(run: Search, completer: PlanCompleter, lane: _Lane, floor: Iterable[Structure]) -> None:
+    """One lane, to the end of its budget."""
+    problem = run.problem
+    cheap = price_floor(run, completer, floor)
+    if problem.space.sequence and lane.before_layouts < 1.0:
+        rng = random.Random(run.seed)
+        starts = chain(cheap, own_grids(problem, completer), without_grids(problem, completer))
+        improve(Polisher(run, completer, rng), starts, run.until(lane.before_layouts))
+        plan_jointly(run, rng)
+        return
+    partitions = find_spec("pymetis") is not None and len(problem.usable_devices) <= _LARGE
+    found = partition(run, completer, lane.partition, lane.until_first_plan) if partitions else []
+    rng = random.Random(run.seed * len(_SIDE_BY_SIDE) + lane.number)
+    grids = () if cheap and len(problem.usable_devices) > _FEW else own_grids(problem, completer)
+    starts = chain(found, cheap, grids, without_grids(problem, completer))
+    polisher = Polisher(run, completer, rng)
+    recreate_share = lane.recreate_share if len(problem.usable_devices) > _FEW_DEVICES else 0.0
+    polisher.finish(improve(polisher, starts, run.until(ANNEAL), lane.cooling, recreate_share))
+
+
+def price_floor(run: Search, completer: PlanCompleter, floor: Iterable[Structure]) -> list[Structure]:
+    """Price structures one after another: all of them within the time limit, and past it until there is a plan. Of
+    those that fit, the best, best first."""
+    found: list[tuple[float, int, Structure]] = []
+    for number, structure in enumerate(floor):
+        if not _goes_on(run):
+            break
+        run.step()
+        completed = completer.allowed(structure) and completer.complete(structure)
+        if not completed:
+            continue
+        priced = completer.price(completed, run.best_s)
+        if priced is None:
+            found.append((completed.estimate_s, number, structure))
+            continue
+        cost = run.offer(priced.plan, priced.cost)
+        if cost.fits:
+            found.append((completed.estimate_s, number, structure))
+    return [structure for _, _, structure in sorted(found, key=lambda item: item[:2])[:_BEST]]
+
+
+def partition(run: Search, completer: PlanCompleter, share: float, until_first_plan: bool) -> list[Structure]:
+    """What HexiScale's partition finds in a `share` of the whole budget, drawing as `solver=hexiscale` does, or until
+    there is a plan."""
+    if share == 0.0:
+        return []
+    hierarchy, allowance = HierarchicalPartition(run, completer, random.Random(run.seed)), run.until(share)
+    while allowance or (until_first_plan and run.plan is None and run.go_on()):
+        run.step()
+        hierarchy.iterate()
+    return hierarchy.found()

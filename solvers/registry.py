@@ -1,67 +1,131 @@
-"""Solvers by name, imported only when asked for; rivals are solvers with their own, published plan space."""
+"""Solvers by name, imported only when asked for.
 
-from dataclasses import fields, is_dataclass
+A package adds its own by an entry point of the group `hexiopt.solvers`: `name = "module:Class"`. Ours are declared in
+the same way in pyproject.toml; the table here also serves where no metadata is installed.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import Field, fields, is_dataclass
+from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, Protocol, cast
 
-from hexiopt.errors import InputError, closest
-from solvers.core.search import Solver
+from hexiopt.errors import InputError, RenamedWarning, closest
+from hexiopt.referee import Refereed
+from hexiopt.solving import Capabilities, Solver
 
-_SOLVERS = {
+GROUP = "hexiopt.solvers"
+BUILT_IN: Mapping[str, str] = {
     "random": "solvers.heuristics.random_partition:RandomPartition",
-    "metis": "solvers.heuristics.hexiscale:Metis",
+    "hexiscale": "solvers.heuristics.hexiscale:HexiScale",
     "shapes": "solvers.heuristics.shape_program:Shapes",
     "local_search": "solvers.heuristics.local_search:LocalSearch",
     "portfolio": "solvers.portfolio:Portfolio",
     "cp_sat": "solvers.exact.cp_sat:CpSat",
-}
-
-# The oracle: it refuses problems of more than a few devices, so it is not run wherever the others are.
-_ORACLES = {"exhaustive": "solvers.exact.exhaustive:Exhaustive"}
-
-_RIVALS = {
+    "exhaustive": "solvers.exact.exhaustive:Exhaustive",
     "amp": "solvers.baselines.amp:Amp",
-    "espresso": "solvers.baselines.espresso:Espresso",
-    "flashflex": "solvers.baselines.flashflex:FlashFlex",
+    "espresso": "solvers.baselines.espresso.espresso:Espresso",
+    "flashflex": "solvers.baselines.flashflex.flashflex:FlashFlex",
     "fsdp": "solvers.baselines.fsdp:Fsdp",
-    "galvatron": "solvers.baselines.galvatron:Galvatron",
+    "galvatron": "solvers.baselines.galvatron.galvatron:Galvatron",
     "megatron": "solvers.baselines.megatron:Megatron",
-    "metis_atc24": "solvers.baselines.metis_atc24:MetisAtc24",
+    "metis_atc24": "solvers.baselines.metis_atc24.metis_atc24:MetisAtc24",
     "sailor": "solvers.baselines.sailor:Sailor",
-}
-
-# They plan stages with sequence layouts, which the plan space has with space.sequence=true.
-_SEQUENCE = {
     "hexiseq": "solvers.sequence.hexiseq:HexiSeq",
-    "ring": "solvers.baselines.symmetric:Ring",
+    "ring": "solvers.baselines.symmetric_layouts:RingLayouts",
     "sequence_random": "solvers.sequence.random_layouts:SequenceRandom",
-    "ulysses": "solvers.baselines.symmetric:Ulysses",
-    "usp": "solvers.baselines.symmetric:Usp",
+    "ulysses": "solvers.baselines.symmetric_layouts:UlyssesLayouts",
+    "usp": "solvers.baselines.symmetric_layouts:UspLayouts",
+    "sequence_exact": "solvers.sequence.exact.solver:SequenceExact",
 }
+ALIASES: Mapping[str, str] = {"metis": "hexiscale"}  # old names, for one release
 
-# Their oracle, for a few devices.
-_SEQUENCE_ORACLES = {"sequence_exact": "solvers.sequence.exact.solver:SequenceExact"}
 
-NAMES = tuple(_SOLVERS)
-RIVALS = tuple(_RIVALS)
-ORACLES = tuple(_ORACLES)
-SEQUENCE = tuple(_SEQUENCE)
-SEQUENCE_ORACLES = tuple(_SEQUENCE_ORACLES)
+def known() -> dict[str, str]:
+    """`module:Class` of every solver by name: ours, and those of packages that are installed."""
+    foreign = {point.name: point.value for point in entry_points(group=GROUP)}
+    for name in (*BUILT_IN, *ALIASES):
+        foreign.pop(name, None)
+    return {**BUILT_IN, **dict(sorted(foreign.items()))}
+
+
+class SolverClass(Protocol):
+    """What makes solvers, from their parameters."""
+
+    name: str
+    capabilities: Capabilities
+
+    def __call__(self, **parameters: Any) -> Solver:
+        """A solver."""
+
+
+def solver_class(name: str) -> SolverClass:
+    """The class of the solver called `name`. Raises InputError for unknown names and what cannot be imported."""
+    if name in ALIASES:
+        warnings.warn(f"solver: {name} is now called {ALIASES[name]}; the old name goes soon", RenamedWarning, 2)
+        name = ALIASES[name]
+    solvers = known()
+    if name not in solvers:
+        raise InputError(f"solver: {name!r} is not known; {closest(name, solvers)}")
+    module, _, attribute = solvers[name].partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        if name in BUILT_IN:
+            raise
+        raise InputError(
+            f"solver: {name}: {solvers[name]} cannot be imported ({error}); mend or remove the package that declares it"
+        ) from None
+    missing = [own for own in ("name", "capabilities", "solve") if not hasattr(found, own)]
+    if missing:
+        raise InputError(
+            f"solver: {name}: {solvers[name]} has no {' and no '.join(missing)}; a solver is as in hexiopt/solving.py"
+        )
+    return cast(SolverClass, found)
+
+
+def parameters(made: SolverClass) -> tuple[Field[Any], ...]:
+    """The parameters of a solver: the fields of its dataclass."""
+    return tuple(field for field in fields(made) if field.init) if is_dataclass(made) else ()
 
 
 def make_solver(name: str, **options: object) -> Solver:
-    """The solver called `name` with its own `options`.
+    """The solver called `name` with its own `options`, its plans checked by the referee.
 
-    Raises InputError for unknown names and options, values out of range, and a missing optional package.
+    Raises InputError for unknown names and options, and for values out of range.
     """
-    known = _SOLVERS | _ORACLES | _RIVALS | _SEQUENCE | _SEQUENCE_ORACLES
-    if name not in known:
-        raise InputError(f"solver: {name!r} is not known; {closest(name, known)}")
-    module, _, attribute = known[name].partition(":")
-    made = getattr(import_module(module), attribute)
-    taken = [field.name for field in fields(made)] if is_dataclass(made) else []
+    found = solver_class(name)
+    taken = [field.name for field in parameters(found)]
     for option in options:
         if option not in taken:
             own = f"its options: {', '.join(taken)}" if taken else "it has no options"
-            raise InputError(f"solver.{option}: {name} does not take it; {own}")
-    solver: Solver = made(**options)
-    return solver
+            raise InputError(f"solver.{option}: {found.name} does not take it; {own}")
+    return Refereed(found(**options))
+
+
+@cache
+def names(where: Callable[[Capabilities], bool] = lambda able: True) -> tuple[str, ...]:
+    """Those of our solvers whose capabilities are so, in the order of their declaration."""
+    return tuple(name for name in BUILT_IN if where(solver_class(name).capabilities))
+
+
+def for_any_problem(able: Capabilities) -> bool:
+    """Of solvers that search the whole plan space, without sequence layouts, of clusters of any size."""
+    return able.kind != "baseline" and able.sequence != "only" and able.max_layers is None
+
+
+def baseline(able: Capabilities) -> bool:
+    """Of published systems without sequence layouts."""
+    return able.kind == "baseline" and able.sequence == "no"
+
+
+def of_sequences(able: Capabilities) -> bool:
+    """Of solvers that plan sequence layouts only, but for their oracle."""
+    return able.sequence == "only" and able.kind != "oracle"
+
+
+def small_oracle(able: Capabilities) -> bool:
+    """Of oracles that refuse problems of more than a few devices."""
+    return able.kind == "oracle" and able.max_devices is not None

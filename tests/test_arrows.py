@@ -17,6 +17,9 @@ ALLOWED = {
     "conf": set(),
     "experiments": {"hexiopt", "solvers", "runtime", "conf", "experiments"},
 }
+# Each folder of solvers imports itself and those before it; `registry`, which names solvers, only `core`.
+SOLVERS = ("core", "completion", "frame", "heuristics", "sequence", "portfolio", "exact")
+NO_BASELINE_USES = {"portfolio", "exact", "registry"}
 LAW_PACKAGES = {"numpy", "scipy", "yaml"}
 COMPILED = {path: {"numba"} for path in ("hexiopt/bounds/kernel.py", "hexiopt/schedules/kernel.py")}
 REPORT_PACKAGES = LAW_PACKAGES | {"rich", "matplotlib"}
@@ -43,6 +46,21 @@ def test_folders_import_along_the_arrows(folder: str) -> None:
         for name in imports(path):
             top = name.partition(".")[0]
             assert top not in FOLDERS or top in ALLOWED[folder], f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("part", [*SOLVERS, "baselines", "registry"])
+def test_solvers_import_along_the_arrows(part: str) -> None:
+    order = [*SOLVERS, "baselines", "registry"]
+    parts = {path.stem if path.is_file() else path.name for path in (ROOT / "solvers").iterdir()}
+    assert parts - {"__init__", "__pycache__"} == set(order)
+    allowed = set(SOLVERS[: SOLVERS.index(part)]) if part in SOLVERS else set(SOLVERS)
+    allowed = {"core"} if part == "registry" else allowed - (NO_BASELINE_USES if part == "baselines" else set())
+    for path in files("solvers"):
+        if path.relative_to(ROOT / "solvers").parts[0].removesuffix(".py") == part:
+            for name in imports(path):
+                top, _, rest = name.partition(".")
+                used = rest.partition(".")[0]
+                assert top != "solvers" or used in {"", part, *allowed}, f"{path} imports {name}"
 
 
 def test_laws_import_only_numpy_scipy_and_yaml() -> None:
@@ -90,3 +108,38 @@ def test_test_files_have_names_of_their_own() -> None:
     """Outside packages, pytest imports a test file by its name alone, so that two of one name hide each other."""
     names = [path.name for path in files("tests") if path.name.startswith("test_")]
     assert len(names) == len(set(names))
+
+
+# ------------------------------------------------------------------------------ inside the runtime
+
+RUNTIME = {  # what the modules of each sub-folder may import; "" stands for those of runtime/ itself
+    "": set(),
+    "mapping": set(),
+    "data": set(),
+    "model": {"", "mapping"},
+    "parallel": {"", "mapping", "model"},
+    "state": {"mapping", "parallel"},
+    "launch": {"", "mapping", "data", "model", "parallel", "state"},
+    "emulate": {"", "mapping", "launch"},
+    "measure": {"", "launch"},
+    "stock": {"mapping", "model", "parallel", "launch"},
+}
+
+
+def runtime_folder(module: str) -> str:
+    """The sub-folder of a module of the runtime, "" if it has none."""
+    name = module.split(".")[1]
+    return name if (ROOT / "runtime" / name).is_dir() else ""
+
+
+@pytest.mark.parametrize("path", files("runtime"), ids=module)
+def test_the_runtime_imports_along_its_arrows(path: Path) -> None:
+    own = runtime_folder(module(path))
+    for name in imports(path):
+        if name.startswith("runtime."):
+            assert runtime_folder(name) in RUNTIME[own] | {own}, f"{path} imports {name}"
+
+
+def test_the_runtimes_arrows_point_one_way() -> None:
+    folders = {path.name for path in (ROOT / "runtime").iterdir() if list(path.glob("*.py"))}
+    assert set(TopologicalSorter(RUNTIME).static_order()) == set(RUNTIME) == folders | {""}

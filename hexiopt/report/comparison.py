@@ -4,6 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import astuple, fields
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -13,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped, count, seconds
-from hexiopt.result import Result
+from hexiopt.result import OperatorCounts, Result
 
 _COLUMNS = (
     "solver",
@@ -55,6 +56,15 @@ def comparison_csv(results: Sequence[Result]) -> str:
                 result.reason,
             ]
         )
+    return text.getvalue()
+
+
+def operators_csv(results: Sequence[Result]) -> str:
+    """One row an operator of a solver, with what became of its candidates."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["solver", *(field.name for field in fields(OperatorCounts))])
+    writer.writerows([result.solver, *astuple(counts)] for result in results for counts in result.operators)
     return text.getvalue()
 
 

@@ -1,7 +1,7 @@
 """A measured step beside the predicted one: in the same trace, and stage by stage in a table."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,13 @@ class MeasuredRank:
     operations: tuple[MeasuredOperation, ...]
     peak_bytes: int | None = None
     """The most that torch's allocator has given out at once, where the rank is a GPU."""
+
+    @classmethod
+    def of_event(cls, event: Mapping[str, Any]) -> "MeasuredRank":
+        """The rank that an event of a run's end is about."""
+        operations = tuple(MeasuredOperation(bool(backward), *rest) for backward, *rest in event["operations"])
+        at = (event["pipeline"], event["stage"], event["replica"], event["device"])
+        return cls(*at, operations, event["peak_bytes"])
 
     @property
     def busy_s(self) -> float:

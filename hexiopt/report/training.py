@@ -19,7 +19,7 @@ _WINDOW = 10  # steps of the smoothed loss
 
 
 class StepLike(Protocol):
-    """A step that has ended (`experiments/train.py` has ours)."""
+    """A step that has ended (`runtime/launch/session.py` has ours)."""
 
     @property
     def step(self) -> int:

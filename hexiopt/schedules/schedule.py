@@ -146,6 +146,7 @@ def largest_cycle_mean_s(stage_s: Sequence[float], round_trip_s: Sequence[float]
     return best
 
 
+@lru_cache(maxsize=65_536)
 def forwards_before_backward(schedule: Schedule, at: StagePosition) -> int:
     """Forwards of a layer range each that a stage runs before its first backward."""
     count = 0

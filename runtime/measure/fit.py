@@ -14,7 +14,8 @@ from hexiopt.readers.profiles.channel import Channel, channel_of, nonnegative
 from hexiopt.units import MICROSECOND
 from runtime.measure.points import Point, of_kind
 
-_FLOORED = 3.0  # times the launch floor, below which a point says more of the floor than of the rate
+_FLOORED = 1.5  # times the launch floor, below which a point says more of the floor than of the rate
+_AT_FLOOR = 1.1  # times the launch floor, up to which a point is taken to be at it
 _CACHED_BYTES = 2**25  # of a stream that caches may hold: it says nothing of memory
 
 Floats = NDArray[np.float64]
@@ -85,12 +86,19 @@ def _fit_gemm(points: Sequence[Point], peak: float, launch_s: float) -> tuple[fl
     if slope > s_per_flop:  # faster than the peak: then all of it, and the constant that fits best
         left_s = np.maximum(seconds - slope * flops, 0.0)
         constant_s = float(np.median(left_s))
+    # Those that take no longer than a launch take no less than their work, which bounds the constant.
+    floored = [p.seconds - slope * p.size["flops"] for p in points if p.seconds <= _AT_FLOOR * launch_s]
+    constant_s = max(0.0, min([constant_s, *floored]))
     return min(1.0, 1.0 / (slope * peak)), constant_s / slope
 
 
 def _above(points: Sequence[Point], launch_s: float) -> Sequence[Point]:
-    """Those that take longer than the launch of an operator; all, where none does."""
-    return [point for point in points if point.seconds > _FLOORED * launch_s] or points
+    """Those that take longer than the launch of an operator; all, where none does.
+
+    Not those smaller than one at the floor: they are at it, too, and something else has held them up.
+    """
+    at_floor = max((p.size["flops"] for p in points if p.seconds <= _AT_FLOOR * launch_s), default=0.0)
+    return [p for p in points if p.seconds > _FLOORED * launch_s and p.size["flops"] > at_floor] or points
 
 
 def _beyond_caches(points: Sequence[Point]) -> Sequence[Point]:

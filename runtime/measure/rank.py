@@ -15,6 +15,7 @@ import torch.distributed as dist
 from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import write_text
 from hexiopt.reading import Section, read_mapping
+from runtime.launch.torchrun import ProcessPlace
 from runtime.measure.devices import own_device
 from runtime.measure.links import Links
 from runtime.measure.operators import Bench
@@ -70,20 +71,9 @@ class Measured:
         )
 
 
-@dataclass(frozen=True)
-class Place:
-    """The process: its rank of `size`, its number of `num_local` on its machine, and the `host:port` of rank 0."""
-
-    rank: int
-    size: int
-    local: int
-    num_local: int
-    master: str
-
-
 def measure(
     request: Request,
-    place: Place,
+    place: ProcessPlace,
     tell: Callable[[str], None],
     conclude: Callable[[Measured], None],
     check: Callable[[Sequence[Device]], None] = lambda devices: None,
@@ -109,7 +99,7 @@ def measure(
 
 def _measure(
     request: Request,
-    place: Place,
+    place: ProcessPlace,
     tell: Callable[[str], None],
     conclude: Callable[[Measured], None],
     check: Callable[[Sequence[Device]], None],
@@ -182,7 +172,7 @@ def _raise_first(told: Sequence[Mapping[str, Any]]) -> None:
         raise InputError(refused)
 
 
-def _gathered(own: Mapping[str, Any], device: torch.device, place: Place) -> list[Any]:
+def _gathered(own: Mapping[str, Any], device: torch.device, place: ProcessPlace) -> list[Any]:
     """What every rank says, as plain data, on every rank."""
     if place.size == 1:
         return [own]

@@ -23,50 +23,43 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import numpy as np
 
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
+from hexiopt.plan.plan import Plan, Sharding
+from hexiopt.problem.space import schedules
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines.estimate import Estimates, one_f_one_b_s, shifted, synced_s
-from solvers.baselines.frame import Candidate, Rival
-from solvers.baselines.grid import (
-    Grid,
-    divides_model,
-    draw_grid,
-    follows_ranks,
-    grids,
-    machine_orders,
-    rank_groups,
-    tp_degrees,
-)
+from solvers.baselines._estimates import GridEstimates, one_f_one_b_s, synced_s
+from solvers.baselines._frame import Baseline, PlanCandidate
+from solvers.baselines._grids import GRID_OF_ALL, StageGrid, grids, machine_orders, rank_groups, tp_degrees
+from solvers.baselines._plans import aligned_plan, dividing_sizes, optimizer_shardings, shifted
+from solvers.baselines._published_space import ONE_TP_OF_MODEL, PublishedSpace
 from solvers.core.search import Search
 
-_ORDERS = 400  # orders of machines
+_MAX_ORDERS = 400  # orders of machines
 _SPLITS = 4  # layer splits kept of each choice of everything else
 _BEST = 100  # candidates by either estimate that come before the rest
-_SEARCH, _SHARED = 0.35, 0.5  # shares of the time limit when all is listed, and when the other estimate has looked
+_LISTED, _SHIFTED = 0.35, 0.5  # shares of the time limit: when all is listed, and when the other estimate has looked
 
 
-class Amp(Rival):
-    """All degrees, micro-batch sizes and orders of machines, each with its best layers."""
+class Amp(Baseline):
+    """Searches all degrees, micro-batch sizes and orders of machines, each with its best layers."""
 
     name = "amp"
+    space = PublishedSpace(schedules=(ONE_F_ONE_B,), tp=ONE_TP_OF_MODEL, devices=GRID_OF_ALL)
 
-    def candidates(self, search: Search, rng: random.Random) -> Iterator[Candidate]:
-        """First the best by AMP's estimate, then by one that sees a shared network, with the layers that it wants."""
-        times = Estimates(search.pricer)
-        found = sorted(_found(times, search), key=lambda one: one.estimate_s)
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
+        """First the best by AMP's estimate, then the best by an estimate of a shared network, with layers to match."""
+        times = GridEstimates(run.pricer)
+        found = sorted(_found(times, run), key=lambda one: one.estimate_s)
         yield from (one.candidate(0) for one in found[:_BEST])
         best_of = {one.choice: one.layers for one in reversed(found)}
         shared: list[_Found] = []
         for choice in dict.fromkeys(one.choice for one in found):
-            if not search.go_on(_SHARED):
+            if not run.go_on(_SHIFTED):
                 break
             layers, seconds = _shifted(times, choice, best_of[choice])
             shared.append(_Found(seconds, choice, layers))
@@ -74,62 +67,20 @@ class Amp(Rival):
         yield from (one.candidate(1) for one in shared[:_BEST])
         yield from (one.candidate(2) for one in found[_BEST:])
 
-    def in_space(self, problem: Problem, plan: Plan) -> str | None:
-        """See the file's head."""
-        lines = plan.pipelines
-        stages = [stage for line in lines for stage in line.stages]
-        if plan.schedule != ONE_F_ONE_B:
-            return f"schedule {plan.schedule}"
-        if plan.sharding.stage > 1 or plan.sharding.groups != "all":
-            return "sharding other than ZeRO-1"
-        if any(len(stage.replicas) != 1 or len(stage.layers) != 1 for stage in stages):
-            return "a replicated or interleaved stage"
-        if len({stage.tp for stage in stages}) > 1 or not divides_model(problem, stages[0].tp):
-            return "unequal TP degrees, or one that does not divide heads and MLP columns"
-        if len({(line.num_micro_batches, line.micro_batch_size) for line in lines}) > 1:
-            return "unequal batches"
-        if len({tuple(stage.layers for stage in line.stages) for line in lines}) > 1:
-            return "unequal pipelines"
-        if len({policy for stage in stages for policy in stage.recompute}) > 1:
-            return "several recompute policies"
-        if set(plan.devices()) != set(problem.usable_devices):
-            return "a device left out"
-        if not follows_ranks(problem, plan, [len(problem.usable_devices)], both=False):
-            return "devices that are not placed tensor, data, pipeline parallel in order"
-        return None
-
-    def draw(self, problem: Problem, rng: random.Random) -> Plan | None:
-        """A random grid with random layers."""
-        grid = draw_grid(problem, rng, [len(problem.usable_devices)], subsets=False, both=False)
-        if grid is None or not _sharding(problem) or ONE_F_ONE_B not in schedules(problem.workload):
-            return None
-        stages, size = len(grid.stages), rng.choice(grid.sizes(problem))
-        if stages * grid.width * grid.tp < len(problem.usable_devices):
-            return None
-        cuts = sorted(rng.sample(range(1, problem.model.num_layers), stages - 1))
-        layers = [end - start for start, end in pairwise([0, *cuts, problem.model.num_layers])]
-        count = problem.workload.global_batch // (grid.width * size)
-        policy, sharding = rng.choice(recompute_policies(problem.workload)), rng.choice(_sharding(problem))
-        return _Choice(grid, size, count, policy, sharding, ()).plan(layers)
-
-
-def _sharding(problem: Problem) -> list[int]:
-    return [stage for stage in sharding_stages(problem.workload) if stage <= 1]
-
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """All that is chosen but the layers; of these each stage has room for `rooms`."""
+    """All that is chosen except the layers; at most `max_layers` of them fit each stage."""
 
-    grid: Grid
+    grid: StageGrid
     size: int
     num_micro_batches: int
     policy: str
     sharding: int
-    rooms: tuple[int, ...]
+    max_layers: tuple[int, ...]
 
-    def linear_s(self, times: Estimates) -> tuple[list[float], list[float]]:
-        """Seconds of a layer of each stage, and of embedding and head on top."""
+    def linear_s(self, times: GridEstimates) -> tuple[list[float], list[float]]:
+        """Seconds of a layer on each stage, and what embedding and head add."""
         sites = times.sites(self.grid)
         last = len(sites) - 1
         layer_s = [times.stage_s(own, 1, False, False, self.size, self.policy) for own in sites]
@@ -138,37 +89,29 @@ class _Choice:
 
     def plan(self, layers: Sequence[int]) -> Plan:
         """The plan with these layers per stage."""
-        ranges = list(pairwise([0, *accumulate(layers)]))
-        pipelines = tuple(
-            Pipeline(
-                tuple(Stage.of(slot[k], *own, self.policy) for slot, own in zip(self.grid.stages, ranges, strict=True)),
-                self.num_micro_batches,
-                self.size,
-            )
-            for k in range(self.grid.width)
-        )
-        return Plan(pipelines, ONE_F_ONE_B, Sharding(self.sharding))
+        batches, sharding = [self.num_micro_batches] * self.grid.width, Sharding(self.sharding)
+        return aligned_plan(self.grid.stages, layers, self.policy, batches, self.size, ONE_F_ONE_B, sharding)
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A choice, layers for it, and an estimate."""
+    """A choice with its layers, and an estimate of the step."""
 
     estimate_s: float
     choice: _Choice
     layers: tuple[int, ...]
 
-    def candidate(self, turn: int) -> Candidate:
-        """As a candidate of that turn."""
-        return Candidate(self.estimate_s, partial(self.choice.plan, self.layers), turn)
+    def candidate(self, turn: int) -> PlanCandidate:
+        """The candidate, priced in that turn."""
+        return PlanCandidate(self.estimate_s, partial(self.choice.plan, self.layers), turn)
 
 
-def _found(times: Estimates, search: Search) -> Iterator[_Found]:
-    """All grids with all choices, few enough to list."""
+def _found(times: GridEstimates, run: Search) -> Iterator[_Found]:
+    """All grids with all choices; they are few enough to list."""
     problem, devices = times.problem, len(times.problem.usable_devices)
     if ONE_F_ONE_B not in schedules(problem.workload):
         return
-    for order in machine_orders(problem, _ORDERS, subsets=False):
+    for order in machine_orders(problem, _MAX_ORDERS, subsets=False):
         for tp in tp_degrees(problem):
             groups = rank_groups(problem, order, tp, devices)
             if len(groups) * tp < devices:
@@ -177,23 +120,23 @@ def _found(times: Estimates, search: Search) -> Iterator[_Found]:
                 for choice in _choices(times, grid):
                     for estimate_s, layers in _split(times, choice):
                         yield _Found(estimate_s, choice, layers)
-                if not search.go_on(_SEARCH):
+                if not run.go_on(_LISTED):
                     return
 
 
-def _choices(times: Estimates, grid: Grid) -> Iterator[_Choice]:
-    """Micro-batch sizes, sharding and policies on a grid."""
+def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[_Choice]:
+    """All micro-batch sizes, shardings and policies on a grid."""
     problem, width, stages = times.problem, grid.width, len(grid.stages)
     sites = times.sites(grid)
-    for size in grid.sizes(problem):
+    for size in dividing_sizes(problem, grid.width):
         count = problem.workload.global_batch // (width * size)
         by_speed = sorted(
             times.pricer.policies(), key=lambda policy: times.stage_s(sites[0], 1, False, False, size, policy)
         )
-        for sharding in _sharding(problem)[: 1 if width == 1 else None]:
+        for sharding in optimizer_shardings(problem)[: 1 if width == 1 else None]:
             for policy in by_speed:
-                rooms = tuple(
-                    times.room(
+                max_layers = tuple(
+                    times.max_layers(
                         own,
                         s == 0,
                         s == stages - 1,
@@ -204,25 +147,27 @@ def _choices(times: Estimates, grid: Grid) -> Iterator[_Choice]:
                     )
                     for s, own in enumerate(sites)
                 )
-                yield _Choice(grid, size, count, policy, sharding, rooms)
-                if min(rooms) > problem.model.num_layers - stages:
+                yield _Choice(grid, size, count, policy, sharding, max_layers)
+                if min(max_layers) > problem.model.num_layers - stages:
                     break  # memory binds nowhere, so slower policies are worse
 
 
-def _split(times: Estimates, choice: _Choice) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """The best layers by AMP's estimate, and that."""
+def _split(times: GridEstimates, choice: _Choice) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """The best few splits of the layers by AMP's estimate, each with that estimate."""
     size, stages = choice.size, choice.grid.stages
     hop_s = times.pricer.hop_s
     message_s = sum(
         max(hop_s(a, b, size) + hop_s(b, a, size) for a, b in zip(*slots, strict=True)) for slots in pairwise(stages)
     )
     num_layers = times.problem.model.num_layers
-    for seconds, layers in best_splits(*choice.linear_s(times), choice.rooms, num_layers, choice.num_micro_batches):
+    for seconds, layers in best_splits(
+        *choice.linear_s(times), choice.max_layers, num_layers, choice.num_micro_batches
+    ):
         yield seconds + message_s + _all_reduce_s(times, choice.grid, layers), layers
 
 
-def _shifted(times: Estimates, choice: _Choice, layers: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
-    """`layers` as 1F1B and gradients on a shared network want them, and the seconds."""
+def _shifted(times: GridEstimates, choice: _Choice, layers: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
+    """`layers` shifted by an estimate of 1F1B and gradient sync on a shared network, and that estimate."""
     hop_s = times.messages(choice.grid).seconds(choice.size * times.sequence_bytes)
     rings, (layer_s, added_s) = times.rings(choice.grid), choice.linear_s(times)
 
@@ -233,27 +178,28 @@ def _shifted(times: Estimates, choice: _Choice, layers: tuple[int, ...]) -> tupl
 
     if not times.problem.space.uneven_layers:
         return layers, seconds(layers)
-    return shifted(layers, choice.rooms, seconds)
+    return shifted(layers, choice.max_layers, seconds)
 
 
 def best_splits(
     layer_s: Sequence[float],
     added_s: Sequence[float],
-    rooms: Sequence[int],
+    max_layers: Sequence[int],
     num_layers: int,
     num_micro_batches: int,
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """Layers per stage with the least (M − 1) · slowest + sum of stages, the best few; seconds and layers.
+    """The best few splits by (M − 1) · slowest stage + sum of stages: (seconds, layers per stage).
 
-    Stage s takes `added_s[s]` and `layer_s[s]` per layer, of which it has room for `rooms[s]`. Under any limit on
-    the slowest stage the sum is least with the layers on the fastest stages, so trying all limits is exact.
+    Stage s takes `added_s[s]` and `layer_s[s]` per layer, of which at most `max_layers[s]` fit. Under any limit on the
+    slowest stage, the sum is least with as many layers as possible on the fastest stages, so trying all limits is
+    exact.
     """
     stages = len(layer_s)
-    speed, added, room = np.array(layer_s), np.array(added_s), np.minimum(rooms, num_layers - stages + 1)
-    if room.min() < 1 or room.sum() < num_layers:
+    speed, added, fitting = np.array(layer_s), np.array(added_s), np.minimum(max_layers, num_layers - stages + 1)
+    if fitting.min() < 1 or fitting.sum() < num_layers:
         return []
     limits = np.unique((added[:, None] + speed[:, None] * np.arange(1, num_layers - stages + 2)).ravel())
-    most = np.minimum(room, (limits[:, None] * (1 + 1e-12) - added) // speed).astype(np.int64)
+    most = np.minimum(fitting, (limits[:, None] * (1 + 1e-12) - added) // speed).astype(np.int64)
     most = most[(most.min(axis=1) >= 1) & (most.sum(axis=1) >= num_layers)]
     layers = np.ones_like(most)
     left = np.full(len(most), num_layers - stages)
@@ -268,8 +214,8 @@ def best_splits(
     return [(float(seconds[k]), tuple(layers[k].tolist())) for k in best]
 
 
-def _all_reduce_s(times: Estimates, grid: Grid, layers: Sequence[int]) -> float:
-    """The slowest stage's gradients around the slowest link of its ring, twice."""
+def _all_reduce_s(times: GridEstimates, grid: StageGrid, layers: Sequence[int]) -> float:
+    """Seconds of the slowest stage's all-reduce: its gradients cross the slowest link of its ring twice."""
     width, model = grid.width, times.problem.model
     slowest_s = 0.0
     for slot, count in zip(grid.stages, layers, strict=True):

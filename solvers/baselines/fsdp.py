@@ -22,14 +22,18 @@ from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.gradient_sync import SyncTimes, sync_groups
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.sharding import rings, sharding_groups
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, default_schedule, lean_first, recompute_policies, sharding_stages
 from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.registry import SCHEDULES
 from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines.frame import Candidate, Rival
-from solvers.baselines.grid import machine_classes
-from solvers.core.search import Pricer, Search
+from hexiopt.solving import Pricer
+from solvers.baselines._frame import Baseline, PlanCandidate
+from solvers.baselines._grids import RANKS_OF_SOME, machine_classes, processes_per_machine, rank_devices
+from solvers.baselines._plans import aligned_plan, dividing_sizes
+from solvers.baselines._published_space import ALIKE_RECOMPUTE, NO_TP, SINGLE_STAGES, PublishedSpace
+from solvers.core.search import Search
 
 STRATEGIES = (
     Sharding(3, "all"),  # FULL_SHARD
@@ -38,7 +42,7 @@ STRATEGIES = (
     Sharding(2, "machine"),  # its hybrid, _HYBRID_SHARD_ZERO2
     Sharding(0, "all"),  # NO_SHARD
 )
-_MOST_SUBSETS = 400
+_MAX_SUBSETS = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,99 +53,56 @@ class _Passes:
     between_s: float
 
 
-class Fsdp(Rival):
-    """All subsets of machines, sharding strategies, micro-batch sizes and policies."""
+class Fsdp(Baseline):
+    """Tries all subsets of machines, sharding strategies, micro-batch sizes and recompute policies."""
 
     name = "fsdp"
+    space = PublishedSpace(
+        schedules=SCHEDULES,
+        sharding=STRATEGIES,
+        pipelines=SINGLE_STAGES,
+        tp=NO_TP,
+        recompute=ALIKE_RECOMPUTE,
+        devices=RANKS_OF_SOME,
+    )
 
-    def candidates(self, search: Search, rng: random.Random) -> Iterator[Candidate]:
-        """Everything that fits memory."""
-        problem = search.problem
-        for devices in device_sets(problem):
-            for sharding in _strategies(problem):
-                passes = _passes(problem, devices, sharding)
-                for size in _sizes(problem, len(devices)):
-                    trial = Trial(search.pricer, devices, sharding, size)
-                    for recompute in trial.recomputes():
-                        seconds = _estimate_s(trial, passes, recompute)
-                        yield Candidate(seconds, partial(_plan, problem, devices, sharding, size, recompute))
-
-    def in_space(self, problem: Problem, plan: Plan) -> str | None:
-        """See the file's head."""
-        lines = plan.pipelines
-        stages = [stage for line in lines for stage in line.stages]
-        if any(len(line.stages) > 1 for line in lines):
-            return "pipeline parallelism"
-        if any(len(stage.replicas) > 1 for stage in stages):
-            return "a replicated stage"
-        if any(stage.tp > 1 for stage in stages):
-            return "tensor parallelism"
-        if len({(line.num_micro_batches, line.micro_batch_size) for line in lines}) > 1:
-            return "unequal batches"
-        if len({stage.recompute for stage in stages}) > 1:
-            return "several ways to recompute"
-        if plan.sharding not in STRATEGIES:
-            return f"sharding stage {plan.sharding.stage} over {plan.sharding.groups}"
-        used = set(plan.devices())
-        own = [devices for devices in problem.usable_by_machine.values() if used & set(devices)]
-        if not any(used == {d for devices in own for d in devices[:most]} for most in _processes(problem)):
-            return "devices that are not the ranks of some machines"
-        return None
-
-    def draw(self, problem: Problem, rng: random.Random) -> Plan | None:
-        """A random set of machines, and everything else at random."""
-        machines = list(problem.usable_by_machine.values())
-        chosen, most = rng.sample(machines, rng.randint(1, len(machines))), rng.choice(_processes(problem))
-        devices = tuple(sorted(d for own in chosen for d in own[:most]))
-        sizes, strategies = _sizes(problem, len(devices)), _strategies(problem)
-        if not sizes or not strategies:
-            return None
-        policies, layers = recompute_policies(problem.workload), problem.model.num_layers
-        first = rng.randint(0, layers) if _mixes(problem) else 0
-        recompute = lean_first(rng.choice(policies), first, rng.choice(policies), layers)
-        return _plan(problem, devices, rng.choice(strategies), rng.choice(sizes), recompute)
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
+        """All combinations that fit memory."""
+        problem = run.problem
+        allowed = [sharding for sharding in STRATEGIES if sharding.stage in sharding_stages(problem.workload)]
+        for devices, sharding in product(device_sets(problem), allowed):
+            passes = _passes(problem, devices, sharding)
+            for size in dividing_sizes(problem, len(devices)):
+                trial = FsdpTrial(run.pricer, devices, sharding, size)
+                for recompute in trial.recomputes():
+                    seconds = _estimate_s(trial, passes, recompute)
+                    yield PlanCandidate(seconds, partial(_plan, problem, devices, sharding, size, recompute))
 
 
 def device_sets(problem: Problem) -> Iterator[tuple[int, ...]]:
-    """GPUs of all subsets of machines up to exchanging machines of a class, the largest first.
+    """Devices of all subsets of machines, the largest subsets first; machines of a class are interchangeable.
 
-    Of very many, only those that take a class of machines whole or not at all.
+    If there are too many subsets, only those that take all machines of a class or none.
     """
-    classes, devices = machine_classes(problem), problem.usable_by_machine
-    subsets = list(islice(product(*(range(len(members), -1, -1) for members in classes)), _MOST_SUBSETS + 1))
-    if len(subsets) > _MOST_SUBSETS:
-        subsets = list(islice(product(*((len(members), 0) for members in classes)), _MOST_SUBSETS))
+    classes = machine_classes(problem)
+    subsets = list(islice(product(*(range(len(members), -1, -1) for members in classes)), _MAX_SUBSETS + 1))
+    if len(subsets) > _MAX_SUBSETS:
+        subsets = list(islice(product(*((len(members), 0) for members in classes)), _MAX_SUBSETS))
     seen = set()
     for counts in subsets:
         machines = [m for members, count in zip(classes, counts, strict=True) for m in members[:count]]
-        for most in _processes(problem):
-            found = tuple(sorted(d for m in machines for d in devices[m][:most]))
+        for processes in processes_per_machine(problem):
+            found = tuple(sorted(rank_devices(problem, machines, processes)))
             if found and found not in seen:
                 seen.add(found)
                 yield found
 
 
-def _processes(problem: Problem) -> list[int]:
-    """How many GPUs of a machine may run: as many as some machine has."""
-    return sorted({len(own) for own in problem.usable_by_machine.values()}, reverse=True)
-
-
-def _strategies(problem: Problem) -> list[Sharding]:
-    """The strategies that the workload allows."""
-    return [sharding for sharding in STRATEGIES if sharding.stage in sharding_stages(problem.workload)]
-
-
-def _sizes(problem: Problem, num_devices: int) -> list[int]:
-    """Micro-batch sizes that share the global batch equally."""
-    share, rest = divmod(problem.workload.global_batch, num_devices)
-    return [] if rest else [size for size in problem.space.micro_batch_sizes(share) if share % size == 0]
-
-
 def _plan(problem: Problem, devices: Sequence[int], sharding: Sharding, size: int, recompute: Recompute) -> Plan:
-    count = problem.workload.global_batch // (len(devices) * size)
-    ranges = ((0, problem.model.num_layers),)
-    lines = tuple(Pipeline((Stage((Replica((d,)),), ranges, recompute),), count, size) for d in devices)
-    return Plan(lines, default_schedule(problem.workload), sharding)
+    batches = [problem.workload.global_batch // (len(devices) * size)] * len(devices)
+    # Of a single stage, every schedule is 1F1B but GPipe, which keeps all activations.
+    schedule, layers = default_schedule(problem.workload), [problem.model.num_layers]
+    return aligned_plan([[(d,) for d in devices]], layers, [recompute], batches, size, schedule, sharding)
 
 
 def _passes(problem: Problem, devices: Sequence[int], sharding: Sharding) -> _Passes:
@@ -156,12 +117,12 @@ def _passes(problem: Problem, devices: Sequence[int], sharding: Sharding) -> _Pa
 
 
 def _mixes(problem: Problem) -> bool:
-    """Whether layers may differ in what they recompute."""
+    """Whether the layers of a stage may have different recompute policies."""
     return problem.space.recompute_per_stage and problem.space.recompute_per_layer
 
 
-class Trial:
-    """A micro-batch size on some devices: what fits, and how long the slowest of them computes."""
+class FsdpTrial:
+    """A micro-batch size and a sharding on some devices: which recompute fits, and what the slowest device computes."""
 
     def __init__(self, pricer: Pricer, devices: Sequence[int], sharding: Sharding, size: int) -> None:
         self.devices, self.sharding, self.size = devices, sharding, size
@@ -176,7 +137,7 @@ class Trial:
         self._held = in_flight(default_schedule(self.problem.workload), StagePosition(0, 1, self.count))
 
     def recomputes(self) -> Iterator[Recompute]:
-        """Policies that fit; and any two, the leaner for as few layers as memory asks for."""
+        """Single policies that fit, then pairs in which the leaner one takes as few layers as memory allows."""
         layers, pricer = self.problem.model.num_layers, self.pricer
         policies = recompute_policies(self.problem.workload)
         at = (True, True, self.size)
@@ -196,7 +157,7 @@ class Trial:
                 yield lean_first(lean, num_lean, rich, layers)
 
     def seconds(self, recompute: Recompute) -> tuple[float, float]:
-        """Forward and backward of a micro-batch, on the slowest device for each."""
+        """Seconds of forward and backward of a micro-batch, each on its slowest device."""
         pricer, at = self.pricer, (self.problem.model.num_layers, True, True, self.size)
         if isinstance(pricer, CostModel):
             each = [pricer.recomputing_s(site, *at, recompute) for site in self._sites]
@@ -205,8 +166,8 @@ class Trial:
         return max(forward_s for forward_s, _ in each), max(backward_s for _, backward_s in each)
 
 
-def _estimate_s(trial: Trial, passes: _Passes, recompute: Recompute) -> float:
-    """All micro-batches on the slowest GPU, the larger of compute and communication."""
+def _estimate_s(trial: FsdpTrial, passes: _Passes, recompute: Recompute) -> float:
+    """Seconds of a step on the slowest GPU; the larger of compute and communication counts in every micro-batch."""
     workload, layers, zero = trial.problem.workload, trial.problem.model.num_layers, trial.sharding.stage
     forward_s, backward_s = trial.seconds(recompute)
     gather_s, scatter_s = passes.within_s * workload.element_bytes, passes.within_s * workload.stored_gradient_bytes

@@ -12,7 +12,7 @@ Cannot: unequal TP degrees, pipelines, micro-batch counts or policies; layers by
 GPipe; heads or MLP columns that TP does not divide; a global batch that pipelines times micro-batch size does not.
 
 Megatron-LM has no planner and so no estimate of its own: the ranking here is ours, from the times of our cost model
-(`estimate.py`), and stands for the engineer's trials.
+(`_estimates.py`), and stands for the engineer's trials.
 """
 
 import math
@@ -21,39 +21,38 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import Recompute, recompute_policies, schedules, sharding_stages
+from hexiopt.problem.space import Recompute, layer_ranges, recompute_policies, schedules
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines.estimate import Estimates, Sites, one_f_one_b_s, synced_s
-from solvers.baselines.frame import Candidate, Rival
-from solvers.baselines.grid import (
-    Grid,
-    divides_model,
-    draw_grid,
-    follows_ranks,
+from solvers.baselines._estimates import GridEstimates, Sites, one_f_one_b_s, synced_s
+from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
+from solvers.baselines._grids import (
+    GRID_OF_SOME,
+    StageGrid,
     grids,
     machine_orders,
+    processes_per_machine,
     rank_groups,
     tp_degrees,
 )
+from solvers.baselines._plans import Ranges, aligned_plan, dividing_sizes, optimizer_shardings
+from solvers.baselines._published_space import INTERLEAVED_STAGES, ONE_TP_OF_MODEL, PublishedSpace, Rule
 from solvers.core.search import Search
 
-Ranges = tuple[tuple[int, int], ...]  # layers of a stage
-_ORDERS = 400  # orders of machines
+_MAX_ORDERS = 400  # orders of machines
 _BOUNDING = 0.25  # share of the time limit for bounds on grids
 _BLOCKS = 6  # lengths tried, of layers of a range that recompute
 _SPLITS = 3  # layer splits kept of each choice of everything else
-_SLACK = 1.25  # grids whose bound is this much above the best estimate are left out
 
 
 @dataclass(frozen=True, slots=True)
-class Layers:
-    """Layers of the first, of every middle and of the last stage, in `chunks` ranges each; of one stage in `first`."""
+class MegatronLayers:
+    """Layers of the first, every middle and the last stage, in `chunks` ranges each; a lone stage is the first."""
 
     first: int
     middle: int
@@ -66,8 +65,9 @@ class Layers:
 
 
 @dataclass(frozen=True, slots=True)
-class Recomputing:
-    """What all stages recompute: a policy of all layers, or of the first `block` of every range, none of the others."""
+class MegatronRecompute:
+    """What all stages recompute: `policy` for all layers, or for the first `block` layers of every range and none for
+    the others."""
 
     policy: str
     block: int | None = None
@@ -80,124 +80,64 @@ class Recomputing:
         return (self.policy,) if all(each) else tuple(self.policy if own else "none" for own in each)
 
 
-def splits(num_layers: int, stages: int, chunks: int = 1) -> Iterator[Layers]:
-    """All splits that Megatron-LM accepts: every stage's layers divide into `chunks`."""
-    total, rest = divmod(num_layers, chunks)
-    if rest or total < stages:
-        return
-    if stages == 1:
-        yield Layers(num_layers, 0, 0, chunks)
-        return
-    for middle in range(1, total if stages > 2 else 2):
-        ends = total - middle * (stages - 2)
-        for first in range(1, ends):
-            yield Layers(first * chunks, middle * chunks if stages > 2 else 0, (ends - first) * chunks, chunks)
+def _recomputes_first_layers(problem: Problem, plan: Plan) -> bool:
+    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    blocks = (MegatronRecompute("full", n) for n in _block_lengths(problem, plan.pipelines[0].num_chunks))
+    tried = (*map(MegatronRecompute, recompute_policies(problem.workload)), *blocks)
+    return any(all(stage.recompute == own.of(stage.layers) for stage in stages) for own in tried)
 
 
-class Megatron(Rival):
-    """Every grid in the order of a bound on it, every choice within a grid by its estimate."""
+class Megatron(Baseline):
+    """Opens grids in the order of a lower bound; within a grid, every choice is estimated."""
 
     name = "megatron"
+    space = PublishedSpace(
+        stages=INTERLEAVED_STAGES,
+        tp=ONE_TP_OF_MODEL,
+        layers=Rule(
+            "equal but in first and last stage",
+            "unequal layers of middle stages",
+            lambda _, plan: len({stage.num_layers for stage in plan.pipelines[0].stages[1:-1]}) <= 1,
+        ),
+        recompute=Rule(
+            "one policy, or full of first layers",
+            "several recompute policies, but not full of the first layers",
+            _recomputes_first_layers,
+        ),
+        devices=GRID_OF_SOME,
+    )
+    limits = SearchLimits(slack=1.25)
 
-    def candidates(self, search: Search, rng: random.Random) -> Iterator[Candidate]:
-        """Grids until their bound is clearly above the best estimate."""
-        times = Estimates(search.pricer)
-        best_s = float("inf")
-        for bound_s, grid in _bounded_grids(times, search):
-            if bound_s > _SLACK * best_s:
-                break
-            for candidate in _choices(times, grid):
-                best_s = min(best_s, candidate.estimate_s)
-                yield candidate
-            if not search.go_on():
-                break
-
-    def in_space(self, problem: Problem, plan: Plan) -> str | None:
-        """See the file's head."""
-        lines, first = plan.pipelines, plan.pipelines[0]
-        stages = [stage for line in lines for stage in line.stages]
-        if plan.schedule not in (ONE_F_ONE_B, INTERLEAVED):
-            return f"schedule {plan.schedule}"
-        if plan.sharding.stage > 1 or plan.sharding.groups != "all":
-            return "sharding other than the distributed optimizer"
-        if any(len(stage.replicas) != 1 for stage in stages):
-            return "a replicated stage"
-        if len({stage.tp for stage in stages}) > 1:
-            return "unequal TP degrees"
-        if not divides_model(problem, first.stages[0].tp):
-            return "heads or MLP columns that TP does not divide"
-        if len({(line.num_micro_batches, line.micro_batch_size) for line in lines}) > 1:
-            return "unequal batches"
-        if len({tuple(stage.layers for stage in line.stages) for line in lines}) > 1:
-            return "unequal pipelines"
-        if not any(all(stage.recompute == own.of(stage.layers) for stage in stages) for own in _blocks(problem, plan)):
-            return "several recompute policies, but not full of the first layers"
-        chunks, count = len(first.stages[0].layers), len(first.stages)
-        per_stage = tuple(stage.num_layers for stage in first.stages)
-        if per_stage not in {s.per_stage(count) for s in splits(problem.model.num_layers, count, chunks)}:
-            return f"layers {per_stage}"
-        if (
-            len({(end - start) * chunks == stage.num_layers for stage in first.stages for start, end in stage.layers})
-            > 1
-        ):
-            return "unequal chunks of a stage"
-        if not follows_ranks(problem, plan, _processes(problem), both=True):
-            return "devices that are not ranks of a grid"
-        return None
-
-    def draw(self, problem: Problem, rng: random.Random) -> Plan | None:
-        """A random grid, and everything else at random."""
-        grid = draw_grid(problem, rng, _processes(problem), subsets=True, both=True)
-        if grid is None or not _sharding(problem):
-            return None
-        stages, size = len(grid.stages), rng.choice(grid.sizes(problem))
-        count = problem.workload.global_batch // (grid.width * size)
-        found = [
-            layers
-            for chunks in _chunk_counts(problem, stages, count)
-            for layers in splits(problem.model.num_layers, stages, chunks)
-        ]
-        if not found:
-            return None
-        layers = rng.choice(found)
-        recompute = rng.choice(
-            [
-                *map(Recomputing, recompute_policies(problem.workload)),
-                *(Recomputing("full", n) for n in _block_lengths(problem, layers.chunks)),
-            ]
-        )
-        return _plan(grid, layers, recompute, size, count, rng.choice(_sharding(problem)))
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
+        """The choices of all grids whose bound is not clearly above the best estimate."""
+        times = GridEstimates(run.pricer)
+        yield from best_first(run, _bounded_grids(times, run), partial(_choices, times), self.limits, BestEstimate())
 
 
-def _processes(problem: Problem) -> list[int]:
-    """How many GPUs of a machine may run: as many as some machine has."""
-    return sorted({len(own) for own in problem.usable_by_machine.values()}, reverse=True)
-
-
-def _bounded_grids(times: Estimates, search: Search) -> list[tuple[float, Grid]]:
-    """Grids with a bound on their step time, least first: layers as fast as compute alone allows them."""
+def _bounded_grids(times: GridEstimates, run: Search) -> list[tuple[float, StageGrid]]:
+    """Grids with a lower bound of their step time from compute alone, the least bound first."""
     problem = times.problem
-    found: dict[Grid, float] = {}
-    for order in machine_orders(problem, _ORDERS, subsets=True):
+    found: dict[StageGrid, float] = {}
+    for order in machine_orders(problem, _MAX_ORDERS, subsets=True):
         for tp in tp_degrees(problem):
-            for most in _processes(problem):
+            for most in processes_per_machine(problem):
                 for grid in grids(problem, rank_groups(problem, order, tp, most), both=True):
                     if grid not in found:
                         found[grid] = _bound_s(times, grid)
-            if not search.go_on(_BOUNDING):
+            if not run.go_on(_BOUNDING):
                 return _by_bound(found)
     return _by_bound(found)
 
 
-def _by_bound(found: dict[Grid, float]) -> list[tuple[float, Grid]]:
+def _by_bound(found: dict[StageGrid, float]) -> list[tuple[float, StageGrid]]:
     return sorted(((bound, grid) for grid, bound in found.items()), key=lambda pair: pair[0])
 
 
-def _bound_s(times: Estimates, grid: Grid) -> float:
-    """All micro-batches on the slowest stage, layers split as well as first and last stage may differ."""
+def _bound_s(times: GridEstimates, grid: StageGrid) -> float:
+    """Seconds of all micro-batches on the slowest stage, with the best split in which the end stages may differ."""
     problem, sites = times.problem, times.sites(grid)
     bounds = []
-    for size in grid.sizes(problem):
+    for size in dividing_sizes(problem, grid.width):
         layer_s = [min(times.stage_s(s, 1, False, False, size, p) for p in times.pricer.policies()) for s in sites]
         slowest = max(layer_s[1:-1], default=0.0)
         ends = layer_s if len(layer_s) < 3 else [layer_s[0], layer_s[-1]]
@@ -206,100 +146,92 @@ def _bound_s(times: Estimates, grid: Grid) -> float:
     return min(bounds)
 
 
-def _choices(times: Estimates, grid: Grid) -> Iterator[Candidate]:
-    """Micro-batch sizes, schedules, sharding, policies and layers on a grid that fit memory."""
+def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[PlanCandidate]:
+    """All micro-batch sizes, schedules, shardings, policies and layers that fit memory on a grid."""
     problem, width, stages = times.problem, grid.width, len(grid.stages)
     sites, messages, rings = times.sites(grid), times.messages(grid), times.rings(grid)
-    for size in grid.sizes(problem):
+    for size in dividing_sizes(problem, grid.width):
         count = problem.workload.global_batch // (width * size)
         hop_s = messages.seconds(size * times.sequence_bytes)
         by_speed = sorted(
             times.pricer.policies(), key=lambda policy: times.stage_s(sites[0], 1, False, False, size, policy)
         )
-        for stage in _sharding(problem)[: 1 if width == 1 else None]:
+        for stage in optimizer_shardings(problem)[: 1 if width == 1 else None]:
             shards = width if stage else 1
             optimizer_s = times.optimizer_s(grid, shards)
             for chunks in _chunk_counts(problem, stages, count):
-                rooms_of = partial(_rooms, times, sites, size, count, chunks, shards)
-                for recompute, rooms in _recomputings(problem, by_speed, chunks, rooms_of):
-                    rhythm = _Rhythm.of(times, sites, hop_s, size, recompute, count, chunks)
-                    for seconds, layers in _best_splits(problem, rhythm, rooms):
+                max_layers_with = partial(_max_layers, times, sites, size, count, chunks, shards)
+                for recompute, max_layers in _recomputings(problem, by_speed, chunks, max_layers_with):
+                    pipeline = _PipelineTimes.of(times, sites, hop_s, size, recompute, count, chunks)
+                    for seconds, layers in _best_splits(problem, pipeline, max_layers):
                         per_stage = layers.per_stage(stages)
                         sync_s = rings.sync_s(times.gradient_bytes(per_stage))
-                        end_s = synced_s(seconds, rhythm.stages_s(per_stage), hop_s, sync_s, chunks)
+                        end_s = synced_s(seconds, pipeline.stages_s(per_stage), hop_s, sync_s, chunks)
                         make = partial(_plan, grid, layers, recompute, size, count, stage)
-                        yield Candidate(end_s + optimizer_s, make)
+                        yield PlanCandidate(end_s + optimizer_s, make)
 
 
 def _recomputings(
-    problem: Problem, by_speed: Sequence[str], chunks: int, rooms_of: Callable[[Recomputing], list[int]]
-) -> Iterator[tuple[Recomputing, list[int]]]:
-    """What is worth recomputing, and the most layers of each stage with it.
+    problem: Problem, by_speed: Sequence[str], chunks: int, max_layers_with: Callable[[MegatronRecompute], list[int]]
+) -> Iterator[tuple[MegatronRecompute, list[int]]]:
+    """Recompute worth trying, with the most layers that then fit each stage.
 
-    Where memory binds nowhere, more recompute is worse. Blocks from the shortest with which the model fits, and a few
-    layers longer, so that layers may go to faster stages.
+    Where memory binds nowhere, more recompute is only slower. Blocks begin with the shortest with which the model fits;
+    a few longer ones let layers move to faster stages.
     """
     num_layers, lengths = problem.model.num_layers, _block_lengths(problem, chunks)
 
-    def unbound(rooms: Sequence[int]) -> bool:
-        return min(rooms) > num_layers - len(rooms)
+    def unbound(max_layers: Sequence[int]) -> bool:
+        return min(max_layers) > num_layers - len(max_layers)
 
-    for recompute in map(Recomputing, by_speed):
-        rooms = rooms_of(recompute)
-        yield recompute, rooms
-        if unbound(rooms):
+    for recompute in map(MegatronRecompute, by_speed):
+        max_layers = max_layers_with(recompute)
+        yield recompute, max_layers
+        if unbound(max_layers):
             break
-    if recompute.policy == by_speed[0] or sum(rooms) < num_layers:
+    if recompute.policy == by_speed[0] or sum(max_layers) < num_layers:
         return
-    shortest = bisect_left(lengths, True, key=lambda n: sum(rooms_of(Recomputing("full", n))) >= num_layers)
+    shortest = bisect_left(
+        lengths, True, key=lambda n: sum(max_layers_with(MegatronRecompute("full", n))) >= num_layers
+    )
     for n in lengths[shortest : shortest + _BLOCKS]:
-        rooms = rooms_of(Recomputing("full", n))
-        yield Recomputing("full", n), rooms
-        if unbound(rooms):
+        max_layers = max_layers_with(MegatronRecompute("full", n))
+        yield MegatronRecompute("full", n), max_layers
+        if unbound(max_layers):
             return
 
 
 def _block_lengths(problem: Problem, chunks: int) -> range:
-    """Layers of each of `chunks` ranges that may recompute while others of the same range do not."""
+    """Numbers of first layers of each of `chunks` ranges that may recompute while the others do not."""
     space, policies = problem.space, recompute_policies(problem.workload)
     some = space.recompute_per_stage and space.recompute_per_layer and {"none", "full"} <= set(policies)
     return range(1, problem.model.num_layers // chunks) if some else range(0)
 
 
-def _blocks(problem: Problem, plan: Plan) -> Iterator[Recomputing]:
-    """All that the stages of `plan` may recompute."""
-    yield from map(Recomputing, recompute_policies(problem.workload))
-    yield from (Recomputing("full", n) for n in _block_lengths(problem, plan.pipelines[0].num_chunks))
-
-
-def _rooms(
-    times: Estimates,
+def _max_layers(
+    times: GridEstimates,
     sites: Sequence[Sites],
     size: int,
     num_micro_batches: int,
     chunks: int,
     shards: int,
-    recompute: Recomputing,
+    recompute: MegatronRecompute,
 ) -> list[int]:
-    """The most layers of every stage, on its fullest site."""
+    """The most layers that fit on the fullest site of every stage."""
     found, count, policy = [], len(sites), recompute.policy
     for s, own in enumerate(sites):
         at = StagePosition(s, count, num_micro_batches, chunks)
         first, last, held = at.first, at.last, in_flight(INTERLEAVED, at)
         if recompute.block is None:
-            found.append(times.room(own, first, last, size, policy, held, shards))
+            found.append(times.max_layers(own, first, last, size, policy, held, shards))
         else:
             beside = (policy, recompute.block, "none")
-            found.append(times.room_beside(own, first, last, size, beside, chunks, held, shards))
+            found.append(times.max_layers_of_block(own, first, last, size, beside, chunks, held, shards))
     return found
 
 
-def _sharding(problem: Problem) -> list[int]:
-    return [stage for stage in sharding_stages(problem.workload) if stage <= 1]
-
-
 def _chunk_counts(problem: Problem, stages: int, num_micro_batches: int) -> list[int]:
-    """Layer ranges a stage that the schedules allow; one stands for plain 1F1B."""
+    """Numbers of layer ranges a stage that the schedules allow; 1 stands for plain 1F1B."""
     allowed = schedules(problem.workload)
     found = [1] if ONE_F_ONE_B in allowed else []
     if INTERLEAVED in allowed and stages > 1 and num_micro_batches % stages == 0:
@@ -308,9 +240,9 @@ def _chunk_counts(problem: Problem, stages: int, num_micro_batches: int) -> list
 
 
 @dataclass(frozen=True, slots=True)
-class _Rhythm:
-    """Seconds of one layer of each stage, what the first `block` of them take longer, of embedding and head on top, and
-    of messages at each boundary."""
+class _PipelineTimes:
+    """Seconds that make up those of a pipeline: of a layer on each stage, what each of the first `block` layers takes
+    longer, what embedding and head add, and of the messages at each boundary."""
 
     layer_s: tuple[float, ...]
     longer_s: tuple[float, ...]
@@ -324,15 +256,15 @@ class _Rhythm:
     @classmethod
     def of(
         cls,
-        times: Estimates,
+        times: GridEstimates,
         sites: Sequence[Sites],
         hop_s: Sequence[float],
         size: int,
-        recompute: Recomputing,
+        recompute: MegatronRecompute,
         num_micro_batches: int,
         chunks: int,
-    ) -> "_Rhythm":
-        """On the slowest site of each stage."""
+    ) -> "_PipelineTimes":
+        """The times on the slowest site of each stage."""
         policy = recompute.policy if recompute.block is None else "none"
         layer_s = tuple(times.stage_s(own, 1, False, False, size, policy) for own in sites)
         first_s = times.stage_s(sites[0], 1, True, False, size, policy) - layer_s[0]
@@ -352,7 +284,10 @@ class _Rhythm:
         return found
 
     def seconds(self, layers: Sequence[int]) -> float:
-        """About what the pipelines take; interleaving shortens the fill, but sends each micro-batch `chunks` times."""
+        """Approximate seconds of the pipelines.
+
+        Interleaving shortens the fill, but sends each micro-batch `chunks` times.
+        """
         stage_s = self.stages_s(layers)
         if self.chunks == 1:
             return one_f_one_b_s(stage_s, self.hop_s, self.num_micro_batches)
@@ -360,23 +295,27 @@ class _Rhythm:
         return self.num_micro_batches * beat + (sum(stage_s) - max(stage_s)) / self.chunks + sum(self.hop_s)
 
 
-def _best_splits(problem: Problem, rhythm: _Rhythm, rooms: Sequence[int]) -> list[tuple[float, Layers]]:
-    """The best few splits within `rooms`, and the pipelines' seconds."""
-    stages, num_layers, chunks = len(rooms), problem.model.num_layers, rhythm.chunks
-    found: dict[Layers, float] = {}
+def _best_splits(
+    problem: Problem, pipeline: _PipelineTimes, max_layers: Sequence[int]
+) -> list[tuple[float, MegatronLayers]]:
+    """The best few splits within `max_layers`, each with the seconds of the pipelines."""
+    stages, num_layers, chunks = len(max_layers), problem.model.num_layers, pipeline.chunks
+    found: dict[MegatronLayers, float] = {}
 
-    def seconds(layers: Layers) -> float:
+    def seconds(layers: MegatronLayers) -> float:
         if layers not in found:
-            found[layers] = rhythm.seconds(layers.per_stage(stages))
+            found[layers] = pipeline.seconds(layers.per_stage(stages))
         return found[layers]
 
     if stages == 1:
-        return [(rhythm.seconds((num_layers,)), Layers(num_layers, 0, 0))] if rooms[0] >= num_layers else []
-    inner, slowest_s = stages - 2, max(rhythm.layer_s[1:-1], default=0.0)
-    for middle in range(chunks, min(rooms[1:-1]) + 1, chunks) if inner else (0,):
+        return (
+            [(pipeline.seconds((num_layers,)), MegatronLayers(num_layers, 0, 0))] if max_layers[0] >= num_layers else []
+        )
+    inner, slowest_s = stages - 2, max(pipeline.layer_s[1:-1], default=0.0)
+    for middle in range(chunks, min(max_layers[1:-1]) + 1, chunks) if inner else (0,):
         ends = num_layers - inner * middle
-        low, high = max(chunks, ends - rooms[-1]), min(rooms[0], ends - chunks)
-        if ends < 2 * chunks or rhythm.num_micro_batches * middle * slowest_s > min(found.values(), default=math.inf):
+        low, high = max(chunks, ends - max_layers[-1]), min(max_layers[0], ends - chunks)
+        if ends < 2 * chunks or pipeline.num_micro_batches * middle * slowest_s > min(found.values(), default=math.inf):
             break
         if not problem.space.uneven_layers:
             least, most = num_layers // stages, -(-num_layers // stages)
@@ -386,7 +325,11 @@ def _best_splits(problem: Problem, rhythm: _Rhythm, rooms: Sequence[int]) -> lis
         low, high = -(-low // chunks), high // chunks  # ranges of the first stage
         at = partial(_with_first, middle, ends, chunks)
         # The seconds are convex between the lengths from which on layers of the first or the last stage take less.
-        bends = {low, high, *(n for n in (rhythm.block // chunks, (ends - rhythm.block) // chunks) if low < n < high)}
+        bends = {
+            low,
+            high,
+            *(n for n in (pipeline.block // chunks, (ends - pipeline.block) // chunks) if low < n < high),
+        }
         for left, right in pairwise(sorted(bends)) if low < high else [(low, high)]:
             while left < right:
                 half = (left + right) // 2
@@ -400,21 +343,26 @@ def _best_splits(problem: Problem, rhythm: _Rhythm, rooms: Sequence[int]) -> lis
     return ranked[:_SPLITS]
 
 
-def _with_first(middle: int, ends: int, chunks: int, first: int) -> Layers:
-    return Layers(first * chunks, middle, ends - first * chunks, chunks)
+def _with_first(middle: int, ends: int, chunks: int, first: int) -> MegatronLayers:
+    return MegatronLayers(first * chunks, middle, ends - first * chunks, chunks)
 
 
-def _plan(grid: Grid, layers: Layers, recompute: Recomputing, size: int, num_micro_batches: int, sharding: int) -> Plan:
-    per_chunk = [n // layers.chunks for n in layers.per_stage(len(grid.stages))]
-    ends = [0, *accumulate(per_chunk * layers.chunks)]
-    ranges = list(pairwise(ends))
-    own = [tuple(ranges[s :: len(per_chunk)]) for s in range(len(per_chunk))]
-    pipelines = tuple(
-        Pipeline(
-            tuple(Stage((Replica(slot[k]),), own[s], recompute.of(own[s])) for s, slot in enumerate(grid.stages)),
-            num_micro_batches,
-            size,
-        )
-        for k in range(grid.width)
+def _plan(
+    grid: StageGrid,
+    layers: MegatronLayers,
+    recompute: MegatronRecompute,
+    size: int,
+    num_micro_batches: int,
+    sharding: int,
+) -> Plan:
+    per_stage = layers.per_stage(len(grid.stages))
+    return aligned_plan(
+        grid.stages,
+        per_stage,
+        [recompute.of(ranges) for ranges in layer_ranges(per_stage, layers.chunks)],
+        [num_micro_batches] * grid.width,
+        size,
+        INTERLEAVED if layers.chunks > 1 else ONE_F_ONE_B,
+        Sharding(sharding),
+        chunks=layers.chunks,
     )
-    return Plan(pipelines, INTERLEAVED if layers.chunks > 1 else ONE_F_ONE_B, Sharding(sharding))

@@ -18,6 +18,7 @@ estimate is the paper's, but for messages, which overlap as 1F1B lets them. Its 
 of some rate join, tried one by one and all together; fees between zones are left out.
 """
 
+import math
 import random
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -25,43 +26,29 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import permutations, product
 
-from hexiopt.plan.plan import Plan
+from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import recompute_policies
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines.aligned import (
-    AlignedEstimates,
-    Slots,
-    aligned_plan,
-    dealt_batches,
-    filled,
-    one_f_one_b,
-    optimizer_sharding,
-    unaligned,
-)
-from solvers.baselines.areas import Area, linked_areas
-from solvers.baselines.estimate import Sites
-from solvers.baselines.frame import Candidate
-from solvers.baselines.grid import machine_classes
-from solvers.baselines.renting import Renting, Worth
-from solvers.core.partition import Group
+from hexiopt.schedules.schedule import Schedule, StagePosition
+from solvers.baselines._estimates import AlignedEstimates, Sites
+from solvers.baselines._frame import BestEstimate, PlanCandidate, SearchLimits, best_first
+from solvers.baselines._grids import MAX_PERMUTED, Area, Slots, filled, linked_areas, machine_classes
+from solvers.baselines._money import MoneyBaseline, Objective
+from solvers.baselines._plans import aligned_plan, even_parts, one_f_one_b, optimizer_sharding
+from solvers.baselines._published_space import ANY_TP, BATCHES_WITHIN_ONE, PublishedSpace, Rule
 from solvers.core.search import Search
 
-_MOST_PERMUTED = 4  # machine classes whose orders are all tried
-_SLACK = 1.3  # shapes whose bound is this much above the best estimate are left out
 _STRAGGLERS = 3  # stragglers tried of each shape, the least first
 _TRIED = 4  # placements after which an area is left, where all are much above the best estimate
 _HOPELESS = 1.3  # how much
-_MOST = 8000  # placements estimated
 
 Fitting = list[list[list[tuple[int, float]]]]  # per stage and machine class: TP degrees, each with the stage's seconds
 Degrees = list[list[int]]  # TP degree per stage and machine class; 0 where the class does not serve the stage
 
 
 def splits(num_layers: int, stages: int) -> list[tuple[int, ...]]:
-    """Layers per stage, with and without embedding and head as a unit each; none where a stage would have no layer."""
+    """Layers per stage, with and without embedding and head counted as a unit each; none if a stage would be empty."""
     found = []
     for ends in (1, 0):
         low, more = divmod(num_layers + 2 * ends, stages)
@@ -75,7 +62,10 @@ def splits(num_layers: int, stages: int) -> list[tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Everything but the devices; `batches` micro-batches of all pipelines, `tp` where one degree is asked for."""
+    """All choices except the devices.
+
+    `batches` counts the micro-batches of all pipelines; `tp` is set if one degree is required.
+    """
 
     pipelines: int
     layers: tuple[int, ...]
@@ -90,86 +80,62 @@ class _Shape:
         return -(-self.batches // self.pipelines)
 
 
+def _has_equal_units(problem: Problem, plan: Plan) -> bool:
+    layers = tuple(stage.num_layers for stage in plan.pipelines[0].stages)
+    return layers in splits(problem.model.num_layers, len(layers))
+
+
 @dataclass(frozen=True)
-class Sailor(Renting):
-    """Shapes in the order of a bound, each with its placements."""
+class Sailor(MoneyBaseline):
+    """Opens shapes in the order of a lower bound; every placement of a shape is estimated."""
 
     name = "sailor"
+    space = PublishedSpace(
+        tp=ANY_TP,
+        batches=BATCHES_WITHIN_ONE,
+        layers=Rule(
+            "equal, ends counted or not",
+            "unequal layers",
+            _has_equal_units,
+        ),
+    )
+    limits = SearchLimits(slack=1.3, max_candidates=8000)
 
-    def candidates(self, search: Search, rng: random.Random) -> Iterator[Candidate]:
-        """Placements until the bound of a shape is clearly above the best estimate."""
-        problem = search.problem
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
+        """The placements of all shapes whose bound is not clearly above the best estimate."""
+        problem = run.problem
         schedule, sharding = one_f_one_b(problem), optimizer_sharding(problem)
         if schedule is None or sharding is None:
             return
-        planner = _Planner(AlignedEstimates(search.pricer), sharding, self.worth(problem))
-        best, count = float("inf"), 0
-        for bound, shape in planner.shapes():
-            if bound > _SLACK * best or count > _MOST or not search.go_on():
+        planner, best = _Planner(AlignedEstimates(run.pricer), sharding, self.objective_of(problem)), BestEstimate()
+        expand = partial(_placed, planner, schedule, best)
+        yield from best_first(run, planner.shapes(), expand, self.limits, best)
+
+
+def _placed(planner: "_Planner", schedule: Schedule, best: BestEstimate, shape: _Shape) -> Iterator[PlanCandidate]:
+    """The placements of a shape, area by area, for the least stragglers that leave any."""
+    batches, sharding = even_parts(shape.batches, shape.pipelines), Sharding(planner.sharding)
+    for area in planner.areas:
+        stragglers = 0
+        for degrees in planner.degrees(shape, area):
+            least = math.inf
+            for tried, slots in enumerate(planner.placements(shape, degrees, area)):
+                estimate = planner.estimate(shape, slots)
+                least = min(least, estimate)
+                whole = (slots, shape.layers, shape.policy, batches, shape.size, schedule, sharding)
+                yield PlanCandidate(estimate, partial(aligned_plan, *whole))
+                if tried >= _TRIED and least > _HOPELESS * best.seconds:
+                    break
+            stragglers += least < math.inf
+            if stragglers >= _STRAGGLERS:
                 break
-            for area in planner.areas:
-                stragglers = 0
-                for degrees in planner.degrees(shape, area):
-                    least = float("inf")
-                    for tried, slots in enumerate(planner.placements(shape, degrees, area)):
-                        count += 1
-                        estimate = planner.estimate(shape, slots)
-                        least, best = min(least, estimate), min(best, estimate)
-                        deal = dealt_batches(shape.batches, shape.pipelines)
-                        choice = (slots, shape.layers, shape.policy, deal, shape.size, schedule, sharding)
-                        yield Candidate(estimate, partial(aligned_plan, *choice))
-                        if tried >= _TRIED and least > _HOPELESS * best:
-                            break
-                    stragglers += least < float("inf")
-                    if stragglers >= _STRAGGLERS:
-                        break
-
-    def in_space(self, problem: Problem, plan: Plan) -> str | None:
-        """See the file's head."""
-        broken = unaligned(plan)
-        if broken is not None:
-            return broken
-        layers = tuple(stage.num_layers for stage in plan.pipelines[0].stages)
-        return None if layers in splits(problem.model.num_layers, len(layers)) else f"layers {layers}"
-
-    def draw(self, problem: Problem, rng: random.Random) -> Plan | None:
-        """Random degrees, and random devices for every replica; of one TP degree a machine half of the time."""
-        schedule, sharding = one_f_one_b(problem), optimizer_sharding(problem)
-        sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)
-        size = rng.choice(sizes)
-        stages = rng.randint(1, min(problem.model.num_layers, len(problem.usable_devices)))
-        pipelines = rng.randint(1, max(1, len(problem.usable_devices) // stages))
-        batches, rest = divmod(problem.workload.global_batch, size)
-        layers = splits(problem.model.num_layers, stages)
-        if schedule is None or sharding is None or rest or batches < pipelines or not layers:
-            return None
-        free = {m: list(own) for m, own in problem.usable_by_machine.items()}
-        fixed = {m: rng.choice(problem.space.allowed_tp(len(own))) for m, own in free.items()}
-        one_degree = rng.random() < 0.5
-        groups: list[Group] = []
-        while len(groups) < stages * pipelines:
-            able = [m for m, own in free.items() if own and (not one_degree or len(own) >= fixed[m])]
-            if not able:
-                return None
-            machine = rng.choice(able)
-            own = free[machine]
-            degrees = [t for t in problem.space.allowed_tp(len(own)) if t <= len(own)]
-            tp = fixed[machine] if one_degree else rng.choice(degrees)
-            groups.append(tuple(own[:tp]))
-            del own[:tp]
-        if rng.random() < 0.5:
-            groups.sort()
-        slots = tuple(tuple(groups[s * pipelines : (s + 1) * pipelines]) for s in range(stages))
-        policy = rng.choice(recompute_policies(problem.workload))
-        deal = dealt_batches(batches, pipelines)
-        return aligned_plan(slots, rng.choice(layers), policy, deal, size, schedule, sharding)
 
 
 class _Planner:
     """The search for one problem."""
 
-    def __init__(self, times: AlignedEstimates, sharding: int, worth: Worth) -> None:
-        self.times, self.sharding, self.worth = times, sharding, worth
+    def __init__(self, times: AlignedEstimates, sharding: int, objective: Objective) -> None:
+        self.times, self.sharding, self.objective = times, sharding, objective
         self.problem = problem = times.problem
         devices = problem.usable_by_machine
         self.members = machine_classes(problem)
@@ -183,7 +149,7 @@ class _Planner:
         ]
 
     def shapes(self) -> list[tuple[float, _Shape]]:
-        """All shapes with a bound on their worth, the least first."""
+        """All shapes with a lower bound of their objective, the least first."""
         problem, found = self.problem, []
         space, workload = problem.space, problem.workload
         usable = len(problem.usable_devices)
@@ -206,18 +172,18 @@ class _Planner:
                                 shape = _Shape(pipelines, layers, size, batches, policy, tp)
                                 least_s = (shape.longest - 1) * max(layers) * layer_s
                                 least_s += problem.model.num_layers * offers[0][0]
-                                found.append((self.worth.at_least(stages * pipelines, least_s), shape))
+                                found.append((self.objective.lower_bound(stages * pipelines, least_s), shape))
         return sorted((pair for pair in found if pair[0] < float("inf")), key=lambda pair: pair[0])
 
     def _widths(self, batches: int, most: int) -> list[int]:
-        """Data-parallel degrees; of those with equally many micro-batches the least (H3)."""
+        """Data-parallel degrees; of several with equally many micro-batches a pipeline, the least (H3)."""
         asked = self.problem.space.num_pipelines
         if asked is not None:
             return [asked] if asked <= min(most, batches) else []
         return [d for d in range(1, min(most, batches) + 1) if d == 1 or -(-batches // d) < -(-batches // (d - 1))]
 
     def _offers(self, size: int, policy: str, tp: int | None) -> list[tuple[float, int]]:
-        """(seconds of a layer, TP groups in the cluster that are as fast), slowest last."""
+        """Pairs (seconds of a layer, number of TP groups in the cluster at least as fast), the slowest last."""
         layer_s = [
             {t: self.times.stage_s(site, 1, False, False, size, policy) for t, site in sites.items() if tp in (None, t)}
             for sites in self.sites
@@ -232,7 +198,7 @@ class _Planner:
         return found
 
     def degrees(self, shape: _Shape, area: Area) -> list[Degrees]:
-        """TP degrees for some of the least stragglers that may leave enough TP groups in an area."""
+        """TP degrees for the least few stragglers that may leave enough TP groups in an area."""
         if self._fitted[0] is not shape:
             self._fitted = (shape, self._fitting(shape))
         fitting = self._fitted[1]
@@ -242,7 +208,7 @@ class _Planner:
         return [_least(fitting, limit_s) for limit_s in limits_s[first : first + 2 * _STRAGGLERS]]
 
     def placements(self, shape: _Shape, degrees: Degrees, area: Area) -> Iterator[Slots]:
-        """Devices of an area for `shape`, machine classes filling it in every order."""
+        """Placements of `shape` on an area, which machine classes fill in every order."""
         devices = self.problem.usable_by_machine
         free = [[devices[m] for m in members if m in area] for members in self.members]
         seen: set[Slots] = set()
@@ -254,12 +220,12 @@ class _Planner:
                 yield slots
 
     def estimate(self, shape: _Shape, slots: Slots) -> float:
-        """What the placement is worth."""
+        """The objective of a step, by its estimate."""
         seconds = self.times.step_s(slots, shape.layers, shape.policy, shape.longest, shape.size)
-        return self.worth.of((d for slot in slots for group in slot for d in group), seconds)
+        return self.objective.of((d for slot in slots for group in slot for d in group), seconds)
 
     def _fitting(self, shape: _Shape) -> Fitting:
-        """Per stage and class, the TP degrees whose memory suffices, ascending, with the stage's seconds."""
+        """For each stage and class, the TP degrees that fit memory, ascending, with the seconds of the stage."""
         stages = len(shape.layers)
         shards = shape.pipelines if self.sharding else 1
         found = []
@@ -272,7 +238,7 @@ class _Planner:
                         (tp, self.times.stage_s(site, n, *ends, shape.size, shape.policy))
                         for tp, site in by_tp.items()
                         if shape.tp in (None, tp)
-                        and self.times.room(site, *ends, shape.size, shape.policy, held, shards) >= n
+                        and self.times.max_layers(site, *ends, shape.size, shape.policy, held, shards) >= n
                     ]
                     for by_tp in self.sites
                 ]
@@ -280,7 +246,7 @@ class _Planner:
         return found
 
     def _enough(self, shape: _Shape, area: Area, degrees: Degrees) -> bool:
-        """Whether there may be enough TP groups: every stage served, and room for all replicas at the least degrees."""
+        """Whether there may be enough TP groups: every stage has one, and all replicas fit at the least degrees."""
         if not all(any(own) for own in degrees):
             return False
         room = 0
@@ -293,9 +259,9 @@ class _Planner:
     def _orders(self) -> list[tuple[int, ...]]:
         """Orders in which machine classes fill the stages."""
         classes = tuple(range(len(self.classes)))
-        return list(permutations(classes)) if len(classes) <= _MOST_PERMUTED else [classes, classes[::-1]]
+        return list(permutations(classes)) if len(classes) <= MAX_PERMUTED else [classes, classes[::-1]]
 
 
 def _least(fitting: Fitting, limit_s: float) -> Degrees:
-    """The least TP degree of each class in each stage that keeps to `limit_s`; 0 where there is none."""
+    """The least TP degree of each class that keeps to `limit_s` in each stage; 0 where there is none."""
     return [[next((tp for tp, s in options if s <= limit_s), 0) for options in own] for own in fitting]

@@ -6,6 +6,8 @@ found by bisection; what is too much is taken back where it saves most.
 
 from collections.abc import Sequence
 
+from solvers.completion import allocation
+
 
 def split_batch(
     fill_s: Sequence[float],
@@ -78,5 +80,5 @@ def _trim(
 def _even(sizes: Sequence[int], global_batch: int) -> list[int] | None:
     if len(set(sizes)) > 1 or global_batch % sizes[0]:
         return None
-    low, extra = divmod(global_batch // sizes[0], len(sizes))
-    return [low + (k < extra) for k in range(len(sizes))] if low else None
+    counts = allocation.even(global_batch // sizes[0], len(sizes))
+    return counts if min(counts) else None

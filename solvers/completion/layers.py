@@ -5,21 +5,27 @@ as few layers as memory asks for, where every layer may have its own; it never f
 smallest bottleneck T with Σ max{n : t(n) ≤ T} ≥ L is exact, and is found by bisection over the times themselves.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.space import Recompute, lean_first
 from hexiopt.schedules.in_flight import InFlight, in_flight
 from hexiopt.schedules.schedule import Schedule, StagePosition
-from solvers.completion.replicas import Share
-from solvers.core.search import Pricer
+from hexiopt.solving import Pricer
+from solvers.completion.allocation import even, least_bottleneck
 
 Choice = tuple[int, Recompute]  # of a stage: layers, and what they recompute
+
+
+class Share(NamedTuple):
+    """One replica's part of a stage: a site and the samples of each micro-batch that come to it."""
+
+    site: Any
+    samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +173,7 @@ class LayerSplitter:
         counts = (
             self._even_counts(options)
             if self._even
-            else bottleneck_counts([o.times for o in options], layers, added_s, least)
+            else least_bottleneck([o.times for o in options], layers, added_s, least)
         )
         if counts is None:
             return 1
@@ -175,50 +181,14 @@ class LayerSplitter:
 
     def _even_counts(self, options: list[StageOptions]) -> list[int] | None:
         """As many layers everywhere; the remainder goes where it costs least."""
-        low, extra = divmod(self._num_layers, len(options))
-        if any(len(o.times) < low for o in options):
+        layers, p = self._num_layers, len(options)
+        low, more = divmod(layers, p)
+        able = sorted((s for s, o in enumerate(options) if len(o.times) > low), key=lambda s: options[s].times[low])
+        if len(able) < more or any(len(o.times) < low for o in options):
             return None
-        ranked = sorted((s for s, o in enumerate(options) if len(o.times) > low), key=lambda s: options[s].times[low])
-        if len(ranked) < extra:
-            return None
-        more = set(ranked[:extra])
-        return [low + (s in more) for s in range(len(options))]
+        return even(layers, p, able)
 
 
 def _shares(sites: Iterable[Any], micro_batch_size: int) -> list[Share]:
     """Every site with its samples of a micro-batch."""
     return [site if isinstance(site, Share) else Share(site, micro_batch_size) for site in sites]
-
-
-def bottleneck_counts(
-    times: Sequence[Sequence[float]], total: int, added: Sequence[float] = (), least: int = 1
-) -> list[int]:
-    """Counts n_s ≥ `least` with Σ n_s = total that minimise the largest `times[s][n_s - 1] + added[s]`.
-
-    Among those, the sum is small too (least where times are convex). `times[s]` never falls; total is from
-    `least` · len(times) to Σ len(times[s]).
-    """
-    if any(added):
-        times = [[x + more for x in t] for t, more in zip(times, added, strict=True)]
-    low = max(t[least - 1] for t in times)
-    if sum(bisect_right(t, low) for t in times) < total:
-        high = max(t[-1] for t in times)
-        # Bisection narrows the bottleneck to one of the times.
-        while high - low > 1e-9 * high:
-            middle = 0.5 * (low + high)
-            if sum(bisect_right(t, middle) for t in times) >= total:
-                high = middle
-            else:
-                low = middle
-        low = high
-    counts = [bisect_right(t, low) for t in times]
-    surplus = sum(counts) - total
-    while surplus > 0:
-        # Give back the layer that saves most time: it shortens the pipeline's fill and drain.
-        s = max(
-            (s for s in range(len(counts)) if counts[s] > least),
-            key=lambda s: times[s][counts[s] - 1] - times[s][counts[s] - 2],
-        )
-        counts[s] -= 1
-        surplus -= 1
-    return counts

@@ -13,11 +13,11 @@ from hexiopt.plan.plan import Replica, Stage
 from hexiopt.problem.space import Recompute, layer_ranges
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
-from solvers.completion.layers import Choice, LayerSplitter
-from solvers.completion.replicas import Share, dealt_samples
+from hexiopt.solving import Pricer
+from solvers.completion.allocation import earliest_finish
+from solvers.completion.layers import Choice, LayerSplitter, Share
 from solvers.core.interleaving import possible_chunks
 from solvers.core.partition import Bundle, Group, Misfit, Structure
-from solvers.core.search import Pricer
 
 Trips = tuple[tuple[float, ...], ...]  # per pipeline and boundary, seconds of a message ahead and of one back
 _EXACT = 1e-9
@@ -290,4 +290,4 @@ class LineMaker:
         def seconds(site: Any) -> Callable[[int], float]:
             return lambda samples: sum(self._pricer.stage_s(site, layers, s == 0, s == last, samples, policy))
 
-        return dealt_samples([seconds(self._pricer.site(group)) for group in slots[s]], size)
+        return tuple(earliest_finish([seconds(self._pricer.site(group)) for group in slots[s]], size))

@@ -8,6 +8,7 @@ replicas of the stages of one.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from hexiopt.schedules.schedule import Schedule
 
@@ -72,6 +73,9 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """A structure that no plan follows: so many layers (or sequences) found no place."""
+    """A structure that no plan follows: so many layers (or sequences) found no place. False, where a plan is true."""
 
     missing: int
+
+    def __bool__(self) -> Literal[False]:
+        return False

@@ -1,100 +1,31 @@
-"""The contract of every solver: a problem and a budget in, a `Result` out, never an exception for a hard problem."""
+"""One run of a search: its clock, its steps, the best plan so far, and who hears of it."""
 
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import ClassVar
 
 from hexiopt.bounds import lower_bound_s
-from hexiopt.cost.cost import Cost, PipelineCost
-from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.result import OPTIMALITY_TOLERANCE, Point, Result, Status
-from hexiopt.schedules.in_flight import InFlight
+from hexiopt.result import OPTIMALITY_TOLERANCE, OperatorCounts, OwnBound, Point, Result, Status
+from hexiopt.solving import Budget, OnProgress, Pricer, Progress
+from solvers.core.operators import OperatorStatistics
 
-
-@dataclass(frozen=True)
-class Budget:
-    """When to stop: wall-clock seconds and, for determinism, steps of the solver's own unit (None: no limit)."""
-
-    time_limit_s: float = 10.0
-    max_steps: int | None = None
-
-
-class Pricer(Protocol):
-    """What a search asks of a cost model; `hexiopt.cost.model.CostModel` is ours, `experiments` has others.
-
-    A *site* is whatever makes two TP groups cost the same (hashable). All times in seconds for one micro-batch.
-    """
-
-    problem: Problem
-    sends_occupy_stages: bool  # whether a stage's messages to the next take its own time, rather than overlap
-
-    def site(self, devices: tuple[int, ...]) -> Any:
-        """The site of a TP group."""
-
-    def stage_s(
-        self, site: Any, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
-    ) -> tuple[float, float]:
-        """Forward and backward seconds of a stage."""
-
-    def max_layers(
-        self, site: Any, first: bool, last: bool, micro_batch_size: int, policy: str, held: InFlight, shards: Shards
-    ) -> int:
-        """The most layers that fit, `held` in flight, states spread as `shards`; may be negative."""
-
-    def hop_s(self, senders: tuple[int, ...], receivers: tuple[int, ...], micro_batch_size: int) -> float:
-        """One message between two stages, the network otherwise idle."""
-
-    def policies(self) -> tuple[str, ...]:
-        """The recompute policies worth considering."""
-
-    def pipelines(self, plan: Plan) -> Sequence[PipelineCost]:
-        """The cost of each pipeline; none ends after the step does."""
-
-    def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
-        """The cost of a whole plan; `pipelines` where they are already priced."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a solver tells while it works."""
-
-    solver: str
-    runtime_s: float
-    time_limit_s: float
-    steps: int
-    best_s: float  # best step time so far, infinite before the first plan
-    bound_s: float
-
-
-Listener = Callable[[Progress], bool]  # returns False to stop the search
-
-
-class Solver(Protocol):
-    """Finds a plan. `pricer` replaces our cost model; `listen` hears progress and may stop."""
-
-    name: str
-
-    def solve(
-        self,
-        problem: Problem,
-        budget: Budget,
-        *,
-        seed: int = 0,
-        pricer: Pricer | None = None,
-        listen: Listener | None = None,
-    ) -> Result:
-        """The best plan found within `budget`."""
+_TELL_EVERY_S = 0.1
 
 
 class Search:
-    """Bookkeeping of one run: the clock, the steps, the incumbent, its trajectory, and who listens.
+    """Bookkeeping of one run of a solver.
 
-    Solvers that run inside another share its `Search`, so that budgets and incumbents are one.
+    Where steps are limited, shares of the budget are shares of the steps; the clock then ends the run at its time
+    limit, and steers nothing else: the same seed and steps give the same plan on a busy machine too.
     """
+
+    clock: ClassVar[Callable[[], float]] = time.perf_counter  # seconds; tests set another
 
     def __init__(
         self,
@@ -103,44 +34,64 @@ class Search:
         budget: Budget,
         seed: int,
         pricer: Pricer | None = None,
-        listen: Listener | None = None,
+        on_progress: OnProgress | None = None,
     ) -> None:
         self.name, self.problem, self.budget, self.seed = name, problem, budget, seed
-        self._started = time.perf_counter()
+        self._started = Search.clock()
         self.pricer: Pricer = pricer or CostModel(problem)
         self.bound_s = lower_bound_s(self.pricer) if isinstance(self.pricer, CostModel) else 0.0
         self.plan: Plan | None = None
         self.cost: Cost | None = None
         self.nearest: tuple[Plan, Cost] | None = None  # the plan with the smallest excess of memory
         self.steps = 0
+        # What only the solver knows, for the one who says how the run ended (`frame/infeasible.py`):
+        self.exhausted = False  # it has looked at its whole space: its plan is the best, or there is none
+        self.own_bound: OwnBound | None = None
+        self.reason = ""  # why it found no plan, where it knows better
+        self.remedy: str | None = None  # what to try then, where it does not search the whole plan space
+        self.operators = OperatorStatistics()
         self._trajectory: list[Point] = []
-        self._listen = listen
+        self.on_progress = on_progress
         self._stopped = False
-        self._told_s = 0.0
+        self._told_s, self._told_limit_s = 0.0, budget.time_limit_s
 
-    def beside(self, listen: Listener | None = None) -> "Search":
-        """A search of its own for the same run: same clock, budget, seed and pricer, nothing found yet."""
-        other = Search(self.name, self.problem, self.budget, self.seed, self.pricer, listen or self._listen)
-        other._started = self._started
+    # ------------------------------------------------------------------------ searches inside
+
+    def child(self) -> "Search":
+        """A search of its own for the same run: same clock, budget, seed, pricer and listener; it knows the best plan
+        so far."""
+        other = copy(self)
+        other.steps, other.nearest, other._trajectory, other.operators = 0, None, [], OperatorStatistics()
         return other
+
+    def outcome(self) -> "Outcome":
+        """What a search beside this one should know of it; picklable."""
+        return Outcome(self.plan, self.cost, self.steps, self.nearest, self.trajectory, self.operators.counts())
+
+    def absorb(self, outcome: "Outcome") -> None:
+        """Take over what another search for the same run found; of two plans that do not fit, the nearer one."""
+        self.steps += outcome.steps
+        self.operators.add(outcome.operators)
+        if outcome.plan is not None:
+            self.offer(outcome.plan, outcome.cost)
+            self._merge_trajectory(outcome.trajectory)
+        if outcome.nearest is not None:
+            self._near(*outcome.nearest)
+
+    # ----------------------------------------------------------------------------- the budget
 
     @property
     def runtime_s(self) -> float:
         """Seconds since the start."""
-        return time.perf_counter() - self._started
+        return Search.clock() - self._started
 
-    @property
-    def best_s(self) -> float:
-        """Best step time so far."""
-        return self.cost.step_time_s if self.cost else float("inf")
-
-    def left_s(self, until: float = 1.0) -> float:
-        """Seconds left of the fraction `until` of the time limit."""
-        return self.budget.time_limit_s * until - self.runtime_s
+    def left_s(self) -> float:
+        """Seconds left of the time limit."""
+        return self.budget.time_limit_s - self.runtime_s
 
     @property
     def spent(self) -> float:
-        """The fraction of the budget that is spent: of the steps, where these are limited, or else of the time."""
+        """The fraction of the budget that is spent: of the steps where these are limited, else of the time."""
         if self.budget.max_steps is not None:
             return self.steps / self.budget.max_steps
         return self.runtime_s / self.budget.time_limit_s
@@ -151,19 +102,38 @@ class Search:
         return self._stopped
 
     def go_on(self, until: float = 1.0) -> bool:
-        """Whether budget is left (time up to a fraction `until`), and nobody has stopped the search."""
-        if self._stopped or (self.budget.max_steps is not None and self.steps >= self.budget.max_steps):
+        """Whether the fraction `until` of the budget is not spent (of the steps where these are limited, else of the
+        time), the time limit is not reached, and nobody has stopped the search."""
+        now_s, most = self.runtime_s, self.budget.max_steps
+        if self.on_progress is not None and not self._stopped and now_s - self._told_s > _TELL_EVERY_S:
+            self._told_s = now_s
+            progress = Progress(self.name, now_s, self._told_limit_s, self.steps, self.best_s, self.bound_s)
+            self._stopped = not self.on_progress(progress)
+        if self._stopped or (most is not None and self.steps >= most * until):
             return False
-        now = self.runtime_s
-        if self._listen is not None and now - self._told_s > 0.1:
-            self._told_s = now
-            progress = Progress(self.name, now, self.budget.time_limit_s, self.steps, self.best_s, self.bound_s)
-            self._stopped = not self._listen(progress)
-        return now < self.budget.time_limit_s * until
+        return now_s < self.budget.time_limit_s * (until if most is None else 1.0)
 
-    def step(self) -> None:
-        """Count one step."""
+    def until(self, fraction: float = 1.0) -> "Allowance":
+        """What is left until `fraction` of the whole budget is spent."""
+        return Allowance(self, self.spent, fraction)
+
+    def allowance(self, share: float = 1.0) -> "Allowance":
+        """A share of what is left of the budget."""
+        return self.until().part(share)
+
+    def step(self) -> bool:
+        """Count one step; False, and none is counted, once the budget is spent."""
+        if not self.go_on():
+            return False
         self.steps += 1
+        return True
+
+    # ----------------------------------------------------------------------------- what is found
+
+    @property
+    def best_s(self) -> float:
+        """Best step time so far."""
+        return self.cost.step_time_s if self.cost else float("inf")
 
     def offer(self, plan: Plan, cost: Cost | None = None) -> Cost:
         """Price `plan` and keep it if it is the best so far, or the nearest to fitting."""
@@ -171,33 +141,39 @@ class Search:
         if cost.fits and cost.step_time_s < self.best_s:
             self.plan, self.cost = plan, cost
             self._trajectory.append(Point(self.runtime_s, self.steps, cost.step_time_s))
-        elif not cost.fits and (self.nearest is None or cost.excess_bytes < self.nearest[1].excess_bytes):
-            self.nearest = (plan, cost)
+        elif not cost.fits:
+            self._near(plan, cost)
         return cost
+
+    def _near(self, plan: Plan, cost: Cost) -> None:
+        if self.nearest is None or cost.excess_bytes < self.nearest[1].excess_bytes:
+            self.nearest = (plan, cost)
 
     @property
     def trajectory(self) -> tuple[Point, ...]:
         """The improvements so far."""
         return tuple(self._trajectory)
 
-    def weave(self, points: Sequence[Point]) -> None:
+    def _merge_trajectory(self, points: Sequence[Point]) -> None:
         """Take the improvements of a search beside this one into its trajectory, at the times when they were made."""
-        reached, woven = [0, 0], list[Point]()
-        lanes = [(point, lane) for lane, own in enumerate((self._trajectory, points)) for point in own]
-        for point, lane in sorted(lanes, key=lambda item: item[0].runtime_s):
-            reached[lane] = point.steps
-            if not woven or point.step_time_s < woven[-1].step_time_s:
-                woven.append(replace(point, steps=sum(reached)))
-        self._trajectory = woven
+        reached, merged = [0, 0], list[Point]()
+        members = [(point, member) for member, own in enumerate((self._trajectory, points)) for point in own]
+        for point, member in sorted(members, key=lambda item: item[0].runtime_s):
+            reached[member] = point.steps
+            if not merged or point.step_time_s < merged[-1].step_time_s:
+                merged.append(replace(point, steps=sum(reached)))
+        self._trajectory = merged
 
     def result(self) -> Result:
-        """The outcome."""
+        """The outcome, without a reason."""
         found = self.plan is not None and self.cost is not None
+        if self.exhausted and found:
+            self.bound_s = self.best_s
         gap = (self.best_s - self.bound_s) / self.best_s if found else 1.0
         status = Status.OPTIMAL if gap <= OPTIMALITY_TOLERANCE else Status.FEASIBLE
         return Result(
             solver=self.name,
-            status=status if found else Status.NOT_FOUND,
+            status=status if found else Status.INFEASIBLE if self.exhausted else Status.NOT_FOUND,
             seed=self.seed,
             runtime_s=self.runtime_s,
             steps=self.steps,
@@ -205,4 +181,50 @@ class Search:
             cost=self.cost,
             bound_s=self.bound_s,
             trajectory=self.trajectory,
+            own_bound=self.own_bound if found else None,
+            operators=self.operators.counts(),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one search tells another: its best plan, its steps, the nearest plan that does not fit, its trajectory, and
+    what its operators brought."""
+
+    plan: Plan | None
+    cost: Cost | None
+    steps: int
+    nearest: tuple[Plan, Cost] | None
+    trajectory: tuple[Point, ...]
+    operators: tuple[OperatorCounts, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """A part of a search's budget, from one fraction of it to another: true while it is not spent."""
+
+    search: Search
+    begin: float
+    end: float
+
+    def __bool__(self) -> bool:
+        return self.search.go_on(self.end)
+
+    @property
+    def spent(self) -> float:
+        """The fraction of this part that is spent, at most 1."""
+        width = self.end - self.begin
+        return min(1.0, (self.search.spent - self.begin) / width) if width > 0.0 else 1.0
+
+    def rest(self) -> "Allowance":
+        """What is left of this part."""
+        return self.part(1.0)
+
+    def part(self, share: float) -> "Allowance":
+        """A share of what is left of this part."""
+        begin = self.search.spent
+        return Allowance(self.search, begin, begin + share * max(0.0, self.end - begin))
+
+    def up_to(self, share: float) -> "Allowance":
+        """From now until `share` of this part, counted from its beginning, is spent."""
+        return Allowance(self.search, self.search.spent, self.begin + share * (self.end - self.begin))

@@ -1,44 +1,52 @@
-"""Half of a proof on a second core: a forked process that looks at its part, and sends back what it found."""
+"""A second process for a search: it works on its part, and sends back what it found. The only place that starts one."""
 
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 from typing import Any
 
+from hexiopt.cores import usable_cores
 from solvers.core.search import Search
 
-_GRACE_S = 0.2  # how long the other process may take to notice that it shall stop
+_GRACE_S = 0.5  # how long the other process may take to notice that it shall stop
+_FIRST_PLAN_S = 10.0  # how long it may go on past the time limit until there is a plan
 _NOTICE_S = 0.02  # how often this one looks whether the other has ended
 Work = Callable[[Search], Any]
 
 
-def has_second_core(search: Search) -> bool:
-    """Whether a forked process can help; not where steps are counted, for then the cores must not matter."""
+def has_second_core() -> bool:
+    """Whether a forked process can run beside this one: two cores, fork, and no daemon that may not have children."""
     forks = "fork" in multiprocessing.get_all_start_methods()
-    free = len(os.sched_getaffinity(0)) > 1 and not multiprocessing.current_process().daemon
-    return search.budget.max_steps is None and forks and free
+    return forks and usable_cores() > 1 and not multiprocessing.current_process().daemon
 
 
 @contextmanager
-def at_once(search: Search, work: Work) -> Iterator[Callable[[], Any]]:
-    """Run `work` in another process, with a search of its own, while the body of the `with` runs in this one.
+def at_once(run: Search, work: Work) -> Iterator[Callable[[], Any]]:
+    """Do `work` in another process, with a search of its own that knows the best plan so far, while the body of the
+    `with` runs in this one. Without a second core `work` is done here, after the body.
 
-    The body gets a function that waits for the answer of `work`, or returns None where the budget ends before; the
-    best plan of the other process is then known here.
+    The body gets a function that waits for the answer of `work`, or returns None where it is asked to stop or its time
+    is over before (some seconds later where there is no plan yet); `run` then knows what was found. An error of the
+    other process is raised here.
     """
+    own = run.child()
+    if not has_second_core():
+        yield lambda: _absorbed(run, work(own), own)
+        return
     context = multiprocessing.get_context("fork")
     stop = context.Event()
     here, there = context.Pipe(duplex=False)
-    child = context.Process(target=_other, args=(search, work, stop, there), daemon=True)
+    child = context.Process(target=_work, args=(own, work, stop, there), daemon=True)
     child.start()
     there.close()
 
     def answer() -> Any:
         while not here.poll(_NOTICE_S):
-            if not search.go_on() or not child.is_alive():
+            run.go_on()  # tells the listener
+            late_s = -run.left_s() - (_FIRST_PLAN_S if run.plan is None else 0.0)
+            if run.stopped or late_s >= 0.0 or not child.is_alive():
                 stop.set()
                 break
         if not here.poll(_GRACE_S):
@@ -46,10 +54,8 @@ def at_once(search: Search, work: Work) -> Iterator[Callable[[], Any]]:
         message = here.recv()
         if isinstance(message, BaseException):
             raise message
-        found, plan, steps = message
-        search.steps += steps
-        if plan is not None:
-            search.offer(plan)
+        found, outcome = message
+        run.absorb(outcome)
         return found
 
     try:
@@ -63,15 +69,17 @@ def at_once(search: Search, work: Work) -> Iterator[Callable[[], Any]]:
         here.close()
 
 
-def _other(search: Search, work: Work, stop: Event, pipe: Connection) -> None:
-    """In the other process: work with what is known so far until `stop`."""
+def _absorbed(run: Search, found: Any, own: Search) -> Any:
+    run.absorb(own.outcome())
+    return found
+
+
+def _work(own: Search, work: Work, stop: Event, pipe: Connection) -> None:
+    """In the other process: work until `stop`."""
+    own.on_progress = lambda _: not stop.is_set()
     try:
-        own = search.beside(lambda _: not stop.is_set())
-        if search.plan is not None:
-            own.offer(search.plan, search.cost)
         found = work(own)
-        better = own.plan if own.best_s < search.best_s else None
-        pipe.send((found, better, own.steps))
+        pipe.send((found, own.outcome()))
     except BaseException as error:
         pipe.send(error)
         raise

@@ -20,10 +20,8 @@ import random
 from dataclasses import replace
 
 from hexiopt.cost.model import CostModel
-from hexiopt.problem.problem import Problem
-from hexiopt.result import Result, Status
-from solvers.completion.completer import Builder
-from solvers.core.search import Budget, Listener, Pricer, Progress, Search
+from hexiopt.solving import Budget, Capabilities
+from solvers.core.search import Search
 from solvers.core.workers import at_once, has_second_core
 from solvers.exact.exhaustive import Enumeration
 from solvers.exact.line_floor import LineFloor
@@ -31,9 +29,8 @@ from solvers.exact.lines import Kind, Lines
 from solvers.exact.packing import Choice, Column, Packing
 from solvers.exact.stage_times import StageTable
 from solvers.exact.step_bound import StepBound
-from solvers.frame.infeasible import explain, proven_infeasible
+from solvers.frame.solver import SearchSolver
 from solvers.portfolio import Portfolio
-from solvers.sequence.requirement import refuse_sequences, refuse_unproved
 
 MOST_DEVICES = 6
 MOST_LAYERS = 8
@@ -48,61 +45,43 @@ _FOREVER_S = 1e9  # no plan worth finding takes longer
 _EFFORT_S = 20.0  # most deterministic seconds of one program
 
 
-class CpSat:
+class CpSat(SearchSolver):
     """The best plan, and how good it surely is. Steps: the portfolio's, plans priced, programs solved."""
 
     name = "cp_sat"
+    capabilities = Capabilities(kind="oracle", cores=2)
 
-    def solve(
-        self,
-        problem: Problem,
-        budget: Budget,
-        *,
-        seed: int = 0,
-        pricer: Pricer | None = None,
-        listen: Listener | None = None,
-    ) -> Result:
-        """The best plan found with its lower bound; `infeasible` where it is proven that no plan fits.
+    def search(self, run: Search, rng: random.Random) -> None:
+        """The best plan found with its lower bound, or the proof that no plan fits.
 
-        A pricer that is not our cost model gets the portfolio's plan, without a bound. Raises InputError where
-        sequence layouts are allowed.
+        A pricer that is not our cost model gets the portfolio's plan, without a bound.
         """
-        refuse_sequences(problem, self.name)
-        refuse_unproved(problem, self.name)
-        search = Search(self.name, problem, budget, seed, pricer, listen)
-        if proven_infeasible(search):
-            return explain(search)
-        ours = isinstance(search.pricer, CostModel)
+        problem, budget = run.problem, run.budget
+        ours = isinstance(run.pricer, CostModel)
         small = len(problem.usable_devices) <= MOST_DEVICES and problem.model.num_layers <= MOST_LAYERS
         share = min(_WARM_SHARE, _WARM_S / budget.time_limit_s) if small else _WARM_SHARE_LARGE
         if not ours:
             share = 1.0
-        if not _warm_start(search, listen, share) or not ours:
-            return explain(search)
-        if search.plan is None and not small and budget.max_steps is None and not _warm_start(search, listen, 1.0):
-            return explain(search)
-        if search.plan is not None:
-            StepBound(search).rise()
-        if small and Proof(search).run() and search.plan is None:
-            return replace(explain(search), status=Status.INFEASIBLE)
-        return explain(search)
+        if not _warm_start(run, share) or not ours:
+            return
+        if run.plan is None and not small and budget.max_steps is None and not _warm_start(run, 1.0):
+            return
+        if run.plan is not None:
+            StepBound(run).rise()
+        if small and Proof(run).run():
+            run.exhausted = run.plan is None
 
 
-def _warm_start(search: Search, listen: Listener | None, share: float) -> bool:
+def _warm_start(run: Search, share: float) -> bool:
     """Run the portfolio with a share of the budget; False where it was asked to stop."""
-    whole = search.budget
-
-    def hear(progress: Progress) -> bool:
-        return listen is None or listen(replace(progress, time_limit_s=whole.time_limit_s))
-
-    other = search.beside(hear)
-    steps = None if whole.max_steps is None else whole.max_steps // 2 if share < 1 else whole.max_steps
-    other.budget = Budget(whole.time_limit_s * share, steps)
-    Portfolio().run(other, Builder(other), random.Random(search.seed))
-    search.steps += other.steps
-    if other.plan is not None:
-        search.offer(other.plan, other.cost)
-    search.nearest = search.nearest or other.nearest
+    whole = run.budget
+    other = run.child()
+    if whole.max_steps is None:
+        other.budget = Budget(whole.time_limit_s * share)
+    elif share < 1.0:  # where steps are counted, the clock steers nothing
+        other.budget = replace(whole, max_steps=max(1, whole.max_steps // 2))
+    Portfolio().search(other, random.Random(run.seed))
+    run.absorb(other.outcome())
     return not other.stopped
 
 
@@ -155,7 +134,8 @@ class Proof:
 
     def _all_looked_at(self, choices: list[Choice], packing: Packing, limit_s: float) -> bool:
         """Look at `choices`, on two cores where there are two; False where some are left."""
-        if len(choices) < _WORTH_A_PROCESS or not has_second_core(self._search):
+        counted = self._search.budget.max_steps is not None  # then the cores must not matter
+        if counted or len(choices) < _WORTH_A_PROCESS or not has_second_core():
             return self._each_looked_at(choices, packing, limit_s)
 
         def theirs(search: Search) -> tuple[bool, set[Choice]]:

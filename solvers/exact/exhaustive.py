@@ -25,15 +25,13 @@ import numpy as np
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.gradient_sync import sync_groups
 from hexiopt.cost.model import CostModel
-from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, recompute_policies, schedules, sharding_stages
-from hexiopt.result import Result, Status
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from solvers.completion.completer import Builder
-from solvers.core.search import Budget, Listener, Pricer, Search
+from hexiopt.solving import Budget, Capabilities
+from solvers.core.search import Search
 from solvers.exact.enumeration.arrangements import Arrangement, Groups, Seats
 from solvers.exact.enumeration.batch_splits import Floats, least_longest
 from solvers.exact.enumeration.candidates import Candidate, Candidates, leaner_stages
@@ -41,9 +39,8 @@ from solvers.exact.enumeration.dealing import Frame
 from solvers.exact.enumeration.layer_cuts import Layers, all_layer_cuts
 from solvers.exact.enumeration.sync_floor import SyncFloor
 from solvers.exact.enumeration.sync_tail import tails_s
-from solvers.frame.infeasible import explain, proven_infeasible
+from solvers.frame.solver import SearchSolver
 from solvers.heuristics.local_search import LocalSearch
-from solvers.sequence.requirement import refuse_sequences, refuse_unproved
 
 MOST_DEVICES = 6
 MOST_LAYERS = 8
@@ -52,48 +49,17 @@ _START_SHARE = 0.2  # most of the time limit for it
 _SLACK = 1e-9  # of a step time, for rounding
 
 
-class Exhaustive:
+class Exhaustive(SearchSolver):
     """Looks at every plan; a step is one plan priced."""
 
     name = "exhaustive"
+    capabilities = Capabilities(
+        kind="oracle", pricers="cost_model", max_devices=MOST_DEVICES, max_layers=MOST_LAYERS
+    )
 
-    def solve(
-        self,
-        problem: Problem,
-        budget: Budget,
-        *,
-        seed: int = 0,
-        pricer: Pricer | None = None,
-        listen: Listener | None = None,
-    ) -> Result:
-        """The best plan, proven where the budget lasts to the end; `infeasible` where no plan fits.
-
-        Raises InputError for more than 6 usable devices or 8 layers, where sequence layouts are allowed, and for a
-        pricer that is not our cost model.
-        """
-        _refuse(problem, pricer)
-        search = Search(self.name, problem, budget, seed, pricer, listen)
-        if proven_infeasible(search):
-            return explain(search)
-        if not Enumeration(search).run():
-            return explain(search)
-        if search.plan is None:
-            return replace(explain(search), status=Status.INFEASIBLE)
-        search.bound_s = search.best_s
-        return search.result()
-
-
-def _refuse(problem: Problem, pricer: Pricer | None) -> None:
-    refuse_sequences(problem, Exhaustive.name)
-    refuse_unproved(problem, Exhaustive.name)
-    devices, layers = len(problem.usable_devices), problem.model.num_layers
-    if devices > MOST_DEVICES or layers > MOST_LAYERS:
-        raise InputError(
-            f"solver: exhaustive: {devices} devices and {layers} layers are more than the {MOST_DEVICES} devices and "
-            f"{MOST_LAYERS} layers of which all plans can be looked at; use solver=cp_sat or solver=portfolio"
-        )
-    if pricer is not None and not isinstance(pricer, CostModel):
-        raise InputError("solver: exhaustive: its bounds hold for our own cost model only; use solver=portfolio")
+    def search(self, run: Search, rng: random.Random) -> None:
+        """The best plan, proven where the budget lasts to the end."""
+        run.exhausted = Enumeration(run).run()
 
 
 @dataclass(frozen=True)
@@ -150,9 +116,10 @@ class Enumeration:
         """A local search, longer for more devices."""
         budget, devices = self.search.budget, len(self.problem.usable_devices)
         steps = min(_START_STEPS * devices**2, budget.max_steps or 1 << 30)
-        other = self.search.beside()
-        other.budget = Budget(budget.time_limit_s * _START_SHARE, steps)
-        LocalSearch().run(other, Builder(other), random.Random(self.search.seed))
+        other = self.search.child()
+        share = _START_SHARE if budget.max_steps is None else 1.0  # where steps are counted, the clock steers nothing
+        other.budget = Budget(budget.time_limit_s * share, steps)
+        LocalSearch().search(other, random.Random(self.search.seed))
         return other
 
     def look_at(self, arrangements: Iterable[Arrangement], bar_s: float) -> bool:

@@ -1,7 +1,6 @@
 """Why no plan was found: the binding device, what it lacks in GiB, and the nearest change that fits."""
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -17,14 +16,13 @@ from hexiopt.problem.workload import AUTO
 from hexiopt.result import Result, Status
 from hexiopt.schedules.in_flight import holding
 from hexiopt.units import GIB
-from solvers.completion.completer import Builder
-from solvers.core.partition import Misfit
-from solvers.core.search import Budget, Search
+from solvers.completion.completer import PlanCompleter
+from solvers.core.search import Search
 from solvers.core.zero import first_stage, must_align
 from solvers.frame.starts import chain_structures, cut
 
-_TRIED = 300  # hand-made structures built to see whether a changed problem has a plan
-_THOUGHT_S = 0.3  # most seconds spent on looking for a change that fits
+_TRIED = 300  # most hand-made structures built to see whether a changed problem has a plan
+_PLACED = 6_000  # devices in all of them: their time is in proportion, some tenths of a second
 
 
 def proven_infeasible(search: Search) -> bool:
@@ -32,30 +30,33 @@ def proven_infeasible(search: Search) -> bool:
     return isinstance(search.pricer, CostModel) and shortfall(search.problem, search.pricer) is not None
 
 
-def explain(search: Search, remedy: str | None = None) -> Result:
+def conclude(search: Search) -> Result:
     """The result of `search`; without a plan, with the reason, and `infeasible` where that is proven.
 
-    `remedy` stands for the nearest change that fits, where a search does not cover the whole plan space.
+    Where the search met none, the plainest plans are priced: one that fits is the result of a search of the whole plan
+    space. One of a smaller space (`search.remedy`) only says that there are some.
     """
-    result = search.result()
+    result, remedy = search.result(), search.remedy
     if result.plan is not None:
         return result
-    if not isinstance(search.pricer, CostModel):
-        return replace(result, reason=f"no plan found in {search.steps} steps: {_nearest(search)}")
-    proof = shortfall(search.problem, search.pricer)
+    if search.reason:
+        return replace(result, reason=search.reason)
+    ours = isinstance(search.pricer, CostModel)
+    proof = shortfall(search.problem, search.pricer) if isinstance(search.pricer, CostModel) else None
     if proof is not None:
         reason = f"no plan fits: {proof}; {nearest_change(search.problem)}"
         return replace(result, status=Status.INFEASIBLE, reason=reason)
     ended = search.stopped or search.spent >= 1.0 or search.left_s() <= 0.0
     met = _nearest(search)
     if search.plan is not None:
-        if ended or remedy is None:
-            met = "the budget ended before one of those that fit was met"
-            remedy = "; ".join(filter(None, (_more(search), remedy)))
-        else:
-            met = "the plain plans that fit are outside its plan space"
-    remedy = remedy or nearest_change(search.problem)
-    return replace(result, reason=f"no plan found in {search.steps} steps: {met}; {remedy}")
+        if remedy is None:
+            return search.result()
+        met = "the plain plans that fit are outside its plan space"
+        if ended:
+            met, remedy = "the budget ended before one of those that fit was met", f"{_more(search)}; {remedy}"
+    if remedy is None and ours:
+        remedy = nearest_change(search.problem)
+    return replace(result, reason="; ".join(filter(None, (f"no plan found in {search.steps} steps: {met}", remedy))))
 
 
 def _more(search: Search) -> str:
@@ -177,10 +178,16 @@ def _plain_plans(problem: Problem) -> Iterator[Plan]:
 
 def nearest_change(problem: Problem) -> str:
     """The smallest change of the request under which a plan was built, in words."""
-    deadline_s = time.perf_counter() + _THOUGHT_S
-    for changed, words in _changes(problem):
-        if _has_plan(changed, deadline_s):
-            return f"it fits with {words}"
+    changes, left = list(_changes(problem)), _PLACED
+    for turn, (changed, words) in enumerate(changes):
+        devices = len(changed.usable_devices)
+        fair = left // (devices * (len(changes) - turn))  # what the changes before leave is for those that follow
+        for fits in islice(_fitting(changed), min(max(fair, 1), _TRIED)):
+            if fits:
+                return f"it fits with {words}"
+            left -= devices
+        if left <= 0:
+            break
     return "no change of the workload, nor more machines of a kind it has, was seen to fit; choose a smaller model"
 
 
@@ -226,24 +233,16 @@ def _larger_clusters(problem: Problem) -> Iterator[tuple[Problem, str]]:
         yield replace(problem, cluster=cluster), words
 
 
-def _has_plan(problem: Problem, deadline_s: float) -> bool:
-    """Whether one of the first hand-made structures makes a plan that fits; no after `deadline_s`."""
+def _fitting(problem: Problem) -> Iterator[bool]:
+    """Of hand-made structures one after another, whether each makes a plan that fits; of none where none can."""
     try:
-        search = Search("change", problem, Budget(1.0), 0)
+        model = CostModel(problem)
     except InputError:
-        return False
-    model = search.pricer
-    assert isinstance(model, CostModel)
+        return
     if shortfall(problem, model) is not None:
-        return False
-    if time.perf_counter() > deadline_s:
-        return False
-    builder = Builder(search)
-    for structure in islice(chain_structures(problem), _TRIED):
-        if time.perf_counter() > deadline_s:
-            return False
-        if builder.allowed(structure) and not isinstance(builder.build(structure), Misfit):
-            priced = builder.price(structure)
-            if isinstance(priced, tuple) and priced[1].fits:
-                return True
-    return False
+        return
+    completer = PlanCompleter(model)
+    for structure in chain_structures(problem):
+        completed = completer.allowed(structure) and completer.complete(structure)
+        priced = completer.price(completed) if completed else None
+        yield priced is not None and priced.cost.fits

@@ -1,23 +1,32 @@
-"""The frame of a solver that searches structures: bookkeeping around one method."""
+"""The frame of our solvers: one body of `solve` around one method."""
 
+import math
 import random
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from hexiopt.problem.problem import Problem
 from hexiopt.result import Result
-from solvers.completion.completer import Builder
-from solvers.core.search import Budget, Listener, Pricer, Search
-from solvers.frame.infeasible import explain, proven_infeasible
+from hexiopt.solving import Budget, Capabilities, OnProgress, Pricer, refuse
+from solvers.completion.completer import PlanCompleter
+from solvers.completion.pricing import PricedPlan
+from solvers.core.partition import Structure
+from solvers.core.search import Search
+from solvers.frame.infeasible import conclude, proven_infeasible
 
 
-class SearchingSolver(ABC):
-    """A `Solver` whose subclass only says how to search; plan, cost, trajectory and reason are kept here."""
+class SearchSolver(ABC):
+    """A `Solver` whose subclass only says how to search; plan, cost, trajectory and reason are kept here.
 
-    name: str
+    Its parameters are fields of a frozen dataclass, so that the registry and the command line know them.
+    """
+
+    name: ClassVar[str]
+    capabilities: ClassVar[Capabilities] = Capabilities()
 
     @abstractmethod
-    def run(self, search: Search, builder: Builder, rng: random.Random) -> None:
-        """Offer plans to `search` until it says that the budget is spent."""
+    def search(self, run: Search, rng: random.Random) -> None:
+        """Offer plans to `run` until it says that the budget is spent. May raise InputError."""
 
     def solve(
         self,
@@ -26,11 +35,32 @@ class SearchingSolver(ABC):
         *,
         seed: int = 0,
         pricer: Pricer | None = None,
-        listen: Listener | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Result:
-        """The best plan found within `budget`; without one, the reason. Raises InputError if a package is missing."""
-        search = Search(self.name, problem, budget, seed, pricer, listen)
-        builder = Builder(search)
-        if not proven_infeasible(search):
-            self.run(search, builder, random.Random(seed))
-        return explain(search)
+        """The best plan found within `budget`; without one, the reason.
+
+        Raises InputError for what its capabilities do not cover, and where a package is missing.
+        """
+        refuse(self, problem, pricer)
+        run = Search(self.name, problem, budget, seed, pricer, on_progress)
+        if self.capabilities.kind == "baseline":
+            run.remedy = f"{self.name} plans within its own space, so try solver=portfolio"
+        elif self.capabilities.sequence == "only":
+            run.remedy = f"{self.name} plans sequence layouts only, so try solver=portfolio"
+        if not proven_infeasible(run):
+            self.search(run, random.Random(seed))
+        return conclude(run)
+
+
+def offer_partition(
+    run: Search, completer: PlanCompleter, structure: Structure, limit_s: float = math.inf
+) -> PricedPlan | None:
+    """The plan that `completer` makes of a partition, offered to the search.
+
+    None where the plan space forbids the partition, no plan follows from it, or it certainly exceeds `limit_s`.
+    """
+    completed = completer.allowed(structure) and completer.complete(structure)
+    priced = completer.price(completed, limit_s) if completed else None
+    if priced is not None:
+        run.offer(priced.plan, priced.cost)
+    return priced

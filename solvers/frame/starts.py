@@ -22,6 +22,7 @@ _MOST_ORDERS = 120  # orders of machines up to which all are tried
 _FEW = 8  # GPUs up to which single pipelines are tried in all ways, and lockstep at all micro-batch sizes
 _FEW_SIZES = 2  # micro-batch sizes for each of those
 _DEALT_LENGTHS = (2, 4, 3)  # machines in a chain of many
+_ALL_COUNTS = 64  # GPUs up to which every number of stages is tried
 _ALL_HANDS = 8  # machines up to which every number of chains is tried
 
 
@@ -49,7 +50,7 @@ def symmetric(problem: Problem, machines: Sequence[int]) -> Iterator[Bundle]:
     size = len(devices[machines[0]])
     for tp in problem.space.allowed_tp(size):
         groups = [group for machine in machines for group in cut(devices[machine], tp)]
-        for stages in range(1, min(len(groups), problem.model.num_layers) + 1):
+        for stages in stage_counts(problem, len(groups)):
             width = min(len(groups) // stages, problem.workload.global_batch)
             if width * stages <= len(groups) - stages and width < problem.workload.global_batch:
                 continue
@@ -57,6 +58,28 @@ def symmetric(problem: Problem, machines: Sequence[int]) -> Iterator[Bundle]:
             across = [tuple(groups[k * stages + s] for k in range(width)) for s in range(stages)]
             for layout in [along] if stages == 1 or width == 1 else [along, across]:
                 yield Bundle(tuple(layout))
+
+
+def stage_counts(problem: Problem, most: int) -> list[int]:
+    """Numbers of stages to try, up to `most` and the model's layers: all on a few machines, powers of two and half-way
+    between them beyond, where each takes milliseconds to judge."""
+    most = min(most, problem.model.num_layers)
+    if len(problem.usable_devices) <= _ALL_COUNTS:
+        return list(range(1, most + 1))
+    return sorted({count for k in range(most.bit_length()) for count in (1 << k, 3 << k >> 1) if count <= most})
+
+
+def whole_grids(problem: Problem) -> Iterator[Structure]:
+    """Symmetric grids over all machines, slowest kind first, whatever their kinds; a number of stages after another."""
+    machines, devices = [m for members in kinds(problem) for m in members], problem.usable_by_machine
+    degrees = problem.space.allowed_tp(max(map(len, devices.values())))
+    cuts = {tp: [group for m in machines for group in cut(devices[m], tp)] for tp in degrees}
+    for stages in stage_counts(problem, len(problem.usable_devices)):
+        for groups in cuts.values():
+            width = min(len(groups) // stages, problem.workload.global_batch)
+            if width:
+                slots = tuple(tuple(groups[s * width : (s + 1) * width]) for s in range(stages))
+                yield first_choice(problem, (Bundle(slots),))
 
 
 def chain(

@@ -6,7 +6,7 @@ micro-batches take about (M + p − 1) times that long, and times are tried one 
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -14,9 +14,9 @@ import numpy as np
 
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.schedules.in_flight import holding
+from hexiopt.solving import Pricer
 from solvers.completion.layers import LayerSplitter
 from solvers.core.partition import Bundle, Group
-from solvers.core.search import Pricer
 from solvers.heuristics.fewest_stages import Degrees, Ints, fewest_stages
 
 _FACTORS = tuple(1.06**k for k in range(12))  # of the least time: the times that may be tried
@@ -47,15 +47,16 @@ class _Block:
 
 
 class ChainMaker:
-    """Makes the chains of one problem. Keeps what it has computed; one for a search."""
+    """Makes the chains of one problem, whose plans recompute as one of `splitters` has it. Keeps what it has computed;
+    one for a search."""
 
-    def __init__(self, pricer: Pricer, splitter: LayerSplitter) -> None:
-        self._pricer, self._splitter = pricer, splitter
+    def __init__(self, pricer: Pricer, splitters: Sequence[LayerSplitter]) -> None:
+        self._pricer, self._splitters = pricer, splitters
         problem = pricer.problem
         self._layers, self._space = problem.model.num_layers, problem.space
         self._kinds = [machine.kind for machine in problem.cluster.machines]
         self._chains: dict[tuple[Sequence[_Block], ChainTerms], tuple[Degrees, ...]] = {}
-        self._stages: dict[tuple[Hashable, ChainTerms, int], _Stages] = {}
+        self._stages: dict[tuple[LayerSplitter, Hashable, ChainTerms, int], _Stages] = {}
 
     def chain(
         self,
@@ -117,16 +118,26 @@ class ChainMaker:
                 del waiting[:width]
         return found
 
-    def _ways(self, blocks: Sequence[_Block], terms: ChainTerms) -> Iterable[Degrees]:
-        """Ways through `blocks`, the likely best first."""
+    def _ways(self, blocks: Sequence[_Block], terms: ChainTerms) -> list[Degrees]:
+        """Ways through `blocks`, the likely best first, with any splitter."""
+        found: dict[Degrees, float] = {}
+        for splitter in self._splitters:
+            for degrees, seconds in self._timed_ways(blocks, terms, splitter):
+                found[degrees] = min(seconds, found.get(degrees, seconds))
+        return sorted(found, key=found.__getitem__)
+
+    def _timed_ways(
+        self, blocks: Sequence[_Block], terms: ChainTerms, splitter: LayerSplitter
+    ) -> Iterator[tuple[Degrees, float]]:
+        """Ways through `blocks` in which all layers find a place, with about the seconds of a step."""
         most = min(self._layers, sum(block.num_gpus for block in blocks))
-        tables = [{t: self._stages_of(site, terms, most) for t, site in block.sites} for block in blocks]
+        tables = [{t: self._stages_of(splitter, site, terms, most) for t, site in block.sites} for block in blocks]
         rate = sum(
             max((block.num_gpus // t * stages.rate for t, stages in own.items()), default=0.0)
             for block, own in zip(blocks, tables, strict=True)
         )
         if not rate:
-            return []
+            return
 
         @cache
         def within(time_s: float) -> Degrees | None:
@@ -138,24 +149,22 @@ class ChainMaker:
 
         times_s = [self._layers / rate * factor for factor in _FACTORS]
         if within(times_s[-1]) is None:
-            return []
+            return
         least = bisect_left(times_s, True, key=lambda time_s: within(time_s) is not None)
-        found: dict[Degrees, float] = {}
         for time_s in times_s[least : least + _MORE]:
             degrees = within(time_s)
             assert degrees is not None, "what fits in less time fits in more"
-            found.setdefault(degrees, (terms.batches + sum(map(len, degrees)) - 1) * time_s)
-        return sorted(found, key=found.__getitem__)
+            yield degrees, (terms.batches + sum(map(len, degrees)) - 1) * time_s
 
-    def _stages_of(self, site: Hashable, terms: ChainTerms, most: int) -> "_Stages":
+    def _stages_of(self, splitter: LayerSplitter, site: Hashable, terms: ChainTerms, most: int) -> "_Stages":
         batches = terms.batches if terms.holds_all else min(terms.batches, most)
-        key = site, replace(terms, batches=batches), most
+        key = splitter, site, replace(terms, batches=batches), most
         found = self._stages.get(key)
         if found is None:
             sites = frozenset((site,))
             times = [
                 [
-                    self._splitter.options(
+                    splitter.options(
                         sites,
                         first,
                         after == 0,

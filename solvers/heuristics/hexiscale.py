@@ -1,4 +1,4 @@
-"""`metis`: HexiScale's hierarchical graph partition (arXiv 2409.01143, section 4), both phases iterating.
+"""`hexiscale`: HexiScale's hierarchical graph partition (arXiv 2409.01143, section 4), both phases iterating.
 
 Phase 1 partitions the GPUs into one group per pipeline. Weights are a mix of reciprocal bandwidth (fat links
 fall between pipelines, where gradients travel) and bandwidth (they stay inside, for activations); the mix and
@@ -17,15 +17,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hexiopt.cost.executors.memory import Shards
-from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.schedule import Schedule
-from solvers.completion.completer import Builder
+from hexiopt.solving import Capabilities
+from solvers.completion.completer import PlanCompleter
+from solvers.completion.pricing import PricedPlan
 from solvers.core.interleaving import drawn_schedule
 from solvers.core.partition import Bundle, Group, Structure
 from solvers.core.search import Search
 from solvers.core.zero import LOCKSTEP, drawn_groups, drawn_stage
-from solvers.frame.solver import SearchingSolver
+from solvers.frame.solver import SearchSolver, offer_partition
 from solvers.frame.starts import cut
 from solvers.heuristics.graph import DeviceGraph, device_graph, partition
 from solvers.heuristics.stage_order import best_order
@@ -40,7 +41,7 @@ _OTHER_STYLE = 0.25  # share of iterations with another micro-batch size, schedu
 _UNEVEN = 0.5  # share of partitions into unequal pipelines
 _EXPONENTS = (1.0, 1.0, 0.5, 0.0)  # of a GPU's speed, in its weight
 _TIE = 1e-3  # how little the order of kinds weighs against the time of a message
-_LARGEST_GRAPH = 1024  # GPUs; a complete graph beyond this takes METIS longer than a search should
+LARGEST_GRAPH = 1024  # GPUs; a complete graph beyond this takes METIS longer than a search should
 
 
 def compositions(count: int, allowed: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -69,8 +70,8 @@ class _Incumbent:
 class HierarchicalPartition:
     """The two phases on one problem."""
 
-    def __init__(self, search: Search, builder: Builder, rng: random.Random) -> None:
-        self.search, self.builder, self.rng = search, builder, rng
+    def __init__(self, search: Search, completer: PlanCompleter, rng: random.Random) -> None:
+        self.search, self.completer, self.rng = search, completer, rng
         self.problem: Problem = search.problem
         numbers: dict[Hashable, int] = {}
         self._kind_of = [numbers.setdefault(m.kind, len(numbers)) for m in self.problem.cluster.machines]
@@ -94,15 +95,19 @@ class HierarchicalPartition:
         parts, kept = self._phase_one(base, style)
         bundles = self._aligned(parts, style) if style.sharding >= LOCKSTEP else self._bundles(parts, kept, style)
         structure = Structure(tuple(bundles), style.schedule, style.sharding, style.chunks, style.groups)
-        if not bundles or not self.builder.allowed(structure):
+        if not bundles:
             return
         rival = self._best.get(len(parts))
         least = rival.step_time_s if rival else float("inf")
-        priced = self.builder.price(structure, least)
-        if isinstance(priced, tuple) and priced[1].objective < least:
-            self._best[len(parts)] = _Incumbent(priced[1].objective, parts, structure, style)
+        priced = self.offer(structure, least)
+        if priced is not None and priced.cost.objective < least:
+            self._best[len(parts)] = _Incumbent(priced.cost.objective, parts, structure, style)
             if style.sharding < LOCKSTEP:
                 self._like(structure)
+
+    def offer(self, structure: Structure, limit_s: float) -> PricedPlan | None:
+        """The plan of a partition, offered to the search; as `offer_partition`."""
+        return offer_partition(self.search, self.completer, structure, limit_s)
 
     def _bundles(
         self, parts: tuple[tuple[int, ...], ...], kept: dict[tuple[int, ...], Bundle], style: "_Style"
@@ -237,7 +242,7 @@ class HierarchicalPartition:
         chosen = [self._first_option(block, options) for block, options in zip(blocks, choices, strict=True)]
 
         def seconds(chosen: list[int]) -> float:
-            return self.builder.finish_s(stages(chosen), style.size, style.schedule, shards, sequences, style.chunks)
+            return self.completer.finish_s(stages(chosen), style.size, style.schedule, shards, sequences, style.chunks)
 
         best_s = seconds(chosen)
         for at in self.rng.sample(order, min(len(order), _SEARCHED_BLOCKS)):
@@ -313,31 +318,14 @@ class _Style:
     groups: str  # sharding groups
 
 
-class Metis(SearchingSolver):
+class HexiScale(SearchSolver):
     """Iterates the two phases until the budget is spent, and keeps the best; a step is one pass of both phases."""
 
-    name = "metis"
+    name = "hexiscale"
+    capabilities = Capabilities(max_devices=LARGEST_GRAPH, requires=("pymetis",))
 
-    def run(self, search: Search, builder: Builder, rng: random.Random) -> None:
-        """Raises InputError without pymetis, and for more GPUs than its graph takes."""
-        require_graph(self.name, search.problem)
-        hierarchy = HierarchicalPartition(search, builder, rng)
-        while search.go_on():
-            search.step()
+    def search(self, run: Search, rng: random.Random) -> None:
+        """Iterate."""
+        hierarchy = HierarchicalPartition(run, PlanCompleter(run.pricer), rng)
+        while run.step():
             hierarchy.iterate()
-
-
-def require_graph(solver: str, problem: Problem, most: int = _LARGEST_GRAPH) -> None:
-    """Raises InputError without pymetis, naming what to install, and for a complete graph of more than `most` GPUs."""
-    try:
-        import pymetis  # noqa: F401
-    except ImportError:
-        raise InputError(
-            f"solver: {solver}: needs the package pymetis; install it with \"pip install -e '.[metis]'\", "
-            "or choose solver=portfolio"
-        ) from None
-    gpus = len(problem.usable_devices)
-    if gpus > most:
-        raise InputError(
-            f"solver: {solver}: {gpus} GPUs are more than the {most} of its complete graph; use solver=portfolio"
-        )

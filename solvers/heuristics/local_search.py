@@ -6,16 +6,17 @@ that no plan follows weigh by how many layers find no place, so that the search 
 
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.problem.problem import Problem
-from solvers.completion.completer import Builder
+from solvers.completion.completer import PlanCompleter
+from solvers.core.operators import Tally
 from solvers.core.partition import Bundle, Misfit, Structure
-from solvers.core.search import Search
+from solvers.core.search import Allowance, Search
 from solvers.core.zero import plain_stages, sharding_groups
-from solvers.frame.solver import SearchingSolver
+from solvers.frame.solver import SearchSolver
 from solvers.frame.starts import (
     chain_structures,
     first_choice,
@@ -25,9 +26,11 @@ from solvers.frame.starts import (
     single_structures,
     symmetric,
 )
+from solvers.heuristics.annealing import Metropolis, anneal
+from solvers.heuristics.chains import ChainMaker
 from solvers.heuristics.hill_climbing import Polisher
-from solvers.heuristics.operators.partitions import Neighbourhood
-from solvers.heuristics.operators.recreate import Rechaining
+from solvers.heuristics.operators.recreate import Recreation
+from solvers.heuristics.operators.table import PartitionProposals
 
 _HOT, _COLD = 0.01, 0.0005  # temperatures: an accepted worsening of 1 % and of 0.05 %
 _MISFIT = 100.0  # energy of a structure that no plan follows, far above any step time's logarithm
@@ -39,108 +42,127 @@ _POLISHED = 3  # starts polished first
 _POLISHING = 0.05  # most of the budget that goes into that
 ANNEAL = 0.9  # annealing ends here, the rest polishes
 _TRUST = 0.8  # how far a neighbour's factor of price over estimate is believed
+_KEPT = 50_000  # partitions remembered
 _ANYWAY = 0.05  # share of structures priced although their estimate speaks against it
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A structure's energy, and by which factor the price exceeds the estimate."""
+class EvaluatedPartition:
+    """A partition's energy, and by which factor the price exceeds the estimate."""
 
+    structure: Structure
     energy: float
     factor: float = 1.0
 
 
 class Annealer:
-    """Anneals structures of one search."""
+    """Anneals partitions of one search; of the candidates, a share `recreate_share` has bundles recreated as chains."""
 
-    def __init__(self, search: Search, builder: Builder, rng: random.Random, anew: float = 0.0) -> None:
-        self.search, self.builder, self.rng, self._anew = search, builder, rng, anew
-        self._neighbourhood = Neighbourhood(search.problem, builder.replicates)
-        self._rechaining = Rechaining(search.problem, builder.chains)
-        self._seen: dict[Structure, Judged] = {}
+    def __init__(
+        self, search: Search, completer: PlanCompleter, rng: random.Random, recreate_share: float = 0.0
+    ) -> None:
+        self.search, self.completer, self.rng = search, completer, rng
+        recreation = Recreation(search.problem, ChainMaker(search.pricer, completer.splitters))
+        self._proposals = PartitionProposals(
+            search.problem,
+            search.operators,
+            replicates=completer.replicates,
+            recreation=recreation,
+            recreate_share=recreate_share,
+        )
+        self._seen: dict[Structure, EvaluatedPartition] = {}
 
-    def judge(self, structure: Structure, limit: float = math.inf, factor: float = 1.0) -> Judged | None:
-        """The energy of `structure`: logarithm of the step time, or beyond `_MISFIT` where no plan follows it.
+    def evaluate(
+        self, structure: Structure, limit: float = math.inf, factor: float = 1.0, tally: Tally | None = None
+    ) -> EvaluatedPartition | None:
+        """The energy of a partition: logarithm of the step time, or beyond `_MISFIT` where no plan follows from it.
 
         None where that is, or very likely is, beyond `limit`: the price is taken to exceed the estimate by
-        `factor`, as a neighbour's did; now and then a structure is priced all the same.
+        `factor`, as a neighbour's did; now and then a partition is priced all the same.
         """
+        tally = tally or Tally()
         found = self._seen.get(structure)
-        if found is None:
-            if len(self._seen) > 50_000:
+        if found is not None:
+            tally.known += 1
+            return found
+        found = self._evaluated(structure, limit, factor, tally)
+        if found is not None:
+            if len(self._seen) > _KEPT:
                 self._seen.clear()
-            found = self._evaluate(structure, limit, factor)
-            if found is not None:
-                self._seen[structure] = found
+            self._seen[structure] = found
         return found
 
-    def _evaluate(self, structure: Structure, limit: float, factor: float) -> Judged | None:
-        distance = self.builder.distance(structure)
+    def _evaluated(
+        self, structure: Structure, limit: float, factor: float, tally: Tally
+    ) -> EvaluatedPartition | None:
+        distance = self.completer.distance(structure)
         if distance:
-            return Judged(_FORBIDDEN + math.log(distance))
-        built = self.builder.build(structure)
-        if isinstance(built, Misfit):
-            return Judged(_MISFIT + math.log(built.missing))
-        plan, estimate_s = built
+            tally.unfit += 1
+            return EvaluatedPartition(structure, _FORBIDDEN + math.log(distance))
+        completed = self.completer.complete(structure)
+        if isinstance(completed, Misfit):
+            tally.unfit += 1
+            return EvaluatedPartition(structure, _MISFIT + math.log(completed.missing))
         limit_s = math.exp(limit) if limit < _MISFIT / 2 else math.inf
-        if estimate_s * factor**_TRUST > limit_s and self.rng.random() > _ANYWAY:
+        if completed.estimate_s * factor**_TRUST > limit_s and self.rng.random() > _ANYWAY:
             return None
-        priced = self.builder.price_built(plan, limit_s)
+        priced = self.completer.price(completed, limit_s)
         if priced is None:
             return None
-        cost = priced[1]
+        tally.priced += 1
+        cost = self.search.offer(priced.plan, priced.cost)
         energy = math.log(cost.step_time_s)
-        return Judged(energy if cost.fits else _MISFIT - 1.0 + energy / 1e3, max(1.0, cost.step_time_s / estimate_s))
+        return EvaluatedPartition(
+            structure,
+            energy if cost.fits else _MISFIT - 1.0 + energy / 1e3,
+            max(1.0, cost.step_time_s / completed.estimate_s),
+        )
 
-    def anneal(self, start: Structure, hot: float, until: float, max_steps: int | None) -> Structure:
-        """The best structure met from `start`, the first temperature being `hot`, until the fraction `until` of the
-        time, or `max_steps` steps."""
-        search, rng = self.search, self.rng
-        current = best = start
-        now = self.judge(start)
-        assert now is not None
-        least = now.energy
-        began_s, began_steps = search.runtime_s, search.steps
-        span_s = max(1e-9, until * search.budget.time_limit_s - began_s)
-        while search.go_on(until) and (max_steps is None or search.steps - began_steps < max_steps):
-            search.step()
-            if max_steps is not None:
-                done = (search.steps - began_steps) / max_steps
-            else:
-                done = (search.runtime_s - began_s) / span_s
-            temperature = hot * (_COLD / hot) ** min(1.0, done)
-            anew = self._anew and rng.random() < self._anew
-            candidate = (self._rechaining.move if anew else self._neighbourhood.random_move)(current, rng)
-            if candidate is None or candidate == current:
-                continue
-            limit = now.energy - temperature * math.log(1.0 - rng.random())
-            judged = self.judge(candidate, limit, now.factor)
-            if judged is not None and judged.energy <= limit:
-                current, now = candidate, judged
-                if now.energy < least:
-                    best, least = candidate, now.energy
+    def anneal(self, start: Structure, hot: float, allowance: Allowance) -> EvaluatedPartition:
+        """The best partition met from `start`, the first temperature being `hot`."""
+        known = self.evaluate(start)
+        assert known is not None, "without a limit everything is evaluated"
+        [best] = anneal([known], self._propose, self._near, Metropolis(hot, _COLD), allowance, self.rng)
         return best
 
+    def _propose(self, now: EvaluatedPartition, rng: random.Random) -> tuple[Tally, Structure] | None:
+        return self._proposals.draw(now.structure, rng)
 
-def hand_made(problem: Problem, builder: Builder) -> Iterator[Structure]:
-    """Structures that people would try: chains, every kind of machine with its own symmetric grid, and replicas."""
-    yield from own_grids(problem, builder)
+    def _near(
+        self, structure: Structure, now: EvaluatedPartition, limit: float, tally: Tally
+    ) -> EvaluatedPartition | None:
+        return self.evaluate(structure, limit, now.factor, tally)
+
+
+def hand_made(problem: Problem, completer: PlanCompleter) -> Iterator[Structure]:
+    """Structures that people would try: every kind of machine with its own symmetric grid, chains, and replicas."""
+    yield from own_grids(problem, completer)
+    yield from without_grids(problem, completer)
+
+
+def without_grids(problem: Problem, completer: PlanCompleter) -> Iterator[Structure]:
+    """Chains and replicas."""
     yield from lockstep_structures(problem)
     yield from chain_structures(problem)
     yield from shared_structures(problem)
-    yield from single_structures(problem, builder.replicates)
+    yield from single_structures(problem, completer.replicates)
 
 
-def own_grids(problem: Problem, builder: Builder) -> Iterator[Structure]:
-    """Each kind its best symmetric grid for its share of the batch, side by side; at several micro-batch sizes."""
+def own_grids(
+    problem: Problem, completer: PlanCompleter, go_on: Callable[[], bool] = lambda: True
+) -> Iterator[Structure]:
+    """Each kind its best symmetric grid for its share of the batch, side by side; at several micro-batch sizes, as long
+    as `go_on` says so."""
     for sharding in plain_stages(problem):
         for size in problem.space.micro_batch_sizes(problem.workload.global_batch)[:3]:
             chosen = []
             for members in kinds(problem):
                 best: tuple[float, Bundle] | None = None
                 for bundle in symmetric(problem, members):
+                    if not go_on():
+                        return
                     sized = Bundle(bundle.stages, size)
-                    rate = builder.rate(first_choice(problem, (sized,)), Shards(sharding, sized.width))
+                    rate = completer.rate(first_choice(problem, (sized,)), Shards(sharding, sized.width))
                     if rate > 0.0 and (best is None or rate > best[0]):
                         best = (rate, sized)
                 if best is not None:
@@ -151,55 +173,56 @@ def own_grids(problem: Problem, builder: Builder) -> Iterator[Structure]:
 
 
 def improve(
-    polisher: Polisher, starts: Iterable[Structure], until: float, cooling: float = 1.0, anew: float = 0.0
+    polisher: Polisher,
+    starts: Iterable[Structure],
+    allowance: Allowance,
+    cooling: float = 1.0,
+    recreate_share: float = 0.0,
 ) -> list[Structure]:
-    """Price `starts`, polish the first few, then anneal the best in rounds, each with fewer structures and more time
-    for each, and with the first temperature `cooling` times that of the round before. Of the moves, a share `anew`
-    makes bundles anew.
+    """Price `starts`, polish the first few, then anneal the best in rounds, each with fewer partitions and more time
+    for each, and with the first temperature `cooling` times that of the round before. `recreate_share` of the moves
+    ruin one or two bundles and recreate them as chains.
 
     Gives what became of them, best first. Successive halving (Jamieson and Talwalkar, 2016): a start shows soon
     whether it leads anywhere.
     """
     search = polisher.search
-    annealer, steps = Annealer(search, polisher.builder, polisher.rng, anew), search.budget.max_steps
-    last_start = search.spent + _STARTS * (until - search.spent)
+    annealer = Annealer(search, polisher.completer, polisher.rng, recreate_share)
     pool: list[tuple[float, int, Structure]] = []
-    least = math.inf
+    least, for_starts = math.inf, allowance.part(_STARTS)
     for number, start in enumerate(starts):
-        if not search.go_on(last_start) or (steps is not None and search.steps > last_start * steps):
+        if not for_starts or not search.step():
             break
-        search.step()
-        judged = annealer.judge(start, least + _HOPELESS)
-        if judged is not None:
-            least = min(least, judged.energy)
-            pool.append((judged.energy, number, start))
+        found = annealer.evaluate(start, least + _HOPELESS)
+        if found is not None:
+            least = min(least, found.energy)
+            pool.append((found.energy, number, start))
     pool.sort(key=lambda item: item[:2])
-    polisher.begin([structure for _, _, structure in pool[:_POLISHED]], min(until, search.spent + _POLISHING))
-    begin = search.runtime_s / search.budget.time_limit_s
-    left = None if steps is None else max(0, int(until * steps) - search.steps)
+    polishing = search.until(min(allowance.end, search.spent + _POLISHING))
+    polisher.begin([structure for _, _, structure in pool[:_POLISHED]], polishing)
+    rounds = allowance.rest()
     left_out: list[tuple[float, int, Structure]] = []
     for turn, size in enumerate(_POOLS):
         pool.sort(key=lambda item: item[:2])
         left_out += pool[size:]
         del pool[size:]
-        share, hot = (until - begin) / len(_POOLS), _HOT * cooling**turn
+        hot = _HOT * cooling**turn
         for k, (energy, number, start) in enumerate(pool):
-            end = begin + share * (turn + (k + 1) / len(pool))
-            found = annealer.anneal(start, hot, end, None if left is None else left // (len(_POOLS) * len(pool)))
-            judged = annealer.judge(found)
-            if judged is not None and judged.energy < energy:
+            found = annealer.anneal(start, hot, rounds.up_to((turn + (k + 1) / len(pool)) / len(_POOLS)))
+            if found.energy < energy:
                 if turn == 0:  # the start itself, with other layers, may lead elsewhere
                     left_out.append(pool[k])
-                pool[k] = (judged.energy, number, found)
+                pool[k] = (found.energy, number, found.structure)
     return [structure for _, _, structure in sorted(pool + left_out, key=lambda item: item[:2])]
 
 
-class LocalSearch(SearchingSolver):
+class LocalSearch(SearchSolver):
     """`local_search`: hand-made structures, annealed, the best plan polished; a step is one structure or move."""
 
     name = "local_search"
 
-    def run(self, search: Search, builder: Builder, rng: random.Random) -> None:
+    def search(self, run: Search, rng: random.Random) -> None:
         """Anneal, then polish."""
-        polisher = Polisher(search, builder, rng)
-        polisher.finish(improve(polisher, hand_made(search.problem, builder), ANNEAL))
+        completer = PlanCompleter(run.pricer)
+        polisher = Polisher(run, completer, rng)
+        polisher.finish(improve(polisher, hand_made(run.problem, completer), run.until(ANNEAL)))

@@ -8,12 +8,12 @@ feasible by construction, and the comparison shows what the partition alone is w
 import random
 
 from hexiopt.problem.problem import Problem
-from solvers.completion.completer import Builder
+from solvers.completion.completer import PlanCompleter
 from solvers.core.interleaving import drawn_schedule
 from solvers.core.partition import Bundle, Group, Structure
 from solvers.core.search import Search
 from solvers.core.zero import drawn_groups, drawn_stage, must_align
-from solvers.frame.solver import SearchingSolver
+from solvers.frame.solver import SearchSolver, offer_partition
 
 
 def random_groups(problem: Problem, devices: list[int], rng: random.Random) -> list[Group]:
@@ -93,15 +93,15 @@ def _regular(problem: Problem, rng: random.Random) -> Structure | None:
     return Structure((bundle,), schedule, sharding, chunks, drawn_groups(problem, rng, sharding))
 
 
-class RandomPartition(SearchingSolver):
+class RandomPartition(SearchSolver):
     """Draws random partitions until the budget is spent, and keeps the best; a step is one draw."""
 
     name = "random"
 
-    def run(self, search: Search, builder: Builder, rng: random.Random) -> None:
+    def search(self, run: Search, rng: random.Random) -> None:
         """Draw and price."""
-        while search.go_on():
-            search.step()
-            structure = random_structure(search.problem, rng)
-            if structure is not None and builder.allowed(structure):
-                builder.price(structure)
+        completer = PlanCompleter(run.pricer)
+        while run.step():
+            structure = random_structure(run.problem, rng)
+            if structure is not None:
+                offer_partition(run, completer, structure)

@@ -12,9 +12,10 @@ the columns met rounds the solution; then groups are laid onto machines, a pipel
 """
 
 import itertools
+import math
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,19 +25,20 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.problem.space import default_schedule
 from hexiopt.schedules.in_flight import holding
-from solvers.completion.completer import Builder
+from hexiopt.solving import Pricer
+from solvers.completion.completer import PlanCompleter
 from solvers.completion.layers import LayerSplitter
 from solvers.core.partition import Bundle, Group, Structure
 from solvers.core.search import Search
 from solvers.core.zero import plain_stages
-from solvers.frame.solver import SearchingSolver
+from solvers.frame.solver import SearchSolver, offer_partition
 from solvers.frame.starts import chain_structures, cut, kinds
 from solvers.heuristics.random_partition import random_structure
 
 Floats = NDArray[np.float64]
 _BEATS = 48  # grid of beats, geometric
 _COLUMNS = 60  # most columns generated for one T
-_MIP_S = 1.0  # most seconds of one rounding
+_MIP_S, _MIP_NODES = 1.0, 5_000  # most seconds and nodes of one rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,13 @@ class Shape:
 
 
 class ShapeProgram:
-    """The linear program of one problem, ZeRO stage and in-flight assumption."""
+    """The linear program of one problem, ZeRO stage and in-flight assumption; `go_on` says whether there is time."""
 
-    def __init__(self, search: Search, sharding: int, held: int, same_kind: bool) -> None:
-        problem = self._problem = search.problem
-        self._search = search
-        self._pricer = pricer = search.pricer
+    def __init__(
+        self, pricer: Pricer, sharding: int, held: int, same_kind: bool, go_on: Callable[[], bool] = lambda: True
+    ) -> None:
+        problem = self._problem = pricer.problem
+        self._pricer, self._go_on = pricer, go_on
         self._same_kind = same_kind
         self.kinds = kinds(problem)
         self.devices = problem.usable_by_machine
@@ -120,7 +123,7 @@ class ShapeProgram:
         answer = None
         for _ in range(8):
             mix = self._generate(step_s)
-            if not self._search.go_on():
+            if not self._go_on():
                 break
             if not mix:
                 step_s *= 2.0
@@ -153,7 +156,7 @@ class ShapeProgram:
                 self._price(duals, step_s)
         solution: list[tuple[Shape, float]] = []
         for _ in range(_COLUMNS):
-            if not self._columns or not self._search.go_on():
+            if not self._columns or not self._go_on():
                 return solution
             values = np.array([shape.sequences(step_s) for shape in self._columns])
             usage, supply = self.constraints()
@@ -249,7 +252,7 @@ def rounded(program: ShapeProgram, step_s: float, time_limit_s: float) -> list[t
         constraints=LinearConstraint(usage, -np.inf, supply),
         integrality=np.ones(len(columns), np.int64),
         bounds=Bounds(0, np.inf),
-        options={"time_limit": min(_MIP_S, time_limit_s), "mip_rel_gap": 0.002},
+        options={"time_limit": time_limit_s, "node_limit": _MIP_NODES, "mip_rel_gap": 0.002},
     )
     if answer.x is None:
         return []
@@ -335,22 +338,23 @@ def _place(program: ShapeProgram, shape: Shape, free: dict[int, list[int]]) -> l
     return stages
 
 
-def shape_structures(search: Search) -> Iterator[Structure]:
-    """Structures by the linear program under a few assumptions, best sharding first."""
-    problem = search.problem
+def shape_structures(search: Search, go_on: Callable[[], bool] | None = None) -> Iterator[Structure]:
+    """Structures by the linear program under a few assumptions, best sharding first, as long as `go_on` says so (the
+    search's own, where none is given)."""
+    problem, go_on = search.problem, go_on or search.go_on
     schedule = default_schedule(problem.workload)
     for sharding in plain_stages(problem)[::-1]:
         for held in (4, 8):
             for same_kind in (False, True):
-                if not search.go_on():
+                if not go_on():
                     return
-                program = ShapeProgram(search, sharding, held, same_kind)
+                program = ShapeProgram(search.pricer, sharding, held, same_kind, go_on)
                 answer = program.solve()
                 if answer is None:
                     continue
-                if search.left_s() <= 0.0:
-                    return
-                chosen = rounded(program, answer[0], search.left_s())
+                # Where steps are counted, the clock may end the search, not the program.
+                limit_s = math.inf if search.budget.max_steps is not None else _MIP_S
+                chosen = rounded(program, answer[0], limit_s)
                 for aligned in (True, False):
                     bundles = laid_out(program, chosen, aligned)
                     if bundles:
@@ -359,7 +363,7 @@ def shape_structures(search: Search) -> Iterator[Structure]:
                         yield Structure(backwards, schedule, sharding)
 
 
-class Shapes(SearchingSolver):
+class Shapes(SearchSolver):
     """The rounded linear programs, priced; a step is one structure.
 
     Where the plan space allows none of them, the first hand-made or random structure that fits.
@@ -367,15 +371,14 @@ class Shapes(SearchingSolver):
 
     name = "shapes"
 
-    def run(self, search: Search, builder: Builder, rng: random.Random) -> None:
+    def search(self, run: Search, rng: random.Random) -> None:
         """Price the roundings."""
-        problem = search.problem
+        problem, completer = run.problem, PlanCompleter(run.pricer)
         drawn = (random_structure(problem, rng) for _ in itertools.count())
         others = itertools.chain(chain_structures(problem), drawn)
-        until_found = itertools.takewhile(lambda _: search.plan is None, others)
-        for structure in itertools.chain(shape_structures(search), until_found):
-            if not search.go_on():
+        until_found = itertools.takewhile(lambda _: run.plan is None, others)
+        for structure in itertools.chain(shape_structures(run), until_found):
+            if not run.step():
                 break
-            search.step()
-            if structure is not None and builder.allowed(structure):
-                builder.price(structure)
+            if structure is not None:
+                offer_partition(run, completer, structure)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hexiopt.plan.plan import Ends
+from solvers.completion import allocation
+from solvers.completion.allocation import least_bottleneck
 from solvers.sequence.recompute import Mixtures
-
-_BISECTIONS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,29 +29,13 @@ def dealt_layers(lines: Sequence[Sequence[Sequence[Way]]], total: int, *, even: 
     each_s = [
         np.max([np.min([way.mixtures.seconds for way in ways], axis=0) for ways in slot], axis=0) for slot in slots
     ]
-    if even:
-        low, extra = divmod(total, len(slots))
-        counts = [low + (k < extra) for k in range(len(slots))]
-        finite = all(np.isfinite(seconds[n - 1]) for n, seconds in zip(counts, each_s, strict=True))
-        return counts if finite else None
-
-    def most(limit_s: float) -> list[int]:
-        return [int(np.flatnonzero(seconds <= limit_s)[-1:].sum()) + bool(seconds[0] <= limit_s) for seconds in each_s]
-
-    high_s = max(float(seconds[np.isfinite(seconds)].max(initial=0.0)) for seconds in each_s)
-    if min(most(high_s)) < 1 or sum(most(high_s)) < total:
+    times = [seconds[: np.isfinite(seconds).sum()].tolist() for seconds in each_s]  # memory bounds the layers
+    if not all(times) or sum(map(len, times)) < total:
         return None
-    low_s = 0.0
-    for _ in range(_BISECTIONS):
-        middle_s = 0.5 * (low_s + high_s)
-        counts = most(middle_s)
-        low_s, high_s = (low_s, middle_s) if min(counts) >= 1 and sum(counts) >= total else (middle_s, high_s)
-    counts = most(high_s)
-    while sum(counts) > total:
-        # From the stage that this relieves most: the slowest.
-        able = [k for k, n in enumerate(counts) if n > 1]
-        counts[max(able, key=lambda k: each_s[k][counts[k] - 1])] -= 1
-    return counts
+    if not even:
+        return least_bottleneck(times, total)
+    counts = allocation.even(total, len(slots))
+    return counts if all(n <= len(own) for n, own in zip(counts, times, strict=True)) else None
 
 
 def fastest(ways: Sequence[Way], layers: int) -> Way:

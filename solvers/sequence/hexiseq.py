@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 from hexiopt.errors import InputError
 from hexiopt.plan.token_layout import ORDERS
+from hexiopt.solving import Capabilities
 from solvers.core.search import Search
+from solvers.frame.solver import SearchSolver
 from solvers.sequence.layout_evaluator import Freedoms
 from solvers.sequence.planning import Planner, search_shapes
-from solvers.sequence.solver import SequencingSolver
 
 
 @dataclass(frozen=True)
-class HexiSeq(SequencingSolver):
+class HexiSeq(SearchSolver):
     """`uneven_tokens`, `uneven_heads` and `uneven_groups` take their freedom away where False; `order` of the shards is
     `contiguous`, `zigzag` or the `best` of both. A step is a plan priced.
 
@@ -29,14 +30,15 @@ class HexiSeq(SequencingSolver):
     order: str = "best"
 
     name = "hexiseq"
+    capabilities = Capabilities(sequence="only")
 
     def __post_init__(self) -> None:
         if self.order not in (*ORDERS, "best"):
             raise InputError(f"solver.order: {self.order!r} is not one of {', '.join(ORDERS)} and best")
 
-    def run(self, search: Search, rng: random.Random) -> None:
+    def search(self, run: Search, rng: random.Random) -> None:
         """Shapes by hand, layouts for them, then moves."""
-        planner = Planner(search, self._freedoms())
+        planner = Planner(run, self._freedoms())
         search_shapes(planner, planner.hand_made(), rng)
 
     def _freedoms(self) -> Freedoms:

@@ -12,17 +12,16 @@ from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import SequenceLayout
-from hexiopt.plan.token_layout import Floats, Ints
+from hexiopt.plan.token_layout import Floats
+from solvers.completion.allocation import proportional
 from solvers.sequence.grouping import Groups
 from solvers.sequence.recompute import Mixtures
 from solvers.sequence.token_allocation import (
     Allotment,
     RateTable,
     balanced_tokens,
-    filled,
     head_parts,
     starts_of,
-    whole_parts,
 )
 
 RULES = ("balanced", "compute", "square_root", "equal")
@@ -120,8 +119,11 @@ class Judge:
             caps = made.tokens * np.maximum(limits - states, 0.0) / (totals - states) * _ROOM
             if excess <= 0.0 or repairs == _REPAIRS or not self._freedoms.tokens:
                 break
-            tokens = filled(made.tokens.astype(float), int(made.tokens.sum()), caps)
-            if tokens is None or (tokens == made.tokens).all():
+            total, whole = int(made.tokens.sum()), np.floor(caps)
+            if whole.min() < 1 or whole.sum() < total:
+                break
+            tokens = proportional(made.tokens.astype(float), total, caps=caps)
+            if (tokens == made.tokens).all():
                 break
             made = made.with_tokens(tokens)
         seconds = float("inf")
@@ -179,7 +181,7 @@ class Judge:
         elif self._freedoms.tokens and recipe.rule != "equal":
             speed = 1.0 / rates.of_sequence_s(workload.seq_len, spec.num_heads)
             weights = speed if recipe.rule == "compute" else np.sqrt(speed)
-        tokens: Ints = whole_parts(_times(weights, recipe.token_factor), workload.seq_len)
+        tokens = proportional(_times(weights, recipe.token_factor), workload.seq_len)
         return Allotment(groups, tokens, heads, recipe.order)
 
 

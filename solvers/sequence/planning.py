@@ -11,13 +11,15 @@ from hexiopt.cost.model import CostModel
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.space import sharding_stages
-from solvers.completion.completer import Builder
+from solvers.completion.pricing import price_plan
+from solvers.core.operators import Tally
 from solvers.core.search import Search
 from solvers.core.zero import LOCKSTEP, sharding_groups
+from solvers.heuristics.annealing import Metropolis, anneal
 from solvers.sequence.estimates import Estimates
 from solvers.sequence.layout_evaluator import Freedoms
 from solvers.sequence.layouts import LayoutSearch
-from solvers.sequence.operators import Moves
+from solvers.sequence.operators import ShapeProposals
 from solvers.sequence.shapes import Shape, zero_stages
 from solvers.sequence.stage_builder import PlanBuilder
 from solvers.sequence.starts import HandMade, Sketch
@@ -44,6 +46,11 @@ class Planned:
     plan: Plan
     step_s: float
 
+    @property
+    def energy(self) -> float:
+        """The logarithm of the step time."""
+        return math.log(self.step_s)
+
 
 class Planner:
     """Makes and prices plans of one search."""
@@ -54,7 +61,6 @@ class Planner:
         layouts = LayoutSearch(self.model, search.go_on, freedoms)
         ways = (False, True) if tensor else (False,)
         self._builders = {way: PlanBuilder(self.model, layouts, tensor=way) for way in ways}
-        self._balancer = Builder(search)
         allowed = sharding_stages(self.problem.workload)
         # By whether pipelines are in lockstep: with the ZeRO stage that leaves the most room.
         most = {zero >= LOCKSTEP: zero for zero in sorted(allowed)}  # the few shapes in lockstep first
@@ -62,18 +68,27 @@ class Planner:
         self._estimates = {
             (late, way): Estimates(self.model, zero, tensor=way) for late, zero in late_first for way in ways
         }
-        self._began = search.spent
+        self._whole = search.until(1.0)
         self._tried: dict[tuple[Shape, int], Planned | None] = {}
 
     def planned(self, shape: Shape, effort: int) -> Planned | None:
         """The plan of a shape, offered to the search; None where there is none that fits."""
-        key = (shape, effort)
         self.search.step()
-        if key not in self._tried:
-            made = [self._made(shape, effort, way) for way in self._builders]
-            fitting = [one for one in made if one is not None]
-            self._tried[key] = min(fitting, key=lambda one: one.step_s) if fitting else None
-        return self._tried[key]
+        return self._planned(shape, effort, Tally())
+
+    def _planned(self, shape: Shape, effort: int, tally: Tally) -> Planned | None:
+        key = (shape, effort)
+        if key in self._tried:
+            tally.known += 1
+            return self._tried[key]
+        made = [self._made(shape, effort, way) for way in self._builders]
+        fitting = [one for one in made if one is not None]
+        best = self._tried[key] = min(fitting, key=lambda one: one.step_s) if fitting else None
+        if best is None:
+            tally.unfit += 1
+        else:
+            tally.priced += 1
+        return best
 
     def _made(self, shape: Shape, effort: int, tensor: bool) -> Planned | None:
         """The plan of a shape by one of the builders."""
@@ -82,10 +97,10 @@ class Planner:
         plan = self._builders[tensor].build(shape, effort)
         if plan is None or check(self.problem, plan):  # which finds a freedom that the space has not
             return None
-        priced = self._balancer.price_built(plan)
-        if priced is None or not priced[1].fits:
-            return None
-        return Planned(shape, priced[0], priced[1].step_time_s)
+        priced = price_plan(self.search.pricer, plan)
+        assert priced is not None, "no limit was given"
+        self.search.offer(priced.plan, priced.cost)
+        return Planned(shape, priced.plan, priced.cost.step_time_s) if priced.cost.fits else None
 
     def hand_made(self) -> list[Planned]:
         """The best shapes that people would build, plain layouts first; best first."""
@@ -93,7 +108,7 @@ class Planner:
         ranked: list[Sketch] = []
         for k, estimates in enumerate(self._estimates.values(), start=1):
             share = _ESTIMATING * k / len(self._estimates)
-            ranked += HandMade(self.problem, estimates).ranked(partial(self._go_on, share))
+            ranked += HandMade(self.problem, estimates).ranked(partial(bool, self._whole.up_to(share)))
         kinds: dict[tuple[int, ...], int] = {}
         rounds: list[tuple[float, Sketch]] = []
         for sketch in sorted(ranked, key=lambda sketch: sketch.step_s)[:_MOST]:
@@ -101,9 +116,9 @@ class Planner:
             kinds[kind] = kinds.get(kind, -1) + 1
             rounds.append((sketch.step_s * (1.0 + _VARIETY * kinds[kind]), sketch))
         found: list[Planned] = []
-        waited = 0
+        quick, waited = self._whole.up_to(_QUICK), 0
         for _, sketch in sorted(rounds, key=lambda item: item[0]):
-            if found and (not self._go_on(_QUICK) or waited > _PATIENCE):
+            if found and (not quick or waited > _PATIENCE):
                 break
             if not search.go_on():
                 break
@@ -135,13 +150,6 @@ class Planner:
         )
         return seconds <= _HOPELESS * now_s
 
-    def _until(self, share: float) -> float:
-        """The fraction of the budget at which a share of what was left at the start is spent."""
-        return self._began + share * (1.0 - self._began)
-
-    def _go_on(self, share: float) -> bool:
-        return self.search.go_on() and self.search.spent < self._until(share)
-
     def sharded(self, one: Planned) -> Planned:
         """The same plan with the sharding that suits it best."""
         best = one
@@ -161,29 +169,22 @@ class Planner:
                     best = Planned(shape, plan, cost.step_time_s)
         return best
 
-    def moved(self, pool: Sequence[Planned], rng: random.Random) -> None:
+    def annealed(self, pool: Sequence[Planned], rng: random.Random) -> None:
         """Anneal from the best shapes of `pool`, best first, in turns until the budget is spent; then refine what was
         found."""
-        search, moves = self.search, Moves(self.problem)
-        nows = list(pool[:_ANNEALED])
-        bests = list(nows)
-        began = search.spent
-        while nows and self._go_on(_MOVING):
-            turn = search.steps % len(nows)
-            now = nows[turn]
-            shape = moves.neighbour(now.shape, rng)
-            other = None
-            if shape is not None and (self._may_pay(shape, now.shape) or rng.random() < _ANYWAY):
-                other = self.planned(shape, 1)
-            if other is None:
-                search.step()
-                continue
-            done = (search.spent - began) / max(1e-9, self._until(_MOVING) - began)
-            heat = _HOT * (_COLD / _HOT) ** min(1.0, done)
-            if other.step_s <= now.step_s * (1.0 - heat * math.log(1.0 - rng.random())):
-                nows[turn] = other
-                if other.step_s < bests[turn].step_s:
-                    bests[turn] = other
+        proposals = ShapeProposals(self.problem, self.search.operators)
+
+        def propose(now: Planned, rng: random.Random) -> tuple[Tally, Shape] | None:
+            found = proposals.draw(now.shape, rng)
+            if found is None or not (self._may_pay(found[1], now.shape) or rng.random() < _ANYWAY):
+                return None
+            return found
+
+        def evaluate(shape: Shape, now: Planned, limit: float, tally: Tally) -> Planned | None:
+            return self._planned(shape, 1, tally)
+
+        moving = self._whole.up_to(_MOVING)
+        bests = anneal(pool[:_ANNEALED], propose, evaluate, Metropolis(_HOT, _COLD), moving, rng)
         self.refined(bests, _LAST)
 
 
@@ -191,4 +192,4 @@ def search_shapes(planner: Planner, pool: list[Planned], rng: random.Random) -> 
     """From a pool of plans, best first, to better ones until the budget is spent."""
     if pool:
         planner.sharded(pool[0])
-        planner.moved(pool, rng)
+        planner.annealed(pool, rng)

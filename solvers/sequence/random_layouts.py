@@ -13,13 +13,14 @@ from itertools import pairwise
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.check import check
 from hexiopt.problem.problem import Problem
+from hexiopt.solving import Capabilities
 from solvers.core.search import Search
 from solvers.core.zero import drawn_groups
+from solvers.frame.solver import SearchSolver
 from solvers.sequence.grouping import clusterings
 from solvers.sequence.layout_evaluator import RULES, Fitted, Freedoms, Need, Recipe
 from solvers.sequence.layouts import LayoutSearch
 from solvers.sequence.shapes import Shape, zero_stages
-from solvers.sequence.solver import SequencingSolver
 from solvers.sequence.stage_builder import PlanBuilder
 
 _SPREAD = 0.2  # of the logarithms of the factors of tokens and heads
@@ -63,18 +64,18 @@ def random_shape(problem: Problem, rng: random.Random) -> Shape | None:
     return replace(cut, zero=zero, groups=drawn_groups(problem, rng, zero))
 
 
-class SequenceRandom(SequencingSolver):
+class SequenceRandom(SearchSolver):
     """Draws until the budget is spent; a step is a draw."""
 
     name = "sequence_random"
+    capabilities = Capabilities(sequence="only")
 
-    def run(self, search: Search, rng: random.Random) -> None:
+    def search(self, run: Search, rng: random.Random) -> None:
         """Draw, build, price."""
-        model = search.pricer if isinstance(search.pricer, CostModel) else CostModel(search.problem)
-        builder = PlanBuilder(model, RandomLayouts(model, search, rng))
-        while search.go_on():
-            search.step()
-            shape = random_shape(search.problem, rng)
+        model = run.pricer if isinstance(run.pricer, CostModel) else CostModel(run.problem)
+        builder = PlanBuilder(model, RandomLayouts(model, run, rng))
+        while run.step():
+            shape = random_shape(run.problem, rng)
             plan = None if shape is None else builder.build(shape)
-            if plan is not None and not check(search.problem, plan):
-                search.offer(plan)
+            if plan is not None and not check(run.problem, plan):
+                run.offer(plan)

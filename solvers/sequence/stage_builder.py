@@ -13,6 +13,7 @@ from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.space import default_schedule
 from hexiopt.schedules.in_flight import most_in_flight
 from hexiopt.schedules.schedule import StagePosition
+from solvers.completion.allocation import proportional
 from solvers.completion.batches import split_batch
 from solvers.core.zero import LOCKSTEP
 from solvers.sequence.dealing import Way, dealt_layers, fastest
@@ -20,7 +21,7 @@ from solvers.sequence.layout_evaluator import Need
 from solvers.sequence.layouts import LayoutSearch
 from solvers.sequence.recompute import Mixtures
 from solvers.sequence.shapes import Line, Seat, Shape, zero_stages
-from solvers.sequence.token_allocation import RateTable, whole_parts
+from solvers.sequence.token_allocation import RateTable
 
 _ROUNDS = 2  # layouts are found again for the layers that those of the round before led to
 
@@ -102,7 +103,7 @@ class PlanBuilder:
         if stages > layers:
             return None
         speeds = np.array([[self._speed[list(seat)].sum() for seat in line] for line in lines])
-        share = whole_parts(speeds.min(axis=0), layers).tolist()
+        share = proportional(speeds.min(axis=0), layers).tolist()
         best: list[_Built] | None = None
         best_s = float("inf")
         for _ in range(_ROUNDS if stages > 1 else 1):

@@ -20,6 +20,7 @@ from hexiopt.cost.executors.compute import Blocks, Clock, attention_times, dense
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import SequenceGroup, SequenceLayout
 from hexiopt.plan.token_layout import Floats, Ints
+from solvers.completion.allocation import proportional
 
 _MANY = 1e7  # tokens, where launches no longer count
 _BISECTIONS = 60
@@ -106,58 +107,13 @@ def starts_of(groups: Sequence[Sequence[int]]) -> Ints:
     return np.array([0, *accumulate(map(len, groups))][:-1])
 
 
-def whole_parts(weights: Floats, total: int, least: int = 1) -> Ints:
-    """Whole numbers of at least `least` that sum to `total`, as proportional to `weights` as they go.
-
-    Largest remainders; `total` must be enough for all.
-    """
-    assert total >= least * len(weights)
-    parts = np.full(len(weights), least, np.int64)
-    open_ = np.ones(len(weights), bool)
-    while open_.any():
-        rest = total - least * int((~open_).sum())
-        share = rest * weights[open_] / weights[open_].sum()
-        low = share < least
-        if not low.any():
-            floor = np.floor(share + 1e-9).astype(np.int64)
-            missing = rest - int(floor.sum())
-            floor[np.argsort(-(share - floor), kind="stable")[:missing]] += 1
-            parts[open_] = floor
-            break
-        open_[np.flatnonzero(open_)[low]] = False
-    return parts
-
-
-def filled(weights: Floats, total: int, caps: Floats) -> Ints | None:
-    """As `whole_parts` with at least 1 each, none above its cap; None where the caps have no room for `total`."""
-    caps = np.floor(caps)
-    if (caps < 1.0).any() or caps.sum() < total:
-        return None
-    level = np.minimum(caps, total * weights / weights.sum())
-    for _ in range(len(weights)):
-        missing, free = total - level.sum(), level < caps
-        if missing <= 0.5 or not free.any():
-            break
-        more = level + np.where(free, missing * weights / weights[free].sum(), 0.0)
-        level = np.minimum(caps, more)
-    parts: Ints = np.maximum(1, np.floor(level + 1e-9)).astype(np.int64)
-    missing = total - int(parts.sum())
-    while missing:
-        sign = 1 if missing > 0 else -1
-        able = np.flatnonzero(parts < caps if sign > 0 else parts > 1)
-        able = able[np.argsort(-sign * (level - parts)[able], kind="stable")][: abs(missing)]
-        parts[able] += sign
-        missing -= sign * len(able)
-    return parts
-
-
 def head_parts(groups: Sequence[Sequence[int]], weights: Floats, num_heads: int, unit: int = 1) -> Ints:
     """Query heads of each device [devices], in every group proportional to `weights`, in units of `unit` where each
     of its devices gets one."""
     found = []
     for first, own in zip(starts_of(groups).tolist(), groups, strict=True):
         each = unit if num_heads % unit == 0 and len(own) * unit <= num_heads else 1
-        found.append(each * whole_parts(weights[first : first + len(own)], num_heads // each))
+        found.append(each * proportional(weights[first : first + len(own)], num_heads // each))
     return np.concatenate(found)
 
 

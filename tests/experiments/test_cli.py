@@ -180,8 +180,31 @@ def test_explain_gives_every_coefficient_a_source() -> None:
     assert all(source for _, _, source in rows)
 
 
+def test_an_old_name_is_told_in_one_line(hexiopt: Run) -> None:
+    pytest.importorskip("pymetis")
+    ran = hexiopt("plan", *QUICK, "solver=metis", "solver.max_steps=5")
+    assert ran.code == 0
+    assert ran.err == "hexiopt: solver: metis is now called hexiscale; the old name goes soon\n"
+    assert "hexiscale" in ran.out
+
+
+@pytest.mark.parametrize("verb", ["compare", "emulate"])
+def test_a_solvers_options_hold_where_several_run(hexiopt: Run, verb: str) -> None:
+    """Each named solver has the options that it takes: Espresso's money needs prices, which TINY's cluster lacks."""
+    command = (verb, *TINY, f"{verb}.solvers=[random,espresso]", "workload.optimizer_sharding=1")
+    ran = hexiopt(*command, "solver.objective=money", "solver.deadline_s=60")
+    assert ran.code == 2
+    assert "price_per_hour" in ran.err
+    ran = hexiopt(*command, "solver.defects=as_released")
+    assert ran.code == 2
+    assert ran.err == (
+        "hexiopt: solver.defects: none of random, espresso takes it; name a solver that does, or remove it\n"
+    )
+
+
 def test_compare_writes_a_row_a_solver(hexiopt: Run, tmp_path: Path) -> None:
-    ran = hexiopt("compare", *TINY, "compare.solvers=[random,local_search]", "hydra.run.dir=out")
+    steps = ("solver.time_limit_s=59", "solver.max_steps=150")
+    ran = hexiopt("compare", *TINY[:3], *steps, "compare.solvers=[random,local_search]", "hydra.run.dir=out")
     assert (ran.code, ran.err) == (0, "")
     assert (tmp_path / "out" / "comparison.png").read_bytes()[:4] == b"\x89PNG"
     with (tmp_path / "out" / "comparison.csv").open() as file:
@@ -189,6 +212,10 @@ def test_compare_writes_a_row_a_solver(hexiopt: Run, tmp_path: Path) -> None:
     assert [row["solver"] for row in rows] == ["random", "local_search"]
     assert min(float(row["over_best"]) for row in rows) == 0
     assert all(float(row["lower_bound_s"]) <= float(row["step_time_s"]) for row in rows)
+    with (tmp_path / "out" / "operators.csv").open() as file:
+        operators = list(csv.DictReader(file))
+    assert {row["solver"] for row in operators} == {"local_search"}  # `random` has none
+    assert all(int(row["proposed"]) >= int(row["valid"]) >= int(row["accepted"]) for row in operators)
 
 
 def test_no_plan_exits_3_with_the_shortfall(hexiopt: Run, tmp_path: Path) -> None:
@@ -378,10 +405,10 @@ def test_an_existing_folder_of_the_user_stays(hexiopt: Run, tmp_path: Path) -> N
 
 
 def test_the_unexpected_exits_1(hexiopt: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(name: str) -> None:
+    def broken(job: Any) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr(plan, "make_solver", broken)
+    monkeypatch.setattr(plan, "solver_of", broken)
     ran = hexiopt("plan", *QUICK)
     assert ran.code == 1
     assert ran.err == "hexiopt: unexpected RuntimeError: two lines; set HEXIOPT_DEBUG=1 for the traceback\n"

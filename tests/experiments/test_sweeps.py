@@ -2,10 +2,14 @@
 
 import csv
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
 
 from tests.conftest import Run
 
@@ -48,6 +52,48 @@ def test_a_sweep_may_be_asked_for_by_its_mode(hexiopt: Run, tmp_path: Path) -> N
     assert [status["exit_code"] for status in statuses(tmp_path)] == [0, 0]
 
 
+def test_an_experiment_may_sweep(hexiopt: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine" / "experiment").mkdir(parents=True)
+    (tmp_path / "mine" / "experiment" / "seeds.yaml").write_text(
+        "# @package _global_\nhydra:\n  mode: MULTIRUN\n  sweeper:\n    params:\n      seed: 0,1\n"
+    )
+    where = f"hydra.searchpath=[file://{tmp_path / 'mine'}]"
+    for name, jobs in (("even", 0), ("seeds", 2)):
+        ran = hexiopt("plan", where, *TINY, f"experiment={name}", "hydra.run.dir=run")
+        assert ran.code == 0, ran.err
+        assert len(statuses(tmp_path)) == jobs
+
+
+class SilentSweeper(Sweeper):
+    """As Optuna's: launches jobs, and returns nothing."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        pass
+
+    def setup(self, *, hydra_context: Any, task_function: Any, config: Any) -> None:
+        self.launcher = Plugins.instance().instantiate_launcher(
+            config=config, hydra_context=hydra_context, task_function=task_function
+        )
+
+    def sweep(self, arguments: list[str]) -> None:
+        found = self.launcher.launch([[*arguments, f"model={name}"] for name in ("tiny", "typo", "llama2_70b")], 0)
+        assert [job.return_value for job in found][1:] == [float("inf")] * 2
+
+
+def test_failed_jobs_count_whatever_the_sweeper_returns(
+    hexiopt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("hydra_plugins.silent")
+    module.SilentSweeper = SilentSweeper  # type: ignore[attr-defined]
+    monkeypatch.setattr(SilentSweeper, "__module__", "hydra_plugins.silent")
+    monkeypatch.setitem(sys.modules, "hydra_plugins.silent", module)
+    Plugins.instance().register(SilentSweeper)
+    ran = hexiopt("plan", "-m", *TINY, "hydra.sweeper._target_=hydra_plugins.silent.SilentSweeper")
+    assert ran.code == 2
+    assert "1 of 3 jobs done: sweep" in ran.out
+    assert [line.partition(": ")[2][:6] for line in ran.err.splitlines()] == ["job 1:", "job 2:"]
+
+
 def test_pictures_on_request(hexiopt: Run, tmp_path: Path) -> None:
     assert hexiopt("plan", "-m", *TINY, "seed=0", "report=true").code == 0
     names = sorted(path.name for path in (tmp_path / "sweep" / "0").iterdir())
@@ -59,10 +105,10 @@ def test_no_plan_and_an_unexpected_error(hexiopt: Run, tmp_path: Path, monkeypat
     assert ran.code == 3
     assert [status["exit_code"] for status in statuses(tmp_path)] == [0, 3]
 
-    def broken(name: str) -> None:
+    def broken(job: Any) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("experiments.plan.make_solver", broken)
+    monkeypatch.setattr("experiments.plan.solver_of", broken)
     assert hexiopt("plan", "-m", *TINY, "seed=0,-1").code == 1
     assert [status["exit_code"] for status in statuses(tmp_path)] == [1, 2]
 

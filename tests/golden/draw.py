@@ -1,13 +1,12 @@
-"""Draws the inputs of the golden files anew: `python -m tests.golden.draw`, then `make golden`.
+"""Draws the inputs of golden prices and plans anew: `python -m tests.golden.draw`, then `make golden`.
 
-Nobody else needs this file: inputs are stored, and `make golden` keeps them.
+Nobody else needs this file: inputs are stored, and `make golden` keeps them. It may go when it no longer runs.
 """
 
 import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from itertools import chain, zip_longest
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from experiments.configurations import conf, named_cluster, named_model
+from experiments.configurations import named_cluster, named_model
 from experiments.validation.cases import case_of
 from experiments.validation.predict import Case, cost_model
 from experiments.validation.rows import read_rows
@@ -31,12 +30,11 @@ from hexiopt.readers.plan_file import plan_to_dict
 from solvers import registry
 from tests.golden import files, outcome
 from tests.hexiopt.layouts import with_layouts
-from tests.hexiopt.test_cluster_errors import ERRORS
 from tests.solvers import problems as small
 from tests.solvers.sequence import small_layouts
 from tests.strategies import plans, problems, roomy_problems
 
-RANDOM, REFUSED, PUBLISHED, FILES, SEED = 500, 40, 40, 200, 7
+RANDOM, REFUSED, PUBLISHED, SEED = 500, 40, 40, 7
 T = TypeVar("T")
 Data = dict[str, Any]
 Drawn = tuple[str, Problem, Data, str]  # source, problem, plan, framework
@@ -154,7 +152,7 @@ def prices() -> Data:
     priced = [d for d in drawn if "refusal" not in outcome.price(outcome.pricer(d[1], d[3]), d[2], False)]
     refused = wrong(drawn, Random(SEED))
     chosen = spread(priced, kind, RANDOM - REFUSED)
-    chosen += spread(refused, lambda d: _rule(_refusal(d)), REFUSED)
+    chosen += spread(refused, _refusal, REFUSED)
     for case, problem in zip(cases, models, strict=True):
         plan = plan_to_dict(case.plan, problem.cluster)
         chosen.append((f"published line {case.row.line}", problem, plan, case.framework))
@@ -177,7 +175,9 @@ def prices() -> Data:
 
 
 def _refusal(drawn: Drawn) -> str:
-    return str(outcome.price(outcome.pricer(drawn[1], drawn[3]), drawn[2], False)["refusal"])
+    """A refusal without its place, values and numbers."""
+    text = str(outcome.price(outcome.pricer(drawn[1], drawn[3]), drawn[2], False)["refusal"])
+    return re.sub(r"\d+|'[^']*'|\[.*\]", "", text.rpartition(": ")[2])
 
 
 def _is_measured(problem: Problem) -> Iterator[bool]:
@@ -209,8 +209,8 @@ def solver_plans() -> Data:
     long = {f"sequence_{name}": make() for name, make in list(small_layouts.SMALL_LAYOUTS.items())[::7]}
     rest = {"sequence_loose": replace(small.loose(), space=replace(small.SMALL_SPACE, sequence=True))}
     task = {**plain, **long, **rest}
-    solvers = {name: list(plain) for name in (*registry.NAMES, *registry.ORACLES, *registry.RIVALS)}
-    solvers |= {name: [*long, *rest] for name in (*registry.SEQUENCE, *registry.SEQUENCE_ORACLES)}
+    of_layouts = registry.names(lambda able: able.sequence == "only")
+    solvers = {name: [*long, *rest] if name in of_layouts else list(plain) for name in registry.names()}
     return {
         "max_steps": 15,
         "seed": SEED,
@@ -219,157 +219,7 @@ def solver_plans() -> Data:
     }
 
 
-PROBLEM: Data = {
-    "cluster": {
-        "name": "lab",
-        "inter_machine": {"bandwidth_gb_per_s": 1.25, "latency_us": 20},
-        "machines": [
-            {"name": "a", "gpu": "rtx_3090", "num_gpus": 4, "intra_bandwidth_gb_per_s": 12},
-            {"name": "b", "gpu": "rtx_4090", "num_gpus": 2, "intra_bandwidth_gb_per_s": 12, "count": 2},
-        ],
-    },
-    "model": {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "intermediate_size": 96,
-        "vocab_size": 100,
-    },
-    "workload": {"global_batch": 8, "seq_len": 64},
-    "space": {"max_micro_batch_size": 4},
-}
-PLAN: Data = {
-    "format": "hexiopt.plan",
-    "version": 1,
-    "problem": PROBLEM,
-    "schedule": "1f1b",
-    "sharding": {"stage": 1, "groups": [["a:0", "a:1", "a:2", "b-0:0", "b-0:1"]]},
-    "pipelines": [
-        {
-            "num_micro_batches": 4,
-            "micro_batch_size": 2,
-            "stages": [
-                {"devices": ["a:0", "a:1"], "layers": [0, 2], "recompute": "none"},
-                {
-                    "replicas": [{"devices": ["b-0:0"], "samples": 1}, {"devices": ["b-0:1"], "samples": 1}],
-                    "layers": [2, 3],
-                },
-                {"devices": ["a:2"], "layers": [3, 4], "recompute": ["full"]},
-            ],
-        }
-    ],
-}
-LAYOUT = {"groups": [{"devices": ["a:0", "a:1"], "tokens": [40, 24], "heads": [2, 2]}], "order": "zigzag"}
-SEQUENCE: Data = json.loads(json.dumps(PLAN))
-SEQUENCE["problem"]["space"]["sequence"] = True
-SEQUENCE["pipelines"][0]["stages"][0] = {"sequence": LAYOUT, "layers": [0, 2]}
-CLUSTER: Data = PROBLEM["cluster"] | {
-    "groups": [{"name": "rack", "members": ["b"], "uplink_gb_per_s": 5, "latency_us": 50}],
-    "links": [{"between": ["a", "b"], "bandwidth_gb_per_s": 0.5, "latency_us": 2000}],
-    "gpus": {"mine": {"tflops": 80, "memory_gib": 24, "hbm_gb_per_s": 900, "flash_attention": True}},
-}
-MORE = {"num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": False}
-MODEL: Data = PROBLEM["model"] | MORE
-# Rules that a plan may break although its file reads.
-RULES: dict[str, Any] = {
-    "problem.workload.schedule": "gpipe",
-    "problem.workload.optimizer_sharding": "0",
-    "problem.workload.recompute": "none",
-    "problem.space.num_pipelines": 2,
-    "problem.space.num_stages": 2,
-    "problem.space.max_tp": 1,
-    "problem.space.tp_degrees": "most",
-    "problem.space.exclude": ["a:2"],
-    "problem.space.sequence": False,
-    "problem.space.replicas": False,
-    "problem.space.uneven_layers": False,
-    "problem.space.uneven_tp": False,
-    "problem.space.recompute_per_stage": False,
-    "schedule": "interleaved",
-    "sharding": {"stage": 2},
-    "sharding.groups": [["a:0", "a:1"], ["b-0:0"]],
-    "pipelines.0.micro_batch_size": 8,
-    "pipelines.0.num_micro_batches": 3,
-    "pipelines.0.stages.0.devices": ["a:0", "b-1:0"],
-    "pipelines.0.stages.0.heads": [3, 1],
-    "pipelines.0.stages.0.layers": [0, 1],
-    "pipelines.0.stages.0.recompute": ["none", "full", "full"],
-    "pipelines.0.stages.1.layers": [[2, 3], [3, 4]],
-    "pipelines.0.stages.0.sequence.groups.0.heads": [3, 3],
-    "pipelines.0.stages.0.sequence.groups.0.tokens": [64, 0],
-    "problem_sha256": "0" * 64,
-}
-BROKEN = ("{", "[]", '{"name": NaN}', '{"name": 1, "name": 2}', "a: [1", "a: 1\na: 2", "- a", "a: &x 1\nb: *x", "1: 2")
-
-
-def broken_rules(data: Data) -> Iterator[tuple[str, Any]]:
-    """`RULES` broken one by one, those that have a place in `data`."""
-    for path, value in RULES.items():
-        changed = json.loads(json.dumps(data))
-        parent, *keys = changed, *path.split(".")
-        with suppress(KeyError):
-            for key in keys[:-1]:
-                parent = parent[int(key) if isinstance(parent, list) else key]
-            parent[keys[-1]] = value
-            yield f"{path} {value}", changed
-
-
-def damaged(data: Any) -> Iterator[tuple[str, Any]]:
-    """Every change of one value in `data`, by where it is and what it is."""
-
-    def places(here: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-        for key in here if isinstance(here, dict) else range(len(here)) if isinstance(here, list) else ():
-            yield (*path, key)
-            yield from places(here[key], (*path, key))
-
-    for path in places(data):
-        for change in ("removed", "misspelled", None, "x", -1, 0, 3, 1.5, 10**12, True, [], {}, [5], "b-0:0", "1f1b"):
-            changed = json.loads(json.dumps(data))
-            parent = changed
-            for key in path[:-1]:
-                parent = parent[key]
-            if change == "removed":
-                del parent[path[-1]]
-            elif change == "misspelled" and isinstance(parent, dict):
-                parent[f"{path[-1]}s"] = parent.pop(path[-1])
-            else:
-                parent[path[-1]] = change
-            yield f"{'.'.join(map(str, path))} {change}", changed
-
-
-def bad_input() -> list[Data]:
-    """Files that are wrong in one place each, of as many messages as can be; their messages are for `make golden`."""
-    found = [(kind, f"broken {k}", text) for kind in ("plan", "cluster", "model") for k, text in enumerate(BROKEN)]
-    found += [("cluster", f"listed {k}", json.dumps(data)) for k, (data, _) in enumerate(ERRORS)]
-    for base, name in ((PLAN, "rule"), (SEQUENCE, "sequence rule")):
-        found += [("plan", f"{name} {rule}", json.dumps(data)) for rule, data in broken_rules(base)]
-    bases = {"plan": (PLAN, SEQUENCE), "cluster": (CLUSTER,), "model": (MODEL, shipped_model("gpt2_345m"))}
-    for kind, some in bases.items():
-        for k, base in enumerate(some):
-            assert outcome.message(kind, json.dumps(base)) == ""
-            changes = [(kind, f"base {k}, {name}", json.dumps(data)) for name, data in damaged(base)]
-            Random(SEED).shuffle(changes)
-            found += changes
-    messages = [(kind, name, text, outcome.message(kind, text)) for kind, name, text in found if len(text) < 5000]
-    refused = [item for item in messages if item[3]]
-    chosen: list[tuple[str, str, str, str]] = []
-    for kind, most in (("plan", FILES // 2), ("cluster", FILES * 3 // 10), ("model", FILES // 5)):
-        chosen += spread([item for item in refused if item[0] == kind], lambda item: _rule(item[3]), most)
-    return [{"name": f"{kind}: {name}", "kind": kind, "text": text} for kind, name, text, _ in chosen]
-
-
-def _rule(message: str) -> str:
-    """A message without its place, value and numbers."""
-    return re.sub(r"\d+|'[^']*'|\[.*\]|\{.*\}", "", message.rpartition(": ")[2])
-
-
-def shipped_model(name: str) -> Data:
-    """The content of a shipped model's file."""
-    return dict(conf(f"model/{name}.yaml"))
-
-
 if __name__ == "__main__":
-    for path, draw_inputs in ((files.PRICES, prices), (files.PLANS, solver_plans), (files.BAD_INPUT, bad_input)):
+    for path, draw_inputs in ((files.PRICES, prices), (files.PLANS, solver_plans)):
         if not sys.argv[1:] or path.name.split(".")[0] in sys.argv[1:]:
             files.write(path, draw_inputs())

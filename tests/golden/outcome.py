@@ -5,8 +5,8 @@ The only file here that knows hexiopt's classes: when they change, change this, 
 
 import hashlib
 import json
-import os
 import tempfile
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from hexiopt.readers.huggingface import read_model
 from hexiopt.readers.plan_file import plan_from_section, plan_to_dict, read_plan
 from hexiopt.reading import Section
 from hexiopt.simulation.network import simulate_network
-from solvers.core.search import Budget
+from hexiopt.solving import Budget
 from solvers.registry import make_solver
 
 Data = dict[str, Any]
@@ -71,14 +71,17 @@ def price(model: CostModel, plan_data: Data, simulate: bool) -> Data:
 
 
 def solve(solver: str, problem: Problem, max_steps: int, seed: int) -> Data:
-    """What a solver finds in so many steps, however long they take: status, step time and hash of the plan."""
+    """What a solver finds in so many steps, however long they take: status, step time and hash of the plan.
+
+    Not the reason where it finds none, for how long a reason is thought about depends on the clock.
+    """
     try:
         result = make_solver(solver).solve(problem, Budget(_NEVER_S, max_steps), seed=seed)
     except InputError as error:
         return {"refusal": str(error)}
     found: Data = {"status": str(result.status)}
     if result.plan is None or result.cost is None:
-        return found | {"reason": result.reason}
+        return found
     text = json.dumps(plan_to_dict(result.plan, problem.cluster), sort_keys=True)
     return found | {"step_time_s": result.cost.step_time_s, "plan_sha256": hashlib.sha256(text.encode()).hexdigest()}
 
@@ -89,7 +92,7 @@ def message(kind: str, text: str) -> str:
     A plan that is read but breaks rules has a line for each.
     """
     suffix = "json" if text.startswith(("{", "[")) else "yaml"
-    with _folder():
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):  # messages name files without one
         path = Path(f"{kind}.{suffix}")
         path.write_text(text, encoding="utf-8")
         try:
@@ -100,15 +103,3 @@ def message(kind: str, text: str) -> str:
         except InputError as error:
             return str(error)
     return ""
-
-
-class _folder:  # noqa: N801
-    """An empty working folder, so that messages name files without one."""
-
-    def __enter__(self) -> None:
-        self._before, self._temporary = Path.cwd(), tempfile.TemporaryDirectory()
-        os.chdir(self._temporary.name)
-
-    def __exit__(self, *_: object) -> None:
-        os.chdir(self._before)
-        self._temporary.cleanup()

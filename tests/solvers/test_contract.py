@@ -4,6 +4,7 @@ Solvers of sequence layouts have the same problems with `space.sequence`."""
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -24,11 +25,14 @@ from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.problem.workload import Workload
 from hexiopt.result import Result, Status
 from hexiopt.schedules.registry import schedule_named
-from solvers.core.search import Budget, Listener, Progress
-from solvers.registry import NAMES, RIVALS, SEQUENCE, make_solver
+from hexiopt.solving import Budget, OnProgress, Progress
+from solvers.core.search import Search
+from solvers.registry import baseline, for_any_problem, make_solver, names, of_sequences
 from tests.conftest import ROOT, STRESS
 from tests.solvers import oracle, problems
 from tests.timing import TRIES, within
+
+NAMES, RIVALS, SEQUENCE = map(names, (for_any_problem, baseline, of_sequences))
 
 EVERY = pytest.mark.parametrize("name", NAMES)
 RIVALS_TOO = pytest.mark.parametrize("name", [*NAMES, *RIVALS])
@@ -36,8 +40,8 @@ ALL = pytest.mark.parametrize("name", [*NAMES, *RIVALS, *SEQUENCE])
 # Rivals share the code that listens and keeps time: but for `make stress`, some stand for all.
 FEWER = (*NAMES, *(RIVALS if STRESS else RIVALS[1::3]), *SEQUENCE)
 SOME = pytest.mark.parametrize("name", FEWER)
-DECLINING = (*RIVALS, "ring", "ulysses", "usp")
-PARTITIONING = ("metis", "flashflex")  # by pymetis
+DECLINING = names(lambda able: able.kind == "baseline")
+PARTITIONING = names(lambda able: "pymetis" in able.requires)
 GOOD = ("local_search", "portfolio")
 LONG_S = 60.0  # a time limit that a budget in steps never meets
 
@@ -296,6 +300,34 @@ def test_cores_do_not_change_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ran[0].cost == ran[1].cost
 
 
+class Erratic:
+    """A clock that often stands still and sometimes leaps, as on a machine that others use too; never to the end."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng, self._now_s = random.Random(seed), 0.0
+
+    def __call__(self) -> float:
+        if self._rng.random() < 0.1:
+            self._now_s += self._rng.random() * (0.99 * LONG_S - self._now_s)
+        return self._now_s
+
+
+@ALL
+def test_the_clock_steers_nothing_where_steps_are_limited(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = outcome(name)
+    monkeypatch.setattr(Search, "clock", staticmethod(Erratic(0)))
+    result = solve(name, allowed(name, problems.easy()), steps=15, seed=7)
+    assert [repr(result.plan), result.objective, result.steps] == calm[:3]
+
+
+@pytest.mark.parametrize("name", [*GOOD, "hexiscale"])
+def test_nor_in_longer_searches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = solve(name, problems.sixteen_gpus(), steps=120)
+    monkeypatch.setattr(Search, "clock", staticmethod(Erratic(1)))
+    erratic = solve(name, problems.sixteen_gpus(), steps=120)
+    assert (erratic.plan, erratic.objective, erratic.steps) == (calm.plan, calm.objective, calm.steps)
+
+
 @ALL
 def test_steps_bind(name: str) -> None:
     """Few steps end long before the time limit; the count is the solver's own."""
@@ -340,7 +372,7 @@ def test_a_listener_hears_progress(name: str) -> None:
         return True
 
     for limit_s in (0.6, 3.0, 15.0):  # a machine that others use too may leave no time to tell of
-        result = solve(name, problem, time_limit_s=limit_s, listen=listen)
+        result = solve(name, problem, time_limit_s=limit_s, on_progress=listen)
         if heard:
             break
     assert {progress.solver for progress in heard} == {name}
@@ -367,7 +399,7 @@ def test_a_listener_may_stop(name: str) -> None:
             stopped.append((time.process_time(), progress.best_s))
             return False
 
-        result = solve(name, problem, time_limit_s=LONG_S, listen=listen)
+        result = solve(name, problem, time_limit_s=LONG_S, on_progress=listen)
         ended = time.process_time()
         assert len(stopped) == 1
         assert_sound(problem, result)
@@ -380,8 +412,8 @@ def test_a_listener_may_stop(name: str) -> None:
 @ALL
 def test_a_listener_may_stop_before_any_plan(name: str) -> None:
     """Then there is none, or the one that came last; never an exception."""
-    listen: Listener = lambda progress: False  # noqa: E731
-    result = within(2.0, lambda: solve(name, allowed(name, problems.hopeless()), time_limit_s=5.0, listen=listen))
+    listen: OnProgress = lambda progress: False  # noqa: E731
+    result = within(2.0, lambda: solve(name, allowed(name, problems.hopeless()), time_limit_s=5.0, on_progress=listen))
     assert result.plan is None
     assert result.reason
 
@@ -435,6 +467,6 @@ def test_sequence_layouts_must_be_allowed(name: str) -> None:
 
 
 def test_an_unknown_solver_is_refused() -> None:
-    with pytest.raises(InputError, match="did you mean metis") as caught:
+    with pytest.raises(InputError, match="did you mean metis_atc24") as caught:
         make_solver("mettis")
     assert "\n" not in str(caught.value)

@@ -17,7 +17,8 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.result import Status
-from solvers.core.search import Budget, Search
+from hexiopt.solving import Budget
+from solvers.core.search import Search
 from solvers.exact.cp_sat import CpSat, Proof
 from solvers.exact.enumeration.arrangements import Groups, Seats
 from solvers.exact.enumeration.candidates import Candidates

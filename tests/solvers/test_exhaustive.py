@@ -19,7 +19,7 @@ from hexiopt.problem.workload import AUTO, Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from hexiopt.result import Result, Status
-from solvers.core.search import Budget
+from hexiopt.solving import Budget
 from solvers.exact.exhaustive import MOST_DEVICES, MOST_LAYERS, Exhaustive
 from solvers.heuristics.local_search import LocalSearch
 from tests.conftest import STRESS
@@ -257,7 +257,7 @@ def test_a_listener_may_stop() -> None:
         heard.append(progress)
         return len(heard) < 3
 
-    result = solve(middling(), listen=listen)
+    result = solve(middling(), on_progress=listen)
     assert len(heard) in (3, 4)  # the search at the start may be told, and then the one around it
     assert {progress.solver for progress in heard} == {"exhaustive"}
     assert result.status in (Status.FEASIBLE, Status.NOT_FOUND)
@@ -278,10 +278,10 @@ def test_a_plan_outside_of_the_plan_space_would_be_seen(monkeypatch: pytest.Monk
     assert best.cost is not None
     impossible = replace(best.cost, step_time_s=best.cost.step_time_s / 2)
 
-    def run(self: LocalSearch, search: Any, builder: Any, rng: Any) -> None:
+    def start(self: LocalSearch, search: Any, rng: Any) -> None:
         plan: Plan | None = best.plan
         search.plan, search.cost = plan, impossible
 
-    monkeypatch.setattr(LocalSearch, "run", run)
+    monkeypatch.setattr(LocalSearch, "search", start)
     with pytest.raises(AssertionError, match="outside"):
         solve(problem)

@@ -20,12 +20,16 @@ from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.recurrence import Executor, Link, executor_ends_s
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule, StagePosition
-from solvers.completion.completer import Builder
+from hexiopt.solving import Budget
+from solvers.completion.completer import PlanCompleter
+from solvers.completion.pricing import PricedPlan
 from solvers.core.interleaving import drawn_schedule, may_interleave, possible_chunks
+from solvers.core.operators import OperatorStatistics
 from solvers.core.partition import Bundle, Structure
-from solvers.core.search import Budget, Search
+from solvers.core.search import Search
+from solvers.frame.solver import offer_partition
 from solvers.heuristics.hill_climbing import Polisher
-from solvers.heuristics.operators.partitions import Neighbourhood
+from solvers.heuristics.operators.table import PartitionProposals
 from tests.solvers import problems
 
 EIGHT = replace(problems.TINY, num_layers=8)
@@ -82,7 +86,8 @@ def test_nothing_else_is_drawn_where_the_schedule_is_fixed(fixed: Schedule) -> N
     rng, bound = random.Random(0), problem(schedule=fixed.name)
     assert {drawn_schedule(bound, rng) for _ in range(50)} == {(fixed, 1)}
     assert not may_interleave(bound)
-    assert Neighbourhood.other_chunks not in Neighbourhood(bound).moves
+    operators = PartitionProposals(bound, OperatorStatistics()).plain.operators
+    assert "change_chunks" not in {operator.name for operator in operators}
 
 
 def test_one_range_only() -> None:
@@ -95,8 +100,8 @@ def test_one_range_only() -> None:
 
 
 def built(of: Problem, structure: Structure) -> Plan | None:
-    found = Builder(Search("test", of, Budget(), 0)).build(structure)
-    return found[0] if isinstance(found, tuple) else None
+    found = PlanCompleter(CostModel(of)).complete(structure)
+    return found.plan if found else None
 
 
 @pytest.mark.parametrize("space", [Space(), Space(uneven_layers=False), Space(uneven_batch=False)])
@@ -147,18 +152,18 @@ def test_the_polisher_keeps_interleaved_plans_valid() -> None:
     """Layers, policies and micro-batches move; ranges and multiples stay as they must be."""
     of = problem()
     search = Search("test", of, Budget(max_steps=400), 0)
-    builder = Builder(search)
+    completer = PlanCompleter(search.pricer)
     for chunks in (2, 3):
-        priced = builder.price(structure(2, 2, chunks=chunks))
-        assert isinstance(priced, tuple)
-    polisher = Polisher(search, builder, random.Random(0))
+        assert offer_partition(search, completer, structure(2, 2, chunks=chunks)) is not None
+    polisher = Polisher(search, completer, random.Random(0))
     polisher.finish()
     plan, met = search.plan, set()
     assert plan is not None
     for _ in range(300):
         assert search.cost is not None
-        trial = polisher._neighbour(plan, search.pricer.price(plan))
-        if trial is not None:
+        found = polisher.neighbour(PricedPlan(plan, search.pricer.price(plan)))
+        if found is not None:
+            trial = found[1]
             assert check(of, trial) == []
             met.add(tuple(stage.layers for pipeline in trial.pipelines for stage in pipeline.stages))
             plan = trial

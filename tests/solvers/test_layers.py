@@ -6,8 +6,6 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hexiopt.cost.executors.memory import WHOLE, Shards
 from hexiopt.cost.model import CostModel
@@ -16,7 +14,7 @@ from hexiopt.problem.space import Recompute, recompute_policies
 from hexiopt.schedules.in_flight import holding, in_flight
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
-from solvers.completion.layers import LayerSplitter, bottleneck_counts
+from solvers.completion.layers import LayerSplitter
 from tests.solvers import problems
 
 
@@ -25,50 +23,6 @@ def compositions(total: int, rooms: Sequence[int], low: int = 1) -> Iterator[tup
     for counts in itertools.product(*(range(low, room + 1) for room in rooms)):
         if sum(counts) == total:
             yield counts
-
-
-@st.composite
-def tables(draw: st.DrawFn, *, convex: bool = False) -> tuple[list[list[float]], int, list[float]]:
-    """Times of n layers that never fall, layers that have room, and what stages do beside them."""
-    steps = st.one_of(st.sampled_from((0.0, 1.0)), st.floats(0.0, 5.0))
-    times = []
-    for _ in range(draw(st.integers(1, 4))):
-        grow = draw(st.lists(steps, min_size=1, max_size=5))
-        times.append(list(itertools.accumulate(sorted(grow) if convex else grow, initial=0.5))[1:])
-    total = draw(st.integers(len(times), sum(map(len, times))))
-    added = [draw(st.sampled_from((0.0, 0.0, 2.5))) for _ in times]
-    return times, total, added
-
-
-@given(tables(), st.integers(1, 3))
-def test_bottleneck_is_the_least(table: tuple[list[list[float]], int, list[float]], low: int) -> None:
-    """With one layer a stage at least, or as many as its ranges."""
-    times, total, added = table
-    low = min(low, total // len(times), *map(len, times))
-    counts = bottleneck_counts(times, total, added, low)
-    assert sum(counts) == total
-    assert all(low <= n <= len(t) for n, t in zip(counts, times, strict=True))
-
-    def bottleneck(chosen: Sequence[int]) -> float:
-        return max(t[n - 1] + more for t, n, more in zip(times, chosen, added, strict=True))
-
-    least = min(bottleneck(chosen) for chosen in compositions(total, [len(t) for t in times], low))
-    assert bottleneck(counts) <= least * (1 + 1e-8)
-
-
-@given(tables(convex=True))
-def test_then_the_sum_is_the_least(table: tuple[list[list[float]], int, list[float]]) -> None:
-    """Among splits with the least bottleneck, where a layer never costs less than the one before."""
-    times, total, _ = table
-    ways = list(compositions(total, [len(t) for t in times]))
-
-    def cost(chosen: Sequence[int]) -> tuple[float, float]:
-        own = [t[n - 1] for t, n in zip(times, chosen, strict=True)]
-        return max(own), sum(own)
-
-    least = min(cost(chosen)[0] for chosen in ways)
-    best_sum = min(cost(chosen)[1] for chosen in ways if cost(chosen)[0] <= least * (1 + 1e-12))
-    assert cost(bottleneck_counts(times, total))[1] <= best_sum * (1 + 1e-8)
 
 
 # The splitter on a cost model whose memory binds.

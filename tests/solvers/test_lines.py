@@ -14,22 +14,20 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from solvers.completion import pipelines as lines
-from solvers.completion.completer import Builder
+from solvers.completion.completer import PlanCompleter
 from solvers.completion.layers import LayerSplitter
 from solvers.completion.pipelines import LineMaker, Rhythm, Terms
 from solvers.core.partition import Bundle, Misfit, Structure
-from solvers.core.search import Budget, Search
-from solvers.heuristics.operators.partitions import Neighbourhood
 from tests.solvers import problems
-from tests.solvers.test_moves import whole
+from tests.solvers.test_moves import moved, proposals_of, whole
 from tests.solvers.test_starts import CASES
 
 
-def moved(problem: Problem, seed: int, steps: int) -> Structure:
+def walked(problem: Problem, seed: int, steps: int) -> Structure:
     """A structure some random moves from every device on its own."""
-    rng, neighbourhood, structure = random.Random(seed), Neighbourhood(problem, replicates=True), whole(problem)
+    rng, proposals, structure = random.Random(seed), proposals_of(problem, replicates=True), whole(problem)
     for _ in range(steps):
-        structure = neighbourhood.random_move(structure, rng) or structure
+        structure = moved(proposals, structure, rng)
     return structure
 
 
@@ -37,13 +35,13 @@ def moved(problem: Problem, seed: int, steps: int) -> Structure:
 def test_round_trips_take_what_the_plan_is_priced_at(case: str, seed: int) -> None:
     """Of all pipelines, whatever else uses the network: replicas, layer ranges, machines of several interfaces."""
     problem = CASES[case]
-    structure = moved(problem, seed, 30)
-    builder = Builder(Search("test", problem, Budget(), 0))
-    assume(builder.allowed(structure))
-    built = builder.build(structure)
-    assume(not isinstance(built, Misfit))
-    assert not isinstance(built, Misfit)
-    priced = CostModel(problem).pipelines(built[0])
+    structure = walked(problem, seed, 30)
+    completer = PlanCompleter(CostModel(problem))
+    assume(completer.allowed(structure))
+    completed = completer.complete(structure)
+    assume(completed)
+    assert completed
+    priced = CostModel(problem).pipelines(completed.plan)
     trips = [own for bundle in LineMaker(CostModel(problem)).trips_s(structure) for own in bundle]
     assert len(trips) == len(priced)
     for own, cost in zip(trips, priced, strict=True):
@@ -84,9 +82,9 @@ def test_layers_make_room_for_messages(gb_per_s: float) -> None:
 
 def test_what_is_forgotten_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = CASES[min(CASES)]
-    structures = [moved(problem, seed, 10) for seed in range(20)]
-    kept = Builder(Search("test", problem, Budget(), 0))
+    structures = [walked(problem, seed, 10) for seed in range(20)]
+    kept = PlanCompleter(CostModel(problem))
     monkeypatch.setattr(lines, "_KEPT", 3)
-    forgetful = Builder(Search("test", problem, Budget(), 0))
+    forgetful = PlanCompleter(CostModel(problem))
     for structure in structures * 2:
-        assert forgetful.build(structure) == kept.build(structure)
+        assert forgetful.complete(structure) == kept.complete(structure)

@@ -8,9 +8,11 @@ import pytest
 from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
-from solvers.completion.completer import Builder
-from solvers.core.search import Budget, Search
-from solvers.heuristics.hexiscale import HierarchicalPartition, Metis, compositions
+from hexiopt.problem.workload import Workload
+from hexiopt.solving import Budget
+from solvers.completion.completer import PlanCompleter
+from solvers.core.search import Search
+from solvers.heuristics.hexiscale import HexiScale, HierarchicalPartition, compositions
 from tests.solvers import problems
 from tests.solvers.test_starts import assert_legal
 
@@ -35,8 +37,8 @@ def test_compositions_by_hand() -> None:
 @pytest.mark.parametrize("exclude", [(), ("a:0", "c:2")])
 def test_what_both_phases_keep_is_legal_and_gets_better(exclude: tuple[str, ...]) -> None:
     problem = problems.easy(Space(exclude=exclude))
-    search = Search("metis", problem, Budget(60.0), 0)
-    hierarchy = HierarchicalPartition(search, Builder(search), random.Random(0))
+    search = Search("hexiscale", problem, Budget(60.0), 0)
+    hierarchy = HierarchicalPartition(search, PlanCompleter(search.pricer), random.Random(0))
     bests = []
     for _ in range(80):
         hierarchy.iterate()
@@ -50,7 +52,7 @@ def test_what_both_phases_keep_is_legal_and_gets_better(exclude: tuple[str, ...]
 @pytest.mark.parametrize("pipelines", [1, 2, 3, 5, 8])
 def test_a_fixed_number_of_pipelines(pipelines: int) -> None:
     problem = problems.easy(Space(num_pipelines=pipelines))
-    result = Metis().solve(problem, Budget(60.0, 100))
+    result = HexiScale().solve(problem, Budget(60.0, 100))
     assert result.plan is not None, result.reason
     assert len(result.plan.pipelines) == pipelines
 
@@ -60,7 +62,7 @@ def test_no_pipeline_crosses_a_dead_slow_network() -> None:
     problem = problems.easy(network_gb_per_s=0.02)
     workload = replace(problem.workload, global_batch=256)
     problem = Problem(problem.cluster, replace(problems.TINY, num_layers=3, vocab_size=1000), workload)
-    result = Metis().solve(problem, Budget(60.0, 600))
+    result = HexiScale().solve(problem, Budget(60.0, 600))
     assert result.plan is not None
     for pipeline in result.plan.pipelines:
         devices = [device for stage in pipeline.stages for device in stage.devices]
@@ -70,4 +72,15 @@ def test_no_pipeline_crosses_a_dead_slow_network() -> None:
 def test_a_cluster_too_large_for_a_complete_graph_is_refused() -> None:
     problem = Problem(problems.cluster(*((f"m{k}", "fast", 64) for k in range(17))), problems.TINY)
     with pytest.raises(InputError, match=r"more than .* solver=portfolio"):
-        Metis().solve(problem, Budget(1.0))
+        HexiScale().solve(problem, Budget(1.0))
+
+
+@pytest.mark.parametrize("gib", [0.6, 0.7])
+def test_plans_of_one_policy_are_found_where_the_fastest_does_not_fit(gib: float) -> None:
+    """Pipelines are judged by the best policy for each, so that memory for the fastest does not decide."""
+    own = problems.easy(Space(recompute_per_stage=False), fast_gib=1.2 * gib, slow_gib=gib)
+    problem = replace(own, workload=Workload(global_batch=16, seq_len=4096))
+    result = HexiScale().solve(problem, Budget(3600.0, 200), seed=1)
+    assert result.plan is not None, result.reason
+    policies = {stage.recompute for pipeline in result.plan.pipelines for stage in pipeline.stages}
+    assert policies == {("full",)}

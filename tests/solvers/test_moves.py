@@ -1,7 +1,6 @@
 """Moves between structures keep them legal; every one applies somewhere, together they reach any shape."""
 
 import random
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import pytest
@@ -10,10 +9,11 @@ from hypothesis import strategies as st
 
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
+from solvers.core.operators import OperatorStatistics
 from solvers.core.partition import Bundle, Structure
 from solvers.exact.enumeration.arrangements import Seats
 from solvers.frame.starts import first_choice
-from solvers.heuristics.operators.partitions import Neighbourhood
+from solvers.heuristics.operators.table import PARTITION_OPERATORS, REPLICA_OPERATORS, PartitionProposals
 from tests.solvers import oracle, problems
 from tests.solvers.test_starts import CASES, assert_legal
 
@@ -23,32 +23,54 @@ def whole(problem: Problem) -> Structure:
     return first_choice(problem, tuple(Bundle((((device,),),)) for device in problem.usable_devices))
 
 
+def proposals_of(problem: Problem, *, replicates: bool = False) -> PartitionProposals:
+    """What proposes candidates on a walk."""
+    return PartitionProposals(problem, OperatorStatistics(), replicates=replicates)
+
+
+def moved(proposals: PartitionProposals, structure: Structure, rng: random.Random) -> Structure:
+    """The next partition of a walk."""
+    found = proposals.draw(structure, rng)
+    return structure if found is None else found[1]
+
+
 @given(st.sampled_from(sorted(CASES)), st.integers(0, 2**32 - 1))
 def test_every_sequence_of_moves_is_legal(case: str, seed: int) -> None:
     problem, rng = CASES[case], random.Random(seed)
-    neighbourhood = Neighbourhood(problem, replicates=True)
+    proposals = proposals_of(problem, replicates=True)
     structure = whole(problem)
     for _ in range(60):
         before = structure
-        found = neighbourhood.random_move(structure, rng)
-        assert structure == before  # a move gives another structure, it does not change its own
+        found = proposals.draw(structure, rng)
+        assert structure == before  # an operator gives another partition, it does not change its own
         if found is not None:
-            assert_legal(problem, found)
-            structure = found
+            assert_legal(problem, found[1])
+            structure = found[1]
 
 
-def test_every_move_applies_on_a_walk() -> None:
-    problem, rng = problems.easy(), random.Random(0)
-    neighbourhood = Neighbourhood(problem, replicates=True)
-    applied: Counter[str] = Counter()
-    structure = whole(problem)
-    for _ in range(6000):
-        move = rng.choice(neighbourhood.moves)
-        found = move(neighbourhood, structure, rng)
-        if found is not None and found != structure:
-            applied[move.__name__] += 1
-            structure = found
-    assert set(applied) == {move.__name__ for move in neighbourhood.moves}
+def test_every_operator_applies_on_a_walk_and_is_counted() -> None:
+    problem, rng, statistics = problems.easy(), random.Random(0), OperatorStatistics()
+    proposals = PartitionProposals(problem, statistics, replicates=True)
+    lotteries, structure, drawn = (proposals.plain, proposals.replicas), whole(problem), 6000
+    for k in range(drawn):
+        found = lotteries[k % 4 == 0].draw(structure, rng)
+        structure = found[1] if found is not None else structure
+    counts = statistics.counts()
+    listed = [operator.name for operator in (*PARTITION_OPERATORS, *REPLICA_OPERATORS)]
+    assert sorted(own.operator for own in counts) == sorted(listed)
+    assert len(set(listed)) == len(listed)
+    assert sum(own.proposed for own in counts) == drawn
+    assert all(0 < own.valid <= own.proposed for own in counts)
+
+
+def test_draws_follow_the_weights() -> None:
+    problem, rng, statistics = problems.easy(), random.Random(0), OperatorStatistics()
+    lottery, structure = PartitionProposals(problem, statistics).plain, whole(problem)
+    for _ in range(8000):
+        lottery.draw(structure, rng)
+    tickets = sum(operator.weight for operator in lottery.operators)
+    for operator in lottery.operators:
+        assert statistics.of(operator.name).proposed == pytest.approx(8000 * operator.weight / tickets, rel=0.25)
 
 
 def test_a_walk_reaches_every_shape_of_three_devices() -> None:
@@ -64,12 +86,12 @@ def test_a_walk_reaches_every_shape_of_three_devices() -> None:
 
     seats = Seats.of(problem)
     wanted = {shape(seats.name(arrangement)) for arrangement in seats.arrangements()}
-    neighbourhood, structure = Neighbourhood(problem, replicates=True), whole(problem)
+    proposals, structure = proposals_of(problem, replicates=True), whole(problem)
     met = set()
     for _ in range(40_000):
-        found = neighbourhood.random_move(structure, rng)
+        found = proposals.draw(structure, rng)
         if found is not None:
-            structure = found
+            structure = found[1]
             met.add(shape(pipeline for bundle in structure.bundles for pipeline in lines(bundle)))
             if wanted <= met:
                 break
@@ -95,12 +117,12 @@ def test_a_walk_reaches_every_shape_of_four_devices() -> None:
         shape([tuple(stage.devices for stage in pipeline.stages) for pipeline in plan.pipelines])
         for plan in oracle.all_plans(problem)
     }
-    neighbourhood, structure = Neighbourhood(problem), whole(problem)
+    proposals, structure = proposals_of(problem), whole(problem)
     met = set()
     for _ in range(40_000):
-        found = neighbourhood.random_move(structure, rng)
+        found = proposals.draw(structure, rng)
         if found is not None:
-            structure = found
+            structure = found[1]
             pipelines = [
                 tuple(slot[k] for slot in bundle.stages) for bundle in structure.bundles for k in range(bundle.width)
             ]
@@ -113,15 +135,15 @@ def test_a_walk_reaches_every_shape_of_four_devices() -> None:
 @pytest.mark.parametrize("space", [Space(max_tp=1), Space(tp_degrees="all"), Space(max_micro_batch_size=1)])
 def test_moves_keep_to_the_degrees_and_sizes_of_the_space(space: Space) -> None:
     problem, rng = problems.easy(space), random.Random(3)
-    neighbourhood, structure = Neighbourhood(problem), whole(problem)
+    proposals, structure = proposals_of(problem), whole(problem)
     for _ in range(1500):
-        structure = neighbourhood.random_move(structure, rng) or structure
+        structure = moved(proposals, structure, rng)
         assert_legal(problem, structure)
 
 
 def test_a_lonely_device_has_few_moves_and_no_error() -> None:
     problem = problems.easy(Space(exclude=("a", "b", "c:0", "c:1", "c:2")))
-    neighbourhood, structure, rng = Neighbourhood(problem), whole(problem), random.Random(0)
+    proposals, structure, rng = proposals_of(problem), whole(problem), random.Random(0)
     for _ in range(500):
-        structure = neighbourhood.random_move(structure, rng) or structure
+        structure = moved(proposals, structure, rng)
         assert structure.devices() == {7}

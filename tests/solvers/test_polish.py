@@ -9,8 +9,9 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from solvers.completion.completer import Builder
-from solvers.core.search import Budget, Search
+from hexiopt.solving import Budget
+from solvers.completion.completer import PlanCompleter
+from solvers.core.search import Search
 from solvers.heuristics.hill_climbing import Polisher
 from tests.solvers import problems
 
@@ -31,6 +32,6 @@ def test_smaller_micro_batches_stay_even() -> None:
     assert check(problem, plan) == []
     search = Search("test", problem, Budget(60.0, 200), 0)
     search.offer(plan)
-    Polisher(search, Builder(search), random.Random(0)).finish()
+    Polisher(search, PlanCompleter(search.pricer), random.Random(0)).finish()
     assert search.plan is not None
     assert check(problem, search.plan) == []

@@ -1,17 +1,23 @@
 """Why there is no plan: proofs are right, texts name the device, the GiB and a remedy."""
 
+import itertools
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from hexiopt.cost.model import CostModel
+from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.result import Result, Status
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from solvers.core.search import Budget, Search
-from solvers.frame.infeasible import explain
+from hexiopt.solving import Budget
+from solvers.core.search import Search
+from solvers.frame import infeasible
+from solvers.frame.infeasible import conclude, nearest_change
 from tests.solvers import oracle, problems
 
 
@@ -20,7 +26,7 @@ def explained(problem: Problem, *offered: Plan) -> Result:
     search = Search("test", problem, Budget(), 0)
     for plan in offered:
         search.offer(plan)
-    return explain(search)
+    return conclude(search)
 
 
 def small(gib: float, layers: int, space: Space, machines: tuple[tuple[str, str, int], ...]) -> Problem:
@@ -46,7 +52,7 @@ def test_infeasible_is_never_said_of_what_fits(machines: tuple[tuple[str, str, i
             best = oracle.best_step_s(problem)
             fits.add(best < float("inf"))
             proven.add(status is Status.INFEASIBLE)
-            assert status is Status.NOT_FOUND or best == float("inf"), (tenth, layers)
+            assert status is not Status.INFEASIBLE or best == float("inf"), (tenth, layers)
     assert fits == proven == {True, False}
 
 
@@ -79,24 +85,34 @@ def test_the_nearest_plan_names_its_fullest_device() -> None:
     assert "it fits with the constraints left out" in result.reason
 
 
-def test_a_budget_too_small_is_the_reason_where_plans_fit() -> None:
-    """Also where they are few, since no freedom is left."""
+def test_a_plain_plan_that_fits_is_the_result() -> None:
+    """Of a search of the whole plan space whose budget ended too early, also where no freedom is left."""
     problem = replace(problems.easy(), space=Space(**dict.fromkeys(SWITCHES, False)))
-    for budget, raised in ((Budget(0.25), "time_limit_s above 0.25"), (Budget(99.0, 3), "max_steps above 3")):
-        reason = explain(Search("test", problem, budget, 0)).reason
-        assert reason.startswith("no plan found in 0 steps: the budget ended")
-        assert reason.endswith(f"raise solver.{raised}")
+    for budget in (Budget(1e-9), Budget(99.0, 3)):
+        result = conclude(Search("test", problem, budget, 0))
+        assert result.status is Status.FEASIBLE
+        assert result.plan is not None
+        assert check(problem, result.plan, result.cost) == []
+        assert result.reason == ""
 
 
 def test_another_solver_is_proposed_beside_more_budget() -> None:
     """Of a search that does not cover the whole plan space; only without its budget spent does it know more."""
-    problem, remedy = problems.easy(), "try another"
-    spent = explain(Search("test", problem, Budget(1e-9), 0), remedy).reason
-    assert spent.endswith(
-        "the budget ended before one of those that fit was met; raise solver.time_limit_s above 1e-09; try another"
-    )
-    left = explain(Search("test", problem, Budget(), 0), remedy).reason
-    assert left.endswith("the plain plans that fit are outside its plan space; try another")
+    for budget, raised in (
+        (Budget(1e-9), "raise solver.time_limit_s above 1e-09"),
+        (Budget(99.0, 3), "raise solver.max_steps above 3"),
+        (Budget(), ""),
+    ):
+        search = Search("test", problems.easy(), budget, 0)
+        search.remedy = "try another"
+        search.steps = budget.max_steps or 0
+        result = conclude(search)
+        assert result.plan is None
+        if raised:
+            met = f"the budget ended before one of those that fit was met; {raised}"
+        else:
+            met = "the plain plans that fit are outside its plan space"
+        assert result.reason.endswith(f"{met}; try another")
 
 
 @pytest.mark.parametrize(
@@ -121,6 +137,33 @@ def test_the_remedy_is_the_least_change_that_fits(change: dict[str, object], rem
     assert any(f"it fits with {remedy}" in reason for reason in reasons), reasons
 
 
+def test_the_remedy_does_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that does other work all the time between two looks at the clock."""
+    problem = small(1.0, 4, Space(max_tp=1), (("a", "fast", 2), ("b", "slow", 1)))
+    calm = nearest_change(problem)
+    assert "it fits with" in calm
+    monkeypatch.setattr(time, "perf_counter", itertools.count(0.0, 1000.0).__next__)
+    assert nearest_change(problem) == calm
+
+
+def test_looking_for_a_remedy_ends_by_the_devices_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every change has its turn; then it ends."""
+    base = problems.easy()
+    problem = replace(base, workload=replace(base.workload, recompute="none", optimizer_sharding="0"))
+    placed: list[tuple[Problem, int]] = []
+
+    def none_fits(changed: Problem) -> Iterator[bool]:
+        while True:
+            placed.append((changed, len(changed.usable_devices)))
+            yield False
+
+    monkeypatch.setattr(infeasible, "_fitting", none_fits)
+    assert "choose a smaller model" in nearest_change(problem)
+    changes = [changed for changed, _ in infeasible._changes(problem)]
+    assert [changed for changed, _ in itertools.groupby(placed, key=lambda one: one[0])] == changes
+    assert sum(devices for _, devices in placed) <= infeasible._PLACED
+
+
 class Foreign:
     """Another cost model: ours behind its own name, with nothing but what a search may ask of it."""
 
@@ -135,7 +178,7 @@ class Foreign:
 def test_a_foreign_cost_model_gets_a_reason_too() -> None:
     problem = problems.hopeless()
     search = Search("test", problem, Budget(), 0, Foreign(CostModel(problem)))
-    result = explain(search)
+    result = conclude(search)
     assert result.status is Status.NOT_FOUND  # proofs are about our own memory model
     assert result.reason
 

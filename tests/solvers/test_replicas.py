@@ -1,13 +1,9 @@
 """Replicas in a search: samples dealt by speed, structures that become valid plans, and where they may not be."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.check import check
@@ -16,50 +12,32 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from solvers.completion.completer import Builder
-from solvers.completion.replicas import dealt_samples
+from hexiopt.solving import Budget
+from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import Bundle, Misfit, Structure
-from solvers.core.search import Budget, Search
+from solvers.core.search import Search
 from solvers.frame.starts import single_structures
 from solvers.heuristics.hill_climbing import Polisher
-from solvers.heuristics.operators.partitions import Neighbourhood
 from solvers.registry import make_solver
 from tests.solvers import problems
+from tests.solvers.test_moves import moved, proposals_of
 from tests.solvers.test_starts import assert_legal
 
 
-def builder_of(problem: Problem) -> Builder:
-    return Builder(Search("test", problem, Budget(), 0))
+def completer_of(problem: Problem) -> PlanCompleter:
+    return PlanCompleter(CostModel(problem))
 
 
 def built(problem: Problem, structure: Structure) -> Plan:
-    found = builder_of(problem).build(structure)
+    found = completer_of(problem).complete(structure)
     assert not isinstance(found, Misfit)
-    assert check(problem, found[0]) == []
-    return found[0]
+    assert check(problem, found.plan) == []
+    return found.plan
 
 
 def lone(*stages: tuple[tuple[int, ...], ...], size: int, sharding: int = 1) -> Structure:
     """One pipeline."""
     return Structure((Bundle.line(stages, size),), ONE_F_ONE_B, sharding)
-
-
-@given(
-    st.lists(st.lists(st.floats(0.0, 1.0), min_size=9, max_size=9), min_size=1, max_size=4),
-    st.integers(0, 5),
-)
-def test_samples_make_the_slowest_as_fast_as_possible(rises: list[list[float]], more: int) -> None:
-    """Against all ways to deal them."""
-    size = len(rises) + more
-    times = [[sum(own[:n]) for n in range(10)] for own in rises]
-    samples = dealt_samples([lambda n, own=own: own[n] for own in times], size)
-
-    def slowest(given: Sequence[int]) -> float:
-        return max(own[n] for own, n in zip(times, given, strict=True))
-
-    every = [deal for deal in product(range(1, size + 1), repeat=len(rises)) if sum(deal) == size]
-    assert sum(samples) == size
-    assert slowest(samples) == min(map(slowest, every))
 
 
 def test_faster_replicas_take_more_samples() -> None:
@@ -83,24 +61,24 @@ def test_a_stage_of_one_replica_is_plain() -> None:
 
 def test_samples_and_bundles_that_do_not_go() -> None:
     problem = problems.three_gpus()
-    assert isinstance(builder_of(problem).build(lone(((0,), (1,), (2,)), size=2)), Misfit)
+    assert isinstance(completer_of(problem).complete(lone(((0,), (1,), (2,)), size=2)), Misfit)
     forbidden = replace(problem, space=replace(problem.space, replicas=False))
     pair = lone(((0,), (1,)), size=2)
-    assert builder_of(problem).allowed(pair)
-    assert not builder_of(forbidden).allowed(pair)
+    assert completer_of(problem).allowed(pair)
+    assert not completer_of(forbidden).allowed(pair)
     uneven = lone(((0,), (1, 2)), size=2)
-    assert builder_of(problem).allowed(uneven)
-    assert not builder_of(problem).allowed(replace(uneven, sharding=3))  # one TP degree for all that gather together
+    assert completer_of(problem).allowed(uneven)
+    assert not completer_of(problem).allowed(replace(uneven, sharding=3))  # one TP degree for all that gather together
     alike = replace(problem, space=replace(problem.space, uneven_tp=False))
-    assert not builder_of(alike).allowed(uneven)
+    assert not completer_of(alike).allowed(uneven)
 
 
 def test_memory_counts_the_holders_of_a_stage() -> None:
     """Three replicas share what one would keep whole: with it they hold layers that one alone cannot."""
     own = problems.cluster(("a", "fast", 3), fast_gib=1.2)
     problem = Problem(own, replace(problems.TINY, num_layers=6), Workload(8, 512, recompute="full"), Space())
-    builder = builder_of(problem)
-    assert isinstance(builder.build(lone(((0,),), size=1, sharding=3)), Misfit)
+    completer = completer_of(problem)
+    assert isinstance(completer.complete(lone(((0,),), size=1, sharding=3)), Misfit)
     plan = built(problem, lone(((0,), (1,), (2,)), size=4, sharding=3))
     assert CostModel(problem).price(plan).fits
 
@@ -110,18 +88,19 @@ def test_what_moves_make_is_priced_and_valid(case: str) -> None:
     """On a long walk; replicas of unequal degrees, over machines, and several such pipelines among them."""
     problem = {**problems.TINY_PROBLEMS, "easy": problems.easy}[case]()
     problem = replace(problem, space=replace(problem.space, max_micro_batch_size=4))
-    builder, rng = builder_of(problem), random.Random(1)
-    neighbourhood = Neighbourhood(problem, replicates=True)
+    completer, rng = completer_of(problem), random.Random(1)
+    proposals = proposals_of(problem, replicates=True)
     structure = Structure(tuple(Bundle((((d,),),)) for d in problem.usable_devices), ONE_F_ONE_B, 1)
     replicated = 0
     for _ in range(1200):
-        structure = neighbourhood.random_move(structure, rng) or structure
+        structure = moved(proposals, structure, rng)
         assert_legal(problem, structure)
-        found = builder.price(structure) if builder.allowed(structure) else None
-        if found is None or isinstance(found, Misfit):
+        completed = completer.allowed(structure) and completer.complete(structure)
+        priced = completer.price(completed) if completed else None
+        if priced is None:
             continue
-        plan, cost = found
-        assert check(problem, plan, cost) == []
+        plan = priced.plan
+        assert check(problem, plan, priced.cost) == []
         replicated += any(len(stage.replicas) > 1 for pipeline in plan.pipelines for stage in pipeline.stages)
     assert replicated > 100
 
@@ -144,11 +123,11 @@ def test_polishing_shifts_samples() -> None:
     """Away from a replica that has most of them, to one that is as fast."""
     problem = Problem(problems.cluster(("a", "fast", 2)), problems.TINY, Workload(16, 2048, recompute="none"), Space())
     search = Search("test", problem, Budget(60.0, 2000), 0)
-    builder = Builder(search)
+    completer = PlanCompleter(search.pricer)
     stage = Stage((Replica((0,), 13), Replica((1,), 3)), ((0, 4),), ("none",))
     search.offer(Plan((Pipeline((stage,), 1, 16),), ONE_F_ONE_B, Sharding(1)))
     before_s = search.best_s
-    Polisher(search, builder, random.Random(0)).finish()
+    Polisher(search, completer, random.Random(0)).finish()
     assert search.best_s < before_s
     assert search.plan is not None
     (stage,) = search.plan.pipelines[0].stages

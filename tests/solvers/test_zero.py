@@ -11,9 +11,9 @@ from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
-from solvers.completion.completer import Builder
+from hexiopt.solving import Budget
+from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import Bundle, Structure
-from solvers.core.search import Budget, Search
 from solvers.core.zero import (
     drawn_groups,
     drawn_stage,
@@ -25,8 +25,10 @@ from solvers.core.zero import (
     sharding_groups,
 )
 from solvers.frame.starts import lockstep_structures
-from solvers.registry import NAMES, make_solver
+from solvers.registry import for_any_problem, make_solver, names
 from tests.solvers import problems
+
+NAMES = names(for_any_problem)
 
 
 def sharded(problem: Problem, zero: str) -> Problem:
@@ -36,7 +38,7 @@ def sharded(problem: Problem, zero: str) -> Problem:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("zero", ["2", "3"])
 def test_every_solver_finds_a_plan_in_lockstep(name: str, zero: str) -> None:
-    if name == "metis":
+    if name == "hexiscale":
         pytest.importorskip("pymetis")
     problem = sharded(problems.loose(), zero)
     result = make_solver(name).solve(problem, Budget(60.0, max_steps=200), seed=0)
@@ -45,10 +47,10 @@ def test_every_solver_finds_a_plan_in_lockstep(name: str, zero: str) -> None:
     assert check(problem, result.plan, result.cost) == []
 
 
-@pytest.mark.parametrize("name", ["random", "metis", "shapes", "local_search"])
+@pytest.mark.parametrize("name", ["random", "hexiscale", "shapes", "local_search"])
 def test_mixed_machines_work_in_lockstep(name: str) -> None:
     """Eight GPUs of two types: several pipelines that hold the same layers."""
-    if name == "metis":
+    if name == "hexiscale":
         pytest.importorskip("pymetis")
     problem = sharded(problems.easy(), "3")
     result = make_solver(name).solve(problem, Budget(60.0, max_steps=300), seed=1)
@@ -68,24 +70,24 @@ def test_memory_that_only_shards_fit() -> None:
 
 def test_only_one_aligned_bundle_may_be_in_lockstep() -> None:
     problem = sharded(problems.easy(), "auto")
-    builder = Builder(Search("test", problem, Budget(), 0))
+    completer = PlanCompleter(CostModel(problem))
     pair = Bundle((((0,), (4,)),), 1)
-    assert builder.distance(Structure((pair,), ONE_F_ONE_B, 3)) == 0
-    assert builder.distance(Structure((pair,), INTERLEAVED, 3)) > 0
-    assert builder.distance(Structure((pair, Bundle((((1,), (2,)),), 1)), ONE_F_ONE_B, 2)) > 0
-    assert builder.distance(Structure((pair, Bundle((((1,), (2,)),), 1)), ONE_F_ONE_B, 1)) == 0
+    assert completer.distance(Structure((pair,), ONE_F_ONE_B, 3)) == 0
+    assert completer.distance(Structure((pair,), INTERLEAVED, 3)) > 0
+    assert completer.distance(Structure((pair, Bundle((((1,), (2,)),), 1)), ONE_F_ONE_B, 2)) > 0
+    assert completer.distance(Structure((pair, Bundle((((1,), (2,)),), 1)), ONE_F_ONE_B, 1)) == 0
     three = Bundle((((0,), (4,), (1,)),), 1)  # 16 sequences do not divide by 3
-    assert builder.distance(Structure((three,), ONE_F_ONE_B, 3)) > 0
-    assert builder.distance(Structure((three,), ONE_F_ONE_B, 1)) == 0
+    assert completer.distance(Structure((three,), ONE_F_ONE_B, 3)) > 0
+    assert completer.distance(Structure((three,), ONE_F_ONE_B, 1)) == 0
 
 
 def test_starts_in_lockstep_are_allowed() -> None:
     problem = problems.easy()
-    builder = Builder(Search("test", problem, Budget(), 0))
+    completer = PlanCompleter(CostModel(problem))
     found = list(lockstep_structures(problem))
     assert {structure.sharding for structure in found} == {2, 3}
     assert any(len(structure.devices()) == len(problem.usable_devices) for structure in found)
-    assert all(builder.allowed(structure) for structure in found)
+    assert all(completer.allowed(structure) for structure in found)
     assert not list(lockstep_structures(sharded(problem, "1")))
 
 
@@ -131,11 +133,11 @@ def test_structures_sharded_inside_machines_never_exceed_memory(zero: int) -> No
     """What a search takes for the states of a device is at least what they are."""
     own = problems.cluster(("a", "fast", 2), ("b", "fast", 2), ("c", "slow", 4), fast_gib=1.3, slow_gib=1.1)
     problem = replace(problems.easy(), cluster=own, workload=replace(problems.easy().workload, recompute="full"))
-    builder, model, built = Builder(Search("test", problem, Budget(), 0)), CostModel(problem), 0
+    completer, model, built = PlanCompleter(CostModel(problem)), CostModel(problem), 0
     for structure in lockstep_structures(sharded(problem, "auto")):
-        found = builder.build(replace(structure, sharding=zero, groups="machine"))
-        if isinstance(found, tuple):
+        found = completer.complete(replace(structure, sharding=zero, groups="machine"))
+        if found:
             built += 1
-            assert found[0].sharding == Sharding(zero, "machine")
-            assert model.price(found[0]).fits
+            assert found.plan.sharding == Sharding(zero, "machine")
+            assert model.price(found.plan).fits
     assert built

@@ -1,5 +1,7 @@
-"""Moves that make one or two bundles anew, as chains: their machines dealt and ordered another way, or just their TP
-groups chosen again."""
+"""An operator that ruins one or two bundles and recreates them as chains.
+
+Their machines are dealt and ordered another way, or just their TP groups chosen again.
+"""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -17,8 +19,8 @@ _IDLE = 0.3  # chance that idle devices are taken in
 _RANKS = (0, 0, 0, 1, 2)  # of ways through the machines, from the likely best, as often as they are taken
 
 
-class Rechaining:
-    """Makes bundles of a structure anew."""
+class Recreation:
+    """Makes bundles of a partition anew."""
 
     def __init__(self, problem: Problem, chains: ChainMaker) -> None:
         self._problem, self._chains = problem, chains
@@ -26,7 +28,7 @@ class Rechaining:
         most = max(map(len, problem.usable_by_machine.values()))
         self._widths = [1 << k for k in range(most.bit_length())]
 
-    def move(self, structure: Structure, rng: random.Random) -> Structure | None:
+    def recreate_as_chains(self, structure: Structure, rng: random.Random) -> Structure | None:
         """One or two bundles made anew; None where no plan may follow."""
         bundles, space = structure.bundles, self._problem.space
         if structure.sharding >= LOCKSTEP or space.num_stages is not None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, permutations
 
+from solvers.completion.allocation import earliest_finish
 from solvers.sequence.exact.frames import Frame
 
 Shares = tuple[tuple[int, ...], tuple[int, ...]]  # quanta and heads of the devices of a frame
@@ -12,17 +13,17 @@ def by_speed(frame: Frame, speeds: Sequence[float], resolution: int, num_heads: 
     """Quanta in proportion to `speeds` of the frame's devices, heads to those in their group."""
     heads: list[int] = []
     for own, end in zip(frame.groups, accumulate(map(len, frame.groups)), strict=True):
-        heads += _dealt(speeds[end - len(own) : end], num_heads)
-    return tuple(_dealt(speeds, resolution)), tuple(heads)
+        heads += _in_turns(speeds[end - len(own) : end], num_heads)
+    return tuple(_in_turns(speeds, resolution)), tuple(heads)
 
 
-def _dealt(weights: Sequence[float], total: int) -> list[int]:
-    """Whole parts of at least 1: each next one to whoever has least for its weight."""
-    parts = [1] * len(weights)
-    for _ in range(total - len(parts)):
-        k = min(range(len(parts)), key=lambda k: (parts[k] + 0.5) / weights[k])
-        parts[k] += 1
-    return parts
+def _in_turns(speeds: Sequence[float], total: int) -> list[int]:
+    """Each next unit to whoever would be half done with it first."""
+
+    def half_done(speed: float) -> Callable[[int], float]:
+        return lambda units: (units - 0.5) / speed
+
+    return earliest_finish(list(map(half_done, speeds)), total)
 
 
 def climbed(frame: Frame, shares: Shares, price: Callable[[Shares], float], go_on: Callable[[], bool]) -> Shares:

@@ -18,58 +18,56 @@ is the CP-SAT model of one frame; what is not exact in it is priced and cut. CP-
 the same seed and steps give the same plan.
 """
 
-from dataclasses import dataclass, replace
+import random
+from dataclasses import dataclass
 
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import sharding_stages
-from hexiopt.result import OwnBound, Result
-from solvers.core.search import Budget, Listener, Pricer, Search
-from solvers.frame.infeasible import explain
+from hexiopt.result import OwnBound
+from hexiopt.solving import Capabilities
+from solvers.core.search import Search
+from solvers.frame.solver import SearchSolver
 from solvers.sequence.exact.grid import default_resolution
 from solvers.sequence.exact.plans import Plans
-from solvers.sequence.requirement import require_sequences
 
 MOST_DEVICES = 6
 
 
 @dataclass(frozen=True)
-class SequenceExact:
+class SequenceExact(SearchSolver):
     """`resolution`: quanta of a sequence, a divisor of its length; None takes the largest up to 16 that leaves quanta
     of an even number of tokens. A step is a program solved."""
 
     resolution: int | None = None
 
     name = "sequence_exact"
+    capabilities = Capabilities(kind="oracle", sequence="only", pricers="cost_model", max_devices=MOST_DEVICES)
 
     def __post_init__(self) -> None:
         given = self.resolution
         if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
             raise InputError(f"solver.resolution: {given!r} is not a number of quanta; choose a whole number from 1")
 
-    def solve(
-        self,
-        problem: Problem,
-        budget: Budget,
-        *,
-        seed: int = 0,
-        pricer: Pricer | None = None,
-        listen: Listener | None = None,
-    ) -> Result:
-        """The best plan of its space with that space's bound; without one, the reason. Raises InputError where the
-        problem has no sequence layouts, too many devices, or a sequence that the resolution does not divide."""
-        resolution = self._resolution(problem)
-        _refuse(problem, pricer)
-        search = Search(self.name, problem, budget, seed, pricer, listen)
-        plans = Plans(search, resolution)
+    def search(self, run: Search, rng: random.Random) -> None:
+        """Raises InputError for a resolution that does not divide a sequence, for a workload that must be in ZeRO-2 or
+        3, and for a cost model whose gradients overlap."""
+        problem, resolution = run.problem, self._resolution(run.problem)
+        zero = sharding_stages(problem.workload)[0]
+        if zero > 1:
+            raise InputError(
+                f"workload: optimizer_sharding: {zero} does not go with the sequence layouts of solver={self.name}; "
+                "choose auto, 0 or 1"
+            )
+        if isinstance(run.pricer, CostModel) and run.pricer.framework.overlaps_gradients:
+            raise InputError(f"solver: {self.name}: its bounds hold for our own cost model only; use solver=hexiseq")
+        run.remedy = "it plans pipelines of one sequence stage, so try solver=portfolio"
+        plans = Plans(run, resolution)
         if problem.space.num_stages in (None, 1):
             plans.run()
-        result = explain(search, remedy="it plans pipelines of one sequence stage, so try solver=portfolio")
-        if result.plan is None:
-            return result
         space = f"pipelines of one sequence stage, tokens in 1/{resolution} of a sequence"
-        return replace(result, own_bound=OwnBound(max(result.bound_s, plans.bound_s), space))
+        run.own_bound = OwnBound(max(run.bound_s, plans.bound_s), space)
 
     def _resolution(self, problem: Problem) -> int:
         seq_len = problem.workload.seq_len
@@ -81,21 +79,3 @@ class SequenceExact:
                 "choose a divisor"
             )
         return self.resolution
-
-
-def _refuse(problem: Problem, pricer: Pricer | None) -> None:
-    name, devices = SequenceExact.name, len(problem.usable_devices)
-    require_sequences(problem, name)
-    zero = sharding_stages(problem.workload)[0]
-    if zero > 1:
-        raise InputError(
-            f"workload: optimizer_sharding: {zero} does not go with the sequence layouts of solver={name}; "
-            "choose auto, 0 or 1"
-        )
-    if devices > MOST_DEVICES:
-        raise InputError(
-            f"solver: {name}: {devices} devices are more than the {MOST_DEVICES} of which all layouts can be looked "
-            "at; use solver=hexiseq"
-        )
-    if pricer is not None and not (isinstance(pricer, CostModel) and not pricer.framework.overlaps_gradients):
-        raise InputError(f"solver: {name}: its bounds hold for our own cost model only; use solver=hexiseq")

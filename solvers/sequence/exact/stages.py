@@ -63,7 +63,7 @@ class Stages:
         model: CostModel,
         resolution: int,
         go_on: Callable[[], bool],
-        step: Callable[[], None],
+        step: Callable[[], bool],
         left_s: Callable[[], float],
     ) -> None:
         self._model, self._problem, self._resolution = model, model.problem, resolution

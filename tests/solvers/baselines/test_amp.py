@@ -12,9 +12,10 @@ from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import GPIPE
+from hexiopt.solving import Budget
 from solvers.baselines.amp import Amp, best_splits
-from solvers.core.search import Budget
 from tests.solvers.baselines import problems
+from tests.solvers.baselines.random_plans import random_plans
 
 
 @given(st.data())
@@ -64,25 +65,23 @@ def test_all_devices_work_and_the_fast_ones_hold_more_layers() -> None:
 
 
 def test_what_is_not_in_its_space() -> None:
-    problem, rng = mixed(), random.Random(0)
-    drawn = (Amp().draw(problem, rng) for _ in range(1000))
+    problem = mixed()
+    drawn = random_plans(Amp.space, problem, random.Random(0), 2000)
     plan: Plan = next(
-        p
-        for p in drawn
-        if p and (len(p.pipelines), len(p.pipelines[0].stages), p.pipelines[0].stages[0].tp) == (2, 4, 1)
+        p for p in drawn if (len(p.pipelines), len(p.pipelines[0].stages), p.pipelines[0].stages[0].tp) == (2, 4, 1)
     )
-    assert Amp().in_space(problem, plan) is None
+    assert Amp.space.first_violation(problem, plan) is None
     one, two = plan.pipelines
     first, second = one.stages[0], two.stages[0]
     policy = "full" if first.policy != "full" else "none"
     rules = {
         "schedule": replace(plan, schedule=GPIPE),
-        "ZeRO-1": replace(plan, sharding=Sharding(2)),
+        "ZeRO-2": replace(plan, sharding=Sharding(2)),
         "replicated": replace(
             plan, pipelines=(replace(one, stages=(replace(first, layers=first.layers * 2), *one.stages[1:])), two)
         ),
         "unequal batches": replace(plan, pipelines=(replace(one, num_micro_batches=one.num_micro_batches + 1), two)),
-        "unequal pipelines": replace(plan, pipelines=(replace(one, stages=one.stages[:-1]), two)),
+        "different layers": replace(plan, pipelines=(replace(one, stages=one.stages[:-1]), two)),
         "recompute": replace(
             plan, pipelines=(replace(one, stages=(replace(first, recompute=(policy,)), *one.stages[1:])), two)
         ),
@@ -96,7 +95,7 @@ def test_what_is_not_in_its_space() -> None:
         ),
     }
     for word, broken in rules.items():
-        assert word in (Amp().in_space(problem, broken) or ""), word
+        assert word in (Amp.space.first_violation(problem, broken) or ""), word
 
 
 def test_odd_numbers_of_devices_have_few_grids() -> None:

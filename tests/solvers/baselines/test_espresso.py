@@ -10,11 +10,11 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
-from solvers.baselines.aligned import AlignedEstimates
-from solvers.baselines.espresso import Espresso
-from solvers.baselines.espresso_search import Planner
-from solvers.baselines.renting import Worth
-from solvers.core.search import Budget
+from hexiopt.solving import Budget
+from solvers.baselines._estimates import AlignedEstimates
+from solvers.baselines._money import Objective
+from solvers.baselines.espresso.espresso import Espresso
+from solvers.baselines.espresso.planner import EspressoAllocation, EspressoPlanner
 from solvers.registry import make_solver
 from tests.solvers import problems as small
 
@@ -44,7 +44,7 @@ def plan(*lines: tuple[tuple[int, ...], tuple[int, ...]], cut: int = 2, batches:
     ],
 )
 def test_its_space(tried: Plan, broken: str | None) -> None:
-    said = Espresso().in_space(small.easy(), tried)
+    said = Espresso.space.first_violation(small.easy(), tried)
     assert said is None if broken is None else said is not None and broken in said
 
 
@@ -54,10 +54,10 @@ def test_first_stages_go_to_types_with_room_for_activations() -> None:
     alike = replace(own.machines[1].gpu, flops_bf16=own.machines[0].gpu.flops_bf16, hbm_bytes_per_s=1.5e12)
     machines = (own.machines[0], replace(own.machines[1], gpu=alike))
     problem = Problem(replace(own, machines=machines), small.TINY, Workload(32, 2048, recompute="none"), Space())
-    planner = Planner(AlignedEstimates(CostModel(problem)), 1, Worth(), frozenset({0, 1}))
+    planner = EspressoPlanner(AlignedEstimates(CostModel(problem)), 1, Objective(), frozenset({0, 1}))
     roomy = [m[0] for m in planner.machines].index((1,))
     choice = next(c for c in planner.choices(("none",)) if (c.tp, c.dp, c.size) == (1, 1, 1))
-    assert planner.orders(choice, (1, 1))[0] == (roomy, 1 - roomy)
+    assert planner.orders(EspressoAllocation(choice, (1, 1)))[0] == (roomy, 1 - roomy)
 
 
 def test_layers_by_speed_on_every_type() -> None:

@@ -20,14 +20,15 @@ from hexiopt.reading import Section
 from hexiopt.result import Result
 from hexiopt.schedules.in_flight import holding
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
-from solvers.baselines.flashflex import FlashFlex
-from solvers.baselines.flashflex_plans import Released
-from solvers.baselines.flashflex_pricer import FlashFlexPricer
-from solvers.baselines.flashflex_published import OurMemory, intra_gb_per_s
-from solvers.baselines.flashflex_released import Line, ReleasedSearch, _ordered, memory_shares
-from solvers.core.search import Budget
+from hexiopt.solving import Budget
+from solvers.baselines.flashflex.flashflex import FlashFlex
+from solvers.baselines.flashflex.plans import ReleasedPlans
+from solvers.baselines.flashflex.pricer import FlashFlexPricer
+from solvers.baselines.flashflex.published import OurMemory, intra_gb_per_s
+from solvers.baselines.flashflex.released import Line, ReleasedSearch, _ordered, memory_shares
 from tests.solvers import problems as small
 from tests.solvers.baselines import problems
+from tests.solvers.baselines.random_plans import random_plans
 
 pytest.importorskip("pymetis")
 
@@ -84,9 +85,9 @@ def test_released_micro_batches_are_fixed_at_the_start() -> None:
     """256 sequences in 8 micro-batches: 16 each for two pipelines at the start, however many there are then."""
     problem = setting_2()
     half = tuple((2 * k, 2 * k + 1) for k in range(16))
-    assert list(Released(problem, 2).sizes()) == [16]
-    assert list(Released(problem, 5).sizes()) == [4]
-    plan = Released(problem, 2).plan((half[:8], half[8:]), ONE_F_ONE_B, 16, "full", False)
+    assert list(ReleasedPlans(problem, 2).sizes()) == [16]
+    assert list(ReleasedPlans(problem, 5).sizes()) == [4]
+    plan = ReleasedPlans(problem, 2).plan((half[:8], half[8:]), ONE_F_ONE_B, 16, "full", False)
     assert plan is not None
     assert [line.num_micro_batches for line in plan.pipelines] == [8, 8]
 
@@ -94,7 +95,7 @@ def test_released_micro_batches_are_fixed_at_the_start() -> None:
 def test_its_own_memory_formula_refuses() -> None:
     """One 3080 Ti does not hold Llama-2 7B; a machine of A800 does."""
     problem = setting_2()
-    plans = Released(problem, 1)
+    plans = ReleasedPlans(problem, 1)
     assert plans.estimate_s((((0,),),)) == float("inf")
     assert plans.estimate_s(((tuple(range(24, 32)),),)) < float("inf")
 
@@ -124,7 +125,7 @@ def test_plans_are_in_the_space_of_their_search(defects: str) -> None:
     problem, own, result = setting_2(), FlashFlex(defects), planned(defects)
     assert result.plan is not None
     assert check(problem, result.plan, result.cost) == []
-    assert own.in_space(problem, result.plan) is None
+    assert own.published_space().first_violation(problem, result.plan) is None
     assert sorted(result.plan.devices()) == list(range(32))
 
 
@@ -133,16 +134,15 @@ def test_the_defects_cost_much() -> None:
 
 
 def test_what_is_not_in_its_space() -> None:
-    problem, own, rng = small.easy(), FlashFlex(), random.Random(0)
-    drawn = (own.draw(problem, rng) for _ in range(1000))
-    plan: Plan = next(p for p in drawn if p and len(p.pipelines) == 1 and len(p.pipelines[0].stages) > 4)
-    assert own.in_space(problem, plan) is None
+    problem = small.easy()
+    drawn = random_plans(FlashFlex.space, problem, random.Random(0), 1000)
+    plan: Plan = next(p for p in drawn if len(p.pipelines) == 1 and len(p.pipelines[0].stages) > 4)
     [line] = plan.pipelines
     first = line.stages[0]
     policy = "full" if first.policy != "full" else "none"
     rules = {
         "schedule": replace(plan, schedule=INTERLEAVED),
-        "ZeRO-1": replace(plan, sharding=Sharding(3)),
+        "ZeRO-3": replace(plan, sharding=Sharding(3)),
         "replicated": [replace(first, replicas=first.replicas * 2), *line.stages[1:]],
         "recompute": [replace(first, recompute=(policy,)), *line.stages[1:]],
         "left out": line.stages[1:],
@@ -150,17 +150,22 @@ def test_what_is_not_in_its_space() -> None:
     for word, broken in rules.items():
         if not isinstance(broken, Plan):
             broken = replace(plan, pipelines=(replace(line, stages=tuple(broken)),))
-        assert word in (own.in_space(problem, broken) or ""), word
+        assert word in (FlashFlex.space.first_violation(problem, broken) or ""), word
+
+
+def two_together(problem: Problem, plan: Plan) -> list[int]:
+    """Stages of the first pipeline that stand on the machine of the next, but not on that of the one after."""
+    own = [int(problem.cluster.machine_of[stage.devices[0]]) for stage in plan.pipelines[0].stages]
+    return [k for k in range(len(own) - 2) if own[k] == own[k + 1] != own[k + 2]]
 
 
 def test_a_pipeline_does_not_come_back_to_a_machine() -> None:
     """Machines a: 0, 1; b: 2, 3; c: 4 to 7. One device a stage, two of them swapped."""
-    problem, own, rng = small.easy(), FlashFlex(), random.Random(0)
-    drawn = (own.draw(problem, rng) for _ in range(5000))
-    plan: Plan = next(p for p in drawn if p and [len(q.stages) for q in p.pipelines] == [5])
+    problem = small.easy()
+    drawn = random_plans(FlashFlex.space, problem, random.Random(0), 5000)
+    plan: Plan = next(p for p in drawn if [len(q.stages) for q in p.pipelines] == [5] and two_together(problem, p))
     [line] = plan.pipelines
-    machines = [int(problem.cluster.machine_of[stage.devices[0]]) for stage in line.stages]
-    k = next(k for k in range(5) for j in (k + 1,) if j < 4 and machines[k] == machines[j] != machines[j + 1])
+    k = two_together(problem, plan)[0]
     stages = list(line.stages)
     devices = stages[k + 1].replicas, stages[k + 2].replicas
     stages[k + 1], stages[k + 2] = (
@@ -169,12 +174,12 @@ def test_a_pipeline_does_not_come_back_to_a_machine() -> None:
     )
     broken = replace(plan, pipelines=(replace(line, stages=tuple(stages)),))
     assert check(problem, broken) == []
-    assert "comes back" in (own.in_space(problem, broken) or "")
-    assert FlashFlex("as_released").in_space(problem, broken) != own.in_space(problem, broken)
+    assert "comes back" in (FlashFlex.space.first_violation(problem, broken) or "")
+    assert "comes back" not in (FlashFlex("as_released").published_space().first_violation(problem, broken) or "")
 
 
 def test_a_graph_of_too_many_gpus_is_refused() -> None:
     data = {"name": "many", "gpu": "l40s", "num_gpus": 8, "intra_bandwidth_gb_per_s": 20, "count": 65}
     own = cluster_from_section(Section({"name": "large", "machines": [data], **NETWORK}, "large"))
-    with pytest.raises(InputError, match="520 GPUs are more than the 512"):
+    with pytest.raises(InputError, match="520 devices are more than the 512"):
         FlashFlex().solve(Problem(own, problems.model("llama2_7b", 8)), Budget(1.0))

@@ -4,16 +4,14 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import pytest
-
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
-from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.result import Status
-from solvers.baselines import frame as base
-from solvers.baselines.frame import Candidate, Rival
-from solvers.core.search import Budget, Search
+from hexiopt.solving import Budget
+from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
+from solvers.baselines._published_space import PublishedSpace
+from solvers.core.search import Search
 from tests.solvers import problems
 
 
@@ -23,33 +21,29 @@ def on_device(device: int) -> Plan:
 
 
 @dataclass(frozen=True)
-class Listed(Rival):
+class Listed(Baseline):
     """Offers the candidates given to it."""
 
-    listed: tuple[Candidate, ...] = ()
+    listed: tuple[PlanCandidate, ...] = ()
 
     name = "listed"
+    space = PublishedSpace()
+    limits = SearchLimits(max_without_improvement=2)
 
-    def candidates(self, search: Search, rng: random.Random) -> Iterator[Candidate]:
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         yield from self.listed
-
-    def in_space(self, problem: Problem, plan: Plan) -> str | None:
-        return None
-
-    def draw(self, problem: Problem, rng: random.Random) -> Plan | None:
-        return None
 
 
 SLOW, FAST = on_device(4), on_device(0)
 INVALID = Plan((Pipeline((Stage.of((0,), 0, 5),), 16),))
 
 
-def solved(*listed: Candidate, space: Space = problems.ANY, steps: int | None = None):  # type: ignore[no-untyped-def]
+def solved(*listed: PlanCandidate, space: Space = problems.ANY, steps: int | None = None):  # type: ignore[no-untyped-def]
     return Listed(listed).solve(problems.easy(space), Budget(10.0, steps))
 
 
 def test_the_best_by_our_cost_model_is_the_answer() -> None:
-    result = solved(Candidate(1.0, lambda: SLOW), Candidate(2.0, lambda: FAST))
+    result = solved(PlanCandidate(1.0, lambda: SLOW), PlanCandidate(2.0, lambda: FAST))
     assert (result.plan, result.steps) == (FAST, 2)
     assert result.cost == CostModel(problems.easy()).price(FAST)
     assert [point.steps for point in result.trajectory] == [1, 2]
@@ -57,32 +51,59 @@ def test_the_best_by_our_cost_model_is_the_answer() -> None:
 
 def test_candidates_come_by_turn_then_by_estimate() -> None:
     for listed in (
-        (Candidate(2.0, lambda: FAST), Candidate(1.0, lambda: SLOW)),
-        (Candidate(1.0, lambda: FAST, 1), Candidate(2.0, lambda: SLOW)),
+        (PlanCandidate(2.0, lambda: FAST), PlanCandidate(1.0, lambda: SLOW)),
+        (PlanCandidate(1.0, lambda: FAST, 1), PlanCandidate(2.0, lambda: SLOW)),
     ):
         assert solved(*listed, steps=1).plan == SLOW
 
 
 def test_what_is_nothing_new_or_not_allowed_is_no_step() -> None:
     result = solved(
-        Candidate(1.0, lambda: None),
-        Candidate(2.0, lambda: INVALID),
-        Candidate(3.0, lambda: SLOW),
-        Candidate(4.0, lambda: SLOW),
-        Candidate(float("inf"), lambda: FAST),
+        PlanCandidate(1.0, lambda: None),
+        PlanCandidate(2.0, lambda: INVALID),
+        PlanCandidate(3.0, lambda: SLOW),
+        PlanCandidate(4.0, lambda: SLOW),
+        PlanCandidate(float("inf"), lambda: FAST),
     )
     assert (result.plan, result.steps) == (SLOW, 1)
 
 
-def test_patience_ends_with_plans_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_PATIENCE", 2)
-    slow = [Candidate(k, lambda d=d: on_device(d)) for k, d in enumerate((4, 5, 6))]
-    assert solved(*slow, Candidate(9.0, lambda: FAST)).plan == SLOW
-    assert solved(*slow[:2], Candidate(9.0, lambda: FAST)).plan == FAST
+def test_pricing_ends_after_plans_that_fit_and_are_no_better() -> None:
+    slow = [PlanCandidate(k, lambda d=d: on_device(d)) for k, d in enumerate((4, 5, 6))]
+    assert solved(*slow, PlanCandidate(9.0, lambda: FAST)).plan == SLOW
+    assert solved(*slow[:2], PlanCandidate(9.0, lambda: FAST)).plan == FAST
 
 
 def test_a_space_without_such_plans_is_named() -> None:
-    result = solved(Candidate(1.0, lambda: SLOW), space=Space(num_stages=2))
+    result = solved(PlanCandidate(1.0, lambda: SLOW), space=Space(num_stages=2))
     assert result.status is Status.NOT_FOUND
     assert "listed's space" in result.reason
     assert "num_stages=2" in result.reason
+
+
+def test_the_best_is_replaced_by_better_neighbours() -> None:
+    def neighbours() -> Iterator[PlanCandidate]:
+        yield PlanCandidate(3.0, lambda: on_device(5))
+        yield PlanCandidate(4.0, lambda: FAST)
+
+    assert solved(PlanCandidate(1.0, lambda: SLOW, neighbours=neighbours)).plan == FAST
+
+
+def opened(limits: SearchLimits, best: BestEstimate) -> list[float]:
+    """Estimates met where a skeleton has two candidates: its bound, and ten times that."""
+    run = Search("listed", problems.easy(), Budget(10.0), 0)
+    skeletons = [(bound, bound) for bound in (1.0, 1.2, 2.0, 3.0)]
+    two = lambda bound: [PlanCandidate(bound, lambda: None), PlanCandidate(10 * bound, lambda: None)]  # noqa: E731
+    return [candidate.estimate_s for candidate in best_first(run, skeletons, two, limits, best)]
+
+
+def test_skeletons_are_opened_while_their_bound_is_near_the_best_estimate() -> None:
+    assert opened(SearchLimits(slack=1.5), BestEstimate()) == [1.0, 10.0, 1.2, 12.0]
+    assert opened(SearchLimits(slack=1.5), BestEstimate(0.5)) == []
+    assert opened(SearchLimits(), BestEstimate()) == [1.0, 10.0, 1.2, 12.0, 2.0, 20.0, 3.0, 30.0]
+
+
+def test_no_skeleton_is_opened_after_too_many_candidates() -> None:
+    best = BestEstimate()
+    assert opened(SearchLimits(max_candidates=2), best) == [1.0, 10.0, 1.2, 12.0]
+    assert (best.seconds, best.count) == (1.0, 4)

@@ -11,8 +11,8 @@ from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import RECOMPUTE_POLICIES
 from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.solving import Budget
 from solvers.baselines.fsdp import STRATEGIES, Fsdp, device_sets
-from solvers.core.search import Budget
 from tests.solvers import problems
 from tests.solvers.baselines import problems as mixed
 
@@ -38,16 +38,16 @@ def test_sets_of_machines() -> None:
 def test_the_best_of_everything(network_gb_per_s: float, fast_gib: float) -> None:
     """Every strategy, micro-batch size and policy over every set of machines, priced."""
     problem = problems.easy(network_gb_per_s=network_gb_per_s, fast_gib=fast_gib)
-    model, own = CostModel(problem), Fsdp()
+    model = CostModel(problem)
     best_s = float("inf")
     for devices, sharding, size, policy in product(device_sets(problem), STRATEGIES, (1, 2, 4, 8), RECOMPUTE_POLICIES):
         if 16 % (len(devices) * size) == 0:
             plan = plain(devices, sharding, size, policy)
             assert check(problem, plan) == []
-            assert own.in_space(problem, plan) is None
+            assert Fsdp.space.first_violation(problem, plan) is None
             best_s = min(best_s, model.price(plan).objective)
     assert best_s < float("inf")
-    assert own.solve(problem, Budget(30.0)).objective == pytest.approx(best_s, rel=1e-12)
+    assert Fsdp().solve(problem, Budget(30.0)).objective == pytest.approx(best_s, rel=1e-12)
 
 
 def test_hybrid_sharding_where_machines_hardly_talk() -> None:
@@ -66,9 +66,9 @@ REFUSED = {
     "pipeline": Plan((Pipeline((Stage.of((0,), 0, 3), Stage.of((1,), 3, 6)), 16),)),
     "replicated": Plan((Pipeline((Stage((Replica((0,), 1), Replica((1,), 1)), ((0, 6),)),), 8, 2),)),
     "unequal batches": Plan((line((0,), 10), line((1,), 6))),
-    "several ways to recompute": Plan((line((0,), 8), line((1,), 8, policy="full"))),
-    "sharding stage 1": Plan((line((0,), 8), line((1,), 8)), ONE_F_ONE_B, Sharding(1)),
-    "ranks": Plan((line((0,), 8), line((2,), 8))),
+    "different recompute": Plan((line((0,), 8), line((1,), 8, policy="full"))),
+    "ZeRO-1": Plan((line((0,), 8), line((1,), 8)), ONE_F_ONE_B, Sharding(1)),
+    "the ranks": Plan((line((0,), 8), line((2,), 8))),
 }
 
 
@@ -76,7 +76,7 @@ REFUSED = {
 def test_what_it_cannot_express(words: str) -> None:
     problem: Problem = problems.easy()
     assert check(problem, REFUSED[words]) == []
-    assert words in (Fsdp().in_space(problem, REFUSED[words]) or "")
+    assert words in (Fsdp.space.first_violation(problem, REFUSED[words]) or "")
 
 
 def test_a_batch_that_no_number_of_gpus_shares() -> None:

@@ -14,9 +14,9 @@ from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines.galvatron import Galvatron, plan_of
-from solvers.baselines.galvatron_stages import Choice, StagePlanner
-from solvers.core.search import Budget
+from hexiopt.solving import Budget
+from solvers.baselines.galvatron.galvatron import Galvatron, plan_of
+from solvers.baselines.galvatron.stages import GalvatronChoice, StagePlanner
 from tests.solvers import problems
 from tests.solvers.baselines import problems as mixed
 
@@ -35,11 +35,11 @@ def test_as_few_layers_recompute_as_fit(zero: int, stages: int) -> None:
         if 8 // stages % tp:
             continue
         pipelines = 8 // stages // tp
-        choice = Choice((tp,) * stages, pipelines, zero, 1, 32 // pipelines, POLICIES)
+        choice = GalvatronChoice((tp,) * stages, pipelines, zero, 1, 32 // pipelines, POLICIES)
         sites = {model.site(order[k : k + tp]) for k in range(0, 8, tp)}
         least = min(site.gpu.usable_memory_bytes for site in sites)
 
-        def needs(s: int, n: int, k: int, choice: Choice = choice, sites: set[Site] = sites) -> float:
+        def needs(s: int, n: int, k: int, choice: GalvatronChoice = choice, sites: set[Site] = sites) -> float:
             chunk = ("full",) * k + ("none",) * (n - k)
             ends = s == 0, s == stages - 1
             held = in_flight(ONE_F_ONE_B, StagePosition(s, stages, choice.num_micro_batches))
@@ -67,7 +67,7 @@ def test_layers_move_from_the_balance_of_memory_to_that_of_time() -> None:
     """The first stages of 1F1B hold more micro-batches, so balanced memory gives them fewer layers."""
     problem = mixed.one_kind()
     planner, order = StagePlanner(CostModel(problem)), tuple(range(8))
-    choice = Choice((2, 2, 2, 2), 1, 0, 1, 32, POLICIES)
+    choice = GalvatronChoice((2, 2, 2, 2), 1, 0, 1, 32, POLICIES)
     splits = planner.splits(order, choice)
     counts = [[option.num_layers for option in split] for split in splits]
     assert counts[0][0] < counts[0][2]
@@ -81,7 +81,7 @@ def test_unequal_gpus_are_planned_as_the_slowest() -> None:
     own = mixed.cluster(("rtx_3090", 4, 12), ("h100_80gb_sxm", 4, 12), network_gb_per_s=12.5)
     equal = mixed.cluster(("rtx_3090", 4, 12), ("rtx_3090", 4, 12), network_gb_per_s=12.5)
     base: Problem = replace(mixed.tight_memory(), cluster=own)
-    choice = Choice((2, 2, 2, 2), 1, 3, 1, 32, POLICIES)
+    choice = GalvatronChoice((2, 2, 2, 2), 1, 3, 1, 32, POLICIES)
     found = [
         StagePlanner(CostModel(problem)).splits(tuple(range(8)), choice)
         for problem in (base, replace(base, cluster=equal))
@@ -95,14 +95,14 @@ def test_unequal_degrees_become_replicas() -> None:
     seen = 0
     for make in mixed.MIXED.values():
         problem = make()
-        planner, rival, order = StagePlanner(CostModel(problem)), Galvatron(), tuple(problem.usable_devices)
+        planner, order = StagePlanner(CostModel(problem)), tuple(problem.usable_devices)
         for uniform in planner.choices(order):
             for choice in planner.mixed(order, uniform):
                 for split in planner.splits(order, choice)[:1]:
                     plan = plan_of(problem, order, choice, split)
                     assert check(problem, plan) == []
                     assert any(len(stage.replicas) > 1 for stage in plan.pipelines[0].stages)
-                    assert rival.in_space(problem, plan) is None
+                    assert Galvatron.space.first_violation(problem, plan) is None
                     seen += 1
     assert seen
 
@@ -116,10 +116,10 @@ def stages(*cuts: int, devices: tuple[int, ...]) -> tuple[Stage, ...]:
 
 REFUSED = {
     "gpipe": Plan((Pipeline(stages(3, devices=(0, 2)), 16),), GPIPE),
-    "sharding stage 1": Plan((Pipeline(stages(3, devices=(0, 2)), 16),), ONE_F_ONE_B, Sharding(1)),
-    "over machine": Plan((Pipeline(stages(3, devices=(0, 2)), 16),), ONE_F_ONE_B, Sharding(3, "machine")),
-    "3 stages": Plan((Pipeline(stages(2, 4, devices=(0, 1, 2)), 16),)),
-    "unequal pipelines": Plan((Pipeline(stages(devices=(0,)), 10), Pipeline(stages(devices=(1,)), 6))),
+    "ZeRO-1": Plan((Pipeline(stages(3, devices=(0, 2)), 16),), ONE_F_ONE_B, Sharding(1)),
+    "ZeRO-3 over machine": Plan((Pipeline(stages(3, devices=(0, 2)), 16),), ONE_F_ONE_B, Sharding(3, "machine")),
+    "no power of two": Plan((Pipeline(stages(2, 4, devices=(0, 1, 2)), 16),)),
+    "unequal batches": Plan((Pipeline(stages(devices=(0,)), 10), Pipeline(stages(devices=(1,)), 6))),
     "unequal TP": Plan((Pipeline(stages(devices=(0, 1)), 8), Pipeline(stages(devices=(2,)), 8))),
     "ranks of machines": Plan((Pipeline(stages(3, devices=(0, 2)), 16),)),
     "all alike": Plan((Pipeline(stages(1, devices=(0, 1)), 16),)),
@@ -130,7 +130,7 @@ REFUSED = {
 def test_what_it_cannot_express(words: str) -> None:
     problem = problems.easy()
     assert check(problem, REFUSED[words]) == []
-    assert words in (Galvatron().in_space(problem, REFUSED[words]) or "")
+    assert words in (Galvatron.space.first_violation(problem, REFUSED[words]) or "")
 
 
 @pytest.mark.parametrize("switch", ["recompute_per_stage", "recompute_per_layer"])

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -18,10 +19,11 @@ from hexiopt.problem.workload import Workload
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines.estimate import Estimates
-from solvers.baselines.megatron import Layers, Megatron, _best_splits, _Rhythm, splits
-from solvers.core.search import Budget
+from hexiopt.solving import Budget
+from solvers.baselines._estimates import GridEstimates
+from solvers.baselines.megatron import Megatron, MegatronLayers, _best_splits, _PipelineTimes
 from tests.solvers.baselines import problems
+from tests.solvers.baselines.random_plans import random_plans
 
 
 def plan_for(problem: Problem) -> Plan:
@@ -39,18 +41,18 @@ def pair(network_gb_per_s: float = 50.0, **workload: object) -> Problem:
 # Layers.
 
 
-def test_splits_by_hand() -> None:
-    found = {s.per_stage(3) for s in splits(8, 3)}
-    assert found == {(a, m, 8 - m - a) for m in range(1, 7) for a in range(1, 8 - m)}
-    assert {s.per_stage(2) for s in splits(4, 2)} == {(1, 3), (2, 2), (3, 1)}
-    assert [s.per_stage(1) for s in splits(4, 1)] == [(4,)]
-    assert list(splits(3, 4)) == []
-
-
-def test_every_stage_divides_into_chunks() -> None:
-    assert {s.per_stage(2) for s in splits(8, 2, 2)} == {(2, 6), (4, 4), (6, 2)}
-    assert {s.per_stage(4) for s in splits(12, 4, 3)} == {(3, 3, 3, 3)}
-    assert list(splits(9, 2, 2)) == []
+def splits(num_layers: int, stages: int, chunks: int = 1) -> Iterator[MegatronLayers]:
+    """All splits that Megatron-LM accepts: every stage's layers divide into `chunks`."""
+    total, rest = divmod(num_layers, chunks)
+    if rest or total < stages:
+        return
+    if stages == 1:
+        yield MegatronLayers(num_layers, 0, 0, chunks)
+        return
+    for middle in range(1, total if stages > 2 else 2):
+        ends = total - middle * (stages - 2)
+        for first in range(1, ends):
+            yield MegatronLayers(first * chunks, middle * chunks if stages > 2 else 0, (ends - first) * chunks, chunks)
 
 
 @given(st.data())
@@ -59,7 +61,7 @@ def test_the_best_split_is_the_best_of_all(data: st.DataObject) -> None:
     chunks = data.draw(st.sampled_from((1, 1, 2))) if stages > 1 else 1
     num_layers = data.draw(st.integers(stages, 14)) * chunks
     seconds = st.floats(0.1, 5.0)
-    rhythm = _Rhythm(
+    pipeline = _PipelineTimes(
         tuple(data.draw(st.lists(seconds, min_size=stages, max_size=stages))),
         tuple(data.draw(st.lists(seconds, min_size=stages, max_size=stages))),
         chunks * data.draw(st.integers(0, 4)),
@@ -69,7 +71,7 @@ def test_the_best_split_is_the_best_of_all(data: st.DataObject) -> None:
         data.draw(st.integers(1, 40)),
         chunks,
     )
-    rooms = data.draw(st.lists(st.integers(0, num_layers), min_size=stages, max_size=stages))
+    max_layers = data.draw(st.lists(st.integers(0, num_layers), min_size=stages, max_size=stages))
     even = data.draw(st.booleans())
     problem = Problem(
         problems.one_kind().cluster,
@@ -78,23 +80,23 @@ def test_the_best_split_is_the_best_of_all(data: st.DataObject) -> None:
         Space(uneven_layers=not even),
     )
     allowed = [
-        rhythm.seconds(split.per_stage(stages))
+        pipeline.seconds(split.per_stage(stages))
         for split in splits(num_layers, stages, chunks)
-        if all(n <= room for n, room in zip(split.per_stage(stages), rooms, strict=True))
+        if all(n <= room for n, room in zip(split.per_stage(stages), max_layers, strict=True))
         and not (even and max(split.per_stage(stages)) - min(split.per_stage(stages)) > 1)
     ]
-    found = _best_splits(problem, rhythm, rooms)
+    found = _best_splits(problem, pipeline, max_layers)
     assert bool(found) == bool(allowed)
     if found:
         assert found[0][0] == pytest.approx(min(allowed))
-        assert all(value == pytest.approx(rhythm.seconds(layers.per_stage(stages))) for value, layers in found)
+        assert all(value == pytest.approx(pipeline.seconds(layers.per_stage(stages))) for value, layers in found)
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3])
 def test_rooms_of_blocks_against_the_price(chunks: int) -> None:
     """The most layers that fit where the first of every range recompute."""
     model = CostModel(pair())
-    times, found = Estimates(model), set()
+    times, found = GridEstimates(model), set()
     for tp, size, first, last, block in itertools.product((1, 2), (1, 2), (False, True), (False, True), (1, 3)):
         site = model.site(tuple(range(tp)))
         held, limit = in_flight(INTERLEAVED, StagePosition(0, 3, 9, chunks)), site.gpu.usable_memory_bytes
@@ -104,7 +106,7 @@ def test_rooms_of_blocks_against_the_price(chunks: int) -> None:
             return model.memory_model(site, size).layered(each, first, last, held, Shards(1, 2)).total  # noqa: B023
 
         scan = next(n for n in itertools.count(1) if needed(n) > limit) - 1
-        room = times.room_beside(frozenset([site]), first, last, size, ("full", block, "none"), chunks, held, 2)
+        room = times.max_layers_of_block(frozenset([site]), first, last, size, ("full", block, "none"), chunks, held, 2)
         assert room == scan * chunks
         found.add(room)
     assert len(found) > 3
@@ -116,10 +118,9 @@ def test_rooms_of_blocks_against_the_price(chunks: int) -> None:
 @cache
 def interleaved() -> tuple[Problem, Plan]:
     problem = pair(schedule="interleaved", optimizer_sharding="1")
-    rng = random.Random(0)
-    drawn = (Megatron().draw(problem, rng) for _ in range(1000))
-    plan = next(p for p in drawn if p and len(p.pipelines) == 2 and len(p.pipelines[0].stages) == 4)
-    assert Megatron().in_space(problem, plan) is None
+    drawn = random_plans(Megatron.space, problem, random.Random(0), 4000)
+    plan = next(p for p in drawn if len(p.pipelines) == 2 and len(p.pipelines[0].stages) == 4)
+    assert Megatron.space.first_violation(problem, plan) is None
     return problem, plan
 
 
@@ -141,20 +142,18 @@ def test_what_is_not_in_its_space() -> None:
     last_ones = replace(stage, recompute=(*["none"] * (stage.num_layers - 1), "full"))
     rules = {
         "schedule": replace(plan, schedule=GPIPE),
-        "sharding": replace(plan, sharding=Sharding(1, "machine")),
+        "ZeRO-1 over machine": replace(plan, sharding=Sharding(1, "machine")),
         "replicated": changed(plan, 0, stages=(replace(stage, replicas=stage.replicas * 2), *others)),
         "unequal batches": changed(plan, 0, num_micro_batches=line.num_micro_batches + 1),
-        "unequal pipelines": changed(plan, 0, stages=line.stages[1:]),
+        "different layers": changed(plan, 0, stages=line.stages[1:]),
         "several recompute policies": changed(plan, 0, stages=(recomputed, *others)),
-        "not full of the first": replace(
-            plan, pipelines=tuple(replace(own, stages=(last_ones, *own.stages[1:])) for own in plan.pipelines)
-        ),
-        "not ranks of a grid": changed(
+        "not full of the first": changed(plan, 0, stages=(last_ones, *others)),
+        "not the ranks of a grid": changed(
             changed(plan, 0, stages=(other, *others)), 1, stages=(stage, *line_1.stages[1:])
         ),
     }
     for word, broken in rules.items():
-        assert word in (Megatron().in_space(problem, broken) or ""), word
+        assert word in (Megatron.space.first_violation(problem, broken) or ""), word
 
 
 def test_a_middle_stage_has_as_many_layers_as_the_others() -> None:
@@ -164,7 +163,7 @@ def test_a_middle_stage_has_as_many_layers_as_the_others() -> None:
         stages = tuple(Stage.of((2 * k, 2 * k + 1), ends[k], ends[k + 1]) for k in range(4))
         plan = changed(plan_for(problem), 0, stages=stages, num_micro_batches=32, micro_batch_size=1)
         plan = replace(plan, pipelines=plan.pipelines[:1], schedule=ONE_F_ONE_B)
-        assert (Megatron().in_space(problem, plan) is None) == allowed
+        assert (Megatron.space.first_violation(problem, plan) is None) == allowed
 
 
 # What it plans.
@@ -204,4 +203,4 @@ def test_layers_in_chunks_stand_in_virtual_order() -> None:
         ranges = [own for turn in zip(*(stage.layers for stage in line.stages), strict=True) for own in turn]
         assert [first for first, _ in ranges] == [0, *(end for _, end in ranges[:-1])]
         assert ranges[-1][1] == problem.model.num_layers
-    assert Layers(4, 2, 6, 2).per_stage(4) == (4, 2, 2, 6)
+    assert MegatronLayers(4, 2, 6, 2).per_stage(4) == (4, 2, 2, 6)

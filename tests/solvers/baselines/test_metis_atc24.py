@@ -15,13 +15,13 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
-from solvers.baselines.cutting import cuts
-from solvers.baselines.device_groups import Batching, RankedDevices, StageGroup, shared_out
-from solvers.baselines.estimate import Estimates
-from solvers.baselines.lanes import plan_of_cut
-from solvers.baselines.metis_atc24 import MetisAtc24
-from solvers.baselines.metis_search import batchings, sequences
-from solvers.core.search import Budget
+from hexiopt.solving import Budget
+from solvers.baselines._estimates import GridEstimates
+from solvers.baselines.metis_atc24.cutting import cuts
+from solvers.baselines.metis_atc24.device_groups import MetisBatching, RankedDevices, StageGroup, shared_out
+from solvers.baselines.metis_atc24.lanes import plan_of_cut
+from solvers.baselines.metis_atc24.metis_atc24 import MetisAtc24
+from solvers.baselines.metis_atc24.planner import batchings, sequences
 from solvers.registry import make_solver
 from tests.solvers import problems as small
 
@@ -58,17 +58,17 @@ LANES = Plan(
         (WHOLE, None),
         (LANES, None),
         (replace(WHOLE, schedule=GPIPE), "schedule gpipe"),
-        (replace(WHOLE, sharding=Sharding(2)), "sharding other than of the optimizer"),
+        (replace(WHOLE, sharding=Sharding(2)), "ZeRO-2"),
         (plan(shared((0, 3), ((0,), 6), ((1,), 2)), Stage.of((2, 3), 3, 4, "full")), "several recompute policies"),
-        (plan(shared((0, 3), ((0,), 4), ((2, 3), 4)), Stage.of((1,), 3, 4)), "a stage of several TP degrees"),
+        (plan(shared((0, 3), ((0,), 4), ((2, 3), 4)), Stage.of((1,), 3, 4)), "unequal TP degrees in a stage"),
         (plan(Stage.of((1,), 0, 1), Stage.of((0,), 1, 3), shared((3, 4), ((2,), 4), ((3,), 4))), "no powers of two"),
-        (plan(Stage.of((2,), 0, 1), shared((1, 3), ((0,), 6), ((1,), 2)), Stage.of((3,), 3, 4)), "machines that alter"),
+        (plan(Stage.of((2,), 0, 1), shared((1, 3), ((0,), 6), ((1,), 2)), Stage.of((3,), 3, 4)), "no powers of two"),
         (plan(shared((0, 4), ((0,), 4), ((1,), 2), ((2,), 2))), "no powers of two"),
         (replace(LANES, pipelines=(LANES.pipelines[0], replace(LANES.pipelines[1], num_micro_batches=3))), "batches"),
     ],
 )
 def test_its_space(tried: Plan, broken: str | None) -> None:
-    said = MetisAtc24().in_space(pair(), tried)
+    said = MetisAtc24.space.first_violation(pair(), tried)
     assert said is None if broken is None else said is not None and broken in said
 
 
@@ -77,8 +77,8 @@ def test_devices_idle_only_where_their_share_is_none() -> None:
     problem = pair()
     problem = replace(problem, space=replace(problem.space, exclude=("c",)))
     alone = (Stage.of((0,), 0, 4),)
-    assert MetisAtc24().in_space(problem, plan(*alone, batches=16, size=2)) is None
-    assert "idle or none" in str(MetisAtc24().in_space(problem, plan(*alone, batches=4, size=8)))
+    assert MetisAtc24.space.first_violation(problem, plan(*alone, batches=16, size=2)) is None
+    assert "idle or none" in str(MetisAtc24.space.first_violation(problem, plan(*alone, batches=4, size=8)))
 
 
 def test_samples_by_speed() -> None:
@@ -119,7 +119,7 @@ def slowest_s(problem: Problem, cut: tuple[StageGroup, ...]) -> float:
     for ends in product(range(1, total), repeat=len(cut) - 1):
         layers = [end - first for first, end in pairwise((0, *ends, total))]
         if min(layers) > 0 and all(
-            n <= g.rooms[len(cut) - s] for s, (n, g) in enumerate(zip(layers, cut, strict=True))
+            n <= g.max_layers[len(cut) - s] for s, (n, g) in enumerate(zip(layers, cut, strict=True))
         ):
             best = min(best, max(g.stage_s(n) + g.waits_s for g, n in zip(cut, layers, strict=True)))
     return best
@@ -128,9 +128,9 @@ def slowest_s(problem: Problem, cut: tuple[StageGroup, ...]) -> float:
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_cuts_are_as_good_as_all_cuts(size: int) -> None:
     problem = pair()
-    estimates = Estimates(CostModel(problem))
+    estimates = GridEstimates(CostModel(problem))
     for ranks in sequences(problem):
-        groups = RankedDevices(estimates, ranks, {}).groups(Batching(32 // size, size, 1, "none", True))
+        groups = RankedDevices(estimates, ranks, {}).groups(MetisBatching(32 // size, size, 1, "none", True))
         for stages in range(1, 5):
             best = min((slowest_s(problem, cut) for cut in all_cuts(groups) if len(cut) == stages), default=None)
             limited = replace(problem, space=replace(problem.space, num_stages=stages))
@@ -148,7 +148,7 @@ def test_cuts_are_as_good_as_all_cuts(size: int) -> None:
 def test_lanes_hold_the_same(asked: int | None) -> None:
     """However many lanes, every replica has its samples, and the plan is valid."""
     problem = small.easy(Space(num_pipelines=asked))
-    estimates, rng = Estimates(CostModel(problem)), random.Random(0)
+    estimates, rng = GridEstimates(CostModel(problem)), random.Random(0)
     ranked = RankedDevices(estimates, sequences(problem)[0], {})
     made = 0
     for batching in batchings(problem, "none", True):
@@ -156,7 +156,7 @@ def test_lanes_hold_the_same(asked: int | None) -> None:
             layers = (1,) * (len(cut) - 1) + (problem.model.num_layers - len(cut) + 1,)
             plan = plan_of_cut(problem, batching, cut, layers, ONE_F_ONE_B, 1)
             assert check(problem, plan) == []
-            assert MetisAtc24().in_space(problem, plan) is None
+            assert MetisAtc24.space.first_violation(problem, plan) is None
             assert asked in (None, len(plan.pipelines))
             for s, group in enumerate(cut):
                 held = {

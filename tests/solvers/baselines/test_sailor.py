@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
-from solvers.baselines.areas import areas, linked_areas
+from hexiopt.solving import Budget
+from solvers.baselines._grids import areas, linked_areas
 from solvers.baselines.sailor import Sailor, splits
-from solvers.core.search import Budget
 from solvers.registry import make_solver
 from tests.solvers import problems as small
 from tests.solvers.baselines import problems
@@ -55,15 +55,15 @@ MIXED = Plan((line((0,), (4, 5), layers=(3, 3)), line((2, 3), (6,), layers=(3, 3
     [
         (MIXED, None),
         (replace(MIXED, schedule=GPIPE), "schedule gpipe"),
-        (Plan((line((0,), (1,), layers=(2, 4), batches=8),)), "layers (2, 4)"),
+        (Plan((line((0,), (1,), layers=(2, 4), batches=8),)), "unequal layers"),
         (Plan((line((0,), (1,), layers=(3, 3)), line((2,), (3,), layers=(2, 4)))), "different layers"),
         (Plan((line((0,), layers=(6,), batches=6), line((1,), layers=(6,), batches=2))), "unequal batches"),
         (Plan((line((0,), layers=(6,)), line((1,), layers=(6,), policy="full"))), "several recompute policies"),
-        (Plan((line((0,), layers=(6,)), line((1,), layers=(6,), batches=8, size=1))), "several micro-batch sizes"),
+        (Plan((line((0,), layers=(6,)), line((1,), layers=(6,), batches=8, size=1))), "unequal batches"),
     ],
 )
 def test_its_space(tried: Plan, broken: str | None) -> None:
-    said = Sailor().in_space(small.easy(), tried)
+    said = Sailor.space.first_violation(small.easy(), tried)
     assert said is None if broken is None else said is not None and broken in said
 
 

@@ -20,9 +20,9 @@ from hexiopt.problem.space import Space, recompute_policies
 from hexiopt.readers.plan_file import solver_to_dict
 from hexiopt.report.table import bound
 from hexiopt.result import Result, Status
-from solvers.core.search import Budget, Progress
+from hexiopt.solving import Budget, Progress
 from solvers.frame.infeasible import shortfall
-from solvers.registry import SEQUENCE, make_solver
+from solvers.registry import make_solver, names, of_sequences
 from solvers.sequence.exact.batch import best_split
 from solvers.sequence.exact.floors import Floors
 from solvers.sequence.exact.frames import Frame, device_sets, group_orders
@@ -34,6 +34,8 @@ from tests.hexiopt.layouts import parts as some_parts
 from tests.solvers.sequence import every_plan
 from tests.solvers.sequence.small_layouts import BEST_S, SMALL, SMALL_LAYOUTS, cluster, task
 from tests.timing import within
+
+SEQUENCE = names(of_sequences)
 
 PROVEN = 3e-6  # of a step time, within which a bound is called equal
 
@@ -173,7 +175,7 @@ def test_a_listener_may_stop() -> None:
         heard.append(progress)
         return False
 
-    result = solve(SMALL_LAYOUTS["four_batch"](), listen=stop)
+    result = solve(SMALL_LAYOUTS["four_batch"](), on_progress=stop)
     assert len(heard) == 1
     assert result.runtime_s < 5.0
 

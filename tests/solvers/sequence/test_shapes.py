@@ -15,13 +15,15 @@ from hexiopt.plan.check import check
 from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
-from solvers.core.search import Budget, Search
+from hexiopt.solving import Budget
+from solvers.core.operators import OperatorStatistics
+from solvers.core.search import Search
 from solvers.registry import make_solver
 from solvers.sequence.dealing import Way, dealt_layers
 from solvers.sequence.estimates import Estimates, split_s
 from solvers.sequence.joint import plan_jointly, shape_of
 from solvers.sequence.layouts import LayoutSearch
-from solvers.sequence.operators import Moves
+from solvers.sequence.operators import SHAPE_OPERATORS, ShapeProposals
 from solvers.sequence.recompute import Mixtures
 from solvers.sequence.shapes import Shape
 from solvers.sequence.signatures import Signatures
@@ -57,16 +59,19 @@ def test_hand_made_shapes_are_shapes(space: Space, zero: int) -> None:
 def test_moves_give_shapes_that_obey_the_space() -> None:
     rng, problem = random.Random(3), PROBLEM
     shape = HandMade(problem, Estimates(CostModel(problem), 1)).ranked(lambda: True)[0].shape()
-    seen = {shape}
+    seen, statistics = {shape}, OperatorStatistics()
+    proposals = ShapeProposals(problem, statistics)
     for _ in range(300):
-        found = Moves(problem).neighbour(shape, rng)
-        assert found is not None
+        drawn = proposals.draw(shape, rng)
+        assert drawn is not None
+        found = drawn[1]
         assert used_once(problem, found)
         assert all(seat == tuple(sorted(seat)) and seat for line in found.lines for seat in line)
         assert len(found.lines) * found.size <= problem.workload.global_batch
         shape = found
         seen.add(found)
     assert len(seen) > 200
+    assert {own.operator for own in statistics.counts() if own.valid} == {own.name for own in SHAPE_OPERATORS}
     assert len({tuple(map(len, one.lines)) for one in seen}) > 10
 
 

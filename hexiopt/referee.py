@@ -1,0 +1,80 @@
+"""The referee: no plan of a solver passes to anybody unchecked."""
+
+from dataclasses import dataclass
+
+from hexiopt.cost.model import CostModel
+from hexiopt.plan.check import Violation, check
+from hexiopt.problem.problem import Problem
+from hexiopt.result import Result, Status
+from hexiopt.solving import Budget, Capabilities, OnProgress, Pricer, Solver
+
+_TOLERANCE = 1e-9  # of a step time, for prices that a solver states
+
+
+class InvalidPlanError(Exception):
+    """A solver's plan breaks a rule: a line that names both. `result` is that of the search, marked `invalid`, without
+    the plan."""
+
+    def __init__(self, text: str, result: Result) -> None:
+        super().__init__(text, result)
+        self.result = result
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def referee(problem: Problem, result: Result, pricer: Pricer | None = None) -> Result:
+    """`result`, whose plan obeys every rule of `problem`, fits, and takes as long as stated.
+
+    Prices and memory are by `pricer`, our cost model where there is none. Raises InvalidPlanError.
+    """
+    plan, stated = result.plan, result.cost
+    if plan is None or stated is None:
+        return result
+    violations = check(problem, plan)
+    if not violations:
+        cost = (pricer or CostModel(problem)).price(plan)
+        violations = check(problem, plan, cost)
+        slack_s = _TOLERANCE * cost.step_time_s
+        if abs(stated.step_time_s - cost.step_time_s) > slack_s:
+            text = f"it states a step of {stated.step_time_s:.6g} s, which takes {cost.step_time_s:.6g} s"
+            violations.append(Violation("price", text))
+        elif result.bound_s > cost.step_time_s + slack_s:
+            text = f"it states a lower bound of {result.bound_s:.6g} s, and its plan takes {cost.step_time_s:.6g} s"
+            violations.append(Violation("bound", text))
+    if not violations:
+        return result
+    more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+    text = f"solver: {result.solver}: its plan breaks the rule {violations[0].rule}: {violations[0].text}{more}"
+    marked = Result(result.solver, Status.INVALID, result.seed, result.runtime_s, result.steps, reason=text)
+    raise InvalidPlanError(text, marked)
+
+
+@dataclass(frozen=True, slots=True)
+class Refereed:
+    """A solver whose plans are checked before anybody sees them: what the registry gives out."""
+
+    solver: Solver
+
+    @property
+    def name(self) -> str:
+        """Of the solver."""
+        return self.solver.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Of the solver."""
+        return self.solver.capabilities
+
+    def solve(
+        self,
+        problem: Problem,
+        budget: Budget,
+        *,
+        seed: int = 0,
+        pricer: Pricer | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Result:
+        """As the solver's. Raises InvalidPlanError where its plan breaks a rule, and what the solver raises."""
+        result = self.solver.solve(problem, budget, seed=seed, pricer=pricer, on_progress=on_progress)
+        return referee(problem, result, pricer)

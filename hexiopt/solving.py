@@ -1,0 +1,173 @@
+"""What a solver is: a problem and a budget in, a `Result` out.
+
+A solver needs no other package of this project than `hexiopt`; `solvers` has ours, with what they share.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Literal, Protocol
+
+from hexiopt.cost.cost import Cost, PipelineCost
+from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.model import CostModel
+from hexiopt.errors import InputError, shown
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import schedules
+from hexiopt.result import Result
+from hexiopt.schedules.in_flight import InFlight
+
+MAX_TIME_LIMIT_S = 30 * 86_400.0
+MAX_STEPS = 10**12
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """When to stop: after `time_limit_s` seconds and, for determinism, `max_steps` of the solver's own unit (None: no
+    limit). Where steps are limited the clock may end a search at its time limit, but not steer it.
+
+    Raises InputError for a time limit that is not above 0 and at most 30 days, and for steps that are not whole or
+    below 1.
+    """
+
+    time_limit_s: float = 10.0
+    max_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        limit_s, steps = self.time_limit_s, self.max_steps
+        if isinstance(limit_s, bool) or not isinstance(limit_s, int | float) or not 0 < limit_s <= MAX_TIME_LIMIT_S:
+            raise InputError(
+                f"time_limit_s: {shown(limit_s)} is out of range; state seconds above 0, at most {MAX_TIME_LIMIT_S:.0f}"
+            )
+        if steps is None:
+            return
+        if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MAX_STEPS:
+            raise InputError(f"max_steps: {shown(steps)} is out of range; state a whole number from 1, or None")
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a solver can do, as data.
+
+    `kind`: a `planner` searches the whole plan space, a `baseline` the published one of another system, an `oracle`
+    proves what it finds. `sequence`: whether its plans have sequence layouts; `only` refuses a problem without them.
+    `pricers`: which cost models its search accepts. `max_devices`, `max_layers`: the largest problem that it takes.
+    `requires`: packages that it imports. `cores`: how many it keeps busy.
+    """
+
+    kind: Literal["planner", "baseline", "oracle"] = "planner"
+    sequence: Literal["no", "only", "also"] = "no"
+    pricers: Literal["any", "cost_model"] = "any"
+    max_devices: int | None = None
+    max_layers: int | None = None
+    requires: tuple[str, ...] = ()
+    cores: int = 1
+
+
+class Pricer(Protocol):
+    """What a search asks of a cost model; `hexiopt.cost.model.CostModel` is ours, `solvers.baselines` has others.
+
+    A *site* is whatever makes two TP groups cost the same (hashable). All times in seconds for one micro-batch.
+    """
+
+    problem: Problem
+    sends_occupy_stages: bool  # whether a stage's messages to the next take its own time, rather than overlap
+
+    def site(self, devices: tuple[int, ...]) -> Any:
+        """The site of a TP group."""
+
+    def stage_s(
+        self, site: Any, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
+    ) -> tuple[float, float]:
+        """Forward and backward seconds of a stage."""
+
+    def max_layers(
+        self, site: Any, first: bool, last: bool, micro_batch_size: int, policy: str, held: InFlight, shards: Shards
+    ) -> int:
+        """The most layers that fit, `held` in flight, states spread as `shards`; may be negative."""
+
+    def hop_s(self, senders: tuple[int, ...], receivers: tuple[int, ...], micro_batch_size: int) -> float:
+        """One message between two stages, the network otherwise idle."""
+
+    def policies(self) -> tuple[str, ...]:
+        """The recompute policies worth considering."""
+
+    def pipelines(self, plan: Plan) -> Sequence[PipelineCost]:
+        """The cost of each pipeline; none ends after the step does."""
+
+    def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
+        """The cost of a whole plan; `pipelines` where they are already priced."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a solver tells while it works."""
+
+    solver: str
+    runtime_s: float
+    time_limit_s: float
+    steps: int
+    best_s: float  # best step time so far, infinite before the first plan
+    bound_s: float
+
+
+OnProgress = Callable[[Progress], bool]  # returns False to stop the search
+
+
+class Solver(Protocol):
+    """Finds a plan. `pricer` replaces our cost model; `on_progress` hears progress and may stop the search."""
+
+    @property
+    def name(self) -> str:
+        """What it is called; of most a class variable."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it takes; likewise."""
+
+    def solve(
+        self,
+        problem: Problem,
+        budget: Budget,
+        *,
+        seed: int = 0,
+        pricer: Pricer | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Result:
+        """The best plan found within `budget`."""
+
+
+def refuse(solver: Solver, problem: Problem, pricer: Pricer | None) -> None:
+    """Raises InputError where the capabilities of `solver` do not cover `problem` and `pricer`, or where a package is
+    missing."""
+    able, name = solver.capabilities, solver.name
+    instead = "solver=hexiseq" if able.sequence == "only" else "solver=portfolio"
+    searched = "that it can search"
+    if able.kind == "oracle" and able.sequence == "no":
+        searched, instead = "of which all plans can be looked at", f"solver=cp_sat or {instead}"
+    if able.sequence == "only" and not problem.space.sequence:
+        raise InputError(f"solver: {name} plans stages with sequence layouts; allow them with space.sequence=true")
+    if able.kind == "oracle" and able.sequence == "no" and problem.space.sequence:
+        raise InputError(
+            f"solver: {name} proves nothing about sequence layouts; take space.sequence=false, "
+            "solver=sequence_exact or solver=portfolio"
+        )
+    for schedule in schedules(problem.workload) if able.kind == "oracle" else ():
+        if not schedule.bounded:
+            raise InputError(f"solver: {name} proves nothing about the {schedule} schedule; take {instead}")
+    for package in able.requires:
+        if find_spec(package) is None:
+            raise InputError(
+                f'solver: {name}: needs the package {package}; install it with "pip install {package}", '
+                f"or choose {instead}"
+            )
+    limits = {"devices": able.max_devices, "layers": able.max_layers}
+    sizes = {"devices": len(problem.usable_devices), "layers": problem.model.num_layers}
+    if any(most is not None and sizes[unit] > most for unit, most in limits.items()):
+        stated = [(unit, most) for unit, most in limits.items() if most is not None]
+        given = " and ".join(f"{sizes[unit]} {unit}" for unit, _ in stated)
+        allowed = " and ".join(f"{most} {unit}" for unit, most in stated)
+        raise InputError(f"solver: {name}: {given} are more than the {allowed} {searched}; use {instead}")
+    if able.pricers == "cost_model" and pricer is not None and not isinstance(pricer, CostModel):
+        raise InputError(f"solver: {name}: its bounds hold for our own cost model only; use {instead}")

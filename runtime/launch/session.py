@@ -1,0 +1,68 @@
+"""A training run as its user follows it: the steps that count, what the ranks measured, and a line of JSON an event."""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from hexiopt.problem.problem import Problem
+from runtime.launch.rank import Event
+
+
+@dataclass(frozen=True)
+class TrainedStep:
+    """A step that has ended. `mfu` counts all devices of the plan's cluster, whatever the run computes on."""
+
+    step: int
+    loss: float
+    norm: float
+    seconds: float
+    tokens_per_s: float
+    mfu: float
+
+    @classmethod
+    def of(cls, event: Event, problem: Problem) -> "TrainedStep":
+        """The step that an event reports."""
+        workload, seconds = problem.workload, event["seconds"]
+        flops = workload.tokens * problem.model.model_flops_per_token(workload.seq_len)
+        mfu = flops / (seconds * problem.cluster.total_peak_flops(workload.precision))
+        return cls(event["step"], event["loss"], event["norm"], seconds, workload.tokens / seconds, mfu)
+
+
+@dataclass
+class Session:
+    """Follows the events of a run of `problem` and writes them to `metrics`.
+
+    `on_step` is called with each step, `on_restart` with one line on each restart. Steps that a restart takes back
+    leave `steps`; `timelines` holds the last event of each rank, with the operations of its last step.
+    """
+
+    problem: Problem
+    metrics: TextIO
+    on_step: Callable[[TrainedStep], None]
+    on_restart: Callable[[str], None]
+    steps: list[TrainedStep] = field(default_factory=list)
+    timelines: list[Event] = field(default_factory=list)
+
+    def follow(self, events: Iterable[Event]) -> None:
+        """Follow the run to its end. Raises what `events` raises."""
+        for event in events:
+            match event["event"]:
+                case "timeline":
+                    self.timelines.append(event)
+                    continue
+                case "step":
+                    step = TrainedStep.of(event, self.problem)
+                    self.steps.append(step)
+                    event = {"event": "step", **asdict(step)}
+                    self.on_step(step)
+                case "restart":
+                    resumed = 0 if event["from"] is None else _step_of(event["from"])
+                    self.steps = [step for step in self.steps if step.step <= resumed]
+                    self.on_restart(f"{event['reason']}; going on from {event['from'] or 'the start'}")
+            print(json.dumps(event), file=self.metrics, flush=True)
+
+
+def _step_of(checkpoint: str) -> int:
+    return int(Path(checkpoint).name.removeprefix("step-"))

@@ -1,0 +1,49 @@
+"""What was measured, as rows of a table for people."""
+
+from collections.abc import Callable, Iterator
+
+from hexiopt.calibration.gpus import Efficiency
+from hexiopt.units import GB, GIB, MICROSECOND, TFLOP
+from runtime.measure.fit import fit_ring
+from runtime.measure.points import Point, of_kind
+from runtime.measure.rank import Measured
+from runtime.measure.result import Result
+from runtime.measure.types import Type
+
+_SHOWN_LINKS = 40
+
+
+def type_rows(one: Type) -> Iterator[tuple[str, str, str]]:
+    """What was measured of a type, beside the catalogue's."""
+    listed, entry = one.listed, one.entry
+    usable = "" if listed is None else f"{listed.usable_memory_bytes / GIB:.1f} GiB"
+    yield "usable memory", f"{entry['usable_memory_gib']:.1f} GiB", usable
+    of_peak = "the largest rate" if listed is None else "as in the catalogue"
+    yield f"peak in {one.precision}", f"{one.rates.flops_per_s / TFLOP:.4g} TFLOPS ({of_peak})", ""
+    yield "memory bandwidth", f"{one.rates.bytes_per_s / GB:.4g} GB/s ({of_peak})", ""
+    words: dict[str, Callable[[Efficiency], str]] = {
+        "largest GEMM": lambda e: f"{e.gemm_max:.3f} of the peak",
+        "GEMM of half that": lambda e: f"{e.gemm_half_flops / 1e9:.3g} GFLOP",
+        "attention": lambda e: f"{e.attention_max:.3f} of the peak",
+        "memory-bound work": lambda e: f"{e.memory_max:.3f} of the bandwidth",
+        "least operator": lambda e: f"{e.launch_s / MICROSECOND:.3g} µs",
+    }
+    for name, say in words.items():
+        yield name, say(one.efficiency), "" if listed is None else say(listed.efficiency)
+
+
+def link_rows(measured: Measured, result: Result) -> Iterator[tuple[str, str, str]]:
+    """Every link measured, and the links that collectives behave as if they had."""
+    names = [device.name for device in measured.devices]
+    pairs = list(result.links.items())
+    for (a, b), link in pairs[:_SHOWN_LINKS]:
+        yield f"{names[a]} to {names[b]}", f"{link.bytes_per_s / GB:.4g}", f"{link.latency_s / MICROSECOND:.4g}"
+    if len(pairs) > _SHOWN_LINKS:
+        yield f"and {len(pairs) - _SHOWN_LINKS:,} more", "", ""
+    groups: dict[tuple[str, ...], list[Point]] = {}
+    for point in of_kind(measured.points, "all_gather", "reduce_scatter"):
+        groups.setdefault(point.of, []).append(point)
+    for of, points in list(groups.items())[:_SHOWN_LINKS]:
+        ring = fit_ring(points)
+        whose = f"ring of {len(of)} from {of[0]}, by its collectives"
+        yield whose, f"{ring.bytes_per_s / GB:.4g}", f"{ring.latency_s / MICROSECOND:.4g}"

@@ -1,0 +1,293 @@
+"""Quick estimates of symmetric grids: seconds of stages, messages and gradient sync, room in memory.
+
+They rank; no answer is priced by them. Messages and gradients share interfaces as the cost model shares them, for
+the slowest pipeline of a grid.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, TypeVar
+
+from hexiopt.cost.boundary import Hop, Load, hop
+from hexiopt.cost.executors.collectives import tree_depth
+from hexiopt.cost.executors.compute import optimizer_compute_s
+from hexiopt.cost.executors.memory import MemoryModel, Shards, longest
+from hexiopt.cost.model import CostModel
+from hexiopt.problem.problem import Problem
+from hexiopt.schedules.in_flight import InFlight
+from hexiopt.schedules.schedule import largest_cycle_mean_s
+from hexiopt.solving import Pricer
+from solvers.baselines._grids import Slots, StageGrid
+from solvers.baselines._plans import shifted
+from solvers.core.partition import Group
+
+_BACKWARD_SHARE = 2 / 3  # of a micro-batch's seconds in a stage
+
+Member = TypeVar("Member", int, Group)
+Sites = frozenset[Any]  # sites of a stage's TP groups; the slowest and fullest decide
+
+
+@dataclass(frozen=True, slots=True)
+class GridMessages:
+    """Messages across each boundary of a grid, forward and backward together: seconds per byte, and latency."""
+
+    s_per_byte: tuple[float, ...]
+    latency_s: tuple[float, ...]
+
+    def seconds(self, num_bytes: float) -> list[float]:
+        """Seconds of both messages, for each boundary."""
+        return [s * num_bytes + more for s, more in zip(self.s_per_byte, self.latency_s, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class GradientRings:
+    """Network resources that the gradients of each stage cross: seconds per byte of these gradients, by resource."""
+
+    loads: tuple[Load, ...]
+    latency_s: float
+
+    def sync_s(self, num_bytes: Sequence[float]) -> list[float]:
+        """Seconds of both passes over the gradients of each stage, when all stages synchronise at once."""
+        total: Load = {}
+        for load, size in zip(self.loads, num_bytes, strict=True):
+            for r, s_per_byte in load.items():
+                total[r] = total.get(r, 0.0) + s_per_byte * size
+        return [2.0 * (max(total[r] for r in load) + self.latency_s) if load else 0.0 for load in self.loads]
+
+
+class GridEstimates:
+    """Estimates for the grids of one search; repeated ones are kept."""
+
+    def __init__(self, pricer: Pricer) -> None:
+        self.pricer = pricer
+        self.problem: Problem = pricer.problem
+        self._seconds: dict[tuple[Any, ...], float] = {}
+        self._max_layers: dict[tuple[Any, ...], int] = {}
+        self._hops: dict[tuple[Group, Group], Hop] = {}
+        self._slowest: dict[tuple[Group, ...], float] = {}
+        workload = self.problem.workload
+        self.sequence_bytes = float(workload.seq_len * self.problem.model.hidden_size * workload.element_bytes)
+
+    def sites(self, grid: StageGrid) -> list[Sites]:
+        """The sites of every stage."""
+        return [frozenset(self.pricer.site(group) for group in slot) for slot in grid.stages]
+
+    def stage_s(self, sites: Sites, num_layers: int, first: bool, last: bool, size: int, policy: str) -> float:
+        """Seconds of forward and backward of a stage on its slowest site."""
+        key = (sites, num_layers, first, last, size, policy)
+        found = self._seconds.get(key)
+        if found is None:
+            found = self._seconds[key] = max(
+                sum(self.pricer.stage_s(site, num_layers, first, last, size, policy)) for site in sites
+            )
+        return found
+
+    def max_layers(
+        self, sites: Sites, first: bool, last: bool, size: int, policy: str, held: InFlight, shards: int
+    ) -> int:
+        """The most layers that fit on the fullest site of a stage; at least 0."""
+        key = (sites, first, last, size, policy, held, shards)
+        found = self._max_layers.get(key)
+        if found is None:
+            spread = Shards(1, shards)
+            rooms = (self.pricer.max_layers(site, first, last, size, policy, held, spread) for site in sites)
+            found = self._max_layers[key] = max(0, min(rooms))
+        return found
+
+    def max_layers_of_block(
+        self,
+        sites: Sites,
+        first: bool,
+        last: bool,
+        size: int,
+        block: tuple[str, int, str],
+        chunks: int,
+        held: InFlight,
+        shards: int,
+    ) -> int:
+        """The most layers that fit on the fullest site of a stage of `chunks` equal ranges.
+
+        `block` states the policy of the first layers of each range, how many these are, and the policy of the others.
+        """
+        key = (sites, first, last, size, block, chunks, held, shards)
+        found = self._max_layers.get(key)
+        if found is None:
+            assert isinstance(self.pricer, CostModel)
+            models = {id(model): (model, site) for site in sites for model in [self.pricer.memory_model(site, size)]}
+            found = self._max_layers[key] = min(
+                chunks * _longest_range(model, site.gpu.usable_memory_bytes, first, last, block, chunks, held, shards)
+                for model, site in models.values()
+            )
+        return found
+
+    def messages(self, grid: StageGrid) -> GridMessages:
+        """The messages of a grid whose pipelines all send at once."""
+        load: Load = {}
+        ways: list[list[Hop]] = []  # per boundary, all pipelines both ways
+        for pipeline in zip(*grid.stages, strict=True):
+            hops = [(self._hop(a, b), self._hop(b, a)) for a, b in pairwise(pipeline)]
+            ways.append([way for both in hops for way in both])
+            for s in range(len(pipeline)):
+                own: Load = {}  # of one sender, the larger of its directions
+                for way in [ahead for ahead, _ in hops[s : s + 1]] + [back for _, back in hops[s - 1 : s] if s]:
+                    for resource, seconds in way.shared:
+                        own[resource] = max(seconds, own.get(resource, 0.0))
+                for resource, seconds in own.items():
+                    load[resource] = load.get(resource, 0.0) + seconds
+        rates, latencies = [], []
+        for at in range(0, 2 * len(grid.stages) - 2, 2):
+            ahead, back = [line[at] for line in ways], [line[at + 1] for line in ways]
+            rates.append(max(_rate(way, load) for way in ahead) + max(_rate(way, load) for way in back))
+            latencies.append(max(way.latency_s for way in ahead) + max(way.latency_s for way in back))
+        return GridMessages(tuple(rates), tuple(latencies))
+
+    def _hop(self, senders: Group, receivers: Group) -> Hop:
+        found = self._hops.get((senders, receivers))
+        if found is None:
+            found = self._hops[senders, receivers] = hop(self.problem.cluster, senders, receivers)
+        return found
+
+    def rings(self, grid: StageGrid) -> "GradientRings":
+        """The gradient rings of a grid: one over its pipelines for every TP rank of every stage."""
+        if grid.width == 1:
+            return GradientRings(({},) * len(grid.stages), 0.0)
+        cluster, network = self.problem.cluster, self.problem.cluster.network
+        share = (grid.width - 1) / grid.width / grid.tp  # of a stage's parameters, over each edge of a ring
+        loads: list[Load] = []
+        latency_s = 0.0
+        for slot in grid.stages:
+            load: Load = {}
+            for ring in zip(*slot, strict=True):
+                for a, b in around(ring):
+                    latency_s = max(latency_s, network.pair_latency(a, b))
+                    if cluster.machine_of[a] == cluster.machine_of[b]:
+                        load[-1 - a] = load.get(-1 - a, 0.0) + share / network.pair_bandwidth(a, b)
+                    else:
+                        for r in network.route(a, b):
+                            load[r] = load.get(r, 0.0) + share / float(network.capacity[r])
+            loads.append(load)
+        return GradientRings(tuple(loads), latency_s)
+
+    def gradient_bytes(self, layers: Sequence[int]) -> list[float]:
+        """Bytes of the gradients of each stage."""
+        model, width = self.problem.model, self.problem.workload.stored_gradient_bytes
+        found = [float(n * model.layer_params * width) for n in layers]
+        found[0] += model.embedding_params * width
+        found[-1] += model.head_params * width
+        return found
+
+    def slowest_link(self, slot: tuple[Group, ...]) -> float:
+        """Bytes/s of the slowest link on the rings over a stage's pipelines, with no other traffic."""
+        found = self._slowest.get(slot)
+        if found is None:
+            network = self.problem.cluster.network
+            rate = min(network.pair_bandwidth(a, b) for ring in zip(*slot, strict=True) for a, b in around(ring))
+            found = self._slowest[slot] = rate
+        return found
+
+    def optimizer_s(self, grid: StageGrid, shards: int) -> float:
+        """The optimiser step of a mean stage on the slowest GPU type, its states sharded over `shards`."""
+        params = self.problem.model.num_params / (len(grid.stages) * grid.tp * shards)
+        gpus = {self.problem.cluster.gpu_of(group[0]) for slot in grid.stages for group in slot}
+        return max(optimizer_compute_s(self.problem.workload, gpu, params) for gpu in gpus)
+
+
+class AlignedEstimates(GridEstimates):
+    """Estimates for aligned pipelines, whose TP groups may be of any degree and type."""
+
+    def step_s(self, slots: Slots, layers: Sequence[int], policy: str, batches: int, size: int) -> float:
+        """Seconds of a step: 1F1B of `batches` micro-batches with every stage as slow as its slowest replica, then
+        gradients."""
+        return self._pipelines_s(slots, policy, batches, size)(layers) + self.gradients_s(slots, layers)
+
+    def refined(
+        self, slots: Slots, layers: tuple[int, ...], max_layers: Sequence[int], policy: str, batches: int, size: int
+    ) -> tuple[int, ...]:
+        """`layers` after moving single ones, within `max_layers`, while the pipelines get faster."""
+        return shifted(layers, max_layers, self._pipelines_s(slots, policy, batches, size))[0]
+
+    def _pipelines_s(self, slots: Slots, policy: str, batches: int, size: int) -> Callable[[Sequence[int]], float]:
+        """Seconds of the longest pipeline, given the layers of each stage."""
+        grid, last = StageGrid(slots), len(slots) - 1
+        sites, hop_s = self.sites(grid), self.messages(grid).seconds(size * self.sequence_bytes)
+
+        def seconds(layers: Sequence[int]) -> float:
+            stage_s = [self.stage_s(sites[s], n, s == 0, s == last, size, policy) for s, n in enumerate(layers)]
+            return one_f_one_b_s(stage_s, hop_s, batches)
+
+        return seconds
+
+    def gradients_s(self, slots: Slots, layers: Sequence[int]) -> float:
+        """Both passes over the gradients, all stages at once: a ring over the replicas of each stage.
+
+        A slice of a layer goes round between the ranks that hold it, as activations go between unequal TP groups.
+        """
+        width = len(slots[0])
+        if width == 1:
+            return 0.0
+        model, load, port_s, latency_s = self.problem.model, Load(), 0.0, 0.0
+        for s, (slot, count) in enumerate(zip(slots, layers, strict=True)):
+            params = count * model.layer_params
+            params += (model.embedding_params if s == 0 else 0) + (model.head_params if s == len(slots) - 1 else 0)
+            moved = params * self.problem.workload.stored_gradient_bytes * (width - 1) / width
+            for sender, receiver in around(slot):
+                way = self._hop(sender, receiver)
+                port_s = max(port_s, way.port_s_per_byte * moved)
+                latency_s = max(latency_s, way.latency_s)
+                for resource, s_per_byte in way.shared:
+                    load[resource] = load.get(resource, 0.0) + s_per_byte * moved
+        return 2.0 * (max(port_s, *load.values(), 0.0) + latency_s * tree_depth(width))
+
+
+def around(members: Iterable[Member]) -> Iterator[tuple[Member, Member]]:
+    """Neighbours on a ring of `members` in ascending order: (sender, receiver)."""
+    ring = sorted(members)
+    return zip(ring, ring[1:] + ring[:1], strict=True)
+
+
+def _rate(way: Hop, load: Load) -> float:
+    return max(way.port_s_per_byte, *(load[r] for r, _ in way.shared)) if way.shared else way.port_s_per_byte
+
+
+def one_f_one_b_s(stage_s: Sequence[float], hop_s: Sequence[float], num_micro_batches: int) -> float:
+    """Approximate seconds of 1F1B: the fill, and one period for each further micro-batch.
+
+    `hop_s` holds both directions of each boundary together.
+    """
+    beat = largest_cycle_mean_s(stage_s, hop_s) if num_micro_batches > 1 else 0.0
+    return sum(stage_s) + sum(hop_s) + (num_micro_batches - 1) * beat
+
+
+def synced_s(
+    pipeline_s: float, stage_s: Sequence[float], hop_s: Sequence[float], sync_s: Sequence[float], chunks: int = 1
+) -> float:
+    """Approximate time by which all gradients are synchronised.
+
+    A stage starts earlier than the first one by the backward passes of the stages before it.
+    """
+    drained = [s * _BACKWARD_SHARE / chunks + hop / 2 for s, hop in zip(stage_s, hop_s, strict=False)]
+    return max(pipeline_s - early + s for early, s in zip(accumulate(drained, initial=0.0), sync_s, strict=True))
+
+
+def _longest_range(
+    model: MemoryModel,
+    limit_bytes: float,
+    first: bool,
+    last: bool,
+    block: tuple[str, int, str],
+    chunks: int,
+    held: InFlight,
+    shards: int,
+) -> int:
+    """The most layers that fit in each range; see `GridEstimates.max_layers_of_block`."""
+    policy, leaner, other = block
+    lean, rich = model.layer_activation_bytes(policy), model.layer_activation_bytes(other)
+    moments = model.moments(held, first, last)
+
+    def fits(length: int) -> bool:
+        stored = min(length, leaner) * lean + max(0, length - leaner) * rich
+        room = model.room(limit_bytes, length * chunks, first, last, (policy, other), Shards(1, shards))
+        return all(sum(counts) * stored + ends <= room for counts, ends in moments)
+
+    return max(0, longest(fits))

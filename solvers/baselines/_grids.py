@@ -1,0 +1,312 @@
+"""Where stages stand: grids of TP groups along an order of the machines, and the areas of a cluster to stay in.
+
+What planners for uniform clusters share: every pipeline has as many stages, every TP group as many GPUs. Ranks run
+through the machines one after another, so that a grid follows from the order of the machines and from whether
+neighbouring groups belong to one stage (data parallelism inside) or to one pipeline.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, islice, permutations, product
+
+import numpy as np
+
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from solvers.baselines._published_space import Rule, divides_model
+from solvers.core.partition import Group
+from solvers.frame.starts import cut
+
+MAX_PERMUTED = 4  # machine classes up to which all their orders are tried
+_MAX_RATES, _MAX_AREAS = 8, 16  # areas, and link rates that they are formed by, the slowest
+
+Slots = tuple[tuple[Group, ...], ...]  # `slots[s][k]` is the TP group of stage s in pipeline k
+Area = frozenset[int]  # machines
+
+
+@dataclass(frozen=True, slots=True)
+class StageGrid:
+    """Pipelines of equally many stages. `stages[s][k]` is the TP group of stage s in pipeline k."""
+
+    stages: Slots
+
+    @property
+    def width(self) -> int:
+        """Number of pipelines."""
+        return len(self.stages[0])
+
+    @property
+    def tp(self) -> int:
+        """GPUs of a TP group."""
+        return len(self.stages[0][0])
+
+
+def laid_out(groups: Sequence[Group], stages: int, along: bool) -> StageGrid:
+    """The grid of `groups` in rank order; `stages` divides their number.
+
+    Neighbours form a stage, or with `along` a pipeline.
+    """
+    width = len(groups) // stages
+    if along:
+        return StageGrid(tuple(tuple(groups[k * stages + s] for k in range(width)) for s in range(stages)))
+    return StageGrid(tuple(tuple(groups[s * width : (s + 1) * width]) for s in range(stages)))
+
+
+def grids(problem: Problem, groups: Sequence[Group], *, both: bool) -> Iterator[StageGrid]:
+    """All grids of `groups` whose pipelines share the batch equally and whose stages hold at least a layer.
+
+    Neighbours form a stage; with `both`, grids in which they form a pipeline are included.
+    """
+    space, count = problem.space, len(groups)
+    for stages in range(1, min(count, problem.model.num_layers) + 1):
+        if count % stages or problem.workload.global_batch % (count // stages):
+            continue
+        if space.num_stages not in (None, stages) or space.num_pipelines not in (None, count // stages):
+            continue
+        yield laid_out(groups, stages, along=False)
+        if both and 1 < stages < count:
+            yield laid_out(groups, stages, along=True)
+
+
+def processes_per_machine(problem: Problem) -> list[int]:
+    """Numbers of processes that a launcher may start on every machine: the sizes of all machines, largest first.
+
+    A machine of fewer GPUs runs one process for each.
+    """
+    return sorted({len(own) for own in problem.usable_by_machine.values()}, reverse=True)
+
+
+def rank_groups(problem: Problem, machines: Iterable[int], tp: int, processes: int) -> list[Group]:
+    """TP groups of `machines` in order, from up to `processes` GPUs of each."""
+    return [group for m in machines for group in cut(problem.usable_by_machine[m][:processes], tp)]
+
+
+def rank_devices(problem: Problem, machines: Iterable[int], processes: int) -> tuple[int, ...]:
+    """The devices of `machines` in order, up to `processes` of each."""
+    return tuple(d for m in machines for d in problem.usable_by_machine[m][:processes])
+
+
+def _machines_in_order(problem: Problem, devices: Iterable[int]) -> list[int]:
+    return list(dict.fromkeys(int(problem.cluster.machine_of[d]) for d in devices))
+
+
+def follow_machines(problem: Problem, devices: Sequence[int]) -> bool:
+    """Whether `devices` run through machines one after another, equally many of each, or all where it has fewer."""
+    machines = _machines_in_order(problem, devices)
+    return any(tuple(devices) == rank_devices(problem, machines, most) for most in processes_per_machine(problem))
+
+
+def follows_ranks(problem: Problem, plan: Plan, processes: Iterable[int], *, both: bool) -> bool:
+    """Whether the devices of a symmetric plan form a grid along some order of machines, with one of the numbers of
+    `processes` on each."""
+    tp = plan.pipelines[0].stages[0].tp
+    for along in (False, True)[: 1 + both]:
+        groups = _groups_by_rank(plan, along)
+        machines = _machines_in_order(problem, (group[0] for group in groups))
+        if any(rank_groups(problem, machines, tp, most) == groups for most in processes):
+            return True
+    return False
+
+
+def _groups_by_rank(plan: Plan, along: bool) -> list[Group]:
+    """The TP groups in rank order of a plan whose pipelines have equally many stages; see `laid_out`."""
+    groups = [[stage.devices for stage in pipeline.stages] for pipeline in plan.pipelines]
+    return [group for turn in (groups if along else zip(*groups, strict=True)) for group in turn]
+
+
+# Devices that a published space may use.
+GRID_OF_ALL = Rule(
+    "all, a grid along the machines",
+    "a device left out, or devices that are not placed tensor, data, pipeline parallel in order",
+    lambda problem, plan: (
+        set(plan.devices()) == set(problem.usable_devices)
+        and follows_ranks(problem, plan, [len(problem.usable_devices)], both=False)
+    ),
+)
+GRID_OF_SOME = Rule(
+    "of any machines, a grid along them",
+    "devices that are not the ranks of a grid",
+    lambda problem, plan: follows_ranks(problem, plan, processes_per_machine(problem), both=True),
+)
+RANKS_OF_SOME = Rule(
+    "of any machines",
+    "devices that are not the ranks of some machines",
+    lambda problem, plan: follow_machines(
+        problem, [d for own in problem.usable_by_machine.values() for d in own if d in set(plan.devices())]
+    ),
+)
+
+
+def tp_degrees(problem: Problem) -> list[int]:
+    """TP degrees that some machine allows and that divide the model."""
+    allowed = {t for own in problem.usable_by_machine.values() for t in problem.space.allowed_tp(len(own))}
+    return sorted(tp for tp in allowed if divides_model(problem, tp))
+
+
+def machine_classes(problem: Problem) -> list[list[int]]:
+    """Classes of interchangeable machines, the slowest class first.
+
+    Machines of a class are of one kind, have equally many usable devices, and have equal links to all other machines.
+    """
+    cluster, devices = problem.cluster, problem.usable_by_machine
+    tables = (cluster.network.bandwidth, cluster.network.latency_s)
+    found: dict[Hashable, list[list[int]]] = defaultdict(list)
+    for m, own in devices.items():
+        alike = found[cluster.machines[m].kind, len(own)]
+        for members in alike:
+            rest = [o for o in devices if o not in (m, members[0])]
+            if all(
+                np.array_equal(t[m, rest], t[members[0], rest]) and np.array_equal(t[rest, m], t[rest, members[0]])
+                for t in tables
+            ):
+                members.append(m)
+                break
+        else:
+            alike.append([m])
+    precision = problem.workload.precision
+    return sorted(
+        (members for alike in found.values() for members in alike),
+        key=lambda members: (cluster.machines[members[0]].gpu.peak_flops(precision) or 0.0, members),
+    )
+
+
+def machine_orders(problem: Problem, limit: int, *, subsets: bool) -> list[tuple[int, ...]]:
+    """Orders of all machines, and with `subsets` of some of them; machines of a class are interchangeable.
+
+    If there are more than `limit` orders, machines of a class stay together: in every order of up to four classes (of
+    more, by speed or along fast links, both ways), with any number of machines of each class. If these are still too
+    many, with all machines of a class or none; and at last, only the slowest classes are left out.
+    """
+    classes = machine_classes(problem)
+    full = tuple(len(members) for members in classes)
+    linked = _by_link(problem, [members[0] for members in classes])
+
+    def some() -> Iterator[tuple[int, ...]]:
+        return (c for c in product(*(range(n, -1, -1) for n in full)) if any(c)) if subsets else iter((full,))
+
+    def whole() -> Iterator[tuple[int, ...]]:
+        return (c for c in product(*((n, 0) for n in full)) if any(c)) if subsets else iter((full,))
+
+    fastest = ((0,) * k + full[k:] for k in range(len(full) if subsets else 1))
+    ways = (
+        (order for counts in some() for order in _sequences(counts)),
+        (order for counts in some() for order in _blocks(counts, linked)),
+        (order for counts in whole() for order in _blocks(counts, linked)),
+        (order for counts in fastest for order in _blocks(counts, linked)),
+    )
+    found: list[tuple[int, ...]] = []
+    for way in ways:
+        found = list(islice(way, limit + 1))
+        if len(found) <= limit:
+            break
+    orders = []
+    for order in found[:limit]:
+        members = [iter(own) for own in classes]
+        orders.append(tuple(next(members[c]) for c in order))
+    return orders
+
+
+def _sequences(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """All sequences in which class c stands `counts[c]` times."""
+    if not any(counts):
+        yield ()
+        return
+    for c, n in enumerate(counts):
+        if n:
+            for rest in _sequences([m - (k == c) for k, m in enumerate(counts)]):
+                yield (c, *rest)
+
+
+def _blocks(counts: Sequence[int], linked: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Sequences in which every class stands together."""
+    present = [c for c, n in enumerate(counts) if n]
+    orders: Iterable[Sequence[int]] = permutations(present)
+    if len(present) > MAX_PERMUTED:
+        along = [c for c in linked if counts[c]]
+        orders = dict.fromkeys(tuple(order) for order in (present, present[::-1], along, along[::-1]))
+    for order in orders:
+        yield tuple(c for c in order for _ in range(counts[c]))
+
+
+def _by_link(problem: Problem, machines: Sequence[int]) -> list[int]:
+    """Positions of `machines`, beginning with the first, so that each is followed by the one to which its link is
+    fastest."""
+    bandwidth = problem.cluster.network.bandwidth
+    order, left = [0], list(range(1, len(machines)))
+    while left:
+        here = machines[order[-1]]
+        order.append(max(left, key=lambda k: (float(bandwidth[here, machines[k]]), -k)))
+        left.remove(order[-1])
+    return order
+
+
+def filled(
+    problem: Problem,
+    machines: Sequence[Sequence[Sequence[int]]],
+    wanted: Sequence[Sequence[tuple[int, int]]],
+    pipelines: int,
+    *,
+    along: bool,
+    near: bool,
+) -> Slots | None:
+    """TP groups for all slots, filled stage by stage or `along` pipelines; None if there are too few devices.
+
+    `machines[k]` holds the devices of each machine of kind k. Stage s takes the first (kind, TP degree) of `wanted[s]`
+    for which a machine has devices left: the first such machine, or with `near` the one with the fastest link to the
+    stage before.
+    """
+    free = [[list(own) for own in kind] for kind in machines]
+    stages = len(wanted)
+    found: list[list[Group]] = [[] for _ in range(stages)]
+    for at in range(stages * pipelines):
+        k, s = divmod(at, stages) if along else divmod(at, pipelines)[::-1]
+        before = found[s - 1][k][0] if near and s else None
+        group = next((g for kind, tp in wanted[s] if (g := _taken(problem, free[kind], tp, before))), None)
+        if group is None:
+            return None
+        found[s].append(group)
+    return tuple(tuple(slot) for slot in found)
+
+
+def _taken(problem: Problem, machines: list[list[int]], tp: int, near: int | None) -> Group | None:
+    """Takes `tp` devices of the first machine that has them, or of the one with the fastest link to device `near`; None
+    if no machine has."""
+    able = (own for own in machines if len(own) >= tp)
+    if near is None:
+        own = next(able, None)
+    else:
+        bandwidth, machine_of = problem.cluster.network.bandwidth, problem.cluster.machine_of
+        own = max(able, key=lambda own: float(bandwidth[machine_of[near], machine_of[own[0]]]), default=None)
+    if own is None:
+        return None
+    group = tuple(own[:tp])
+    del own[:tp]
+    return group
+
+
+def linked_areas(problem: Problem) -> list[Area]:
+    """All machines, and where links differ the sets connected by links of at least a certain rate; largest first."""
+    machines = list(problem.usable_by_machine)
+    found = {frozenset(machines)}
+    if problem.cluster.groups or problem.cluster.links:
+        bandwidth = problem.cluster.network.bandwidth
+        rates = sorted({float(bandwidth[a, b]) for a, b in combinations(machines, 2)})
+        for rate in rates[:_MAX_RATES]:
+            left = set(machines)
+            while left:
+                area, edge = set[int](), {min(left)}
+                while edge:
+                    area |= edge
+                    edge = {b for b in left - area if any(min(bandwidth[a, b], bandwidth[b, a]) >= rate for a in edge)}
+                left -= area
+                found.add(frozenset(area))
+    return sorted(found, key=lambda area: (-len(area), sorted(area)))[:_MAX_AREAS]
+
+
+def areas(problem: Problem) -> list[Area]:
+    """Linked areas, every class of machines, and one machine of every class; smallest first."""
+    found = set(linked_areas(problem))
+    for members in machine_classes(problem):
+        found |= {frozenset(members), frozenset(members[:1])}
+    return sorted(found, key=lambda area: (len(area), sorted(area)))

@@ -1,0 +1,144 @@
+"""Plans from what a search chooses: devices, layers and batches; and what baselines leave to the workload."""
+
+from collections.abc import Callable, Sequence
+from itertools import permutations
+from typing import cast
+
+from hexiopt.plan.plan import Pipeline, Plan, Replica, SequenceLayout, Sharding, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Recompute, layer_ranges, schedules, sharding_stages
+from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule
+from solvers.core.partition import Group
+
+StageDevices = Group | tuple[Replica, ...] | SequenceLayout  # of a stage of one pipeline
+Ranges = tuple[tuple[int, int], ...]  # layers of a stage
+
+
+def one_f_one_b(problem: Problem) -> Schedule | None:
+    """The allowed schedule that runs 1F1B (interleaved does so with one layer range a stage); None if there is none."""
+    allowed = schedules(problem.workload)
+    return next((schedule for schedule in (ONE_F_ONE_B, INTERLEAVED) if schedule in allowed), None)
+
+
+def optimizer_shardings(problem: Problem) -> list[int]:
+    """The ZeRO stages up to 1 that the workload allows, ascending."""
+    return [stage for stage in sharding_stages(problem.workload) if stage <= 1]
+
+
+def optimizer_sharding(problem: Problem) -> int | None:
+    """ZeRO-1 if the workload allows it, else 0 if that is allowed, else None.
+
+    Under our cost model ZeRO-1 never costs time: a reduce-scatter and an all-gather replace an all-reduce.
+    """
+    return max(optimizer_shardings(problem), default=None)
+
+
+def even_parts(total: int, count: int) -> list[int]:
+    """`total` split into `count` parts within one of each other, the larger ones first."""
+    low, extra = divmod(total, count)
+    return [low + (k < extra) for k in range(count)]
+
+
+def dividing_sizes(problem: Problem, num_pipelines: int) -> list[int]:
+    """Micro-batch sizes that divide the equal share of every pipeline; none if pipelines do not divide the global
+    batch."""
+    share, rest = divmod(problem.workload.global_batch, num_pipelines)
+    return [] if rest else [size for size in problem.space.micro_batch_sizes(share) if share % size == 0]
+
+
+# Layers that move between stages.
+
+
+def stage_pairs(num_stages: int, few: int, reach: int) -> list[tuple[int, int]]:
+    """Pairs (giver, taker) of stages: any two of up to `few` stages; of more stages, those at most `reach` apart."""
+    if num_stages <= few:
+        reach = num_stages
+    return [(a, b) for a, b in permutations(range(num_stages), 2) if abs(a - b) <= reach]
+
+
+def with_layer_moved(layers: Sequence[int], giver: int, taker: int) -> tuple[int, ...]:
+    """`layers` per stage with one layer moved."""
+    return tuple(n - (s == giver) + (s == taker) for s, n in enumerate(layers))
+
+
+def neighbouring_layers(
+    layers: Sequence[int], max_layers: Sequence[int], few: int, reach: int = 0
+) -> list[tuple[int, ...]]:
+    """All `layers` per stage with one layer moved, within `max_layers`, between the stages of `stage_pairs`."""
+    pairs = stage_pairs(len(layers), few, reach)
+    return [with_layer_moved(layers, a, b) for a, b in pairs if layers[a] > 1 and layers[b] < max_layers[b]]
+
+
+def shifted(
+    layers: Sequence[int],
+    max_layers: Sequence[int],
+    seconds: Callable[[Sequence[int]], float],
+    *,
+    few: int = 12,
+    passes: int = 5,
+) -> tuple[tuple[int, ...], float]:
+    """Moves single layers, within `max_layers`, while `seconds` falls; returns the layers per stage and their seconds.
+
+    Layers move between any two of up to `few` stages and between near ones of more, in at most `passes` passes.
+    """
+    best, best_s = tuple(layers), seconds(layers)
+    pairs = stage_pairs(len(best), few, reach=2)
+    for _ in range(passes):
+        start_s = best_s
+        for a, b in pairs:
+            if best[a] > 1 and best[b] < max_layers[b]:
+                moved = with_layer_moved(best, a, b)
+                moved_s = seconds(moved)
+                if moved_s < best_s:
+                    best, best_s = moved, moved_s
+        if best_s == start_s:
+            break
+    return best, best_s
+
+
+# Plans.
+
+
+def pipeline_of(
+    stages: Sequence[StageDevices],
+    layers: Sequence[int],
+    recompute: str | Sequence[Recompute],
+    num_micro_batches: int,
+    micro_batch_size: int,
+    *,
+    chunks: int = 1,
+) -> Pipeline:
+    """A pipeline of `layers` per stage, in `chunks` ranges each; `recompute` is one policy or that of every stage."""
+    if isinstance(recompute, str):
+        recompute = [(recompute,)] * len(layers)
+    parts = zip(stages, layer_ranges(layers, chunks), recompute, strict=True)
+    return Pipeline(tuple(_stage(*part) for part in parts), num_micro_batches, micro_batch_size)
+
+
+def aligned_plan(
+    slots: Sequence[Sequence[StageDevices]],
+    layers: Sequence[int],
+    recompute: str | Sequence[Recompute],
+    batches: Sequence[int],
+    micro_batch_size: int,
+    schedule: Schedule,
+    sharding: Sharding,
+    *,
+    chunks: int = 1,
+) -> Plan:
+    """Pipelines of the same layers and recompute (see `pipeline_of`): `slots[s][k]` is stage s of pipeline k, which has
+    `batches[k]` micro-batches."""
+    pipelines = (
+        pipeline_of([slot[k] for slot in slots], layers, recompute, count, micro_batch_size, chunks=chunks)
+        for k, count in enumerate(batches)
+    )
+    return Plan(tuple(pipelines), schedule, sharding)
+
+
+def _stage(devices: StageDevices, layers: Ranges, recompute: Recompute) -> Stage:
+    if isinstance(devices, SequenceLayout):
+        return Stage((), layers, recompute, devices)
+    whole = not isinstance(devices[0], Replica)
+    replicas = (Replica(cast(Group, devices)),) if whole else cast(tuple[Replica, ...], devices)
+    return Stage(replicas, layers, recompute)

@@ -1,0 +1,251 @@
+"""Espresso's planner (see `espresso.py`): how many stages each GPU type gets, their order, layers and devices."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations, product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.schedules.schedule import StagePosition
+from solvers.baselines._estimates import AlignedEstimates, Sites
+from solvers.baselines._grids import MAX_PERMUTED, Area, Slots, filled, machine_classes
+from solvers.baselines._money import Objective
+from solvers.baselines._plans import dividing_sizes, neighbouring_layers
+from solvers.completion.allocation import least_bottleneck
+from solvers.core.partition import Group
+from solvers.core.search import Search
+from solvers.frame.starts import cut
+
+Floats = NDArray[np.float64]
+
+_ALL_ORDERS = 5  # stages up to which all their orders are tried
+_ALLOCATIONS = 150  # allocations kept of each choice of degrees, micro-batch and policy
+_MACHINE_ORDERS = 40  # orders of machines that are drawn
+_ALL_SPLITS = 4  # stages up to which layers one off are tried too
+_ALL_PAIRS = 8  # stages up to which a layer moves between any two of them
+
+
+@dataclass(frozen=True, slots=True)
+class EspressoChoice:
+    """What is chosen once for all stages."""
+
+    tp: int
+    dp: int
+    size: int
+    policy: str
+    count: int  # micro-batches of a pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class EspressoAllocation:
+    """How many stages each GPU type gets."""
+
+    choice: EspressoChoice
+    stages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EspressoPlacement:
+    """A whole plan: the GPU type, the TP groups and the layers of each stage."""
+
+    choice: EspressoChoice
+    order: tuple[int, ...]
+    slots: Slots
+    layers: tuple[int, ...]
+
+
+class EspressoPlanner:
+    """The search in one area. GPU types are numbered, the slowest first."""
+
+    def __init__(self, times: AlignedEstimates, sharding: int, objective: Objective, area: Area) -> None:
+        self.times, self.sharding, self.objective = times, sharding, objective
+        self.problem = problem = times.problem
+        self.machines: list[list[tuple[int, ...]]] = []
+        names: dict[str, int] = {}
+        for m in (m for members in machine_classes(problem) for m in members if m in area):
+            name = problem.cluster.machines[m].gpu.name
+            if name not in names:
+                names[name] = len(names)
+                self.machines.append([])
+            self.machines[names[name]].append(problem.usable_by_machine[m])
+        if (prices := objective.prices) is not None:
+            for own in self.machines:
+                own.sort(key=lambda devices: prices[devices[0]])
+        self._near = (False, True) if problem.cluster.groups or problem.cluster.links else (False,)
+        self._groups: dict[int, list[list[Group]]] = {}
+        self._sites: dict[tuple[int, int], Sites] = {}
+
+    def groups(self, tp: int) -> list[list[Group]]:
+        """TP groups of each type."""
+        if tp not in self._groups:
+            allowed = self.problem.space.allowed_tp
+            self._groups[tp] = [
+                [group for own in machines if tp in allowed(len(own)) for group in cut(own, tp)]
+                for machines in self.machines
+            ]
+        return self._groups[tp]
+
+    def most_stages(self, choice: EspressoChoice) -> list[int]:
+        """The most stages for which each type has TP groups."""
+        return [len(own) // choice.dp for own in self.groups(choice.tp)]
+
+    def sites(self, tp: int, kind: int) -> Sites:
+        """The sites of a type's TP groups."""
+        if (tp, kind) not in self._sites:
+            self._sites[tp, kind] = frozenset(self.times.pricer.site(group) for group in self.groups(tp)[kind])
+        return self._sites[tp, kind]
+
+    def layer_s(self, choice: EspressoChoice, kind: int) -> float:
+        """Seconds of a layer on a type."""
+        return self.times.stage_s(self.sites(choice.tp, kind), 1, False, False, choice.size, choice.policy)
+
+    def choices(self, policies: Sequence[str]) -> Iterator[EspressoChoice]:
+        """All choices whose pipelines share the global batch equally."""
+        problem, batch = self.problem, self.problem.workload.global_batch
+        degrees = {tp for machines in self.machines for own in machines for tp in problem.space.allowed_tp(len(own))}
+        for tp in sorted(degrees):
+            for dp in range(1, max(map(len, self.groups(tp))) + 1):
+                if problem.space.num_pipelines not in (None, dp):
+                    continue
+                for size, policy in product(dividing_sizes(problem, dp), policies):
+                    yield EspressoChoice(tp, dp, size, policy, batch // (dp * size))
+
+    def allocations(self, run: Search) -> list[tuple[float, EspressoAllocation]]:
+        """Allocations with lower bounds of their objective, the least bound first."""
+        found: list[tuple[float, EspressoAllocation]] = []
+        asked, layers = self.problem.space.num_stages, self.problem.model.num_layers
+        for choice in self.choices(run.pricer.policies()):
+            if not run.go_on():
+                break
+            most = self.most_stages(choice)
+            counts = np.stack(np.meshgrid(*(np.arange(n + 1) for n in most), indexing="ij"), -1).reshape(-1, len(most))
+            stages = counts.sum(axis=1)
+            counts = counts[(stages == asked) if asked else (stages > 0) & (stages <= layers)]
+            if not len(counts):
+                continue
+            layer_s = np.array([self.layer_s(choice, k) if n else np.inf for k, n in enumerate(most)])
+            slowest_s = layers / (counts / layer_s).sum(axis=1)
+            seconds = (choice.count - 1) * slowest_s + layers * layer_s.min()
+            bounds = self._lower_bounds(choice, counts, seconds)
+            for k in np.argsort(bounds, kind="stable")[:_ALLOCATIONS]:
+                if bounds[k] < np.inf:
+                    found.append((float(bounds[k]), EspressoAllocation(choice, tuple(counts[k].tolist()))))
+        return sorted(found, key=lambda one: one[0])
+
+    def _lower_bounds(self, choice: EspressoChoice, counts: NDArray[np.int64], seconds: Floats) -> Floats:
+        """Lower bounds of the objective of allocations [n, types] that take `seconds` [n] or longer."""
+        if self.objective.prices is None:
+            return seconds
+        price = np.zeros(len(counts))
+        for k, own in enumerate(self.groups(choice.tp)):
+            each = [sum(self.objective.prices[d] for d in group) for group in own]
+            price += np.concatenate([[0.0], np.cumsum(each)])[counts[:, k] * choice.dp]
+        return np.where(seconds > self.objective.latest_s, np.inf, price * seconds)
+
+    def orders(self, allocation: EspressoAllocation) -> list[tuple[int, ...]]:
+        """Orders of GPU types by stage: by the ratio of compute to memory, with types together, and for a few stages
+        all."""
+        count = allocation.stages
+        present = [k for k, n in enumerate(count) if n]
+        blocks = permutations(present) if len(present) <= MAX_PERMUTED else iter((present, present[::-1]))
+        found = [self._by_ratio(allocation)]
+        found += [tuple(k for k in order for _ in range(count[k])) for order in blocks]
+        if sum(count) <= _ALL_ORDERS:
+            found += permutations(k for k in present for _ in range(count[k]))
+        return list(dict.fromkeys(found))
+
+    def machine_orders(self, allocation: EspressoAllocation) -> list[tuple[int, ...]]:
+        """Some of the orders in which only the stages of a machine stay together."""
+        blocks: list[tuple[int, ...]] = []
+        for kind, count in enumerate(allocation.stages):
+            groups = max((len(own) for own in self.machines[kind]), default=1) // allocation.choice.tp
+            size = max(1, groups // allocation.choice.dp)
+            blocks += [(kind,) * min(size, count - at) for at in range(0, count, size)]
+        rng, found = random.Random(len(blocks)), dict[tuple[int, ...], None]()
+        for _ in range(_MACHINE_ORDERS):
+            rng.shuffle(blocks)
+            found[tuple(kind for block in blocks for kind in block)] = None
+        return list(found)
+
+    def _by_ratio(self, allocation: EspressoAllocation) -> tuple[int, ...]:
+        """Types by the ratio of their compute to the layers that fit, the least first: first stages hold most micro-
+        batches."""
+        choice, left, stages, order = allocation.choice, list(allocation.stages), sum(allocation.stages), list[int]()
+        rate = {k: 1.0 / self.layer_s(choice, k) for k, n in enumerate(left) if n}
+        while len(order) < stages:
+            fitting = {k: self._max_layers_of(choice, k, len(order), stages) for k in rate if left[k]}
+            order.append(min(fitting, key=lambda k: (rate[k] / max(fitting[k], 0.5), k)))
+            left[order[-1]] -= 1
+        return tuple(order)
+
+    def _max_layers_of(self, choice: EspressoChoice, kind: int, position: int, stages: int) -> int:
+        held = in_flight(ONE_F_ONE_B, StagePosition(position, stages, choice.count))
+        ends = position == 0, position == stages - 1
+        shards = choice.dp if self.sharding else 1
+        return self.times.max_layers(self.sites(choice.tp, kind), *ends, choice.size, choice.policy, held, shards)
+
+    def layers(self, choice: EspressoChoice, order: Sequence[int]) -> list[tuple[int, ...]]:
+        """Layers per stage that make the slowest as fast as memory allows, and neighbouring splits; none if nothing
+        fits."""
+        total, stages, most = self.problem.model.num_layers, len(order), self.max_layers(choice, order)
+        if min(most) < 1 or sum(most) < total:
+            return []
+        seconds = []
+        for s, (kind, top) in enumerate(zip(order, most, strict=True)):
+            site, ends = self.sites(choice.tp, kind), (s == 0, s == stages - 1)
+            seconds.append([self.times.stage_s(site, n, *ends, choice.size, choice.policy) for n in range(1, top + 1)])
+        best = tuple(least_bottleneck(seconds, total))
+        return [best, *neighbouring_layers(best, most, _ALL_SPLITS)]
+
+    def max_layers(self, choice: EspressoChoice, order: Sequence[int]) -> list[int]:
+        """The most layers of each stage."""
+        return [
+            min(self.problem.model.num_layers, self._max_layers_of(choice, k, s, len(order)))
+            for s, k in enumerate(order)
+        ]
+
+    def _slots(self, choice: EspressoChoice, order: Sequence[int]) -> list[Slots]:
+        """TP groups for the stages: neighbours share a stage or a pipeline; where links differ, also the nearest
+        groups."""
+        wanted = [[(kind, choice.tp)] for kind in order]
+        found = (
+            filled(self.problem, self.machines, wanted, choice.dp, along=along, near=near)
+            for along, near in product((False, True), self._near)
+        )
+        return [slots for slots in dict.fromkeys(found) if slots is not None]
+
+    def placements(self, choice: EspressoChoice, order: tuple[int, ...]) -> Iterator[EspressoPlacement]:
+        """All placements of an order; those with neighbouring splits come last."""
+        found = self._slots(choice, order)
+        return (
+            EspressoPlacement(choice, order, slots, layers) for layers in self.layers(choice, order) for slots in found
+        )
+
+    def evaluate(self, placement: EspressoPlacement) -> float:
+        """The objective of a step, by its estimate."""
+        choice, slots = placement.choice, placement.slots
+        seconds = self.times.step_s(slots, placement.layers, choice.policy, choice.count, choice.size)
+        return self.objective.of((d for slot in slots for group in slot for d in group), seconds)
+
+    def refined(self, placement: EspressoPlacement) -> EspressoPlacement:
+        """The placement with layers moved while its estimate falls."""
+        choice, most = placement.choice, self.max_layers(placement.choice, placement.order)
+        pipelines = choice.policy, choice.count, choice.size
+        return replace(placement, layers=self.times.refined(placement.slots, placement.layers, most, *pipelines))
+
+    def neighbours(self, placement: EspressoPlacement) -> Iterator[EspressoPlacement]:
+        """Placements one change away: a layer, two neighbouring stages, the policy or the micro-batch."""
+        choice, order = placement.choice, placement.order
+        for layers in neighbouring_layers(placement.layers, self.max_layers(choice, order), _ALL_PAIRS, reach=1):
+            yield replace(placement, layers=layers)
+        for s in range(len(order) - 1):
+            if order[s] != order[s + 1]:
+                yield from self.placements(choice, (*order[:s], order[s + 1], order[s], *order[s + 2 :]))
+        for other in self.choices(self.times.pricer.policies()):
+            alike = (other.tp, other.dp) == (choice.tp, choice.dp)
+            if alike and (other.size == choice.size) != (other.policy == choice.policy):
+                yield from self.placements(other, order)

@@ -1,0 +1,225 @@
+"""From FlashFlex's pipelines of TP groups to plans: layers and batches, as published or as released."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import pairwise, product
+from typing import Any
+
+from hexiopt.cost.executors.memory import WHOLE, Shards
+from hexiopt.plan.plan import Plan, Sharding
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
+from hexiopt.schedules.in_flight import holding, in_flight
+from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule, StagePosition, largest_cycle_mean_s
+from hexiopt.solving import Pricer
+from solvers.baselines._estimates import one_f_one_b_s
+from solvers.baselines._plans import optimizer_sharding, pipeline_of, shifted
+from solvers.baselines.flashflex.pricer import RULE_MICRO_BATCHES, FlashFlexPricer
+from solvers.baselines.flashflex.published import SCHEDULES, OurMemory, Pipelines, intra_gb_per_s
+from solvers.baselines.flashflex.released import Line, memory_shares
+from solvers.completion.batches import split_batch
+from solvers.completion.layers import LayerSplitter
+
+_SIZES = 3  # micro-batch sizes tried: 1, 2, 4
+_SLOW_MESSAGE = 0.01  # of a micro-batch's time in all stages, from which on messages count in the split of layers
+
+Choice = tuple[Schedule, int, str, bool]  # schedule, micro-batch size, recompute policy, layers by measured times
+
+
+class PartitionPlans(ABC):
+    """Completes partitions into plans of one problem."""
+
+    measured: tuple[bool, ...] = (False,)  # whose times split layers and batch: FlashFlex's or, measured, ours
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.policies = recompute_policies(problem.workload)  # from least recompute to most
+        self.schedules = [s for s in SCHEDULES if s in schedules(problem.workload)]
+        self._sharding = optimizer_sharding(problem)
+
+    @abstractmethod
+    def sizes(self) -> Sequence[int]:
+        """Micro-batch sizes to try."""
+
+    @abstractmethod
+    def plan(self, structure: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool) -> Plan | None:
+        """The plan; None if it does not fit or would repeat another."""
+
+    def choices(self) -> list[Choice]:
+        """All combinations of what FlashFlex does not choose, the likely ones first."""
+        if self._sharding is None:
+            return []
+        return list(product(self.schedules, self.sizes(), self.policies, self.measured))
+
+    def _sharding_of(self, structure: Pipelines) -> int:
+        sharded = self._sharding if len(structure) > 1 else min(sharding_stages(self.problem.workload))
+        return sharded or 0
+
+
+def plan_of_lines(
+    structure: Pipelines,
+    layers: Sequence[Sequence[int]],
+    counts: Sequence[int],
+    schedule: Schedule,
+    size: int,
+    policy: str,
+    sharding: int,
+) -> Plan:
+    """The plan of pipelines with layers per stage and micro-batches per pipeline."""
+    each = zip(structure, layers, counts, strict=True)
+    pipelines = (pipeline_of(line, split, policy, count, size) for line, split, count in each)
+    return Plan(tuple(pipelines), schedule, Sharding(sharding))
+
+
+# As published.
+
+
+class PublishedPlans(PartitionPlans):
+    """Layers that make the slowest stage as fast as memory allows, and batches by the speed of pipelines."""
+
+    measured = (True, False)
+
+    def __init__(self, problem: Problem, ours: Pricer) -> None:
+        super().__init__(problem)
+        even = not problem.space.uneven_layers
+        self._pricers: dict[bool, Pricer] = {True: ours, False: OurMemory(problem)}
+        self._splits: dict[tuple[Any, ...], list[int] | None] = {}
+        self._splitters = {
+            (policy, measured): LayerSplitter(pricer, (policy,), even)
+            for policy in self.policies
+            for measured, pricer in self._pricers.items()
+        }
+
+    def sizes(self) -> Sequence[int]:
+        """The smallest few, which are best by its formulas."""
+        return self.problem.space.micro_batch_sizes(self.problem.workload.global_batch)[:_SIZES]
+
+    def plan(self, structure: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool) -> Plan | None:
+        """The plan; None also if less recompute leads to the same layers."""
+        layers = self._layers(structure, schedule, size, policy, measured)
+        before = self.policies[: self.policies.index(policy)]
+        if layers is None or any(self._layers(structure, schedule, size, p, measured) == layers for p in before):
+            return None
+        counts = self._counts(structure, layers, size, policy, measured)
+        if counts is None:
+            return None
+        return plan_of_lines(structure, layers, counts, schedule, size, policy, self._sharding_of(structure))
+
+    def _layers(
+        self, structure: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool
+    ) -> list[list[int]] | None:
+        """Layers per stage of every pipeline; None if they do not fit."""
+        shards = Shards(self._sharding or 0, len(structure))
+        batches = max(1, self.problem.workload.global_batch // (len(structure) * size))
+        found = []
+        for line in structure:
+            key = (line, schedule, size, policy, measured, shards, batches)
+            if key not in self._splits:
+                self._splits[key] = self._split(line, schedule, size, policy, measured, shards, batches)
+            split = self._splits[key]
+            if split is None:
+                return None
+            found.append(split)
+        return found
+
+    def _split(
+        self, line: Line, schedule: Schedule, size: int, policy: str, measured: bool, shards: Shards, batches: int
+    ) -> list[int] | None:
+        pricer = self._pricers[measured]
+        waits_s: tuple[float, ...] = ()
+        if pricer.sends_occupy_stages:
+            waits_s = (*(2.0 * pricer.hop_s(a, b, size) for a, b in pairwise(line)), 0.0)
+        sites = [pricer.site(group) for group in line]
+        split = self._splitters[policy, measured].split(
+            [frozenset((site,)) for site in sites], size, schedule, batches, shards, waits_s
+        )
+        if isinstance(split, int):
+            return None
+        layers = [count for count, _ in split]
+        if not measured or schedule != ONE_F_ONE_B or not self.problem.space.uneven_layers:
+            return layers
+        # Slow messages between two stages hold up 1F1B unless those have fewer layers.
+        hop_s = [pricer.hop_s(a, b, size) + pricer.hop_s(b, a, size) for a, b in pairwise(line)]
+        if max(hop_s, default=0.0) < _SLOW_MESSAGE * sum(self._stages_s(line, layers, size, policy, measured)):
+            return layers
+        most = [
+            pricer.max_layers(site, at.first, at.last, size, policy, in_flight(schedule, at), shards)
+            for site, at in zip(sites, (StagePosition(k, len(line), batches) for k in range(len(line))), strict=True)
+        ]
+
+        def seconds(trial: Sequence[int]) -> float:
+            return one_f_one_b_s(self._stages_s(line, trial, size, policy, measured), hop_s, batches)
+
+        return list(shifted(layers, most, seconds)[0])
+
+    def _stages_s(self, line: Line, layers: Sequence[int], size: int, policy: str, measured: bool) -> list[float]:
+        """Seconds of each stage for one micro-batch."""
+        pricer, last = self._pricers[measured], len(line) - 1
+        return [
+            sum(pricer.stage_s(pricer.site(group), n, k == 0, k == last, size, policy))
+            for k, (group, n) in enumerate(zip(line, layers, strict=True))
+        ]
+
+    def _counts(
+        self, structure: Pipelines, layers: Sequence[Sequence[int]], size: int, policy: str, measured: bool
+    ) -> list[int] | None:
+        """Micro-batches per pipeline, of which m take about fill + m · period."""
+        pricer = self._pricers[measured]
+        fills, beats = [], []
+        for line, split in zip(structure, layers, strict=True):
+            stage_s = self._stages_s(line, split, size, policy, measured)
+            hop_s = [pricer.hop_s(a, b, size) + pricer.hop_s(b, a, size) for a, b in pairwise(line)]
+            beats.append(
+                largest_cycle_mean_s(stage_s, hop_s)
+                if measured
+                else max(map(sum, zip(stage_s, (*hop_s, 0.0), strict=True)))
+            )
+            fills.append(max(0.0, sum(stage_s) + sum(hop_s) - beats[-1]))
+        even = not self.problem.space.uneven_batch
+        return split_batch(fills, beats, [size] * len(fills), self.problem.workload.global_batch, even=even)
+
+
+# As released.
+
+
+class ReleasedPlans(PartitionPlans):
+    """Layers by the memory of stages, and equal batches whose micro-batch size is fixed by the initial number of
+    pipelines."""
+
+    def __init__(self, problem: Problem, start: int) -> None:
+        super().__init__(problem)
+        self._pricer = FlashFlexPricer(problem, intra_gb_per_s=intra_gb_per_s(problem))
+        self._fixed = max(1, problem.workload.global_batch // RULE_MICRO_BATCHES // start)
+
+    def sizes(self) -> Sequence[int]:
+        """The largest size that the plan space allows, up to the fixed one."""
+        batch = self.problem.workload.global_batch
+        return [b for b in self.problem.space.micro_batch_sizes(batch) if b <= self._fixed and batch % b == 0][-1:]
+
+    def estimate_s(self, structure: Pipelines) -> float:
+        """Seconds of a step in which every pipeline has the same number of micro-batches of the fixed size."""
+        layers = [memory_shares(self.problem, line) for line in structure]
+        if not self.choices() or not all(map(self._fits, structure, layers)):
+            return float("inf")
+        counts = [RULE_MICRO_BATCHES] * len(structure)
+        return self._pricer.price(plan_of_lines(structure, layers, counts, GPIPE, self._fixed, "full", 0)).step_time_s
+
+    def _fits(self, line: Line, layers: Sequence[int]) -> bool:
+        """Whether a pipeline fits by FlashFlex's own memory formula."""
+        last = len(line) - 1
+        return all(
+            1
+            <= count
+            <= self._pricer.max_layers(site, k == 0, k == last, self._fixed, "full", holding(0), WHOLE)
+            for k, (site, count) in enumerate(zip(map(self._pricer.site, line), layers, strict=True))
+        )
+
+    def plan(self, structure: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool) -> Plan | None:
+        """The plan; None if there are fewer micro-batches than pipelines."""
+        most = self.problem.workload.global_batch // size
+        if most < len(structure):
+            return None
+        counts = [most // len(structure) + (k < most % len(structure)) for k in range(len(structure))]
+        layers = [memory_shares(self.problem, line) for line in structure]
+        return plan_of_lines(structure, layers, counts, schedule, size, policy, self._sharding_of(structure))

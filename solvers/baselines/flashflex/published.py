@@ -1,0 +1,174 @@
+"""The search of the published scheduler: HexiScale's two phases, iterated under FlashFlex's own formulas.
+
+The phases are those of `hexiscale`, our version of the same paper (arXiv 2409.01143, section 4), on all devices;
+seconds are FlashFlex's (`pricer.py`), memory is ours.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.model import CostModel
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import recompute_policies, schedules
+from hexiopt.schedules.in_flight import InFlight
+from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
+from hexiopt.solving import Budget
+from hexiopt.units import GB
+from solvers.baselines._plans import optimizer_sharding
+from solvers.baselines.flashflex.pricer import FlashFlexPricer, FlashFlexSite
+from solvers.baselines.flashflex.released import Line
+from solvers.completion.completer import PlanCompleter
+from solvers.completion.pricing import PricedPlan
+from solvers.core.partition import Bundle, Structure
+from solvers.core.search import Search
+from solvers.heuristics.hexiscale import HierarchicalPartition
+
+SCHEDULES = (ONE_F_ONE_B, GPIPE)  # of its runtime, by preference
+_KEPT = 32  # best partitions kept of each number of pipelines
+
+Pipelines = tuple[Line, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _OurSite(FlashFlexSite):
+    """A site of FlashFlex's formulas with the same site of our cost model."""
+
+    own: Any = None
+
+
+class OurMemory(FlashFlexPricer):
+    """Prices seconds by FlashFlex's formulas, with full recompute whatever the policy, and memory by ours."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem, intra_gb_per_s=intra_gb_per_s(problem))
+        self._model = CostModel(problem)
+        self._places: dict[tuple[int, ...], _OurSite] = {}
+
+    def site(self, devices: tuple[int, ...]) -> _OurSite:
+        """The site of a TP group."""
+        found = self._places.get(devices)
+        if found is None:
+            base, own = super().site(devices), self._model.site(devices)
+            found = _OurSite(base.flops, base.memory_bytes, base.tp, base.link_s_per_byte, own)
+            self._places[devices] = found
+        return found
+
+    def stage_s(
+        self, site: FlashFlexSite, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
+    ) -> tuple[float, float]:
+        """Seconds with full recompute."""
+        return super().stage_s(site, num_layers, first, last, micro_batch_size, "full")
+
+    def max_layers(
+        self,
+        site: FlashFlexSite,
+        first: bool,
+        last: bool,
+        micro_batch_size: int,
+        policy: str,
+        held: InFlight,
+        shards: Shards,
+    ) -> int:
+        """The most layers that fit by our memory."""
+        assert isinstance(site, _OurSite), "a site of this pricer"
+        return self._model.max_layers(site.own, first, last, micro_batch_size, policy, held, shards)
+
+    def policies(self) -> tuple[str, ...]:
+        """The policies that the workload allows."""
+        return recompute_policies(self.problem.workload)
+
+    def refuse(self, policy: str) -> None:
+        """Nothing: a policy counts in memory alone."""
+
+
+def intra_gb_per_s(problem: Problem) -> dict[str, float]:
+    """GB/s inside machines by GPU type as the cluster states them, the least of several."""
+    found: dict[str, float] = {}
+    for machine in problem.cluster.machines:
+        if machine.num_gpus > 1:
+            rate = machine.intra_bandwidth_bytes_per_s / GB
+            found[machine.gpu.name] = min(rate, found.get(machine.gpu.name, rate))
+    return found
+
+
+class _AllDevices(HierarchicalPartition):
+    """The phases, with no device left out; `seconds`: FlashFlex's, of all partitions."""
+
+    def __init__(self, search: Search, rng: random.Random) -> None:
+        super().__init__(search, PlanCompleter(search.pricer), rng)
+        self.seconds: dict[Structure, float] = {}
+
+    def _used(self, count: int) -> tuple[int, ...]:
+        return tuple(range(len(self.problem.usable_devices)))
+
+    def offer(self, structure: Structure, limit_s: float) -> PricedPlan | None:
+        """With the stages of a machine together: links inside are the fattest."""
+        if not self.completer.allowed(structure):
+            return None
+        structure = structure.with_bundles(map(self._along, structure.bundles))
+        completed = self.completer.complete(structure)
+        if not completed:
+            return None
+        if structure not in self.seconds and structure.devices() == set(self.problem.usable_devices):
+            self.seconds[structure] = self.search.pricer.price(completed.plan).step_time_s
+        return super().offer(structure, limit_s)
+
+    def _along(self, bundle: Bundle) -> Bundle:
+        machine_of = self.problem.cluster.machine_of
+        machines = [int(machine_of[slot[0][0]]) for slot in bundle.stages]
+        return bundle.with_stages(sorted(bundle.stages, key=lambda slot: machines.index(int(machine_of[slot[0][0]]))))
+
+
+class PublishedSearch:
+    """Iterates the phases and keeps what they find, with FlashFlex's seconds for it."""
+
+    def __init__(self, problem: Problem, rng: random.Random) -> None:
+        workload = problem.workload
+        schedule = next((s for s in SCHEDULES if s in schedules(workload)), None)
+        sharding = optimizer_sharding(problem)
+        self._phases: _AllDevices | None = None
+        if schedule is None or sharding is None:
+            return
+        # What FlashFlex does not choose is left out of its search: the most recompute leaves most room.
+        fixed = replace(
+            workload,
+            schedule=schedule.name,
+            recompute=recompute_policies(workload)[-1],
+            optimizer_sharding=str(sharding),
+        )
+        narrowed = replace(problem, workload=fixed)
+        search = Search("flashflex", narrowed, Budget(), 0, OurMemory(narrowed))
+        self._phases = _AllDevices(search, rng)
+
+    def iterate(self) -> None:
+        """One pass of both phases."""
+        if self._phases is not None:
+            self._phases.iterate()
+
+    def found(self) -> list[list[tuple[Pipelines, float]]]:
+        """For each number of pipelines its best partitions, best first, with the seconds of a step."""
+        by_number: dict[int, list[tuple[float, Structure]]] = {}
+        if self._phases is not None:
+            alike: set[tuple[Any, ...]] = set()
+            machine_of = self._phases.problem.cluster.machine_of.tolist()
+            for structure, seconds in self._phases.seconds.items():
+                looks = tuple(sorted(_look(line, machine_of) for line in _pipelines(structure)))
+                if looks not in alike:
+                    alike.add(looks)
+                    by_number.setdefault(structure.num_pipelines, []).append((seconds, structure))
+        return [
+            [(_pipelines(structure), seconds) for seconds, structure in sorted(kept, key=lambda pair: pair[0])[:_KEPT]]
+            for kept in by_number.values()
+        ]
+
+
+def _look(line: Line, machine_of: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """A pipeline up to the names of devices in a machine: machine and TP degree of every stage."""
+    return tuple((machine_of[group[0]], len(group)) for group in line)
+
+
+def _pipelines(structure: Structure) -> Pipelines:
+    return tuple(line for bundle in structure.bundles for line in zip(*bundle.stages, strict=True))

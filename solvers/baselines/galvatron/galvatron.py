@@ -1,0 +1,248 @@
+"""`galvatron`: Galvatron (Miao et al., VLDB 2022, arXiv 2211.13878) with BMW's balance (Wang et al., arXiv 2307.02031).
+
+Can express: a power of two of pipeline stages, each on as many GPUs; in a stage tensor parallelism by a power of two
+and data parallelism by the rest, plain (NO_SHARD or ZeRO-2) or sharded (its SDP: ZeRO-3); micro-batches shared
+equally; checkpointing (full recompute) layer by layer; any number of micro-batches; layers by memory, by time, or by
+what lies between, as BMW searches them.
+
+Cannot: GPU types. It profiles one GPU: here the slowest of those it uses, with the least memory of any, and with it
+every stage is planned (`galvatron_stages.py`). Which machines it uses, in which order, is the engineer's choice, and
+all are offered.
+
+Of its space our plan format lacks TP and DP degrees that differ between the layers of one stage (here they do between
+stages, as replicas that share a pipeline's samples), and sharded beside plain data parallelism in one plan.
+
+Its estimate: 1F1B of stages on that one GPU, messages and rings on the links of the cluster.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+
+from hexiopt.cost.model import CostModel
+from hexiopt.plan.plan import Plan, Replica, Sharding
+from hexiopt.problem.problem import Problem
+from hexiopt.schedules.registry import INTERLEAVED
+from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
+from solvers.baselines._frame import Baseline, PlanCandidate, SearchLimits
+from solvers.baselines._grids import StageGrid, follow_machines, machine_orders, processes_per_machine, rank_devices
+from solvers.baselines._plans import aligned_plan, one_f_one_b
+from solvers.baselines._published_space import (
+    POWERS_OF_TWO,
+    REPLICATED_STAGES,
+    TP_PER_STAGE,
+    PublishedSpace,
+    Rule,
+)
+from solvers.baselines.galvatron.stages import ZEROS, GalvatronChoice, Ranks, StagePlanner, StageSplit
+from solvers.core.search import Search
+from solvers.frame.starts import cut
+
+_MAX_ORDERS = 300  # orders of machines
+_KEPT = 60  # choices of a set of machines that are tried in all orders
+_ENUMERATION = 0.4  # share of the time limit for finding candidates
+
+
+def ranks_of(plan: Plan) -> Ranks:
+    """The devices of a plan stage by stage."""
+    slots = zip(*(pipeline.stages for pipeline in plan.pipelines), strict=True)
+    return tuple(d for slot in slots for stage in slot for d in stage.all_devices())
+
+
+def choices_of(planner: StagePlanner, plan: Plan) -> list[GalvatronChoice]:
+    """The choices of which a plan of alike pipelines may be, one for each pair of policies."""
+    first, tps = plan.pipelines[0], tuple(stage.tp for stage in plan.pipelines[0].stages)
+    each = len(plan.pipelines), plan.sharding.stage, first.micro_batch_size, first.num_micro_batches
+    return [GalvatronChoice(tps, *each, policies) for policies in planner.policies()]
+
+
+def _has_equal_blocks(problem: Problem, plan: Plan) -> bool:
+    slots = zip(*(pipeline.stages for pipeline in plan.pipelines), strict=True)
+    blocks = {sum(len(stage.all_devices()) for stage in slot) for slot in slots}
+    return len(blocks) == 1 and follow_machines(problem, ranks_of(plan))
+
+
+def _is_planned_for_equal_gpus(problem: Problem, plan: Plan) -> bool:
+    planner, ranks = _planner(problem), ranks_of(plan)
+    return any(
+        plan == plan_of(problem, ranks, choice, split)
+        for choice in choices_of(planner, plan)
+        for split in planner.splits(ranks, choice)
+    )
+
+
+@lru_cache(maxsize=2)
+def _planner(problem: Problem) -> StagePlanner:
+    return StagePlanner(CostModel(problem))
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """A choice with its layers, and an estimate of the step."""
+
+    estimate_s: float
+    choice: GalvatronChoice
+    split: StageSplit
+
+
+# The rule of layers, which are planned with it, checks it too.
+FULL_WHERE_PLANNED = Rule("full where memory asks", "", lambda *_: True)
+
+
+class Galvatron(Baseline):
+    """Searches degrees, micro-batches, sharding and layers for every set of machines, and the best in every order of
+    these."""
+
+    name = "galvatron"
+    space = PublishedSpace(
+        sharding=tuple(map(Sharding, ZEROS)),
+        stages=REPLICATED_STAGES,
+        pipelines=POWERS_OF_TWO,
+        layers=Rule(
+            "planned for the slowest GPU",
+            "layers or recompute that are not planned for GPUs that are all alike",
+            _is_planned_for_equal_gpus,
+        ),
+        tp=TP_PER_STAGE,
+        recompute=FULL_WHERE_PLANNED,
+        devices=Rule(
+            "of any machines, equally many a stage",
+            "unequally many GPUs in stages, or devices that are not the ranks of machines in some order",
+            _has_equal_blocks,
+        ),
+    )
+    limits = SearchLimits(slack=1.5)
+
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
+        """Candidates by turn: the best for every number of stages and kind of sharding, then the second best, and so
+        on."""
+        planner, estimates = StagePlanner(CostModel(run.problem)), GridEstimates(run.pricer)
+        families: dict[tuple[int, int], list[PlanCandidate]] = {}
+        for orders in _ranks_by_set(run.problem):
+            for one in _best_choices(run, planner, estimates, orders[0]):
+                family = families.setdefault((len(one.choice.tps), one.choice.zero), [])
+                for order in orders if run.go_on(_ENUMERATION) else orders[:1]:
+                    seconds = _estimate_s(estimates, order, one.choice, one.split)
+                    scored = _Scored(seconds, one.choice, one.split)
+                    family.append(_candidate(run, planner, estimates, order, orders, scored))
+            if not run.go_on(_ENUMERATION):
+                break
+        found = [
+            replace(candidate, turn=turn)
+            for family in families.values()
+            for turn, candidate in enumerate(sorted(family, key=lambda candidate: candidate.estimate_s))
+        ]
+        yield from sorted(found, key=lambda candidate: (candidate.turn, candidate.estimate_s))
+
+
+def _ranks_by_set(problem: Problem) -> list[list[Ranks]]:
+    """Ranks for all orders of machines; those of the same GPUs together, the most GPUs first."""
+    found: dict[tuple[int, ...], dict[Ranks, None]] = {}
+    for machines in machine_orders(problem, _MAX_ORDERS, subsets=True):
+        for processes in processes_per_machine(problem):
+            order = rank_devices(problem, machines, processes)
+            found.setdefault(tuple(sorted(order)), {})[order] = None
+    return [list(found[devices]) for devices in sorted(found, key=lambda devices: (-len(devices), devices))]
+
+
+def _best_choices(run: Search, planner: StagePlanner, estimates: GridEstimates, order: Ranks) -> list[_Scored]:
+    """The best choices for ranks in one order: equally many for every number of stages and kind of sharding."""
+    found: dict[tuple[int, int], list[_Scored]] = {}
+    best_s = float("inf")
+    for choice in planner.choices(order):
+        if not run.go_on(_ENUMERATION):
+            break
+        for split in planner.splits(order, choice):
+            compute_s = choice.num_micro_batches * max(option.forward_s + option.backward_s for option in split)
+            if compute_s < Galvatron.limits.slack * best_s:
+                one = _Scored(_estimate_s(estimates, order, choice, split), choice, split)
+                best_s = min(best_s, one.estimate_s)
+                found.setdefault((len(choice.tps), choice.zero), []).append(one)
+    share = max(1, _KEPT // max(1, len(found)))
+    kept = [one for own in found.values() for one in sorted(own, key=lambda one: one.estimate_s)[:share]]
+    tried: set[GalvatronChoice] = set()
+    for one in tuple(kept):
+        for choice in planner.mixed(order, one.choice) if run.go_on(_ENUMERATION) else ():
+            if choice not in tried:
+                tried.add(choice)
+                for split in planner.splits(order, choice):
+                    kept.append(_Scored(_estimate_s(estimates, order, choice, split), choice, split))
+    return kept
+
+
+def _candidate(
+    run: Search, planner: StagePlanner, estimates: GridEstimates, order: Ranks, orders: list[Ranks], one: _Scored
+) -> PlanCandidate:
+    """A candidate whose neighbours have another order, other layers, or one other degree, size or kind of sharding."""
+
+    def neighbours() -> Iterator[PlanCandidate]:
+        for other in orders:
+            if other != order:
+                yield made(other, one.choice, one.split)
+        for uniform in planner.choices(order):
+            if not run.go_on():
+                return
+            nearly = replace(uniform, tps=one.choice.tps).differs_in_one(one.choice)  # whatever the degrees
+            for choice in (uniform, *planner.mixed(order, uniform)) if nearly else ():
+                if choice.differs_in_one(one.choice):
+                    for split in planner.splits(order, choice):
+                        yield made(order, choice, split)
+
+    def made(ranks: Ranks, choice: GalvatronChoice, split: StageSplit) -> PlanCandidate:
+        seconds = _estimate_s(estimates, ranks, choice, split)
+        return _candidate(run, planner, estimates, ranks, orders, _Scored(seconds, choice, split))
+
+    return PlanCandidate(
+        one.estimate_s, partial(plan_of, run.problem, order, one.choice, one.split), neighbours=neighbours
+    )
+
+
+def plan_of(problem: Problem, order: Ranks, choice: GalvatronChoice, split: StageSplit) -> Plan:
+    """The plan whose stages stand on consecutive blocks of ranks.
+
+    Where TP is narrower, replicas share a pipeline's samples.
+    """
+    block, slots = len(order) // len(choice.tps), []
+    for s, tp in enumerate(choice.tps):
+        groups = cut(order[s * block : (s + 1) * block], tp)
+        width = len(groups) // choice.pipelines  # replicas of a pipeline
+        samples = choice.micro_batch_size // width if width > 1 else None
+        replicas = [Replica(group, samples) for group in groups]
+        slots.append([tuple(replicas[k * width : (k + 1) * width]) for k in range(choice.pipelines)])
+    return aligned_plan(
+        slots,
+        [option.num_layers for option in split],
+        [option.recompute(choice) for option in split],
+        [choice.num_micro_batches] * choice.pipelines,
+        choice.micro_batch_size,
+        one_f_one_b(problem) or INTERLEAVED,
+        Sharding(choice.zero),
+    )
+
+
+def _estimate_s(estimates: GridEstimates, order: Ranks, choice: GalvatronChoice, split: StageSplit) -> float:
+    """Seconds of a step: 1F1B with rings and messages as if all stages had the TP degree of the first."""
+    workload, stages, tp = estimates.problem.workload, len(choice.tps), choice.tps[0]
+    block = len(order) // stages
+    grid = StageGrid(tuple(tuple(cut(order[s * block : (s + 1) * block], tp)) for s in range(stages)))
+    gradients = estimates.gradient_bytes([option.num_layers for option in split])
+    rings = estimates.rings(grid)
+    scatter_s = [seconds / 2 for seconds in rings.sync_s(gradients)]
+    ratio = workload.element_bytes / workload.stored_gradient_bytes
+    gather_s = [seconds / 2 for seconds in rings.sync_s([size * ratio for size in gradients])]
+    stage_s, once_s = [], 0.0
+    for option, gather, scatter in zip(split, gather_s, scatter_s, strict=True):
+        forward, backward, n = option.forward_s, option.backward_s, option.num_layers
+        if choice.zero == 3:
+            forward, backward = max(forward, gather) + gather / n, max(backward, gather + scatter)
+            backward += (gather + scatter) / n
+        elif choice.zero == 2:
+            backward, once_s = max(backward, scatter) + scatter / n, max(once_s, gather)
+        else:
+            once_s = max(once_s, 2 * scatter)
+        stage_s.append(forward + backward)
+    samples = choice.sequences / grid.width
+    hop_s = estimates.messages(grid).seconds(samples * estimates.sequence_bytes)
+    step_s = one_f_one_b_s(stage_s, hop_s, choice.num_micro_batches)
+    return step_s + once_s + estimates.optimizer_s(grid, grid.width if choice.zero else 1)

@@ -1,0 +1,288 @@
+"""Galvatron's stages: planned as if every GPU were the slowest of those used, with the least memory of any.
+
+Within a stage of our plan format all layers have one TP and one DP degree, so that they are alike, and its layer-wise
+dynamic programming over strategies under a memory budget (Miao et al., arXiv 2211.13878, section 3.3) comes to one
+number: how many layers recompute, as few as fit. Layers per stage start balanced by memory and move one by one from
+the slowest stage until they are balanced by time (Wang et al., arXiv 2307.02031, section 4.3).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.executors.sites import Site
+from hexiopt.cost.model import CostModel
+from hexiopt.problem.space import recompute_policies, sharding_stages
+from hexiopt.schedules.in_flight import InFlight, in_flight
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.schedules.schedule import StagePosition
+from solvers.baselines._plans import dividing_sizes
+from solvers.baselines._published_space import divides_model
+from solvers.completion.allocation import least_bottleneck
+from solvers.frame.starts import cut
+
+Ranks = tuple[int, ...]  # devices in the order of ranks
+ZEROS = (3, 2, 0)  # SDP, and the two kinds of its plain data parallelism
+_ROUNDING = 1e-9  # share of the memory left free, for rounding
+
+
+@dataclass(frozen=True, slots=True)
+class GalvatronChoice:
+    """What is planned: TP degree per stage, number of pipelines, ZeRO stage, and micro-batches.
+
+    `policies` are those of layers that need not recompute and of layers that must.
+    """
+
+    tps: tuple[int, ...]
+    pipelines: int
+    zero: int
+    micro_batch_size: int
+    num_micro_batches: int
+    policies: tuple[str, str]
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a micro-batch in all pipelines."""
+        return self.pipelines * self.micro_batch_size
+
+    def differs_in_one(self, other: "GalvatronChoice") -> bool:
+        """Whether at most one of degrees, sharding, size and policies differs; the rest follows from these."""
+        mine = (self.tps, self.zero, self.sequences, self.policies)
+        theirs = (other.tps, other.zero, other.sequences, other.policies)
+        return sum(a != b for a, b in zip(mine, theirs, strict=True)) <= 1
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputeOption:
+    """Seconds of each direction of a stage of `num_layers`, the first `recomputed` of which recompute."""
+
+    num_layers: int
+    recomputed: int
+    forward_s: float
+    backward_s: float
+
+    def recompute(self, choice: GalvatronChoice) -> tuple[str, ...]:
+        """The policies of the layers, one for all where they are alike."""
+        fast, lean = choice.policies
+        each = (lean,) * self.recomputed + (fast,) * (self.num_layers - self.recomputed)
+        return each[:1] if len(set(each)) == 1 else each
+
+
+StageSplit = tuple[RecomputeOption, ...]  # per stage
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputeOptions:
+    """Options of a stage by its layers: element n − 1 of each list is for n layers.
+
+    `num_bytes` is memory without recompute, by which stages are balanced.
+    """
+
+    recomputed: list[int]
+    forward_s: list[float]
+    backward_s: list[float]
+    seconds: list[float]  # of both directions
+    num_bytes: list[float]
+
+    def of(self, num_layers: int) -> RecomputeOption:
+        """The option of `num_layers`."""
+        k = num_layers - 1
+        return RecomputeOption(num_layers, self.recomputed[k], self.forward_s[k], self.backward_s[k])
+
+
+class StagePlanner:
+    """Choices and layers for ranks of any machines; what is computed is kept."""
+
+    def __init__(self, model: CostModel) -> None:
+        self._model, self._problem = model, model.problem
+        self._options: dict[tuple[Any, ...], RecomputeOptions] = {}
+        self._splits: dict[tuple[Any, ...], list[StageSplit]] = {}
+        self._choices: dict[frozenset[int], list[GalvatronChoice]] = {}
+        self._found_sites: dict[tuple[frozenset[int], int], frozenset[Site]] = {}
+
+    def policies(self) -> list[tuple[str, str]]:
+        """Pairs of (policy of most layers, policy of layers that must save memory)."""
+        allowed = recompute_policies(self._problem.workload)
+        if len(allowed) == 1:
+            return [(allowed[0], allowed[0])]
+        if self._problem.space.recompute_per_stage:
+            return [("none", "full")]
+        return [("none", "none"), ("full", "full")]
+
+    def tp_degrees(self, order: Ranks, block: int) -> list[int]:
+        """Powers of two that divide the ranks of every machine and the blocks of ranks into whole TP groups."""
+        problem, found = self._problem, []
+        used: dict[int, int] = {}
+        for device in order:
+            machine = int(problem.cluster.machine_of[device])
+            used[machine] = used.get(machine, 0) + 1
+        for k in range(block.bit_length()):
+            tp = 1 << k
+            fits = all(
+                n % tp == 0 and tp in problem.space.allowed_tp(problem.cluster.machines[m].num_gpus)
+                for m, n in used.items()
+            )
+            if block % tp == 0 and fits and divides_model(problem, tp):
+                found.append(tp)
+        return found
+
+    def choices(self, order: Ranks) -> list[GalvatronChoice]:
+        """All degrees, shardings and micro-batches for ranks in any order of machines, with one TP degree for all
+        stages."""
+        key = frozenset(order)
+        found = self._choices.get(key)
+        if found is None:
+            found = self._choices[key] = self._all_choices(order)
+        return found
+
+    def _all_choices(self, order: Ranks) -> list[GalvatronChoice]:
+        problem, space, batch = self._problem, self._problem.space, self._problem.workload.global_batch
+        found = []
+        zeros = [zero for zero in ZEROS if zero in sharding_stages(problem.workload)]
+        for stages in (1 << k for k in range(min(len(order), problem.model.num_layers).bit_length())):
+            block, rest = divmod(len(order), stages)
+            if rest or stages > problem.model.num_layers or space.num_stages not in (None, stages):
+                continue
+            degrees = self.tp_degrees(order, block)
+            for widest in degrees:
+                pipelines = block // widest
+                if space.num_pipelines not in (None, pipelines):
+                    continue
+                for size, zero, policies in product(dividing_sizes(problem, pipelines), zeros, self.policies()):
+                    count = batch // (pipelines * size)
+                    found.append(GalvatronChoice((widest,) * stages, pipelines, zero, size, count, policies))
+        return found
+
+    def mixed(self, order: Ranks, uniform: GalvatronChoice) -> list[GalvatronChoice]:
+        """The choice in which every stage has its fastest TP degree up to that of `uniform`, if it is another one."""
+        space, layers, stages = self._problem.space, self._problem.model.num_layers, len(uniform.tps)
+        widest, tps = uniform.tps[0], []
+        if not space.replicas or not space.uneven_tp or stages == 1:
+            return []
+        degrees = self.tp_degrees(order, len(order) // stages)
+        for s in range(stages):
+            fastest = (float("inf"), widest)
+            for tp in degrees:
+                if tp <= widest <= tp * uniform.micro_batch_size:
+                    options = self._stage_options(order, uniform, s, tp)
+                    mean = -(-layers // stages)
+                    if len(options.seconds) >= mean:
+                        fastest = min(fastest, (options.seconds[mean - 1], tp))
+            tps.append(fastest[1])
+        if widest not in tps or len(set(tps)) == 1:
+            return []
+        return [replace(uniform, tps=tuple(tps))]
+
+    def _sites(self, order: Ranks, tp: int) -> frozenset[Site]:
+        """The sites of all TP groups of a degree."""
+        key = (frozenset(order), tp)
+        found = self._found_sites.get(key)
+        if found is None:
+            by_machine: dict[int, list[int]] = {}
+            for device in sorted(order):
+                by_machine.setdefault(int(self._problem.cluster.machine_of[device]), []).append(device)
+            groups = (group for own in by_machine.values() for group in cut(own, tp))
+            found = self._found_sites[key] = frozenset(map(self._model.site, groups))
+        return found
+
+    def _stage_options(self, order: Ranks, choice: GalvatronChoice, s: int, tp: int) -> RecomputeOptions:
+        """The options of stage `s` with TP degree `tp`."""
+        stages = len(choice.tps)
+        holders = len(order) // stages // tp
+        sites = self._sites(order, tp)
+        held = in_flight(ONE_F_ONE_B, StagePosition(s, stages, choice.num_micro_batches))
+        spread, samples = Shards(choice.zero, holders), choice.sequences // holders
+        key = (sites, s == 0, s == stages - 1, samples, held, spread, choice.policies)
+        found = self._options.get(key)
+        if found is None:
+            found = self._options[key] = self._all_options(*key)
+        return found
+
+    def _all_options(
+        self,
+        sites: frozenset[Site],
+        first: bool,
+        last: bool,
+        samples: int,
+        held: InFlight,
+        spread: Shards,
+        policies: tuple[str, str],
+    ) -> RecomputeOptions:
+        """Memory and seconds are linear in the layers (from the third layer on, which ZeRO-3 no longer holds whole)."""
+        model, (fast, lean) = self._model, policies
+        limit = min(site.gpu.usable_memory_bytes for site in sites) * (1 - _ROUNDING)
+        n = np.arange(1, self._problem.model.num_layers + 1)
+        recomputed, num_bytes = np.zeros(len(n), np.int64), np.zeros(len(n))
+        for memory in {id(m): m for m in (model.memory_model(site, samples) for site in sites)}.values():
+            few = [memory.stage(k, first, last, fast, held, spread).total for k in (1, 2, 3, 4)]
+            plain = np.where(n < 3, np.take(few, n - 1, mode="clip"), few[2] + (n - 3) * (few[3] - few[2]))
+            one, two = (
+                memory.mixed_stage(((lean,) * k + (fast,) * (3 - k),), first, last, held[0], spread).total
+                for k in (1, 2)
+            )
+            saved, working = one - two, 2 * one - two - few[2]  # by each layer that recomputes; by the first of them
+            over = plain - limit
+            if saved > 0:
+                needed = np.where(over > 0, np.ceil((over + working) / saved), 0)
+            else:
+                needed = np.where(over > 0, len(n) + 1, 0)
+            recomputed = np.maximum(recomputed, np.clip(needed, 0, len(n) + 1).astype(np.int64))
+            num_bytes = np.maximum(num_bytes, plain)
+        if not self._problem.space.recompute_per_layer:
+            recomputed = np.where((recomputed > 0) & (recomputed <= n), n, recomputed)
+        room = int(np.argmax(recomputed > n)) if (recomputed > n).any() else len(n)
+        n, recomputed = n[:room], recomputed[:room]
+        forward_s, backward_s = np.zeros(room), np.zeros(room)
+        for site in sites:
+            ends, each, again = (
+                model.stage_s(site, 0, first, last, samples, fast),
+                model.layer_s(site, samples, fast),
+                model.layer_s(site, samples, lean),
+            )
+            forward_s = np.maximum(forward_s, ends[0] + n * each[0] + recomputed * (again[0] - each[0]))
+            backward_s = np.maximum(backward_s, ends[1] + n * each[1] + recomputed * (again[1] - each[1]))
+        seconds = forward_s + backward_s
+        rows = (forward_s, backward_s, seconds, num_bytes[:room])
+        return RecomputeOptions(recomputed.tolist(), *(row.tolist() for row in rows))
+
+    def splits(self, order: Ranks, choice: GalvatronChoice) -> list[StageSplit]:
+        """Splits of the layers from balanced by memory to balanced by time; none if nothing fits."""
+        key = (frozenset(order), choice)
+        found = self._splits.get(key)
+        if found is None:
+            if len(self._splits) > 20_000:
+                self._splits.clear()
+            found = self._splits[key] = self._all_splits(order, choice)
+        return found
+
+    def _all_splits(self, order: Ranks, choice: GalvatronChoice) -> list[StageSplit]:
+        layers = self._problem.model.num_layers
+        tables = [self._stage_options(order, choice, s, tp) for s, tp in enumerate(choice.tps)]
+        times = [table.seconds for table in tables]
+        if not all(times) or sum(map(len, times)) < layers:
+            return []
+        by_time = tuple(least_bottleneck(times, layers))
+        found = [tuple(least_bottleneck([table.num_bytes for table in tables], layers))]
+        while (moved := _moved(found[-1], times)) is not None:
+            found.append(moved)
+        found.append(by_time)
+        if not self._problem.space.uneven_layers:
+            found = [counts for counts in found if max(counts) - min(counts) <= 1]
+        return [tuple(table.of(n) for table, n in zip(tables, counts, strict=True)) for counts in dict.fromkeys(found)]
+
+
+def _moved(counts: tuple[int, ...], times: Sequence[Sequence[float]]) -> tuple[int, ...] | None:
+    """`counts` with a layer moved from the slowest stage to the one then fastest; None if that does not help."""
+    now = [own[n - 1] for own, n in zip(times, counts, strict=True)]
+    slowest = max(range(len(now)), key=now.__getitem__)
+    takers = [s for s in range(len(now)) if s != slowest and counts[s] < len(times[s])]
+    if counts[slowest] == 1 or not takers:
+        return None
+    taker = min(takers, key=lambda s: times[s][counts[s]])
+    if times[taker][counts[taker]] >= now[slowest]:
+        return None
+    return tuple(n - (s == slowest) + (s == taker) for s, n in enumerate(counts))

@@ -1,0 +1,69 @@
+"""Lanes: a pipeline of replicated stages, written down as several of equal structure and batch.
+
+The same replicas, layers and gradients; what the plan space allows of a micro-batch bounds a lane.
+"""
+
+from collections.abc import Callable, Sequence
+
+from hexiopt.cost.boundary import Hop, pipeline_ways, round_trips_s, summed, ways_load
+from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, Sharding
+from hexiopt.problem.problem import Problem
+from hexiopt.schedules.schedule import Schedule
+from solvers.baselines._plans import StageDevices, aligned_plan
+from solvers.baselines.metis_atc24.cutting import Cut
+from solvers.baselines.metis_atc24.device_groups import MetisBatching, Share, Shares
+
+
+def plan_of_cut(
+    problem: Problem,
+    batching: MetisBatching,
+    cut: Cut,
+    layers: Sequence[int],
+    schedule: Schedule,
+    sharding: int,
+) -> Plan:
+    """The plan of a cut.
+
+    Lanes are halved while their halves are alike, so that plain pipelines result where possible.
+    """
+    stages = [group.lanes() for group in cut]
+    size = batching.lane_size
+    while size % 2 == 0 and problem.space.num_pipelines is None:
+        halves = [[_halved(problem, shares) for shares in lanes] for lanes in stages]
+        if any(half is None for lanes in halves for half in lanes):
+            break
+        stages = [[part for half in lanes if half is not None for part in half] for lanes in halves]
+        size //= 2
+    slots = [[_devices(shares) for shares in lanes] for lanes in stages]
+    batches = [batching.count] * len(slots[0])
+    return aligned_plan(slots, layers, batching.policy, batches, size, schedule, Sharding(sharding))
+
+
+def _halved(problem: Problem, shares: Shares) -> tuple[Shares, Shares] | None:
+    """The replicas in two halves of equal types and samples; None if there are none."""
+    alike: dict[tuple[str, int], list[Share]] = {}
+    for share in shares:
+        alike.setdefault((problem.cluster.gpu_of(share[0][0]).name, share[1]), []).append(share)
+    if any(len(members) % 2 for members in alike.values()):
+        return None
+    return (
+        tuple(sorted(s for members in alike.values() for s in members[: len(members) // 2])),
+        tuple(sorted(s for members in alike.values() for s in members[len(members) // 2 :])),
+    )
+
+
+def _devices(shares: Shares) -> StageDevices:
+    if len(shares) == 1:
+        return shares[0][0]
+    return tuple(Replica(devices, samples) for devices, samples in shares)
+
+
+def boundaries_s(lanes: Sequence[Pipeline], hop_of: Callable[[Ends, Ends], Hop], sequence_bytes: float) -> list[float]:
+    """Per boundary of pipelines of equal structure, the longest message ahead and the longest back of one, together.
+
+    `sequence_bytes` are the hidden states of one sequence.
+    """
+    found = [pipeline_ways(lane, hop_of, sequence_bytes) for lane in lanes]
+    load = summed(item for own in found for item in ways_load(own))
+    each = [round_trips_s(own, len(lanes[0].stages), load) for own in found]
+    return [max(trips) for trips in zip(*each, strict=True)]

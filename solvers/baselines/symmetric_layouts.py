@@ -1,0 +1,340 @@
+"""`ring`, `ulysses`, `usp`: the published symmetric sequence layouts, each tuned over its full space.
+
+`ring`: Ring Attention (Liu et al., arXiv 2310.01889), also in zigzag order (Brandon et al., Striped Attention, arXiv
+2311.09431, and others): groups of one device. `ulysses`: DeepSpeed-Ulysses (Jacobs et al., arXiv 2309.14509): one
+group, whose size divides the heads. `usp`: Unified Sequence Parallelism (Fang and Zhao, arXiv 2405.07719): every
+product of both, all-to-alls between neighbours and rings across.
+
+All can express: data parallelism over equal pipelines of equal stages, each of them cp groups of hp devices that stand
+together; equal shards of the sequence (within a token), equal heads; contiguous or zigzag order; one micro-batch size,
+one recompute policy; ZeRO 0 to 3 over all devices or those of a machine. The devices are the machines of any types, in
+any order; what does not divide is left out.
+
+None can express unequal shards, heads, groups, layers or batches, so that the slowest device sets the pace.
+
+The systems have no planner of their own: the ranking is ours and stands for the engineer's trials.
+"""
+
+import random
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import accumulate, chain, product
+from math import log
+
+import numpy as np
+
+from hexiopt.cost.executors.links import WiresKept
+from hexiopt.cost.executors.memory import MemoryModel, Shards
+from hexiopt.cost.executors.sequence_parallel import SequenceStage
+from hexiopt.cost.model import CostModel
+from hexiopt.plan.plan import Plan, SequenceGroup, SequenceLayout, Sharding
+from hexiopt.plan.token_layout import ORDERS
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import SHARDING_GROUPS, default_schedule, recompute_policies, sharding_stages
+from hexiopt.problem.workload import SHARDING_STAGES
+from hexiopt.schedules.in_flight import most_in_flight
+from hexiopt.schedules.registry import SCHEDULES
+from hexiopt.schedules.schedule import StagePosition
+from hexiopt.solving import Capabilities
+from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
+from solvers.baselines._plans import aligned_plan, dividing_sizes, even_parts
+from solvers.baselines._published_space import EQUAL_LAYERS, PublishedSpace, Rule
+from solvers.core.search import Search
+from solvers.core.zero import LOCKSTEP, sharding_groups
+from solvers.sequence.orders import machine_orders
+from solvers.sequence.signatures import Signatures
+from solvers.sequence.token_allocation import RateTable
+
+_MAX_GRIDS = 4000  # grids estimated in full
+
+Block = tuple[int, ...]  # devices of a stage
+
+
+def _layouts(plan: Plan) -> list[SequenceLayout | None]:
+    return [stage.sequence for pipeline in plan.pipelines for stage in pipeline.stages]
+
+
+def _are_symmetric(_: Problem, plan: Plan) -> bool:
+    layouts = [layout for layout in _layouts(plan) if layout is not None]
+    groups = [group for layout in layouts for group in layout.groups]
+    tokens = [count for group in groups for count in group.tokens]
+    return (
+        None not in _layouts(plan)
+        and len({(len(layout.groups), layout.order) for layout in layouts}) == 1
+        and len({(len(group.devices), heads) for group in groups for heads in group.heads}) == 1
+        and max(tokens) - min(tokens) <= 1
+    )
+
+
+_SPACE = PublishedSpace(
+    schedules=SCHEDULES,
+    sharding=tuple(Sharding(stage, groups) for stage, groups in product(SHARDING_STAGES, SHARDING_GROUPS)),
+    stages=Rule(
+        "a symmetric sequence layout",
+        "a stage without a sequence layout, or unequal groups, orders, heads or shards",
+        _are_symmetric,
+    ),
+    tp=Rule("none; any groups", "", lambda *_: True),
+    layers=EQUAL_LAYERS,
+)
+_RING = Rule(
+    "none; groups of one",
+    "an all-to-all",
+    lambda _, plan: all(layout and len(layout.groups[0].devices) == 1 for layout in _layouts(plan)),
+)
+_ALL_TO_ALL = Rule(
+    "none; one group",
+    "a ring",
+    lambda _, plan: all(layout and len(layout.groups) == 1 for layout in _layouts(plan)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _LayoutGrid:
+    """`lines[p][s]` are the devices of stage s in pipeline p, in groups of `hp`; `size` is the micro-batch size."""
+
+    lines: tuple[tuple[Block, ...], ...]
+    hp: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A grid not yet made: d pipelines of s stages, each on the first `used` devices of one of d · s equal parts of a
+    row. Neighbouring parts form a pipeline, or with `across` the same stage of all pipelines."""
+
+    devices: Block
+    d: int
+    s: int
+    used: int
+    hp: int
+    size: int
+    across: bool
+
+    def grid(self) -> _LayoutGrid:
+        """The grid."""
+        d, s = self.d, self.s
+        room = len(self.devices) // (d * s)
+        blocks = [self.devices[k * room : k * room + self.used] for k in range(d * s)]
+        if self.across:
+            lines = tuple(tuple(blocks[k * d + p] for k in range(s)) for p in range(d))
+        else:
+            lines = tuple(tuple(blocks[p * s + k] for k in range(s)) for p in range(d))
+        return _LayoutGrid(lines, self.hp, self.size)
+
+
+class SymmetricLayouts(Baseline):
+    """A subclass states its degrees of context parallelism (cp) and head parallelism (hp)."""
+
+    capabilities = Capabilities(kind="baseline", sequence="only")
+    space = _SPACE
+    limits = SearchLimits(slack=1.1)
+
+    @abstractmethod
+    def degrees(self, num_heads: int, most: int) -> Iterable[tuple[int, int]]:
+        """Pairs (cp, hp), cp · hp at most `most`; hp divides `num_heads`."""
+
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
+        """Every grid and order of shards that compute alone does not rule out, each with the first policy that fits."""
+        estimate = _Estimate(run)
+        seen: set[_LayoutGrid] = set()
+
+        def expand(cut: _Cut) -> Iterator[PlanCandidate]:
+            grid = cut.grid()
+            if grid in seen or len(seen) == _MAX_GRIDS:
+                return
+            seen.add(grid)
+            for order in ORDERS if len(grid.lines[0][0]) > grid.hp else ORDERS[:1]:
+                if not run.go_on():
+                    return
+                for sharding, seconds, policy in estimate.steps_s(grid, order):
+                    yield PlanCandidate(seconds, partial(_plan, run.problem, grid, order, sharding, policy))
+
+        cuts = sorted(self._cuts(run, estimate), key=_promise)
+        yield from best_first(run, cuts, expand, self.limits, BestEstimate())
+
+    def _cuts(self, run: Search, estimate: "_Estimate") -> Iterator[tuple[float, "_Cut"]]:
+        """All cuts whose states fit, each with the least seconds that its slowest device computes."""
+        problem = run.problem
+        least_bytes = cache(estimate.least_bytes)
+        for machines in machine_orders(problem):
+            devices = tuple(chain.from_iterable(machines))
+            pace = list(accumulate((estimate.sequence_s[d] for d in devices), max))
+            limit = list(accumulate((estimate.limit_bytes[d] for d in devices), min))
+            for d, s in _degrees_beside(problem, len(devices)):
+                if not run.go_on():
+                    return
+                room, sizes = len(devices) // (d * s), dividing_sizes(problem, d)
+                for cp, hp in self.degrees(problem.model.num_heads, room):
+                    seconds = -(-problem.model.num_layers // s) * pace[d * s * room - 1] / (cp * hp)
+                    for size in sizes:
+                        if least_bytes(d, s, cp * hp, size) > limit[d * s * room - 1]:
+                            continue
+                        least_s = (problem.workload.global_batch // d + (s - 1) * size) * seconds
+                        for across in (False, True) if d > 1 and s > 1 else (False,):
+                            yield least_s, _Cut(devices, d, s, cp * hp, hp, size, across)
+
+
+class RingLayouts(SymmetricLayouts):
+    """Context parallelism alone: every device is a group."""
+
+    name = "ring"
+    space = replace(_SPACE, tp=_RING)
+
+    def degrees(self, num_heads: int, most: int) -> Iterator[tuple[int, int]]:
+        """As many groups of one device as there are devices."""
+        yield most, 1
+
+
+class UlyssesLayouts(SymmetricLayouts):
+    """Head parallelism alone: one group."""
+
+    name = "ulysses"
+    space = replace(_SPACE, tp=_ALL_TO_ALL)
+
+    def degrees(self, num_heads: int, most: int) -> Iterator[tuple[int, int]]:
+        """One group, as large as divides the heads or smaller."""
+        return ((1, hp) for hp in range(min(most, num_heads), 0, -1) if num_heads % hp == 0)
+
+
+class UspLayouts(SymmetricLayouts):
+    """Context and head parallelism together."""
+
+    name = "usp"
+
+    def degrees(self, num_heads: int, most: int) -> Iterator[tuple[int, int]]:
+        """Groups of every size that divides the heads, as many as there are devices for."""
+        return ((most // hp, hp) for hp in range(min(most, num_heads), 0, -1) if num_heads % hp == 0)
+
+
+class _Estimate:
+    """Estimates steps: every stage is priced alone, and the slowest one sets the pace of its pipeline."""
+
+    def __init__(self, run: Search) -> None:
+        problem = self._problem = run.problem
+        self._model = run.pricer if isinstance(run.pricer, CostModel) else CostModel(problem)
+        self._wires = WiresKept(problem.cluster)
+        self._schedule = default_schedule(problem.workload)
+        rates = RateTable(self._model).of(range(problem.cluster.num_devices), "none")
+        spec, workload = problem.model, problem.workload
+        self.sequence_s: list[float] = rates.of_sequence_s(workload.seq_len, spec.num_heads).tolist()
+        self._alone = MemoryModel(spec, workload, problem.cluster.gpu_of(problem.usable_devices[0]), 1, 1)
+        self.limit_bytes = [problem.cluster.gpu_of(d).usable_memory_bytes for d in range(problem.cluster.num_devices)]
+        self._signatures = Signatures(problem)
+        self._signed: dict[Block, bytes] = {}
+        self._kept: dict[tuple[object, ...], SequenceStage] = {}
+
+    def least_bytes(self, num_lines: int, num_stages: int, num_devices: int, size: int) -> float:
+        """The least bytes on each of the `num_devices` of the first stage: states, sharded over all devices of the
+        cluster, and the input of every layer."""
+        problem = self._problem
+        layers = -(-problem.model.num_layers // num_stages)
+        spread = Shards(max(sharding_stages(problem.workload)), len(problem.usable_devices))
+        batches = problem.workload.global_batch // (num_lines * size)
+        held = most_in_flight(self._schedule, StagePosition(0, num_stages, batches))
+        tokens = problem.workload.seq_len // num_devices
+        inputs = layers * held * size * tokens * problem.model.hidden_size * problem.workload.element_bytes
+        return sum(self._alone.states(layers, True, num_stages == 1, spread)) + inputs
+
+    def steps_s(self, grid: _LayoutGrid, order: str) -> Iterator[tuple[Sharding, float, str]]:
+        """For each sharding with which the grid fits: the seconds of a step and the policy that recomputes least."""
+        problem = self._problem
+        count = problem.workload.global_batch // (len(grid.lines) * grid.size)
+        lines = {
+            tuple(map(id, stages)): (line, stages)
+            for line in grid.lines
+            for stages in [[self._stage(block, grid.hp, order, grid.size) for block in line]]
+        }
+        for sharding in _shardings(problem):
+            for policy in recompute_policies(problem.workload):
+                pairs = [self._line_s(grid, *one, count, sharding, policy) for one in lines.values()]
+                if None not in pairs:
+                    yield sharding, max(seconds for seconds in pairs if seconds is not None), policy
+                    break
+
+    def _line_s(
+        self,
+        grid: _LayoutGrid,
+        line: Sequence[Block],
+        stages: Sequence[SequenceStage],
+        count: int,
+        sharding: Sharding,
+        policy: str,
+    ) -> float | None:
+        """Seconds of a pipeline; None if it does not fit."""
+        last = len(stages) - 1
+        policies = [(policy,) * count for count in _layers(self._problem, last + 1)]
+        for s, stage in enumerate(stages):
+            held = most_in_flight(self._schedule, StagePosition(s, last + 1, count))
+            shards = Shards(sharding.stage, self._holders(grid, s, line[s], sharding))
+            parts = stage.memory.stage((policies[s],), s == 0, s == last, (held,), shards)
+            if (parts.sum(axis=0) > stage.limit_bytes).any():
+                return None
+        seconds = [sum(stage.stage_s(policies[s], s == 0, s == last)) for s, stage in enumerate(stages)]
+        return sum(seconds) + (count - 1) * max(seconds)
+
+    def _stage(self, block: Block, hp: int, order: str, size: int) -> SequenceStage:
+        at = self._signed.get(block)
+        if at is None:
+            at = self._signed[block] = self._signatures.of(block)
+        key = (at, hp, order, size)
+        found = self._kept.get(key)
+        if found is None:
+            layout = _layout(self._problem, block, hp, order)
+            found = SequenceStage(self._problem, self._model.framework, layout, size, None, self._wires)
+            self._kept[key] = found
+        return found
+
+    def _holders(self, grid: _LayoutGrid, stage: int, block: Block, sharding: Sharding) -> float:
+        """The number of devices that share the states of a stage, the fewest of any sharding group."""
+        if sharding.groups == "all":
+            return float(len(grid.lines) * len(block))
+        machine_of = self._problem.cluster.machine_of
+        _, counts = np.unique(machine_of[[d for line in grid.lines for d in line[stage]]], return_counts=True)
+        return float(counts.min())
+
+
+def _promise(item: tuple[float, _Cut]) -> tuple[int, int]:
+    """Key of the order in which cuts are estimated: least compute in steps of 1 %, then small groups, which communicate
+    least and are estimated fastest."""
+    return round(100 * log(item[0])), item[1].used
+
+
+def _degrees_beside(problem: Problem, num_devices: int) -> Iterator[tuple[int, int]]:
+    """Pairs (pipelines, stages) in which pipelines share the batch equally and every stage has a layer and a device."""
+    space, batch = problem.space, problem.workload.global_batch
+    for d in range(1, min(batch, num_devices) + 1):
+        if batch % d or space.num_pipelines not in (None, d):
+            continue
+        for s in range(1, min(problem.model.num_layers, num_devices // d) + 1):
+            if space.num_stages in (None, s):
+                yield d, s
+
+
+def _shardings(problem: Problem) -> list[Sharding]:
+    """Allowed shardings. The estimate leaves out exposed gathers, so those without any come first among equals."""
+    stages = sorted(sharding_stages(problem.workload), key=lambda stage: (stage >= LOCKSTEP, abs(stage - 1)))
+    return [Sharding(stage, groups) for stage in stages for groups in sharding_groups(problem, stage)]
+
+
+def _layers(problem: Problem, num_stages: int) -> list[int]:
+    return even_parts(problem.model.num_layers, num_stages)
+
+
+def _layout(problem: Problem, block: Block, hp: int, order: str) -> SequenceLayout:
+    low, extra = divmod(problem.workload.seq_len, len(block))
+    tokens = [low + (k < extra) for k in range(len(block))]
+    heads = (problem.model.num_heads // hp,) * hp
+    return SequenceLayout(
+        tuple(SequenceGroup(block[k : k + hp], tuple(tokens[k : k + hp]), heads) for k in range(0, len(block), hp)),
+        order,
+    )
+
+
+def _plan(problem: Problem, grid: _LayoutGrid, order: str, sharding: Sharding, policy: str) -> Plan:
+    count = problem.workload.global_batch // (len(grid.lines) * grid.size)
+    slots = [[_layout(problem, block, grid.hp, order) for block in blocks] for blocks in zip(*grid.lines, strict=True)]
+    layers, batches = _layers(problem, len(slots)), [count] * len(grid.lines)
+    return aligned_plan(slots, layers, policy, batches, grid.size, default_schedule(problem.workload), sharding)

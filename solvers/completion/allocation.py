@@ -1,0 +1,97 @@
+"""Whole numbers that sum to a total: how layers, samples, tokens and heads are shared out.
+
+Four rules: evenly, in proportion to weights, so that the slowest part is as fast as possible, and one unit at a time to
+the part that would have it done first.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from hexiopt.plan.token_layout import Floats, Ints
+
+_EXACT = 1e-9  # of a bottleneck: how closely bisection brackets it
+
+
+def even(total: int, parts: int, first: Sequence[int] | None = None) -> list[int]:
+    """Parts that differ by one at most; `first` lists those to be larger in order of preference (default: as counted).
+
+    `first` must name at least `total % parts` of them.
+    """
+    low, more = divmod(total, parts)
+    larger = set((range(parts) if first is None else first)[:more])
+    return [low + (k in larger) for k in range(parts)]
+
+
+def proportional(weights: Floats, total: int, *, least: int = 1, caps: Floats | None = None) -> Ints:
+    """Parts in proportion to `weights`, each at least `least` and at most its cap; largest remainders are rounded up.
+
+    `total` must be enough for all parts, and not too much for the whole parts of the caps.
+    """
+    count = len(weights)
+    most = np.full(count, np.inf) if caps is None else np.floor(caps)
+    assert least * count <= total <= most.sum()
+    assert (most >= least).all()
+    share, open_ = np.full(count, float(least)), np.ones(count, bool)
+    while open_.any():
+        share[open_] = (total - share[~open_].sum()) * weights[open_] / weights[open_].sum()
+        missing, excess = np.maximum(least - share, 0.0), np.maximum(share - most, 0.0)
+        if not missing.any() and not excess.any():
+            break
+        # The bound that is exceeded by more in all surely binds: to keep the other one shifts shares further its way.
+        bound, beyond = (float(least), missing > 0.0) if missing.sum() > excess.sum() else (most, excess > 0.0)
+        share[beyond] = np.broadcast_to(bound, count)[beyond]
+        open_ &= ~beyond
+    parts: Ints = np.floor(share + 1e-9).astype(np.int64)
+    able = np.flatnonzero(open_ & (parts < most))
+    order = np.argsort(-(share - parts)[able], kind="stable")
+    parts[able[order[: total - int(parts.sum())]]] += 1
+    return parts
+
+
+def least_bottleneck(
+    times: Sequence[Sequence[float]], total: int, added: Sequence[float] = (), least: int = 1
+) -> list[int]:
+    """Counts n_s ≥ `least` with Σ n_s = total that minimise the largest `times[s][n_s - 1] + added[s]`.
+
+    Among those, the sum is small too (least where times are convex). `times[s]` never falls; total is from
+    `least` · len(times) to Σ len(times[s]).
+    """
+    if any(added):
+        times = [[x + more for x in t] for t, more in zip(times, added, strict=True)]
+    low = max(t[least - 1] for t in times)
+    if sum(bisect_right(t, low) for t in times) < total:
+        high = max(t[-1] for t in times)
+        # Bisection narrows the bottleneck to one of the times.
+        while high - low > _EXACT * high:
+            middle = 0.5 * (low + high)
+            if sum(bisect_right(t, middle) for t in times) >= total:
+                high = middle
+            else:
+                low = middle
+        low = high
+    counts = [bisect_right(t, low) for t in times]
+    for _ in range(sum(counts) - total):
+        # Give back the unit that saves most time: a layer less shortens the pipeline's fill and drain.
+        s = max(
+            (s for s in range(len(counts)) if counts[s] > least),
+            key=lambda s: times[s][counts[s] - 1] - times[s][counts[s] - 2],
+        )
+        counts[s] -= 1
+    return counts
+
+
+def earliest_finish(finish_s: Sequence[Callable[[int], float]], total: int, least: int = 1) -> list[int]:
+    """Counts of at least `least`, the other units one at a time to the part that would have its next one done first.
+
+    `finish_s[k]` is when part k has so many units done. Where that never falls with more of them, the last part is done
+    as early as possible.
+    """
+    counts = [least] * len(finish_s)
+    after = [own(least + 1) for own in finish_s]
+    for _ in range(total - least * len(counts)):
+        k = min(range(len(counts)), key=after.__getitem__)
+        counts[k] += 1
+        after[k] = finish_s[k](counts[k] + 1)
+    return counts

@@ -1,0 +1,69 @@
+"""Prices finished plans, micro-batches once more by what their pipelines take."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hexiopt.cost.cost import Cost, PipelineCost
+from hexiopt.plan.plan import Pipeline, Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.solving import Pricer
+from solvers.completion.batches import split_batch
+from solvers.core.interleaving import multiple_of
+from solvers.core.zero import LOCKSTEP
+
+_WORTH = 0.002  # of the longest pipeline: how far it must stand out for micro-batches to be dealt again
+
+
+@dataclass(frozen=True, slots=True)
+class PricedPlan:
+    """A plan and its cost."""
+
+    plan: Plan
+    cost: Cost
+
+
+def price_plan(pricer: Pricer, plan: Plan, limit_s: float = math.inf) -> PricedPlan | None:
+    """`plan`, its batch split once more by the priced times where that helps, and its cost.
+
+    None, without the whole price, where it certainly exceeds `limit_s`: a pipeline alone does.
+    """
+    priced = pricer.pipelines(plan)
+    again = rebalanced(pricer.problem, plan, priced)
+    if again is not None:
+        second = pricer.pipelines(again)
+        if max(p.end_s for p in second) < max(p.end_s for p in priced):
+            plan, priced = again, second
+    if max(p.end_s for p in priced) > limit_s:
+        return None
+    return PricedPlan(plan, pricer.price(plan, priced))
+
+
+def rebalanced(problem: Problem, plan: Plan, priced: Sequence[PipelineCost]) -> Plan | None:
+    """`plan` with micro-batches by the priced times of its pipelines; None where nothing would change."""
+    ends = [cost.end_s for cost in priced]
+    fixed = not problem.space.uneven_batch or plan.sharding.stage >= LOCKSTEP
+    if len(ends) < 2 or fixed or plan.schedule.saturates_at(1, 1) is None:
+        return None
+    if max(ends) - sum(ends) / len(ends) < _WORTH * max(ends):
+        return None
+    fills, beats = [], []
+    for pipeline, cost in zip(plan.pipelines, priced, strict=True):
+        stages = [s.forward_s + s.backward_s for s in cost.stages]
+        chunks = pipeline.num_chunks
+        fill = (sum(stages) + (chunks - 1) * max(stages)) / chunks
+        fill += sum(cost.send_forward_s) + sum(cost.send_backward_s)
+        more = pipeline.num_micro_batches - 1
+        beat = max((cost.end_s - fill) / more if more else 0.0, max(stages))
+        fills.append(cost.end_s - (more + 1) * beat)
+        beats.append(beat)
+    sizes = [pipeline.micro_batch_size for pipeline in plan.pipelines]
+    multiples = [multiple_of(pipeline.stages) for pipeline in plan.pipelines]
+    counts = split_batch(fills, beats, sizes, problem.workload.global_batch, multiples=multiples)
+    if counts is None or counts == [pipeline.num_micro_batches for pipeline in plan.pipelines]:
+        return None
+    return replace(plan, pipelines=tuple(map(_with_count, plan.pipelines, counts)))
+
+
+def _with_count(pipeline: Pipeline, count: int) -> Pipeline:
+    return replace(pipeline, num_micro_batches=count)

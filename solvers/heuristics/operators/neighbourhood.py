@@ -1,0 +1,92 @@
+"""What operators on partitions know of a problem, and the two frames that most of them have."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+from hexiopt.problem.problem import Problem
+from solvers.core.partition import Bundle, Group, Structure
+
+Slot = tuple[Group, ...]
+Bundles = tuple[Bundle, ...]
+
+
+class Neighbourhood:
+    """Devices and TP degrees of the machines of a problem, and its micro-batch sizes."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.machine_of: list[int] = problem.cluster.machine_of.tolist()
+        self.by_machine = problem.usable_by_machine
+        self.allowed = {m: set(problem.space.allowed_tp(len(own))) for m, own in self.by_machine.items()}
+        self.sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)
+        self.uneven = {m for m, spec in enumerate(problem.cluster.machines) if not spec.is_uniform}
+
+    def joins(self, a: Group, b: Group) -> bool:
+        """Whether two TP groups may become one."""
+        machine = self.machine_of[a[0]]
+        return machine == self.machine_of[b[0]] and len(a) + len(b) in self.allowed[machine]
+
+    def joined(self, one: Slot, two: Slot) -> Slot | None:
+        """The groups of two stages joined pairwise into groups of twice the degree, where machines allow it."""
+        if len(one) != len(two):
+            return None
+        if not all(len(a) == len(b) and self.joins(a, b) for a, b in zip(one, two, strict=True)):
+            return None
+        return tuple(tuple(sorted(a + b)) for a, b in zip(one, two, strict=True))
+
+    def line(self, stages: Sequence[Slot], least_size: int) -> Bundle | None:
+        """A pipeline of `stages`, with the least allowed micro-batch from `least_size` that serves all replicas.
+
+        The largest allowed one where `least_size` is beyond it.
+        """
+        most = max(map(len, stages))
+        sizes = [size for size in self.sizes if size >= most]
+        if not sizes:
+            return None
+        return Bundle.line(stages, min((size for size in sizes if size >= least_size), default=sizes[-1]))
+
+    def taking(self, taker: Bundle, giver: Bundle, stages: Sequence[Slot]) -> Bundle | None:
+        """`taker` with `stages`, some of them from `giver`."""
+        if taker.replicated or giver.replicated:
+            return self.line(stages, taker.micro_batch_size)
+        return taker.with_stages(stages)
+
+
+Apply = Callable[[Neighbourhood, Structure, random.Random], Structure | None]
+
+
+def halves(slot: Slot) -> tuple[Slot, Slot] | None:
+    """A stage cut into two of half its TP degree."""
+    if any(len(group) % 2 for group in slot):
+        return None
+    return tuple(g[: len(g) // 2] for g in slot), tuple(g[len(g) // 2 :] for g in slot)
+
+
+def replaced(structure: Structure, changed: Mapping[int, Bundles], more: Sequence[Bundle] = ()) -> Structure:
+    """The partition with other bundles in some places, and `more` at the end."""
+    kept = (own for at, bundle in enumerate(structure.bundles) for own in changed.get(at, (bundle,)))
+    return structure.with_bundles((*kept, *more))
+
+
+def on_one(change: Callable[[Neighbourhood, Bundle, random.Random], Bundles | None]) -> Apply:
+    """An operator that puts other bundles in place of a drawn one."""
+
+    def apply(near: Neighbourhood, structure: Structure, rng: random.Random) -> Structure | None:
+        at = rng.randrange(len(structure.bundles))
+        found = change(near, structure.bundles[at], rng)
+        return None if found is None else replaced(structure, {at: found})
+
+    return apply
+
+
+def on_two(change: Callable[[Neighbourhood, Bundle, Bundle, random.Random], tuple[Bundles, Bundles] | None]) -> Apply:
+    """An operator that puts other bundles in place of two drawn ones."""
+
+    def apply(near: Neighbourhood, structure: Structure, rng: random.Random) -> Structure | None:
+        if len(structure.bundles) < 2:
+            return None
+        a, b = rng.sample(range(len(structure.bundles)), 2)
+        found = change(near, structure.bundles[a], structure.bundles[b], rng)
+        return None if found is None else replaced(structure, {a: found[0], b: found[1]})
+
+    return apply

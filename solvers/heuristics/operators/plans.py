@@ -1,0 +1,227 @@
+"""Operators on finished plans: single layers, micro-batches, recompute policies, samples of replicas, sharding.
+
+One more is a function `(near, priced, rng) -> plan or None` and a line of `PLAN_OPERATORS`, as in `table.py`.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from math import lcm
+from typing import TypeAlias
+
+from hexiopt.cost.executors.memory import Shards
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, misaligned
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import layer_ranges, lean_first, sharding_stages
+from hexiopt.problem.workload import RECOMPUTE_POLICIES
+from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.schedule import StagePosition
+from solvers.completion.completer import PlanCompleter
+from solvers.completion.layers import Share
+from solvers.completion.pricing import PricedPlan
+from solvers.core.interleaving import multiple_of
+from solvers.core.operators import Operator
+from solvers.core.zero import LOCKSTEP, holders_of, sharding_groups
+
+
+class PlanNeighbourhood:
+    """What operators on plans know: the problem, its prices, and how stages get their policies."""
+
+    def __init__(self, completer: PlanCompleter) -> None:
+        self.completer, self.pricer, self.problem = completer, completer.pricer, completer.problem
+        self.policies = self.pricer.policies()
+        self.machine_of: list[int] = self.problem.cluster.machine_of.tolist()
+
+
+def shift_layer(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
+    """A layer crosses a boundary, in one pipeline or in all that are cut there; policies follow memory."""
+    plan = priced.plan
+    p = rng.randrange(len(plan.pipelines))
+    if len(plan.pipelines[p].stages) < 2:
+        return None
+    s = rng.randrange(len(plan.pipelines[p].stages) - 1)
+    change = rng.choice((-1, 1))
+    if rng.random() < 0.3:  # aim at a boundary of another pipeline
+        other = rng.choice(plan.pipelines)
+        ends = [stage.layers[0][1] for stage in other.stages[:-1]]
+        here = plan.pipelines[p].stages[s].layers[0][1]
+        if ends:
+            change = min((end - here for end in ends), key=abs) or change
+    chosen = [p]
+    together = not near.problem.space.uneven_structure or plan.sharding.stage >= LOCKSTEP
+    if together or rng.random() < 0.4:
+        shape = [stage.layers for stage in plan.pipelines[p].stages]
+        chosen = [k for k, q in enumerate(plan.pipelines) if [stage.layers for stage in q.stages] == shape]
+    pipelines = list(plan.pipelines)
+    for k in chosen:
+        moved = _with_boundary(near, plan, pipelines[k], s, change)
+        if moved is None:
+            return None
+        pipelines[k] = moved
+    return replace(plan, pipelines=tuple(pipelines))
+
+
+def _with_boundary(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, change: int) -> Pipeline | None:
+    """`pipeline` with `change` layers more in stage s and fewer in the next; all ranges follow if interleaved."""
+    chunks, counts = pipeline.num_chunks, [stage.num_layers for stage in pipeline.stages]
+    counts[s], counts[s + 1] = counts[s] + change, counts[s + 1] - change
+    if min(counts) < chunks:
+        return None
+    ranges = layer_ranges(counts, chunks)
+    stages = [replace(stage, layers=own) for stage, own in zip(pipeline.stages, ranges, strict=True)]
+    for at in (s, s + 1):
+        fitted = _fitted(near, plan, pipeline, at, stages[at])
+        if fitted is None:
+            return None
+        stages[at] = fitted
+    return replace(pipeline, stages=tuple(stages))
+
+
+def _fitted(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, stage: Stage) -> Stage | None:
+    """`stage` with the fastest policies whose memory fits (its own alone where policies may not differ)."""
+    count = len(pipeline.stages)
+    at = StagePosition(s, count, pipeline.num_micro_batches, pipeline.num_chunks)
+    held = in_flight(plan.schedule, at)
+    holders = holders_of(plan, near.machine_of)
+    if plan.sharding.groups == "all":
+        holders += len(stage.replicas) - 1
+    shards = Shards(plan.sharding.stage, holders)
+    size = pipeline.micro_batch_size
+    sites = frozenset(
+        site if samples == size else Share(site, samples)
+        for site, samples in zip(map(near.pricer.site, stage.executors), stage.samples(size), strict=True)
+    )
+    splitter = near.completer.splitter(stage.policy)
+    options = splitter.options(sites, s == 0, s == count - 1, size, held, shards)
+    if len(options.times) < stage.num_layers:
+        return None
+    return replace(stage, recompute=options.recompute[stage.num_layers - 1])
+
+
+def change_recompute(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
+    """Another policy for a stage, or for one layer more of it."""
+    plan = priced.plan
+    p = rng.randrange(len(plan.pipelines))
+    pipeline = plan.pipelines[p]
+    s = rng.randrange(len(pipeline.stages))
+    stage, policy = pipeline.stages[s], rng.choice(near.policies)
+    recompute: tuple[str, ...] = (policy,)
+    if near.problem.space.recompute_per_layer and rng.random() < 0.5:
+        recompute = _with_one(stage.recompute, policy, stage.num_layers)
+    if recompute == stage.recompute:
+        return None
+    return _with_stage(plan, p, s, replace(stage, recompute=recompute))
+
+
+def change_sharding_groups(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
+    """Sharding inside machines instead of over all holders, or back."""
+    plan = priced.plan
+    groups = "all" if plan.sharding.groups == "machine" else "machine"
+    return replace(plan, sharding=replace(plan.sharding, groups=groups))
+
+
+def change_zero_stage(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
+    """Another ZeRO stage: which is best depends on where the layers are."""
+    plan = priced.plan
+    stage = rng.choice(sharding_stages(near.problem.workload))
+    other = replace(plan, sharding=Sharding(stage, plan.sharding.groups if stage else "all"))
+    return None if other == plan or misaligned(other) else other
+
+
+def shift_sample(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
+    """A sample of each micro-batch goes from one replica of a stage to another."""
+    plan = priced.plan
+    places = [
+        (p, s)
+        for p, pipeline in enumerate(plan.pipelines)
+        for s, stage in enumerate(pipeline.stages)
+        if len(stage.replicas) > 1
+    ]
+    p, s = rng.choice(places)
+    pipeline = plan.pipelines[p]
+    replicas = list(pipeline.stages[s].replicas)
+    given = list(pipeline.stages[s].samples(pipeline.micro_batch_size))
+    a, b = rng.sample(range(len(replicas)), 2)
+    if given[a] == 1:
+        return None
+    for at, change in ((a, -1), (b, 1)):
+        replicas[at] = replace(replicas[at], samples=given[at] + change)
+    return _with_stage(plan, p, s, replace(pipeline.stages[s], replicas=tuple(replicas)))
+
+
+def shift_micro_batch(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
+    """A micro-batch, or as many as interleaving needs, goes from the latest pipeline to another of its size."""
+    plan = priced.plan
+    ends = [pipeline.end_s for pipeline in priced.cost.pipelines]
+    a = max(range(len(ends)), key=ends.__getitem__)
+    b = rng.randrange(len(ends))
+    giver, taker = plan.pipelines[a], plan.pipelines[b]
+    moved = lcm(multiple_of(giver.stages), multiple_of(taker.stages))
+    if a == b or giver.num_micro_batches <= moved or giver.micro_batch_size != taker.micro_batch_size:
+        return None
+    pipelines = list(plan.pipelines)
+    pipelines[a] = replace(giver, num_micro_batches=giver.num_micro_batches - moved)
+    pipelines[b] = replace(taker, num_micro_batches=taker.num_micro_batches + moved)
+    return replace(plan, pipelines=tuple(pipelines))
+
+
+def _with_stage(plan: Plan, p: int, s: int, stage: Stage) -> Plan:
+    pipelines, stages = list(plan.pipelines), list(plan.pipelines[p].stages)
+    stages[s] = stage
+    pipelines[p] = replace(pipelines[p], stages=tuple(stages))
+    return replace(plan, pipelines=tuple(pipelines))
+
+
+def _with_one(recompute: tuple[str, ...], policy: str, num_layers: int) -> tuple[str, ...]:
+    """What `num_layers` recompute where one more of them has `policy`; where they have two others, unchanged."""
+    lean, rich = recompute[0], recompute[-1]
+    num_lean = recompute.count(lean) if lean != rich else 0
+    if lean == rich:
+        ranks = {name: k for k, name in enumerate(RECOMPUTE_POLICIES)}
+        if ranks[policy] > ranks[rich]:
+            return lean_first(policy, 1, rich, num_layers)
+        return lean_first(lean, num_layers - 1, policy, num_layers)
+    if policy == lean:
+        return lean_first(lean, num_lean + 1, rich, num_layers)
+    return lean_first(lean, num_lean - 1, rich, num_layers) if policy == rich else recompute
+
+
+# Where they apply.
+
+
+def _switched_on(switch: str) -> Callable[[Problem], bool]:
+    """Where a switch of the plan space is on."""
+    return lambda problem: bool(getattr(problem.space, switch))
+
+
+def _several_policies(near: PlanNeighbourhood, priced: PricedPlan) -> bool:
+    return len(near.policies) > 1
+
+
+def _split_batch(near: PlanNeighbourhood, priced: PricedPlan) -> bool:
+    return len(priced.plan.pipelines) > 1 and priced.plan.sharding.stage < LOCKSTEP
+
+
+def _several_groups(near: PlanNeighbourhood, priced: PricedPlan) -> bool:
+    plan = priced.plan
+    return len(sharding_groups(near.problem, plan.sharding.stage)) > 1 and len(plan.pipelines) > 1
+
+
+def _replicated(near: PlanNeighbourhood, priced: PricedPlan) -> bool:
+    return any(len(stage.replicas) > 1 for pipeline in priced.plan.pipelines for stage in pipeline.stages)
+
+
+def _shared_states(near: PlanNeighbourhood, priced: PricedPlan) -> bool:
+    several_stages = len(sharding_stages(near.problem.workload)) > 1
+    return several_stages and (len(priced.plan.pipelines) > 1 or _replicated(near, priced))
+
+
+PlanOperator: TypeAlias = Operator[PlanNeighbourhood, PricedPlan, Plan]
+PLAN_OPERATORS: tuple[PlanOperator, ...] = (
+    Operator("shift_layer", 3, shift_layer, _switched_on("uneven_layers")),
+    Operator("change_recompute", 1, change_recompute, _switched_on("recompute_per_stage"), _several_policies),
+    Operator("shift_micro_batch", 1, shift_micro_batch, _switched_on("uneven_batch"), _split_batch),
+    Operator("change_sharding_groups", 1, change_sharding_groups, applies=_several_groups),
+    Operator("shift_sample", 1, shift_sample, applies=_replicated),
+    Operator("change_zero_stage", 1, change_zero_stage, applies=_shared_states),
+)

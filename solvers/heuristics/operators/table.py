@@ -1,0 +1,94 @@
+"""The operators on partitions, as data.
+
+To add one, write a function `(near, partition, rng) -> partition or None` into the file of its family, or one on one
+or two bundles under `on_one` or `on_two`, draw what it needs from `rng` alone, and list it below with its weight:
+
+    @on_one
+    def reverse_stages(near, bundle, rng):  # the pipelines run through their devices backwards
+        return (bundle.with_stages(bundle.stages[::-1]),)
+
+    PARTITION_OPERATORS = (..., Operator("reverse_stages", 1, stages.reverse_stages))
+
+It must use every device at most once and keep TP groups inside a machine, which the tests hold for every operator
+listed here; the plan space and memory are the completer's concern. What it brings, `hexiopt compare` writes to
+`operators.csv`.
+"""
+
+import random
+from typing import TypeAlias
+
+from hexiopt.problem.problem import Problem
+from solvers.core.interleaving import may_interleave
+from solvers.core.operators import Lottery, Operator, OperatorStatistics, Tally
+from solvers.core.partition import Structure
+from solvers.heuristics.operators import exchanges, replicas, settings, stages
+from solvers.heuristics.operators.neighbourhood import Neighbourhood
+from solvers.heuristics.operators.recreate import Recreation
+
+PartitionOperator: TypeAlias = Operator[Neighbourhood, Structure, Structure]
+PARTITION_OPERATORS: tuple[PartitionOperator, ...] = (
+    Operator("reorder_stages", 2, stages.reorder_stages),
+    Operator("halve_tp", 1, stages.halve_tp),
+    Operator("double_tp", 1, stages.double_tp),
+    Operator("width_to_stages", 1, stages.width_to_stages),
+    Operator("stages_to_width", 1, stages.stages_to_width),
+    Operator("width_to_tp", 1, stages.width_to_tp),
+    Operator("tp_to_width", 1, stages.tp_to_width),
+    Operator("split_group", 1, stages.split_group),
+    Operator("merge_groups", 1, exchanges.merge_groups),
+    Operator("move_stage", 2, exchanges.move_stage),
+    Operator("swap_stages", 1, exchanges.swap_stages),
+    Operator("swap_tp_groups", 1, exchanges.swap_tp_groups),
+    Operator("join_pipelines", 1, exchanges.join_pipelines),
+    Operator("cut_pipeline", 1, stages.cut_pipeline),
+    Operator("leave_unused", 1, exchanges.leave_unused),
+    Operator("use_idle", 1, exchanges.use_idle),
+    Operator("resize_micro_batch", 1, settings.resize_micro_batch),
+    Operator("change_schedule_or_sharding", 1, settings.change_schedule_or_sharding),
+    Operator("change_chunks", 1, settings.change_chunks, needs=may_interleave),
+)
+REPLICA_OPERATORS: tuple[PartitionOperator, ...] = (
+    Operator("pipelines_to_replicas", 1, replicas.pipelines_to_replicas),
+    Operator("replicas_to_pipelines", 1, replicas.replicas_to_pipelines),
+    Operator("join_as_replica", 2, replicas.join_as_replica),
+    Operator("leave_replicas", 1, replicas.leave_replicas),
+    Operator("group_to_replicas", 1, replicas.group_to_replicas),
+    Operator("replicas_to_group", 1, replicas.replicas_to_group),
+)
+_REPLICATE = 0.3  # most of the draws that concern replicas
+_DEVICES_REPLICATING = 2.0  # that share of all devices, if it is less
+
+
+class PartitionProposals:
+    """Candidates near a partition; `replicates` where plans may have replicas, of which some draws are then.
+
+    A share `recreate_share` of the candidates comes from `recreation`.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        statistics: OperatorStatistics,
+        *,
+        replicates: bool = False,
+        recreation: Recreation | None = None,
+        recreate_share: float = 0.0,
+    ) -> None:
+        near = Neighbourhood(problem)
+        self.plain = Lottery(PARTITION_OPERATORS, near, problem, statistics)
+        self.replicas = Lottery(REPLICA_OPERATORS, near, problem, statistics)
+        # In a small cluster replicas often pay; in a large one pipelines do as well, and cost less to price.
+        share = min(_REPLICATE, _DEVICES_REPLICATING / len(problem.usable_devices))
+        self._replicate_share = share if replicates else 0.0
+        self._recreate: PartitionOperator | None = None
+        if recreation is not None:
+            recreate = recreation.recreate_as_chains
+            self._recreate = Operator("recreate_as_chains", 1, lambda _, partition, rng: recreate(partition, rng))
+        self._recreate_share = recreate_share
+
+    def draw(self, partition: Structure, rng: random.Random) -> tuple[Tally, Structure] | None:
+        """A candidate and the tally of its operator; None where a drawn operator gives none."""
+        if self._recreate is not None and self._recreate_share and rng.random() < self._recreate_share:
+            return self.plain.apply(self._recreate, partition, rng)
+        replicates = self._replicate_share and rng.random() < self._replicate_share
+        return (self.replicas if replicates else self.plain).draw(partition, rng)

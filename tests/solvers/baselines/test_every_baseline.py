@@ -1,0 +1,108 @@
+"""What holds for every baseline: its answer lies in its published space, and neither a random plan of that space nor
+another baseline's answer that lies in it beats it."""
+
+import random
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+from hexiopt.cost.model import CostModel
+from hexiopt.errors import InputError
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.result import Result
+from hexiopt.solving import Budget
+from solvers.baselines._frame import Baseline
+from solvers.baselines._published_space import PublishedSpace
+from solvers.baselines.galvatron.galvatron import choices_of, plan_of, ranks_of
+from solvers.baselines.galvatron.stages import StagePlanner
+from solvers.registry import baseline, make_solver, names, solver_class
+from tests.conftest import STRESS
+from tests.solvers.baselines import problems
+from tests.solvers.baselines.random_plans import Complete, random_plans
+
+BASELINES = names(baseline)
+# FlashFlex partitions heuristically: what its search misses of its space is its own limit.
+SEARCH_ALL = tuple(name for name in BASELINES if name != "flashflex")
+
+TRIES = 2000  # random draws on each problem
+TOLERANCE = 0.02
+
+EVERY = pytest.mark.parametrize("name", BASELINES)
+MIXED = pytest.mark.parametrize("kind", problems.MIXED if STRESS else list(problems.MIXED)[::3])
+
+
+def planned_by_galvatron() -> Complete:
+    """Draws with the layers and recompute that Galvatron plans for their degrees and batches."""
+    planner_of: Callable[[Problem], StagePlanner] = cache(lambda problem: StagePlanner(CostModel(problem)))
+
+    def complete(problem: Problem, plan: Plan, rng: random.Random) -> Plan | None:
+        planner, ranks = planner_of(problem), ranks_of(plan)
+        choice = rng.choice(choices_of(planner, plan))
+        splits = planner.splits(ranks, choice)
+        return plan_of(problem, ranks, choice, rng.choice(splits)) if splits else None
+
+    return complete
+
+
+COMPLETE = {"galvatron": planned_by_galvatron()}
+
+
+def made(name: str) -> Baseline:
+    if name == "flashflex":
+        pytest.importorskip("pymetis")
+    solver = solver_class(name)()
+    assert isinstance(solver, Baseline)
+    return solver
+
+
+def space_of(name: str) -> PublishedSpace:
+    return made(name).published_space()
+
+
+@cache
+def answer(name: str, kind: str) -> Result:
+    return made(name).solve(problems.MIXED[kind](), Budget(120.0))
+
+
+@EVERY
+@MIXED
+def test_the_answer_lies_in_its_space(name: str, kind: str) -> None:
+    problem, result = problems.MIXED[kind](), answer(name, kind)
+    assert result.plan is not None, result.reason
+    assert check(problem, result.plan, result.cost) == []
+    assert space_of(name).first_violation(problem, result.plan) is None
+
+
+@EVERY
+@MIXED
+def test_no_random_plan_of_its_space_beats_it(name: str, kind: str) -> None:
+    """There are enough draws in the space, and some of them fit."""
+    problem = problems.MIXED[kind]()
+    drawn = set(random_plans(space_of(name), problem, random.Random(1), TRIES, COMPLETE.get(name)))
+    assert len(drawn) >= 10
+    model = CostModel(problem)
+    best_s = min(model.price(plan).objective for plan in drawn)
+    assert best_s < float("inf")
+    assert answer(name, kind).objective <= (1 + TOLERANCE) * best_s
+
+
+@pytest.mark.parametrize("name", SEARCH_ALL)
+@MIXED
+def test_no_other_answer_in_its_space_beats_it(name: str, kind: str) -> None:
+    pytest.importorskip("pymetis")
+    problem, own = problems.MIXED[kind](), answer(name, kind)
+    for other in BASELINES:
+        theirs = answer(other, kind)
+        if theirs.plan is not None and space_of(name).first_violation(problem, theirs.plan) is None:
+            assert own.objective <= (1 + TOLERANCE) * theirs.objective, other
+
+
+def test_options_are_those_of_the_baseline() -> None:
+    assert make_solver("flashflex", defects="as_released") != make_solver("flashflex")
+    with pytest.raises(InputError, match=r"solver\.defects: megatron does not take it; it has no options"):
+        make_solver("megatron", defects="as_released")
+    with pytest.raises(InputError, match=r"solver\.defects: 'as_relased' is not known; did you mean as_released"):
+        make_solver("flashflex", defects="as_relased")

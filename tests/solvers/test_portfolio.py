@@ -1,0 +1,99 @@
+"""The portfolio is never behind its floor, and prices it whatever the clock says."""
+
+import itertools
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from hexiopt.plan.check import check
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
+from hexiopt.readers.huggingface import read_model
+from hexiopt.reading import Section
+from hexiopt.solving import Budget
+from solvers.completion.completer import PlanCompleter
+from solvers.core.search import Search
+from solvers.frame.starts import whole_grids
+from solvers.heuristics.local_search import own_grids
+from solvers.portfolio import Portfolio, price_floor
+from solvers.registry import make_solver
+from tests.conftest import ROOT
+
+MODELS = ROOT / "conf" / "model"
+# Names, GPUs, how many in a machine, how many machines; of five types, in machines of all sizes.
+FLEET = (
+    ("a100_40gb_sxm", 8, 3),
+    ("a100_80gb_pcie", 4, 2),
+    ("l40s", 8, 2),
+    ("l40s", 6, 1),
+    ("rtx_4090", 7, 1),
+    ("a100_40gb_pcie", 8, 1),
+)
+
+
+def irregular() -> Cluster:
+    """69 GPUs on a slow network."""
+    machines = [
+        {"name": f"m{k}", "gpu": gpu, "num_gpus": gpus, "count": count, "intra_bandwidth_gb_per_s": 60 / (k + 1)}
+        for k, (gpu, gpus, count) in enumerate(FLEET)
+    ]
+    network = {"bandwidth_gb_per_s": 3, "latency_us": 20}
+    return cluster_from_section(Section({"name": "irregular", "inter_machine": network, "machines": machines}, "x"))
+
+
+@cache
+def problem() -> Problem:
+    model = replace(read_model(MODELS / "llama_30b.yaml"), num_layers=12)
+    return Problem(irregular(), model, Workload(global_batch=256, seq_len=4096))
+
+
+@cache
+def floor_s() -> float:
+    """The best of all grids and of what `shapes` gives."""
+    search = Search("floor", problem(), Budget(3600.0), 0)
+    completer = PlanCompleter(search.pricer)
+    price_floor(search, completer, itertools.chain(whole_grids(problem()), own_grids(problem(), completer)))
+    return min(search.best_s, make_solver("shapes").solve(problem(), Budget(3600.0, 64)).objective)
+
+
+@pytest.fixture
+def time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at the clock is a day after the one before."""
+    monkeypatch.setattr(Search, "clock", staticmethod(itertools.count(0.0, 86_400.0).__next__))
+
+
+def test_never_behind_shapes_and_grids() -> None:
+    result = make_solver("portfolio").solve(problem(), Budget(3600.0, 180))
+    assert result.objective <= floor_s() < float("inf")
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.usefixtures("time_is_over")
+def test_a_plan_even_without_time(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+    """Of the first candidates that fit."""
+    monkeypatch.setattr("solvers.core.workers.usable_cores", lambda: cores)
+    result = make_solver("portfolio").solve(problem(), Budget(1.0))
+    assert result.plan is not None, result.reason
+    assert result.objective <= 2 * floor_s()
+
+
+@pytest.mark.usefixtures("time_is_over")
+def test_a_listener_ends_even_that() -> None:
+    result = Portfolio().solve(problem(), Budget(1.0), on_progress=lambda progress: False)
+    assert result.steps == 0
+
+
+def test_a_plan_for_a_large_fleet_at_once() -> None:
+    """960 GPUs of five types, where the portfolio found none in 10 s, and `shapes` 45.4 s a step after two."""
+    fleet = read_cluster(Path(__file__).parent / "data" / "fleet.yaml")
+    model, workload = read_model(MODELS / "llama3_70b.yaml"), Workload(global_batch=2048, seq_len=8192)
+    large = Problem(fleet, model, workload, Space(exclude=("v100",)))
+    result = make_solver("portfolio").solve(large, Budget(2.0))
+    assert result.objective < 45.4
+    assert result.plan is not None
+    assert check(large, result.plan, result.cost) == []

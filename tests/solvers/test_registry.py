@@ -1,0 +1,58 @@
+"""Solvers by name: ours, as the project declares them, and those of other packages."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from hexiopt.errors import InputError, RenamedWarning
+from solvers import registry
+from tests.conftest import ROOT
+from tests.solvers.stranger import install
+
+
+def test_the_project_declares_what_the_table_has() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][registry.GROUP]
+    assert declared == dict(registry.BUILT_IN)
+
+
+@pytest.mark.parametrize("name", registry.BUILT_IN)
+def test_every_solver_is_called_as_declared(name: str) -> None:
+    solver = registry.make_solver(name)
+    assert solver.name == name
+    assert solver.capabilities.cores >= 1
+
+
+def test_the_queries_divide_our_solvers() -> None:
+    queries = (registry.for_any_problem, registry.baseline, registry.of_sequences, registry.small_oracle)
+    found = [name for query in queries for name in registry.names(query)]
+    assert sorted(found) == sorted(registry.BUILT_IN)
+    assert registry.names(registry.small_oracle) == ("exhaustive", "sequence_exact")
+
+
+def test_an_old_name_still_serves_and_says_so() -> None:
+    with pytest.warns(RenamedWarning, match="metis is now called hexiscale"):
+        assert registry.make_solver("metis").name == "hexiscale"
+
+
+def test_a_package_cannot_take_the_name_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, tmp_path / "site", "pirate", "class Portfolio: ...", portfolio="Portfolio", mine="Portfolio")
+    assert registry.known()["portfolio"] == registry.BUILT_IN["portfolio"]
+    assert registry.known()["mine"] == "pirate:Portfolio"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import nowhere", "cannot be imported (No module named 'nowhere')"),
+        ("", "cannot be imported (module 'broken' has no attribute 'Mine')"),
+        ("class Mine: ...", "has no name and no capabilities and no solve"),
+    ],
+)
+def test_a_broken_package_is_bad_input(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, said: str) -> None:
+    install(monkeypatch, tmp_path / "site", "broken", code, mine="Mine")
+    with pytest.raises(InputError) as caught:
+        registry.make_solver("mine")
+    assert str(caught.value).startswith("solver: mine: broken:Mine ")
+    assert said in str(caught.value)
+    assert registry.make_solver("random").name == "random"
