@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from hexiopt.schedules.schedule import Operation, Schedule, StagePosition, operations
 from runtime.device import DeviceClock
 from runtime.mapping.layout import Executor, PipelineLayout
-from runtime.mapping.operations import Operation, operations
 from runtime.mapping.parts import Range
 from runtime.model.decoder import DecoderChunk
 from runtime.pace import Pace, pace_until
@@ -44,7 +44,7 @@ class StageRunner:
 
     def __init__(
         self,
-        schedule: str,
+        schedule: Schedule,
         line: PipelineLayout,
         executor: Executor,
         reads: Sequence[Range],
@@ -58,9 +58,8 @@ class StageRunner:
         self._line, self._executor, self._reads, self._chunks, self._names = line, executor, reads, chunks, names
         self._messages, self._sync, self._clock, self._pace = messages, sync, clock, pace
         self._marks: list[tuple[Operation, Any, Any]] = []  # of the last step: when each began and ended
-        self.operations = operations(
-            schedule, executor.stage, len(line.stages), line.num_chunks, line.num_micro_batches
-        )
+        at = StagePosition(executor.stage, len(line.stages), line.num_micro_batches, line.num_chunks)
+        self.operations = operations(schedule, at)
 
     def step(self, sequences: Sequences, num_tokens: int) -> Tensor:
         """Gradients of the mean loss over `num_tokens`, in the buckets of `sync`; `timeline` has when what was done.

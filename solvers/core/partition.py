@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from hexiopt.schedules.schedule import Schedule
+
 Group = tuple[int, ...]  # devices of a TP group
 
 
@@ -51,7 +53,7 @@ class Structure:
     """Bundles, and what is chosen once for the plan."""
 
     bundles: tuple[Bundle, ...]
-    schedule: str
+    schedule: Schedule
     sharding: int
     chunks: int = 1  # layer ranges a stage where interleaved; fewer in pipelines that cannot have as many
     groups: str = "all"  # sharding groups

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import schedules, sharding_stages
+from hexiopt.problem.space import sharding_stages
 from solvers.core.operators import Lottery, Operator, OperatorStatistics, OperatorTally
 from solvers.core.zero import LOCKSTEP, sharding_groups
 
@@ -51,12 +51,6 @@ def with_sharding(problem: Problem, shape: Shape) -> Shape | None:
     if shape.zero in allowed:
         return shape
     return replace(shape, zero=allowed[-1]) if allowed else None
-
-
-def one_range_schedule(problem: Problem) -> str:
-    """The schedule of pipelines whose stages hold one range of layers each, as those with layouts do."""
-    allowed = schedules(problem.workload)
-    return next(name for name in ("1f1b", "interleaved", "gpipe") if name in allowed)
 
 
 _TRIES = 20  # operators drawn for one candidate
