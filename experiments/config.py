@@ -12,9 +12,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from hexiopt.errors import InputError
+from hexiopt.problem.machine import NAME, NAME_RULE
 from hexiopt.problem.space import Space, space_from_sections
 from hexiopt.problem.workload import Workload, workload_from_section
-from hexiopt.readers.cluster_file import NAME, NAME_RULE
 from hexiopt.reading import Section
 
 MAX_TIME_LIMIT_S = 30 * 86_400.0

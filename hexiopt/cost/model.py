@@ -24,6 +24,7 @@ from hexiopt.cost.gradient_sync import Floats, Ints, SyncTimes, after_rings, syn
 from hexiopt.cost.replicated import replicated_cost
 from hexiopt.cost.schedule import SCHEDULE_TIMES, PipelineTimes
 from hexiopt.cost.sharding import Rings, Times, lockstep_s, rings, sharding_groups, spreads
+from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan, Stage, irregular, misaligned, unpriced
 from hexiopt.problem.problem import Problem
 
@@ -60,7 +61,7 @@ class CostModel(StageCosts):
     def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
         """The exact cost of `plan`; `pipelines` are its pipelines where already priced.
 
-        Raises ValueError for what the format allows but is not priced yet, and for what no schedule can run.
+        Raises InputError for what the format allows but is not priced yet, and for what no schedule can run.
         """
         return self._finish(plan, tuple(pipelines or self.pipelines(plan)))
 
@@ -68,12 +69,12 @@ class CostModel(StageCosts):
         """The cost of each pipeline of `plan`, sharing the network with the others. Raises as `price`."""
         feature = unpriced(plan)
         if feature is not None:
-            raise ValueError(f"{feature} is part of the plan format but not priced yet")
+            raise InputError(f"plan: {feature} is part of the plan format but not priced yet")
         if max(len(self._parts), len(self._times), len(self._stages), len(self._replicated)) > _KEPT:
             self.forget_plans()
         wrong = misaligned(plan)
         if wrong is not None:
-            raise ValueError(wrong)
+            raise InputError(f"plan: {wrong}")
         crowds = self._crowds(plan)
         parts = [
             self._pipeline_parts(pipeline, plan.schedule, spread, crowd)
@@ -141,7 +142,7 @@ class CostModel(StageCosts):
             else:
                 wrong = irregular(pipeline, schedule)
                 if wrong is not None:
-                    raise ValueError(wrong[1])
+                    raise InputError(f"plan: {wrong[1]}")
                 costs = tuple(
                     self.stage_cost(stage, size, Place(schedule, k, count, batches), spread, crowd)
                     for k, stage in enumerate(pipeline.stages)

@@ -42,10 +42,12 @@ class Problem:
             raise InputError("constraints: exclude: leaves no device; exclude fewer machines")
         for m in dict.fromkeys(self.cluster.machine_of[list(usable)].tolist()):
             machine = self.cluster.machines[m]
-            if machine.gpu.peak_flops(precision) is None:
+            needed = (precision, "bf16") if precision == "fp8" else (precision,)  # FP8 is for matrix products alone
+            lacking = next((name for name in needed if machine.gpu.peak_flops(name) is None), None)
+            if lacking is not None:
                 others = " or ".join(p for p in ("fp16", "fp32") if machine.gpu.peak_flops(p) is not None)
                 raise InputError(
-                    f"workload: precision: {precision} is not in the hardware of {machine.gpu.name} "
+                    f"workload: precision: {lacking} is not in the hardware of {machine.gpu.name} "
                     f"(machine {machine.name}); choose workload.precision={others}, or leave it out with "
                     f"'constraints.exclude=[{machine.spec_name}]'"
                 )

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from hexiopt.calibration.gpus import PRECISIONS
 from hexiopt.errors import InputError
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
@@ -125,7 +126,7 @@ def _entry(section: Section) -> Entry:
     keys = ("hidden_size", "num_heads", "ffn_size", "vocab_size", "seq_len")
     sizes = {key: section.integer(key, at_least=1, at_most=2**27) for key in keys}
     entry = Entry(
-        Shape(**sizes, precision=section.text("precision")),
+        Shape(**sizes, precision=section.text("precision", choices=PRECISIONS)),
         section.text("gpu"),
         section.integer("tp", at_least=1, at_most=1024),
         section.integer("micro_batch_size", at_least=1, at_most=2**20),

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from hexiopt.errors import InputError
-from hexiopt.readers.cluster_file import NAME, NAME_RULE
+from hexiopt.problem.machine import NAME, NAME_RULE
 from runtime.measure.points import PRECISIONS, Device
 from runtime.threads import threads_of_each
 

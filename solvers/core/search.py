@@ -13,6 +13,7 @@ from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.result import OPTIMALITY_TOLERANCE, Point, Result, Status
+from solvers.core.zero import without_idle_sharding
 
 
 @dataclass(frozen=True)
@@ -192,17 +193,21 @@ class Search:
 
     def result(self) -> Result:
         """The outcome."""
-        found = self.plan is not None and self.cost is not None
-        gap = (self.best_s - self.bound_s) / self.best_s if found else 1.0
+        plan, cost = self.plan, self.cost
+        if plan is not None:
+            plain = without_idle_sharding(plan, self.problem)
+            if plain is not plan:
+                plan, cost = plain, self.pricer.price(plain)
+        gap = (cost.step_time_s - self.bound_s) / cost.step_time_s if cost else 1.0
         status = Status.OPTIMAL if gap <= OPTIMALITY_TOLERANCE else Status.FEASIBLE
         return Result(
             solver=self.name,
-            status=status if found else Status.NOT_FOUND,
+            status=status if plan is not None else Status.NOT_FOUND,
             seed=self.seed,
             runtime_s=self.runtime_s,
             steps=self.steps,
-            plan=self.plan,
-            cost=self.cost,
+            plan=plan,
+            cost=cost,
             bound_s=self.bound_s,
             trajectory=self.trajectory,
         )

@@ -1,7 +1,6 @@
 """Why no plan was found: the binding device, what it lacks in GiB, and the nearest change that fits."""
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -11,6 +10,7 @@ from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, recompute_policies, schedules, sharding_stages
 from hexiopt.problem.workload import AUTO
@@ -22,8 +22,9 @@ from solvers.core.search import Budget, Search
 from solvers.core.zero import first_stage, must_align
 from solvers.frame.starts import chain_structures, cut
 
-_TRIED = 300  # hand-made structures built to see whether a changed problem has a plan
-_THOUGHT_S = 0.3  # most seconds spent on looking for a change that fits
+_TRIED = 40  # hand-made structures built to see whether a changed problem has a plan
+_TRIED_IN_ALL = 240  # those built for all changes of a problem together
+_MORE_MACHINES = tuple(sorted(base << k for k in range(6) for base in (1, 3)))
 
 
 def proven_infeasible(search: Search) -> bool:
@@ -176,11 +177,14 @@ def _plain_plans(problem: Problem) -> Iterator[Plan]:
 
 def nearest_change(problem: Problem) -> str:
     """The smallest change of the request under which a plan was built, in words."""
-    deadline_s = time.perf_counter() + _THOUGHT_S
+    left = _TRIED_IN_ALL
     for changed, words in _changes(problem):
-        if _has_plan(changed, deadline_s):
+        found, tried = _has_plan(changed, min(_TRIED, left))
+        left -= tried
+        if found:
             return f"it fits with {words}"
-    return "no change of the workload, nor more machines of a kind it has, was seen to fit; choose a smaller model"
+    more = f"up to {_MORE_MACHINES[-1]} more machines like {_roomiest(problem).name}"
+    return f"no change of the workload, nor {more}, was seen to fit; choose a smaller model"
 
 
 def _changes(problem: Problem) -> Iterator[tuple[Problem, str]]:
@@ -213,11 +217,8 @@ def _changes(problem: Problem) -> Iterator[tuple[Problem, str]]:
 
 def _larger_clusters(problem: Problem) -> Iterator[tuple[Problem, str]]:
     """More machines of the kind with most memory: 1, 2, 3, 4, 6, 8, 12, ... of them."""
-    machine = max(
-        problem.cluster.machines,
-        key=lambda m: (m.num_gpus * m.gpu.usable_memory_bytes, -problem.cluster.machines.index(m)),
-    )
-    for more in sorted({base << k for k in range(6) for base in (1, 3)}):
+    machine = _roomiest(problem)
+    for more in _MORE_MACHINES:
         extra = tuple(replace(machine, name=f"more-{k}", spec_name="more") for k in range(more))
         cluster = replace(problem.cluster, machines=problem.cluster.machines + extra)
         plural = "machine" if more == 1 else "machines"
@@ -225,24 +226,27 @@ def _larger_clusters(problem: Problem) -> Iterator[tuple[Problem, str]]:
         yield replace(problem, cluster=cluster), words
 
 
-def _has_plan(problem: Problem, deadline_s: float) -> bool:
-    """Whether one of the first hand-made structures makes a plan that fits; no after `deadline_s`."""
+def _roomiest(problem: Problem) -> Machine:
+    """The first machine with most memory."""
+    return max(problem.cluster.machines, key=lambda machine: machine.num_gpus * machine.gpu.usable_memory_bytes)
+
+
+def _has_plan(problem: Problem, most: int) -> tuple[bool, int]:
+    """Whether one of the first `most` hand-made structures makes a plan that fits, and how many were built."""
     try:
         search = Search("change", problem, Budget(1.0), 0)
     except InputError:
-        return False
+        return False, 0
     model = search.pricer
     assert isinstance(model, CostModel)
     if shortfall(problem, model) is not None:
-        return False
-    if time.perf_counter() > deadline_s:
-        return False
+        return False, 0
     builder = Builder(search)
-    for structure in islice(chain_structures(problem), _TRIED):
-        if time.perf_counter() > deadline_s:
-            return False
-        if builder.allowed(structure) and not isinstance(builder.build(structure), Misfit):
+    tried = 0
+    for structure in islice(filter(builder.allowed, chain_structures(problem)), most):
+        tried += 1
+        if not isinstance(builder.build(structure), Misfit):
             priced = builder.price(structure)
             if isinstance(priced, tuple) and priced[1].fits:
-                return True
-    return False
+                return True, tried
+    return False, tried

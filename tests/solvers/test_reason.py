@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.configurations import named_cluster, named_model
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
+from hexiopt.problem.workload import Workload
 from hexiopt.result import Result, Status
 from solvers.core.search import Budget, Search
-from solvers.frame.infeasible import explain
+from solvers.frame.infeasible import explain, nearest_change
 from tests.solvers import oracle, problems
 
 
@@ -118,6 +120,21 @@ def test_the_remedy_is_the_least_change_that_fits(change: dict[str, object], rem
         problem = replace(base, workload=replace(free, **change))
         reasons.append(explained(problem).reason)
     assert any(f"it fits with {remedy}" in reason for reason in reasons), reasons
+
+
+@pytest.mark.parametrize(
+    ("cluster", "model", "remedy"),
+    [("small_mixed", "llama3_70b", "16 more machines like old"), ("local_cpu", "llama2_13b", "12 more machines like")],
+)
+def test_more_machines_are_found_where_many_are_needed(cluster: str, model: str, remedy: str) -> None:
+    """However busy the processor is."""
+    problem = Problem(named_cluster(cluster), named_model(model), Workload(global_batch=64))
+    assert nearest_change(problem).startswith(f"it fits with {remedy}")
+
+
+def test_what_no_number_of_machines_helps_says_how_many_were_tried() -> None:
+    said = "no change of the workload, nor up to 96 more machines like a, was seen to fit; choose a smaller model"
+    assert nearest_change(problems.hopeless_layer()) == said
 
 
 class Foreign:

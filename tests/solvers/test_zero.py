@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -22,6 +23,7 @@ from solvers.core.zero import (
     must_align,
     plain_stages,
     sharding_groups,
+    without_idle_sharding,
 )
 from solvers.frame.starts import lockstep_structures
 from solvers.registry import NAMES, make_solver
@@ -138,3 +140,27 @@ def test_structures_sharded_inside_machines_never_exceed_memory(zero: int) -> No
             assert found[0].sharding == Sharding(zero, "machine")
             assert model.price(found[0]).fits
     assert built
+
+
+def test_a_plan_whose_parameters_have_one_holder_each_shards_nothing() -> None:
+    """ZeRO would shard nothing: the plan says so, at the same price."""
+    base = problems.loose()
+    for tied, stages in product((False, True), (1, 2)):
+        problem = replace(base, model=replace(base.model, tied_embeddings=tied))
+        model, layers = CostModel(problem), problem.model.num_layers
+        ends = [layers * s // stages for s in range(stages + 1)]
+        pipeline = Pipeline(tuple(Stage.of((s,), ends[s], ends[s + 1]) for s in range(stages)), 4)
+        for zero in (1, 2, 3):
+            plan = Plan((pipeline,), sharding=Sharding(zero))
+            search = Search("test", problem, Budget(), 0)
+            search.offer(plan)
+            found = search.result().plan
+            assert found is not None
+            assert found.sharding.stage == (zero if tied and stages == 2 else 0)
+            assert model.price(found).step_time_s == pytest.approx(model.price(plan).step_time_s, rel=1e-12)
+        assert without_idle_sharding(plan, sharded(problem, "3")) == plan  # the workload asks for it
+
+
+def test_pipelines_that_hold_the_same_layers_stay_sharded() -> None:
+    plan = Plan(tuple(Pipeline((Stage.of((d,), 0, 4),), 2) for d in (0, 1)), sharding=Sharding(1))
+    assert without_idle_sharding(plan, problems.loose()) == plan

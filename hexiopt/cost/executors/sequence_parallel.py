@@ -41,6 +41,7 @@ from hexiopt.cost.executors.links import RingWires, Wires, WiresKept
 from hexiopt.cost.executors.memory import MemoryModel
 from hexiopt.cost.executors.sequence_memory import SequenceMemory
 from hexiopt.cost.executors.sequence_phases import Exchange, Phase, Turns, Ways, Work, ends_s
+from hexiopt.errors import InputError
 from hexiopt.plan.plan import SequenceLayout
 from hexiopt.plan.token_layout import Floats, Ints, RingTurns, kv_heads_of, members, misfit, ring_holders
 from hexiopt.problem.problem import Problem
@@ -53,7 +54,7 @@ class SequenceStage:
 
     `sharers`: how many sequence stages of a plan use a resource of the network, where more than this one; each has an
     equal part of it.
-    Raises ValueError where the layout does not fit the problem: see `misfit`.
+    Raises InputError where the layout does not fit the problem: see `misfit`.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class SequenceStage:
         model = problem.model
         wrong = misfit(layout, problem.workload.seq_len, model.num_heads)
         if wrong is not None:
-            raise ValueError(f"sequence layout: {wrong}")
+            raise InputError(f"plan: sequence layout: {wrong}")
         self.own = members(layout)
         self._turns = RingTurns(self.own, layout.order)
         self.ways = Ways.of(self.own, ring_holders(self.own, model.num_heads, model.num_kv_heads))

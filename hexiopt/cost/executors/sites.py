@@ -17,6 +17,7 @@ from hexiopt.cost.executors.links import WiresKept
 from hexiopt.cost.executors.memory import MemoryModel, Shards
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.flight import Flight
+from hexiopt.errors import InputError
 from hexiopt.plan.plan import Ends, SequenceLayout
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Measured, Shape
@@ -53,9 +54,10 @@ class _Layer:
 
 
 class Sites:
-    """The sites of a problem, and what stages take there."""
+    """The sites of a problem, and what stages take there. Raises InputError for a model that is not priced."""
 
     def __init__(self, problem: Problem, framework: Framework | None = None) -> None:
+        _check_attention(problem)
         self.problem = problem
         self.framework = framework or default_framework()
         cluster = problem.cluster
@@ -269,3 +271,18 @@ class Sites:
         if copies and site.tp > 1:
             collective_s += Clock(site.gpu, self.problem.workload.precision).memory_s(2 * copies * gathered)
         return collective_s
+
+
+def _check_attention(problem: Problem) -> None:
+    """Refuse a window shorter than the sequence: full attention is priced, which would take longer.
+
+    GPT-Neo computes all scores and masks them, as its authors' code does, so that its windows save nothing.
+    """
+    model, seq_len, window = problem.model, problem.workload.seq_len, problem.model.attention_window
+    if window is None or window >= seq_len or model.architecture == "gpt_neo":
+        return
+    remedy = "use_sliding_window=false" if model.architecture.startswith("qwen") else "sliding_window=null"
+    raise InputError(
+        f"model: sliding_window: {model.name} attends to {window} tokens at a time, fewer than seq_len {seq_len}, and "
+        f"only full attention is priced; choose workload.seq_len={window} or less, or full attention: model.{remedy}"
+    )

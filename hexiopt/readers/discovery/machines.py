@@ -12,7 +12,7 @@ from typing import Any
 
 from hexiopt.calibration.gpus import catalogue
 from hexiopt.errors import InputError, shown
-from hexiopt.readers.cluster_file import MAX_GPUS_PER_MACHINE, NAME, NAME_RULE
+from hexiopt.problem.machine import MAX_GPUS_PER_MACHINE, NAME, NAME_RULE
 from hexiopt.readers.discovery.hostfile import read_hostfile
 from hexiopt.readers.discovery.nvidia_smi import SmiGpu, read_nvidia_smi
 from hexiopt.readers.discovery.product import match
