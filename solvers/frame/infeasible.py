@@ -22,8 +22,8 @@ from solvers.core.search import Budget, Search
 from solvers.core.zero import first_stage, must_align
 from solvers.frame.starts import chain_structures, cut
 
-_TRIED = 40  # hand-made structures built to see whether a changed problem has a plan
-_TRIED_IN_ALL = 240  # those built for all changes of a problem together
+_TRIED = 24  # hand-made structures built to see whether a changed problem has a plan
+_WORK = 24_000  # devices of a changed problem times structures built, over all changes: a second or two
 _MORE_MACHINES = tuple(sorted(base << k for k in range(6) for base in (1, 3)))
 
 
@@ -177,14 +177,16 @@ def _plain_plans(problem: Problem) -> Iterator[Plan]:
 
 def nearest_change(problem: Problem) -> str:
     """The smallest change of the request under which a plan was built, in words."""
-    left = _TRIED_IN_ALL
+    left, last = _WORK, "nothing"
     for changed, words in _changes(problem):
-        found, tried = _has_plan(changed, min(_TRIED, left))
-        left -= tried
+        devices = changed.cluster.num_devices
+        if left < devices:
+            break
+        found, tried = _has_plan(changed, min(_TRIED, left // devices))
         if found:
             return f"it fits with {words}"
-    more = f"up to {_MORE_MACHINES[-1]} more machines like {_roomiest(problem).name}"
-    return f"no change of the workload, nor {more}, was seen to fit; choose a smaller model"
+        left, last = left - tried * devices, words
+    return f"no change was seen to fit (the last tried: {last}); choose a smaller model"
 
 
 def _changes(problem: Problem) -> Iterator[tuple[Problem, str]]:
@@ -243,9 +245,9 @@ def _has_plan(problem: Problem, most: int) -> tuple[bool, int]:
         return False, 0
     builder = Builder(search)
     tried = 0
-    for structure in islice(filter(builder.allowed, chain_structures(problem)), most):
+    for structure in islice(chain_structures(problem), most):
         tried += 1
-        if not isinstance(builder.build(structure), Misfit):
+        if builder.allowed(structure) and not isinstance(builder.build(structure), Misfit):
             priced = builder.price(structure)
             if isinstance(priced, tuple) and priced[1].fits:
                 return True, tried

@@ -133,7 +133,7 @@ def test_more_machines_are_found_where_many_are_needed(cluster: str, model: str,
 
 
 def test_what_no_number_of_machines_helps_says_how_many_were_tried() -> None:
-    said = "no change of the workload, nor up to 96 more machines like a, was seen to fit; choose a smaller model"
+    said = "no change was seen to fit (the last tried: 96 more machines like a (2 × fast)); choose a smaller model"
     assert nearest_change(problems.hopeless_layer()) == said
 
 
