@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: install demo test lint bench stress results clean
+.PHONY: install demo test lint golden bench stress results clean
 
 install: $(STAMP)
 
@@ -31,6 +31,10 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/codespell
+
+# Prices, plans and error lines as they are now: commit what changed, and say why it did.
+golden: install
+	$(BIN)/python -m tests.golden.make
 
 bench: install
 	$(BIN)/python -m experiments.bench

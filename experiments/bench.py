@@ -11,9 +11,12 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
+from random import Random
 from statistics import geometric_mean, median
 
 from rich.console import Console
@@ -22,8 +25,9 @@ from rich.table import Table
 from experiments.configurations import named_cluster, named_model
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.model import CostModel
-from hexiopt.plan.plan import Plan
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Stage
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import layer_ranges
 from hexiopt.problem.workload import Workload
 from solvers.completion.completer import Builder
 from solvers.core.search import Budget, Search
@@ -35,6 +39,7 @@ SETTINGS = (
     ("hexiscale_setting_2", "llama2_7b"),
     ("hexiscale_setting_3", "llama_30b"),
 )
+Cuts = Iterator[Sequence[tuple[tuple[int, int], ...]]]
 SEEDS = 5
 WARM_REPEATS = 200
 
@@ -133,10 +138,96 @@ def pricing(scale: float) -> Iterator[Row]:
     )
 
 
-def _priced_s(model: CostModel, plan: Plan) -> float:
-    start = time.perf_counter()
-    model.price(plan)
-    return time.perf_counter() - start
+def _priced_s(model: CostModel, plan: Plan, *, whole: bool = True) -> float:
+    """Seconds of processor time, which other work on the machine hardly changes."""
+    start = time.process_time()
+    if whole:
+        model.price(plan)
+    else:
+        model.pipelines(plan)
+    return time.process_time() - start
+
+
+def prices(scale: float) -> Iterator[Row]:
+    """Prices per second of plans not priced before: by a new model on a new cluster, by one that knows layers and
+    routes, and where little differs from a priced plan."""
+    setting_2 = problem("hexiscale_setting_2", "llama2_7b")
+    large_task = Problem(
+        named_cluster("synthetic", num_machines=128), named_model("llama2_13b"), Workload(global_batch=8192)
+    )
+    for name, task, num_pipelines, num_stages, num_chunks in (
+        ("setting 2, 1F1B, 8 × 4 stages", setting_2, 8, 4, 1),
+        ("setting 2, interleaved, 4 × 8 stages × 2", setting_2, 4, 8, 2),
+        ("1,024 GPUs, 1F1B, 256 × 4 stages", large_task, 256, 4, 1),
+        ("1,024 GPUs, interleaved, 256 × 4 stages × 2", large_task, 256, 4, 2),
+    ):
+        repeats = max(3, round(20 * scale))
+        pipelines = _even_pipelines(task, num_pipelines, num_stages, num_chunks)
+        cuts = _cuts(task.model.num_layers, num_stages, num_chunks)
+        plan_of = partial(Plan, schedule="interleaved" if num_chunks > 1 else "1f1b")
+
+        def cut_anew(few: int, pipelines: tuple[Pipeline, ...] = pipelines, cuts: Cuts = cuts) -> tuple[Pipeline, ...]:
+            """The pipelines, of which the first `few` are cut as none was before."""
+            layers = next(cuts)
+            return tuple(_cut(pipeline, layers) for pipeline in pipelines[:few]) + pipelines[few:]
+
+        def moved(turn: int, pipelines: tuple[Pipeline, ...] = pipelines) -> tuple[Pipeline, ...]:
+            """The pipelines, some micro-batches of the first given to the last: more in each turn."""
+            unit = len(pipelines[0].stages) if pipelines[0].num_chunks > 1 else 1
+            first, last = pipelines[0].num_micro_batches, pipelines[-1].num_micro_batches
+            given = unit * turn % first
+            one = replace(pipelines[0], num_micro_batches=first - given)
+            return one, *pipelines[1:-1], replace(pipelines[-1], num_micro_batches=last + given)
+
+        cold = [_priced_s(_new_model(task), plan_of(cut_anew(num_pipelines))) for _ in range(repeats)]
+        model = CostModel(task)
+        for _ in range(5):
+            model.price(plan_of(cut_anew(num_pipelines)))
+        known = [_priced_s(model, plan_of(cut_anew(num_pipelines))) for _ in range(repeats)]
+        model.price(plan_of(pipelines))
+        changed = [_priced_s(model, plan_of(cut_anew(1))) for _ in range(repeats)]
+        only = [_priced_s(model, plan_of(cut_anew(1)), whole=False) for _ in range(repeats)]
+        batches = [_priced_s(model, plan_of(moved(1 + k))) for k in range(min(repeats, 7))]
+        for what, seconds in (
+            ("new model and cluster", cold),
+            ("layers and routes known", known),
+            ("layers of one pipeline changed", changed),
+            ("layers of one pipeline changed, its pipelines() only", only),
+            ("micro-batches moved between two pipelines", batches),
+        ):
+            yield Row("prices", f"{name}: {what}, {1e3 * median(seconds):.3g} ms", 1 / median(seconds), "/s", "", None)
+
+
+def _new_model(task: Problem) -> CostModel:
+    """A cost model with empty tables, of a cluster that has derived nothing either."""
+    return CostModel(replace(task, cluster=replace(task.cluster)))
+
+
+def _even_pipelines(task: Problem, num_pipelines: int, num_stages: int, num_chunks: int) -> tuple[Pipeline, ...]:
+    """Pipelines of stages of one device with as many layers, and micro-batches of one sequence."""
+    layers = layer_ranges([task.model.num_layers // num_stages] * num_stages, num_chunks)
+    return tuple(
+        Pipeline(
+            tuple(Stage((Replica((p * num_stages + s,)),), layers[s]) for s in range(num_stages)),
+            task.workload.global_batch // num_pipelines,
+        )
+        for p in range(num_pipelines)
+    )
+
+
+def _cuts(num_layers: int, num_stages: int, num_chunks: int) -> Cuts:
+    """Layer ranges of stages that hold nearly as many layers, each cut once."""
+    even = num_layers // num_stages
+    most = min(3, even - num_chunks)
+    changes = [c for c in product((0, 1, -1, 2, -2), repeat=num_stages - 1) if abs(sum(c)) <= most and any(c)]
+    Random(0).shuffle(changes)
+    for change in changes:
+        yield layer_ranges([even + more for more in (*change, -sum(change))], num_chunks)
+
+
+def _cut(pipeline: Pipeline, layers: Sequence[tuple[tuple[int, int], ...]]) -> Pipeline:
+    stages = (replace(stage, layers=own) for stage, own in zip(pipeline.stages, layers, strict=True))
+    return replace(pipeline, stages=tuple(stages))
 
 
 def large(scale: float) -> Iterator[Row]:
@@ -202,6 +293,7 @@ def training(scale: float) -> Iterator[Row]:
 
 BENCHES: dict[str, Callable[[float], Iterator[Row]]] = {
     "pricing": pricing,
+    "prices": prices,
     "speed": speed,
     "large": large,
     "partition": partition,
