@@ -69,12 +69,12 @@ class CostModel(StageCosts):
         """The cost of each pipeline of `plan`, sharing the network with the others. Raises as `price`."""
         feature = unpriced(plan)
         if feature is not None:
-            raise InputError(f"plan: {feature} is part of the plan format but not priced yet")
+            raise InputError(f"{feature} is part of the plan format but not priced yet")
         if max(len(self._parts), len(self._times), len(self._stages), len(self._replicated)) > _KEPT:
             self.forget_plans()
         wrong = misaligned(plan)
         if wrong is not None:
-            raise InputError(f"plan: {wrong}")
+            raise InputError(wrong)
         crowds = self._crowds(plan)
         parts = [
             self._pipeline_parts(pipeline, plan.schedule, spread, crowd)
@@ -142,7 +142,7 @@ class CostModel(StageCosts):
             else:
                 wrong = irregular(pipeline, schedule)
                 if wrong is not None:
-                    raise InputError(f"plan: {wrong[1]}")
+                    raise InputError(wrong[1])
                 costs = tuple(
                     self.stage_cost(stage, size, Place(schedule, k, count, batches), spread, crowd)
                     for k, stage in enumerate(pipeline.stages)

@@ -32,7 +32,7 @@ def simulate_network(model: CostModel, plan: Plan) -> Cost:
     Gradient sync and optimiser follow as in `model`. Raises InputError as `model.price`, and for sequence layouts.
     """
     if _has_layouts(plan):
-        raise InputError("plan: messages of sequence layouts are not simulated; price the plan instead")
+        raise InputError("messages of sequence layouts are not simulated; price the plan instead")
     priced = model.pipelines(plan)
     ways = [way for p, pipeline in enumerate(plan.pipelines) for way in _ways(model, p, pipeline)]
     ended: dict[Place, float] = {}

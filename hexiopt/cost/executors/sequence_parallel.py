@@ -70,7 +70,7 @@ class SequenceStage:
         model = problem.model
         wrong = misfit(layout, problem.workload.seq_len, model.num_heads)
         if wrong is not None:
-            raise InputError(f"plan: sequence layout: {wrong}")
+            raise InputError(f"sequence layout: {wrong}")
         self.own = members(layout)
         self._turns = RingTurns(self.own, layout.order)
         self.ways = Ways.of(self.own, ring_holders(self.own, model.num_heads, model.num_kv_heads))
