@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from hexiopt.schedules.schedule import Operation, Schedule, StagePosition, operations
 from runtime.decoder import DecoderChunk
 from runtime.emulation import Pace, pace_until
 from runtime.gradient_sync import GradientSync
 from runtime.layout import Executor, Line
 from runtime.messages import Messages
-from runtime.operations import Operation, operations
 from runtime.parts import Range
 
 Sequences = Callable[[int, int], Tensor]  # samples [first, end) of the global batch, [samples, seq_len + 1]
@@ -42,7 +42,7 @@ class Pipeline:
 
     def __init__(
         self,
-        schedule: str,
+        schedule: Schedule,
         line: Line,
         executor: Executor,
         reads: Sequence[Range],
@@ -56,9 +56,8 @@ class Pipeline:
         self._line, self._executor, self._reads, self._chunks, self._names = line, executor, reads, chunks, names
         self._messages, self._sync, self._device, self._pace = messages, sync, device, pace
         self.timeline: list[Timed] = []
-        self.operations = operations(
-            schedule, executor.stage, len(line.stages), line.num_chunks, line.num_micro_batches
-        )
+        at = StagePosition(executor.stage, len(line.stages), line.num_micro_batches, line.num_chunks)
+        self.operations = operations(schedule, at)
 
     def step(self, sequences: Sequences, num_tokens: int) -> float:
         """Gradients of the mean loss over `num_tokens`, in the buckets of `sync`; `timeline` has when what was done.

@@ -22,6 +22,7 @@ from experiments.tables.settings import Setting, one_model_each
 from experiments.tables.task import Found, Task, fastest
 from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.report.style import FAINT
+from hexiopt.schedules.registry import ONE_F_ONE_B
 
 _SMALL = 0.0005  # costs below 0.05 % are called nothing
 
@@ -63,7 +64,7 @@ NONE = Variant("none of them (all off)", SWITCHES)
 VARIANTS = (
     WHOLE,
     *(Variant(_LABELS[name], (name,)) for name in SWITCHES),
-    Variant("1F1B only", schedule="1f1b"),
+    Variant("1F1B only", schedule=ONE_F_ONE_B.name),
     NONE,
 )
 

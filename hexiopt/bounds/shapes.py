@@ -79,9 +79,9 @@ def shapes_of(problem: Problem) -> list[Shape]:
     num_layers = problem.model.num_layers
     early, late = any(stage < 2 for stage in sharding), any(stage >= 2 for stage in sharding)
     # From ZeRO-2 on, stages have one range.
-    max_chunks = problem.space.max_chunks if early and "interleaved" in allowed else 1
+    max_chunks = problem.space.max_chunks if early and any(schedule.chunked for schedule in allowed) else 1
     found = [Shape(1, 1, 1, num_layers)] * early
-    if late and allowed != ("interleaved",):
+    if late and any(schedule.lockstep for schedule in allowed):
         batch = problem.workload.global_batch
         found += [Shape(1, 1, 1, num_layers, m) for m in range(1, batch + 1) if batch % m == 0]
     for least, most in _RANGES:

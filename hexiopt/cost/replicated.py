@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from hexiopt.cost.boundary import Load, Way, longest_s
 from hexiopt.cost.cost import LinkCost, PipelineCost, StageCost
 from hexiopt.cost.schedule_graph import Executor, Link, executor_ends_s
+from hexiopt.schedules.schedule import Schedule
 
 
 def replicated_cost(
-    schedule: str, num_micro_batches: int, stages: tuple[StageCost, ...], ways: Sequence[Way], load_s: Load
+    schedule: Schedule, num_micro_batches: int, stages: tuple[StageCost, ...], ways: Sequence[Way], load_s: Load
 ) -> PipelineCost:
     """The pipeline's cost, from those of its stages; its messages go `ways` of a network loaded with `load_s`."""
     links = tuple(

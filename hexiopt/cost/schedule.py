@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hexiopt.schedules.schedule import largest_cycle_mean_s
+
 _TOLERANCE = 1e-13
 _PATIENCE = 256  # rounds until a matrix power is cheaper than waiting for a period
 
@@ -51,44 +53,6 @@ def gpipe(
     return PipelineTimes(tuple(ends), max(ends))
 
 
-def interleaved_beat_s(stage_s: Sequence[float], hop_s: Sequence[float], num_chunks: int) -> float:
-    """About the seconds between micro-batches of interleaved stages with equal layer ranges in their steady state.
-
-    As `beat_s`, but a stage is two ranges ahead of the next one, so that a cycle from stage i to j takes
-    2·(j − i) + 1 rounds of one range each, and waits for messages half as much.
-    """
-    p = len(stage_s)
-    best = 0.0
-    for i in range(p):
-        length = 0.0
-        for j in range(i, p):
-            length += stage_s[j] / num_chunks
-            best = max(best, length / (2 * (j - i) + 1))
-            if j < p - 1:
-                length += hop_s[j]
-    return num_chunks * best
-
-
-def beat_s(stage_s: Sequence[float], hop_s: Sequence[float]) -> float:
-    """Seconds between micro-batches of 1F1B in its steady state: the largest cycle mean of its event graph.
-
-    A cycle goes forward from stage i to j and back, through all stages and messages between, and takes as many
-    rounds as it has stages. `stage_s` is forward and backward, `hop_s[i]` both messages between i and i+1.
-    """
-    p = len(stage_s)
-    best = 0.0
-    for i in range(p):
-        length = 0.0
-        for j in range(i, p):
-            length += stage_s[j]
-            mean = length / (j - i + 1)
-            if mean > best:
-                best = mean
-            if j < p - 1:
-                length += hop_s[j]
-    return best
-
-
 def one_f_one_b(
     forward_s: Sequence[float],
     backward_s: Sequence[float],
@@ -111,7 +75,7 @@ def one_f_one_b(
     arrived = [0.0] * p  # when the latest forward message reached stage i; also when link i−1 → i is free
     returned = [0.0] * p  # when the latest backward message left link i → i−1
     beat = max(
-        beat_s(
+        largest_cycle_mean_s(
             [f + b for f, b in zip(forward_s, backward_s, strict=True)],
             [f + b for f, b in zip(send_forward_s, send_backward_s, strict=True)],
         ),
@@ -220,28 +184,3 @@ def _skippable(
             return (times * period, times * shift) if times else None
         last = at
     return None
-
-
-def num_warm_up(schedule: str, position: int, num_stages: int, num_chunks: int, num_micro_batches: int) -> int:
-    """Forwards (of one layer range each) that stage `position` runs before its first backward.
-
-    Interleaved as in Megatron-LM's schedule of Narayanan et al. (arXiv 2104.04473, section 2.2); with one range
-    a stage that is 1F1B.
-    """
-    total = num_micro_batches * num_chunks
-    if schedule == "gpipe":
-        return total
-    behind = num_stages - 1 - position
-    return min(total, behind if num_chunks == 1 else 2 * behind + (num_chunks - 1) * num_stages)
-
-
-def forward_chunk(number: int, num_stages: int, num_chunks: int) -> int:
-    """The layer range of a stage's forward `number`: ranges take turns, each for as many micro-batches as stages.
-
-    Backward `number` is of the range as far from the last as that one is from the first.
-    """
-    return number % (num_stages * num_chunks) // num_stages
-
-
-# Interleaved with one range a stage is 1F1B; with more, see `schedule_graph.py`.
-SCHEDULE_TIMES = {"gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": one_f_one_b}

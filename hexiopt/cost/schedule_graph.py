@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import frexp
 
-from hexiopt.cost.schedule import forward_chunk, num_warm_up
+from hexiopt.cost.schedule import PipelineTimes, gpipe, one_f_one_b
+from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
+from hexiopt.schedules.schedule import OperationKind, Schedule, StagePosition, Turn
 
 _MANTISSA_BITS = 44  # of a time in seconds; equal stages whose rounding differs stay equal
 _RANGE_BITS = 200  # between the largest time and the least one that counts
@@ -57,8 +59,29 @@ class _Programme:
         return len(self.start) + self.rounds * len(self.round) + len(self.rest)
 
 
+_CHAIN_TIMES = {GPIPE: gpipe, ONE_F_ONE_B: one_f_one_b, INTERLEAVED: one_f_one_b}
+
+
+def chain_times(
+    schedule: Schedule,
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    send_forward_s: Sequence[float],
+    send_backward_s: Sequence[float],
+    num_micro_batches: int,
+) -> PipelineTimes:
+    """The times of a pipeline of stages that are one replica and hold one layer range each."""
+    if schedule in _CHAIN_TIMES:
+        return _CHAIN_TIMES[schedule](forward_s, backward_s, send_forward_s, send_backward_s, num_micro_batches)
+    executors = [Executor(s, (pair,)) for s, pair in enumerate(zip(forward_s, backward_s, strict=True))]
+    links = [Link(False, s, s + 1, seconds) for s, seconds in enumerate(send_forward_s)]
+    links += [Link(True, s + 1, s, seconds) for s, seconds in enumerate(send_backward_s)]
+    ends = executor_ends_s(schedule, len(executors), num_micro_batches, executors, links)
+    return PipelineTimes(ends, max(ends))
+
+
 def executor_ends_s(
-    schedule: str, num_stages: int, num_micro_batches: int, executors: Sequence[Executor], links: Sequence[Link]
+    schedule: Schedule, num_stages: int, num_micro_batches: int, executors: Sequence[Executor], links: Sequence[Link]
 ) -> tuple[float, ...]:
     """When each executor ends its last operation, in seconds from the step's start.
 
@@ -69,14 +92,16 @@ def executor_ends_s(
 
 @lru_cache(maxsize=4096)  # equal pipelines of a plan, and of the plans of a search
 def _ends_s(
-    schedule: str,
+    schedule: Schedule,
     num_stages: int,
     num_micro_batches: int,
     executors: tuple[Executor, ...],
     links: tuple[Link, ...],
 ) -> tuple[float, ...]:
     chunks = len(executors[0].chunk_s)
-    orders = [_programme(schedule, s, num_stages, chunks, num_micro_batches) for s in range(num_stages)]
+    orders = [
+        _programme(schedule, StagePosition(s, num_stages, num_micro_batches, chunks)) for s in range(num_stages)
+    ]
     seconds = [s for executor in executors for chunk in executor.chunk_s for s in chunk]
     whole, unit_s = _whole([*seconds, *(link.seconds for link in links)])
     operations = _operations(executors, links, whole, num_stages, chunks)
@@ -89,21 +114,17 @@ def _ends_s(
     return tuple(ends)
 
 
-def _programme(schedule: str, stage: int, num_stages: int, chunks: int, num_micro_batches: int) -> _Programme:
-    total = num_micro_batches * chunks
-    warm_up = num_warm_up(schedule, stage, num_stages, chunks, num_micro_batches)
-    period = num_stages * chunks if chunks > 1 else 1
+def _programme(schedule: Schedule, at: StagePosition) -> _Programme:
+    def numbers(turns: Sequence[Turn]) -> list[int]:
+        return [2 * chunk + (kind is OperationKind.BACKWARD) for kind, chunk in turns]
 
-    def forward(number: int) -> int:
-        return 2 * forward_chunk(number, num_stages, chunks)
-
-    def backward(number: int) -> int:
-        return 2 * (chunks - 1 - forward_chunk(number, num_stages, chunks)) + 1
-
-    rounds, extra = divmod(total - warm_up, period)
-    turn = [op for k in range(period) for op in (forward(warm_up + k), backward(k))]
-    left = [backward(k) for k in range(total - warm_up, total)]
-    return _Programme([forward(k) for k in range(warm_up)], turn, rounds, turn[: 2 * extra] + left)
+    blocks = schedule.programme(at)
+    if len(blocks) != 3:
+        return _Programme(numbers([turn for turns, repeats in blocks for turn in turns * repeats]), [0], 0, [])
+    start, steady, rest = blocks
+    return _Programme(
+        numbers(start.turns * start.repeats), numbers(steady.turns), steady.repeats, numbers(rest.turns * rest.repeats)
+    )
 
 
 def _whole(seconds: Sequence[float]) -> tuple[list[int], float]:

@@ -6,9 +6,9 @@ from typing import Any
 from hexiopt.calibration.gpus import PRECISIONS
 from hexiopt.errors import InputError
 from hexiopt.reading import Section
+from hexiopt.schedules.registry import SCHEDULE_NAMES, schedule_named
 
 RECOMPUTE_POLICIES = ("none", "selective", "full")
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
 SHARDING_STAGES = (0, 1, 2, 3)
 AUTO = "auto"
 
@@ -80,15 +80,16 @@ def checked_workload(section: Section) -> dict[str, Any]:
         "seq_len": whole("seq_len", 1, 2**27),
         "precision": word("precision", *PRECISIONS),
         "recompute": word("recompute", AUTO, *RECOMPUTE_POLICIES),
-        "schedule": word("schedule", AUTO, *SCHEDULES),
+        "schedule": word("schedule", AUTO, *SCHEDULE_NAMES),
         "optimizer_sharding": str(sharding),
         "gradient_bytes": whole("gradient_bytes", 2, 4),
     }
     if values["gradient_bytes"] == 3:
         section.fail("gradient_bytes", "is not a width; choose 2 or 4")
-    if values["schedule"] == "interleaved" and values["optimizer_sharding"] in ("2", "3"):
+    schedule = values["schedule"]
+    if schedule != AUTO and str(sharding) in ("2", "3") and not schedule_named(schedule).lockstep:
         raise InputError(
-            f"{section.at('optimizer_sharding')}: {sharding} does not go with the interleaved schedule; "
+            f"{section.at('optimizer_sharding')}: {sharding} does not go with the {schedule} schedule; "
             f"choose workload.schedule=1f1b, or {AUTO}, 0 or 1"
         )
     section.done()

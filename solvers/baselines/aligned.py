@@ -12,6 +12,8 @@ from hexiopt.cost.executors.collectives import tree_depth
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules, sharding_stages
+from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule
 from solvers.baselines.estimate import Estimates, one_f_one_b_s, shifted
 from solvers.baselines.grid import Grid
 from solvers.core.partition import Group
@@ -21,10 +23,10 @@ Slots = tuple[tuple[Group, ...], ...]
 _FEW_STAGES = 4  # stages whose layers are also tried one off
 
 
-def one_f_one_b(problem: Problem) -> str | None:
+def one_f_one_b(problem: Problem) -> Schedule | None:
     """The schedule of the workload that runs 1F1B: interleaved does, with one layer range a stage. None: no such."""
     allowed = schedules(problem.workload)
-    return next((name for name in ("1f1b", "interleaved") if name in allowed), None)
+    return next((schedule for schedule in (ONE_F_ONE_B, INTERLEAVED) if schedule in allowed), None)
 
 
 def optimizer_sharding(problem: Problem) -> int | None:
@@ -94,7 +96,13 @@ def nearby(layers: Sequence[int], rooms: Sequence[int]) -> list[tuple[int, ...]]
 
 
 def aligned_plan(
-    slots: Slots, layers: Sequence[int], policy: str, batches: Sequence[int], size: int, schedule: str, sharding: int
+    slots: Slots,
+    layers: Sequence[int],
+    policy: str,
+    batches: Sequence[int],
+    size: int,
+    schedule: Schedule,
+    sharding: int,
 ) -> Plan:
     """The plan of `slots`: `layers` per stage, `batches` of `size` sequences per pipeline."""
     ranges = list(pairwise([0, *accumulate(layers)]))
@@ -116,8 +124,8 @@ def unaligned(plan: Plan) -> str | None:
     """The first rule of aligned pipelines that `plan` breaks: beside layers, one policy, equal batches, 1F1B."""
     lines = plan.pipelines
     stages = [stage for line in lines for stage in line.stages]
-    if plan.schedule == "gpipe":
-        return "schedule gpipe"
+    if plan.schedule == GPIPE:
+        return f"schedule {plan.schedule}"
     if plan.sharding.stage > 1 or plan.sharding.groups != "all":
         return "sharding other than of the optimizer"
     if any(len(stage.replicas) != 1 for stage in stages):

@@ -27,10 +27,12 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from hexiopt.cost.flight import in_flight
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
+from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.schedules.schedule import StagePosition
 from solvers.baselines.estimate import Estimates, one_f_one_b_s, shifted, synced_s
 from solvers.baselines.frame import Candidate, Rival
 from solvers.baselines.grid import (
@@ -76,7 +78,7 @@ class Amp(Rival):
         """See the file's head."""
         lines = plan.pipelines
         stages = [stage for line in lines for stage in line.stages]
-        if plan.schedule != "1f1b":
+        if plan.schedule != ONE_F_ONE_B:
             return f"schedule {plan.schedule}"
         if plan.sharding.stage > 1 or plan.sharding.groups != "all":
             return "sharding other than ZeRO-1"
@@ -99,7 +101,7 @@ class Amp(Rival):
     def draw(self, problem: Problem, rng: random.Random) -> Plan | None:
         """A random grid with random layers."""
         grid = draw_grid(problem, rng, [len(problem.usable_devices)], subsets=False, both=False)
-        if grid is None or not _sharding(problem) or "1f1b" not in schedules(problem.workload):
+        if grid is None or not _sharding(problem) or ONE_F_ONE_B not in schedules(problem.workload):
             return None
         stages, size = len(grid.stages), rng.choice(grid.sizes(problem))
         if stages * grid.width * grid.tp < len(problem.usable_devices):
@@ -145,7 +147,7 @@ class _Choice:
             )
             for k in range(self.grid.width)
         )
-        return Plan(pipelines, "1f1b", Sharding(self.sharding))
+        return Plan(pipelines, ONE_F_ONE_B, Sharding(self.sharding))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ class _Found:
 def _found(times: Estimates, search: Search) -> Iterator[_Found]:
     """All grids with all choices, few enough to list."""
     problem, devices = times.problem, len(times.problem.usable_devices)
-    if "1f1b" not in schedules(problem.workload):
+    if ONE_F_ONE_B not in schedules(problem.workload):
         return
     for order in machine_orders(problem, _ORDERS, subsets=False):
         for tp in tp_degrees(problem):
@@ -197,7 +199,7 @@ def _choices(times: Estimates, grid: Grid) -> Iterator[_Choice]:
                         s == stages - 1,
                         size,
                         policy,
-                        in_flight("1f1b", s, stages, count),
+                        in_flight(ONE_F_ONE_B, StagePosition(s, stages, count)),
                         width if sharding else 1,
                     )
                     for s, own in enumerate(sites)

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.cost.flight import in_flight
+from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.schedules.schedule import StagePosition
 from solvers.baselines.estimate import Estimates
 from solvers.core.partition import Group
 
@@ -113,7 +115,7 @@ class RankedDevices:
         return self.estimates.sequence_bytes / (float(cluster.network.bandwidth[x, y]) * interfaces)
 
     def _waits_s(self, a: int, end: int) -> float:
-        """For one sequence: a cycle of two stages waits for a message, one of three for two (`beat_s`)."""
+        """For one sequence: a cycle of two stages waits for a message, one of three for two, as in any 1F1B."""
         inside = max(self._crossing_s[a + 1 : end], default=0.0)
         shorter, longer = sorted(self._side_s(at, inside) for at in (a, end))
         return longer / 2 + shorter / 6
@@ -211,7 +213,7 @@ class RankedDevices:
         total = self.problem.model.num_layers
 
         def room(left: int) -> int:
-            held = in_flight("1f1b", 0, left, batching.count)
+            held = in_flight(ONE_F_ONE_B, StagePosition(0, left, batching.count))
             return min(
                 total,
                 *(self.estimates.room(frozenset([site]), first, last, n, policy, held, shards) for site, n in used),

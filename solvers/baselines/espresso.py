@@ -28,6 +28,7 @@ from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies
+from hexiopt.schedules.schedule import Schedule
 from solvers.baselines.aligned import AlignedEstimates, aligned_plan, one_f_one_b, optimizer_sharding, unaligned
 from solvers.baselines.areas import areas
 from solvers.baselines.espresso_search import Choice, Made, Planner
@@ -117,7 +118,7 @@ class Espresso(Renting):
 class _Trial:
     """Orders of stages tried in an area: how many placements, the best estimate of all, and of an allocation."""
 
-    def __init__(self, planner: Planner, schedule: str, best: float) -> None:
+    def __init__(self, planner: Planner, schedule: Schedule, best: float) -> None:
         self.planner, self.schedule, self.best = planner, schedule, best
         self.reached, self.count = float("inf"), 0
 
@@ -143,14 +144,14 @@ class _Trial:
         return _candidate(self.planner, made, estimate, self.schedule)
 
 
-def _candidate(planner: Planner, made: Made, estimate: float, schedule: str) -> Candidate:
+def _candidate(planner: Planner, made: Made, estimate: float, schedule: Schedule) -> Candidate:
     choice = made.choice
     deal = [choice.count] * choice.dp
     whole = (made.slots, made.layers, choice.policy, deal, choice.size, schedule, planner.sharding)
     return Candidate(estimate, partial(aligned_plan, *whole), near=partial(_near, planner, made, schedule))
 
 
-def _near(planner: Planner, made: Made, schedule: str) -> Iterator[Candidate]:
+def _near(planner: Planner, made: Made, schedule: Schedule) -> Iterator[Candidate]:
     for changed in planner.near(made):
         yield _candidate(planner, changed, planner.judged(changed), schedule)
 

@@ -8,7 +8,9 @@ from itertools import permutations, product
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.cost.flight import in_flight
+from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.schedules.schedule import StagePosition
 from solvers.baselines.aligned import AlignedEstimates, Slots, filled, nearby
 from solvers.baselines.areas import Area
 from solvers.baselines.estimate import Sites
@@ -174,7 +176,7 @@ class Planner:
         return tuple(order)
 
     def _room(self, choice: Choice, kind: int, position: int, stages: int) -> int:
-        held = in_flight("1f1b", position, stages, choice.count)
+        held = in_flight(ONE_F_ONE_B, StagePosition(position, stages, choice.count))
         ends = position == 0, position == stages - 1
         shards = choice.dp if self.sharding else 1
         return self.times.room(self.sites(choice.tp, kind), *ends, choice.size, choice.policy, held, shards)

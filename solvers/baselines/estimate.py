@@ -12,10 +12,10 @@ from typing import Any
 from hexiopt.cost.boundary import Hop, Load, hop
 from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.executors.memory import MemoryModel, Shards, longest
-from hexiopt.cost.flight import Flight
 from hexiopt.cost.model import CostModel
-from hexiopt.cost.schedule import beat_s
 from hexiopt.problem.problem import Problem
+from hexiopt.schedules.in_flight import InFlight
+from hexiopt.schedules.schedule import largest_cycle_mean_s
 from solvers.baselines.grid import Grid
 from solvers.core.partition import Group
 from solvers.core.search import Pricer
@@ -82,7 +82,7 @@ class Estimates:
             )
         return found
 
-    def room(self, sites: Sites, first: bool, last: bool, size: int, policy: str, held: Flight, shards: int) -> int:
+    def room(self, sites: Sites, first: bool, last: bool, size: int, policy: str, held: InFlight, shards: int) -> int:
         """The most layers of a stage, on its fullest site; at least 0."""
         key = (sites, first, last, size, policy, held, shards)
         found = self._rooms.get(key)
@@ -100,7 +100,7 @@ class Estimates:
         size: int,
         block: tuple[str, int, str],
         chunks: int,
-        held: Flight,
+        held: InFlight,
         shards: int,
     ) -> int:
         """The most layers of a stage of `chunks` equal ranges, on its fullest site: the first ones of each range have a
@@ -198,7 +198,7 @@ def _rate(way: Hop, load: Load) -> float:
 
 def one_f_one_b_s(stage_s: Sequence[float], hop_s: Sequence[float], num_micro_batches: int) -> float:
     """About what 1F1B takes: the fill, and a beat for each further micro-batch. `hop_s` both ways together."""
-    beat = beat_s(stage_s, hop_s) if num_micro_batches > 1 else 0.0
+    beat = largest_cycle_mean_s(stage_s, hop_s) if num_micro_batches > 1 else 0.0
     return sum(stage_s) + sum(hop_s) + (num_micro_batches - 1) * beat
 
 
@@ -241,7 +241,7 @@ def _longest_range(
     last: bool,
     block: tuple[str, int, str],
     chunks: int,
-    held: Flight,
+    held: InFlight,
     shards: int,
 ) -> int:
     """The most layers a range that fit, as `Estimates.room_beside` has them."""

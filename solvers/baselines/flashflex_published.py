@@ -10,11 +10,12 @@ from typing import Any
 
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.flight import Flight
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
+from hexiopt.schedules.in_flight import InFlight
+from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.units import GB
 from solvers.baselines.flashflex_pricer import FlashFlexPricer, Site
 from solvers.baselines.flashflex_released import Line
@@ -23,7 +24,7 @@ from solvers.core.partition import Bundle, Misfit, Structure
 from solvers.core.search import Budget, Search
 from solvers.heuristics.hexiscale import HierarchicalPartition
 
-SCHEDULES = ("1f1b", "gpipe")  # of its runtime, by preference
+SCHEDULES = (ONE_F_ONE_B, GPIPE)  # of its runtime, by preference
 MOST_SHARDING = 1
 _KEPT = 32  # best partitions kept of each number of pipelines
 
@@ -61,7 +62,7 @@ class OurMemory(FlashFlexPricer):
         return super().stage_s(site, num_layers, first, last, micro_batch_size, "full")
 
     def max_layers(
-        self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: Flight, shards: Shards
+        self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: InFlight, shards: Shards
     ) -> int:
         """The most layers that fit by our memory."""
         assert isinstance(site, _Place), "a site of this pricer"
@@ -128,7 +129,7 @@ class PublishedSearch:
         # What FlashFlex does not choose is left out of its search: the most recompute leaves most room.
         fixed = replace(
             workload,
-            schedule=schedule,
+            schedule=schedule.name,
             recompute=recompute_policies(workload)[-1],
             optimizer_sharding=str(sharding),
         )

@@ -19,13 +19,14 @@ from functools import partial
 from itertools import combinations, islice, product
 
 from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.flight import in_flight
 from hexiopt.cost.gradient_sync import SyncTimes, sync_groups
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.sharding import rings, sharding_groups
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import Recompute, lean_first, recompute_policies, schedules, sharding_stages
+from hexiopt.problem.space import Recompute, default_schedule, lean_first, recompute_policies, sharding_stages
+from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.schedule import StagePosition
 from solvers.baselines.frame import Candidate, Rival
 from solvers.baselines.grid import machine_classes
 from solvers.core.search import Pricer, Search
@@ -138,11 +139,9 @@ def _sizes(problem: Problem, num_devices: int) -> list[int]:
 
 def _plan(problem: Problem, devices: Sequence[int], sharding: Sharding, size: int, recompute: Recompute) -> Plan:
     count = problem.workload.global_batch // (len(devices) * size)
-    allowed = schedules(problem.workload)  # of a single stage, 1F1B in all but GPipe, which keeps all activations
-    schedule = next(name for name in ("1f1b", "interleaved", "gpipe") if name in allowed)
     ranges = ((0, problem.model.num_layers),)
     lines = tuple(Pipeline((Stage((Replica((d,)),), ranges, recompute),), count, size) for d in devices)
-    return Plan(lines, schedule, sharding)
+    return Plan(lines, default_schedule(problem.workload), sharding)
 
 
 def _passes(problem: Problem, devices: Sequence[int], sharding: Sharding) -> _Passes:
@@ -174,8 +173,7 @@ class Trial:
         if sharding.groups == "machine":
             fewest = min(sum(machine_of[d] == m for d in devices) for m in {int(machine_of[d]) for d in devices})
         self._spread = Shards(sharding.stage, fewest)
-        schedule = "gpipe" if schedules(self.problem.workload) == ("gpipe",) else "1f1b"
-        self._held = in_flight(schedule, 0, 1, self.count)
+        self._held = in_flight(default_schedule(self.problem.workload), StagePosition(0, 1, self.count))
 
     def recomputes(self) -> Iterator[Recompute]:
         """Policies that fit; and any two, the leaner for as few layers as memory asks for."""

@@ -24,7 +24,8 @@ from itertools import accumulate, pairwise
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import schedules
+from hexiopt.problem.space import default_schedule
+from hexiopt.schedules.registry import GPIPE
 from solvers.baselines.estimate import Estimates, one_f_one_b_s
 from solvers.baselines.frame import Candidate, Rival
 from solvers.baselines.galvatron_stages import ZEROS, Choice, Ranks, Split, StagePlanner
@@ -75,8 +76,8 @@ class Galvatron(Rival):
     def in_space(self, problem: Problem, plan: Plan) -> str | None:
         """See the file's head."""
         lines, first = plan.pipelines, plan.pipelines[0]
-        if plan.schedule == "gpipe":
-            return "schedule gpipe"
+        if plan.schedule == GPIPE:
+            return f"schedule {plan.schedule}"
         if plan.sharding.stage not in ZEROS or plan.sharding.groups != "all":
             return f"sharding stage {plan.sharding.stage} over {plan.sharding.groups}"
         if len({(len(line.stages), line.num_micro_batches, line.micro_batch_size) for line in lines}) > 1:
@@ -210,8 +211,7 @@ def plan_of(problem: Problem, order: Ranks, choice: Choice, split: Split) -> Pla
             own = groups[k * width : (k + 1) * width]
             line.append(Stage(tuple(Replica(group, samples) for group in own), (layers,), option.recompute(choice)))
     pipelines = tuple(Pipeline(tuple(line), choice.num_micro_batches, choice.micro_batch_size) for line in lines)
-    schedule = "1f1b" if "1f1b" in schedules(problem.workload) else "interleaved"  # with one range a stage the same
-    return Plan(pipelines, schedule, Sharding(choice.zero))
+    return Plan(pipelines, default_schedule(problem.workload), Sharding(choice.zero))
 
 
 def _estimate_s(estimates: Estimates, order: Ranks, choice: Choice, split: Split) -> float:

@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from hexiopt.cost.boundary import Hop, pipeline_ways, round_trips_s, summed, ways_load
 from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem.problem import Problem
+from hexiopt.schedules.schedule import Schedule
 from solvers.baselines.cutting import Cut
 from solvers.baselines.device_groups import Batching, Share, Shares
 
@@ -18,7 +19,7 @@ def plan_of_cut(
     batching: Batching,
     cut: Cut,
     layers: Sequence[int],
-    schedule: str,
+    schedule: Schedule,
     sharding: int,
 ) -> Plan:
     """The plan of a cut. Lanes are halved while their halves are alike: plain pipelines come out where they can."""

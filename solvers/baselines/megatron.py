@@ -23,10 +23,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 
-from hexiopt.cost.flight import flight
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, recompute_policies, schedules, sharding_stages
+from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
+from hexiopt.schedules.schedule import StagePosition
 from solvers.baselines.estimate import Estimates, Sites, one_f_one_b_s, synced_s
 from solvers.baselines.frame import Candidate, Rival
 from solvers.baselines.grid import (
@@ -114,7 +116,7 @@ class Megatron(Rival):
         """See the file's head."""
         lines, first = plan.pipelines, plan.pipelines[0]
         stages = [stage for line in lines for stage in line.stages]
-        if plan.schedule not in ("1f1b", "interleaved"):
+        if plan.schedule not in (ONE_F_ONE_B, INTERLEAVED):
             return f"schedule {plan.schedule}"
         if plan.sharding.stage > 1 or plan.sharding.groups != "all":
             return "sharding other than the distributed optimizer"
@@ -282,7 +284,8 @@ def _rooms(
     """The most layers of every stage, on its fullest site."""
     found, count, policy = [], len(sites), recompute.policy
     for s, own in enumerate(sites):
-        first, last, held = s == 0, s == count - 1, flight("1f1b", s, count, num_micro_batches, chunks)
+        at = StagePosition(s, count, num_micro_batches, chunks)
+        first, last, held = at.first, at.last, in_flight(INTERLEAVED, at)
         if recompute.block is None:
             found.append(times.room(own, first, last, size, policy, held, shards))
         else:
@@ -298,8 +301,8 @@ def _sharding(problem: Problem) -> list[int]:
 def _chunk_counts(problem: Problem, stages: int, num_micro_batches: int) -> list[int]:
     """Layer ranges a stage that the schedules allow; one stands for plain 1F1B."""
     allowed = schedules(problem.workload)
-    found = [1] if "1f1b" in allowed else []
-    if "interleaved" in allowed and stages > 1 and num_micro_batches % stages == 0:
+    found = [1] if ONE_F_ONE_B in allowed else []
+    if INTERLEAVED in allowed and stages > 1 and num_micro_batches % stages == 0:
         found += range(2, min(problem.space.max_chunks, problem.model.num_layers // stages) + 1)
     return [chunks for chunks in found if problem.model.num_layers % chunks == 0]
 
@@ -414,4 +417,4 @@ def _plan(grid: Grid, layers: Layers, recompute: Recomputing, size: int, num_mic
         )
         for k in range(grid.width)
     )
-    return Plan(pipelines, "interleaved" if layers.chunks > 1 else "1f1b", Sharding(sharding))
+    return Plan(pipelines, INTERLEAVED if layers.chunks > 1 else ONE_F_ONE_B, Sharding(sharding))

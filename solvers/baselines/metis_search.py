@@ -10,6 +10,7 @@ from typing import Any
 from hexiopt.cost.boundary import hop
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.schedules.schedule import Schedule
 from solvers.baselines.aligned import nearby
 from solvers.baselines.cutting import Cut, cuts
 from solvers.baselines.device_groups import Batching, RankedDevices
@@ -67,7 +68,7 @@ def batchings(problem: Problem, policy: str, sharded: bool) -> list[Batching]:
 class Planner:
     """The search for one problem."""
 
-    def __init__(self, search: Search, schedule: str, sharding: int) -> None:
+    def __init__(self, search: Search, schedule: Schedule, sharding: int) -> None:
         self.search, self.schedule, self.sharding = search, schedule, sharding
         self.problem, self.estimates = search.problem, Estimates(search.pricer)
         kept: dict[Any, Any] = {}

@@ -6,6 +6,7 @@ from typing import Any
 
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.schedules.registry import GPIPE
 from solvers.baselines.estimate import Estimates
 
 Types = Counter[str]  # GPUs of each type
@@ -15,8 +16,8 @@ def broken_rule(problem: Problem, plan: Plan, estimates: Estimates) -> str | Non
     """The first rule that `plan`, valid for `problem`, breaks, in words; None if none."""
     lanes, count = plan.pipelines, len(plan.pipelines[0].stages)
     stages = [stage for lane in lanes for stage in lane.stages]
-    if plan.schedule == "gpipe":
-        return "schedule gpipe"
+    if plan.schedule == GPIPE:
+        return f"schedule {plan.schedule}"
     if plan.sharding.stage > 1 or plan.sharding.groups != "all":
         return "sharding other than of the optimizer"
     if any(len(stage.layers) != 1 for stage in stages):

@@ -25,10 +25,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import permutations, product
 
-from hexiopt.cost.flight import in_flight
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies
+from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.schedules.schedule import StagePosition
 from solvers.baselines.aligned import (
     AlignedEstimates,
     Slots,
@@ -263,7 +265,7 @@ class _Planner:
         found = []
         for s, n in enumerate(shape.layers):
             ends = s == 0, s == stages - 1
-            held = in_flight("1f1b", s, stages, shape.longest)
+            held = in_flight(ONE_F_ONE_B, StagePosition(s, stages, shape.longest))
             found.append(
                 [
                     [

@@ -23,18 +23,19 @@ import numpy as np
 from hexiopt.cost.executors.links import WiresKept
 from hexiopt.cost.executors.memory import MemoryModel, Shards
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
-from hexiopt.cost.flight import in_flight
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
 from hexiopt.plan.token_layout import ORDERS
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import layer_ranges, recompute_policies, sharding_stages
+from hexiopt.problem.space import default_schedule, layer_ranges, recompute_policies, sharding_stages
 from hexiopt.result import Result
+from hexiopt.schedules.in_flight import most_in_flight
+from hexiopt.schedules.schedule import StagePosition
 from solvers.baselines.frame import Candidate, Rival
 from solvers.core.search import Budget, Listener, Pricer, Search
 from solvers.core.zero import LOCKSTEP, sharding_groups
 from solvers.sequence.orders import Machines, machine_orders
-from solvers.sequence.requirement import one_range_schedule, require_sequences
+from solvers.sequence.requirement import require_sequences
 from solvers.sequence.signatures import Signatures
 from solvers.sequence.token_allocation import RateTable
 
@@ -199,7 +200,7 @@ class _Estimate:
         problem = self._problem = search.problem
         self._model = search.pricer if isinstance(search.pricer, CostModel) else CostModel(problem)
         self._wires = WiresKept(problem.cluster)
-        self._schedule = one_range_schedule(problem)
+        self._schedule = default_schedule(problem.workload)
         rates = RateTable(self._model).of(range(problem.cluster.num_devices), "none")
         spec, workload = problem.model, problem.workload
         self.sequence_s: list[float] = rates.of_sequence_s(workload.seq_len, spec.num_heads).tolist()
@@ -215,7 +216,8 @@ class _Estimate:
         problem = self._problem
         layers = -(-problem.model.num_layers // num_stages)
         spread = Shards(max(sharding_stages(problem.workload)), len(problem.usable_devices))
-        held = in_flight(self._schedule, 0, num_stages, problem.workload.global_batch // (num_lines * size))
+        batches = problem.workload.global_batch // (num_lines * size)
+        held = most_in_flight(self._schedule, StagePosition(0, num_stages, batches))
         tokens = problem.workload.seq_len // num_devices
         inputs = layers * held * size * tokens * problem.model.hidden_size * problem.workload.element_bytes
         return sum(self._alone.states(layers, True, num_stages == 1, spread)) + inputs
@@ -249,7 +251,7 @@ class _Estimate:
         last = len(stages) - 1
         policies = [(policy,) * (end - first) for ((first, end),) in _layers(self._problem, last + 1)]
         for s, stage in enumerate(stages):
-            held = in_flight(self._schedule, s, last + 1, count)
+            held = most_in_flight(self._schedule, StagePosition(s, last + 1, count))
             shards = Shards(sharding.stage, self._holders(grid, s, line[s], sharding))
             parts = stage.memory.stage((policies[s],), s == 0, s == last, (held,), shards)
             if (parts.sum(axis=0) > stage.limit_bytes).any():
@@ -339,4 +341,4 @@ def _plan(problem: Problem, grid: Grid, order: str, sharding: Sharding, policy: 
         )
         for line in grid.lines
     )
-    return Plan(pipelines, one_range_schedule(problem), sharding)
+    return Plan(pipelines, default_schedule(problem.workload), sharding)

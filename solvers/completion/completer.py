@@ -8,6 +8,7 @@ from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding
 from hexiopt.problem.problem import Problem
+from hexiopt.schedules.schedule import Schedule
 from solvers.completion.batches import split_batch
 from solvers.completion.layers import LayerSplitter
 from solvers.completion.pipelines import Line, LineMaker, Terms
@@ -64,7 +65,7 @@ class Builder:
             far += sum(b.replicated for b in bundles)
         if structure.sharding >= LOCKSTEP:
             far += sum(len({len(group) for group in slot}) - 1 for b in bundles if b.replicated for slot in b.stages)
-            far += max(0, len(bundles) - 1) + (structure.schedule == "interleaved")
+            far += max(0, len(bundles) - 1) + (not structure.schedule.lockstep)
             far += sum(most % (b.width * b.micro_batch_size) != 0 for b in bundles)
         return far
 
@@ -117,7 +118,7 @@ class Builder:
         return total
 
     def finish_s(
-        self, groups: Sequence[Group], size: int, schedule: str, shards: Shards, sequences: float, chunks: int = 1
+        self, groups: Sequence[Group], size: int, schedule: Schedule, shards: Shards, sequences: float, chunks: int = 1
     ) -> float:
         """Estimated seconds in which one pipeline of stages `groups` processes `sequences`; infinite if none fits."""
         bundle = Bundle(tuple((group,) for group in groups), size)
@@ -134,7 +135,7 @@ class Builder:
         """`plan` with micro-batches by the priced times of its pipelines; None where nothing would change."""
         ends = [cost.end_s for cost in priced]
         fixed = not self.problem.space.uneven_batch or plan.sharding.stage >= LOCKSTEP
-        if len(ends) < 2 or fixed or plan.schedule == "gpipe":
+        if len(ends) < 2 or fixed or plan.schedule.saturates_at(1, 1) is None:
             return None
         if max(ends) - sum(ends) / len(ends) < 0.002 * max(ends):
             return None
@@ -196,8 +197,7 @@ class Builder:
         schedule, p = structure.schedule, len(bundle.stages)
         chunks = self._lines.chunks(bundle, structure)
         batches = max(1, int(expected // bundle.micro_batch_size))
-        if schedule != "gpipe":
-            batches = min(batches, p * (3 if chunks > 1 else 1))
+        batches = min(batches, schedule.saturates_at(p, chunks) or batches)
         return Terms(schedule, chunks, shards, structure.groups == "all", batches)
 
 

@@ -9,6 +9,8 @@ replicas of the stages of one.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from hexiopt.schedules.schedule import Schedule
+
 Group = tuple[int, ...]  # devices of a TP group
 
 
@@ -49,7 +51,7 @@ class Structure:
     """Bundles, and what is chosen once for the plan."""
 
     bundles: tuple[Bundle, ...]
-    schedule: str
+    schedule: Schedule
     sharding: int
     chunks: int = 1  # layer ranges a stage where interleaved; fewer in pipelines that cannot have as many
     groups: str = "all"  # sharding groups

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.flight import Flight
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.result import OPTIMALITY_TOLERANCE, Point, Result, Status
+from hexiopt.schedules.in_flight import InFlight
 from solvers.core.zero import without_idle_sharding
 
 
@@ -42,9 +42,9 @@ class Pricer(Protocol):
         """Forward and backward seconds of a stage."""
 
     def max_layers(
-        self, site: Any, first: bool, last: bool, micro_batch_size: int, policy: str, held: Flight, shards: Shards
+        self, site: Any, first: bool, last: bool, micro_batch_size: int, policy: str, held: InFlight, shards: Shards
     ) -> int:
-        """The most layers that fit, `held` in flight (`flight`), states spread as `shards`; may be negative."""
+        """The most layers that fit, `held` in flight, states spread as `shards`; may be negative."""
 
     def hop_s(self, senders: tuple[int, ...], receivers: tuple[int, ...], micro_batch_size: int) -> float:
         """One message between two stages, the network otherwise idle."""

@@ -31,6 +31,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, recompute_policies, schedules, sharding_stages
 from hexiopt.result import Result, Status
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from solvers.completion.completer import Builder
 from solvers.core.search import Budget, Listener, Pricer, Search
 from solvers.exact.enumeration.arrangements import Arrangement, Groups, Seats
@@ -193,7 +194,7 @@ class Enumeration:
         # Where nothing has two holders, the lowest stage stands for all.
         shares = holders > 1 or (self.problem.model.tied_embeddings and len(arrangement[0]) > 1)
         for schedule, chosen, stage in product(schedules(workload), sets, stages if shares else stages[:1]):
-            if stage < 2 or (schedule != "interleaved" and _in_lockstep(arrangement)):
+            if stage < 2 or (schedule.lockstep and _in_lockstep(arrangement)):
                 yield Frame(schedule, chosen, stage, holders if stage else 1)
 
     def _shardings(self, frame: Frame) -> list[Sharding]:
@@ -204,7 +205,7 @@ class Enumeration:
     def _cuts(self, arrangement: Arrangement) -> list[tuple[Layers, ...]]:
         """Per pipeline, all ways to give its stages the layers."""
         space, layers = self.problem.space, self.problem.model.num_layers
-        chunks = space.max_chunks if "interleaved" in schedules(self.problem.workload) else 1
+        chunks = space.max_chunks if any(one.chunked for one in schedules(self.problem.workload)) else 1
         return [all_layer_cuts(layers, len(line), chunks, not space.uneven_layers) for line in arrangement]
 
     def _floors_s(self, arrangement: Arrangement, cuts: Sequence[Sequence[Layers]]) -> dict[str, Floats]:
@@ -228,7 +229,7 @@ class Enumeration:
         if not (alone_s < self.limit_s).any():
             return
         first_s = self._least_s(tables, cuts, min)
-        also_1f1b = frame.schedule == "interleaved" and "1f1b" in schedules(self.problem.workload)
+        also_1f1b = frame.schedule.chunked and ONE_F_ONE_B in schedules(self.problem.workload)
         shape = [len(own) for own in cuts]
         for sharding in self._shardings(frame):
             floor_s = floors_s[sharding.groups] if isinstance(sharding.groups, str) else 0.0

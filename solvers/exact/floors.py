@@ -65,7 +65,7 @@ class Floors:
             for site in model.best_sites(run.machine)
             if site.tp in run.degrees
         ]
-        self._interleaves = "interleaved" in schedules(problem.workload)
+        self._interleaves = any(schedule.chunked for schedule in schedules(problem.workload))
         self._most_stages = problem.space.num_stages or min(self._layers, len(problem.usable_devices))
         self._least_hops = {size: self._hops(size) for size in self.sizes}
         self._tails: dict[tuple[Group, bool, bool, Family], Floats] = {}

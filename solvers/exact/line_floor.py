@@ -72,7 +72,7 @@ class LineFloor:
         self._model, self._table, self._layers = model, table, problem.model.num_layers
         self._sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)
         self._widths = problem.workload.stored_gradient_bytes, problem.workload.element_bytes
-        self._interleaves = "interleaved" in schedules(problem.workload)
+        self._interleaves = any(schedule.chunked for schedule in schedules(problem.workload))
         self._lists: dict[tuple[object, ...], _Seconds] = {}
 
     def most_sequences(self, groups: Groups, context: Context, least: int, most: int, step_s: float) -> int:

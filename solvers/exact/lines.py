@@ -57,7 +57,7 @@ class Lines:
         found = []
         for schedule, chosen in product(schedules(workload), sets):
             # Lockstep is for schedules of one layer range.
-            allowed = [stage for stage in stages if stage < 2 or schedule != "interleaved"]
+            allowed = [stage for stage in stages if stage < 2 or schedule.lockstep]
             if allowed:
                 found.append(Frame(schedule, chosen, allowed[-1], devices if allowed[-1] else 1))
         return found

@@ -14,6 +14,7 @@ from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.executors.sites import Site
 from hexiopt.cost.model import CostModel
+from hexiopt.schedules.in_flight import holding
 
 Floats = NDArray[np.float64]
 _ROUNDING = 1e-9  # of a memory limit
@@ -52,7 +53,7 @@ class StageTable:
         backward_s = np.array([model.stage_s(site, int(n), first, last, samples, fastest)[1] for n in counts])
         working = {policy: memory.recompute_working_set_bytes(policy, last) for policy in policies}
         room = site.gpu.usable_memory_bytes * (1 + _ROUNDING) - np.array(
-            [memory.stage(int(n), first, last, fastest, held, shards).total for n in counts]
+            [memory.stage(int(n), first, last, fastest, holding(held), shards).total for n in counts]
         )
         # What is kept of activations counts once, and once more for what the allocator loses.
         factor = 1 + c.FRAGMENTATION

@@ -13,6 +13,7 @@ from functools import cache
 import numpy as np
 
 from hexiopt.cost.executors.memory import Shards
+from hexiopt.schedules.in_flight import holding
 from solvers.completion.layers import LayerSplitter
 from solvers.core.partition import Bundle, Group
 from solvers.core.search import Pricer
@@ -159,7 +160,7 @@ class ChainMaker:
                         first,
                         after == 0,
                         terms.size,
-                        batches if terms.holds_all else min(batches, after + 1),
+                        holding(batches if terms.holds_all else min(batches, after + 1)),
                         terms.shards,
                     ).times
                     for first in (False, True)

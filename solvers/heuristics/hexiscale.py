@@ -19,6 +19,7 @@ import numpy as np
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
+from hexiopt.schedules.schedule import Schedule
 from solvers.completion.completer import Builder
 from solvers.core.interleaving import drawn_schedule
 from solvers.core.partition import Bundle, Group, Structure
@@ -305,7 +306,7 @@ class _Style:
     """What all pipelines of an iteration share: micro-batch size, schedule, sharding, order of kinds, layer ranges."""
 
     size: int
-    schedule: str
+    schedule: Schedule
     sharding: int
     ranks: tuple[int, ...]
     chunks: int

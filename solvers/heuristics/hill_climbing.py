@@ -11,10 +11,11 @@ from math import lcm
 
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.flight import flight
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, irregular, misaligned
 from hexiopt.problem.space import layer_ranges, lean_first, sharding_stages
 from hexiopt.problem.workload import RECOMPUTE_POLICIES
+from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.schedule import StagePosition
 from solvers.completion.completer import Builder
 from solvers.completion.replicas import Share
 from solvers.core.interleaving import multiple_of
@@ -177,7 +178,8 @@ class Polisher:
     def _fitted(self, plan: Plan, pipeline: Pipeline, s: int, stage: Stage) -> Stage | None:
         """`stage` with the fastest policies whose memory fits (its own alone where policies may not differ)."""
         count = len(pipeline.stages)
-        held = flight(plan.schedule, s, count, pipeline.num_micro_batches, pipeline.num_chunks)
+        at = StagePosition(s, count, pipeline.num_micro_batches, pipeline.num_chunks)
+        held = in_flight(plan.schedule, at)
         holders = holders_of(plan, self._machine_of)
         if plan.sharding.groups == "all":
             holders += len(stage.replicas) - 1

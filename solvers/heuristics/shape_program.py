@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from hexiopt.cost.executors.memory import Shards
-from hexiopt.problem.space import schedules
+from hexiopt.problem.space import default_schedule
+from hexiopt.schedules.in_flight import holding
 from solvers.completion.completer import Builder
 from solvers.completion.layers import LayerSplitter
 from solvers.core.partition import Bundle, Group, Structure
@@ -84,7 +85,7 @@ class ShapeProgram:
                 own = self.devices[members[0]]
                 for tp in problem.space.allowed_tp(len(own)):
                     site = pricer.site(own[:tp])
-                    options = splitter.options(frozenset([site]), False, False, size, held, shards)
+                    options = splitter.options(frozenset([site]), False, False, size, holding(held), shards)
                     hop_s = 0.0
                     if 2 * tp <= len(own):
                         hop_s = pricer.hop_s(own[:tp], own[tp : 2 * tp], size)
@@ -337,7 +338,7 @@ def _place(program: ShapeProgram, shape: Shape, free: dict[int, list[int]]) -> l
 def shape_structures(search: Search) -> Iterator[Structure]:
     """Structures by the linear program under a few assumptions, best sharding first."""
     problem = search.problem
-    schedule = "1f1b" if "1f1b" in schedules(problem.workload) else schedules(problem.workload)[0]
+    schedule = default_schedule(problem.workload)
     for sharding in plain_stages(problem)[::-1]:
         for held in (4, 8):
             for same_kind in (False, True):

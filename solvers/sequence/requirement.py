@@ -2,7 +2,6 @@
 
 from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import schedules
 
 
 def require_sequences(problem: Problem, solver: str) -> None:
@@ -18,9 +17,3 @@ def refuse_sequences(problem: Problem, solver: str) -> None:
             f"solver: {solver} proves nothing about sequence layouts; take space.sequence=false, "
             "solver=sequence_exact or solver=portfolio"
         )
-
-
-def one_range_schedule(problem: Problem) -> str:
-    """The schedule of pipelines whose stages hold one range of layers each, as those with layouts do."""
-    allowed = schedules(problem.workload)
-    return next(name for name in ("1f1b", "interleaved", "gpipe") if name in allowed)

@@ -7,6 +7,7 @@ import numpy as np
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.token_layout import Floats, Ints
+from hexiopt.schedules.in_flight import holding
 
 
 class TensorTable:
@@ -52,9 +53,11 @@ class TensorTable:
                     layer_s[k, kind, degree] = sum(model.layer_s(site, size, policy)) / size
                     # From two layers on linear under ZeRO-3 too.
                     one, more, two, both = (
-                        memory.stage(n, False, False, policy, held, shards).total for held in (1, 2) for n in (2, 3)
+                        memory.stage(n, False, False, policy, holding(held), shards).total
+                        for held in (1, 2)
+                        for n in (2, 3)
                     )
-                    ends = 0.5 * (memory.stage(2, True, True, policy, 1, shards).total - one)
+                    ends = 0.5 * (memory.stage(2, True, True, policy, holding(1), shards).total - one)
                     grows = both - two - more + one
                     flight, each = two - one - 2 * grows, more - one - grows
                     room = limit - ends - (one - 2 * each - flight - 2 * grows)

@@ -12,6 +12,7 @@ import torch
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.checkpoint import INDEX, Checkpoint, Progress, finished, save
 from tests.runtime.ranks import random_plan, run_ranks
 from tests.runtime.test_training import SEQ_LEN, SETTINGS, trainee, whole
@@ -84,7 +85,7 @@ def test_sequence_layouts_write_and_read_them_too(model: ModelSpec, written: Pat
     groups = (SequenceGroup((1, 0), (3, 1), (2, 4)), SequenceGroup((2,), (3,), (6,)))
     stage = Stage((), ((0, model.num_layers),), ("none",), SequenceLayout(groups, "zigzag"))
     for zero in (0, 1):
-        plan, folder = Plan((Pipeline((stage,), 2, BATCH // 2),), "1f1b", Sharding(zero)), tmp_path / str(zero)
+        plan, folder = Plan((Pipeline((stage,), 2, BATCH // 2),), ONE_F_ONE_B, Sharding(zero)), tmp_path / str(zero)
         assert train(plan, model, folder, 3, 5, resume=written) == pytest.approx(curve[:2], rel=1e-9)
         (left,) = finished(folder)
         Checkpoint(left).check()

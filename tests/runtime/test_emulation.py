@@ -17,6 +17,7 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.network import Group
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime import fabric
 from runtime.emulated import Bench
 from runtime.emulation import divisors, narrowed, pace_until, paces, read_pace, write_paces
@@ -33,7 +34,7 @@ def problem() -> Problem:
 def plan() -> Plan:
     """Two stages on two machines, the first one of two devices, beside a pipeline of one device."""
     long = Pipeline((Stage.of((0, 1), 0, 3), Stage.of((2,), 3, 4)), 3)
-    return Plan((long, Pipeline((Stage.of((3,), 0, 4),), 1)), "1f1b", Sharding(1))
+    return Plan((long, Pipeline((Stage.of((3,), 0, 4),), 1)), ONE_F_ONE_B, Sharding(1))
 
 
 needs_root = pytest.mark.skipif(unsupported(problem().cluster) is not None, reason=str(unsupported(problem().cluster)))

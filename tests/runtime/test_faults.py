@@ -16,6 +16,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.plan_file import write_plan
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.checkpoint import Checkpoint, finished
 from runtime.settings import AdamW, Run, Settings
 from runtime.supervisor import TrainingFailedError, supervised
@@ -38,12 +39,12 @@ def problem() -> Problem:
 def wide() -> Plan:
     """Four processes: a pipeline of two stages, one of them on two devices, beside a process with all layers."""
     long = Pipeline((Stage.of((0, 1), 0, 3), Stage.of((2,), 3, 4)), 3)
-    return Plan((long, Pipeline((Stage.of((3,), 0, 4),), 1)), "1f1b", Sharding(1))
+    return Plan((long, Pipeline((Stage.of((3,), 0, 4),), 1)), ONE_F_ONE_B, Sharding(1))
 
 
 def narrow() -> Plan:
     """Two processes."""
-    return Plan((Pipeline((Stage.of((2,), 0, 2), Stage.of((3,), 2, 4)), 4),), "1f1b", Sharding(1))
+    return Plan((Pipeline((Stage.of((2,), 0, 2), Stage.of((3,), 2, 4)), 4),), ONE_F_ONE_B, Sharding(1))
 
 
 def written(folder: Path, name: str, plan: Plan) -> Path:

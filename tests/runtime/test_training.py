@@ -9,6 +9,7 @@ import torch
 
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.settings import AdamW
 from runtime.trainee import Trainee, drawn
 from tests.conftest import STRESS
@@ -22,7 +23,7 @@ SETTINGS = AdamW(lr=3e-3, max_norm=0.5)
 
 def whole(model: ModelSpec, batch: int) -> Plan:
     """One process, one micro-batch."""
-    return Plan((Pipeline((Stage.of((0,), 0, model.num_layers),), 1, batch),), "1f1b", Sharding(0))
+    return Plan((Pipeline((Stage.of((0,), 0, model.num_layers),), 1, batch),), ONE_F_ONE_B, Sharding(0))
 
 
 def trainee(

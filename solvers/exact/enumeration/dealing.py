@@ -10,9 +10,9 @@ from operator import le
 from hexiopt.cost.boundary import sample_overlaps
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.executors.sites import Site
-from hexiopt.cost.executors.stage_costs import Place
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.space import Recompute, recompute_chains
+from hexiopt.schedules.schedule import Schedule, StagePosition
 from solvers.exact.enumeration.arrangements import Groups
 from solvers.exact.enumeration.layer_cuts import Layers
 from solvers.exact.enumeration.pipeline_floor import Part, ends_floor_s
@@ -28,7 +28,7 @@ class Frame:
     Schedule, policies (fastest first), ZeRO stage, and the most holders over which a parameter may be spread.
     """
 
-    schedule: str
+    schedule: Schedule
     policies: tuple[str, ...]
     sharding: int
     holders: int
@@ -208,20 +208,19 @@ class Dealing:
         found = self._stages.get((s, lengths))
         if found is None:
             frame, num_layers = self._frame, sum(lengths)
-            place, shards = (
-                Place(frame.schedule, s, len(self._sites), self._count),
-                Shards(frame.sharding, frame.holders),
-            )
+            at = StagePosition(s, len(self._sites), self._count, len(lengths))
+            shards = Shards(frame.sharding, frame.holders)
             chains, rooms = self._seconds.chains(frame.policies, num_layers), self._seconds.rooms
             fitting = [
-                [rooms.first_fits(site, lengths, place, shards, chain) for site in self._sites[s]] for chain in chains
+                [rooms.first_fits(site, lengths, frame.schedule, at, shards, chain) for site in self._sites[s]]
+                for chain in chains
             ]
             work = []
             for site, *each in zip(self._sites[s], *fitting, strict=True):
                 least = [inf] * max(map(len, each))
                 for chain, own in zip(chains, each, strict=True):
-                    for k, at in enumerate(own):
-                        both_s = self._seconds.work_s(site, num_layers, place.first, place.last, chain[at])[k]
+                    for k, first_fit in enumerate(own):
+                        both_s = self._seconds.work_s(site, num_layers, at.first, at.last, chain[first_fit])[k]
                         least[k] = min(least[k], sum(both_s))
                 work.append(least)
             room = sum(bisect_left(own, self._limit_s / self._count) for own in work)

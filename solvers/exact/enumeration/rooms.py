@@ -2,10 +2,10 @@
 
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.executors.sites import Site
-from hexiopt.cost.executors.stage_costs import Place
-from hexiopt.cost.flight import Flight, flight
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.space import Recompute
+from hexiopt.schedules.in_flight import InFlight, in_flight
+from hexiopt.schedules.schedule import Schedule, StagePosition
 
 _SLACK = 1e-9  # of the memory, for rounding
 
@@ -19,20 +19,26 @@ class Rooms:
         self._found: dict[tuple[object, ...], list[int]] = {}
 
     def first_fits(
-        self, site: Site, ranges: tuple[int, ...], place: Place, shards: Shards, chain: tuple[Recompute, ...]
+        self,
+        site: Site,
+        ranges: tuple[int, ...],
+        schedule: Schedule,
+        position: StagePosition,
+        shards: Shards,
+        chain: tuple[Recompute, ...],
     ) -> list[int]:
         """For 1, 2, ... samples, the number of the first of `chain` that fits; it ends where none does.
 
         `ranges` are the lengths of the stage's layer ranges, as equal as they go; `chain` as `recompute_chains` has it.
         """
-        held = flight(place.schedule, place.position, place.num_stages, place.num_micro_batches, len(ranges))
-        key = (site, ranges, place.first, place.last, held, shards, chain)
+        held = in_flight(schedule, position)
+        key = (site, ranges, position.first, position.last, held, shards, chain)
         found = self._found.get(key)
         if found is None:
             found, at = [], 0
             for samples in range(1, self._most_samples + 1):
                 # More samples never fit with less recompute.
-                while at < len(chain) and not self._fits(site, sum(ranges), place, held, shards, samples, chain[at]):
+                while at < len(chain) and not self._fits(site, sum(ranges), position, held, shards, samples, chain[at]):
                     at += 1
                 if at == len(chain):
                     break
@@ -44,12 +50,12 @@ class Rooms:
         self,
         site: Site,
         num_layers: int,
-        place: Place,
-        held: Flight,
+        position: StagePosition,
+        held: InFlight,
         shards: Shards,
         samples: int,
         recompute: Recompute,
     ) -> bool:
         model = self._model.memory_model(site, samples)
-        memory = model.recomputing(num_layers, place.first, place.last, recompute, held, shards)
+        memory = model.recomputing(num_layers, position.first, position.last, recompute, held, shards)
         return memory.total <= site.gpu.usable_memory_bytes * (1 + _SLACK)

@@ -76,7 +76,7 @@ class SyncFloor:
             )
             workload = self._problem.workload
             gradient, weight = workload.stored_gradient_bytes, workload.element_bytes
-            rings = self._one_layer.rings(Plan(pipelines, "1f1b", Sharding(1, groups)))
+            rings = self._one_layer.rings(Plan(pipelines, sharding=Sharding(1, groups)))
             within = min(2 * gradient, gradient + weight) * self._passed(rings.within.groups)
             between = 2 * gradient * self._passed(rings.between.groups)
             found = self._loads[key] = np.concatenate([within, between]) / self._whole

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hexiopt.problem.problem import Problem
+from hexiopt.schedules.registry import INTERLEAVED
 from solvers.core.interleaving import drawn_chunks, drawn_schedule, may_interleave
 from solvers.core.partition import Bundle, Structure
 from solvers.core.zero import drawn_groups, drawn_stage
@@ -329,7 +330,7 @@ class Neighbourhood(ReplicaMoves):
         chunks = drawn_chunks(self.problem, rng)
         if all(len(bundle.stages) == 1 for bundle in structure.bundles) or chunks == structure.chunks:
             return None
-        return replace(structure, schedule="interleaved", chunks=chunks)
+        return replace(structure, schedule=INTERLEAVED, chunks=chunks)
 
     # Pieces.
 

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from hexiopt.cost.flight import in_flight
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
-from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
+from hexiopt.problem.space import default_schedule, recompute_policies, sharding_stages
+from hexiopt.schedules.in_flight import most_in_flight
+from hexiopt.schedules.schedule import StagePosition
 from solvers.core.search import Search
 from solvers.sequence.exact.batch import Split, best_split
 from solvers.sequence.exact.frames import Groups, device_sets
@@ -47,8 +48,7 @@ class Plans:
         self._signatures = Signatures(search.problem)
         self._resolution = resolution
         self._stages = Stages(self._model, resolution, search.go_on, search.step, search.left_s)
-        allowed = schedules(self._problem.workload)
-        self._schedule = next(name for name in ("1f1b", "interleaved", "gpipe") if name in allowed)
+        self._schedule = default_schedule(self._problem.workload)
         self._known: dict[tuple[object, Work], Best] = {}
         self._begun: dict[tuple[object, Work], Best] = {}
         self._open_s = float("inf")  # the least bound of parts whose plan does not reach it
@@ -189,7 +189,7 @@ class Plans:
         holders = tuple(
             sum(machine_of[d] == machine_of[e] for e in used) if together else len(used) for d in part.sets[p]
         )
-        held = in_flight(self._schedule, 0, 1, batches)
+        held = most_in_flight(self._schedule, StagePosition(0, 1, batches))
         several = len({int(machine_of[d]) for d in part.sets[p]}) > 1
         return Work(size, held, part.sharding.stage, holders, part.policies, part.sharers if several else ())
 

@@ -1,0 +1,71 @@
+"""Interleaved 1F1B (Narayanan et al., arXiv 2104.04473, section 2.2)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hexiopt.schedules.one_f_one_b import OneFOneB
+from hexiopt.schedules.schedule import (
+    Block,
+    OperationKind,
+    Programme,
+    Schedule,
+    StagePosition,
+    Turn,
+    largest_cycle_mean_s,
+)
+
+
+@dataclass(frozen=True)
+class Interleaved(Schedule):
+    """1F1B of stages with several layer ranges; with one range a stage it is 1F1B.
+
+    Layer range c of stage s is virtual stage c · p + s of p stages. Ranges take turns, each for as many micro-batches
+    as there are stages: forwards from the first range to the last, backwards from the last to the first.
+    """
+
+    name: ClassVar[str] = "interleaved"
+    chunked: ClassVar[bool] = True
+
+    def programme(self, at: StagePosition) -> Programme:
+        """Two forwards for every stage after and one turn of each range but the last; F B in turns; the rest of B."""
+        if at.num_chunks == 1:
+            return OneFOneB().programme(at)
+        period = [chunk for chunk in range(at.num_chunks) for _ in range(at.num_stages)]
+        forwards = [Turn(OperationKind.FORWARD, chunk) for chunk in period]
+        backwards = [Turn(OperationKind.BACKWARD, chunk) for chunk in reversed(period)]
+        total, size = at.num_micro_batches * at.num_chunks, len(period)
+        warm_up = min(total, 2 * at.num_after + size - at.num_stages)
+        rounds, extra = divmod(total - warm_up, size)
+        pairs = [turn for k in range(size) for turn in (forwards[(warm_up + k) % size], backwards[k])]
+        left = [backwards[k % size] for k in range(extra, extra + warm_up)]
+        return (
+            Block(tuple(forwards[k % size] for k in range(warm_up)), 1),
+            Block(tuple(pairs), rounds),
+            Block((*pairs[: 2 * extra], *left), 1),
+        )
+
+    def broken_rule(self, num_stages: int, num_chunks: int, num_micro_batches: int) -> tuple[str, str] | None:
+        """Stages with several ranges need a neighbour, and micro-batches in whole turns of all stages."""
+        if num_chunks == 1:
+            return None
+        if num_stages == 1:
+            return "interleaved", f"{num_chunks} layer ranges on the only stage; interleave two stages or more"
+        if num_micro_batches % num_stages:
+            said = f"{num_micro_batches} micro-batches for {num_stages} interleaved stages"
+            return "interleaved", f"{said}; take a multiple of {num_stages}"
+        return None
+
+    def micro_batch_multiple(self, num_stages: int, num_chunks: int) -> int:
+        """Of the stages, where they have several ranges."""
+        return num_stages if num_chunks > 1 else 1
+
+    def saturates_at(self, num_stages: int, num_chunks: int) -> int | None:
+        """The warm-up of the first stage and a whole period of ranges fit three micro-batches a stage."""
+        return num_stages if num_chunks == 1 else 3 * num_stages
+
+    def cycle_s(self, stage_s: Sequence[float], round_trip_s: Sequence[float], num_chunks: int) -> float:
+        """Of stages with equal layer ranges. A stage is two ranges ahead of the next one, not one."""
+        if num_chunks == 1:
+            return largest_cycle_mean_s(stage_s, round_trip_s)
+        return num_chunks * largest_cycle_mean_s([s / num_chunks for s in stage_s], round_trip_s, ahead=2)

@@ -1,0 +1,28 @@
+"""1F1B with a flush at the end of the step (Narayanan et al., arXiv 2006.09503, section 3.2: PipeDream-Flush)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hexiopt.schedules.schedule import Block, OperationKind, Programme, Schedule, StagePosition, Turn
+
+
+@dataclass(frozen=True)
+class OneFOneB(Schedule):
+    """A forward for every stage after this one; then forward and backward alternate; the backwards left."""
+
+    name: ClassVar[str] = "1f1b"
+    lockstep: ClassVar[bool] = True
+
+    def programme(self, at: StagePosition) -> Programme:
+        """F for every stage after, F B in turns, the rest of B."""
+        forward, backward = Turn(OperationKind.FORWARD, 0), Turn(OperationKind.BACKWARD, 0)
+        warm_up = min(at.num_micro_batches, at.num_after)
+        return (
+            Block((forward,), warm_up),
+            Block((forward, backward), at.num_micro_batches - warm_up),
+            Block((backward,), warm_up),
+        )
+
+    def saturates_at(self, num_stages: int, num_chunks: int) -> int | None:
+        """Of the first stage, which has most in flight: as many as there are stages."""
+        return num_stages
