@@ -111,11 +111,6 @@ def sub_rings(layout: SequenceLayout, num_heads: int, num_kv_heads: int) -> tupl
     return tuple(found)
 
 
-def causal_pairs(queries: Sequence[Range], keys: Sequence[Range]) -> int:
-    """How many (query, key) pairs have the key no later than the query."""
-    return sum(_pairs(query, key) for query in queries for key in keys)
-
-
 def joined(ranges: Sequence[Range]) -> tuple[Range, ...]:
     """The same tokens in ascending runs, neighbours made one, empty ones left out."""
     found: list[Range] = []
@@ -139,16 +134,6 @@ def _runs(sizes: Sequence[int]) -> list[Range]:
 
 def _at(ranges: Sequence[Range], heads: Range) -> int:
     return next(place for place, (first, end) in enumerate(ranges) if first <= heads[0] and heads[1] <= end)
-
-
-def _pairs(queries: Range, keys: Range) -> int:
-    """Sum over the queries q of how many keys k <= q there are."""
-    (first, end), (low, high) = queries, keys
-    whole = max(0, end - max(first, high)) * (high - low)  # queries beyond all keys
-    start, stop = max(first, low), min(end, high)  # queries among the keys: q sees q - low + 1
-    if start < stop:
-        whole += (stop - start) * (start + stop + 1 - 2 * low) // 2
-    return whole
 
 
 @dataclass(frozen=True)

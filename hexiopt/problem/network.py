@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.errors import InputError, closest_of_many, shown
+from hexiopt.memo import Memo
 from hexiopt.problem.machine import Machine, check_latency, check_name, check_rate
 
 MAX_TABLE_MACHINES = 16_384
@@ -175,7 +176,7 @@ class Network:
                 self._uplink[g] = size
                 parts.append(np.full(2, group.uplink_bytes_per_s))
                 size += 2
-        self._crossings: dict[tuple[int | None, int | None], _Crossing] = {}
+        self._crossing = Memo(self._cross)
 
         # A stated link from a run of machines to another: its first resource, and both runs.
         self._links: dict[tuple[range, range], tuple[int, Link]] = {}
@@ -221,7 +222,7 @@ class Network:
             return transmit, receive
         first, second = self._machine_of[a], self._machine_of[b]
         assert first != second, "no route inside a machine"
-        crossing = self._crossing(self._group_of[first], self._group_of[second])
+        crossing = self._crossing[self._group_of[first], self._group_of[second]]
         found = self._link(first, second)
         link = () if found is None else (found[0],)
         return (transmit, *crossing.out, *link, *crossing.into, receive)
@@ -239,7 +240,7 @@ class Network:
         found = self._link(machine, second)
         if found is not None:
             rate = min(rate, found[1].bandwidth_bytes_per_s)
-        crossing = self._crossing(self._group_of[machine], self._group_of[second])
+        crossing = self._crossing[self._group_of[machine], self._group_of[second]]
         return min(rate, crossing.bandwidth_bytes_per_s)
 
     def pair_latency(self, a: int, b: int) -> float:
@@ -254,7 +255,7 @@ class Network:
         found = self._link(first, second)
         if found is not None and found[1].latency_s is not None:
             latency = found[1].latency_s
-        return latency + self._crossing(self._group_of[first], self._group_of[second]).latency_s
+        return latency + self._crossing[self._group_of[first], self._group_of[second]].latency_s
 
     @cached_property
     def bandwidth(self) -> NDArray[np.float64]:
@@ -335,22 +336,19 @@ class Network:
         every = np.arange(len(self._group_of))
         return [(g, np.array(own), np.delete(every, own)) for g, own in enumerate(inside)]
 
-    def _crossing(self, a: int | None, b: int | None) -> _Crossing:
+    def _cross(self, ends: tuple[int | None, int | None]) -> _Crossing:
         """The uplinks crossed from a machine whose innermost group is a to one whose innermost group is b."""
-        found = self._crossings.get((a, b))
-        if found is None:
-            groups = self._groups
-            out = [g for g in self._chains[a] if g not in self._chains[b]]
-            into = [g for g in reversed(self._chains[b]) if g not in self._chains[a]]
-            rates = [groups[g].uplink_bytes_per_s for g in (*out, *into)]
-            found = _Crossing(
-                out=tuple(self._uplink[g] for g in out if g in self._uplink),
-                into=tuple(self._uplink[g] + 1 for g in into if g in self._uplink),
-                bandwidth_bytes_per_s=min(rates, default=math.inf),
-                latency_s=sum(groups[g].latency_s for g in (*out, *into)),
-            )
-            self._crossings[a, b] = found
-        return found
+        a, b = ends
+        groups = self._groups
+        out = [g for g in self._chains[a] if g not in self._chains[b]]
+        into = [g for g in reversed(self._chains[b]) if g not in self._chains[a]]
+        rates = [groups[g].uplink_bytes_per_s for g in (*out, *into)]
+        return _Crossing(
+            out=tuple(self._uplink[g] for g in out if g in self._uplink),
+            into=tuple(self._uplink[g] + 1 for g in into if g in self._uplink),
+            bandwidth_bytes_per_s=min(rates, default=math.inf),
+            latency_s=sum(groups[g].latency_s for g in (*out, *into)),
+        )
 
     def _link(self, first: int, second: int) -> tuple[int, Link] | None:
         """The resource of the stated link from machine `first` to machine `second`, and the link."""

@@ -4,13 +4,16 @@ from hexiopt.calibration.frameworks import Framework
 from hexiopt.cost.cost import StageCost
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.executors.sequenced import sequenced_cost
-from hexiopt.cost.executors.sites import Crowd, Sites
+from hexiopt.cost.executors.sites import Crowd, Site, Sites
 from hexiopt.cost.sharding import Spread
-from hexiopt.plan.plan import Replica, SequenceLayout, Stage
+from hexiopt.memo import Memo
+from hexiopt.plan.plan import SequenceLayout, Stage
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Recompute
 from hexiopt.schedules.in_flight import InFlight
 from hexiopt.schedules.schedule import StagePosition
 
+_KEPT = 50_000  # prices of stages
 AnySpread = Shards | Spread  # of the states of a pipeline: alike for all parameters, or by layer
 
 
@@ -19,7 +22,14 @@ class StageCosts(Sites):
 
     def __init__(self, problem: Problem, framework: Framework | None = None) -> None:
         super().__init__(problem, framework)
-        self._stages: dict[tuple[object, ...], StageCost] = {}
+        self._plain = Memo(self._price_plain, _KEPT)
+        self._replicas = Memo(self._price_replica, _KEPT)
+        self._sequences = Memo(self._price_sequence, _KEPT)
+
+    def forget_stages(self) -> None:
+        """Give back the prices of whole stages; layers, routes and memory models stay."""
+        for memo in (self._plain, self._replicas, self._sequences):
+            memo.clear()
 
     def plain_cost(
         self, stage: Stage, first: bool, last: bool, size: int, held: InFlight, shards: Shards
@@ -28,20 +38,18 @@ class StageCosts(Sites):
 
         `held`: micro-batches in flight, of `size` sequences each.
         """
-        site, layers, recompute = self.site(stage.devices), stage.num_layers, stage.recompute
-        key = (site, layers, recompute, first, last, size, held, shards)
-        found = self._stages.get(key)
-        if found is None:
-            forward_s, backward_s = self.recomputing_s(site, layers, first, last, size, recompute)
-            model = self.memory_model(site, size)
-            found = self._stages[key] = StageCost(
-                forward_s,
-                backward_s,
-                model.recomputing(layers, first, last, recompute, held, shards),
-                site.gpu.usable_memory_bytes,
-                model.num_params(layers, first, last),
-            )
-        return found
+        site = self.site(stage.devices)
+        return self._plain[site, stage.num_layers, stage.recompute, first, last, size, held, shards]
+
+    def _price_plain(self, key: tuple[Site, int, Recompute, bool, bool, int, InFlight, Shards]) -> StageCost:
+        site, layers, recompute, first, last, size, held, shards = key
+        model = self.memory_model(site, size)
+        return StageCost(
+            *self.recomputing_s(site, layers, first, last, size, recompute),
+            model.recomputing(layers, first, last, recompute, held, shards),
+            site.gpu.usable_memory_bytes,
+            model.num_params(layers, first, last),
+        )
 
     def stage_cost(
         self, stage: Stage, size: int, at: StagePosition, held: InFlight, spread: AnySpread, crowd: Crowd
@@ -53,62 +61,44 @@ class StageCosts(Sites):
             holders = spread.holders[at.stage]
         if stage.sequence is not None:
             policies = stage.policies()[0]
-            return self._sequence_cost(stage.sequence, policies, size, at, held, spread.stage, holders, crowd)
+            return self._sequences[
+                stage.sequence, policies, size, at.first, at.last, held, spread.stage, holders, crowd
+            ]
+        chunks = stage.policies()
         replicas = tuple(
-            self._replica_cost(replica, stage.policies(), samples, at, held, spread.stage, own)
+            self._replicas[self.site(replica.devices), chunks, samples, at.first, at.last, held, spread.stage, own]
             for replica, samples, own in zip(stage.replicas, stage.samples(size), holders, strict=True)
         )
         return replicas[0] if len(replicas) == 1 else StageCost.of_replicas(replicas)
 
-    def _replica_cost(
-        self,
-        replica: Replica,
-        chunks: tuple[tuple[str, ...], ...],
-        samples: int,
-        at: StagePosition,
-        held: InFlight,
-        zero: int,
-        holders: tuple[float, ...],
+    def _price_replica(
+        self, key: tuple[Site, tuple[Recompute, ...], int, bool, bool, InFlight, int, tuple[float, ...]]
     ) -> StageCost:
         """A replica of layer ranges with a policy per layer, each layer sharded by ZeRO stage `zero` over `holders`."""
-        site = self.site(replica.devices)
-        first, last = at.first, at.last
-        key = (site, chunks, samples, first, last, held, zero, holders)
-        found = self._stages.get(key)
-        if found is None:
-            model = self.memory_model(site, samples)
-            final = len(chunks) - 1
-            chunk_s = tuple(
-                self.layers_s(site, policies, first and c == 0, last and c == final, samples)
-                for c, policies in enumerate(chunks)
-            )
-            shards = Shards(zero, model.mean_holders(holders, first, last))
-            found = self._stages[key] = StageCost(
-                sum(forward_s for forward_s, _ in chunk_s),
-                sum(backward_s for _, backward_s in chunk_s),
-                model.mixed_stage(chunks, first, last, model.chunks_held(chunks, first, last, held), shards),
-                site.gpu.usable_memory_bytes,
-                model.num_params(len(holders), first, last),
-                chunk_s if final else (),
-            )
-        return found
+        site, chunks, samples, first, last, held, zero, holders = key
+        model = self.memory_model(site, samples)
+        final = len(chunks) - 1
+        chunk_s = tuple(
+            self.layers_s(site, policies, first and c == 0, last and c == final, samples)
+            for c, policies in enumerate(chunks)
+        )
+        shards = Shards(zero, model.mean_holders(holders, first, last))
+        return StageCost(
+            sum(forward_s for forward_s, _ in chunk_s),
+            sum(backward_s for _, backward_s in chunk_s),
+            model.mixed_stage(chunks, first, last, model.chunks_held(chunks, first, last, held), shards),
+            site.gpu.usable_memory_bytes,
+            model.num_params(len(holders), first, last),
+            chunk_s if final else (),
+        )
 
-    def _sequence_cost(
+    def _price_sequence(
         self,
-        layout: SequenceLayout,
-        policies: tuple[str, ...],
-        size: int,
-        at: StagePosition,
-        held: InFlight,
-        zero: int,
-        holders: tuple[tuple[float, ...], ...],
-        crowd: Crowd,
+        key: tuple[
+            SequenceLayout, Recompute, int, bool, bool, InFlight, int, tuple[tuple[float, ...], ...], Crowd
+        ],
     ) -> StageCost:
-        """A stage with a sequence layout and a policy per layer, sharded as `_replica_cost` of every device."""
-        key = (layout, policies, size, at.first, at.last, held, zero, holders, crowd)
-        found = self._stages.get(key)
-        if found is None:
-            stage = self.crowded_stage(layout, size, crowd)
-            ((count,),) = held
-            found = self._stages[key] = sequenced_cost(stage, policies, at.first, at.last, count, zero, holders)
-        return found
+        """A stage with a sequence layout and a policy per layer, sharded as `_price_replica` on every device."""
+        layout, policies, size, first, last, held, zero, holders, crowd = key
+        ((count,),) = held
+        return sequenced_cost(self.crowded_stage(layout, size, crowd), policies, first, last, count, zero, holders)
