@@ -44,10 +44,9 @@ stress: install
 	$(BIN)/python -m experiments.stress
 	HEXIOPT_STRESS=1 HYPOTHESIS_PROFILE=new $(BIN)/python -m pytest -n 2
 
-# About an hour on two cores; after an interruption it goes on where it was.
+# About two hours on two cores; after an interruption it goes on where it was.
 results: install
-	$(BIN)/python -m experiments.tables --publish
-	$(BIN)/python -m experiments.flashflex_comparison --time-limit 5 --publish
+	$(BIN)/python -m experiments.studies all --publish
 
 clean:
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis outputs multirun

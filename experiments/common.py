@@ -9,7 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from importlib import import_module
 from importlib.resources import files
@@ -30,6 +30,7 @@ from hexiopt.readers.plan_file import PlanFile, read_plan, write_text
 from hexiopt.reading import Section, read_mapping
 from hexiopt.result import Result
 from solvers.core.search import Budget, Listener, Solver
+from solvers.registry import make_solver
 
 STATUS_FILE = "status.json"
 INTERRUPTED = 130
@@ -213,6 +214,23 @@ def overlay(base: Any, over: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------- searching
+
+
+def solvers_of(job: Job, names: Sequence[str]) -> list[Solver]:
+    """Solvers by name, each with those of the stated options `solver.*` that it takes.
+
+    Raises InputError as `make_solver` does, and for an option that none of them takes.
+    """
+    options, made, left = job.config.solver.options(), [], set(job.config.solver.options())
+    for name in names:
+        solver = make_solver(name)
+        taken: set[str] = {field.name for field in fields(solver)} if is_dataclass(solver) else set()
+        made.append(make_solver(name, **{key: value for key, value in options.items() if key in taken}))
+        left -= taken
+    if left:
+        option = min(left)
+        raise InputError(f"solver.{option}: none of {', '.join(names)} takes it; name a solver that does, or remove it")
+    return made
 
 
 def search(job: Job, solver: Solver, problem: Problem) -> Result:

@@ -3,9 +3,8 @@
 import sys
 
 from experiments.cli import main
-from experiments.common import Job, NoPlanError, bounded, interrupt, search
+from experiments.common import Job, NoPlanError, bounded, interrupt, search, solvers_of
 from hexiopt.result import Result
-from solvers.registry import make_solver
 
 
 def run(job: Job) -> float:
@@ -14,9 +13,8 @@ def run(job: Job) -> float:
     Raises InputError, and NoPlanError where no solver finds a plan.
     """
     problem = job.problem
-    solvers = [make_solver(name) for name in job.config.compare.solvers]
     results: list[Result] = []
-    for solver in solvers:
+    for solver in solvers_of(job, job.config.compare.solvers):
         results.append(search(job, solver, problem))
         if interrupt.pressed:
             break

@@ -160,6 +160,9 @@ class TrainConfig:
     `launch`: `local` starts all processes on this machine; `machine` those of the plan's devices in `machine`, as all
     machines do, which meet at `master` (host:port of the first device's machine) and share the run's folder; `torchrun`
     is one process of `torchrun -m experiments.train`. `machine` null writes the commands for all machines.
+
+    `device`: on what processes compute. `auto` is a GPU each where the machine has as many as it starts processes, else
+    its CPU. `force` starts also what the machine's cores or memory cannot carry.
     """
 
     steps: int = 50
@@ -183,9 +186,12 @@ class TrainConfig:
     launch: str = "local"
     machine: str | None = None
     master: str | None = None
+    device: str = "auto"
+    force: bool = False
 
     def __post_init__(self) -> None:
         section = Section(asdict(self), "train")
+        section.text("device", choices=("auto", "cpu", "cuda"))
         for key, least in (("steps", 1), ("warmup_steps", 0), ("checkpoint_every", 1), ("keep_checkpoints", 1)):
             section.integer(key, at_least=least, at_most=MAX_STEPS)
         section.integer("max_restarts", at_least=0, at_most=MAX_STEPS)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.cli import main
-from experiments.common import FailedError, Job, NoPlanError, found, interrupt, search
+from experiments.common import FailedError, Job, NoPlanError, found, interrupt, search, solvers_of
 from experiments.train import check_trainable, trainable
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
@@ -18,10 +18,9 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import plan_file_to_dict
 from hexiopt.simulation.network import simulated_s
-from solvers.registry import make_solver
 
 if TYPE_CHECKING:
-    from runtime.emulated import Bench
+    from runtime.emulate.bench import Bench
 
 _ROOM = 4.5  # the time that a stand-in is given, over the time that it takes as fast as this machine goes
 
@@ -50,10 +49,10 @@ def run(job: Job) -> float:
         raise InputError("emulate: needs torch; install hexiopt[train]")
     from hexiopt.report.emulated import Emulated, draw_emulated, emulated_csv, emulated_table
     from hexiopt.report.table import headline
-    from runtime.emulated import Bench
-    from runtime.emulation import divisors
-    from runtime.fabric import unsupported
-    from runtime.supervisor import TrainingFailedError
+    from runtime.emulate.bench import Bench
+    from runtime.emulate.fabric import unsupported
+    from runtime.emulate.stand_in import divisors
+    from runtime.launch.supervisor import TrainingFailedError
 
     config = job.config.emulate
     if not config.solvers and not job.config.plan:
@@ -102,12 +101,13 @@ def run(job: Job) -> float:
 
 def _plans(job: Job, problem: Problem) -> list[_Entry]:
     """A plan of every solver that finds one that can be trained; the others are named with their reasons."""
-    from runtime.layout import untrainable
+    from runtime.mapping.layout import untrainable
 
     entries, reasons = [], []
-    for name in job.config.emulate.solvers:
+    for solver in solvers_of(job, job.config.emulate.solvers):
+        name = solver.name
         try:
-            plan, cost = found(search(job, make_solver(name), problem))
+            plan, cost = found(search(job, solver, problem))
         except NoPlanError as none:
             reasons.append(f"{name}: {none}")
             continue

@@ -15,9 +15,9 @@ def run(job: Job) -> float:
     """Write a checkpoint's weights as a Hugging Face model. Raises InputError."""
     if find_spec("torch") is None:
         raise InputError("export: needs torch; install hexiopt[train]")
-    from runtime.checkpoint import Checkpoint
-    from runtime.parts import whole_parts
-    from runtime.weights import DTYPES, write_hugging_face
+    from runtime.mapping.parts import whole_parts
+    from runtime.state.checkpoint import Checkpoint
+    from runtime.state.weights import DTYPES, write_hugging_face
 
     config = job.config.export
     if config.checkpoint is None:

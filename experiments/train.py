@@ -50,11 +50,13 @@ def run(job: Job) -> float:
     """Train; returns the last loss. Raises InputError before any process starts, NoPlanError, FailedError."""
     if find_spec("torch") is None:
         raise InputError("train: needs torch; install hexiopt[train]")
-    from runtime.checkpoint import Checkpoint
-    from runtime.data import Batches, prepare
-    from runtime.settings import Run
-    from runtime.supervisor import Place, TrainingFailedError, supervised
-    from runtime.weights import HuggingFaceWeights
+    from runtime.data.batches import Batches
+    from runtime.data.tokens import prepare
+    from runtime.launch.admission import check_machine, chosen_device, ranks_on
+    from runtime.launch.settings import Run
+    from runtime.launch.supervisor import Place, TrainingFailedError, supervised
+    from runtime.state.checkpoint import Checkpoint
+    from runtime.state.weights import HuggingFaceWeights
 
     config = job.config.train
     if job.config.plan:
@@ -71,6 +73,10 @@ def run(job: Job) -> float:
         if checkpoint.model.to_dict() | {"name": ""} != problem.model.to_dict() | {"name": ""}:
             raise InputError(f"train.resume: {resume} is of another model than {problem.model.name}; train that one")
         checkpoint.check()
+        if checkpoint.progress.step >= config.steps:
+            done = f"{resume} is at step {checkpoint.progress.step} of train.steps={config.steps}"
+            job.show(f"The run is complete: {done}. To go on, set train.steps above that.")
+            return float("nan")
     weights = None if config.weights is None else Path(config.weights).absolute()
     if weights is not None:
         HuggingFaceWeights(weights, problem.model)
@@ -87,7 +93,7 @@ def run(job: Job) -> float:
         return used[-1]
 
     if config.launch == "torchrun":
-        return _one_of_torchrun(run_of_all)
+        return _one_of_torchrun(run_of_all, plan_file, config.device, config.force)
     if config.launch == "machine" and config.machine is None:
         return _commands(job, problem, plan, plan_path)
     if config.launch == "machine" and config.machine not in (names := _machines(problem, plan)):
@@ -95,6 +101,13 @@ def run(job: Job) -> float:
     if config.launch == "machine" and config.master is None:
         raise InputError("train.master: is missing; state host:port of the machine with the plan's first device")
     place = Place(config.machine, config.master) if config.launch == "machine" else Place()
+    ranks = ranks_on(plan_file, place.machine)
+    device, told = chosen_device(config.device, len(ranks))
+    if not config.force:
+        check_machine(plan_file, ranks, device)
+    if told is not None:
+        job.show(told)
+    run_of_all = replace(run_of_all, device=device)
     name = "metrics.jsonl" if place.machine is None else f"metrics-{place.machine}.jsonl"
     ended: list[Ended] = []
     timelines: list[dict[str, Any]] = []
@@ -121,21 +134,28 @@ def run(job: Job) -> float:
     return ended[-1].loss if ended else float("nan")
 
 
-def _one_of_torchrun(run: Any) -> float:
+def _one_of_torchrun(run: Any, plan_file: PlanFile, wanted: str, force: bool) -> float:
     """One rank of all, started by torchrun, which says which. Returns the last loss."""
-    from runtime.rank import run_rank
+    from runtime.launch.admission import check_machine, chosen_device
+    from runtime.launch.rank import run_rank
 
     try:
         rank, local, size = (int(os.environ[key]) for key in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
         master = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     except KeyError as missing:
         raise InputError(f"train.launch=torchrun: {missing.args[0]} is not set; start it by torchrun") from None
-    plan_file = read_plan(run.plan)
     if size != len(plan_file.plan.devices()):
         raise InputError(
             f"train.launch=torchrun: {size} processes for {len(plan_file.plan.devices())} devices of the plan; "
             "set --nnodes and --nproc-per-node to them, or take train.launch=machine"
         )
+    num_local = int(os.environ.get("LOCAL_WORLD_SIZE", local + 1))
+    device, told = chosen_device(wanted, num_local)
+    if not force:
+        check_machine(plan_file, range(rank - local, rank - local + num_local), device)
+    if told is not None and local == 0:
+        print(told, file=sys.stderr)
+    run = replace(run, device=device)
     losses = [float("nan")]
 
     def tell(event: dict[str, Any]) -> None:
@@ -186,7 +206,7 @@ def _step_of(checkpoint: str | None) -> int:
 
 def trainable(problem: Problem) -> Problem:
     """The problem, whose plans can be trained: an open ZeRO stage is 1. Raises InputError where none can."""
-    from runtime.layout import untrainable
+    from runtime.mapping.layout import untrainable
 
     cannot = untrainable(problem.model, problem.workload)
     if cannot is not None:
@@ -198,7 +218,7 @@ def trainable(problem: Problem) -> Problem:
 
 def check_trainable(path: str | Path, plan_file: PlanFile) -> None:
     """Raise InputError where the plan of a file is not valid or cannot be trained."""
-    from runtime.layout import untrainable
+    from runtime.mapping.layout import untrainable
 
     problem, plan = plan_file.problem, plan_file.plan
     cannot = untrainable(problem.model, problem.workload, plan)
@@ -220,7 +240,8 @@ def _planned(job: Job, problem: Problem, name: str) -> Path:
 
 
 def _settings(job: Job) -> Any:
-    from runtime.settings import AdamW, Settings
+    from runtime.launch.settings import Settings
+    from runtime.parallel.optimizer import AdamW
 
     config = job.config.train
     return Settings(
@@ -247,7 +268,7 @@ def _tensorboard(job: Job) -> Callable[[Ended], None]:
         return lambda ended: None
     if find_spec("tensorboard") is None:
         raise InputError("train.tensorboard: needs tensorboard; install hexiopt[tensorboard]")
-    from runtime.tensorboard import Board
+    from runtime.launch.tensorboard import Board
 
     board = Board(job.folder / "tensorboard")
 

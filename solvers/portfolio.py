@@ -10,7 +10,6 @@ cores.
 """
 
 import multiprocessing
-import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 from typing import Any
 
+from hexiopt.cores import usable_cores
 from hexiopt.cost.cost import Cost
 from hexiopt.plan.plan import Plan
 from hexiopt.result import Point
@@ -122,7 +122,7 @@ class Portfolio(SearchingSolver):
 def _can_fork() -> bool:
     """Whether a second process can run beside this one: two cores, fork, and no daemon that may not have children."""
     forks = "fork" in multiprocessing.get_all_start_methods()
-    return forks and len(os.sched_getaffinity(0)) >= len(_SIDE_BY_SIDE) and not multiprocessing.current_process().daemon
+    return forks and usable_cores() >= len(_SIDE_BY_SIDE) and not multiprocessing.current_process().daemon
 
 
 def _side_by_side(search: Search, builder: Builder) -> None:

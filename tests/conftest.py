@@ -24,11 +24,9 @@ ROOT = Path(__file__).parent.parent
 STRESS = os.environ.get("HEXIOPT_STRESS") == "1"  # whole sweeps, by `make stress`
 # Files whose tests share what takes long to compute: all of a file in one process, where there are several.
 SHARING = (
-    "tests/experiments/test_long_context_tables.py",
-    "tests/experiments/test_tables.py",
     "tests/experiments/test_validate.py",
-    "tests/runtime/test_checkpoint.py",
-    "tests/runtime/test_faults.py",
+    "tests/runtime/state/test_checkpoint.py",
+    "tests/runtime/launch/test_faults.py",
     "tests/solvers/baselines/test_flashflex.py",
     "tests/solvers/baselines/test_rivals.py",
 )

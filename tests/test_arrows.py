@@ -90,3 +90,38 @@ def test_test_files_have_names_of_their_own() -> None:
     """Outside packages, pytest imports a test file by its name alone, so that two of one name hide each other."""
     names = [path.name for path in files("tests") if path.name.startswith("test_")]
     assert len(names) == len(set(names))
+
+
+# ------------------------------------------------------------------------------ inside the runtime
+
+RUNTIME = {  # what the modules of each sub-folder may import; "" stands for those of runtime/ itself
+    "": set(),
+    "mapping": set(),
+    "data": set(),
+    "model": {"", "mapping"},
+    "parallel": {"", "mapping", "model"},
+    "state": {"mapping", "parallel"},
+    "launch": {"", "mapping", "data", "model", "parallel", "state"},
+    "emulate": {"", "mapping", "launch"},
+    "measure": {"", "launch"},
+    "stock": {"mapping", "model", "parallel", "launch"},
+}
+
+
+def runtime_folder(module: str) -> str:
+    """The sub-folder of a module of the runtime, "" if it has none."""
+    name = module.split(".")[1]
+    return name if (ROOT / "runtime" / name).is_dir() else ""
+
+
+@pytest.mark.parametrize("path", files("runtime"), ids=module)
+def test_the_runtime_imports_along_its_arrows(path: Path) -> None:
+    own = runtime_folder(module(path))
+    for name in imports(path):
+        if name.startswith("runtime."):
+            assert runtime_folder(name) in RUNTIME[own] | {own}, f"{path} imports {name}"
+
+
+def test_the_runtimes_arrows_point_one_way() -> None:
+    folders = {path.name for path in (ROOT / "runtime").iterdir() if list(path.glob("*.py"))}
+    assert set(TopologicalSorter(RUNTIME).static_order()) == set(RUNTIME) == folders | {""}

@@ -20,7 +20,6 @@ Pairs (M, Σ) lie in *boxes*. In a box, stages obey the conditions at its low en
 multiplier (Lagrange) or counted in parts, so a recursion over layers gives a price that no chain of the box undercuts.
 """
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -30,11 +29,11 @@ from numpy.typing import NDArray
 
 from hexiopt.bounds.kernel import SLACK, Ends, Found, Multipliers, Rows, Task, least_prices, least_prices_finely
 from hexiopt.bounds.stages import StageTypes
+from hexiopt.cores import usable_cores
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 _PARTS = 48  # of Σ, where the recursion knows it
-_CORES = max(1, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +155,8 @@ class Chains:
         ends = (shape.least_ranges, shape.most_ranges, shape.least_stages, shape.most_stages)
         task = Task(step_s * SLACK, float(self.types.global_batch), ends, self._rows, prices)
         # Every core takes boxes in turns, as neighbours take about as long.
-        turns = np.argsort(np.arange(count) % _CORES, kind="stable")
+        cores = usable_cores()
+        turns = np.argsort(np.arange(count) % cores, kind="stable")
 
         def fill(first: int, end: int) -> None:
             at, own = turns[first:end], found.some(slice(first, end))
@@ -166,8 +166,8 @@ class Chains:
             else:
                 least_prices(task, each, np.ascontiguousarray(weights[:, at]), own)
 
-        cuts = np.linspace(0, count, min(_CORES, count) + 1).astype(int).tolist()
-        with ThreadPoolExecutor(_CORES) as pool:
+        cuts = np.linspace(0, count, min(cores, count) + 1).astype(int).tolist()
+        with ThreadPoolExecutor(cores) as pool:
             list(pool.map(fill, cuts[:-1], cuts[1:]))
         least, counts, stages = found.some(np.argsort(turns))
         return least, [(self._chain(stages[k, : counts[k]]), int(k)) for k in np.flatnonzero(least < wanted)]

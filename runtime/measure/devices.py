@@ -1,6 +1,5 @@
 """What this process computes on: a GPU, or its share of a CPU."""
 
-import os
 import platform
 import socket
 from pathlib import Path
@@ -9,10 +8,8 @@ import torch
 
 from hexiopt.errors import InputError
 from hexiopt.problem.machine import NAME, NAME_RULE
+from runtime.device import host_memory_bytes, threads_of_each
 from runtime.measure.points import PRECISIONS, Device
-from runtime.threads import threads_of_each
-
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def own_device(machine: str | None, local: int, num_local: int, precision: str | None) -> tuple[Device, torch.device]:
@@ -27,7 +24,7 @@ def own_device(machine: str | None, local: int, num_local: int, precision: str |
     if not torch.cuda.is_available():
         threads = threads_of_each(num_local)
         torch.set_num_threads(threads)
-        total, free = _memory_bytes()
+        total, free = host_memory_bytes()
         own, spare = total // num_local, free // num_local
         found = Device(name, local, host, _processor(), False, threads, own, spare, PRECISIONS, precision or "fp32")
         return found, torch.device("cpu")
@@ -54,21 +51,3 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine() or "processor"
-
-
-def _memory_bytes() -> tuple[int, int]:
-    """All memory of the machine, or of the container, and what of it is available now."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    available = total
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) * 1024
-        limit = (_CGROUP / "memory.max").read_text(encoding="ascii").strip()
-        used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
-        if limit.isdecimal():
-            total = min(total, int(limit))
-            available = min(available, int(limit) - used)
-    except (OSError, ValueError, IndexError):
-        pass
-    return total, max(available, 1)

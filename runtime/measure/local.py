@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hexiopt.errors import InputError
+from runtime.launch.supervisor import events_of
 from runtime.measure.points import Device
 from runtime.measure.rank import Measured, Request
-from runtime.supervisor import events_of
 
 
 class MeasuringFailedError(Exception):
@@ -20,7 +20,7 @@ def measured_here(request: Request, tell: Callable[[str], None], check: Callable
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "request.json"
         request.write(path)
-        events = events_of([sys.executable, "-m", "runtime.measure", str(path)])
+        events = events_of([sys.executable, "-m", "runtime.measure.node", str(path)])
         measured = None
         try:
             while True:

@@ -16,13 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from runtime.attention import WholeAttention
-from runtime.decoder import DecoderChunk, Rope, empty_weights
-from runtime.layout import layout_of
-from runtime.settings import AdamW
+from runtime.launch.trainee import Trainee, drawn
+from runtime.mapping.layout import layout_of
+from runtime.model.attention import WholeAttention
+from runtime.model.decoder import DecoderChunk, Rope, empty_weights
+from runtime.model.tensor_parallel import TensorParallel
+from runtime.parallel.optimizer import AdamW
 from runtime.stock.turns import OURS, STOCK, TIMEOUT_S, Step, compared
-from runtime.tensor_parallel import TensorParallel
-from runtime.trainee import Trainee, drawn
 
 SIZE = 4  # processes
 _MODEL = compared(256, 4, 704)

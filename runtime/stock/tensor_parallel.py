@@ -17,14 +17,14 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 
-from runtime.attention import WholeAttention
-from runtime.decoder import DecoderChunk, Rope, empty_weights
-from runtime.groups import Groups
-from runtime.layout import Chunk
-from runtime.parts import shards, split, stage_parts
+from runtime.launch.trainee import drawn
+from runtime.mapping.layout import Chunk
+from runtime.mapping.parts import shards, split, stage_parts
+from runtime.model.attention import WholeAttention
+from runtime.model.decoder import DecoderChunk, Rope, empty_weights
+from runtime.model.tensor_parallel import TensorParallel
+from runtime.parallel.groups import Groups
 from runtime.stock.turns import OURS, STOCK, TIMEOUT_S, Step, compared
-from runtime.tensor_parallel import TensorParallel
-from runtime.trainee import drawn
 
 SIZE = 2  # processes
 _MODEL = compared(512, 8, 1408)

@@ -1,13 +1,13 @@
 """Half of a proof on a second core: a forked process that looks at its part, and sends back what it found."""
 
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 from typing import Any
 
+from hexiopt.cores import usable_cores
 from solvers.core.search import Search
 
 _GRACE_S = 0.2  # how long the other process may take to notice that it shall stop
@@ -18,7 +18,7 @@ Work = Callable[[Search], Any]
 def has_second_core(search: Search) -> bool:
     """Whether a forked process can help; not where steps are counted, for then the cores must not matter."""
     forks = "fork" in multiprocessing.get_all_start_methods()
-    free = len(os.sched_getaffinity(0)) > 1 and not multiprocessing.current_process().daemon
+    free = usable_cores() > 1 and not multiprocessing.current_process().daemon
     return search.budget.max_steps is None and forks and free
 
 

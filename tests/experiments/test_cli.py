@@ -180,6 +180,20 @@ def test_explain_gives_every_coefficient_a_source() -> None:
     assert all(source for _, _, source in rows)
 
 
+@pytest.mark.parametrize("verb", ["compare", "emulate"])
+def test_a_solvers_options_hold_where_several_run(hexiopt: Run, verb: str) -> None:
+    """Each named solver has the options that it takes: Espresso's money needs prices, which TINY's cluster lacks."""
+    command = (verb, *TINY, f"{verb}.solvers=[random,espresso]", "workload.optimizer_sharding=1")
+    ran = hexiopt(*command, "solver.objective=money", "solver.deadline_s=60")
+    assert ran.code == 2
+    assert "price_per_hour" in ran.err
+    ran = hexiopt(*command, "solver.defects=as_released")
+    assert ran.code == 2
+    assert ran.err == (
+        "hexiopt: solver.defects: none of random, espresso takes it; name a solver that does, or remove it\n"
+    )
+
+
 def test_compare_writes_a_row_a_solver(hexiopt: Run, tmp_path: Path) -> None:
     ran = hexiopt("compare", *TINY, "compare.solvers=[random,local_search]", "hydra.run.dir=out")
     assert (ran.code, ran.err) == (0, "")

@@ -1,10 +1,12 @@
 """A hundred random problems through every solver and rival, without a violation (`make stress` has thousands)."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from experiments.stress import random_problem, run
+from experiments.stress import in_plan_space, random_problem, run
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
 from solvers.core.search import Budget
 from solvers.registry import NAMES, ORACLES, RIVALS, SEQUENCE, SEQUENCE_ORACLES, make_solver
 
@@ -32,3 +34,17 @@ def test_a_violation_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     _, wrong = run(3, ("portfolio",), steps=12)
     assert len(wrong) == 1
     assert "bound of all plans" in wrong[0]
+
+
+def plan_of(*policies: str) -> Plan:
+    """One stage on one device with these recompute policies, layer by layer."""
+    return Plan((Pipeline((Stage((Replica((0,)),), ((0, len(policies)),), policies),), 1, 1),))
+
+
+def test_a_stage_of_two_policies_is_held_to_what_exhaustive_proves() -> None:
+    """The plan space mixes two policies in a stage; more than two, and stated groups, stand in plan files alone."""
+    mixed = plan_of("none", "none", "full")
+    assert in_plan_space(plan_of("full", "full"))
+    assert in_plan_space(mixed)
+    assert not in_plan_space(plan_of("none", "selective", "full"))
+    assert not in_plan_space(replace(mixed, sharding=Sharding(stage=1, groups=((0,),))))

@@ -56,6 +56,14 @@ def test_trains_and_goes_on(hexiopt: Run, tmp_path: Path) -> None:
     assert losses[-1] < losses[0] - 0.5
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"plan.json", "checkpoints", "loss.png", "run.json"}
     last = tmp_path / "out" / "checkpoints" / "step-00000012"
+    resumed = ("train", "plan=out/plan.json", f"train.resume={last}")
+    for steps in (12, 11):
+        ran = hexiopt(*resumed, f"train.steps={steps}", "hydra.run.dir=complete")
+        assert ran.code == 0, ran.err
+        said = " ".join(ran.out.split())
+        assert said.startswith("The run is complete: ")
+        assert said.endswith(f"is at step 12 of train.steps={steps}. To go on, set train.steps above that.")
+        assert not (tmp_path / "complete" / "run.json").exists()
     more = ("plan=out/plan.json", f"train.resume={last}", "train.steps=14", "hydra.run.dir=again")
     more += ("train.tensorboard=true",)
     ran = hexiopt("train", *more)
@@ -162,6 +170,7 @@ def test_a_bad_plan_starts_nothing(
         (["train.steps=0"], "train: steps"),
         (["train.on_failure=pray"], "train: on_failure"),
         (["train.lr=-1"], "train: lr"),
+        (["train.device=tpu"], "train: device"),
     ],
 )
 def test_bad_settings_start_nothing(
@@ -171,6 +180,36 @@ def test_bad_settings_start_nothing(
     assert ran.code == 2
     assert message in ran.err
     assert ran.err.count("\n") == 1
+
+
+def test_a_gpu_for_each_process_or_the_cpu(
+    hexiopt: Run, tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine with fewer GPUs than the plan has devices, as it says of itself, trains on its CPU and says so."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    ran = hexiopt("train", f"plan={plan}", "train.steps=2", "train.warmup_steps=0", "hydra.run.dir=trained")
+    assert ran.code == 0, ran.err
+    assert "Training on CPU processes: this machine has GPUs for only 1 of" in ran.out
+    assert json.loads((tmp_path / "trained" / "run.json").read_text())["device"] == "cpu"
+    ran = hexiopt("train", f"plan={plan}", "train.device=cuda", "hydra.run.dir=refused")
+    assert ran.code == 2
+    assert "train.device: cuda takes a GPU for each of" in ran.err
+    assert ran.err.count("\n") == 1
+    assert not (tmp_path / "refused" / "run.json").exists()
+
+
+def test_more_processes_than_a_machine_carries_are_refused(
+    hexiopt: Run, tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.launch.admission.MOST_PROCESSES_PER_CORE", 1)
+    monkeypatch.setattr("runtime.launch.admission.usable_cores", lambda: 2)
+    ran = hexiopt("train", f"plan={plan}", "train.steps=1", "hydra.run.dir=refused")
+    assert ran.code == 2
+    assert "are more than 1 on each of this machine's 2 cores; plan for at most 2 devices" in ran.err
+    assert ran.err.count("\n") == 1
+    assert not (tmp_path / "refused" / "run.json").exists()
+    ran = hexiopt("train", f"plan={plan}", "train.steps=1", "train.force=true", "hydra.run.dir=forced")
+    assert ran.code == 0, ran.err
 
 
 def test_what_cannot_be_trained_is_not_planned(hexiopt: Run, tmp_path: Path) -> None:

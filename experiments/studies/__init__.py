@@ -1,0 +1,28 @@
+"""Studies: one question each, answered by searches. `python -m experiments.studies NAME` measures and writes a page."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from experiments.studies.frame.study import Study
+
+NAMES = (
+    "homogeneous",
+    "rivals",
+    "convergence",
+    "scaling",
+    "ablation",
+    "long_context",
+    "layouts",
+    "joint",
+    "scheduling",
+    "flashflex",
+    "small_suite",
+    "bounds",
+)
+
+
+def study(name: str) -> "Study":
+    """The study called `name`, one of `NAMES`."""
+    found: Study = import_module(f"experiments.studies.{name}").STUDY
+    return found

@@ -1,0 +1,130 @@
+"""What is each asymmetry worth? The portfolio without one freedom after the other, and without all.
+
+python -m experiments.studies ablation          # about 5 minutes on two cores; --quick: seconds
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from experiments.studies.frame.figures import framed, legend, row_bars
+from experiments.studies.frame.rows import credited, grid
+from experiments.studies.frame.search import SearchSpec
+from experiments.studies.frame.settings import OURS, first_models
+from experiments.studies.frame.study import Report, Scale, Study
+from experiments.studies.frame.words import change, span, tokens
+from hexiopt.problem.space import SWITCHES, Space
+from hexiopt.report.style import FAINT
+
+_LIMIT_S = 10.0
+_SMALL = 0.0005  # a loss below 0.05 % is called none
+_NOTES = (
+    "How much longer a step takes than in the whole plan space. A smaller space's plan is one of the larger's, so "
+    "that a space is credited with the best plan of any search inside it; the CSV has what each search found itself."
+)
+
+
+@dataclass(frozen=True)
+class PlanSpace:
+    """A plan space: which switches are off, and the schedule."""
+
+    off: tuple[str, ...] = ()
+    schedule: str = "auto"
+
+    @property
+    def space(self) -> Space:
+        """As the planner takes it."""
+        return replace(Space(), **dict[str, Any](dict.fromkeys(self.off, False)))
+
+    def holds(self, other: "PlanSpace") -> bool:
+        """Whether every plan of `other` is one of this space too."""
+        without = {*other.off, "recompute_per_layer"} if "recompute_per_stage" in other.off else {*other.off}
+        return set(self.off) <= without and self.schedule in ("auto", other.schedule)
+
+
+_LABELS = {
+    "replicas": "no replicated stages",
+    "uneven_layers": "equal layers in a pipeline",
+    "uneven_tp": "one TP degree",
+    "uneven_batch": "equal batches of pipelines",
+    "uneven_structure": "pipelines all alike",
+    "recompute_per_stage": "one recompute policy",
+    "recompute_per_layer": "one policy a stage",
+}
+WHOLE, NONE = "the whole plan space", "none of them (all off)"
+SPACES = {
+    WHOLE: PlanSpace(),
+    **{_LABELS[name]: PlanSpace((name,)) for name in SWITCHES},
+    "1F1B only": PlanSpace(schedule="1f1b"),
+    NONE: PlanSpace(SWITCHES),
+}
+INSIDE = {name: [other for other in SPACES if own.holds(SPACES[other])] for name, own in SPACES.items()}
+
+
+def searches(scale: Scale) -> list[SearchSpec]:
+    """Every space on the first model of every setting."""
+    return [
+        OURS.search(
+            setting.problem(scale, space=own.space, schedule=own.schedule),
+            scale.limit_s(_LIMIT_S),
+            {**setting.labels, "space": name},
+        )
+        for setting in first_models(scale)
+        for name, own in SPACES.items()
+    ]
+
+
+def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
+    """What each freedom costs to lose."""
+    found = grid(rows, "space", "setting")
+    best = credited(found, INSIDE)
+    longer = (best / best.loc[WHOLE] - 1).drop(index=WHOLE)
+    per_s = rows.groupby("setting", sort=False)["tokens"].first() / best.loc[WHOLE]
+    whole = pd.DataFrame(
+        {
+            "whole plan space: tokens/s": per_s.map(tokens),
+            "its own search": (found.loc[WHOLE] / best.loc[WHOLE]).map(lambda ratio: change(ratio, 2)),
+        }
+    )
+    figure, (ax,) = framed(
+        "What each asymmetry is worth",
+        f"How much longer a step takes without it, by our cost model; portfolio, {scale.limit_s(_LIMIT_S):g} s a "
+        "search",
+        height=5.0,
+        width=9.5,
+    )
+    row_bars(ax, longer)
+    if NONE in longer.index:
+        ax.axhline(0.5, color=FAINT, linewidth=1)
+    ax.set_xlabel("longer step (%)")
+    legend(figure, ax, 4)
+    lost = (longer + 1).map(change).replace("", "no plan").rename_axis("without it")
+    tables = {"": whole.rename_axis("setting"), "How much longer a step takes": lost}
+    return [Report(tables, claims(found, best, longer), figure, _NOTES)]
+
+
+def claims(found: pd.DataFrame, best: pd.DataFrame, longer: pd.DataFrame) -> list[str]:
+    """What all of it is worth, which single freedom most, which nothing; and where the search itself fell short."""
+    said = []
+    if NONE in longer.index and longer.loc[NONE].notna().any():
+        said.append(f"Without any asymmetry a step takes {span(longer.loc[NONE], '.1%')} longer.")
+    single = longer.drop(index=NONE, errors="ignore").dropna(how="all")
+    means, worst = single.mean(axis=1), single.max(axis=1)
+    if len(means) and means.max() > _SMALL:
+        said.append(f"The most expensive single loss is “{means.idxmax()}”: {means.max():.1%} on average.")
+    if len(free := [f"“{name}”" for name in worst.index[worst <= _SMALL]]):
+        said.append(f"Nothing is lost here, as far as these searches see, by {', '.join(free)}.")
+    for setting in found:
+        over = found.at[WHOLE, setting] / best.at[WHOLE, setting] - 1
+        if over > _SMALL:
+            said.append(
+                f"At setting {setting} the search of the whole space stops {over:.1%} above the best plan known, "
+                f"which “{found[setting].idxmin()}” gave."
+            )
+        said += [f"Setting {setting} has no plan found in “{name}”." for name in best.index[best[setting].isna()]]
+    return said
+
+
+TITLE = "What each asymmetry is worth"
+STUDY = Study("ablation", TITLE, __doc__, searches, report, (WHOLE, OURS.label, OURS.solver))

@@ -1,0 +1,102 @@
+"""How far can our plans be from the best there is, by a lower bound that holds for every plan of every planner?
+
+On HexiScale's settings at 100 and at 5 Gbit/s between machines, and on 1,024 made-up GPUs.
+
+python -m experiments.studies bounds          # about 21 minutes on two cores; --quick: seconds
+"""
+
+from dataclasses import replace
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.studies.frame.figures import framed, row_bars
+from experiments.studies.frame.search import BOUND, SearchSpec
+from experiments.studies.frame.settings import LOWER_BOUND, OURS, first_models, synthetic
+from experiments.studies.frame.study import Report, Scale, Study
+from experiments.studies.frame.words import seconds, share, span
+from hexiopt.bounds.compute import compute_bound_s
+from hexiopt.cost.model import CostModel
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+
+_LIMIT_S, _SEEDS = 60.0, 2
+_AIMS = {100: 0.10, 5: 0.20}  # of the gap, by Gbit/s between machines
+_NOTES = (
+    "gap: how much less a step the best plan may take at most than ours of seed 0. compute bound: all devices "
+    "compute all the time; certified bound: the linear program over chains of stages, in brackets the seconds to it. "
+    "The program mixes pipelines in fractions and charges network interfaces for gradients, not for activations: it "
+    "cannot follow where messages are what counts, as at 5 Gbit/s."
+)
+
+
+def searches(scale: Scale) -> list[SearchSpec]:
+    """Ours with two seeds and the bound, on every problem."""
+    found = []
+    for (name, gbit_per_s), problem in _problems(scale).items():
+        labels = {"problem": name, "Gbit/s": gbit_per_s, "compute_bound_s": compute_bound_s(CostModel(problem))}
+        limit_s = scale.limit_s(_LIMIT_S)
+        seeds = range(min(_SEEDS, scale.seeds))
+        found += [OURS.search(problem, limit_s, labels, seed) for seed in seeds]
+        found.append(LOWER_BOUND.search(problem, limit_s, labels))
+    return found
+
+
+def _problems(scale: Scale) -> dict[tuple[str, int], Problem]:
+    found = {
+        (setting.label, gbit_per_s): setting.problem(replace(scale, inter_gb_per_s=gbit_per_s / 8))
+        for gbit_per_s in _AIMS
+        for setting in first_models(scale)
+    }
+    if not scale.quick:
+        found["1,024 GPUs · llama2_13b", 100] = synthetic(1024, scale, "llama2_13b", Workload(8192))
+    return found
+
+
+def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
+    """Step times beside bounds."""
+    cells, gaps = {}, {}
+    for (name, gbit_per_s), own in rows.groupby(["problem", "Gbit/s"], sort=False):
+        ours, bound = own[own["solver"] == OURS.solver], own[own["solver"] == BOUND].iloc[0]
+        gap = 1 - bound["bound_s"] / ours["step_time_s"].iloc[0]
+        gaps[name, gbit_per_s] = gap
+        cells[name, gbit_per_s] = {
+            "Gbit/s": f"{gbit_per_s}",
+            "portfolio, seeds 0 and 1": ", ".join(seconds(s) or "no plan" for s in ours["step_time_s"]),
+            "compute bound": seconds(bound["compute_bound_s"]),
+            "certified bound": f"{seconds(bound['bound_s'])} ({seconds(bound['runtime_s'])})",
+            "gap": share(gap),
+            "aim": f"≤ {_AIMS[gbit_per_s]:.0%}",
+        }
+    gap = pd.Series(gaps)
+    table = pd.DataFrame(cells).T.droplevel(1).rename_axis("problem")
+    return [Report({"": table}, claims(gap), draw(gap, scale), _NOTES)]
+
+
+def claims(gap: pd.Series) -> list[str]:
+    """Gaps by bandwidth, beside the aims; `gap` by problem and Gbit/s."""
+    said = []
+    for gbit_per_s, aim in _AIMS.items():
+        own = gap[gap.index.get_level_values(1) == gbit_per_s].droplevel(1).dropna()
+        if len(own):
+            within = [str(name) for name in own.index[own <= aim]]
+            reached = f"reached by {', '.join(within)}" if within else "reached nowhere"
+            said.append(f"At {gbit_per_s} Gbit/s the gap is {span(own, '.1%')}; the aim of {aim:.0%} is {reached}.")
+    return said
+
+
+def draw(gap: pd.Series, scale: Scale) -> Figure:
+    """A bar a problem."""
+    figure, (ax,) = framed(
+        "How far our plans can be from the best there is",
+        f"Gap of the portfolio's plan to the certified bound; {scale.limit_s(_LIMIT_S):g} s each",
+        height=4.6,
+        width=9.5,
+    )
+    row_bars(ax, gap.set_axis([f"{name}, {gbit_per_s} Gbit/s" for name, gbit_per_s in gap.index]).to_frame("gap"))
+    ax.set_xlabel("gap (%)")
+    return figure
+
+
+TITLE = "Lower bounds"
+STUDY = Study("bounds", TITLE, __doc__, searches, report, (OURS.label, OURS.solver, BOUND))

@@ -1,0 +1,144 @@
+"""What do our plans reach beside those of the released FlashFlex scheduler, judged by FlashFlex's own formulas?
+
+Its cost and memory formulas (github.com/Relaxed-System-Lab/FlashFlex, `experimental/cost_modeling.py`) are written
+again in `solvers/baselines/`: full recompute, 20 GB/s inside machines and 400 inside A800's, TFLOPS of 1024⁴, GB of
+1024³. For each row of `experiments/data/flashflex_rows.yaml` the portfolio searches three times: under the formulas,
+micro-batches free; under the formulas with FlashFlex's micro-batch rule, as in the figures it is compared with; and
+under our own cost model and memory, whose plan FlashFlex's formulas then judge.
+
+python -m experiments.studies flashflex          # about 4 minutes on two cores; --only row=1; --quick: seconds
+"""
+
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+
+import numpy as np
+import pandas as pd
+
+from experiments.configurations import named_cluster, named_model
+from experiments.studies.frame.figures import framed, legend, relative_bars
+from experiments.studies.frame.rows import grid
+from experiments.studies.frame.search import SearchSpec
+from experiments.studies.frame.study import Report, Scale, Study
+from experiments.studies.frame.words import times, tokens
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from hexiopt.reading import read_mapping
+from solvers.baselines.flashflex_pricer import FlashFlexPricer
+
+_LIMIT_S = 5.0
+_FORMULAS, _RULE, _OWN, _OWN_RULE = "ours, its formulas", "ours, its rule", "ours, our model", "the same by its rule"
+_NOTES = (
+    "Tokens/s by FlashFlex's formulas; × is the ratio to FlashFlex's plan. *FlashFlex* is its released search, "
+    "corrected to count only the sequences that it processes, 30 iterations for each of 1 to 8 pipelines; *annealer* "
+    "a quick one of ours, earlier. Its rule fixes 8 micro-batches of ⌊32 / pipelines⌋ sequences for every pipeline; "
+    "its formulas alone allow any. *its formulas*: our search minimises them, micro-batches free. *its rule*: "
+    "likewise, with the rule imposed, as in both reference columns. *our model*: our search minimises our own cost "
+    "model; FlashFlex's formulas judge the plan as it is, and then with the rule imposed, which the plan was not "
+    "made for. Plans have no replicated stages. GB/s are those between machines."
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison: HexiScale's setting, a model, GB/s between machines; what others reach in tokens/s."""
+
+    setting: int
+    model: str
+    inter_gb_per_s: float
+    flashflex_tokens_per_s: float
+    annealer_tokens_per_s: float
+
+
+def read_rows() -> tuple[Row, ...]:
+    """The rows of `data/flashflex_rows.yaml`."""
+    with as_file(files("experiments").joinpath("data/flashflex_rows.yaml")) as file:
+        return tuple(Row(**row) for row in read_mapping(file)["rows"])
+
+
+def problem_of(row: Row) -> Problem:
+    """The problem of a row: 256 sequences of 4,096 tokens, full recompute; no replicas, which have no price there."""
+    return Problem(
+        cluster=named_cluster(f"hexiscale_setting_{row.setting}", inter_gb_per_s=row.inter_gb_per_s),
+        model=named_model(row.model),
+        workload=Workload(recompute="full"),
+        space=Space(replicas=False),
+    )
+
+
+def by_rule(problem: Problem) -> FlashFlexPricer:
+    """FlashFlex's formulas with its micro-batch rule imposed."""
+    return FlashFlexPricer(problem, micro_batch_rule=True)
+
+
+def judged(problem: Problem, plan: Plan) -> dict[str, float]:
+    """What FlashFlex's formulas say of a plan: tokens/s and whether its memory accepts it (0 or 1), free and by "
+    "rule."""
+    free, ruled = FlashFlexPricer(problem).price(plan), by_rule(problem).price(plan)
+    return {
+        "formulas_tokens_per_s": free.tokens_per_s,
+        "rule_tokens_per_s": ruled.tokens_per_s,
+        "formulas_fit": float(free.fits),
+        "rule_fits": float(ruled.fits),
+    }
+
+
+def searches(scale: Scale) -> list[SearchSpec]:
+    """Three searches a row."""
+    rows = read_rows()[: 1 if scale.quick else None]
+    limit_s = scale.limit_s(_LIMIT_S)
+    return [
+        SearchSpec(
+            problem_of(row),
+            "portfolio",
+            limit_s,
+            {"row": k, "search": name, **vars(row)},
+            pricer=pricer,
+            judge=judged,
+        )
+        for k, row in enumerate(rows, start=1)
+        for name, pricer in ((_FORMULAS, FlashFlexPricer), (_RULE, by_rule), (_OWN, None))
+    ]
+
+
+def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
+    """Tokens/s by FlashFlex's formulas, and ratios to FlashFlex's plan."""
+    judgements = ["formulas_tokens_per_s", "rule_tokens_per_s", "formulas_fit", "rule_fits"]
+    rows = rows.reindex(columns=[*rows.columns, *(name for name in judgements if name not in rows)])  # no plan at all
+    free, ruled = (grid(rows, "row", "search", name) for name in judgements[:2])
+    about = rows.drop_duplicates("row").set_index("row")
+    reached = pd.DataFrame(
+        {"annealer": about["annealer_tokens_per_s"], _FORMULAS: free[_FORMULAS], _RULE: ruled[_RULE], _OWN: free[_OWN]}
+    ).assign(**{_OWN_RULE: ruled[_OWN]})
+    over = reached.div(about["flashflex_tokens_per_s"], axis=0)
+    mean = np.exp(np.log(over).mean(skipna=False))  # none where a search has no plan
+    cells = about[["setting", "model", "inter_gb_per_s", "flashflex_tokens_per_s"]].astype(object)
+    cells.columns = pd.Index(["setting", "model", "GB/s", "FlashFlex"])
+    cells["FlashFlex"] = cells["FlashFlex"].map(tokens)
+    for name in reached:
+        cells[name], cells[f"× ({name})"] = reached[name].map(tokens), over[name].map(times)
+    fits = {(1.0, 1.0): "yes", (1.0, 0.0): "not by rule", (0.0, 1.0): "by rule", (0.0, 0.0): "no"}
+    own = rows[rows["search"] == _OWN].set_index("row")
+    cells["its memory accepts"] = [fits.get(k, "") for k in zip(own["formulas_fit"], own["rule_fits"], strict=True)]
+    last = {"model": "geometric mean"} | {f"× ({name})": times(mean[name]) for name in over}
+    cells = pd.concat([cells, pd.DataFrame([last])]).fillna("").set_index("setting")
+    figure, (ax,) = framed(
+        "Our plans beside FlashFlex's, by FlashFlex's own formulas",
+        f"Throughput over FlashFlex's plan; portfolio, {scale.limit_s(_LIMIT_S):g} s a search",
+    )
+    names = [f"{row.setting} · {row.model}\n{row.inter_gb_per_s:g} GB/s" for row in about.itertuples()]
+    relative_bars(ax, over.set_axis(names))
+    ax.set_ylabel("throughput (FlashFlex = 1)")
+    legend(figure, ax, 5)
+    said = [
+        f"{name} reaches {times(mean[name])} of FlashFlex's plan (geometric mean), {over[name].min():.2f} × at least."
+        for name in over.columns[1:]
+        if over[name].notna().all()
+    ]
+    return [Report({"": cells}, said, figure, _NOTES)]
+
+
+TITLE = "Against the released FlashFlex scheduler, by its own formulas"
+STUDY = Study("flashflex", TITLE, __doc__, searches, report, (_FORMULAS, _RULE, _OWN))

@@ -1,0 +1,128 @@
+"""What the figures of all studies share: their frame, colours, axes and bars."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES
+
+MARKERS = ("o", "s", "^", "D", "v", "X", ">", "*")
+PAPER_COLOUR, GRID, BAND = "#E8DFC8", "#ECEEF1", "#F5F6F8"
+_DPI = 150
+_LINE_INCHES = 0.24
+_GROUP, _BAR = 0.84, 0.92  # shares of the room that a group of bars takes, and of a bar's own that it fills
+_UPRIGHT = 32  # bars side by side whose labels need not be turned
+
+
+def hue(k: int) -> str:
+    """The k-th colour; neighbours can be told apart without seeing red or green."""
+    return PIPELINE_HUES[k % len(PIPELINE_HUES)]
+
+
+def line(k: int) -> dict[str, Any]:
+    """The k-th line with its points."""
+    return {"color": hue(k), "marker": MARKERS[k % len(MARKERS)], "markersize": 5.5, "linewidth": 1.5}
+
+
+def framed(
+    title: str, below: str, *, columns: int = 1, width: float = 10.5, height: float = 4.8
+) -> tuple[Figure, list[Axes]]:
+    """A figure with a title, a line on its conditions under it, and axes side by side; sizes in inches."""
+    below_title = (0.0, 0.0, 1.0, 1 - (2 * _LINE_INCHES + 0.12) / height)
+    figure = Figure(figsize=(width, height), facecolor=PAPER, layout=ConstrainedLayoutEngine(rect=below_title))
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, columns, squeeze=False)[0]
+    figure.text(0.12 / width, 1 - 0.08 / height, title, fontsize=13, fontweight="bold", color=INK, va="top")
+    figure.text(
+        0.12 / width, 1 - (0.12 + _LINE_INCHES) / height, below, fontsize=9, color=MUTED, va="top", parse_math=False
+    )
+    for ax in axes:
+        plain(ax)
+    return figure, list(axes)
+
+
+def plain(ax: Axes) -> Axes:
+    """Two faint spines, muted ticks, a grid behind the data."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(FAINT)
+    ax.tick_params(colors=MUTED, labelsize=9)
+    ax.xaxis.label.set_color(INK)
+    ax.yaxis.label.set_color(INK)
+    ax.set_axisbelow(True)
+    return ax
+
+
+def legend(figure: Figure, ax: Axes, columns: int) -> None:
+    """The legend of `ax` below all axes."""
+    handles, labels = ax.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a PNG."""
+    figure.savefig(path, format="png", dpi=_DPI, metadata={"Software": None})
+
+
+def spread(count: int, width: float) -> Sequence[float]:
+    """Offsets of `count` things side by side around 0, together `width` wide."""
+    step = width / count
+    return [(k - (count - 1) / 2) * step for k in range(count)]
+
+
+def relative_bars(ax: Axes, ratios: pd.DataFrame) -> None:
+    """A group of bars for each row of `ratios`, a bar for each column; NaN says that there is no plan."""
+    crowded = ratios.size > _UPRIGHT
+    without = "no plan" if crowded else "no\nplan"
+    for k, (offset, label) in enumerate(zip(spread(len(ratios.columns), _GROUP), ratios, strict=True)):
+        own = ratios[label]
+        middles = [x + offset for x in range(len(ratios))]
+        bars = ax.bar(middles, own.fillna(0.0), _BAR * _GROUP / len(ratios.columns), color=hue(k), label=label)
+        texts = [without if pd.isna(ratio) else f"{ratio:.2f}" for ratio in own]
+        ax.bar_label(bars, texts, fontsize=7.5, padding=2 if crowded else 1, rotation=90 if crowded else 0)
+    ax.set_xticks(range(len(ratios)), list(ratios.index), fontsize=9)
+    ax.set_ylim(0, ax.get_ylim()[1] * (1.1 if crowded else 1.05))
+
+
+def row_bars(ax: Axes, shares: pd.DataFrame) -> None:
+    """Shares in percent: the rows of `shares` from the top, and in each a bar of every column; NaN has no plan."""
+    least, most = min(0.0, shares.min().min()), max(0.001, shares.max().max())
+    offsets = reversed(spread(len(shares.columns), 0.8))
+    for k, (offset, label) in enumerate(zip(offsets, shares, strict=True)):
+        ys = [y + offset for y in reversed(range(len(shares)))]
+        ends = 100 * shares[label].fillna(0.0)
+        ax.barh(ys, ends, 0.8 / len(shares.columns) * 0.9, color=hue(k), label=label)
+        for y, end, value in zip(ys, ends, shares[label], strict=True):
+            text = "no plan" if pd.isna(value) else f"{end:.1f}"
+            ax.text(max(end, 0.0) + 0.8 * most, y, text, va="center", fontsize=8, color=INK)
+    ax.set_yticks(range(len(shares)), list(reversed(shares.index)))
+    ax.set_ylim(-0.5, len(shares) - 0.5)
+    ax.set_xlim(100 * least, 100 * (most + 0.12 * (most - least)))
+
+
+def sizes_axis(ax: Axes, label: str, names: Mapping[int, str]) -> None:
+    """Sizes along x, logarithmic, with the name of each."""
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(FixedLocator(sorted(names)))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(lambda value, _: names.get(round(value), ""))
+    ax.set_xlabel(label)
+    ax.grid(color=GRID)
+
+
+def gpus_axis(ax: Axes, gpus: Sequence[int]) -> None:
+    """Numbers of GPUs along x."""
+    sizes_axis(ax, "GPUs", {n: f"{n:,}" for n in gpus})
+
+
+def seconds_axis(ax: Axes, label: str) -> None:
+    """Seconds along y, logarithmic."""
+    ax.set_yscale("log")
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.set_ylabel(label)

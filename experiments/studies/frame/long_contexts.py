@@ -1,0 +1,106 @@
+"""The settings of HexiSeq's evaluation (arXiv 2605.07569): clusters, models and lengths, and who is compared.
+
+Global batch 8 is the paper's; its models are of GPT style (`conf/model/gpt_*.yaml`), its simulated clusters known by
+their sizes alone (`conf/cluster/hexiseq_sim_*.yaml` say what was chosen).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from experiments.configurations import named_cluster, named_model
+from experiments.studies.frame.settings import Planner
+from experiments.studies.frame.study import Scale
+from hexiopt.calibration.gpus import catalogue
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+
+GLOBAL_BATCH = 8
+LAYOUTS = Space(sequence=True)
+HEXISEQ = Planner("ours", "hexiseq")
+BASELINES = (Planner("Ring Attention", "ring"), Planner("Ulysses", "ulysses"), Planner("USP", "usp"))
+OURS_S, BASELINE_S, BOUND_S = 5.0, 30.0, 40.0  # time limits; baselines need theirs to end their search
+IF_BY_PEAK = "Were all types of GPU as efficient as an A100, so that an H100 had three times its speed"
+_KI = 1024
+_EXAMPLE = "a100_80gb_sxm"
+
+
+@dataclass(frozen=True)
+class LongSetting:
+    """A cluster and a model, by name, and the length of a sequence in tokens.
+
+    `by_peak`: every type of GPU is as efficient as an A100, in place of its calibrated efficiency. The paper sets
+    clusters of like FLOPS against each other, which counts an H100 as three A100; by published runs it is worth less
+    (`hexiopt/calibration`). What a table says with either tells what depends on it.
+    """
+
+    cluster: str
+    model: str
+    seq_len: int
+    global_batch: int = GLOBAL_BATCH
+    by_peak: bool = False
+
+    @property
+    def place(self) -> str:
+        """Cluster and model, in words."""
+        return f"{self.cluster.removeprefix('hexiseq_')} · {self.model}"
+
+    @property
+    def label(self) -> str:
+        """Its name in tables and figures."""
+        return f"{self.place} · {context(self.seq_len)}"
+
+    @property
+    def labels(self) -> dict[str, str | int]:
+        """Columns of its rows."""
+        speeds = "by peak" if self.by_peak else "calibrated"
+        return {"setting": self.label, "place": self.place, "seq_len": self.seq_len, "speeds": speeds}
+
+    def problem(self, scale: Scale, *, cluster: str | None = None, space: Space = LAYOUTS) -> Problem:
+        """The problem, on `cluster` instead where one is named."""
+        found = named_cluster(cluster or self.cluster, inter_gb_per_s=scale.inter_gb_per_s)
+        workload = Workload(self.global_batch, self.seq_len)
+        if self.by_peak:
+            found = equally_efficient(found, workload.precision)
+        return Problem(found, named_model(self.model), workload, space)
+
+
+def context(seq_len: int) -> str:
+    """The length of a sequence, in words."""
+    return f"{seq_len // _KI:,}K" if seq_len % _KI == 0 else f"{seq_len:,}"
+
+
+def equally_efficient(cluster: Cluster, precision: str) -> Cluster:
+    """The cluster with the efficiency of an A100 for all types, and its fill time of a GEMM."""
+    example = catalogue()[_EXAMPLE]
+    peak = example.peak_flops(precision)
+    assert peak is not None
+    machines = []
+    for machine in cluster.machines:
+        half_flops = example.efficiency.gemm_half_flops * (machine.gpu.peak_flops(precision) or peak) / peak
+        efficiency = replace(example.efficiency, gemm_half_flops=half_flops)
+        machines.append(replace(machine, gpu=replace(machine.gpu, efficiency=efficiency)))
+    return replace(cluster, machines=tuple(machines))
+
+
+def _settings(clusters: Sequence[str], models: Sequence[str], contexts: Sequence[int]) -> tuple[LongSetting, ...]:
+    return tuple(LongSetting(c, m, k * _KI) for c in clusters for m in models for k in contexts)
+
+
+_SIMULATED = ["hexiseq_sim_1", "hexiseq_sim_2", "hexiseq_sim_3"]
+QUICK = (LongSetting("small_mixed", "tiny", 4 * _KI, 4),)
+TESTBED = _settings(["hexiseq_testbed"], ["gpt_3b", "gpt_7b", "gpt_13b"], [16, 32, 64, 128, 256])
+SIMULATIONS = _settings(_SIMULATED, ["gpt_13b", "gpt_70b"], [128, 256, 512, 1024])
+PAIRS = _settings(["hexiseq_sim_4", "hexiseq_sim_5"], ["gpt_13b"], [128, 256, 512, 1024])
+PARTNERS = {
+    "hexiseq_sim_4": "homogeneous_152_a100",
+    "hexiseq_sim_5": "homogeneous_168_a100",
+    "small_mixed": "homogeneous_2x8_a800_pcie",
+}
+ABLATION = (LongSetting("hexiseq_testbed", "gpt_7b", 128 * _KI), *_settings(_SIMULATED, ["gpt_13b"], [256]))
+JOINT = (
+    *_settings(["hexiseq_testbed", "hexiseq_sim_1", "hexiseq_sim_2"], ["gpt_13b"], [128]),
+    *_settings(["hexiscale_setting_1", "hexiscale_setting_2", "hexiscale_setting_3"], ["gpt_7b"], [128]),
+    *_settings(["four_machines"], ["gpt_3b"], [128]),
+)

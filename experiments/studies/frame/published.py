@@ -1,0 +1,49 @@
+"""What the papers report, from `experiments/data/hexiscale.yaml` and `hexiseq.yaml`, and how ours compares, in "
+"words."""
+
+from collections.abc import Iterable
+from functools import cache
+from importlib.resources import as_file, files
+from typing import Any
+
+from experiments.studies.frame.words import span
+from hexiopt.reading import read_mapping
+
+HEXISCALE = "HexiScale, arXiv 2409.01143"
+HEXISEQ = "HexiSeq, arXiv 2605.07569"
+
+
+@cache
+def paper(name: str) -> dict[str, Any]:
+    """What a paper reports, as its file states it."""
+    with as_file(files("experiments").joinpath(f"data/{name}.yaml")) as file:
+        return read_mapping(file)
+
+
+def ratio_range(what: str) -> str:
+    """A range of ratios of HexiScale's paper, in words."""
+    own = paper("hexiscale")[what]
+    return f"{own['least']:g} to {own['most']:g} ×"
+
+
+def setting_figures(number: str, model: str) -> dict[str, float]:
+    """What HexiScale's paper measured for a model in a setting; nothing where it did not.
+
+    FLOPS over the partner's; MFU of HexiScale and of Megatron as shares; tokens/s over Megatron's: MFU times FLOPS.
+    """
+    setting = paper("hexiscale")["settings"].get(number, {})
+    if model not in setting.get("mfu", {}):
+        return {}
+    mfu, megatron, flops = setting["mfu"][model] / 100, setting["megatron"][model] / 100, setting["flops"]
+    return {"flops": flops, "mfu": mfu, "megatron": megatron, "times": mfu / megatron * flops}
+
+
+def verdict(who: str, ratios: Iterable[float], what: str, than: str = "ours") -> str:
+    """A sentence that compares ratios of `than` over `who` with the range `what` of HexiScale's paper."""
+    values, own = list(ratios), paper("hexiscale")[what]
+    fact = f"{than} is {span(values, '.2f')} × as fast; {HEXISCALE}, says {ratio_range(what)}"
+    if min(values) < own["least"]:
+        return f"{who} does better here than the paper says: {fact}."
+    if max(values) > own["most"]:
+        return f"{who} does worse here than the paper says: {fact}."
+    return f"{who} is where the paper says: {fact}."

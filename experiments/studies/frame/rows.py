@@ -1,0 +1,56 @@
+"""The frame of a study, a row a search, and what reports ask of it."""
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from experiments.studies.frame.search import Measured, SearchSpec
+
+_FIGURES = ("step_time_s", "tokens_per_s", "mfu", "bound_s", "runtime_s", "first_plan_s", "peak_gib")
+
+
+def frame(specs: Sequence[SearchSpec], found: Mapping[str, Measured]) -> pd.DataFrame:
+    """A row a search: its labels, what it was, what it measured; NaN where it has no plan."""
+    rows = pd.DataFrame(
+        {
+            **spec.labels,
+            "solver": spec.solver,
+            "seed": spec.seed,
+            "time_limit_s": spec.time_limit_s,
+            **found[spec.sha256],
+            "search_sha256": spec.sha256,
+        }
+        for spec in specs
+    )
+    rows = rows.reindex(columns=[*rows.columns, *(name for name in _FIGURES if name not in rows)])
+    return rows.astype(dict.fromkeys(_FIGURES, float))
+
+
+def points_frame(rows: pd.DataFrame) -> pd.DataFrame:
+    """Every improvement of every search: seconds since its start, and the best step time then."""
+    points = rows[["search_sha256", "solver", "seed", "trajectory"]].explode("trajectory").dropna()
+    both = pd.DataFrame(points["trajectory"].tolist(), columns=["runtime_s", "step_time_s"], index=points.index)
+    return pd.concat([points.drop(columns="trajectory"), both], axis=1)
+
+
+def grid(rows: pd.DataFrame, index: str, columns: str, values: str = "step_time_s") -> pd.DataFrame:
+    """`values` by two labels, in the order in which the labels come; NaN where there is no such row."""
+    return rows.pivot(index=index, columns=columns, values=values).reindex(
+        index=rows[index].unique(), columns=rows[columns].unique()
+    )
+
+
+def credited(found: pd.DataFrame, inside: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """Step times of nested plan spaces (rows): each is credited with the best plan of the spaces `inside` it.
+
+    A plan of a restricted space is valid in every larger one, so that only the search can have missed it there.
+    """
+    own = {
+        name: found.loc[[other for other in others if other in found.index]].min() for name, others in inside.items()
+    }
+    return pd.DataFrame({name: best for name, best in own.items() if name in found.index}).T
+
+
+def time_to_s(trajectory: Sequence[tuple[float, float]], step_time_s: float) -> float:
+    """Seconds until the best step time was at most `step_time_s`; NaN if it never was."""
+    return next((at for at, best in trajectory if best <= step_time_s), float("nan"))

@@ -1,0 +1,194 @@
+"""One search of a study: what it is identified by, and how it is measured, in a process of its own."""
+
+import hashlib
+import multiprocessing
+import os
+import platform
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache, cached_property
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import hexiopt
+from hexiopt.bounds import lower_bound_s
+from hexiopt.cost.model import CostModel
+from hexiopt.errors import InputError
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem, sha256_of
+from hexiopt.readers.plan_file import solver_to_dict, write_plan
+from solvers.core.search import Budget, Pricer
+from solvers.registry import make_solver
+
+BOUND = "lower_bound"
+"""In place of a solver: the lower bound of all plans, raised for as long as the time limit allows."""
+
+_TWO_CORES = ("portfolio", "cp_sat", BOUND)
+_KIB = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+_CODE = ("hexiopt", "solvers")
+_ROOT = Path(hexiopt.__file__).parent.parent
+# A search is ended after this many times its limit and these seconds more, for loading and for pricing what is large.
+GRACE, GRACE_S = 2.0, 60.0
+
+Measured = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SearchSpec:
+    """A problem, a solver with its options, and its budget; `labels` are the columns that tell its row from others.
+
+    `pricer` makes the cost model that the search minimises in place of ours; `judge` adds columns about the plan. Both
+    are functions of a module, so that another process finds them and their names identify the search.
+    """
+
+    problem: Problem
+    solver: str
+    time_limit_s: float
+    labels: Mapping[str, Any]
+    seed: int = 0
+    options: Mapping[str, str | bool] = field(default_factory=dict)
+    pricer: Callable[[Problem], Pricer] | None = None
+    judge: Callable[[Problem, Plan], Mapping[str, float]] | None = None
+
+    @cached_property
+    def sha256(self) -> str:
+        """Identifies everything that goes into the search."""
+        inputs = {
+            "problem": self.problem.sha256,
+            "solver": self.solver,
+            "options": dict(self.options),
+            "time_limit_s": self.time_limit_s,
+            "seed": self.seed,
+            "functions": [f"{f.__module__}.{f.__qualname__}" for f in (self.pricer, self.judge) if f is not None],
+        }
+        return sha256_of(inputs)
+
+    @property
+    def cores(self) -> int:
+        """How many cores the search keeps busy."""
+        return 2 if self.solver in _TWO_CORES else 1
+
+    def __str__(self) -> str:
+        options = "".join(f" {key}={value}" for key, value in self.options.items())
+        return f"{self.solver}{options} on {self.problem.cluster.name}, {self.problem.model.name}, seed {self.seed}"
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def provenance() -> dict[str, str]:
+    """Columns on where, when and with what code a search is measured."""
+    machine = f"{num_cores()} cores, {platform.machine()}, Python {platform.python_version()}"
+    return {"machine": machine, "date": datetime.now(UTC).date().isoformat(), "code": code_sha256()}
+
+
+@cache
+def code_sha256() -> str:
+    """SHA-256 of the source and data files of `hexiopt` and `solvers`: a cached measurement holds for one version."""
+    digest = hashlib.sha256()
+    paths = [path for folder in _CODE for suffix in ("py", "yaml") for path in (_ROOT / folder).rglob(f"*.{suffix}")]
+    for path in sorted(paths):
+        digest.update(f"{path.relative_to(_ROOT).as_posix()}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def measure(spec: SearchSpec, plan_path: Path) -> Measured:
+    """Run a search in this process; its plan goes into `plan_path`.
+
+    Returns the columns of its row. `status` is a result's, `bound`, or `refused` where the solver does not take the
+    problem; `trajectory` has (seconds since the start, best step time then).
+    """
+    began = time.perf_counter()
+    found: Measured = {"status": "bound", "bound_s": 0.0, "reason": "", "trajectory": []}
+    try:
+        if spec.solver == BOUND:
+            found["bound_s"] = lower_bound_s(CostModel(spec.problem), spec.time_limit_s)
+        else:
+            found |= _searched(spec, plan_path)
+    except InputError as error:
+        found |= {"status": "refused", "reason": str(error)}
+    used = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return {"runtime_s": time.perf_counter() - began, **found, "peak_gib": used * _KIB / 2**30}
+
+
+def _searched(spec: SearchSpec, plan_path: Path) -> Measured:
+    solver = make_solver(spec.solver, **spec.options)
+    pricer = None if spec.pricer is None else spec.pricer(spec.problem)
+    result = solver.solve(spec.problem, Budget(spec.time_limit_s), seed=spec.seed, pricer=pricer)
+    found: Measured = {"status": str(result.status), "bound_s": result.bound_s, "runtime_s": result.runtime_s}
+    if result.plan is None or result.cost is None:
+        return found | {"reason": result.reason}
+    if pricer is None:
+        write_plan(plan_path, spec.problem, result.plan, result.cost, solver_to_dict(result))
+    judged = {} if spec.judge is None else spec.judge(spec.problem, result.plan)
+    cost = result.cost
+    return found | {
+        "step_time_s": cost.step_time_s,
+        "tokens_per_s": cost.tokens_per_s,
+        "mfu": cost.mfu,
+        "first_plan_s": result.trajectory[0].runtime_s if result.trajectory else None,
+        "trajectory": [(point.runtime_s, point.step_time_s) for point in result.trajectory],
+        **judged,
+    }
+
+
+class Isolated:
+    """Runs searches in processes of their own, so that memory is a search's own and a crash ends only that search."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["experiments.studies.frame.search"])
+        self._running: set[BaseProcess] = set()
+
+    def measure(self, spec: SearchSpec, plan_path: Path) -> Measured:
+        """What `measure` returns; `overran` where the search was ended, `failed` where it raised or crashed."""
+        answer, there = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_work, args=(spec, plan_path, there))
+        began = time.monotonic()
+        process.start()
+        there.close()
+        self._running.add(process)
+        try:
+            if not answer.poll(GRACE * spec.time_limit_s + GRACE_S):
+                process.terminate()
+                took_s = time.monotonic() - began
+                return _ended("overran", took_s, f"ended after {took_s:.0f} s of {spec.time_limit_s:g} s")
+            found: Measured = answer.recv()
+            return found
+        except EOFError:
+            process.join()
+            return _ended("failed", time.monotonic() - began, f"its process ended with code {process.exitcode}")
+        finally:
+            process.join()
+            answer.close()
+            self._running.discard(process)
+
+    def stop(self) -> None:
+        """End every search that is still running."""
+        for process in tuple(self._running):
+            process.terminate()
+
+
+def _work(spec: SearchSpec, plan_path: Path, answer: Connection) -> None:
+    """In the other process."""
+    began = time.perf_counter()
+    try:
+        found = measure(spec, plan_path)
+    except Exception as error:
+        traceback.print_exc()
+        found = _ended("failed", time.perf_counter() - began, f"{type(error).__name__}: {error}")
+    answer.send(found)
+    answer.close()
+
+
+def _ended(status: str, runtime_s: float, reason: str) -> Measured:
+    return {"status": status, "runtime_s": runtime_s, "bound_s": 0.0, "reason": reason, "trajectory": []}

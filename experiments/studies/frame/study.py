@@ -1,0 +1,267 @@
+"""A study: the searches that it needs, and a page on what they found."""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import joblib
+import pandas as pd
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import track
+
+import hexiopt
+from experiments.studies.frame import search
+from experiments.studies.frame.figures import save
+from experiments.studies.frame.rows import frame, points_frame
+from experiments.studies.frame.search import Isolated, Measured, SearchSpec
+from experiments.studies.frame.words import hardware, markdown, seconds, workloads
+from hexiopt.errors import InputError, closest
+from hexiopt.readers.plan_file import write_text
+from hexiopt.report.style import count
+
+DOCS = Path(hexiopt.__file__).parent.parent / "docs" / "results"
+QUICK_S = 0.5  # of every search with --quick
+SIZES = (16, 64, 256, 1024, 10_240)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a study is made: a factor of all time limits, seeds, and what is left out or put in place of defaults.
+
+    `quick`: one tiny setting, half a second a search. `only` keeps rows by label, `limits_s` states a solver's time
+    limit, `solvers` and `sizes` (GPUs) replace those of the studies that have a choice.
+    """
+
+    seconds: float = 1.0
+    seeds: int = 5
+    quick: bool = False
+    sizes: tuple[int, ...] = SIZES
+    solvers: tuple[str, ...] = ()
+    inter_gb_per_s: float | None = None
+    limits_s: Mapping[str, float] = field(default_factory=dict)
+    only: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def limit_s(self, full_s: float) -> float:
+        """The time limit of a search that has `full_s` at full scale."""
+        return self.seconds * (min(QUICK_S, full_s) if self.quick else full_s)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A part of a page: tables of texts by heading, claims computed from the rows, a figure, and how to read them.
+
+    A study with several parts gives each a `title` and a `name`, that of its figure's file.
+    """
+
+    tables: Mapping[str, pd.DataFrame]
+    claims: Sequence[str]
+    figure: Figure
+    notes: str = ""
+    title: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question; `searches` that answer it, a row of one frame each; `report` makes the page's parts of the frame.
+
+    `always`: values of labels that `Scale.only` never drops, since the report compares with these rows.
+    """
+
+    name: str
+    title: str
+    doc: str
+    searches: Callable[[Scale], Sequence[SearchSpec]]
+    report: Callable[[pd.DataFrame, Scale], Sequence[Report]]
+    always: Sequence[str] = ()
+
+    @property
+    def question(self) -> str:
+        """The paragraphs of its file's docstring, without commands."""
+        paragraphs = self.doc.strip().split("\n\n")
+        return "\n\n".join(text for text in paragraphs if not text.strip().startswith("python -m"))
+
+    def specs(self, scale: Scale) -> list[SearchSpec]:
+        """The searches of the scale. Raises InputError for unknown labels and solvers, and where `only` leaves none."""
+        found, solvers, known = [], set[str](), set[str]()
+        for spec in self.searches(scale):
+            values = {**spec.labels, "solver": spec.solver}
+            labels = {key: str(value) for key, value in values.items() if not isinstance(value, float)}
+            solvers.add(spec.solver)
+            known |= labels.keys()
+            asked = ((labels[key], (*own, *self.always)) for key, own in scale.only.items() if key in labels)
+            if all(any(fnmatch(value, pattern) for pattern in own) for value, own in asked):
+                found.append(replace(spec, time_limit_s=scale.limits_s.get(spec.solver, spec.time_limit_s)))
+        for flag, names, own in (("--only", scale.only, known), ("--limits", scale.limits_s, solvers)):
+            for name in names:
+                if name not in own:
+                    raise InputError(f"{flag}: {name!r} is not in {self.name}; {closest(name, sorted(own))}")
+        if not found:
+            raise InputError(f"--only: no search of {self.name} has these labels; see the columns of its CSV")
+        return found
+
+    def rows(self, scale: Scale, out: Path, console: Console, *, any_code: bool = False) -> pd.DataFrame:
+        """The frame alone: what each search measured, now or before."""
+        specs = self.specs(scale)
+        return frame(specs, measured(self.name, specs, out / "searches", console, any_code=any_code))
+
+    def run(self, scale: Scale, out: Path, command: str, console: Console, *, any_code: bool = False) -> "Outcome":
+        """Measure what is not measured yet, and write page, figures and CSV below `out`."""
+        specs, rows = self.specs(scale), self.rows(scale, out, console, any_code=any_code)
+        folder = out / self.name
+        folder.mkdir(parents=True, exist_ok=True)
+        reports = self.report(rows, scale)
+        pictures = [folder / f"{part.name or self.name}.png" for part in reports]
+        for part, picture in zip(reports, pictures, strict=True):
+            save(part.figure, picture)
+        page = folder / f"{self.name}.md"
+        names = [picture.name for picture in pictures]
+        write_text(page, page_text(self, reports, names, conditions(specs, rows, command), command))
+        table, points = folder / f"{self.name}.csv", folder / f"{self.name}_points.csv"
+        write_text(table, rows.drop(columns="trajectory").to_csv(index=False))
+        write_text(points, points_frame(rows).to_csv(index=False))
+        failed = [f"{specs[k]}: {rows.at[k, 'reason']}" for k in rows.index[rows["status"] == "failed"]]
+        return Outcome(rows, page, pictures, [table, points], failed)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a study has written, its rows, and the searches that failed, in words."""
+
+    rows: pd.DataFrame
+    page: Path
+    figures: Sequence[Path]
+    tables: Sequence[Path]
+    failed: Sequence[str]
+
+    def publish(self, docs: Path = DOCS) -> None:
+        """Copy page and figures into the documentation."""
+        docs.mkdir(parents=True, exist_ok=True)
+        for path in (self.page, *self.figures):
+            shutil.copyfile(path, docs / path.name)
+
+
+def measured(
+    name: str, specs: Sequence[SearchSpec], folder: Path, console: Console, *, any_code: bool = False
+) -> dict[str, Measured]:
+    """What each search measured, by its SHA-256: as `folder` has it from this version of the code (`any_code`: from
+    any), else measured now. Raises InputError where the folder cannot be made."""
+    plans = folder / "plans"
+    try:
+        plans.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made ({error.strerror}); choose another --out") from None
+    isolated = Isolated()
+    cached = joblib.Memory(folder, verbose=0).cache(_kept, ignore=["spec", "isolated", "plan_path"])
+    unique = {spec.sha256: spec for spec in specs}
+    found: dict[str, Measured] = {}
+    for key, spec in unique.items():
+        if cached.check_call_in_cache(key, spec, isolated, plans):
+            known: Measured = cached(key, spec, isolated, plans)
+            if any_code or known["code"] == search.code_sha256():
+                found[key] = known
+
+    def one(key: str) -> tuple[str, Measured]:
+        try:
+            result, _ = cached.call(key, unique[key], isolated, plans / f"{key[:16]}.plan.json")
+            return key, result
+        except _FailedError as error:
+            return key, error.measured
+
+    waiting = [key for key in unique if key not in found]
+    cores = search.num_cores()
+    longest_s = sum(unique[key].time_limit_s * min(unique[key].cores, cores) for key in waiting) / cores
+    console.print(
+        f"{name}: {count(len(waiting), 'search').replace('searchs', 'searches')} to run, {len(found)} known already; "
+        f"at most about {longest_s / 60:.1f} min",
+        highlight=False,
+    )
+    try:
+        for key, result in track(
+            _parallel(one, waiting, unique, cores), name, len(waiting), console=console, transient=True
+        ):
+            found[key] = result
+            said = result["reason"] or seconds(result.get("step_time_s", float("nan")))
+            if not console.is_terminal or result["status"] == "failed":
+                took = f"{unique[key]}: {result['status']} after {seconds(result['runtime_s'])}"
+                console.print(f"  {took}, {said}", highlight=False, markup=False, soft_wrap=True)
+    finally:
+        isolated.stop()
+    return found
+
+
+def _kept(key: str, spec: SearchSpec, isolated: Isolated, plan_path: Path) -> Measured:
+    """What a search measures, kept by its `key`."""
+    found = search.provenance() | isolated.measure(spec, plan_path)
+    if found["status"] == "failed":
+        raise _FailedError(found)
+    return found
+
+
+class _FailedError(Exception):
+    """A search that failed is not kept, so that it is run again."""
+
+    def __init__(self, measured: Measured) -> None:
+        super().__init__(measured["reason"])
+        self.measured = measured
+
+
+def _parallel(
+    one: Callable[[str], tuple[str, Measured]], keys: Sequence[str], specs: Mapping[str, SearchSpec], cores: int
+) -> Iterator[tuple[str, Measured]]:
+    """Searches that keep two cores busy first, then the others; as many at a time as there are cores for them."""
+    for busy in (2, 1):
+        own = [key for key in keys if specs[key].cores == busy]
+        workers = joblib.Parallel(max(1, cores // busy), backend="threading", return_as="generator_unordered")
+        yield from workers(joblib.delayed(one)(key) for key in own)
+
+
+def conditions(specs: Sequence[SearchSpec], rows: pd.DataFrame, command: str) -> list[str]:
+    """Under which the rows were measured: hardware, workload, limits, machine, and the command that repeats them."""
+    problems = list({spec.problem.sha256: spec.problem for spec in specs}.values())
+    limits = rows.groupby("solver", sort=False)["time_limit_s"].unique()
+    budgets = [f"{solver} {' / '.join(f'{limit:g}' for limit in sorted(own))} s" for solver, own in limits.items()]
+    code = ", ".join(dict.fromkeys(text[:8] for text in rows["code"]))
+    return [
+        *hardware((problem.cluster for problem in problems), problems[0].workload.precision),
+        f"Workload: {workloads(problems)}; everything else is left to the search, unless a row says otherwise.",
+        f"Time limits: {', '.join(budgets)}; seeds {', '.join(map(str, sorted(set(rows['seed']))))}.",
+        f"Measured {' and '.join(sorted(set(rows['date'])))} on {'; '.join(dict.fromkeys(rows['machine']))}; code "
+        f"{code}. Every plan is priced by our cost model, unless a column says otherwise.",
+        f"Command: `{command}`",
+    ]
+
+
+def page_text(
+    study: Study, reports: Sequence[Report], pictures: Sequence[str], stated: Sequence[str], command: str
+) -> str:
+    """The page: question, then figure, tables and claims of each part, and conditions."""
+    parts = [
+        {
+            "title": report.title,
+            "picture": picture,
+            "tables": [(heading, markdown(table)) for heading, table in report.tables.items()],
+            "claims": [claim[:1].upper() + claim[1:] for claim in report.claims],
+            "notes": report.notes,
+        }
+        for report, picture in zip(reports, pictures, strict=True)
+    ]
+    return render(title=study.title, question=study.question, parts=parts, conditions=stated, command=command)
+
+
+def render(**values: Any) -> str:
+    """The template of pages with its values in place."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    own = jinja2.Environment(
+        loader=loader,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )  # Markdown, not HTML: nothing is escaped
+    return own.get_template("page.md.jinja").render(**values)

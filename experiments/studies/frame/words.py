@@ -1,0 +1,97 @@
+"""How a page writes numbers, tables, hardware and workloads; what was not found is NaN and an empty cell."""
+
+import re
+from collections.abc import Iterable
+from itertools import groupby
+
+import pandas as pd
+
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.machine import Machine
+from hexiopt.problem.problem import Problem
+from hexiopt.report.style import count
+from hexiopt.report.style import seconds as in_seconds
+from hexiopt.units import GB, GIB, TFLOP
+
+_NUMBER = re.compile(r"\**[−+≤-]*\s*\d[\d,.]*\s*(×|%|ms|s|GiB)?\**(\s\(.*\))?|no plan|", re.DOTALL)
+
+
+def times(ratio: float) -> str:
+    """A ratio, `1.21 ×`."""
+    return "" if pd.isna(ratio) else f"{ratio:.2f} ×"
+
+
+def bold(text: str) -> str:
+    """The text in bold; nothing where there is none."""
+    return f"**{text}**" if text else ""
+
+
+def tokens(per_s: float) -> str:
+    """Tokens per second."""
+    return "no plan" if pd.isna(per_s) else f"{per_s:,.0f}"
+
+
+def share(value: float) -> str:
+    """A share in percent."""
+    return "" if pd.isna(value) else f"{value:.1%}"
+
+
+def change(ratio: float, digits: int = 1) -> str:
+    """What a ratio adds or takes, signed, in percent."""
+    return "" if pd.isna(ratio) else f"{ratio - 1:+.{digits}%}".replace("-", "−")
+
+
+def seconds(value: float) -> str:
+    """A time."""
+    return "" if pd.isna(value) else in_seconds(value)
+
+
+def span(values: Iterable[float], spec: str) -> str:
+    """From the least value to the greatest, each as the format `spec` has it; one where they look the same."""
+    known = [value for value in values if not pd.isna(value)]
+    low, high = format(min(known), spec), format(max(known), spec)
+    return low if low == high else f"{low} to {high}"
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """A table of texts, its index first; columns of numbers stand to the right."""
+    cells = table.reset_index()
+    numbers = [all(_NUMBER.fullmatch(str(text)) for text in column) for column in cells.to_numpy().T]
+    lines = [[str(name) for name in cells], ["--:" if number else "---" for number in numbers]]
+    lines += [[str(cell).replace("|", "\\|") for cell in row] for row in cells.to_numpy()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def hardware(clusters: Iterable[Cluster], precision: str) -> list[str]:
+    """A line for each cluster: GPUs with their figures, and the network."""
+    return list(dict.fromkeys(f"`{cluster.name}`: {_machines(cluster, precision)}" for cluster in clusters))
+
+
+def _machines(cluster: Cluster, precision: str) -> str:
+    def alike(machine: Machine) -> tuple[str, int, float]:
+        return machine.gpu.name, machine.num_gpus, machine.intra_bandwidth_bytes_per_s
+
+    parts = []
+    for (gpu, size, inside), group in groupby(cluster.machines, key=alike):
+        machines = list(group)
+        peak = machines[0].gpu.peak_flops(precision) or 0.0
+        link = f", {inside / GB:g} GB/s inside" if size > 1 else ""
+        parts.append(
+            f"{len(machines):,} × ({size} × {gpu}: {peak / TFLOP:g} TFLOPS, {machines[0].gpu.memory_bytes / GIB:g} "
+            f"GiB{link})"
+        )
+    rates = sorted({machine.nic_bandwidth_bytes_per_s / GB for machine in cluster.machines})
+    return (
+        f"{' + '.join(parts)}; {' or '.join(f'{rate:g}' for rate in rates)} GB/s between machines; "
+        f"{count(cluster.num_devices, 'GPU')}, {cluster.total_peak_flops(precision) / TFLOP:,.0f} TFLOPS"
+    )
+
+
+def workloads(problems: Iterable[Problem]) -> str:
+    """The workloads in words."""
+    return "; ".join(
+        dict.fromkeys(
+            f"{p.workload.global_batch:,} sequences of {p.workload.seq_len:,} tokens in {p.workload.precision}"
+            for p in problems
+        )
+    )

@@ -1,0 +1,95 @@
+"""What are uneven tokens, heads and groups, and the orders of tokens, each worth in a sequence layout?
+
+python -m experiments.studies layouts          # about a minute on two cores; --quick: seconds
+"""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from experiments.studies.frame.figures import framed, legend, row_bars
+from experiments.studies.frame.long_contexts import ABLATION, OURS_S, QUICK
+from experiments.studies.frame.rows import credited, grid
+from experiments.studies.frame.search import SearchSpec
+from experiments.studies.frame.study import Report, Scale, Study
+from experiments.studies.frame.words import span, tokens
+
+_UNEVEN = ("tokens", "heads", "groups")
+_NOTES = (
+    "Throughput over that of even layouts: as many tokens and heads for every device, groups of one size. What fewer "
+    "freedoms allow, more allow too: a variant is credited with the best plan of any search inside it; the CSV has "
+    "what each search found itself."
+)
+
+
+@dataclass(frozen=True)
+class Freedoms:
+    """What may be uneven, and the order of tokens; None leaves it to the search."""
+
+    uneven: tuple[str, ...] = _UNEVEN
+    order: str | None = None
+
+    @property
+    def options(self) -> dict[str, str | bool]:
+        """Options of the solver."""
+        off: dict[str, str | bool] = {f"uneven_{what}": False for what in _UNEVEN if what not in self.uneven}
+        return off | ({"order": self.order} if self.order else {})
+
+    def holds(self, other: "Freedoms") -> bool:
+        """Whether every layout of `other` is one of these too."""
+        return set(other.uneven) <= set(self.uneven) and self.order in (None, other.order)
+
+
+EVEN, ALL = "nothing uneven", "all of them uneven"
+VARIANTS = {
+    EVEN: Freedoms(()),
+    **{f"uneven {what} only": Freedoms((what,)) for what in _UNEVEN},
+    ALL: Freedoms(),
+    **{f"all uneven, {order}": Freedoms(order=order) for order in ("contiguous", "zigzag")},
+}
+INSIDE = {name: [other for other in VARIANTS if own.holds(VARIANTS[other])] for name, own in VARIANTS.items()}
+
+
+def searches(scale: Scale) -> list[SearchSpec]:
+    """Every variant in every setting."""
+    return [
+        SearchSpec(
+            setting.problem(scale),
+            "hexiseq",
+            scale.limit_s(OURS_S),
+            {"setting": setting.label, "variant": name, "tokens": setting.global_batch * setting.seq_len},
+            options=own.options,
+        )
+        for setting in (QUICK if scale.quick else ABLATION)
+        for name, own in VARIANTS.items()
+    ]
+
+
+def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
+    """What each freedom gains."""
+    best = credited(grid(rows, "variant", "setting"), INSIDE)
+    gain = (best.loc[EVEN] / best).drop(index=EVEN)
+    per_s = rows.groupby("setting", sort=False)["tokens"].first() / best
+    ends = {name: per_s.loc[name].map(tokens) for name in (EVEN, ALL) if name in per_s.index}
+    said = [
+        f"{name} reaches {span(own.dropna(), '.3f')} × of even layouts."
+        for name, own in gain.iterrows()
+        if own.notna().any()
+    ]
+    said += [f"{setting} has no plan with {name}." for (setting, name), s in best.unstack().items() if pd.isna(s)]
+    figure, (ax,) = framed(
+        "What each freedom of a sequence layout is worth",
+        f"Throughput over even layouts, by our cost model; hexiseq, {scale.limit_s(OURS_S):g} s a search",
+        height=5.0,
+        width=9.5,
+    )
+    row_bars(ax, gain - 1)
+    ax.set_xlabel("more throughput than even layouts (%)")
+    legend(figure, ax, 2)
+    cells = gain.map(lambda ratio: "no plan" if pd.isna(ratio) else f"{ratio:.3f} ×").rename_axis("layouts")
+    tables = {"Tokens/s": pd.DataFrame(ends).rename_axis("setting"), "Throughput over even layouts": cells}
+    return [Report(tables, said, figure, _NOTES)]
+
+
+TITLE = "What each freedom of a sequence layout is worth"
+STUDY = Study("layouts", TITLE, __doc__, searches, report, (EVEN,))

@@ -1,0 +1,140 @@
+"""How do scheduling time and gap grow with the size of the cluster, for every solver that can?
+
+Made-up clusters of machines of eight (`conf/cluster/synthetic.yaml`): H100, A100, RTX 4090 and RTX 3090 in equal
+shares; Llama-2 13B, eight sequences a GPU.
+
+python -m experiments.studies scaling          # about 10 minutes on two cores; --sizes 16 64: one; --quick: seconds
+"""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.studies.frame.figures import framed, gpus_axis, legend, line, seconds_axis
+from experiments.studies.frame.rows import grid, time_to_s
+from experiments.studies.frame.search import BOUND, SearchSpec
+from experiments.studies.frame.settings import OURS, synthetic
+from experiments.studies.frame.study import Report, Scale, Study
+from experiments.studies.frame.words import seconds, share, tokens
+from hexiopt.problem.workload import Workload
+from hexiopt.report.style import MUTED
+from solvers.registry import NAMES
+
+_SEQUENCES = 8  # a GPU
+_LIMIT_S, _REFERENCE = 20.0, 1024  # GPUs for which the limit is stated
+_LEAST, _MOST = 1 / 6, 5.0  # times the limit, for other sizes
+_CLOSE = 1.01  # of its own last step time, from where a search has settled
+_NOTES = (
+    "first plan: seconds to the first plan; settled: seconds until the search was within 1 % of its last plan; "
+    "search: seconds in all; gap: against the best bound that any solver or the linear program has proven for that "
+    "size; memory: peak of the search's processes."
+)
+
+
+def searches(scale: Scale) -> list[SearchSpec]:
+    """Every solver and the bound on every size."""
+    found = []
+    for gpus in scale.sizes:
+        workload = Workload(_SEQUENCES * gpus, 512) if scale.quick else Workload(_SEQUENCES * gpus)
+        problem = synthetic(gpus, scale, "llama2_13b", workload)
+        limit_s = scale.limit_s(_LIMIT_S * min(_MOST, max(_LEAST, gpus / _REFERENCE)))
+        found += [SearchSpec(problem, solver, limit_s, {"gpus": gpus}) for solver in (*NAMES, BOUND)]
+    return found
+
+
+def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
+    """Time and gap by size and solver."""
+    bound_s = rows.groupby("gpus")["bound_s"].max()
+    rows = rows.assign(gap=1 - rows["gpus"].map(bound_s) / rows["step_time_s"])
+    rows["settled_s"] = [
+        time_to_s(points, _CLOSE * s) for points, s in zip(rows["trajectory"], rows["step_time_s"], strict=True)
+    ]
+    solvers, program = rows[rows["solver"] != BOUND], rows[rows["solver"] == BOUND].set_index("gpus")
+    best = solvers.groupby("gpus")[["step_time_s", "gap"]].min()
+    bounds = pd.DataFrame(
+        {
+            "time limit": program["time_limit_s"].map(lambda s: f"{s:.3g} s"),
+            "bound": bound_s.map(seconds),
+            "of the linear program": program["bound_s"].map(lambda s: seconds(s) if s else "not in time"),
+            "after": program["runtime_s"].map(seconds),
+            "best step time": best["step_time_s"].map(seconds).replace("", "no plan"),
+            "best gap": best["gap"].map(share),
+        }
+    )
+    shown = solvers[solvers["status"] != "refused"]
+    cells = pd.DataFrame(
+        {
+            "GPUs": shown["gpus"].map("{:,}".format),
+            "solver": shown["solver"].map("`{}`".format),
+            "step time": shown["step_time_s"].map(seconds),
+            "tokens/s": shown["tokens_per_s"].map(tokens),
+            "gap": shown["gap"].map(share),
+            "first plan": shown["first_plan_s"].map(seconds),
+            "settled": shown["settled_s"].map(seconds),
+            "search": shown["runtime_s"].map(seconds),
+            "memory": shown["peak_gib"].map("{:.1f} GiB".format),
+            "status": shown["status"].str.replace("_", " "),
+        }
+    )
+    bounds.index = bounds.index.map("{:,}".format)
+    tables = {"Bounds": bounds.rename_axis("GPUs"), "Solvers": cells.set_index("GPUs")}
+    return [Report(tables, claims(solvers), draw(solvers, scale), _NOTES)]
+
+
+def claims(rows: pd.DataFrame) -> list[str]:
+    """Which solver is best at each size, and who cannot."""
+    said = []
+    for gpus, own in rows.groupby("gpus"):
+        if own["step_time_s"].isna().all():
+            said.append(f"No solver has a plan for {gpus:,} GPUs.")
+            continue
+        best = own.loc[own["step_time_s"].idxmin()]
+        over = own.loc[own["solver"] == OURS.solver, "step_time_s"].min() / best["step_time_s"] - 1
+        longer = f"; a step of `{OURS.solver}`'s takes {over:.1%} longer" if over > 0 else ""
+        said.append(
+            f"{gpus:,} GPUs: `{best['solver']}` has the best plan, at most {best['gap']:.1%} from the best there "
+            f"is{longer}."
+        )
+    for solver, own in rows.groupby("solver", sort=False):
+        refused = own[own["status"] == "refused"]
+        without = own[own["step_time_s"].isna() & (own["status"] != "refused")]
+        if len(refused):
+            said.append(f"`{solver}` does not take {_sizes(refused)}: {refused['reason'].iloc[0]}.")
+        if len(without):
+            said.append(f"`{solver}` has no plan in time for {_sizes(without)}.")
+    return said
+
+
+def _sizes(rows: pd.DataFrame) -> str:
+    return f"{', '.join(f'{gpus:,}' for gpus in rows['gpus'])} GPUs"
+
+
+def draw(rows: pd.DataFrame, scale: Scale) -> Figure:
+    """Gap and time to settle against the number of GPUs, a line a solver."""
+    limits_s = rows.groupby("gpus")["time_limit_s"].max()
+    sizes = list(limits_s.index)
+    figure, (left, right) = framed(
+        f"From {sizes[0]:,} to {sizes[-1]:,} GPUs" if len(sizes) > 1 else f"{sizes[0]:,} GPUs",
+        f"Made-up clusters of H100, A100, RTX 4090 and RTX 3090; {'tiny' if scale.quick else 'llama2_13b'}, "
+        f"{_SEQUENCES} sequences a GPU; one seed",
+        columns=2,
+        height=4.6,
+    )
+    gaps, settled_s = (grid(rows, "gpus", "solver", values) for values in ("gap", "settled_s"))
+    for k, solver in enumerate(gaps):
+        if gaps[solver].notna().any():
+            left.plot(sizes, 100 * gaps[solver], label=solver, **line(k))
+            right.plot(sizes, settled_s[solver], **line(k))
+    right.plot(sizes, limits_s, ":", color=MUTED, linewidth=1.2)
+    at = sizes[0], limits_s.iloc[0]
+    right.annotate("time limit", at, (4, 4), textcoords="offset points", color=MUTED, fontsize=9)
+    for ax in (left, right):
+        gpus_axis(ax, sizes)
+    left.set_ylabel("gap to the lower bound (%)")
+    left.set_ylim(bottom=0)
+    seconds_axis(right, "time to within 1 % of its last plan (s)")
+    legend(figure, left, 7)
+    return figure
+
+
+TITLE = "Scheduling time and gap against cluster size"
+STUDY = Study("scaling", TITLE, __doc__, searches, report, (BOUND, OURS.solver))

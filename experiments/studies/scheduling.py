@@ -1,0 +1,107 @@
+"""How does the scheduling time of sequence layouts grow with the size of the cluster?
+
+Made-up clusters of machines of eight (`conf/cluster/synthetic.yaml`): H100, A100, RTX 4090 and RTX 3090 in equal
+shares; a GPT-style 7B, sequences of 128K tokens, one for every sixteen GPUs and eight at least.
+
+python -m experiments.studies scheduling          # about 6 minutes on two cores; --sizes 16 128: seconds; --quick too
+"""
+
+import pandas as pd
+
+from experiments.studies.frame import published
+from experiments.studies.frame.figures import framed, gpus_axis, legend, line, seconds_axis
+from experiments.studies.frame.long_contexts import BASELINES, GLOBAL_BATCH, HEXISEQ, LAYOUTS
+from experiments.studies.frame.rows import grid
+from experiments.studies.frame.search import SearchSpec
+from experiments.studies.frame.settings import synthetic
+from experiments.studies.frame.study import Report, Scale, Study
+from experiments.studies.frame.words import seconds, share, tokens
+from hexiopt.problem.workload import Workload
+from hexiopt.report.style import INK
+
+_SEQ_LEN, _QUICK_SEQ_LEN, _GPUS_A_SEQUENCE = 131_072, 4096, 16
+_LIMITS_S = {128: 0.9, 1024: 9.0, 10_240: 110.0}  # up to so many GPUs; with loading, 1, 10 and 120 s
+_NOTES = (
+    "first plan: seconds to the first plan; search: seconds in all; gap: against the best bound that any search has "
+    "proven for that size. A search that ends at its limit, of a baseline too, has not seen its whole space."
+)
+
+
+def limit_s(gpus: int) -> float:
+    """The time limit on a cluster of `gpus`."""
+    return next((limit for most, limit in _LIMITS_S.items() if gpus <= most), max(_LIMITS_S.values()))
+
+
+def sizes(scale: Scale) -> list[int]:
+    """Those asked for, and the paper's between them."""
+    asked, papers = scale.sizes, published.paper("hexiseq")["scheduling_s"]
+    return sorted({*asked, *(n for n in papers if min(asked) <= n <= max(asked))})
+
+
+def searches(scale: Scale) -> list[SearchSpec]:
+    """Every planner on every size."""
+    found = []
+    for gpus in sizes(scale):
+        workload = Workload(max(GLOBAL_BATCH, gpus // _GPUS_A_SEQUENCE), _QUICK_SEQ_LEN if scale.quick else _SEQ_LEN)
+        problem = synthetic(gpus, scale, "gpt_7b", workload, LAYOUTS)
+        found += [
+            planner.search(problem, scale.limit_s(limit_s(gpus)), {"gpus": gpus}) for planner in (HEXISEQ, *BASELINES)
+        ]
+    return found
+
+
+def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
+    """Time by size and planner."""
+    paper_s = pd.Series(published.paper("hexiseq")["scheduling_s"], dtype=float)
+    gap = 1 - rows.groupby("gpus")["bound_s"].transform("max") / rows["step_time_s"]
+    cells = pd.DataFrame(
+        {
+            "GPUs": rows["gpus"].map("{:,}".format),
+            "planner": rows["planner"],
+            "tokens/s": rows["tokens_per_s"].map(tokens),
+            "gap": gap.map(share),
+            "first plan": rows["first_plan_s"].map(seconds),
+            "search": rows["runtime_s"].map(seconds),
+            "(paper)": rows["gpus"].map(paper_s).where(rows["planner"] == HEXISEQ.label).map(seconds),
+            "limit": rows["time_limit_s"].map(seconds),
+            "memory": rows["peak_gib"].map("{:.1f} GiB".format),
+            "status": rows["status"].str.replace("_", " "),
+        }
+    )
+    spent_s = grid(rows, "gpus", "planner", "runtime_s")
+    figure, (ax,) = framed(
+        "Scheduling time of sequence layouts",
+        f"Made-up clusters of H100, A100, RTX 4090 and RTX 3090; {'tiny' if scale.quick else 'gpt_7b'}",
+        height=4.6,
+        width=9.0,
+    )
+    for k, planner in enumerate(spent_s):
+        ax.plot(spent_s.index, spent_s[planner], label=planner, **line(k))
+    own = paper_s[paper_s.index.isin(spent_s.index)]
+    if len(own):
+        ax.plot(own.index, own, "*", color=INK, markersize=11, label="HexiSeq (paper)")
+    gpus_axis(ax, list(spent_s.index))
+    seconds_axis(ax, "search (s)")
+    legend(figure, ax, 5)
+    return [Report({"": cells.set_index("GPUs")}, claims(rows, paper_s), figure, _NOTES)]
+
+
+def claims(rows: pd.DataFrame, paper_s: pd.Series) -> list[str]:
+    """Ours beside the paper's times, and what its plans are worth."""
+    said = []
+    for gpus, own in rows.groupby("gpus"):
+        ours, best_s = (
+            own[own["planner"] == HEXISEQ.label].iloc[0],
+            own["step_time_s"][own["planner"] != HEXISEQ.label].min(),
+        )
+        if pd.isna(ours["step_time_s"]):
+            said.append(f"{gpus:,} GPUs: no plan in {seconds(ours['time_limit_s'])}.")
+            continue
+        beside = f" ({published.HEXISEQ}: {paper_s[gpus]:g} s)" if gpus in paper_s else ""
+        than = "" if pd.isna(best_s) else f", {best_s / ours['step_time_s']:.2f} × as fast as the best baseline's"
+        said.append(f"{gpus:,} GPUs: a plan in {seconds(ours['runtime_s'])}{beside}{than}.")
+    return said
+
+
+TITLE = "Long contexts: scheduling time against cluster size"
+STUDY = Study("scheduling", TITLE, __doc__, searches, report, (HEXISEQ.label, HEXISEQ.solver))

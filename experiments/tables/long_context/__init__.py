@@ -1,1 +1,0 @@
-"""Tables on long contexts: stages that share out the tokens and heads of a sequence."""

@@ -1,0 +1,93 @@
+"""Steps of plans on an emulated cluster: the stand-in trained by each plan, at the plan's own pace and links."""
+
+import json
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from hexiopt.cost.cost import Cost
+from hexiopt.cost.model import CostModel
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.readers.plan_file import plan_file_to_dict, write_text
+from runtime.emulate.fabric import Fabric
+from runtime.emulate.stand_in import narrowed, paces
+from runtime.launch.rank import Event
+from runtime.launch.settings import Run, Settings
+from runtime.launch.supervisor import Place, supervised
+from runtime.mapping.layout import layout_of
+from runtime.pace import Pace, write_paces
+
+_PORT = 29500  # in namespaces of our own
+_SETUP_S = 600.0  # for whatever a plan's processes do at the pace of this machine
+_SLOWEST = 10  # times the predicted step, until a step counts as hung
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What an emulated training took: seconds of each step after the first, as the cluster would count them; and how
+    much longer the slowest rank computed than it was given, as a share, because this machine is not fast enough."""
+
+    seconds: tuple[float, ...]
+    late: float
+
+
+class Bench:
+    """Trains the stand-in of a problem, narrower by `divisor`, in `folder`. Raises InputError, TrainingFailedError."""
+
+    def __init__(self, folder: Path, problem: Problem, divisor: int, seed: int) -> None:
+        self._folder, self._problem, self._divisor, self._seed = folder, problem, divisor, seed
+        self._small = narrowed(problem, divisor)
+        self._tokens = folder / "tokens.npy"
+        drawn = np.random.default_rng(seed).integers(self._small.model.vocab_size, size=2 * self._small.workload.tokens)
+        np.save(self._tokens, drawn.astype(np.int32))
+
+    def unpaced_s(self, plan: Plan) -> float:
+        """Seconds of a step as fast as this machine goes, links as they are."""
+        return self._train(plan, 1, _SETUP_S, None, None)[0][-1]
+
+    def paced(self, plan: Plan, cost: Cost, steps: int, dilation: float, *, shaped: bool) -> Steps:
+        """So many steps after a first one, slower by `dilation`; on links of the cluster if `shaped`."""
+        found = paces(self._problem, plan, cost, dilation)
+        devices = layout_of(plan, self._problem.model).devices
+        slowdown = self._divisor**2 * dilation
+        with Fabric(self._problem.cluster, devices, slowdown) if shaped else nullcontext() as fabric:
+            master = None
+            if fabric is not None:
+                found = [replace(p, namespace=fabric.namespaces[d]) for p, d in zip(found, devices, strict=True)]
+                master = f"{fabric.addresses[devices[0]]}:{_PORT}"
+            path = self._folder / "paces.json"
+            write_paces(path, found)
+            timeout_s = _SETUP_S + _SLOWEST * dilation * cost.step_time_s
+            seconds, timelines = self._train(plan, steps + 1, timeout_s, path, master)
+        late = max(_lateness(found[timeline["rank"]], timeline) for timeline in timelines)
+        return Steps(tuple(one / dilation for one in seconds[1:]), late)
+
+    def _train(
+        self, plan: Plan, steps: int, timeout_s: float, pace: Path | None, master: str | None
+    ) -> tuple[list[float], list[Event]]:
+        """Seconds of every step, and the timelines of all ranks."""
+        folder, small = self._folder, self._small
+        content = plan_file_to_dict(small, plan, CostModel(small).price(plan), {"name": "emulated"})
+        write_text(folder / "plan.json", json.dumps(content))
+        settings = Settings(steps=steps, seed=self._seed, checkpoint_every=steps, timeout_s=timeout_s)
+        run = Run(folder / "plan.json", self._tokens, folder / "checkpoints", settings, paces=pace)
+        seconds: list[float] = []
+        timelines: list[Event] = []
+        for event in supervised(run, folder, "stop", lambda lost: run.plan, 0, Place(master=master)):
+            if event["event"] == "step":
+                seconds.append(event["seconds"])
+            elif event["event"] == "timeline":
+                timelines.append(event)
+        return seconds, timelines
+
+
+def _lateness(pace: Pace, timeline: Event) -> float:
+    """By which share of the time that a rank was given its computing took longer."""
+    given_s = spent_s = 0.0
+    for backward, chunk, _, began_s, ended_s in timeline["operations"]:
+        given_s += pace.operation_s(bool(backward), chunk)
+        spent_s += ended_s - began_s
+    return max(0.0, spent_s / given_s - 1)

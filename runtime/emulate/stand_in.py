@@ -1,0 +1,78 @@
+"""A plan for a mixed cluster at its own relative speeds on one machine: compute is paced, messages wait for latencies.
+
+A *stand-in* of the model, narrower by one divisor in every width and in the length of sequences, is really trained,
+by the plan's own layers, heads, micro-batches and messages. Its hidden states and its gradients are both smaller by the
+square of the divisor, so that one factor for all links (`fabric.py`) keeps their proportion to each other. Computing is
+paced: an operation ends when the time that the cost model predicts for it, multiplied by the *dilation*, is over. So
+what is compared with the prediction is schedule, overlap, communication and sharing, not the compute times themselves.
+A stage's gradients are summed from the end of its last paced backward.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from hexiopt.cost.cost import Cost
+from hexiopt.cost.executors.compute import optimizer_compute_s
+from hexiopt.cost.model import CostModel
+from hexiopt.errors import InputError
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+from runtime.mapping.layout import layout_of
+from runtime.pace import Pace
+
+_LEAST_HEAD = 2  # RoPE turns pairs
+
+
+def paces(problem: Problem, plan: Plan, cost: Cost, dilation: float) -> list[Pace]:
+    """The pace of every rank of a priced plan, all times multiplied by `dilation`; without a namespace."""
+    layout, network = layout_of(plan, problem.model), problem.cluster.network
+    model = CostModel(problem)
+    found = []
+    for rank, executor in enumerate(layout.executor_of):
+        priced = cost.pipelines[executor.pipeline].stages[executor.stage].each[executor.replica]
+        device = layout.devices[rank]
+        workload, gpu = problem.workload, model.site((device,)).gpu
+        optimizer_s = optimizer_compute_s(workload, gpu, priced.memory.optimizer / workload.optimizer_bytes)
+        found.append(
+            Pace(
+                tuple((dilation * forward_s, dilation * backward_s) for forward_s, backward_s in priced.each_chunk_s),
+                dilation * optimizer_s,
+                tuple(dilation * network.pair_latency(device, other) for other in layout.devices),
+            )
+        )
+    return found
+
+
+# ------------------------------------------------------------------ the stand-in
+
+
+def divisors(problem: Problem) -> Iterator[int]:
+    """The divisors that narrow a problem evenly, from 1."""
+    model, workload = problem.model, problem.workload
+    common = math.gcd(model.hidden_size, model.ffn_size, workload.seq_len)
+    for divisor in range(1, model.head_dim // _LEAST_HEAD + 1):
+        if model.head_dim % (_LEAST_HEAD * divisor) == 0 and common % divisor == 0:
+            yield divisor
+
+
+def narrowed(problem: Problem, divisor: int) -> Problem:
+    """The problem with a model and sequences narrower by `divisor`. Raises InputError where widths do not divide."""
+    possible = list(divisors(problem))
+    if divisor not in possible:
+        raise InputError(
+            f"emulate.divisor: {divisor} does not divide the widths of {problem.model.name} and its sequences of "
+            f"{problem.workload.seq_len} tokens; choose one of {', '.join(map(str, possible))}"
+        )
+    model: ModelSpec = replace(
+        problem.model,
+        name=f"{problem.model.name}_{divisor}",
+        hidden_size=problem.model.hidden_size // divisor,
+        head_dim=problem.model.head_dim // divisor,
+        ffn_size=problem.model.ffn_size // divisor,
+        vocab_size=-(-problem.model.vocab_size // divisor),
+    )
+    workload: Workload = replace(problem.workload, seq_len=problem.workload.seq_len // divisor)
+    return replace(problem, model=model, workload=workload)

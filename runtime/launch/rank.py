@@ -1,0 +1,187 @@
+"""What one process of a run does, from the first step to the last, and what it tells the process that started it."""
+
+import hashlib
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from math import isfinite
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
+
+from hexiopt.errors import InputError
+from hexiopt.readers.plan_file import PlanFile
+from runtime.data.batches import Batches
+from runtime.device import threads_of_each
+from runtime.launch.settings import Run
+from runtime.launch.trainee import Trainee, drawn
+from runtime.memory import gpu_peak_bytes
+from runtime.pace import INTERFACE, Pace, enter, read_pace
+from runtime.state.checkpoint import Checkpoint, Progress, save
+from runtime.state.weights import DTYPES, HuggingFaceWeights
+
+Event = dict[str, Any]  # plain data, `event` says what
+_BEAT_S = 1.0
+
+
+class NotFinite(Exception):  # noqa: N818
+    """The loss is no number: training cannot go on."""
+
+
+def run_rank(run: Run, plan_file: PlanFile, rank: int, local: int, master: str, tell: Callable[[Event], None]) -> None:
+    """Train; `tell` hears of every step, and of what ended the training, if it was not its end.
+
+    `local` is the number of the process on its machine, `master` the `host:port` where rank 0 listens.
+    """
+    told = _Telling(tell)
+    tell = told.tell
+    try:
+        pace = None if run.paces is None else read_pace(run.paces, rank)
+        if pace is not None and pace.namespace is not None:
+            enter(pace.namespace)
+            os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+        world_size, limit = len(plan_file.plan.devices()), timedelta(seconds=run.settings.timeout_s)
+        cuda = run.device == "cuda"
+        device = torch.device("cuda", local) if cuda else torch.device("cpu")
+        if cuda:
+            torch.cuda.set_device(device)
+        else:
+            torch.set_num_threads(threads_of_each(world_size))
+        store, _, _ = next(rendezvous(f"tcp://{master}", rank, world_size, timeout=limit))
+        store.set_timeout(limit)
+        _agree_on_device(store, run.device, rank, world_size)
+        backend = "nccl" if cuda else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
+        _train(run, plan_file, rank, device, pace, tell)
+        tell({"event": "done"})
+        dist.destroy_process_group()
+    except (NotFinite, InputError) as error:
+        tell({"event": "stopped", "reason": str(error)})
+    except BaseException:
+        tell({"event": "error", "reason": traceback.format_exc()})
+
+
+def _agree_on_device(store: Store, device: str, rank: int, world_size: int) -> None:
+    """Refuse to train on GPUs and CPUs at once, which no backend joins. Raises InputError on all ranks."""
+    store.set(f"device/{rank}", device)
+    by_rank = [one.decode() for one in store.multi_get([f"device/{other}" for other in range(world_size)])]
+    store.set(f"read/{rank}", "")
+    if rank == 0:  # which may hold the store
+        store.wait([f"read/{other}" for other in range(world_size)])
+    if len(set(by_rank)) > 1:
+        cpu, cuda = by_rank.index("cpu"), by_rank.index("cuda")
+        raise InputError(
+            f"train.device: rank {cpu} computes on a CPU, rank {cuda} on a GPU; all must do the same: "
+            "state train.device=cpu, or cuda, on every machine"
+        )
+
+
+def _agree(run: Run, plan_file: PlanFile, batches: Batches, device: torch.device) -> None:
+    """Refuse to train where processes were started with different things. Raises InputError on all of them."""
+    facts = {
+        "plan": repr((plan_file.problem.sha256, plan_file.plan)),
+        "settings": repr((run.settings, run.resume, run.weights, run.float64)),
+        "checkpoints' folder (hydra.run.dir)": str(run.checkpoints),
+        "corpus": repr((batches.num_windows, batches.sequences(0, 0, 1).tolist())),
+    }
+    own = [int.from_bytes(hashlib.sha256(fact.encode()).digest()[:7], "little") for fact in facts.values()]
+    mine = torch.tensor(own, dtype=torch.int64, device=device)
+    every = mine.new_empty(dist.get_world_size() * len(own))
+    dist.all_gather_single(every, mine)
+    for rank, theirs in enumerate(every.view(-1, len(own)).tolist()):
+        for fact, a, b in zip(facts, every[: len(own)].tolist(), theirs, strict=True):
+            if a != b:
+                raise InputError(f"the {fact} of rank {rank} is another than rank 0's; give all processes the same")
+
+
+class _Telling:
+    """Tells events, and once a second that the process lives."""
+
+    def __init__(self, tell: Callable[[Event], None]) -> None:
+        self._tell, self._lock = tell, threading.Lock()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def tell(self, event: Event) -> None:
+        with self._lock:
+            self._tell(event)
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(_BEAT_S)
+            try:
+                self.tell({"event": "beat"})
+            except OSError:  # nobody listens any more
+                return
+
+
+def _train(
+    run: Run,
+    plan_file: PlanFile,
+    rank: int,
+    device: torch.device,
+    pace: Pace | None,
+    tell: Callable[[Event], None],
+) -> None:
+    settings, problem = run.settings, plan_file.problem
+    workload, model = problem.workload, problem.model
+    dtype = torch.float64 if run.float64 else DTYPES[workload.precision]
+    trainee = Trainee(
+        plan_file.plan,
+        model,
+        workload.seq_len,
+        workload.global_batch,
+        dtype=dtype,
+        gradient_dtype=torch.float32 if workload.gradient_bytes == 4 and dtype == torch.bfloat16 else dtype,
+        device=device,
+        settings=settings.adam,
+        initial=partial(drawn, settings.seed) if run.weights is None else HuggingFaceWeights(run.weights, model).read,
+        timeout_s=settings.timeout_s,
+        cluster=problem.cluster,
+        pace=pace,
+    )
+    batches = Batches(run.tokens, workload.seq_len, workload.global_batch, settings.seed)
+    _agree(run, plan_file, batches, device)
+    step = 0
+    if run.resume is not None:
+        checkpoint = Checkpoint(run.resume)
+        step = checkpoint.progress.step
+        trainee.optimizer.load(checkpoint.read, step)
+    tell({"event": "ready", "step": step})
+    while step < settings.steps:
+        began = time.perf_counter()
+
+        def sequences(first: int, end: int, step: int = step) -> torch.Tensor:
+            return torch.from_numpy(batches.sequences(step, first, end)).to(device)
+
+        loss, norm = trainee.step(sequences, settings.lr(step))
+        if not isfinite(loss) or not isfinite(norm):
+            what = f"the loss is {loss}" if not isfinite(loss) else f"the norm of the gradients is {norm}"
+            name_of = problem.cluster.device_name
+            where = ", ".join(f"rank {r} ({name_of(trainee.layout.devices[r])})" for r in trainee.blamed())
+            raise NotFinite(f"step {step + 1}: {what}{' on ' if where else ''}{where}")
+        step += 1
+        seconds = time.perf_counter() - began
+        tell({"event": "step", "step": step, "loss": loss, "norm": norm, "seconds": seconds})
+        if step == settings.steps or step % settings.checkpoint_every == 0:
+            save(
+                run.checkpoints,
+                model,
+                Progress(step, settings.seed),
+                trainee.optimizer.states(),
+                settings.keep_checkpoints,
+            )
+            tell({"event": "checkpoint", "step": step})
+    timed = [
+        (int(one.operation.backward), one.operation.chunk, one.operation.micro_batch, one.began_s, one.ended_s)
+        for one in trainee.pipeline.timeline()
+    ]
+    executor = trainee.layout.executor_of[rank]
+    at = {"pipeline": executor.pipeline, "stage": executor.stage, "replica": executor.replica}
+    tell({"event": "timeline", **at, "operations": timed, "peak_bytes": gpu_peak_bytes(device)})

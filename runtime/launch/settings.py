@@ -1,0 +1,71 @@
+"""How to train, and the file that tells it to every process of a run."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from math import cos, pi
+from pathlib import Path
+
+from hexiopt.readers.plan_file import write_text
+from hexiopt.reading import Section, read_mapping
+from runtime.parallel.optimizer import AdamW
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train. The learning rate warms up linearly, then falls along a cosine to `min_lr_share` of itself.
+
+    A checkpoint is written every `checkpoint_every` steps and at the end; the last `keep_checkpoints` stay. No message
+    or collective waits longer than `timeout_s`. A process is lost when it gives no sign of life for `silence_s`, or for
+    as long as five steps usually take.
+    """
+
+    steps: int = 50
+    adam: AdamW = field(default_factory=AdamW)
+    warmup_steps: int = 5
+    min_lr_share: float = 0.1
+    seed: int = 0
+    checkpoint_every: int = 25
+    keep_checkpoints: int = 2
+    timeout_s: float = 60.0
+    silence_s: float = 15.0
+
+    def lr(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        if step < self.warmup_steps:
+            return self.adam.lr * (step + 1) / self.warmup_steps
+        done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        return self.adam.lr * (self.min_lr_share + (1 - self.min_lr_share) * 0.5 * (1 + cos(pi * done)))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What every process of a run reads: paths of the plan, the tokens, the folder of checkpoints; the checkpoint to go
+    on from, or Hugging Face weights to start with, if any; the paces of ranks, where a cluster is emulated. `float64`
+    trains in it, as tests do. `device` is `cpu` or `cuda`, for all ranks."""
+
+    plan: Path
+    tokens: Path
+    checkpoints: Path
+    settings: Settings
+    resume: Path | None = None
+    weights: Path | None = None
+    paces: Path | None = None
+    float64: bool = False
+    device: str = "cpu"
+
+    def write(self, path: Path) -> None:
+        """Write the run as JSON."""
+        data = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
+        write_text(path, json.dumps(data, indent=1))
+
+    @classmethod
+    def read(cls, path: Path) -> "Run":
+        """The run of a file that `write` wrote."""
+        section = Section(read_mapping(path), str(path))
+        settings = dict(section.raw("settings"))
+        adam = AdamW(**settings.pop("adam"))
+        given = {key: section.text(key) for key in ("plan", "tokens", "checkpoints")}
+        given |= {key: text for key in ("resume", "weights", "paces") if (text := section.raw(key, None)) is not None}
+        paths = {key: Path(text) for key, text in given.items()}
+        device, float64 = section.text("device", choices=("cpu", "cuda")), section.flag("float64")
+        return cls(**paths, settings=Settings(adam=adam, **settings), float64=float64, device=device)

@@ -1,0 +1,158 @@
+"""One rank of a training run, put together: its part of the model, its messages, its optimiser."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from math import isfinite
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
+from runtime.device import clock_of
+from runtime.mapping.layout import Chunk, layout_of
+from runtime.mapping.parts import Part, Shard, stage_parts
+from runtime.memory import States, Used, used
+from runtime.model.attention import Attention, WholeAttention
+from runtime.model.decoder import DecoderChunk, Rope, empty_weights
+from runtime.model.tensor_parallel import TensorParallel
+from runtime.pace import Pace
+from runtime.parallel.gradient_sync import GradientSync, buckets
+from runtime.parallel.groups import Groups
+from runtime.parallel.messages import Messages, like
+from runtime.parallel.optimizer import AdamW, Optimizer
+from runtime.parallel.pipeline import Pipeline, Sequences
+from runtime.parallel.ring_attention import SequenceAttention
+
+_INITIAL_STD = 0.02  # of matrices, as in Llama and GPT-2
+
+
+class Trainee:
+    """What one process of an initialised `torch.distributed` world does of a plan that has passed the check.
+
+    `initial` gives the first values of each part that it holds. ZeRO-1 shards over the sharding groups of the plan, or
+    over all holders where no cluster is given. A `pace` slows the rank down. `use_lanes` gives each lane of messages a
+    process group, as NCCL needs, which ignores tags (None: on GPUs).
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: ModelSpec,
+        seq_len: int,
+        global_batch: int,
+        *,
+        dtype: torch.dtype,
+        gradient_dtype: torch.dtype,
+        device: torch.device,
+        settings: AdamW,
+        initial: Callable[[Part], Tensor],
+        timeout_s: float,
+        cluster: Cluster | None = None,
+        pace: Pace | None = None,
+        use_lanes: bool | None = None,
+    ) -> None:
+        self.layout, rank = layout_of(plan, model, cluster), dist.get_rank()
+        assert self.layout.world_size == dist.get_world_size(), "a process for each device of the plan"
+        self._tokens = global_batch * seq_len
+        self._device = device
+        groups = Groups(self.layout.groups(), timeout_s)
+        line, executor = self.layout.line_of[rank], self.layout.executor_of[rank]
+        at = executor.ranks.index(rank)
+        parts = list(executor.parts(model, rank))
+        self.weights = empty_weights(parts, dtype, device)
+        for part in parts:
+            self.weights[part.name].data.copy_(initial(part))
+        reads, shard = executor.reads(rank, seq_len), executor.shards[at]
+        attention: Attention
+        if executor.sequence is None:
+            tokens = tuple(own for (own,) in executor.tokens(seq_len))
+            tp = TensorParallel(at, tokens, groups.of(executor.ranks))
+            attention = WholeAttention(model, shard, seq_len, dtype, device)
+        else:
+            tp = TensorParallel(0, reads)
+            attention = SequenceAttention(model, executor.sequence, rank, groups, device)
+        rope = Rope(model, reads, dtype, device)
+        self._tables = rope.tensors() + attention.tensors()
+        chunks = [DecoderChunk(model, chunk, shard, tp, rope, attention, self.weights) for chunk in executor.chunks]
+        self.buckets = buckets(self.layout.held, parts, gradient_dtype, device, plan.sharding.stage == 1)
+        self.sync = GradientSync(self.buckets, self.weights, groups)
+        lanes = None
+        if device.type == "cuda" if use_lanes is None else use_lanes:
+            lanes = groups.lanes(self.layout.lanes(seq_len))
+        latency_s = None if pace is None else pace.latency_s
+        self._messages = messages = Messages(
+            line, executor, rank, seq_len, model.hidden_size, like(dtype, device), lanes, latency_s
+        )
+        names = _names_by_chunk(model, executor.chunks, shard)
+        clock = clock_of(device)
+        self.pipeline = Pipeline(plan.schedule, line, executor, reads, chunks, names, messages, self.sync, clock, pace)
+        self.optimizer = Optimizer(settings, self.buckets, self.weights, groups, pace)
+        # Ranks of a TP group have the same loss, those of a sequence layout each that of their own tokens.
+        self._counts_loss = at == 0 or executor.sequence is not None
+        self._own_loss = torch.zeros((), dtype=torch.float64, device=device)
+
+    def gradients(self, sequences: Sequences) -> float:
+        """Sum the gradients of a global batch in the buckets. Returns its mean loss per token, on every rank."""
+        self._own_loss = self.pipeline.step(sequences, self._tokens)
+        total = self._own_loss.clone() if self._counts_loss else torch.zeros_like(self._own_loss)
+        dist.all_reduce(total)
+        return float(total)
+
+    def blamed(self) -> list[int]:
+        """The ranks whose own loss of the last step is no finite number, or else those that hold such gradients.
+
+        Asked by all ranks together.
+        """
+        gradients = all(bool(bucket.gradient.isfinite().all()) for bucket in self.buckets)
+        facts = [not isfinite(float(self._own_loss)), not gradients]
+        own = torch.tensor(facts, dtype=torch.float32, device=self._device)
+        flags = own.new_empty(2 * self.layout.world_size)
+        dist.all_gather_single(flags, own)
+        by_loss, by_gradients = flags.view(-1, 2).T
+        return [int(rank) for rank in (by_loss if by_loss.any() else by_gradients).nonzero()]
+
+    def step(self, sequences: Sequences, lr: float) -> tuple[float, float]:
+        """One optimiser step. Returns the mean loss per token and the norm of the gradients."""
+        loss = self.gradients(sequences)
+        return loss, self.optimizer.step(lr)
+
+    def states(self) -> States:
+        """What lasts of the rank's memory."""
+        return States(
+            weights=tuple(self.weights.values()),
+            gradients=tuple(bucket.gradient for bucket in self.buckets),
+            masters=tuple(master for master in self.optimizer.masters if master is not None),
+            moments=tuple(moment for own in self.optimizer.moments for moment in own.values()),
+            tables=tuple(self._tables),
+        )
+
+    def used(self, sequences: Sequences) -> Used:
+        """The memory that the gradients of a global batch take: they are computed, but slowly. What follows takes no
+        more: the optimiser steps bucket by bucket, when nothing is saved any longer."""
+        return used(self.states(), self._device, lambda: self.gradients(sequences), lambda: self._messages.most_bytes)
+
+
+def _names_by_chunk(model: ModelSpec, chunks: Sequence[Chunk], shard: Shard) -> list[list[str]]:
+    """The parameters whose last gradients come with the last backward of each chunk."""
+    found: list[list[str]] = []
+    for chunk in chunks:
+        own = stage_parts(model, [chunk.layers], shard, chunk.first, chunk.last)
+        found.append([part.name for part in own])
+    return found
+
+
+def drawn(seed: int, part: Part) -> Tensor:
+    """First values, whoever holds what: each parameter is drawn whole, by its name and the seed, and cut.
+
+    Matrices are normal, norms one, biases zero; float32.
+    """
+    if part.decays:
+        digest = hashlib.sha256(f"{seed} {part.name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        whole = torch.randn(part.shape, generator=generator) * _INITIAL_STD
+    else:
+        whole = torch.full(part.shape, 0.0 if part.name.endswith(".bias") else 1.0)
+    return whole.narrow(part.dim, part.start, part.end - part.start)

@@ -1,0 +1,303 @@
+"""From plan to processes: who runs what, who sends what to whom, who holds the same parameters. No process is needed.
+
+Ranks follow the cluster's devices in order, so that the ranks of a machine stand together, whatever a plan makes of
+them. An *executor* is one replica of a stage: the ranks of a TP group, or of a sequence layout. Activations between
+stages are cut along the sequence over the ranks of either side, and along samples over replicas
+(`hexiopt/cost/boundary.py`): each pair of ranks whose parts overlap exchanges what both have.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from math import lcm
+from typing import NamedTuple
+
+from hexiopt.cost.gradient_sync import slices
+from hexiopt.cost.sharding import sharding_groups
+from hexiopt.plan.plan import Plan, SequenceLayout, Stage
+from hexiopt.plan.token_layout import common, misfit, token_ranges
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.workload import Workload
+from runtime.mapping.parts import Part, Range, Shard, shards, split, stage_parts
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A range of layers of a stage, its number among the virtual stages of the pipeline, and a policy per layer."""
+
+    number: int
+    layers: Range
+    recompute: tuple[str, ...]
+    first: bool
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """One replica of a stage: its ranks, ascending, and the samples of each micro-batch that it takes.
+
+    They are a TP group, or, with `sequence`, hold the stage's parameters whole; its groups name ranks, not devices.
+    """
+
+    pipeline: int
+    stage: int
+    replica: int
+    ranks: tuple[int, ...]
+    shards: tuple[Shard, ...]
+    samples: Range
+    chunks: tuple[Chunk, ...]
+    sequence: SequenceLayout | None = None
+
+    def tokens(self, seq_len: int) -> tuple[tuple[Range, ...], ...]:
+        """The tokens that each rank has between layers, in ascending runs.
+
+        Those of a TP group are as equal as whole tokens allow. Its first ranks take more, as they do of heads and
+        columns: so the first one is the fullest, as the memory model counts it.
+        """
+        if self.sequence is None:
+            return tuple((own,) for own in split(seq_len, len(self.ranks)))
+        of_rank = {
+            rank: runs
+            for group, shards_of in zip(self.sequence.groups, token_ranges(self.sequence), strict=True)
+            for rank, runs in zip(group.devices, shards_of, strict=True)
+        }
+        return tuple(of_rank[rank] for rank in self.ranks)
+
+    def reads(self, rank: int, seq_len: int) -> tuple[Range, ...]:
+        """The tokens that `rank` embeds, and after which it has the labels: all of them under tensor parallelism."""
+        return ((0, seq_len),) if self.sequence is None else self.tokens(seq_len)[self.ranks.index(rank)]
+
+    def groups(self) -> Iterator[tuple[int, ...]]:
+        """The ranks that communicate within the executor: all, and those of each all-to-all group."""
+        if self.sequence is None or len(self.sequence.groups) > 1:
+            yield self.ranks
+        if self.sequence is not None:
+            for group in self.sequence.groups:
+                yield tuple(sorted(group.devices))
+
+    def parts(self, model: ModelSpec, rank: int) -> Iterator[Part]:
+        """The parts of parameters that `rank` holds."""
+        first, last = self.chunks[0].first, self.chunks[-1].last
+        return stage_parts(model, [c.layers for c in self.chunks], self.shards[self.ranks.index(rank)], first, last)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What `sender` has of a micro-batch's hidden states and `receiver` wants: runs of tokens, and samples, counted
+    whole."""
+
+    sender: int
+    receiver: int
+    tokens: tuple[Range, ...]
+    samples: Range
+
+
+class Lane(NamedTuple):
+    """The messages of one boundary from rank to rank in one direction: they are sent and taken in the same order.
+
+    A boundary has the number of the virtual stage before it.
+    """
+
+    boundary: int
+    backward: bool
+    sender: int
+    receiver: int
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A pipeline: its stages' executors, its micro-batches, and the first of its samples in the global batch."""
+
+    stages: tuple[tuple[Executor, ...], ...]
+    num_micro_batches: int
+    micro_batch_size: int
+    first_sample: int
+
+    @property
+    def num_chunks(self) -> int:
+        """Layer ranges of every stage."""
+        return len(self.stages[0][0].chunks)
+
+    def routes(self, chunk: int, seq_len: int) -> list[Route]:
+        """From virtual stage `chunk` to the next one. Backward, every route is taken the other way round."""
+        count = len(self.stages)
+        return [
+            Route(a, b, tokens, samples)
+            for sender in self.stages[chunk % count]
+            for receiver in self.stages[(chunk + 1) % count]
+            for samples in common([sender.samples], [receiver.samples])
+            for a, here in zip(sender.ranks, sender.tokens(seq_len), strict=True)
+            for b, there in zip(receiver.ranks, receiver.tokens(seq_len), strict=True)
+            if (tokens := common(here, there))
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Parts of parameters that the same ranks hold: ascending, one or several; and those ranks by sharding group."""
+
+    ranks: tuple[int, ...]
+    parts: tuple[Part, ...]
+    groups: tuple[tuple[int, ...], ...]
+
+    def between(self) -> list[tuple[tuple[int, ...], int, int, int]]:
+        """Who holds the same share in each sharding group: (ranks, first, end, units) of all units of the elements.
+
+        Groups of different sizes cut the elements into different shares; the pieces are those of all cuts.
+        """
+        if len(self.groups) == 1:
+            return []
+        sizes = tuple(map(len, self.groups))
+        unit, at = lcm(*sizes), 0
+        found = []
+        for width, members in zip(*slices(sizes), strict=True):
+            end = at + round(width * unit)
+            ranks = sorted(group[k] for group, k in zip(self.groups, members, strict=True))
+            found.append((tuple(ranks), at, end, unit))
+            at = end
+        return found
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The processes of a plan. `devices` by rank; `line_of` and `executor_of` by rank."""
+
+    devices: tuple[int, ...]
+    lines: tuple[Line, ...]
+    line_of: tuple[Line, ...]
+    executor_of: tuple[Executor, ...]
+    held: tuple[Held, ...]
+    """Every element of every parameter once, those of the last layers first."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return len(self.devices)
+
+    def lanes(self, seq_len: int) -> list[Lane]:
+        """All one-way ways of messages, in an order that every rank agrees on."""
+        found = []
+        for line in self.lines:
+            for boundary in range(len(line.stages) * line.num_chunks - 1):
+                for a, b in sorted({(route.sender, route.receiver) for route in line.routes(boundary, seq_len)}):
+                    found += [Lane(boundary, False, a, b), Lane(boundary, True, b, a)]
+        return found
+
+    def groups(self) -> list[tuple[int, ...]]:
+        """All groups of several ranks that communicate collectively, in an order that every rank agrees on."""
+        within = {ranks for executor in self.executor_of for ranks in executor.groups()}
+        same = {ranks for held in self.held for ranks in (held.ranks, *held.groups)}
+        across = {ranks for held in self.held for ranks, *_ in held.between()}
+        return sorted(ranks for ranks in within | same | across if len(ranks) > 1)
+
+
+def untrainable(model: ModelSpec, workload: Workload, plan: Plan | None = None) -> str | None:
+    """What of a model, a workload and a valid plan cannot be trained, and what to do; None if nothing."""
+    if not model.gated_mlp:
+        return f"model {model.name}: {model.architecture} cannot be trained; take a llama, mistral, qwen2 or qwen3"
+    if model.rope_type != "default":
+        return f"model {model.name}: rope_type {model.rope_type} cannot be trained; take default"
+    if model.activation != "silu":
+        return f"model {model.name}: activation {model.activation} cannot be trained; take silu"
+    if workload.precision not in ("bf16", "fp32"):
+        return f"workload.precision: {workload.precision} cannot be trained; take bf16 or fp32"
+    zero = workload.optimizer_sharding if plan is None else str(plan.sharding.stage)
+    if zero in ("2", "3"):
+        return f"ZeRO-{zero} cannot be trained; plan with workload.optimizer_sharding=0 or 1"
+    for p, pipeline in enumerate(() if plan is None else plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            wrong = stage.sequence and misfit(stage.sequence, workload.seq_len, model.num_heads)
+            if wrong:
+                return f"stage {s} of pipeline {p}: {wrong}"
+    return None
+
+
+def layout_of(plan: Plan, model: ModelSpec, cluster: Cluster | None = None) -> Layout:
+    """The processes of a plan that has passed the check; without a cluster, sharding groups are left out.
+
+    Raises InputError where heads are not the model's.
+    """
+    devices = tuple(sorted(plan.devices()))
+    rank_of = {device: rank for rank, device in enumerate(devices)}
+    lines, line_of, executor_of = [], dict[int, Line](), dict[int, Executor]()
+    first_sample = 0
+    for p, pipeline in enumerate(plan.pipelines):
+        count, ranges = len(pipeline.stages), pipeline.num_chunks
+        stages = []
+        for s, stage in enumerate(pipeline.stages):
+            chunks = tuple(
+                Chunk(c * count + s, layers, policies, s == 0 == c, s == count - 1 and c == ranges - 1)
+                for c, (layers, policies) in enumerate(zip(stage.layers, stage.policies(), strict=True))
+            )
+            stages.append(tuple(_executors(p, s, stage, pipeline.micro_batch_size, chunks, model, rank_of)))
+        line = Line(tuple(stages), pipeline.num_micro_batches, pipeline.micro_batch_size, first_sample)
+        first_sample += pipeline.num_sequences
+        lines.append(line)
+        for executors in stages:
+            for executor in executors:
+                for rank in executor.ranks:
+                    line_of[rank], executor_of[rank] = line, executor
+    ranks = range(len(devices))
+    each = tuple(executor_of[rank] for rank in ranks)
+    groups = None if cluster is None else sharding_groups(plan, cluster)
+    group_of = [0 if groups is None else groups[device] for device in devices]
+    held = _held(each, model, group_of)
+    return Layout(devices, tuple(lines), tuple(line_of[rank] for rank in ranks), each, held)
+
+
+def _executors(
+    p: int,
+    s: int,
+    stage: Stage,
+    micro_batch_size: int,
+    chunks: tuple[Chunk, ...],
+    model: ModelSpec,
+    rank_of: Mapping[int, int],
+) -> Iterator[Executor]:
+    if stage.sequence is not None:
+        groups = [replace(group, devices=tuple(rank_of[d] for d in group.devices)) for group in stage.sequence.groups]
+        sequence = replace(stage.sequence, groups=tuple(groups))
+        ranks = tuple(sorted(rank for group in groups for rank in group.devices))
+        yield Executor(p, s, 0, ranks, shards(model, 1) * len(ranks), (0, micro_batch_size), chunks, sequence)
+        return
+    ends = [0, *accumulate(stage.samples(micro_batch_size))]
+    for r, (replica, samples) in enumerate(zip(stage.replicas, pairwise(ends), strict=True)):
+        each = shards(model, len(replica.devices), replica.heads)
+        yield Executor(p, s, r, *_in_rank_order([rank_of[d] for d in replica.devices], each), samples, chunks)
+
+
+def _in_rank_order(ranks: Sequence[int], each: Sequence[Shard]) -> tuple[tuple[int, ...], tuple[Shard, ...]]:
+    """Process groups number their ranks in ascending order, whatever the order of a plan's devices."""
+    order = sorted(range(len(ranks)), key=lambda k: ranks[k])
+    return tuple(ranks[k] for k in order), tuple(each[k] for k in order)
+
+
+def _held(executor_of: Sequence[Executor], model: ModelSpec, group_of: Sequence[int]) -> tuple[Held, ...]:
+    holders: dict[str, list[tuple[Part, int]]] = {}
+    for rank, executor in enumerate(executor_of):
+        for part in executor.parts(model, rank):
+            holders.setdefault(part.name, []).append((part, rank))
+    found: dict[tuple[int, ...], list[Part]] = {}
+    for name in sorted(holders, key=_backward_order):
+        own = holders[name]
+        whole = own[0][0]
+        cuts = sorted({end for part, _ in own for end in (part.start, part.end)})
+        for start, end in pairwise(cuts):
+            ranks = tuple(sorted(rank for part, rank in own if part.start <= start and end <= part.end))
+            found.setdefault(ranks, []).append(Part(name, whole.shape, whole.dim, start, end))
+
+    def by_group(ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        return tuple(
+            tuple(rank for rank in ranks if group_of[rank] == group) for group in sorted({group_of[r] for r in ranks})
+        )
+
+    return tuple(Held(ranks, tuple(parts), by_group(ranks)) for ranks, parts in found.items())
+
+
+def _backward_order(name: str) -> tuple[int, str]:
+    """Head and final norm, then the last layer first, then the embedding."""
+    words = name.split(".")
+    if "layers" in words:
+        return -int(words[2]), name
+    return (1, name) if "embed_tokens" in words else (-(10**9), name)

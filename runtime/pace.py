@@ -1,0 +1,62 @@
+"""How slow a rank is made where a cluster is emulated: what it computes takes so long, what it sends leaves so late."""
+
+import ctypes
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hexiopt.readers.plan_file import write_text
+
+INTERFACE = "eth0"  # of a device, inside its network namespace
+NAMESPACES = Path("/run/netns")
+_NEW_NETWORK = 0x40000000  # CLONE_NEWNET of setns(2)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How slow one rank is. `chunks` has seconds of a forward and a backward of each of its layer ranges for one
+    micro-batch, `optimizer_s` those of a step, `latency_s` those of a message to each other rank."""
+
+    chunks: tuple[tuple[float, float], ...]
+    optimizer_s: float
+    latency_s: tuple[float, ...]
+    namespace: str | None = None
+    """The network namespace of its device, if any."""
+
+    def operation_s(self, backward: bool, chunk: int) -> float:
+        """Seconds of a forward or a backward of a layer range."""
+        return self.chunks[chunk][backward]
+
+
+def pace_until(began_s: float, seconds: float) -> None:
+    """Wait until `seconds` after `began_s` (of `time.time`)."""
+    left = began_s + seconds - time.time()
+    if left > 0:
+        time.sleep(left)
+
+
+def write_paces(path: Path, found: list[Pace]) -> None:
+    """Write the paces of all ranks as JSON."""
+    write_text(path, json.dumps([asdict(pace) for pace in found]))
+
+
+def read_pace(path: Path, rank: int) -> Pace:
+    """A rank's pace of a file that `write_paces` wrote."""
+    own = json.loads(path.read_text(encoding="utf-8"))[rank]
+    return Pace(
+        tuple((forward_s, backward_s) for forward_s, backward_s in own["chunks"]),
+        own["optimizer_s"],
+        tuple(own["latency_s"]),
+        own["namespace"],
+    )
+
+
+def enter(namespace: str) -> None:
+    """Put the calling process (one thread so far) into a network namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with (NAMESPACES / namespace).open() as handle:
+        if libc.setns(handle.fileno(), _NEW_NETWORK):
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error), namespace)

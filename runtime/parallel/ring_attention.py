@@ -1,0 +1,195 @@
+"""Causal attention of a sequence layout: queries stay, keys and values travel round (Liu et al., arXiv 2310.01889).
+
+The groups of a layout may cut the heads at different places, so that each *sub-ring* (HexiSeq, arXiv 2605.07569;
+`hexiopt/plan/token_layout.py`) is a ring of its own; a rank takes part in those of its heads. At turn j of G it
+computes its group's queries on the keys and values of group (g - j) mod G, while those of the next turn are on their
+way. Backward, keys and values travel again, and the gradients of each block with it, one turn later: they come home
+after G turns. They are summed in max(float32, type of the inputs), and travel in the type of the inputs. Shapes: T
+tokens of the group, B samples, n own heads (m key-value heads), D head size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hexiopt.plan.plan import SequenceLayout
+from hexiopt.plan.token_layout import Range, group_ranges, head_ranges, kv_range, sub_rings, token_ranges
+from hexiopt.problem.model import ModelSpec
+from runtime.model.attention import met
+from runtime.model.functions import applied
+from runtime.parallel.all_to_all import AllToAll
+from runtime.parallel.block_attention import Block, attend, attend_backward, blocks, exact, merge
+from runtime.parallel.groups import Groups
+
+
+class SequenceAttention:
+    """Attention of a rank that has its own tokens of all heads before and after; groups of `layout` name ranks."""
+
+    def __init__(
+        self, model: ModelSpec, layout: SequenceLayout, rank: int, groups: Groups, device: torch.device
+    ) -> None:
+        (g,) = (g for g, group in enumerate(layout.groups) if rank in group.devices)
+        own, tokens = layout.groups[g], token_ranges(layout)[g]
+        order = sorted(range(len(own.devices)), key=lambda place: own.devices[place])
+        heads = [head_ranges(own.heads)[place] for place in order]
+        kv_heads = [kv_range(each, model.num_heads, model.num_kv_heads) for each in heads]
+        ranks = tuple(own.devices[place] for place in order)
+        self._heads, self._kv_heads = heads, kv_heads
+        self._all_to_all = AllToAll([tokens[place] for place in order], ranks.index(rank), groups.of(ranks), device)
+        everyone = tuple(sorted(r for group in layout.groups for r in group.devices))
+        self._ring = Ring(model, layout, g, own.devices.index(rank), groups.of(everyone))
+
+    def __call__(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor) -> Tensor:
+        """Own tokens of all heads, from those of queries, keys and values."""
+        by_tensor = [self._heads, self._kv_heads, self._kv_heads]
+        found = applied(_RingAttention, self._ring, *self._all_to_all.to_heads(by_tensor, q_tbnd, k_tbnd, v_tbnd))
+        return self._all_to_all.to_tokens(self._heads, found).flatten(2)
+
+    def tensors(self) -> list[Tensor]:
+        """How tokens are sorted."""
+        return self._all_to_all.tensors()
+
+
+@dataclass(frozen=True, slots=True)
+class _SubRing:
+    """A rank's part of a sub-ring: which of its heads, which key-value head each of them meets, and its neighbours."""
+
+    heads: slice
+    kv_heads: slice
+    meets: list[int]
+    after: int
+    before: int
+
+
+class Ring:
+    """The sub-rings of the rank at `place` in group `g` of a layout, all of whose ranks are in `group`."""
+
+    def __init__(
+        self, model: ModelSpec, layout: SequenceLayout, g: int, place: int, group: dist.ProcessGroup | None
+    ) -> None:
+        self.count, self._g, self._group = len(layout.groups), g, group
+        runs = group_ranges(layout)
+        self._lengths = [sum(end - first for first, end in own) for own in runs]
+        self._blocks = [blocks(runs[g], other, model.attention_window) for other in runs]
+        heads = head_ranges(layout.groups[g].heads)[place]
+        kv_heads = kv_range(heads, model.num_heads, model.num_kv_heads)
+        self.own: list[_SubRing] = []
+        for ring in sub_rings(layout, model.num_heads, model.num_kv_heads):
+            if ring.places[g] == place:
+                at = [(g + step) % self.count for step in (1, -1)]
+                after, before = (layout.groups[other].devices[ring.places[other]] for other in at)
+                meets = met(model, ring.heads, ring.kv_heads)
+                self.own.append(
+                    _SubRing(_from(ring.heads, heads), _from(ring.kv_heads, kv_heads), meets, after, before)
+                )
+
+    def source(self, turn: int) -> int:
+        """Whose keys and values a turn works on."""
+        return (self._g - turn) % self.count
+
+    def blocks(self, turn: int) -> list[Block]:
+        """What of them the group's queries see."""
+        return self._blocks[self.source(turn)]
+
+    def begin(self, turn: int, given: Sequence[Tensor]) -> "Passing":
+        """Pass tensors [2, B, m, T, D] of a turn on, one for each sub-ring; those of the next turn come."""
+        length = self._lengths[self.source(turn + 1)]
+        coming = [x.new_empty(*x.shape[:3], length, x.shape[4]) for x in given]
+        receives = [
+            dist.P2POp(dist.irecv, x, ring.before, group=self._group) for x, ring in zip(coming, self.own, strict=True)
+        ]
+        sends = [
+            dist.P2POp(dist.isend, x, ring.after, group=self._group) for x, ring in zip(given, self.own, strict=True)
+        ]
+        return Passing(given, coming, dist.batch_isend_irecv(receives + sends))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Passing:
+    """Tensors on their way."""
+
+    given: Sequence[Tensor]
+    coming: Sequence[Tensor]
+    works: Sequence[dist.Work]
+
+    def end(self) -> Sequence[Tensor]:
+        """Wait for what comes, and until all that goes has gone."""
+        for work in self.works:
+            work.wait()
+        return self.coming
+
+
+def _from(part: Range, whole: Range) -> slice:
+    return slice(part[0] - whole[0], part[1] - whole[0])
+
+
+class _RingAttention(torch.autograd.Function):
+    """[T, B, n, D] of queries [T, B, n, D], keys and values [T, B, m, D]."""
+
+    @staticmethod
+    def forward(ctx: Any, ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        queries = q.permute(1, 2, 0, 3)
+        # As the queries lie in memory: the projection that follows saves the same storage, not a copy.
+        out = torch.zeros_like(q, dtype=exact(q.dtype)).permute(1, 2, 0, 3)
+        lse = out.new_full(queries.shape[:-1], -torch.inf)
+        held: Sequence[Tensor] = _by_ring(ring, k, v)
+        for turn in range(ring.count):
+            passing = ring.begin(turn, held) if turn + 1 < ring.count else None
+            for own, kv in zip(ring.own, held, strict=True):
+                keys, values = kv[:, :, own.meets]
+                for block in ring.blocks(turn):
+                    at, seen = slice(*block.queries), slice(*block.keys)
+                    found = attend(block, queries[:, own.heads, at], keys[:, :, seen], values[:, :, seen])
+                    merge(out[:, own.heads, at], lse[:, own.heads, at], *found)
+            if passing is not None:
+                held = passing.end()
+        out = out.to(q.dtype)
+        ctx.ring = ring
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out.permute(2, 0, 1, 3)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        ring: Ring = ctx.ring
+        queries, grad = q.permute(1, 2, 0, 3), grads[0].permute(1, 2, 0, 3).contiguous()
+        of_queries = torch.zeros_like(out, dtype=exact(q.dtype))
+        held: Sequence[Tensor] = _by_ring(ring, k, v)
+        returning: Passing | None = None
+        for turn in range(ring.count):
+            passing = ring.begin(turn, held) if turn + 1 < ring.count else None
+            made = [torch.zeros_like(kv, dtype=of_queries.dtype) for kv in held]
+            for own, kv, of_kv in zip(ring.own, held, made, strict=True):
+                keys, values = kv[:, :, own.meets]
+                for block in ring.blocks(turn):
+                    at, seen = slice(*block.queries), slice(*block.keys)
+                    rows = (slice(None), own.heads, at)
+                    of_q, *of_both = attend_backward(
+                        block, grad[rows], queries[rows], keys[:, :, seen], values[:, :, seen], out[rows], lse[rows]
+                    )
+                    of_queries[rows] += of_q
+                    for of_kept, of_found in zip(of_kv, of_both, strict=True):
+                        for head, kv_head in enumerate(own.meets):
+                            of_kept[:, kv_head, seen] += of_found[:, head]
+            if returning is not None:
+                made = [mine + other for mine, other in zip(made, returning.end(), strict=True)]
+            if ring.count > 1:
+                returning = ring.begin(turn, [mine.to(q.dtype) for mine in made])
+            if passing is not None:
+                held = passing.end()
+        home = made if returning is None else returning.end()
+        of_k, of_v = (torch.zeros(x.permute(1, 2, 0, 3).shape, dtype=of_queries.dtype, device=x.device) for x in (k, v))
+        for own, (one, other) in zip(ring.own, home, strict=True):
+            of_k[:, own.kv_heads] += one
+            of_v[:, own.kv_heads] += other
+        return None, *(x.to(q.dtype).permute(2, 0, 1, 3) for x in (of_queries, of_k, of_v))
+
+
+def _by_ring(ring: Ring, k: Tensor, v: Tensor) -> list[Tensor]:
+    """Keys and values [2, B, m, T, D] of each sub-ring."""
+    both = torch.stack([k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3)])
+    return [both[:, :, own.kv_heads].contiguous() for own in ring.own]

@@ -1,0 +1,290 @@
+"""A model's weights as Hugging Face has them: read part by part, written tensor by tensor. Nothing is unpickled.
+
+Files are safetensors (https://huggingface.co/docs/safetensors): eight bytes with the length of a header, the header,
+which is JSON and says where each tensor lies, then the tensors.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from hexiopt.errors import InputError, shown
+from hexiopt.problem.model import ARCHITECTURES, ModelSpec
+from hexiopt.reading import Section, read_mapping
+from runtime.mapping.parts import EMBEDDING, HEAD, Part, whole_parts
+
+CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+SUFFIX = ".safetensors"
+# The index of a model of 10,000 layers has 15 MB.
+MAX_INDEX_BYTES = 2**26
+SHARD_BYTES = 5 * 10**9
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}  # by precision
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_CLASSES = {name: f"{name.capitalize()}ForCausalLM" for name in ("llama", "mistral", "qwen2", "qwen3")}
+# Frequencies of rotary positions, which older files hold: they follow from config.json.
+_COMPUTED = ".rotary_emb.inv_freq"
+
+
+# ------------------------------------------------------------------ reading
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What the header of `file` says of a tensor."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class HuggingFaceWeights:
+    """The parameters of a model in safetensors files, checked once to be those that it has, no fewer and no more.
+
+    `path` is a folder with `model.safetensors`, or else with the files of `model.safetensors.index.json`; or one file.
+    What the model computes itself (frequencies of rotary positions) may be there and is not read, and so may the LM
+    head's matrix of a model with tied embeddings where it equals the embedding.
+
+    Raises InputError where a file is missing, damaged or outside the folder, where a parameter is missing, has another
+    shape or is not of floating point, and where one would be dropped.
+    """
+
+    def __init__(self, path: Path, model: ModelSpec) -> None:
+        assert model.gated_mlp, "an architecture that is trained"
+        self._stored = _stored(path)
+        needed = {part.name: part.shape for part in whole_parts(model)}
+        belong = "check that weights and config.json belong together"
+        missing = [name for name in needed if name not in self._stored]
+        if missing:
+            raise InputError(f"{path}: lacks {_counted(missing)} of the model {model.name}; {belong}")
+        for name, shape in needed.items():
+            stored = self._stored[name]
+            if stored.shape != shape:
+                raise InputError(
+                    f"{stored.file}: {name} has the shape {list(stored.shape)}, in the model {model.name} "
+                    f"{list(shape)}; {belong}"
+                )
+            if stored.dtype not in _DTYPES:
+                raise InputError(
+                    f"{stored.file}: {name} is of type {stored.dtype}, and {', '.join(_DTYPES)} are read; "
+                    "take the model before it was quantised"
+                )
+        if model.tied_embeddings and HEAD in self._stored:
+            self._check_tied()
+            needed[HEAD] = needed[EMBEDDING]
+        extra = [name for name in self._stored if name not in needed and not name.endswith(_COMPUTED)]
+        if extra:
+            raise InputError(f"{path}: has {_counted(extra)}, which the model {model.name} has not; {belong}")
+
+    def read(self, part: Part) -> Tensor:
+        """The values of a part [part.local_shape] as they are stored, mapped from the file: for copying at once.
+
+        Raises InputError where the file cannot be read any more.
+        """
+        cut = (*(slice(None) for _ in range(part.dim)), slice(part.start, part.end))
+        with _opened(self._stored[part.name].file) as file:
+            found: Tensor = file.get_slice(part.name)[cut]
+        return found
+
+    def _check_tied(self) -> None:
+        """Refuse an LM head that tying would drop."""
+        head, embedding = self._stored[HEAD], self._stored[EMBEDDING]
+        if (head.shape, head.dtype) == (embedding.shape, embedding.dtype):
+            one, other = (self.read(Part(name, head.shape, 0, 0, head.shape[0])) for name in (HEAD, EMBEDDING))
+            if torch.equal(one, other):
+                return
+        raise InputError(
+            f"{head.file}: {HEAD} is not {EMBEDDING}, to which tie_word_embeddings ties it; "
+            "set tie_word_embeddings false, or remove the matrix"
+        )
+
+
+def _counted(names: list[str]) -> str:
+    """The first of the names, and how many more there are."""
+    return shown(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def _stored(path: Path) -> dict[str, _Stored]:
+    """What is stored of each tensor, by name."""
+    if not os.path.isdir(path):
+        return _header(path)
+    if os.path.lexists(path / SINGLE):
+        return _header(path / SINGLE)
+    if not os.path.lexists(path / INDEX):
+        raise InputError(f"{path}: has neither {SINGLE} nor {INDEX}; give a folder with a model saved as safetensors")
+    index = read_mapping(path / INDEX, max_bytes=MAX_INDEX_BYTES)
+    files = Section(index, str(path / INDEX)).section("weight_map")
+    promised: dict[str, set[str]] = {}
+    for name in files.keys():  # noqa: SIM118
+        file = files.text(name)
+        if not file.endswith(SUFFIX) or "/" in file or "\\" in file:
+            files.fail(name, f"is not the name of a {SUFFIX} file in the same folder; put the file there and name it")
+        promised.setdefault(file, set()).add(name)
+    found: dict[str, _Stored] = {}
+    for file, names in promised.items():
+        header = _header(path / file)
+        for name in sorted(names ^ header.keys()):
+            has, says = ("lacks", "there") if name in names else ("has", "not there")
+            raise InputError(f"{path / file}: {has} {shown(name)}, which {INDEX} says is {says}; fetch both again")
+        found |= header
+    return found
+
+
+def _header(path: Path) -> dict[str, _Stored]:
+    with _opened(path) as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        return {name: _Stored(path, tuple(at.get_shape()), at.get_dtype()) for name, at in slices.items()}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The safetensors file at `path`. Raises InputError where it cannot be read or is not whole."""
+    try:
+        if not path.is_file():
+            reason = "is not a regular file" if path.exists() else "does not exist"
+            raise InputError(f"{path}: the file {reason}; check the path")
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise InputError(
+            f"{path}: is not a whole safetensors file ({str(error)[:100]}); fetch or write it again"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error}); check path and permissions") from None
+
+
+# ------------------------------------------------------------------ writing
+
+
+def write_hugging_face(
+    folder: Path,
+    model: ModelSpec,
+    tensors: Iterable[tuple[str, Tensor]],
+    dtype: torch.dtype,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write a model that is trained here as transformers loads it: weights and `config.json`.
+
+    `tensors` are the parameters of `whole_parts` by name, each once, in any order; one at a time is held. They are
+    stored as `dtype`, in one file, or in several of at most `shard_bytes` and one tensor at least. All is written
+    aside and then put in its place: whenever the call is interrupted, the folder has the weights that it had, all of
+    the new ones, or none that load. Other files in it stay.
+
+    Raises InputError where the folder cannot be written.
+    """
+    grouped = _grouped(whole_parts(model), dtype.itemsize, shard_bytes)
+    count = len(grouped)
+    files = [SINGLE] if count == 1 else [f"model-{k:05}-of-{count:05}{SUFFIX}" for k in range(1, count + 1)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder, prefix=".new-") as aside:
+            new = Path(aside)
+            _write_tensors(new, dict(zip(files, grouped, strict=True)), tensors, dtype)
+            _write_json(new / CONFIG, _config(model, dtype))
+            if count > 1:
+                size = sum(prod(part.shape) for parts in grouped for part in parts) * dtype.itemsize
+                weight_map = {part.name: file for file, parts in zip(files, grouped, strict=True) for part in parts}
+                _write_json(new / INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
+            _put_in_place(new, folder, [CONFIG, *files, *([INDEX] if count > 1 else [])])
+    except OSError as error:
+        raise InputError(
+            f"{folder}: cannot be written ({error.strerror or error}); choose a folder with room for the model"
+        ) from None
+
+
+def _grouped(parts: list[Part], itemsize: int, shard_bytes: int) -> list[list[Part]]:
+    """The parameters of each file: in order, as many as fit."""
+    found: list[list[Part]] = []
+    room = 0
+    for part in parts:
+        size = prod(part.shape) * itemsize
+        if not found or size > room:
+            found.append([])
+            room = shard_bytes
+        found[-1].append(part)
+        room -= size
+    return found
+
+
+def _write_tensors(
+    folder: Path, files: dict[str, list[Part]], tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype
+) -> None:
+    places = {
+        part.name: (folder / file, offset, part.shape)
+        for file, parts in files.items()
+        for part, offset in zip(parts, _write_header(folder / file, parts, dtype), strict=True)
+    }
+    for name, tensor in tensors:
+        path, offset, shape = places.pop(name)
+        assert tensor.shape == shape, f"{name} is not whole"
+        values = tensor.detach().to("cpu", dtype).contiguous().view(torch.uint8)
+        with path.open("r+b") as file:
+            file.seek(offset)
+            file.write(values.numpy().data)
+    assert not places, f"{len(places)} parameters not given"
+    for name in files:
+        _sync(folder / name)
+
+
+def _write_header(path: Path, parts: list[Part], dtype: torch.dtype) -> list[int]:
+    """Write the header of a file with the tensors `parts`. Returns where in the file each of them begins."""
+    (kind,) = (kind for kind, known in _DTYPES.items() if known == dtype)
+    ends = [0, *accumulate(prod(part.shape) * dtype.itemsize for part in parts)]
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    for part, span in zip(parts, pairwise(ends), strict=True):
+        header[part.name] = {"dtype": kind, "shape": part.shape, "data_offsets": span}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # so that tensors are aligned in memory when mapped
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    return [8 + len(text) + start for start in ends[:-1]]
+
+
+def _config(model: ModelSpec, dtype: torch.dtype) -> dict[str, Any]:
+    """The `config.json` of a model, in keys that transformers before and since version 5 reads."""
+    assert model.rope_type == "default", "a model that is trained"
+    values = {key: getattr(model, name) for name, key in ARCHITECTURES[model.architecture].keys.items()}
+    values["rms_norm_eps"] = float(model.norm_eps)  # a whole number is refused
+    if model.architecture in ("qwen2", "qwen3"):
+        values |= {"use_sliding_window": model.attention_window is not None, "max_window_layers": 0}
+    return {
+        "architectures": [_CLASSES[model.architecture]],
+        "model_type": model.architecture,
+        "_name_or_path": model.name,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        **values,
+        # Which tokens they are is not known here, and the defaults of transformers are those of other vocabularies.
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+
+
+def _write_json(path: Path, data: Any) -> None:
+    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    """Without it a power failure may leave a file of the full length, and zeros in it."""
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
+
+
+def _put_in_place(new: Path, folder: Path, names: list[str]) -> None:
+    """Move the new files into the folder; what a loader opens first is removed before and comes last."""
+    for old in (INDEX, SINGLE):
+        (folder / old).unlink(missing_ok=True)
+    for shard in folder.glob(f"model-?????-of-?????{SUFFIX}"):
+        shard.unlink()
+    for name in names:
+        os.replace(new / name, folder / name)

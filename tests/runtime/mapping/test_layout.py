@@ -1,0 +1,203 @@
+"""Layouts of thousands of random plans: everything is held, sent and worked on exactly once."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+import pytest
+
+from hexiopt.errors import InputError
+from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.workload import Workload
+from hexiopt.schedules.in_flight import holding, in_flight
+from hexiopt.schedules.registry import SCHEDULES
+from hexiopt.schedules.schedule import Schedule, StagePosition, operations
+from runtime.mapping.layout import layout_of, untrainable
+from runtime.mapping.parts import shards, split
+from tests.runtime.ranks import CLUSTER, random_model, random_plan, random_sequence_plan
+
+SEQ_LEN = 13
+SEEDS = [range(first, first + 250) for first in range(0, 2000, 250)]
+
+
+def drawn(seed: int) -> tuple[Plan, ModelSpec, int]:
+    """Every second plan has sequence layouts."""
+    rng = random.Random(seed)
+    return random_sequence_plan(rng, SEQ_LEN, 12, 9) if seed % 2 else random_plan(rng, 12, 9)
+
+
+@pytest.mark.parametrize("seeds", SEEDS, ids=str)
+def test_every_element_is_held_by_those_who_should(seeds: range) -> None:
+    for seed in seeds:
+        plan, model, _ = drawn(seed)
+        layout = layout_of(plan, model)
+        held = [part for same in layout.held for part in same.parts]
+        assert sum(prod(part.local_shape) for part in held) == model.num_params
+        slices = Counter((part.name, part.start, part.end) for part in held)
+        assert max(slices.values()) == 1
+        for rank, executor in enumerate(layout.executor_of):
+            own = {part.name: part for part in executor.parts(model, rank)}
+            mine = [part for same in layout.held if rank in same.ranks for part in same.parts]
+            assert sum(prod(p.local_shape) for p in mine) == sum(prod(p.local_shape) for p in own.values())
+            assert all(own[p.name].start <= p.start and p.end <= own[p.name].end for p in mine)
+
+
+@pytest.mark.parametrize("seeds", SEEDS[:4], ids=str)
+def test_every_hidden_state_comes_once_and_from_who_has_it(seeds: range) -> None:
+    for seed in seeds:
+        plan, model, _ = drawn(seed)
+        for line in layout_of(plan, model).lines:
+            count = len(line.stages)
+            for chunk in range(count * line.num_chunks - 1):
+                routes = line.routes(chunk, SEQ_LEN)
+                for stages, is_sender in (
+                    (line.stages[chunk % count], True),
+                    (line.stages[(chunk + 1) % count], False),
+                ):
+                    for executor in stages:
+                        for rank, tokens in zip(executor.ranks, executor.tokens(SEQ_LEN), strict=True):
+                            met = np.zeros((SEQ_LEN, line.micro_batch_size), int)
+                            for route in routes:
+                                if rank == (route.sender if is_sender else route.receiver):
+                                    for run in route.tokens:
+                                        met[slice(*run), slice(*route.samples)] += 1
+                            want = np.zeros_like(met)
+                            for run in tokens:
+                                want[slice(*run), slice(*executor.samples)] = 1
+                            assert (met == want).all()
+
+
+@pytest.mark.parametrize("seeds", SEEDS[:4], ids=str)
+def test_every_token_is_embedded_and_has_its_loss_once(seeds: range) -> None:
+    """By a TP group together, or by one rank of a sequence layout, which also are its owners between layers."""
+    for seed in seeds:
+        plan, model, _ = drawn(seed)
+        for line in layout_of(plan, model).lines:
+            for stage in (line.stages[0], line.stages[-1]):
+                read = np.zeros((SEQ_LEN, line.micro_batch_size), int)
+                for executor in stage:
+                    for rank in executor.ranks if executor.sequence else executor.ranks[:1]:
+                        for run in executor.reads(rank, SEQ_LEN):
+                            read[slice(*run), slice(*executor.samples)] += 1
+                    if executor.sequence is None:
+                        assert {executor.reads(rank, SEQ_LEN) for rank in executor.ranks} == {((0, SEQ_LEN),)}
+                    else:
+                        assert [executor.reads(rank, SEQ_LEN) for rank in executor.ranks] == [*executor.tokens(SEQ_LEN)]
+                assert (read == 1).all()
+
+
+def test_groups_are_those_of_each_sequence_layout() -> None:
+    """Devices of a plan stand in any order; ranks of a group ascend, with their own tokens."""
+    model = replace(random_model(random.Random(0), 1), num_kv_heads=2)
+    groups = (SequenceGroup((9, 2), (3, 1), (2, 4)), SequenceGroup((5,), (9,), (6,)))
+    stage = Stage((), ((0, 1),), ("none",), SequenceLayout(groups, "zigzag"))
+    (executor,) = layout_of(Plan((Pipeline((stage,), 1),)), model).lines[0].stages[0]
+    assert executor.ranks == (0, 1, 2)
+    assert executor.tokens(SEQ_LEN) == (((2, 3),), ((3, 12),), ((0, 2), (12, 13)))
+    assert list(executor.groups()) == [(0, 1, 2), (0, 2), (1,)]
+    assert layout_of(Plan((Pipeline((stage,), 1),)), model).groups() == [(0, 1, 2), (0, 2)]
+
+
+def test_sharding_groups_sum_every_element_once() -> None:
+    """Each group has a share of every element on one rank; those ranks sum it between them."""
+    for seed in range(500):
+        plan, model, _ = drawn(seed)
+        for held in layout_of(plan, model, CLUSTER).held:
+            assert sorted(rank for group in held.groups for rank in group) == list(held.ranks)
+            pieces = held.between()
+            assert bool(pieces) == (len(held.groups) > 1)
+            for k, (ranks, first, end, units) in enumerate(pieces):
+                assert first == (pieces[k - 1][2] if k else 0)
+                for unit in range(first, end):
+                    owners = {group[unit * len(group) // units] for group in held.groups}
+                    assert owners == set(ranks)
+            assert not pieces or pieces[-1][2] == pieces[-1][3]
+
+
+def test_pipelines_share_the_batch_in_order() -> None:
+    for seed in range(500):
+        plan, model, batch = drawn(seed)
+        at = 0
+        for line in layout_of(plan, model).lines:
+            assert line.first_sample == at
+            at += line.num_micro_batches * line.micro_batch_size
+            for executors in line.stages:
+                ends = [0, *(executor.samples[1] for executor in executors)]
+                assert [executor.samples[0] for executor in executors] == ends[:-1]
+                assert ends[-1] == line.micro_batch_size
+        assert at == batch
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_a_stage_does_everything_once_and_in_order(schedule: Schedule) -> None:
+    for count in range(1, 6):
+        for chunks in range(1, 4 if schedule.chunked and count > 1 else 2):
+            for batches in range(1, 9):
+                if chunks > 1 and batches % count:
+                    continue
+                for stage in range(count):
+                    at = StagePosition(stage, count, batches, chunks)
+                    found = operations(schedule, at)
+                    assert len(found) == len(set(found)) == 2 * chunks * batches
+                    for chunk in range(chunks):
+                        for backward in (False, True):
+                            own = [op.micro_batch for op in found if (op.chunk, op.backward) == (chunk, backward)]
+                            assert own == list(range(batches))
+                        forwards = [found.index(op) for op in found if op.chunk == chunk and not op.backward]
+                        backwards = [found.index(op) for op in found if op.chunk == chunk and op.backward]
+                        assert all(f < b for f, b in zip(forwards, backwards, strict=True))
+                    if chunks == 1:
+                        held = np.cumsum([-1 if op.backward else 1 for op in found])
+                        assert in_flight(schedule, at) == holding(held.max())
+
+
+def test_heads_are_cut_whole() -> None:
+    model = replace(random_model(random.Random(0), 2), num_kv_heads=2)
+    even, odd = shards(model, 4), shards(model, 3, (1, 4, 1))
+    assert [shard.heads for shard in even] == [(0, 2), (2, 4), (4, 5), (5, 6)]
+    assert [shard.kv_heads for shard in even] == [(0, 1), (0, 2), (1, 2), (1, 2)]
+    assert [shard.heads for shard in odd] == [(0, 1), (1, 5), (5, 6)]
+    assert [shard.kv_heads for shard in odd] == [(0, 1), (0, 2), (1, 2)]
+    assert split(7, 3) == [(0, 3), (3, 5), (5, 7)]
+    with pytest.raises(InputError, match=r"heads: \[5, 2\] over 2 devices"):
+        shards(model, 2, (5, 2))
+
+
+@pytest.mark.parametrize(
+    ("plan", "model", "workload", "message"),
+    [
+        ({"sharding": Sharding(3)}, {}, {}, "ZeRO-3 cannot be trained"),
+        ({}, {"activation": "gelu"}, {}, "activation gelu cannot be trained"),
+        ({}, {"rope_type": "yarn"}, {}, "rope_type yarn cannot be trained"),
+        ({}, {}, {"precision": "fp16"}, "fp16 cannot be trained"),
+        ({}, {}, {}, None),
+    ],
+)
+def test_what_cannot_be_trained_is_said(
+    plan: dict[str, object], model: dict[str, object], workload: dict[str, object], message: str | None
+) -> None:
+    shape = replace(random_model(random.Random(0), 2), **{"architecture": "llama", "attention_window": None, **model})
+    whole = Plan((Pipeline((Stage.of((0,), 0, 2),), 1),))
+    said = untrainable(shape, Workload(1, SEQ_LEN, **{"precision": "fp32", **workload}), replace(whole, **plan))
+    assert said is None if message is None else message in str(said)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "said"),
+    [
+        ((8, 4), (3, 3), "stage 0 of pipeline 0: the groups have 12 tokens, a sequence 13; the tokens of all groups"),
+        ((8, 5), (3, 2), "stage 0 of pipeline 0: group 0 has 5 heads, the model 6; the heads of a group make all"),
+        ((13, 0), (3, 3), "stage 0 of pipeline 0: group 0 has tokens [13, 0]; give every device at least 1"),
+        ((8, 5), (6, 0), "stage 0 of pipeline 0: group 0 has heads [6, 0]; give every device at least 1"),
+        ((8, 5), (3, 3), None),
+    ],
+)
+def test_bad_sequence_layouts_are_said(tokens: tuple[int, int], heads: tuple[int, int], said: str | None) -> None:
+    shape = replace(random_model(random.Random(0), 2), architecture="llama", attention_window=None)
+    layout = SequenceLayout((SequenceGroup((0, 1), tokens, heads),))
+    plan = Plan((Pipeline((Stage((), ((0, 2),), ("none",), layout),), 1),))
+    found = untrainable(shape, Workload(1, SEQ_LEN, precision="fp32"), plan)
+    assert found is None if said is None else str(found).startswith(said)

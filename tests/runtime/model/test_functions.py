@@ -1,0 +1,99 @@
+"""Backwards of their own are those of autograd, and of differences; and they keep no more than they say."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from runtime.model.functions import gated_silu, recomputed, rms_norm
+from runtime.model.tensor_parallel import TensorParallel
+
+WHOLE = TensorParallel(0, ((0, 3),))
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def plain_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return functional.rms_norm(x, (x.shape[-1],), weight, 0.1)
+
+
+CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "norm": (lambda x, w: rms_norm(x, w, 0.1), plain_norm, (drawn(3, 2, 5), drawn(5))),
+    "norm of heads": (lambda x, w: rms_norm(x, w, 0.1), plain_norm, (drawn(3, 2, 4, 6), drawn(6))),
+    "gated MLP": (gated_silu, lambda gate, up: functional.silu(gate) * up, (drawn(3, 2, 5), drawn(3, 2, 5))),
+    "columns": (
+        lambda x, a, b, bias: torch.cat(WHOLE.columns(x, [a, b], [bias, None]), dim=-1),
+        lambda x, a, b, bias: torch.cat([functional.linear(x, a, bias), functional.linear(x, b)], dim=-1),
+        (drawn(3, 2, 5), drawn(4, 5), drawn(7, 5), drawn(4)),
+    ),
+    "rows of what is not contiguous": (
+        lambda x, a: WHOLE.rows(x.transpose(0, 1), a),
+        lambda x, a: functional.linear(x.transpose(0, 1), a),
+        (drawn(2, 3, 5), drawn(4, 5)),
+    ),
+    "recomputed": (
+        lambda x, w: recomputed(lambda a, b: (a * b).tanh() * a, x, w),
+        lambda x, w: (x * w).tanh() * x,
+        (drawn(3, 2, 5), drawn(5)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_are_those_of_autograd(case: str) -> None:
+    ours, theirs, inputs = CASES[case]
+    given = [x.clone().requires_grad_() for x in inputs]
+    torch.testing.assert_close(ours(*given), theirs(*given), rtol=1e-12, atol=1e-12)
+    weight = drawn(*theirs(*given).shape)
+    found, expected = (torch.autograd.grad(one(*given), given, weight) for one in (ours, theirs))
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(ours, given)
+
+
+def test_gradients_of_what_is_closed_over_come_too() -> None:
+    x, w = drawn(3, 5).requires_grad_(), drawn(5).requires_grad_()
+    recomputed(lambda a: (a * w).sin(), x).sum().backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(w.grad, ((x * w).cos() * x).sum(dim=0).detach())
+    torch.testing.assert_close(x.grad, ((x * w).cos() * w).detach())
+
+
+def test_what_is_recomputed_is_run_once_without_gradients() -> None:
+    runs = []
+
+    def run(x: Tensor) -> Tensor:
+        runs.append(torch.is_grad_enabled())
+        return x.sin()
+
+    x = drawn(3).requires_grad_()
+    with torch.no_grad():
+        recomputed(run, x)
+    assert runs == [False]
+    recomputed(run, x).sum().backward()  # type: ignore[no-untyped-call]
+    assert runs == [False, False, True]
+
+
+def saved_elements(run: Callable[[], Tensor]) -> int:
+    kept: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes() // x.element_size()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        run()
+    return sum(kept.values())
+
+
+def test_what_is_kept() -> None:
+    x, up, weight = (drawn(*shape).requires_grad_() for shape in ((3, 2, 5), (3, 2, 5), (5,)))
+    assert saved_elements(lambda: rms_norm(x, weight, 0.1)) == 30 + 5 + 6
+    assert saved_elements(lambda: gated_silu(x, up)) == 60
+    assert saved_elements(lambda: recomputed(lambda a: a.sin().exp(), x)) == 30
+    a, b = drawn(4, 5).requires_grad_(), drawn(7, 5).requires_grad_()
+    assert saved_elements(lambda: WHOLE.columns(x, [a, b], [None, None])[0]) == 30 + 20 + 35
+    assert saved_elements(lambda: WHOLE.rows(x.transpose(0, 1), a)) == 30 + 20

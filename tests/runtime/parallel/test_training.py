@@ -1,0 +1,172 @@
+"""Plans train as one process does: gradients and loss curves, in float64."""
+
+import random
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.model import ModelSpec
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from runtime.launch.trainee import Trainee, drawn
+from runtime.parallel.optimizer import AdamW
+from tests.conftest import STRESS
+from tests.runtime.ranks import CLUSTER, TIMEOUT_S, random_plan, run_ranks
+
+SEQ_LEN = 7
+SEEDS = (*range(29), 253)  # of plans
+THIRD = (2, 7, 10, 12, 13, 15, 16, 22, 28, 253)  # small ones that have every feature between them
+SETTINGS = AdamW(lr=3e-3, max_norm=0.5)
+
+
+def whole(model: ModelSpec, batch: int) -> Plan:
+    """One process, one micro-batch."""
+    return Plan((Pipeline((Stage.of((0,), 0, model.num_layers),), 1, batch),), ONE_F_ONE_B, Sharding(0))
+
+
+def trainee(
+    plan: Plan,
+    model: ModelSpec,
+    batch: int,
+    dtype: torch.dtype = torch.float64,
+    gradient_dtype: torch.dtype = torch.float64,
+    *,
+    seq_len: int = SEQ_LEN,
+    use_lanes: bool = False,
+) -> Trainee:
+    return Trainee(
+        plan,
+        model,
+        seq_len,
+        batch,
+        dtype=dtype,
+        gradient_dtype=gradient_dtype,
+        device=torch.device("cpu"),
+        settings=SETTINGS,
+        initial=partial(drawn, 1),
+        timeout_s=TIMEOUT_S,
+        cluster=CLUSTER,
+        use_lanes=use_lanes,
+    )
+
+
+def train(
+    plan: Plan, model: ModelSpec, batch: int, steps: int, seq_len: int = SEQ_LEN, *, use_lanes: bool = False
+) -> list[Any]:
+    """By rank: gradients of the first step, [(parts, flat share, where it begins)], and losses and norms of all."""
+
+    def work(rank: int) -> Any:
+        own = trainee(plan, model, batch, seq_len=seq_len, use_lanes=use_lanes)
+
+        def sequences(step: int) -> Any:
+            generator = torch.Generator().manual_seed(step % 2)
+            tokens = torch.randint(model.vocab_size, (batch, seq_len + 1), generator=generator)
+            return lambda first, end: tokens[first:end]
+
+        own.gradients(sequences(0))
+        gradients = [
+            (bucket.parts, bucket.gradient[bucket.share].numpy().copy(), bucket.share.start) for bucket in own.buckets
+        ]
+        return gradients, [own.step(sequences(step), SETTINGS.lr) for step in range(steps)]
+
+    return run_ranks(len(plan.devices()), work)
+
+
+def equal_one_process(
+    case: tuple[Plan, ModelSpec, int], steps: int = 20, seq_len: int = SEQ_LEN, *, use_lanes: bool = False
+) -> tuple[float, float]:
+    """Returns the largest relative errors of a gradient and of a loss."""
+    plan, model, batch = case
+    ((reference, curve),) = train(whole(model, batch), model, batch, steps, seq_len)
+    of_gradients = of_losses = 0.0
+    of_name = {}
+    for parts, flat, _ in reference:
+        at = 0
+        for part in parts:
+            size = torch.Size(part.local_shape).numel()
+            of_name[part.name] = torch.from_numpy(flat[at : at + size]).view(part.shape)
+            at += size
+    for gradients, losses in train(plan, model, batch, steps, seq_len, use_lanes=use_lanes):
+        for parts, flat, start in gradients:
+            want = torch.cat([of_name[p.name].narrow(p.dim, p.start, p.end - p.start).flatten() for p in parts])
+            scale = max(float(of_name[p.name].norm()) for p in parts)
+            own = want[start : start + len(flat)]
+            difference = torch.from_numpy(flat)[: len(own)] - own
+            of_gradients = max(of_gradients, float(difference.norm()) / scale)
+        for (loss, _), (expected, _) in zip(losses, curve, strict=True):
+            of_losses = max(of_losses, abs(loss / expected - 1))
+        # Training doubles what rounding does to gradients about every step.
+        assert [norm for _, norm in losses[:5]] == pytest.approx([norm for _, norm in curve[:5]], rel=1e-9)
+    assert curve[-2][0] < curve[0][0]
+    assert of_gradients <= 1e-10
+    assert of_losses <= 1e-10
+    return of_gradients, of_losses
+
+
+@pytest.mark.parametrize("seed", SEEDS if STRESS else THIRD)
+def test_a_plan_trains_as_one_process(seed: int) -> None:
+    equal_one_process(random_plan(random.Random(seed)))
+
+
+@pytest.mark.parametrize("seed", [8, 12])
+def test_messages_need_no_tags(seed: int) -> None:
+    """Where each lane has a group, order is enough: with replicas under 1F1B, and with layer ranges too."""
+    assert {"replicas"} <= features(*random_plan(random.Random(seed))[:2])
+    equal_one_process(random_plan(random.Random(seed)), 6, use_lanes=True)
+
+
+@pytest.mark.parametrize("gradient_dtype", [torch.bfloat16, torch.float32])
+def test_bf16_keeps_masters_in_float32(gradient_dtype: torch.dtype) -> None:
+    """Weights are the masters, rounded, on every rank; the loss falls as it does in float64."""
+    plan, model, batch = random_plan(random.Random(36))
+
+    def work(rank: int) -> Any:
+        own = trainee(plan, model, batch, torch.bfloat16, gradient_dtype)
+        tokens = torch.randint(model.vocab_size, (batch, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
+        losses = [own.step(lambda first, end: tokens[first:end], SETTINGS.lr)[0] for _ in range(20)]
+        for bucket, states in own.optimizer.states():
+            assert {state.dtype for state in states.values()} == {torch.float32}
+            if not bucket.sharded:
+                held = [own.weights[name][where].flatten() for name, (_, where) in bucket.views.items()]
+                size = sum(map(len, held))
+                assert torch.cat(held).equal(states["weight"][:size].bfloat16())
+        assert {weight.dtype for weight in own.weights.values()} == {torch.bfloat16}
+        return losses
+
+    def exact(rank: int) -> Any:
+        own = trainee(plan, model, batch)
+        tokens = torch.randint(model.vocab_size, (batch, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
+        return [own.step(lambda first, end: tokens[first:end], SETTINGS.lr)[0] for _ in range(20)]
+
+    (losses, *_), (want, *_) = (run_ranks(len(plan.devices()), way) for way in (work, exact))
+    assert want[-1] < want[0] - 0.1
+    assert losses == pytest.approx(want, rel=0.02)
+
+
+def features(plan: Plan, model: ModelSpec) -> set[str]:
+    """What of asymmetric training a plan is an example of."""
+    pipelines, sharding = plan.pipelines, plan.sharding
+    stages = [stage for pipeline in pipelines for stage in pipeline.stages]
+    replicas = [replica for stage in stages for replica in stage.replicas]
+    kind = sharding.groups if isinstance(sharding.groups, str) else "stated"
+    found = {plan.schedule, model.architecture, f"ZeRO-{sharding.stage} over {kind}", f"{len(pipelines)} pipelines"}
+    found |= {f"{len(pipeline.stages)} stages" for pipeline in pipelines}
+    found |= {f"TP {len(replica.devices)}" for replica in replicas}
+    found |= {policy for stage in stages for policies in stage.policies() for policy in policies}
+    found |= {"uneven heads" for replica in replicas if replica.heads and len(set(replica.heads)) > 1}
+    found |= {"replicas" for stage in stages if len(stage.replicas) > 1}
+    found |= {"unequal samples" for stage in stages if len({replica.samples for replica in stage.replicas}) > 1}
+    found |= {"layer ranges" for pipeline in pipelines if pipeline.num_chunks > 1}
+    found |= {"fewer micro-batches than stages" for p in pipelines if p.num_micro_batches < len(p.stages)}
+    found |= {"unequal micro-batches"} if len({pipeline.num_micro_batches for pipeline in pipelines}) > 1 else set()
+    found |= {"unequal sizes"} if len({pipeline.micro_batch_size for pipeline in pipelines}) > 1 else set()
+    if model.tied_embeddings and any(len(pipeline.stages) > 1 for pipeline in pipelines):
+        found.add("tied embeddings on different stages")
+    return found
+
+
+def test_the_third_has_every_feature() -> None:
+    every = {seed: features(*random_plan(random.Random(seed))[:2]) for seed in SEEDS}
+    assert set().union(*(every[seed] for seed in THIRD)) == set().union(*every.values())
