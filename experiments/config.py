@@ -13,8 +13,9 @@ from omegaconf import MISSING
 
 from hexiopt.errors import InputError
 from hexiopt.problem.machine import NAME, NAME_RULE
-from hexiopt.problem.space import Space, space_from_sections
-from hexiopt.problem.workload import Workload, workload_from_section
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.problem_file import space_from_sections, workload_from_section
 from hexiopt.reading import Section
 
 MAX_TIME_LIMIT_S = 30 * 86_400.0

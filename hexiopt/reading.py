@@ -3,6 +3,7 @@
 Every refusal is an `InputError` that names file and key.
 """
 
+import hashlib
 import json
 import math
 import re
@@ -103,6 +104,12 @@ def parse(text: str, where: str, *, as_json: bool) -> Any:
     except (yaml.YAMLError, ValueError) as error:
         kind = "JSON" if as_json else "YAML"
         raise InputError(f"{where}: malformed {kind}: {str(error).splitlines()[0]}; mend the file") from None
+
+
+def sha256_of(data: Any) -> str:
+    """SHA-256 of plain data as UTF-8 JSON with sorted keys and no spaces."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def read_text(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> str:

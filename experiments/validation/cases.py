@@ -30,7 +30,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Profile
 from hexiopt.problem.space import layer_ranges
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.profiles.network import NetworkFits
+from hexiopt.readers.link_files import NetworkFits
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 
 _LARGEST_MICRO_BATCH = 64

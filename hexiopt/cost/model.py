@@ -13,17 +13,18 @@ from itertools import pairwise
 import numpy as np
 
 from hexiopt.calibration.frameworks import Framework
-from hexiopt.cost.boundary import Hop, Load, Way, pipeline_ways, sender_load, summed, ways_load
+from hexiopt.cost.boundary import Way, pipeline_ways, sender_load, summed, ways_load
 from hexiopt.cost.cost import Cost, PipelineCost, StageCost
 from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.executors.memory import WHOLE, Shards
+from hexiopt.cost.executors.routes import Hop, Load
 from hexiopt.cost.executors.sites import Crowd
-from hexiopt.cost.executors.stage_costs import AnySpread, StageCosts
 from hexiopt.cost.gradient_sync import Floats, Ints, SyncTimes, after_rings, sync_groups
 from hexiopt.cost.replicated import replicated_cost
 from hexiopt.cost.schedule import PipelineTimes
 from hexiopt.cost.schedule_graph import chain_times
 from hexiopt.cost.sharding import Rings, Times, lockstep_s, rings, sharding_groups, spreads
+from hexiopt.cost.stage_costs import AnySpread, StageCosts
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
 from hexiopt.plan.plan import Pipeline, Plan, Stage, irregular, misaligned, unpriced

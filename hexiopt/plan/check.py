@@ -4,13 +4,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hexiopt.cost.cost import Cost
 from hexiopt.plan.plan import Pipeline, Plan, Stage, irregular, misaligned, unpriced
 from hexiopt.plan.token_layout import misfit
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges, recompute_policies, schedules, sharding_stages
 from hexiopt.schedules.schedule import Schedule
-from hexiopt.units import GIB
 
 
 @dataclass(frozen=True)
@@ -24,8 +22,8 @@ class Violation:
         return self.text
 
 
-def check(problem: Problem, plan: Plan, cost: Cost | None = None) -> list[Violation]:
-    """The rules that `plan` breaks; memory too where its `cost` is given. Empty for a valid plan."""
+def check(problem: Problem, plan: Plan) -> list[Violation]:
+    """The rules that `plan` breaks, but for memory, which takes its cost (`hexiopt.cost.cost.violations`)."""
     found = [*_devices(problem, plan), *_batch(problem, plan), *_choices(problem, plan)]
     for p, pipeline in enumerate(plan.pipelines):
         found += _layers(problem, p, pipeline)
@@ -37,8 +35,6 @@ def check(problem: Problem, plan: Plan, cost: Cost | None = None) -> list[Violat
         found += [*_sharding(problem, plan), *_switches(problem, plan)]
     if feature is not None:
         found.append(Violation("unpriced", f"{feature} is part of the plan format but not priced yet"))
-    if cost is not None and not found:
-        found += _memory(problem, plan, cost)
     return found
 
 
@@ -247,20 +243,3 @@ def _spread(values: list[int]) -> int:
 
 def _shape(stage: Stage) -> tuple[object, ...]:
     return (tuple(len(devices) for devices in stage.executors), stage.sequence is None, stage.layers)
-
-
-def _memory(problem: Problem, plan: Plan, cost: Cost) -> list[Violation]:
-    found = []
-    for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
-        for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
-            for devices, one in zip(stage.copies, stage_cost.copies, strict=True):
-                if one.excess_bytes > 0:
-                    name = problem.cluster.device_name(devices[0])
-                    found.append(
-                        Violation(
-                            "memory",
-                            f"device {name} (stage {s} of pipeline {p}) needs {one.memory.total / GIB:.2f} GiB of "
-                            f"{one.limit_bytes / GIB:.2f} GiB: {one.excess_bytes / GIB:.2f} GiB too much",
-                        )
-                    )
-    return found

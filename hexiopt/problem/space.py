@@ -15,9 +15,8 @@ from dataclasses import dataclass, fields
 from itertools import accumulate, combinations, pairwise
 from typing import Any
 
-from hexiopt.errors import InputError, closest
 from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, SHARDING_STAGES, Workload
-from hexiopt.reading import Section, as_mapping
+from hexiopt.reading import Section
 from hexiopt.schedules.registry import ONE_F_ONE_B, SCHEDULES, schedule_named
 from hexiopt.schedules.schedule import Schedule
 
@@ -186,26 +185,3 @@ def checked_space(space: Section, constraints: Section) -> dict[str, Any]:
     space.done()
     constraints.done()
     return values
-
-
-def space_from_sections(space: Section, constraints: Section) -> Space:
-    """The plan space of the `space` and `constraints` mappings of the command line. Raises InputError."""
-    return Space(**checked_space(space, constraints))
-
-
-def space_to_dict(space: Space) -> dict[str, Any]:
-    """All fields of the space, as plain data."""
-    data = {field.name: getattr(space, field.name) for field in fields(space)}
-    return data | {"exclude": list(space.exclude)}
-
-
-def space_from_dict(data: Any, where: str) -> Space:
-    """The space that `space_to_dict` wrote. Raises InputError."""
-    whole = as_mapping(data, where)
-    known = {field.name for field in fields(Space)}
-    for key in whole:
-        if key not in known:
-            raise InputError(f"{where}.{key}: unknown key; {closest(key, known)}")
-    bounds = {key: whole[key] for key in BOUNDS if whole.get(key) is not None}
-    freedoms = {key: value for key, value in whole.items() if key not in BOUNDS}
-    return space_from_sections(Section(freedoms, where), Section(bounds, where))

@@ -94,13 +94,3 @@ def checked_workload(section: Section) -> dict[str, Any]:
         )
     section.done()
     return values
-
-
-def workload_from_section(section: Section) -> Workload:
-    """The workload of a mapping whose keys are the fields of `Workload`. Raises InputError."""
-    return Workload(**checked_workload(section))
-
-
-def workload_to_dict(workload: Workload) -> dict[str, Any]:
-    """All fields, as `workload_from_section` reads them."""
-    return {field.name: getattr(workload, field.name) for field in fields(workload)}

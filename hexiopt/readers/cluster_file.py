@@ -24,11 +24,11 @@ from hexiopt.problem.machine import (
     spec_spans,
 )
 from hexiopt.problem.network import Group, Link, broken_end, broken_group
-from hexiopt.problem.profile import NOTHING_MEASURED, Profile, profile_from_section, profile_to_dict
-from hexiopt.readers.profiles.files import read_profile
+from hexiopt.problem.profile import NOTHING_MEASURED, Profile
+from hexiopt.readers.profile_files import profile_from_section, profile_to_dict, read_profile
 from hexiopt.readers.synthetic import resolve_synthetic
 from hexiopt.reading import Section, read_mapping
-from hexiopt.units import GB, MICROSECOND
+from hexiopt.units import GB, MICROSECOND, in_unit
 
 MAX_MACHINES = 100_000
 MAX_DEVICES = 1_000_000
@@ -294,9 +294,9 @@ class _Noted:
 
 def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
     """The cluster in the file format, defaults filled in; reading it gives an equal cluster."""
-    inter: dict[str, Any] = {"latency_us": _in_file(cluster.inter_latency_s, MICROSECOND)}
+    inter: dict[str, Any] = {"latency_us": in_unit(cluster.inter_latency_s, MICROSECOND)}
     if math.isfinite(cluster.inter_bandwidth_bytes_per_s):
-        inter["bandwidth_gb_per_s"] = _in_file(cluster.inter_bandwidth_bytes_per_s, GB)
+        inter["bandwidth_gb_per_s"] = in_unit(cluster.inter_bandwidth_bytes_per_s, GB)
     known = catalogue()
     return {
         "name": cluster.name,
@@ -308,7 +308,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
             {
                 "name": group.name,
                 "members": list(group.members),
-                "latency_us": _in_file(group.latency_s, MICROSECOND),
+                "latency_us": in_unit(group.latency_s, MICROSECOND),
                 **_finite("uplink_gb_per_s", group.uplink_bytes_per_s),
             }
             for group in cluster.groups
@@ -326,18 +326,18 @@ def _machine_to_dict(machine: Machine, count: int) -> dict[str, Any]:
         "num_gpus": machine.num_gpus,
         "count": count,
         **_finite("intra_bandwidth_gb_per_s", machine.intra_bandwidth_bytes_per_s),
-        "intra_latency_us": _in_file(machine.intra_latency_s, MICROSECOND),
+        "intra_latency_us": in_unit(machine.intra_latency_s, MICROSECOND),
         "intra_links": [
             {
                 "between": [link.a, link.b],
-                "bandwidth_gb_per_s": _in_file(link.bandwidth_bytes_per_s, GB),
-                "latency_us": _in_file(link.latency_s, MICROSECOND),
+                "bandwidth_gb_per_s": in_unit(link.bandwidth_bytes_per_s, GB),
+                "latency_us": in_unit(link.latency_s, MICROSECOND),
             }
             for link in machine.intra_links
         ],
         "network_interfaces": machine.num_interfaces,
         **_finite("nic_bandwidth_gb_per_s", machine.nic_bandwidth_bytes_per_s),
-        "nic_latency_us": _in_file(machine.nic_latency_s, MICROSECOND),
+        "nic_latency_us": in_unit(machine.nic_latency_s, MICROSECOND),
         **({} if machine.price_per_hour is None else {"price_per_hour": machine.price_per_hour}),
     }
 
@@ -346,22 +346,11 @@ def _link_to_dict(link: Link) -> dict[str, Any]:
     ends: dict[str, Any] = (
         {"between": [link.source, link.target]} if link.both else {"from": link.source, "to": link.target}
     )
-    ends["bandwidth_gb_per_s"] = _in_file(link.bandwidth_bytes_per_s, GB)
+    ends["bandwidth_gb_per_s"] = in_unit(link.bandwidth_bytes_per_s, GB)
     if link.latency_s is not None:
-        ends["latency_us"] = _in_file(link.latency_s, MICROSECOND)
+        ends["latency_us"] = in_unit(link.latency_s, MICROSECOND)
     return ends
 
 
 def _finite(key: str, bytes_per_s: float) -> dict[str, float]:
-    return {key: _in_file(bytes_per_s, GB)} if math.isfinite(bytes_per_s) else {}
-
-
-def _in_file(value: float, unit: float) -> float:
-    """The number in a file that reads back, times `unit`, as exactly `value`; a short one where it can be."""
-    quotient = value / unit
-    below, above = math.nextafter(quotient, 0.0), math.nextafter(quotient, math.inf)
-    outer = math.nextafter(below, 0.0), math.nextafter(above, math.inf)
-    for candidate in (float(f"{quotient:.12g}"), quotient, below, above, *outer):
-        if candidate * unit == value:
-            return candidate
-    return quotient
+    return {key: in_unit(bytes_per_s, GB)} if math.isfinite(bytes_per_s) else {}

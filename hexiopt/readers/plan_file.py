@@ -13,9 +13,10 @@ from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
-from hexiopt.problem.problem import Problem, problem_from_section, problem_to_dict, sha256_of
+from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import RECOMPUTE_POLICIES
-from hexiopt.reading import Section, read_mapping
+from hexiopt.readers.problem_file import problem_from_section, problem_sha256, problem_to_dict
+from hexiopt.reading import Section, read_mapping, sha256_of
 from hexiopt.result import Result
 from hexiopt.schedules.registry import SCHEDULE_NAMES, schedule_named
 from hexiopt.units import GIB
@@ -127,7 +128,7 @@ def plan_file_to_dict(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[
         "format": FORMAT,
         "version": VERSION,
         "problem": problem_to_dict(problem),
-        "problem_sha256": problem.sha256,
+        "problem_sha256": problem_sha256(problem),
         **plan_to_dict(plan, problem.cluster),
         "prediction": prediction_to_dict(problem, plan, cost),
         "solver": dict(solver),

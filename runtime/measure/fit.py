@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hexiopt.calibration.gpus import Efficiency
 from hexiopt.cost.executors.collectives import ring_collective_s
 from hexiopt.problem.machine import MAX_LATENCY_US
-from hexiopt.readers.profiles.channel import Channel, channel_of, nonnegative
+from hexiopt.readers.link_files import Channel, channel_of, nonnegative
 from hexiopt.units import MICROSECOND
 from runtime.measure.points import Point, of_kind
 

@@ -7,8 +7,8 @@ of all stages make a pipeline. `slots[s][k]` is the TP group of stage s in pipel
 from collections.abc import Sequence
 from itertools import accumulate, pairwise, permutations
 
-from hexiopt.cost.boundary import Load
 from hexiopt.cost.executors.collectives import tree_depth
+from hexiopt.cost.executors.routes import Load
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules, sharding_stages

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from hexiopt.cost.cost import violations
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.check import Violation, check
 from hexiopt.plan.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
@@ -89,11 +90,11 @@ def test_valid_plans_pass(pair: tuple[Problem, Plan]) -> None:
     of, plan = pair
     assert check(of, plan) == []
     cost = CostModel(of).price(plan)
-    assert {v.rule for v in check(of, plan, cost)} == (set() if cost.fits else {"memory"})
+    assert {v.rule for v in violations(of, plan, cost)} == (set() if cost.fits else {"memory"})
 
 
 def test_the_example_is_valid() -> None:
-    assert check(problem(), PLAN, CostModel(problem()).price(PLAN)) == []
+    assert violations(problem(), PLAN, CostModel(problem()).price(PLAN)) == []
 
 
 BROKEN: dict[str, tuple[Plan, str]] = {
@@ -318,7 +319,7 @@ def test_a_device_without_room_is_named_with_what_it_lacks() -> None:
     big = replace(MODEL, hidden_size=8192, ffn_size=28_672, vocab_size=32_000)
     of = Problem(CLUSTER, big, WORK)
     cost = CostModel(of).price(PLAN)
-    found = check(of, PLAN, cost)
+    found = violations(of, PLAN, cost)
     assert {violation.rule for violation in found} == {"memory"}
     assert len(found) == 5
     p, s = cost.binding_stage()

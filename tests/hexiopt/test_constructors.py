@@ -17,8 +17,9 @@ from hexiopt.problem.machine import IntraLink, Machine
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.network import Group, Link
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import Space, space_from_sections
-from hexiopt.problem.workload import Workload, workload_from_section
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.problem_file import space_from_sections, workload_from_section
 from hexiopt.reading import Section
 from tests.strategies import JSON, LAB
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.bounds import lower_bound_s
-from hexiopt.cost.boundary import hop, shared_tokens
+from hexiopt.cost.cost import violations
+from hexiopt.cost.executors.routes import hop, shared_tokens
 from hexiopt.cost.gradient_sync import sync_groups
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.sharding import backward_s, forward_s
@@ -56,7 +57,7 @@ def test_the_simulation_ends_when_the_cost_says_and_nothing_beats_the_bound(pair
             assert stage_cost.excess_bytes == max(one.excess_bytes for one in stage_cost.copies)
     memory = prediction_to_dict(problem, plan, cost)["memory_gib"]
     assert set(memory) == {problem.cluster.device_name(d) for d in plan.devices()}
-    assert {v.rule for v in check(problem, plan, cost)} <= {
+    assert {v.rule for v in violations(problem, plan, cost)} <= {
         "memory",
         "recompute",
         "schedule",

@@ -7,8 +7,8 @@ from itertools import product
 
 import pytest
 
+from hexiopt.cost.cost import violations
 from hexiopt.cost.model import CostModel
-from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
@@ -44,7 +44,7 @@ def test_every_solver_finds_a_plan_in_lockstep(name: str, zero: str) -> None:
     result = make_solver(name).solve(problem, Budget(60.0, max_steps=200), seed=0)
     assert result.plan is not None, result.reason
     assert result.plan.sharding.stage == int(zero)
-    assert check(problem, result.plan, result.cost) == []
+    assert violations(problem, result.plan, result.cost) == []
 
 
 @pytest.mark.parametrize("name", ["random", "metis", "shapes", "local_search"])
@@ -55,7 +55,7 @@ def test_mixed_machines_work_in_lockstep(name: str) -> None:
     problem = sharded(problems.easy(), "3")
     result = make_solver(name).solve(problem, Budget(60.0, max_steps=300), seed=1)
     assert result.plan is not None, result.reason
-    assert check(problem, result.plan, result.cost) == []
+    assert violations(problem, result.plan, result.cost) == []
 
 
 def test_memory_that_only_shards_fit() -> None:

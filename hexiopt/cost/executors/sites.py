@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from hexiopt.calibration import coefficients as c
 from hexiopt.calibration.frameworks import Framework, default_framework
 from hexiopt.calibration.gpus import Gpu
-from hexiopt.cost.boundary import Hop, hop
 from hexiopt.cost.executors.collectives import ring_collective_s
 from hexiopt.cost.executors.compute import Clock, ComputeTimes, embedding_compute, head_compute, layer_compute
 from hexiopt.cost.executors.links import LinkTable
 from hexiopt.cost.executors.memory import MemoryModel, Shards
+from hexiopt.cost.executors.routes import Hop, hop
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo

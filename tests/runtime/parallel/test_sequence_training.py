@@ -13,8 +13,8 @@ import torch
 from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
 from hexiopt.plan.token_layout import head_ranges, kv_range, sub_rings
 from hexiopt.problem.model import ModelSpec
-from hexiopt.problem.problem import problem_to_dict
 from hexiopt.readers.plan_file import FORMAT, VERSION, plan_to_dict
+from hexiopt.readers.problem_file import problem_to_dict
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.data.batches import Batches
 from runtime.launch.settings import Run, Settings

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hexiopt.cost.cost import violations
 from hexiopt.cost.executors.memory import WHOLE
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
@@ -123,7 +124,7 @@ def planned(defects: str) -> Result:
 def test_plans_are_in_the_space_of_their_search(defects: str) -> None:
     problem, own, result = setting_2(), FlashFlex(defects), planned(defects)
     assert result.plan is not None
-    assert check(problem, result.plan, result.cost) == []
+    assert violations(problem, result.plan, result.cost) == []
     assert own.in_space(problem, result.plan) is None
     assert sorted(result.plan.devices()) == list(range(32))
 

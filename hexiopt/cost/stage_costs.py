@@ -3,8 +3,8 @@
 from hexiopt.calibration.frameworks import Framework
 from hexiopt.cost.cost import StageCost
 from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.executors.sequenced import sequenced_cost
 from hexiopt.cost.executors.sites import Crowd, Site, Sites
+from hexiopt.cost.sequenced import sequenced_cost
 from hexiopt.cost.sharding import Spread
 from hexiopt.memo import Memo
 from hexiopt.plan.plan import SequenceLayout, Stage
