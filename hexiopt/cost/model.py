@@ -27,6 +27,7 @@ from hexiopt.cost.sharding import Rings, Times, lockstep_s, rings, sharding_grou
 from hexiopt.cost.stage_costs import AnySpread, StageCosts
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
+from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage, irregular, misaligned, unpriced
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import in_flight
@@ -115,9 +116,9 @@ class CostModel(StageCosts):
         """Of each pipeline, the resources of the network that several sequence stages of the plan use, and how many."""
         each = [
             [
-                self.sequence_stage(stage.sequence, pipeline.micro_batch_size).crossed
+                self.sequence_stage(stage.parallelism, pipeline.micro_batch_size).crossed
                 for stage in pipeline.stages
-                if stage.sequence is not None
+                if isinstance(stage.parallelism, SequenceParallel)
             ]
             for pipeline in plan.pipelines
         ]

@@ -1,5 +1,7 @@
 """What a stage of a pipeline costs, by itself: its times and memory wherever it stands in its pipeline."""
 
+from typing import assert_never
+
 from hexiopt.calibration.frameworks import Framework
 from hexiopt.cost.cost import StageCost
 from hexiopt.cost.executors.memory import Shards
@@ -7,7 +9,8 @@ from hexiopt.cost.executors.sites import Crowd, Site, Sites
 from hexiopt.cost.sequenced import sequenced_cost
 from hexiopt.cost.sharding import Spread
 from hexiopt.memo import Memo
-from hexiopt.plan.plan import SequenceLayout, Stage
+from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
+from hexiopt.plan.plan import Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute
 from hexiopt.schedules.in_flight import InFlight
@@ -59,17 +62,26 @@ class StageCosts(Sites):
             holders = ((spread.num_devices,) * stage.num_layers,) * len(stage.copies)
         else:
             holders = spread.holders[at.stage]
-        if stage.sequence is not None:
-            policies = stage.policies()[0]
-            return self._sequences[
-                stage.sequence, policies, size, at.first, at.last, held, spread.stage, holders, crowd
-            ]
         chunks = stage.policies()
-        replicas = tuple(
-            self._replicas[self.site(replica.devices), chunks, samples, at.first, at.last, held, spread.stage, own]
-            for replica, samples, own in zip(stage.replicas, stage.samples(size), holders, strict=True)
-        )
-        return replicas[0] if len(replicas) == 1 else StageCost.of_replicas(replicas)
+        match stage.parallelism:
+            case SequenceParallel() as layout:
+                return self._sequences[
+                    layout, chunks[0], size, at.first, at.last, held, spread.stage, holders, crowd
+                ]
+            case TensorParallel(devices):
+                return self._replicas[
+                    self.site(devices), chunks, size, at.first, at.last, held, spread.stage, holders[0]
+                ]
+            case Replicated(replicas):
+                costs = tuple(
+                    self._replicas[
+                        self.site(replica.devices), chunks, samples, at.first, at.last, held, spread.stage, own
+                    ]
+                    for replica, samples, own in zip(replicas, stage.samples(size), holders, strict=True)
+                )
+                return costs[0] if len(costs) == 1 else StageCost.of_replicas(costs)
+            case never:
+                assert_never(never)
 
     def _price_replica(
         self, key: tuple[Site, tuple[Recompute, ...], int, bool, bool, InFlight, int, tuple[float, ...]]
@@ -95,7 +107,7 @@ class StageCosts(Sites):
     def _price_sequence(
         self,
         key: tuple[
-            SequenceLayout, Recompute, int, bool, bool, InFlight, int, tuple[tuple[float, ...], ...], Crowd
+            SequenceParallel, Recompute, int, bool, bool, InFlight, int, tuple[tuple[float, ...], ...], Crowd
         ],
     ) -> StageCost:
         """A stage with a sequence layout and a policy per layer, sharded as `_price_replica` on every device."""

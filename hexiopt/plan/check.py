@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import assert_never
 
+from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage, irregular, misaligned, unpriced
 from hexiopt.plan.token_layout import misfit
 from hexiopt.problem.problem import Problem
@@ -195,14 +197,17 @@ def _sequences(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
     """What sequence layouts break: the switch, tokens, heads, orders."""
     found = []
     for s, stage in enumerate(pipeline.stages):
-        if stage.sequence is None:
-            continue
         where = f"stage {s} of pipeline {p} has a sequence layout"
-        wrong = misfit(stage.sequence, problem.workload.seq_len, problem.model.num_heads)
-        if not problem.space.sequence:
-            found.append(Violation("space.sequence", f"{where}; allow them with space.sequence=true"))
-        elif wrong is not None:
-            found.append(Violation("sequence", f"{where}: {wrong}"))
+        match stage.parallelism:
+            case SequenceParallel() as layout if problem.space.sequence:
+                wrong = misfit(layout, problem.workload.seq_len, problem.model.num_heads)
+                found += [Violation("sequence", f"{where}: {wrong}")] if wrong else []
+            case SequenceParallel():
+                found.append(Violation("space.sequence", f"{where}; allow them with space.sequence=true"))
+            case TensorParallel() | Replicated():
+                pass
+            case never:
+                assert_never(never)
     return found
 
 
@@ -242,4 +247,5 @@ def _spread(values: list[int]) -> int:
 
 
 def _shape(stage: Stage) -> tuple[object, ...]:
-    return (tuple(len(devices) for devices in stage.executors), stage.sequence is None, stage.layers)
+    sizes = tuple(len(devices) for devices in stage.executors)
+    return sizes, isinstance(stage.parallelism, SequenceParallel), stage.layers

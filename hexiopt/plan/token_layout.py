@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.plan.plan import SequenceGroup, SequenceLayout
+from hexiopt.plan.plan import SequenceGroup, SequenceParallel
 
 ORDERS = ("contiguous", "zigzag")
 
@@ -36,7 +36,7 @@ class SubRing:
     places: tuple[int, ...]
 
 
-def misfit(layout: SequenceLayout, seq_len: int, num_heads: int) -> str | None:
+def misfit(layout: SequenceParallel, seq_len: int, num_heads: int) -> str | None:
     """The first rule that `layout` breaks, in words; None if none."""
     if layout.order not in ORDERS:
         return f"order {layout.order!r}; choose {' or '.join(ORDERS)}"
@@ -66,7 +66,7 @@ def tokens_of(group: SequenceGroup) -> int:
     return sum(group.tokens)
 
 
-def token_ranges(layout: SequenceLayout) -> tuple[tuple[tuple[Range, ...], ...], ...]:
+def token_ranges(layout: SequenceParallel) -> tuple[tuple[tuple[Range, ...], ...], ...]:
     """Per group and device, its runs of the sequence in ascending order: one, or two in zigzag order."""
     sizes = [tokens for group in layout.groups for tokens in group.tokens]
     if layout.order == "contiguous":
@@ -80,7 +80,7 @@ def token_ranges(layout: SequenceLayout) -> tuple[tuple[tuple[Range, ...], ...],
     return tuple(tuple(next(found) for _ in group.devices) for group in layout.groups)
 
 
-def group_ranges(layout: SequenceLayout) -> tuple[tuple[Range, ...], ...]:
+def group_ranges(layout: SequenceParallel) -> tuple[tuple[Range, ...], ...]:
     """Per group, the runs of the sequence that its devices hold together, ascending."""
     return tuple(joined([run for own in shards for run in own]) for shards in token_ranges(layout))
 
@@ -96,7 +96,7 @@ def kv_range(heads: Range, num_heads: int, num_kv_heads: int) -> Range:
     return heads[0] // each, -(-heads[1] // each)
 
 
-def sub_rings(layout: SequenceLayout, num_heads: int, num_kv_heads: int) -> tuple[SubRing, ...]:
+def sub_rings(layout: SequenceParallel, num_heads: int, num_kv_heads: int) -> tuple[SubRing, ...]:
     """The rings in which groups exchange keys and values, in the order of the heads.
 
     `places[g]` is the place in group g of the device that holds the heads. Key-value heads that two segments share
@@ -153,7 +153,7 @@ class Members:
         return np.add.reduceat(self.tokens, self.starts)
 
 
-def members(layout: SequenceLayout) -> Members:
+def members(layout: SequenceParallel) -> Members:
     """The layout in arrays."""
     sizes = np.array([len(group.devices) for group in layout.groups])
     device, tokens, heads = (

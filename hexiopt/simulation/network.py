@@ -61,7 +61,7 @@ def takes_seconds(plan: Plan) -> bool:
 
 
 def _has_layouts(plan: Plan) -> bool:
-    return any(stage.sequence is not None for pipeline in plan.pipelines for stage in pipeline.stages)
+    return any(stage.sequence for pipeline in plan.pipelines for stage in pipeline.stages)
 
 
 def _ways(model: CostModel, p: int, pipeline: Pipeline) -> Iterator[Way]:

@@ -22,7 +22,7 @@ from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.gradient_sync import SyncTimes, sync_groups
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.sharding import rings, sharding_groups
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, TensorParallel
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, default_schedule, lean_first, recompute_policies, sharding_stages
 from hexiopt.schedules.in_flight import in_flight
@@ -140,7 +140,7 @@ def _sizes(problem: Problem, num_devices: int) -> list[int]:
 def _plan(problem: Problem, devices: Sequence[int], sharding: Sharding, size: int, recompute: Recompute) -> Plan:
     count = problem.workload.global_batch // (len(devices) * size)
     ranges = ((0, problem.model.num_layers),)
-    lines = tuple(Pipeline((Stage((Replica((d,)),), ranges, recompute),), count, size) for d in devices)
+    lines = tuple(Pipeline((Stage(TensorParallel((d,)), ranges, recompute),), count, size) for d in devices)
     return Plan(lines, default_schedule(problem.workload), sharding)
 
 

@@ -22,7 +22,7 @@ from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 
 from hexiopt.cost.model import CostModel
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, held_by
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import default_schedule
 from hexiopt.schedules.registry import GPIPE
@@ -209,7 +209,8 @@ def plan_of(problem: Problem, order: Ranks, choice: Choice, split: Split) -> Pla
         samples = choice.micro_batch_size // width if width > 1 else None
         for k, line in enumerate(lines):
             own = groups[k * width : (k + 1) * width]
-            line.append(Stage(tuple(Replica(group, samples) for group in own), (layers,), option.recompute(choice)))
+            replicas = tuple(Replica(group, samples) for group in own)
+            line.append(Stage(held_by(replicas), (layers,), option.recompute(choice)))
     pipelines = tuple(Pipeline(tuple(line), choice.num_micro_batches, choice.micro_batch_size) for line in lines)
     return Plan(pipelines, default_schedule(problem.workload), Sharding(choice.zero))
 

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 
 from hexiopt.cost.boundary import pipeline_ways, round_trips_s, summed, ways_load
 from hexiopt.cost.executors.routes import Hop
-from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, Sharding, Stage, held_by
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.schedule import Schedule
 from solvers.baselines.cutting import Cut
@@ -63,7 +63,7 @@ def _halved(problem: Problem, shares: Shares) -> tuple[Shares, Shares] | None:
 def _stage(shares: Shares, first: int, end: int, policy: str) -> Stage:
     if len(shares) == 1:
         return Stage.of(shares[0][0], first, end, policy)
-    return Stage(tuple(Replica(devices, samples) for devices, samples in shares), ((first, end),), (policy,))
+    return Stage(held_by(tuple(Replica(devices, samples) for devices, samples in shares)), ((first, end),), (policy,))
 
 
 def boundaries_s(lanes: Sequence[Pipeline], hop_of: Callable[[Ends, Ends], Hop], sequence_bytes: float) -> list[float]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, TensorParallel
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, recompute_policies, schedules, sharding_stages
 from hexiopt.schedules.in_flight import in_flight
@@ -411,7 +411,7 @@ def _plan(grid: Grid, layers: Layers, recompute: Recomputing, size: int, num_mic
     own = [tuple(ranges[s :: len(per_chunk)]) for s in range(len(per_chunk))]
     pipelines = tuple(
         Pipeline(
-            tuple(Stage((Replica(slot[k]),), own[s], recompute.of(own[s])) for s, slot in enumerate(grid.stages)),
+            tuple(Stage(TensorParallel(slot[k]), own[s], recompute.of(own[s])) for s, slot in enumerate(grid.stages)),
             num_micro_batches,
             size,
         )

@@ -151,7 +151,7 @@ class UniformLayouts(Rival):
         """See the file's head."""
         lines = plan.pipelines
         stages = [stage for line in lines for stage in line.stages]
-        layouts = [stage.sequence for stage in stages if stage.sequence is not None]
+        layouts = [stage.sequence for stage in stages if stage.sequence]
         if len(layouts) < len(stages):
             return "a stage without a sequence layout"
         if len({tuple(stage.layers for stage in line.stages) for line in lines}) > 1:
@@ -333,7 +333,7 @@ def _plan(problem: Problem, grid: Grid, order: str, sharding: Sharding, policy: 
     pipelines = tuple(
         Pipeline(
             tuple(
-                Stage((), own, (policy,), _layout(problem, block, grid.hp, order))
+                Stage(_layout(problem, block, grid.hp, order), own, (policy,))
                 for own, block in zip(layers, line, strict=True)
             ),
             count,

@@ -11,7 +11,7 @@ from math import lcm
 
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.executors.memory import Shards
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, irregular, misaligned
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, held_by, irregular, misaligned
 from hexiopt.problem.space import layer_ranges, lean_first, sharding_stages
 from hexiopt.problem.workload import RECOMPUTE_POLICIES
 from hexiopt.schedules.in_flight import in_flight
@@ -241,7 +241,7 @@ class Polisher:
         for at, change in ((a, -1), (b, 1)):
             replicas[at] = replace(replicas[at], samples=given[at] + change)
         stages = list(pipeline.stages)
-        stages[s] = replace(stages[s], replicas=tuple(replicas))
+        stages[s] = replace(stages[s], parallelism=held_by(tuple(replicas)))
         pipelines = list(plan.pipelines)
         pipelines[p] = replace(pipeline, stages=tuple(stages))
         return replace(plan, pipelines=tuple(pipelines))
@@ -266,7 +266,7 @@ def _resampled(stage: Stage, factor: float) -> Stage:
     if len(stage.replicas) == 1:
         return stage
     replicas = (replace(replica, samples=int((replica.samples or 0) * factor)) for replica in stage.replicas)
-    return replace(stage, replicas=tuple(replicas))
+    return replace(stage, parallelism=held_by(tuple(replicas)))
 
 
 def _with_one(recompute: tuple[str, ...], policy: str, num_layers: int) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ def with_layouts(draw: st.DrawFn, pairs: st.SearchStrategy[tuple[Problem, Plan]]
         devices = tuple(draw(st.permutations(stage.all_devices())))
         if len(stage.layers) > 1 or len(devices) > seq_len or not draw(st.booleans()):
             return stage
-        return replace(stage, replicas=(), sequence=draw(layouts_of(devices, seq_len, heads)))
+        return replace(stage, parallelism=draw(layouts_of(devices, seq_len, heads)))
 
     pipelines = tuple(replace(p, stages=tuple(map(change, p.stages))) for p in plan.pipelines)
     sharding = replace(plan.sharding, stage=min(plan.sharding.stage, 1))

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from hexiopt.calibration.gpus import PRECISIONS
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
+from hexiopt.plan.parallelism import Replica, Replicated, held_by
+from hexiopt.plan.plan import Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.machine import IntraLink, Machine
 from hexiopt.problem.model import ModelSpec
@@ -103,6 +105,9 @@ def refusal(build: Callable[[], object]) -> str | None:
             lambda: replace(LAB, links=(Link("a", "a", 1e9, None, True),)),
             "cluster lab: links: links a machine with itself; name two machines",
         ),
+        (lambda: Replicated(()), "plan: stage: replicas is empty; name at least one replica"),
+        (lambda: held_by((Replica((0,), 1), Replica((1,)))), "plan: stage: a replica has no samples; state them for"),
+        (lambda: Stage((0,), ((0, 1),)), "plan: stage: (0,) is no way to be parallel; give"),  # type: ignore[arg-type]
         (lambda: Link("a", "v", 1e9, -1.0, True), "link of 'a' and 'v': latency_s: -1.0 is out of range; it must be"),
     ],
 )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hexiopt.cost.cost import violations
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, held_by
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
@@ -146,7 +146,7 @@ def test_polishing_shifts_samples() -> None:
     problem = Problem(problems.cluster(("a", "fast", 2)), problems.TINY, Workload(16, 2048, recompute="none"), Space())
     search = Search("test", problem, Budget(60.0, 2000), 0)
     builder = Builder(search)
-    stage = Stage((Replica((0,), 13), Replica((1,), 3)), ((0, 4),), ("none",))
+    stage = Stage(held_by((Replica((0,), 13), Replica((1,), 3))), ((0, 4),), ("none",))
     search.offer(Plan((Pipeline((stage,), 1, 16),), ONE_F_ONE_B, Sharding(1)))
     before_s = search.best_s
     Polisher(search, builder, random.Random(0)).finish()

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hexiopt.plan.plan import Ends, SequenceLayout
+from hexiopt.plan.plan import Ends, SequenceParallel
 from hexiopt.plan.token_layout import token_ranges
 from hexiopt.problem.cluster import Cluster
 
@@ -50,10 +50,10 @@ def overlaps(senders: int, receivers: int) -> Iterable[tuple[int, int, float]]:
 
 def shared_tokens(senders: Ends, receivers: Ends) -> Iterable[tuple[int, int, float]]:
     """(sending device, receiving device, share of the message)."""
-    if not isinstance(senders, SequenceLayout) and not isinstance(receivers, SequenceLayout):
+    if not isinstance(senders, SequenceParallel) and not isinstance(receivers, SequenceParallel):
         return [(senders[i], receivers[j], share) for i, j, share in overlaps(len(senders), len(receivers))]
-    layout = senders if isinstance(senders, SequenceLayout) else receivers
-    assert isinstance(layout, SequenceLayout)
+    layout = senders if isinstance(senders, SequenceParallel) else receivers
+    assert isinstance(layout, SequenceParallel)
     seq_len = sum(tokens for group in layout.groups for tokens in group.tokens)
     found: dict[tuple[int, int], Fraction | int] = {}
     here, there = _owners(senders, seq_len), _owners(receivers, seq_len)
@@ -69,7 +69,7 @@ def shared_tokens(senders: Ends, receivers: Ends) -> Iterable[tuple[int, int, fl
 
 def _owners(ends: Ends, seq_len: int) -> list[tuple[Fraction | int, int]]:
     """(end of a run of tokens, who has it), along the sequence."""
-    if not isinstance(ends, SequenceLayout):
+    if not isinstance(ends, SequenceParallel):
         return [(Fraction(seq_len * (k + 1), len(ends)), device) for k, device in enumerate(ends)]
     runs = [
         (run, device)
@@ -85,7 +85,7 @@ def hop(cluster: Cluster, senders: Ends, receivers: Ends) -> Hop:
     network, machine_of = cluster.network, cluster.machine_of
     shared: Load = {}
     ports: dict[tuple[bool, int], float] = {}
-    ragged = isinstance(senders, SequenceLayout) or isinstance(receivers, SequenceLayout)
+    ragged = isinstance(senders, SequenceParallel) or isinstance(receivers, SequenceParallel)
     latency_s = 0.0
     for a, b, share in shared_tokens(senders, receivers):
         latency_s = max(latency_s, network.pair_latency(a, b))

@@ -43,7 +43,7 @@ from hexiopt.cost.executors.sequence_memory import SequenceMemory
 from hexiopt.cost.executors.sequence_phases import Exchange, Phase, Turns, Ways, Work, ends_s
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
-from hexiopt.plan.plan import SequenceLayout
+from hexiopt.plan.plan import SequenceParallel
 from hexiopt.plan.token_layout import Floats, Ints, RingTurns, kv_heads_of, members, misfit, ring_holders
 from hexiopt.problem.problem import Problem
 
@@ -62,7 +62,7 @@ class SequenceStage:
         self,
         problem: Problem,
         framework: Framework,
-        layout: SequenceLayout,
+        layout: SequenceParallel,
         micro_batch_size: int,
         sharers: Mapping[int, int] | None = None,
         wires: LinkTable | None = None,

@@ -18,7 +18,7 @@ from hexiopt.cost.executors.routes import Hop, hop
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
-from hexiopt.plan.plan import Ends, SequenceLayout
+from hexiopt.plan.plan import Ends, SequenceParallel
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Measured, Shape
 from hexiopt.problem.space import Recompute, recompute_policies
@@ -163,16 +163,16 @@ class Sites:
         return MemoryModel(self.problem.model, self.problem.workload, self._gpus[gpu], tp, micro_batch_size)
 
     def sequence_stage(
-        self, layout: SequenceLayout, micro_batch_size: int, sharers: Mapping[int, int] | None = None
+        self, layout: SequenceParallel, micro_batch_size: int, sharers: Mapping[int, int] | None = None
     ) -> SequenceStage:
         """What a stage with a sequence layout takes; `sharers` as in `SequenceStage`."""
         return self._sequence_stages[layout, micro_batch_size, tuple(sorted((sharers or {}).items()))]
 
-    def _new_sequence_stage(self, key: tuple[SequenceLayout, int, Crowd]) -> SequenceStage:
+    def _new_sequence_stage(self, key: tuple[SequenceParallel, int, Crowd]) -> SequenceStage:
         layout, micro_batch_size, sharers = key
         return SequenceStage(self.problem, self.framework, layout, micro_batch_size, dict(sharers), self._links)
 
-    def crowded_stage(self, layout: SequenceLayout, micro_batch_size: int, crowd: Crowd) -> SequenceStage:
+    def crowded_stage(self, layout: SequenceParallel, micro_batch_size: int, crowd: Crowd) -> SequenceStage:
         """As `sequence_stage`, where the stage shares what it uses of `crowd`."""
         crossed = self.sequence_stage(layout, micro_batch_size).crossed
         return self.sequence_stage(layout, micro_batch_size, {r: n for r, n in crowd if r in crossed})

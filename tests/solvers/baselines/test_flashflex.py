@@ -13,7 +13,7 @@ from hexiopt.cost.executors.memory import WHOLE
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Plan, Sharding
+from hexiopt.plan.plan import Plan, Sharding, held_by
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
 from hexiopt.readers.huggingface import read_model
@@ -144,7 +144,7 @@ def test_what_is_not_in_its_space() -> None:
     rules = {
         "schedule": replace(plan, schedule=INTERLEAVED),
         "ZeRO-1": replace(plan, sharding=Sharding(3)),
-        "replicated": [replace(first, replicas=first.replicas * 2), *line.stages[1:]],
+        "replicated": [replace(first, parallelism=held_by(first.replicas * 2)), *line.stages[1:]],
         "recompute": [replace(first, recompute=(policy,)), *line.stages[1:]],
         "left out": line.stages[1:],
     }
@@ -163,10 +163,10 @@ def test_a_pipeline_does_not_come_back_to_a_machine() -> None:
     machines = [int(problem.cluster.machine_of[stage.devices[0]]) for stage in line.stages]
     k = next(k for k in range(5) for j in (k + 1,) if j < 4 and machines[k] == machines[j] != machines[j + 1])
     stages = list(line.stages)
-    devices = stages[k + 1].replicas, stages[k + 2].replicas
+    devices = stages[k + 1].parallelism, stages[k + 2].parallelism
     stages[k + 1], stages[k + 2] = (
-        replace(stages[k + 1], replicas=devices[1]),
-        replace(stages[k + 2], replicas=devices[0]),
+        replace(stages[k + 1], parallelism=devices[1]),
+        replace(stages[k + 2], parallelism=devices[0]),
     )
     broken = replace(plan, pipelines=(replace(line, stages=tuple(stages)),))
     assert check(problem, broken) == []

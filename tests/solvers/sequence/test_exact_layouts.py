@@ -270,7 +270,7 @@ def equal_shards_s(model: CostModel) -> float:
     one = SequenceLayout((SequenceGroup(tuple(devices), tokens, shares),))
     batch = problem.workload.global_batch
     return min(
-        model.price(Plan((Pipeline((Stage((), layers, (policy,), layout),), batch),))).objective
+        model.price(Plan((Pipeline((Stage(layout, layers, (policy,)),), batch),))).objective
         for layout in (ring, one)
         for policy in recompute_policies(problem.workload)
     )

@@ -74,7 +74,7 @@ def test_usp_is_as_good_as_its_two_parts(kind: str) -> None:
 def changed(plan: Plan, layout: SequenceLayout) -> Plan:
     """The plan with another layout in its first stage."""
     line = plan.pipelines[0]
-    stage = replace(line.stages[0], sequence=layout)
+    stage = replace(line.stages[0], parallelism=layout)
     return replace(plan, pipelines=(replace(line, stages=(stage, *line.stages[1:])), *plan.pipelines[1:]))
 
 
