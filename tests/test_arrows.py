@@ -18,7 +18,7 @@ ALLOWED = {
     "experiments": {"hexiopt", "solvers", "runtime", "conf", "experiments"},
 }
 LAW_PACKAGES = {"numpy", "scipy", "yaml"}
-COMPILED = {"hexiopt/bounds/kernel.py": {"numba"}}
+COMPILED = {path: {"numba"} for path in ("hexiopt/bounds/kernel.py", "hexiopt/schedules/kernel.py")}
 REPORT_PACKAGES = LAW_PACKAGES | {"rich", "matplotlib"}
 
 # Parts of hexiopt, lowest first: each imports only itself and what stands before it.

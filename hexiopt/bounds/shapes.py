@@ -48,11 +48,13 @@ _STAGES = (*((p, p) for p in range(2, 21)), (21, 24), (25, 30), (31, 2**30))  # 
 
 
 def shape_bound_s(model: CostModel, lower_s: float, deadline_s: float) -> float:
-    """A step time that no plan beats, from `lower_s` (which must hold) upwards as far as time allows.
+    """A step time that no plan beats, from `lower_s` (which must hold) upwards as far as time allows. It stays there
+    where plans may have a schedule for which the conditions of `chains.py` are not proved.
 
     `deadline_s` is of `time.perf_counter`.
     """
-    if time.perf_counter() >= deadline_s:
+    proved = all(schedule.bounded for schedule in schedules(model.problem.workload))
+    if not proved or time.perf_counter() >= deadline_s:
         return lower_s
     types, kinds = StageTypes(model), dict[int | None, list[Shape]]()
     for shape in shapes_of(model.problem):

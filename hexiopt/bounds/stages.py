@@ -81,7 +81,7 @@ class StageTypes:
         `many` micro-batches are at least twice the stages.
 
         Before its first backward such a stage has run `stages` forwards of each range but the last, of that one
-        2 · after + 1 or as many, and then of the first range again (Narayanan et al., as in `schedule_graph.py`).
+        2 · after + 1 or as many, and then of the first range again (`hexiopt/schedules/interleaved.py`).
         """
         n = np.arange(self.num_layers + 1)
         begun = 2 * after + 1

@@ -21,8 +21,6 @@ from hexiopt.cost.executors.routes import Hop, Load
 from hexiopt.cost.executors.sites import Crowd
 from hexiopt.cost.gradient_sync import Floats, Ints, SyncTimes, after_rings, sync_groups
 from hexiopt.cost.replicated import replicated_cost
-from hexiopt.cost.schedule import PipelineTimes
-from hexiopt.cost.schedule_graph import chain_times
 from hexiopt.cost.sharding import Rings, Times, lockstep_s, rings, sharding_groups, spreads
 from hexiopt.cost.stage_costs import AnySpread, StageCosts
 from hexiopt.errors import InputError
@@ -30,7 +28,8 @@ from hexiopt.memo import Memo
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage, irregular, misaligned, unpriced
 from hexiopt.problem.problem import Problem
-from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.in_flight import stages_in_flight
+from hexiopt.schedules.recurrence import chain_ends_s
 from hexiopt.schedules.schedule import Schedule, StagePosition
 
 _KEPT = 50_000  # pipelines and times of pipelines
@@ -59,7 +58,7 @@ class CostModel(StageCosts):
     def __init__(self, problem: Problem, framework: Framework | None = None) -> None:
         super().__init__(problem, framework)
         self._parts = Memo(self._new_parts, _KEPT)
-        self._times = Memo(_chain_times, _KEPT)
+        self._times = Memo(_chain_ends_s, _KEPT)
         self._replicated: dict[tuple[object, ...], PipelineCost] = {}
         self._sync: tuple[tuple[tuple[Stage, ...], ...], SyncTimes] | None = None
         self._rings: tuple[SyncTimes, list[int], Rings] | None = None
@@ -143,17 +142,16 @@ class CostModel(StageCosts):
         wrong = schedule.broken_rule(count, chunks, batches) if plain else irregular(pipeline, schedule)
         if wrong is not None:
             raise InputError(wrong[1])
-        positions = [StagePosition(k, count, batches, chunks) for k in range(count)]
-        held = [in_flight(schedule, at) for at in positions]
+        held = stages_in_flight(schedule, count, batches, chunks)
         if plain and isinstance(spread, Shards):
             costs = tuple(
-                self.plain_cost(stage, at.first, at.last, size, own, spread)
-                for stage, at, own in zip(pipeline.stages, positions, held, strict=True)
+                self.plain_cost(stage, k == 0, k == count - 1, size, own, spread)
+                for k, (stage, own) in enumerate(zip(pipeline.stages, held, strict=True))
             )
         else:
             costs = tuple(
-                self.stage_cost(stage, size, at, own, spread, crowd)
-                for stage, at, own in zip(pipeline.stages, positions, held, strict=True)
+                self.stage_cost(stage, size, StagePosition(k, count, batches, chunks), own, spread, crowd)
+                for k, (stage, own) in enumerate(zip(pipeline.stages, held, strict=True))
             )
         times = tuple(cost.forward_s for cost in costs), tuple(cost.backward_s for cost in costs)
         message = self.message_bytes(size)
@@ -175,8 +173,8 @@ class CostModel(StageCosts):
         message = parts.message_bytes
         ahead = tuple(way.seconds(message, load) for way, _ in parts.hops)
         back = tuple(way.seconds(message, load) for _, way in parts.hops)
-        times = self._times[schedule, parts.forward_s, parts.backward_s, ahead, back, pipeline.num_micro_batches]
-        return PipelineCost(parts.stages, ahead, back, times.stage_end_s, times.end_s)
+        ends = self._times[schedule, parts.forward_s, parts.backward_s, ahead, back, pipeline.num_micro_batches]
+        return PipelineCost(parts.stages, ahead, back, ends, max(ends))
 
     def _replicated_cost(self, pipeline: Pipeline, parts: _Parts, load: Load, schedule: Schedule) -> PipelineCost:
         loads = tuple(load[resource] for way in parts.ways for resource, _ in way.hop.shared)
@@ -288,5 +286,5 @@ def _with_times(parts: _Parts, seconds: Sequence[Sequence[Times]]) -> _Parts:
     return replace(parts, forward_s=forward, backward_s=backward, stages=tuple(stages))
 
 
-def _chain_times(key: tuple[Schedule, _Row, _Row, _Row, _Row, int]) -> PipelineTimes:
-    return chain_times(*key)
+def _chain_ends_s(key: tuple[Schedule, _Row, _Row, _Row, _Row, int]) -> _Row:
+    return chain_ends_s(*key)

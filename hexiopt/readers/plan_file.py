@@ -27,7 +27,7 @@ from hexiopt.problem.workload import RECOMPUTE_POLICIES
 from hexiopt.readers.problem_file import problem_from_section, problem_sha256, problem_to_dict
 from hexiopt.reading import Section, read_mapping, sha256_of
 from hexiopt.result import Result
-from hexiopt.schedules.registry import SCHEDULE_NAMES, schedule_named
+from hexiopt.schedules.registry import schedule_named
 from hexiopt.units import GIB
 
 FORMAT = "hexiopt.plan"
@@ -183,7 +183,7 @@ def read_plan(path: str | Path) -> PlanFile:
 
 def plan_from_section(section: Section, cluster: Cluster) -> Plan:
     """Schedule, sharding and pipelines of a plan file. Raises InputError; `check` says whether they are valid."""
-    schedule = schedule_named(section.text("schedule", choices=SCHEDULE_NAMES))
+    schedule = schedule_named(section.text("schedule"), section.at("schedule"))
     sharding = section.section("sharding", optional=True)
     zero = sharding.integer("stage", at_least=0, at_most=3, default=0)
     groups: Any = sharding.raw("groups", "all")

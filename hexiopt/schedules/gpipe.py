@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hexiopt.schedules.schedule import Block, OperationKind, Programme, Schedule, StagePosition, Turn
+from hexiopt.schedules.schedule import BACKWARD_TURN, FORWARD_TURN, Programme, Schedule, StagePosition
 
 
 @dataclass(frozen=True)
@@ -12,8 +12,8 @@ class GPipe(Schedule):
 
     name: ClassVar[str] = "gpipe"
     lockstep: ClassVar[bool] = True
+    bounded: ClassVar[bool] = True
 
     def programme(self, at: StagePosition) -> Programme:
         """F, as often as there are micro-batches, then B."""
-        forward, backward = Turn(OperationKind.FORWARD, 0), Turn(OperationKind.BACKWARD, 0)
-        return Block((forward,), at.num_micro_batches), Block((backward,), at.num_micro_batches)
+        return (FORWARD_TURN, at.num_micro_batches), (BACKWARD_TURN, at.num_micro_batches)

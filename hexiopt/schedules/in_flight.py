@@ -44,6 +44,22 @@ def in_flight(schedule: Schedule, at: StagePosition) -> InFlight:
     return tuple(one for one in moments if not any(one != other and _within(one, other) for other in moments))
 
 
+def stages_in_flight(
+    schedule: Schedule, num_stages: int, num_micro_batches: int, num_chunks: int
+) -> tuple[InFlight, ...]:
+    """`in_flight` of every stage of a pipeline."""
+    enough = schedule.saturates_at(num_stages, num_chunks) or num_micro_batches
+    return _stages_in_flight(schedule, num_stages, min(num_micro_batches, enough), num_chunks)
+
+
+@lru_cache(maxsize=65_536)
+def _stages_in_flight(
+    schedule: Schedule, num_stages: int, num_micro_batches: int, num_chunks: int
+) -> tuple[InFlight, ...]:
+    positions = [StagePosition(s, num_stages, num_micro_batches, num_chunks) for s in range(num_stages)]
+    return tuple([in_flight(schedule, at) for at in positions])
+
+
 def most_in_flight(schedule: Schedule, at: StagePosition) -> int:
     """The most micro-batches in flight in a stage that holds one layer range."""
     ((count,),) = in_flight(schedule, at)

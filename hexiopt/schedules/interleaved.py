@@ -1,19 +1,11 @@
 """Interleaved 1F1B (Narayanan et al., arXiv 2104.04473, section 2.2)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 from hexiopt.schedules.one_f_one_b import OneFOneB
-from hexiopt.schedules.schedule import (
-    Block,
-    OperationKind,
-    Programme,
-    Schedule,
-    StagePosition,
-    Turn,
-    largest_cycle_mean_s,
-)
+from hexiopt.schedules.schedule import OperationKind, Programme, Schedule, StagePosition, Turn
 
 
 @dataclass(frozen=True)
@@ -26,24 +18,18 @@ class Interleaved(Schedule):
 
     name: ClassVar[str] = "interleaved"
     chunked: ClassVar[bool] = True
+    bounded: ClassVar[bool] = True
 
     def programme(self, at: StagePosition) -> Programme:
         """Two forwards for every stage after and one turn of each range but the last; F B in turns; the rest of B."""
         if at.num_chunks == 1:
             return OneFOneB().programme(at)
-        period = [chunk for chunk in range(at.num_chunks) for _ in range(at.num_stages)]
-        forwards = [Turn(OperationKind.FORWARD, chunk) for chunk in period]
-        backwards = [Turn(OperationKind.BACKWARD, chunk) for chunk in reversed(period)]
-        total, size = at.num_micro_batches * at.num_chunks, len(period)
+        size = at.num_stages * at.num_chunks
+        total = at.num_micro_batches * at.num_chunks
         warm_up = min(total, 2 * at.num_after + size - at.num_stages)
         rounds, extra = divmod(total - warm_up, size)
-        pairs = [turn for k in range(size) for turn in (forwards[(warm_up + k) % size], backwards[k])]
-        left = [backwards[k % size] for k in range(extra, extra + warm_up)]
-        return (
-            Block(tuple(forwards[k % size] for k in range(warm_up)), 1),
-            Block(tuple(pairs), rounds),
-            Block((*pairs[: 2 * extra], *left), 1),
-        )
+        start, pairs, rest = _turns(at.num_stages, at.num_chunks, warm_up, extra)
+        return (start, 1), (pairs, rounds), (rest, 1)
 
     def broken_rule(self, num_stages: int, num_chunks: int, num_micro_batches: int) -> tuple[str, str] | None:
         """Stages with several ranges need a neighbour, and micro-batches in whole turns of all stages."""
@@ -64,8 +50,15 @@ class Interleaved(Schedule):
         """The warm-up of the first stage and a whole period of ranges fit three micro-batches a stage."""
         return num_stages if num_chunks == 1 else 3 * num_stages
 
-    def cycle_s(self, stage_s: Sequence[float], round_trip_s: Sequence[float], num_chunks: int) -> float:
-        """Of stages with equal layer ranges. A stage is two ranges ahead of the next one, not one."""
-        if num_chunks == 1:
-            return largest_cycle_mean_s(stage_s, round_trip_s)
-        return num_chunks * largest_cycle_mean_s([s / num_chunks for s in stage_s], round_trip_s, ahead=2)
+
+@lru_cache(maxsize=4096)
+def _turns(num_stages: int, num_chunks: int, warm_up: int, extra: int) -> tuple[tuple[Turn, ...], ...]:
+    """The turns before the first backward; of a round in which forwards and backwards alternate; and those left, after
+    `extra` such pairs."""
+    period = [chunk for chunk in range(num_chunks) for _ in range(num_stages)]
+    size = len(period)
+    forwards = [Turn(OperationKind.FORWARD, chunk) for chunk in period]
+    backwards = [Turn(OperationKind.BACKWARD, chunk) for chunk in reversed(period)]
+    pairs = [turn for k in range(size) for turn in (forwards[(warm_up + k) % size], backwards[k])]
+    left = [backwards[k % size] for k in range(extra, extra + warm_up)]
+    return tuple(forwards[k % size] for k in range(warm_up)), tuple(pairs), (*pairs[: 2 * extra], *left)

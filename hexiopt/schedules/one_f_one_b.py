@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hexiopt.schedules.schedule import Block, OperationKind, Programme, Schedule, StagePosition, Turn
+from hexiopt.schedules.schedule import BACKWARD_TURN, FORWARD_TURN, Programme, Schedule, StagePosition
+
+_PAIR = FORWARD_TURN + BACKWARD_TURN
 
 
 @dataclass(frozen=True)
@@ -12,15 +14,15 @@ class OneFOneB(Schedule):
 
     name: ClassVar[str] = "1f1b"
     lockstep: ClassVar[bool] = True
+    bounded: ClassVar[bool] = True
 
     def programme(self, at: StagePosition) -> Programme:
         """F for every stage after, F B in turns, the rest of B."""
-        forward, backward = Turn(OperationKind.FORWARD, 0), Turn(OperationKind.BACKWARD, 0)
-        warm_up = min(at.num_micro_batches, at.num_after)
+        warm_up = min(at.num_micro_batches, at.num_stages - 1 - at.stage)
         return (
-            Block((forward,), warm_up),
-            Block((forward, backward), at.num_micro_batches - warm_up),
-            Block((backward,), warm_up),
+            (FORWARD_TURN, warm_up),
+            (_PAIR, at.num_micro_batches - warm_up),
+            (BACKWARD_TURN, warm_up),
         )
 
     def saturates_at(self, num_stages: int, num_chunks: int) -> int | None:

@@ -1,13 +1,15 @@
 """What a pipeline schedule is: the order in which the stages of a pipeline run the operations of their micro-batches.
 
 A schedule states this order once, as a `Programme` for every stage. All else follows from it: the operations one by
-one (`operations`), what a stage has in flight (`in_flight.py`), and when it ends (`hexiopt/cost/schedule_graph.py`).
+one (`operations`), what a stage has in flight (`in_flight.py`), and when it ends (`recurrence.py`).
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
+from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
 
@@ -32,15 +34,14 @@ class Turn(NamedTuple):
     chunk: int
 
 
-class Block(NamedTuple):
-    """`turns` in order, and the whole of them `repeats` times."""
-
-    turns: tuple[Turn, ...]
-    repeats: int
+# Of stages that hold one layer range.
+FORWARD_TURN = (Turn(OperationKind.FORWARD, 0),)
+BACKWARD_TURN = (Turn(OperationKind.BACKWARD, 0),)
 
 
-# What a stage runs in a step. The micro-batches of each kind and layer range count up from 0.
-Programme = tuple[Block, ...]
+# What a stage runs in a step: blocks of turns, in order, and how often it runs each block. The micro-batches of each
+# kind and layer range count up from 0.
+Programme = tuple[tuple[tuple[Turn, ...], int], ...]
 
 
 class Operation(NamedTuple):
@@ -87,6 +88,7 @@ class Schedule(ABC):
     name: ClassVar[str]  # in files and on the command line
     chunked: ClassVar[bool] = False  # stages may hold several layer ranges
     lockstep: ClassVar[bool] = False  # pipelines may gather and scatter states in every micro-batch (ZeRO-2 and 3)
+    bounded: ClassVar[bool] = False  # what hexiopt/bounds and solvers/exact say of all plans is proved for it too
 
     @abstractmethod
     def programme(self, at: StagePosition) -> Programme:
@@ -112,9 +114,12 @@ class Schedule(ABC):
         """About the seconds between micro-batches in the steady state, for searches.
 
         `stage_s`: forward and backward of a micro-batch in each stage [stages]; `round_trip_s`: both messages between
-        a stage and the next [stages - 1].
+        a stage and the next [stages - 1]. Layer ranges are taken to be equal.
         """
-        return largest_cycle_mean_s(stage_s, round_trip_s)
+        ahead = forwards_ahead(self, len(stage_s), num_chunks)
+        if num_chunks == 1:
+            return largest_cycle_mean_s(stage_s, round_trip_s, ahead)
+        return num_chunks * largest_cycle_mean_s([s / num_chunks for s in stage_s], round_trip_s, ahead)
 
     def __str__(self) -> str:
         return self.name
@@ -124,7 +129,7 @@ def largest_cycle_mean_s(stage_s: Sequence[float], round_trip_s: Sequence[float]
     """The largest cycle mean of the event graph of a schedule that alternates forwards and backwards, in seconds.
 
     A cycle goes forward from stage i to j and back, through all stages and messages between. It takes `ahead` rounds
-    for every stage that it moves on, and one for the last: 1F1B has a stage one micro-batch ahead of the next.
+    for every stage that it moves on, and one for the last; see `forwards_ahead`.
     """
     p = len(stage_s)
     best = 0.0
@@ -151,6 +156,20 @@ def forwards_before_backward(schedule: Schedule, at: StagePosition) -> int:
                 return count + forwards
             count += repeats * len(turns)
     return count
+
+
+@lru_cache(maxsize=4096)
+def forwards_ahead(schedule: Schedule, num_stages: int, num_chunks: int) -> int:
+    """Forwards of a layer range that a stage has run more than the next one, at most, when each begins its first
+    backward; at least 1.
+
+    With many micro-batches: one in 1F1B, two in interleaved 1F1B.
+    """
+    enough = 4 * num_stages * num_chunks
+    run = [
+        forwards_before_backward(schedule, StagePosition(s, num_stages, enough, num_chunks)) for s in range(num_stages)
+    ]
+    return max([1, *(a - b for a, b in pairwise(run))])
 
 
 def operations(schedule: Schedule, at: StagePosition) -> list[Operation]:

@@ -1,7 +1,7 @@
 """An event simulation of one training step: it replays a plan's operations and messages one by one.
 
-It shares the stage times with the cost model, not its recurrences. With the static shares of the network too, the
-timeline it makes must end when the cost model says; `simulate_network.py` has messages share it otherwise.
+It shares stage times and the order of operations with the cost model, not its recurrence. With the static shares of
+the network too, the timeline it makes must end when the cost model says; `network.py` has messages share it otherwise.
 """
 
 import heapq

@@ -24,8 +24,8 @@ from itertools import accumulate, pairwise
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, held_by
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import default_schedule
-from hexiopt.schedules.registry import GPIPE
+from hexiopt.problem.space import schedules
+from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from solvers.baselines.estimate import Estimates, one_f_one_b_s
 from solvers.baselines.frame import Candidate, Rival
 from solvers.baselines.galvatron_stages import ZEROS, Choice, Ranks, Split, StagePlanner
@@ -212,7 +212,9 @@ def plan_of(problem: Problem, order: Ranks, choice: Choice, split: Split) -> Pla
             replicas = tuple(Replica(group, samples) for group in own)
             line.append(Stage(held_by(replicas), (layers,), option.recompute(choice)))
     pipelines = tuple(Pipeline(tuple(line), choice.num_micro_batches, choice.micro_batch_size) for line in lines)
-    return Plan(pipelines, default_schedule(problem.workload), Sharding(choice.zero))
+    # With one range of layers a stage, interleaved is 1F1B.
+    schedule = ONE_F_ONE_B if ONE_F_ONE_B in schedules(problem.workload) else INTERLEAVED
+    return Plan(pipelines, schedule, Sharding(choice.zero))
 
 
 def _estimate_s(estimates: Estimates, order: Ranks, choice: Choice, split: Split) -> float:

@@ -33,7 +33,7 @@ from solvers.exact.stage_times import StageTable
 from solvers.exact.step_bound import StepBound
 from solvers.frame.infeasible import explain, proven_infeasible
 from solvers.portfolio import Portfolio
-from solvers.sequence.requirement import refuse_sequences
+from solvers.sequence.requirement import refuse_sequences, refuse_unproved
 
 MOST_DEVICES = 6
 MOST_LAYERS = 8
@@ -68,6 +68,7 @@ class CpSat:
         sequence layouts are allowed.
         """
         refuse_sequences(problem, self.name)
+        refuse_unproved(problem, self.name)
         search = Search(self.name, problem, budget, seed, pricer, listen)
         if proven_infeasible(search):
             return explain(search)

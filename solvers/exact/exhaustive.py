@@ -43,7 +43,7 @@ from solvers.exact.enumeration.sync_floor import SyncFloor
 from solvers.exact.enumeration.sync_tail import tails_s
 from solvers.frame.infeasible import explain, proven_infeasible
 from solvers.heuristics.local_search import LocalSearch
-from solvers.sequence.requirement import refuse_sequences
+from solvers.sequence.requirement import refuse_sequences, refuse_unproved
 
 MOST_DEVICES = 6
 MOST_LAYERS = 8
@@ -85,6 +85,7 @@ class Exhaustive:
 
 def _refuse(problem: Problem, pricer: Pricer | None) -> None:
     refuse_sequences(problem, Exhaustive.name)
+    refuse_unproved(problem, Exhaustive.name)
     devices, layers = len(problem.usable_devices), problem.model.num_layers
     if devices > MOST_DEVICES or layers > MOST_LAYERS:
         raise InputError(

@@ -6,7 +6,7 @@ and of the messages both ways, of a pipeline within T seconds:
 
 - flat (GPipe, 1F1B, interleaved with one range a stage): S + (M−1)·t_s − min(r, M−1)·f_s ≤ T. Before its first backward
   a stage runs r + 1 forwards at most, and until then the first micro-batch passes all stages behind it twice, all
-  stages before it once, and those again at the end (`hexiopt/cost/schedule.py`).
+  stages before it once, and those again at the end (`hexiopt/schedules/one_f_one_b.py`).
 - chunked (interleaved, two ranges or more): M·t_s + what one layer takes in each stage before ≤ T, M a multiple of the
   number of stages.
 - replicated: M·t ≤ T for every replica, with the samples it takes, whatever the schedule.

@@ -1,7 +1,8 @@
-"""What solvers of sequence layouts ask of a problem."""
+"""What solvers of sequence layouts ask of a problem, and what proofs do."""
 
 from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import schedules
 
 
 def require_sequences(problem: Problem, solver: str) -> None:
@@ -17,3 +18,10 @@ def refuse_sequences(problem: Problem, solver: str) -> None:
             f"solver: {solver} proves nothing about sequence layouts; take space.sequence=false, "
             "solver=sequence_exact or solver=portfolio"
         )
+
+
+def refuse_unproved(problem: Problem, solver: str) -> None:
+    """Raises InputError where plans may have a schedule of which a solver's proofs know nothing."""
+    for schedule in schedules(problem.workload):
+        if not schedule.bounded:
+            raise InputError(f"solver: {solver} proves nothing about the {schedule} schedule; take solver=portfolio")

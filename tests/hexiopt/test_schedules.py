@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from hexiopt.bounds import compute_bound_s, lower_bound_s
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
@@ -18,7 +19,9 @@ from hexiopt.problem.space import default_schedule
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.plan_file import plan_from_section, plan_to_dict
 from hexiopt.reading import Section
+from hexiopt.schedules import registry
 from hexiopt.schedules.in_flight import in_flight, largest
+from hexiopt.schedules.recurrence import chain_ends_s
 from hexiopt.schedules.registry import (
     GPIPE,
     INTERLEAVED,
@@ -28,21 +31,30 @@ from hexiopt.schedules.registry import (
     schedule_named,
 )
 from hexiopt.schedules.schedule import (
-    Block,
+    BACKWARD_TURN as B,
+)
+from hexiopt.schedules.schedule import (
+    FORWARD_TURN as F,
+)
+from hexiopt.schedules.schedule import (
     Operation,
     OperationKind,
     Programme,
     Schedule,
     StagePosition,
     Turn,
+    forwards_ahead,
     forwards_before_backward,
     operations,
 )
 from hexiopt.simulation.engine import simulate
+from solvers.core.search import Budget
+from solvers.registry import make_solver
+from tests.hexiopt.test_chain_recurrence import Times, step_times
+from tests.solvers import problems as small
 from tests.strategies import LAB, problems_with_plans, roomy_problems_with_plans
 
 FORWARD, BACKWARD = OperationKind
-F, B = Turn(FORWARD, 0), Turn(BACKWARD, 0)
 
 
 @dataclass(frozen=True)
@@ -55,7 +67,7 @@ class Eager(Schedule):
     def programme(self, at: StagePosition) -> Programme:
         """Two forwards for every stage after, then in turns."""
         warm_up = min(at.num_micro_batches, 2 * at.num_after)
-        return Block((F,), warm_up), Block((F, B), at.num_micro_batches - warm_up), Block((B,), warm_up)
+        return (F, warm_up), (F + B, at.num_micro_batches - warm_up), (B, warm_up)
 
 
 def listed(schedule: Schedule, at: StagePosition) -> list[Operation]:
@@ -128,7 +140,7 @@ class Wavy(Schedule):
         """All of the second range's forwards, then the first's forwards while the second's backwards run."""
         first, second = ((Turn(FORWARD, c), Turn(BACKWARD, c)) for c in (0, 1))
         many = at.num_micro_batches
-        return Block((second[0],), many), Block((first[0], second[1]), many), Block((first[1],), many)
+        return ((second[0],), many), ((first[0], second[1]), many), ((first[1],), many)
 
 
 @given(st.integers(1, 9), st.tuples(st.integers(1, 5), st.integers(1, 5)))
@@ -170,6 +182,44 @@ def test_default_schedule_is_1f1b_or_what_is_fixed() -> None:
     assert default_schedule(Workload()) == ONE_F_ONE_B
     for schedule in SCHEDULES:
         assert default_schedule(Workload(schedule=schedule.name)) == schedule
+
+
+def test_a_row_in_the_registry_is_all_that_a_search_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of the new schedule are found, checked, written and read; nothing is claimed that is not proved for it."""
+    monkeypatch.setitem(registry._BY_NAME, Eager.name, Eager())
+    problem = small.easy()
+    problem = replace(problem, workload=replace(problem.workload, schedule=Eager.name))
+    result = make_solver("portfolio").solve(problem, Budget(60.0, 60), seed=0)
+    assert result.plan is not None
+    assert result.cost is not None
+    assert result.plan.schedule == Eager()
+    assert check(problem, result.plan, result.cost) == []
+    data = plan_to_dict(result.plan, problem.cluster)
+    assert plan_from_section(Section(data, "plan"), problem.cluster) == result.plan
+    assert 0.0 < lower_bound_s(CostModel(problem), 0.05) == compute_bound_s(CostModel(problem))
+    for solver in ("exhaustive", "cp_sat"):
+        with pytest.raises(InputError, match="proves nothing about the eager schedule"):
+            make_solver(solver).solve(problem, Budget(1.0))
+
+
+@pytest.mark.parametrize(("schedule", "chunks", "ahead"), [(GPIPE, 1, 1), (ONE_F_ONE_B, 1, 1), (INTERLEAVED, 1, 1)])
+def test_how_far_stages_run_ahead_of_each_other(schedule: Schedule, chunks: int, ahead: int) -> None:
+    """And the beat that follows: with one stage ahead of the next by two, a message holds it up half as much."""
+    assert {forwards_ahead(schedule, p, chunks) for p in range(1, 9)} == {ahead}
+    assert {forwards_ahead(INTERLEAVED, p, c) for p in range(2, 9) for c in (2, 3)} == {2}
+    assert {forwards_ahead(Eager(), p, 1) for p in range(2, 9)} == {2}
+    assert schedule.cycle_s([3.0, 2.0], [4.0], chunks) == 4.5  # (3 + 4 + 2) / 2 of the two stages
+    assert Eager().cycle_s([3.0, 2.0], [4.0], 1) == 3.0  # (3 + 4 + 2) / 3, and the slower stage alone
+    assert INTERLEAVED.cycle_s([3.0, 2.0], [4.0], 2) == pytest.approx(2 * (1.5 + 4.0 + 1.0) / 3)
+
+
+@given(times=step_times(max_stages=5))
+def test_the_cycle_of_a_schedule_from_outside_is_the_slope_of_its_recurrence(times: Times) -> None:
+    f, b, ahead, back = times
+    stage_s, trip_s = ([x + y for x, y in zip(*both, strict=True)] for both in ((f, b), (ahead, back)))
+    cycle_s = max(Eager().cycle_s(stage_s, trip_s, 1), *ahead, *back, 0.0)
+    near, far = (max(chain_ends_s(Eager(), *times, count)) for count in (2_520, 5_040))
+    assert (far - near) / 2_520 == pytest.approx(cycle_s, rel=1e-6)
 
 
 # ------------------------------------------------------------------ names

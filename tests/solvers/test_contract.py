@@ -24,6 +24,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.problem.workload import Workload
 from hexiopt.result import Result, Status
+from hexiopt.schedules.registry import schedule_named
 from solvers.core.search import Budget, Listener, Progress
 from solvers.registry import NAMES, RIVALS, SEQUENCE, make_solver
 from tests.conftest import ROOT, STRESS
@@ -234,7 +235,7 @@ def test_fixed_choices(name: str, fixed: str) -> None:
     assert_sound_or_declined(name, problem, result)
     if result.plan is None:
         return
-    assert (result.plan.schedule, result.plan.sharding.stage) == (fixed, 0)
+    assert (result.plan.schedule, result.plan.sharding.stage) == (schedule_named(fixed), 0)
     assert {stage.policy for p in result.plan.pipelines for stage in p.stages} == {"full"}
 
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.model import CostModel
-from hexiopt.cost.schedule_graph import Executor, Link, executor_ends_s
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, layer_ranges
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.recurrence import Executor, Link, executor_ends_s
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule, StagePosition
 from solvers.completion.completer import Builder
@@ -173,10 +173,10 @@ def test_the_polisher_keeps_interleaved_plans_valid() -> None:
 def test_the_beat_is_near_the_exact_one(stage_s: list[float], hop: float, chunks: int) -> None:
     """The slope of the exact recurrence, for equal ranges and hops that are short or long; never below a stage."""
     count = len(stage_s)
-    executors = [Executor(s, ((t / 3 / chunks, 2 * t / 3 / chunks),) * chunks) for s, t in enumerate(stage_s)]
+    executors = tuple(Executor(s, ((t / 3 / chunks, 2 * t / 3 / chunks),) * chunks) for s, t in enumerate(stage_s))
     links = [Link(False, s, (s + 1) % count, hop / 2) for s in range(count)]
     links += [Link(True, (s + 1) % count, s, hop / 2) for s in range(count)]
-    near, far = (max(executor_ends_s(INTERLEAVED, count, m * count, executors, links)) for m in (50, 90))
+    near, far = (max(executor_ends_s(INTERLEAVED, count, m * count, executors, tuple(links))) for m in (50, 90))
     slope = (far - near) / (40 * count)
     beat = INTERLEAVED.cycle_s(stage_s, [hop] * (count - 1), chunks)
     assert max(stage_s) <= beat * (1 + 1e-12)

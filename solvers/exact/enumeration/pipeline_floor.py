@@ -29,7 +29,7 @@ def ends_floor_s(
     A replica begins when the first micro-batch's samples have come, and runs all of its operations. Where stages have
     one layer range, its backwards begin when that micro-batch comes back: under GPipe after all forwards of the last
     stage, under 1F1B after the first; a stage of p has then run as many forwards as there are stages from it on
-    (`num_warm_up` of the cost model). The last micro-batch goes back through the stages before. `sends_s[i]`: the
+    (`forwards_before_backward`). The last micro-batch goes back through the stages before. `sends_s[i]`: the
     messages from stage i to the next, and back, one of each for every pair of replicas that `sample_overlaps` gives.
     """
     p, m = len(stages), num_micro_batches

@@ -151,7 +151,8 @@ def features(plan: Plan, model: ModelSpec) -> set[str]:
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     replicas = [replica for stage in stages for replica in stage.replicas]
     kind = sharding.groups if isinstance(sharding.groups, str) else "stated"
-    found = {plan.schedule, model.architecture, f"ZeRO-{sharding.stage} over {kind}", f"{len(pipelines)} pipelines"}
+    found = {plan.schedule.name, model.architecture}
+    found |= {f"ZeRO-{sharding.stage} over {kind}", f"{len(pipelines)} pipelines"}
     found |= {f"{len(pipeline.stages)} stages" for pipeline in pipelines}
     found |= {f"TP {len(replica.devices)}" for replica in replicas}
     found |= {policy for stage in stages for policies in stage.policies() for policy in policies}

@@ -1,4 +1,4 @@
-"""Schedules: the recurrences against the event simulation and against a longest path written here."""
+"""The recurrence of plain pipelines: against the event simulation and against a longest path written here."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from hexiopt.cost.cost import PipelineCost, StageCost
 from hexiopt.cost.executors.memory import Memory
-from hexiopt.cost.schedule import one_f_one_b
-from hexiopt.cost.schedule_graph import chain_times
 from hexiopt.plan.plan import Pipeline, Stage
+from hexiopt.schedules.recurrence import chain_ends_s
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B, SCHEDULES
 from hexiopt.schedules.schedule import (
     Operation,
@@ -80,9 +79,7 @@ def simulated(schedule: Schedule, times: Times, num_micro_batches: int) -> list[
 
 
 def of(schedule: Schedule, times: Times, num_micro_batches: int) -> list[float]:
-    found = chain_times(schedule, *times, num_micro_batches)
-    assert found.end_s == max(found.stage_end_s)
-    return list(found.stage_end_s)
+    return list(chain_ends_s(schedule, *times, num_micro_batches))
 
 
 def same(a: Sequence[float], b: Sequence[float]) -> bool:
@@ -196,7 +193,7 @@ def test_a_million_micro_batches_of_random_stages_answer_at_once(data: st.DataOb
     seconds = st.floats(0.5, 2.0)
     p = data.draw(st.integers(2, 10))
     f, b, s, r = (data.draw(st.lists(seconds, min_size=n, max_size=n, unique=True)) for n in (p, p, p - 1, p - 1))
-    within(0.05, lambda: one_f_one_b(f, b, s, r, MANY))
+    within(0.05, lambda: chain_ends_s(ONE_F_ONE_B, f, b, s, r, MANY))
 
 
 @given(times=step_times(max_stages=7))
