@@ -25,7 +25,7 @@ from experiments.configurations import named_cluster, named_model
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cores import usable_cores
 from hexiopt.cost.model import CostModel
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Stage, TensorParallel
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges
 from hexiopt.problem.workload import Workload
@@ -211,7 +211,7 @@ def _even_pipelines(task: Problem, num_pipelines: int, num_stages: int, num_chun
     layers = layer_ranges([task.model.num_layers // num_stages] * num_stages, num_chunks)
     return tuple(
         Pipeline(
-            tuple(Stage((Replica((p * num_stages + s,)),), layers[s]) for s in range(num_stages)),
+            tuple(Stage(TensorParallel((p * num_stages + s,)), layers[s]) for s in range(num_stages)),
             task.workload.global_batch // num_pipelines,
         )
         for p in range(num_pipelines)

@@ -13,9 +13,10 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from hexiopt.errors import InputError
-from hexiopt.problem.space import Space, space_from_sections
-from hexiopt.problem.workload import Workload, workload_from_section
-from hexiopt.readers.cluster_file import NAME, NAME_RULE
+from hexiopt.problem.machine import NAME, NAME_RULE
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.problem_file import space_from_sections, workload_from_section
 from hexiopt.reading import Section
 from hexiopt.solving import MAX_STEPS, MAX_TIME_LIMIT_S
 

@@ -126,7 +126,7 @@ def stage_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
         for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced_pipeline.stages, strict=True)):
             ends = s == 0, s == len(pipeline.stages) - 1
             given = stage.samples(pipeline.micro_batch_size)
-            if stage.sequence is not None:
+            if stage.sequence:
                 parts = _sequence_parts(model, stage, stage_cost, pipeline.micro_batch_size, *ends)
                 rows.append(_stage_row(f"{p}·{s} {place(problem.cluster, stage.all_devices())}", stage_cost, parts))
                 continue
@@ -245,7 +245,7 @@ def measured_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
     model, seen = CostModel(problem), set()
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
-            given = () if stage.sequence is not None else stage.samples(pipeline.micro_batch_size)
+            given = stage.samples(pipeline.micro_batch_size) if stage.replicas else ()
             for replica, samples in zip(stage.replicas, given, strict=True):
                 site = model.site(replica.devices)
                 if (site, samples) in seen:

@@ -5,7 +5,7 @@ import sys
 from experiments.cli import main
 from experiments.common import Job, NoPlanError
 from experiments.reports import show_plan
-from hexiopt.cost.cost import Cost
+from hexiopt.cost.cost import Cost, violations
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
@@ -19,7 +19,7 @@ def run(job: Job) -> float:
     job.write_json("plan.json", plan_file_to_dict(file.problem, file.plan, cost, file.solver))
     show_plan(job, file.problem, file.plan, cost, file.solver)
     job.show_files("plan.json")
-    short = check(file.problem, file.plan, cost)
+    short = violations(file.problem, file.plan, cost)
     if short:
         more = f" (and {len(short) - 1} more stages)" if len(short) > 1 else ""
         raise NoPlanError(f"{job.config.plan}: {short[0]}{more}; plan again, or give the stage fewer layers")

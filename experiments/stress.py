@@ -24,9 +24,9 @@ from rich.table import Table
 
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cores import usable_cores
+from hexiopt.cost.cost import violations
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
@@ -121,7 +121,7 @@ def _machines(rng: random.Random, most: int) -> list[dict[str, Any]]:
     return machines
 
 
-def violations(
+def broken_promises(
     problem: Problem, result: Result, bound_s: float, proof: Result | None, space_bound_s: float
 ) -> Iterator[str]:
     """What is wrong with a solver's answer, in words.
@@ -135,7 +135,7 @@ def violations(
         if result.status is Status.INFEASIBLE and proof is not None and proof.plan is not None:
             yield "infeasible is claimed, and exhaustive has a plan"
         return
-    yield from (str(violation) for violation in check(problem, result.plan, result.cost))
+    yield from (str(violation) for violation in violations(problem, result.plan, result.cost))
     cost_s = result.cost.step_time_s
     if result.bound_s > cost_s * (1 + TOLERANCE):
         yield f"its bound {result.bound_s} is above its cost {cost_s}"
@@ -206,7 +206,7 @@ def run(
         tallies[name].ended[result.status] += 1
         if result.cost is not None:
             tallies[name].over.append(result.objective / best_s - 1)
-        wrong += [(name, text) for text in violations(problem, result, least_s, proof, space_bound_s)]
+        wrong += [(name, text) for text in broken_promises(problem, result, least_s, proof, space_bound_s)]
     for name, _ in wrong:
         tallies[name].violations += 1
     return tallies, [f"seed {seed}, {name}: {text}" for name, text in wrong]

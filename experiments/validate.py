@@ -29,8 +29,8 @@ from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import RUNS, shipped_measurements
 from hexiopt.errors import InputError
 from hexiopt.problem.profile import Profile
-from hexiopt.readers.profiles.files import read_profile
-from hexiopt.readers.profiles.network import sailor_network
+from hexiopt.readers.link_files import sailor_network
+from hexiopt.readers.profile_files import read_profile
 from hexiopt.report.validation import (
     Errors,
     Prediction,

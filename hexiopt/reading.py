@@ -3,6 +3,7 @@
 Every refusal is an `InputError` that names file and key.
 """
 
+import hashlib
 import json
 import math
 import re
@@ -105,6 +106,12 @@ def parse(text: str, where: str, *, as_json: bool) -> Any:
         raise InputError(f"{where}: malformed {kind}: {str(error).splitlines()[0]}; mend the file") from None
 
 
+def sha256_of(data: Any) -> str:
+    """SHA-256 of plain data as UTF-8 JSON with sorted keys and no spaces."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 def read_text(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> str:
     """The UTF-8 text of a regular file of at most `max_bytes` bytes. Raises InputError otherwise."""
     try:
@@ -140,6 +147,29 @@ def as_mapping(data: Any, where: str) -> dict[str, Any]:
         if not isinstance(key, str):
             raise InputError(f"{where}: the key {shown(key)} is not text; quote it")
     return dict(data)
+
+
+def number_in(
+    value: Any, where: str, *, above: float | None = None, at_least: float | None = None, at_most: float
+) -> float:
+    """`value` as a finite number within the stated range. Raises InputError naming `where` otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        rule = f"is not a number; state one {_span(above, at_least, at_most)}"
+    elif isinstance(value, float) and not math.isfinite(value):
+        rule = f"is not finite; state a number {_span(above, at_least, at_most)}"
+    elif (above is not None and value <= above) or (at_least is not None and value < at_least) or value > at_most:
+        rule = f"is out of range; it must be {_span(above, at_least, at_most)}"
+    else:
+        return float(value)
+    raise InputError(f"{where}: {shown(value)} {rule}")
+
+
+def whole_in(value: Any, where: str, *, at_least: int, at_most: int) -> int:
+    """`value` as a whole number within the stated range. Raises InputError naming `where` otherwise."""
+    number = number_in(value, where, at_least=at_least, at_most=at_most)
+    if number != int(number):
+        raise InputError(f"{where}: {shown(value)} is not a whole number; state one {_span(None, at_least, at_most)}")
+    return int(number)
 
 
 class Section:
@@ -211,22 +241,14 @@ class Section:
         value = self.raw(key, default)
         if value is default and (key not in self._data or value is None):
             return value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            self.fail(key, f"is not a number; state one {_span(above, at_least, at_most)}")
-        if isinstance(value, float) and not math.isfinite(value):
-            self.fail(key, f"is not finite; state a number {_span(above, at_least, at_most)}")
-        if (above is not None and value <= above) or (at_least is not None and value < at_least) or value > at_most:
-            self.fail(key, f"is out of range; it must be {_span(above, at_least, at_most)}")
-        return float(value)
+        return number_in(value, self.at(key), above=above, at_least=at_least, at_most=at_most)
 
     def integer(self, key: str, *, at_least: int, at_most: int, default: Any = _REQUIRED) -> Any:
         """A whole number within the stated range (int), or `default` where the key is absent."""
-        value = self.number(key, at_least=at_least, at_most=at_most, default=default)
+        value = self.raw(key, default)
         if value is default and (key not in self._data or value is None):
             return value
-        if value != int(value):
-            self.fail(key, f"is not a whole number; state one {_span(None, at_least, at_most)}")
-        return int(value)
+        return whole_in(value, self.at(key), at_least=at_least, at_most=at_most)
 
     def text(self, key: str, *, choices: Iterable[str] | None = None, default: Any = _REQUIRED) -> Any:
         """Text, one of `choices` where given, or `default` where the key is absent."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from hexiopt.cost.cost import violations
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.check import Violation, check
 from hexiopt.problem.problem import Problem
@@ -31,21 +32,21 @@ def referee(problem: Problem, result: Result, pricer: Pricer | None = None) -> R
     plan, stated = result.plan, result.cost
     if plan is None or stated is None:
         return result
-    violations = check(problem, plan)
-    if not violations:
+    broken = check(problem, plan)
+    if not broken:
         cost = (pricer or CostModel(problem)).price(plan)
-        violations = check(problem, plan, cost)
+        broken = violations(problem, plan, cost)
         slack_s = _TOLERANCE * cost.step_time_s
         if abs(stated.step_time_s - cost.step_time_s) > slack_s:
             text = f"it states a step of {stated.step_time_s:.6g} s, which takes {cost.step_time_s:.6g} s"
-            violations.append(Violation("price", text))
+            broken.append(Violation("price", text))
         elif result.bound_s > cost.step_time_s + slack_s:
             text = f"it states a lower bound of {result.bound_s:.6g} s, and its plan takes {cost.step_time_s:.6g} s"
-            violations.append(Violation("bound", text))
-    if not violations:
+            broken.append(Violation("bound", text))
+    if not broken:
         return result
-    more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
-    text = f"solver: {result.solver}: its plan breaks the rule {violations[0].rule}: {violations[0].text}{more}"
+    more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+    text = f"solver: {result.solver}: its plan breaks the rule {broken[0].rule}: {broken[0].text}{more}"
     marked = Result(result.solver, Status.INVALID, result.seed, result.runtime_s, result.steps, reason=text)
     raise InvalidPlanError(text, marked)
 

@@ -5,7 +5,19 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from hexiopt.plan.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.plan.plan import (
+    Pipeline,
+    Plan,
+    Replica,
+    Replicated,
+    SequenceGroup,
+    SequenceLayout,
+    Sharding,
+    Stage,
+    StageParallelism,
+    TensorParallel,
+    held_by,
+)
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
@@ -278,7 +290,7 @@ def aligned_plans(draw: st.DrawFn, problem: Problem, *, plain: bool = False) -> 
             few = 1 if plain or draw(st.booleans()) else layers[s]
             policy = st.sampled_from(recompute_policies(workload))
             recompute = tuple(draw(st.lists(policy, min_size=few, max_size=few)))
-            stages.append(Stage(replicas, ((ends[s], ends[s + 1]),), recompute))
+            stages.append(Stage(held_by(replicas), ((ends[s], ends[s + 1]),), recompute))
         pipelines.append(Pipeline(tuple(stages), workload.global_batch // sum(sizes), size))
     schedule = draw(st.sampled_from([s for s in schedules(workload) if s.lockstep]))
     plan = Plan(tuple(pipelines), schedule)
@@ -316,7 +328,7 @@ def stages_of(
             total = sum(end - first for first, end in ranges)
             policies = tuple(draw(st.lists(policy, min_size=total, max_size=total)))
         replicas = tuple(Replica(devices, own) for devices, own in zip(groups, samples, strict=True))
-        stages.append(Stage(replicas, ranges, policies))
+        stages.append(Stage(held_by(replicas), ranges, policies))
     return tuple(stages)
 
 
@@ -342,7 +354,7 @@ def format_plans(draw: st.DrawFn, cluster: Cluster) -> Plan:
     whole = st.integers(0, 5000)
     some = st.lists(whole, min_size=1, max_size=4).map(tuple)
     positive = st.integers(1, 10**7)
-    replica = st.builds(Replica, devices, st.none(), st.none() | some)
+    alone = st.builds(TensorParallel, devices, st.none() | some)
     replicas = st.lists(st.builds(Replica, devices, positive, st.none() | some), min_size=1, max_size=3)
     group = st.builds(SequenceGroup, devices, some, some)
     layout = st.builds(
@@ -352,14 +364,10 @@ def format_plans(draw: st.DrawFn, cluster: Cluster) -> Plan:
     )
     ranges = st.lists(st.tuples(whole, whole), min_size=1, max_size=3).map(tuple)
     policies = st.lists(st.sampled_from(RECOMPUTE_POLICIES), min_size=1, max_size=4).map(tuple)
-    holders: st.SearchStrategy[tuple[tuple[Replica, ...], SequenceLayout | None]] = st.one_of(
-        replica.map(lambda one: ((one,), None)),
-        replicas.map(lambda many: (tuple(many), None)),
-        layout.map(lambda sequence: ((), sequence)),
+    parallelism: st.SearchStrategy[StageParallelism] = st.one_of(
+        alone, replicas.map(lambda many: Replicated(tuple(many))), layout
     )
-    stage = st.builds(
-        lambda held, layers, recompute: Stage(held[0], layers, recompute, held[1]), holders, ranges, policies
-    )
+    stage = st.builds(Stage, parallelism, ranges, policies)
     pipeline = st.builds(Pipeline, st.lists(stage, min_size=1, max_size=3).map(tuple), positive, positive)
     sharding = st.builds(
         Sharding,

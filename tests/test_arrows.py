@@ -1,4 +1,4 @@
-"""The folders import each other only along the arrows: hexiopt ← solvers, runtime ← experiments."""
+"""Folders import each other only along the arrows: hexiopt ← solvers, runtime ← experiments. So do hexiopt's parts."""
 
 import ast
 import sys
@@ -23,6 +23,13 @@ NO_BASELINE_USES = {"portfolio", "exact", "registry"}
 LAW_PACKAGES = {"numpy", "scipy", "yaml"}
 COMPILED = {path: {"numba"} for path in ("hexiopt/bounds/kernel.py", "hexiopt/schedules/kernel.py")}
 REPORT_PACKAGES = LAW_PACKAGES | {"rich", "matplotlib"}
+
+# Parts of hexiopt, lowest first: each imports only itself and what stands before it.
+PARTS = (
+    *("errors", "units", "cores", "memo", "reading", "calibration", "schedules", "problem", "plan"),
+    *("cost.executors", "cost", "simulation", "bounds", "result", "solving", "referee", "readers", "report", "api"),
+)
+EXCEPTIONS: set[tuple[str, str]] = set()  # (module, what it imports from further up): may only shrink
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -61,6 +68,24 @@ def test_solvers_import_along_the_arrows(part: str) -> None:
                 top, _, rest = name.partition(".")
                 used = rest.partition(".")[0]
                 assert top != "solvers" or used in {"", part, *allowed}, f"{path} imports {name}"
+def part(name: str) -> str:
+    """Of a module of hexiopt, the part that it belongs to."""
+    inside = name.removeprefix("hexiopt.")
+    found = max((each for each in PARTS if inside == each or inside.startswith(f"{each}.")), key=len, default="")
+    assert found, f"{name} is in no part of hexiopt; put it into one, or add the part to PARTS"
+    return found
+
+
+def test_parts_of_hexiopt_import_what_stands_before_them() -> None:
+    modules = {module(path): path for path in files("hexiopt")}
+    upward = set()
+    for name, path in modules.items():
+        if name == "hexiopt.__init__":
+            continue
+        for found in {found for found in imports(path) if found in modules} - {name}:
+            if PARTS.index(part(found)) > PARTS.index(part(name)):
+                upward.add((name, found))
+    assert upward == EXCEPTIONS
 
 
 def test_laws_import_only_numpy_scipy_and_yaml() -> None:

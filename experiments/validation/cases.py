@@ -24,13 +24,13 @@ from experiments.validation.rules import (
 )
 from experiments.validation.shapes import InexpressibleError, model_of, seq_len_of
 from hexiopt.errors import InputError
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, irregular, misaligned
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, TensorParallel, irregular, misaligned
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Profile
 from hexiopt.problem.space import layer_ranges
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.profiles.network import NetworkFits
+from hexiopt.readers.link_files import NetworkFits
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 
 _LARGEST_MICRO_BATCH = 64
@@ -153,7 +153,7 @@ def _plan(row: Row, problem: Problem, d: _Degrees, size: int, policy: str, shard
         Pipeline(
             tuple(
                 Stage(
-                    (Replica(tuple((s * d.dp + p) * d.tp + t for t in range(d.tp))),),
+                    TensorParallel(tuple((s * d.dp + p) * d.tp + t for t in range(d.tp))),
                     ranges[s],
                     recompute_of(row, policy, counts[s]),
                 )

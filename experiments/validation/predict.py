@@ -42,7 +42,7 @@ def cost_model(case: Case, values: Values | None = None) -> CostModel:
     known: dict[Machine, Machine] = {}
 
     def of(machine: Machine) -> Machine:
-        kind = replace(machine, name="", spec_name="")
+        kind = replace(machine, name="kind", spec_name="kind")
         if kind not in known:
             known[kind] = _machine(machine, gpus[machine.gpu.name], {} if case.links_measured else values)
         return replace(known[kind], name=machine.name, spec_name=machine.spec_name)

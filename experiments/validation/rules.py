@@ -6,15 +6,19 @@ Frameworks are those of `hexiopt/calibration/frameworks.yaml`:
 - InternEvo, nanotron and DeepSpeed by their names in the source or the notes;
 - else Megatron: `megatron_2022` where the notes say "sequence parallel on", `megatron_2021` in FP16 or with full
   recompute (selective recompute came with sequence parallelism), else `megatron`.
-Precision: by the column; blank, BF16; FP32 where the column says that TF32 is unknown. Attention scores are stored in
-DeepSpeed and in Megatron of 2021 and 2022. Gradients take 4 bytes, but 2 where `mp_mode` is PURE, in Megatron of 2021
-and 2022, in InternEvo and in DeepSpeed. A blank recompute policy is `full` where the notes say so, else open.
+Precision: by the column; blank, BF16; FP32 where the column says that TF32 is unknown; a row of another is not
+predicted. Attention scores are stored in DeepSpeed and in Megatron of 2021 and 2022. Gradients take 4 bytes, but 2
+where `mp_mode` is PURE, in Megatron of 2021 and 2022, in InternEvo and in DeepSpeed. A blank recompute policy is `full`
+where the notes say so, else open.
 Selective recompute in torchtitan is of all operators but attention and every second product, or of every second layer:
 either is taken as every second layer in full.
 """
 
+import re
+
 from experiments.validation.rows import Row
 from hexiopt.calibration.gpus import PRECISIONS
+from hexiopt.errors import InputError
 from hexiopt.problem.workload import RECOMPUTE_POLICIES
 
 _OLD_MEGATRON = ("megatron_2021", "megatron_2022")
@@ -39,9 +43,12 @@ def framework_of(row: Row) -> str:
 
 
 def precision_of(row: Row) -> str:
-    """The arithmetic of a run's matrix products."""
-    stated = row.precision.lower().split("(")[0]
-    return next((name for name in PRECISIONS if name in stated), "bf16")
+    """The arithmetic of a run's matrix products. Raises InputError for one that is not modelled."""
+    words = re.findall(r"[a-z0-9]+", row.precision.lower().split("(")[0])
+    found = next((name for name in PRECISIONS if name in words), None)
+    if found is None and words:
+        raise InputError(f"precision {row.precision!r} is not modelled; known: {', '.join(PRECISIONS)}")
+    return found or "bf16"
 
 
 def stores_scores(row: Row) -> bool:

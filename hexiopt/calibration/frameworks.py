@@ -4,13 +4,14 @@ Plans are found for our own runtime, `hexiopt`; the others are there to predict 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
+from hexiopt.calibration.coefficients import COEFFICIENTS
 from hexiopt.calibration.constants import fitted, fitted_values
-from hexiopt.reading import Section, read_mapping
+from hexiopt.reading import Section, read_mapping, sha256_of
 from hexiopt.units import MICROSECOND
 
 _TABLE = Path(__file__).with_name("frameworks.yaml")
@@ -68,3 +69,9 @@ def _read(section: Section, name: str, values: Mapping[str, float]) -> Framework
 def default_framework() -> Framework:
     """Our own runtime."""
     return frameworks()["hexiopt"]
+
+
+def calibration_sha256() -> str:
+    """SHA-256 of the constants of the cost model, so that a plan tells which ones priced it."""
+    framework = asdict(default_framework())
+    return sha256_of({"coefficients": COEFFICIENTS, "fitted": fitted_values(), "framework": framework})

@@ -1,6 +1,5 @@
 """GPU types: the catalogue (`gpus.yaml`), and types that a cluster file states or overrides."""
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 from hexiopt.calibration.constants import fitted, fitted_values
 from hexiopt.errors import InputError, closest
 from hexiopt.reading import Section, read_mapping
-from hexiopt.units import GB, GIB, MICROSECOND, TFLOP
+from hexiopt.units import GB, GIB, MICROSECOND, TFLOP, in_unit
 
 PRECISIONS = ("fp8", "bf16", "fp16", "tf32", "fp32")
 _NVLINKS = ("nvlink1", "nvlink2", "nvlink3", "nvlink4", "nvlink5", "nvlink_bridge")
@@ -139,20 +138,20 @@ def gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for precision in PRECISIONS:
         rate = gpu.peak_flops(precision)
-        out[f"tflops_{precision}"] = None if rate is None else _in_unit(rate, TFLOP)
+        out[f"tflops_{precision}"] = None if rate is None else in_unit(rate, TFLOP, 15)
     return out | {
-        "memory_gib": _in_unit(gpu.memory_bytes, GIB),
-        "usable_memory_gib": _in_unit(gpu.usable_memory_bytes, GIB),
-        "hbm_gb_per_s": _in_unit(gpu.hbm_bytes_per_s, GB),
+        "memory_gib": in_unit(gpu.memory_bytes, GIB, 15),
+        "usable_memory_gib": in_unit(gpu.usable_memory_bytes, GIB, 15),
+        "hbm_gb_per_s": in_unit(gpu.hbm_bytes_per_s, GB, 15),
         "link": gpu.link,
         "flash_attention": gpu.flash_attention,
         "peer_to_peer": gpu.peer_to_peer,
         "efficiency": {
             "gemm_max": efficiency.gemm_max,
-            "gemm_half_gflop": _in_unit(efficiency.gemm_half_flops, GFLOP),
+            "gemm_half_gflop": in_unit(efficiency.gemm_half_flops, GFLOP, 15),
             "attention_max": efficiency.attention_max,
             "memory_max": efficiency.memory_max,
-            "launch_us": _in_unit(efficiency.launch_s, MICROSECOND),
+            "launch_us": in_unit(efficiency.launch_s, MICROSECOND, 15),
         },
         "source": gpu.source,
     }
@@ -262,18 +261,6 @@ def _stated(section: Section, key: str, unit: float, default: float | None, most
         limits["default"] = default
     value: float = section.number(key, **limits)
     return value * unit if key in section else value
-
-
-def _in_unit(value: float, unit: float) -> float:
-    """A number x with x · unit == value exactly, a short one if possible; the nearest where there is none."""
-    near = value / unit
-    candidates = [float(f"{near:.15g}"), near]
-    for toward in (-math.inf, math.inf):
-        x = near
-        for _ in range(3):
-            x = math.nextafter(x, toward)
-            candidates.append(x)
-    return next((x for x in candidates if x * unit == value), near)
 
 
 def _suggest(name: str, known: Mapping[str, Gpu] | set[str]) -> str:

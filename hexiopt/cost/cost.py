@@ -3,6 +3,10 @@
 from dataclasses import dataclass, replace
 
 from hexiopt.cost.executors.memory import Memory
+from hexiopt.plan.check import Violation, check
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.problem import Problem
+from hexiopt.units import GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +153,23 @@ class Cost:
             ((p, s) for p, pipeline in enumerate(self.pipelines) for s in range(len(pipeline.stages))),
             key=lambda at: self.pipelines[at[0]].stages[at[1]].excess_bytes,
         )
+
+
+def violations(problem: Problem, plan: Plan, cost: Cost) -> list[Violation]:
+    """The rules that `plan` of `cost` breaks, memory included. Empty for a valid plan that fits."""
+    found = check(problem, plan)
+    if found:
+        return found
+    for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
+        for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
+            for devices, one in zip(stage.copies, stage_cost.copies, strict=True):
+                if one.excess_bytes > 0:
+                    name = problem.cluster.device_name(devices[0])
+                    found.append(
+                        Violation(
+                            "memory",
+                            f"device {name} (stage {s} of pipeline {p}) needs {one.memory.total / GIB:.2f} GiB of "
+                            f"{one.limit_bytes / GIB:.2f} GiB: {one.excess_bytes / GIB:.2f} GiB too much",
+                        )
+                    )
+    return found

@@ -13,22 +13,27 @@ from itertools import pairwise
 import numpy as np
 
 from hexiopt.calibration.frameworks import Framework
-from hexiopt.cost.boundary import Hop, Load, Way, pipeline_ways, sender_load, summed, ways_load
+from hexiopt.cost.boundary import Way, pipeline_ways, sender_load, summed, ways_load
 from hexiopt.cost.cost import Cost, PipelineCost, StageCost
 from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.executors.memory import WHOLE, Shards
+from hexiopt.cost.executors.routes import Hop, Load
 from hexiopt.cost.executors.sites import Crowd
-from hexiopt.cost.executors.stage_costs import AnySpread, StageCosts
 from hexiopt.cost.gradient_sync import Floats, Ints, SyncTimes, after_rings, sync_groups
 from hexiopt.cost.replicated import replicated_cost
 from hexiopt.cost.sharding import Rings, Times, lockstep_s, rings, sharding_groups, spreads
+from hexiopt.cost.stage_costs import AnySpread, StageCosts
+from hexiopt.errors import InputError
+from hexiopt.memo import Memo
+from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage, irregular, misaligned, unpriced
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import stages_in_flight
 from hexiopt.schedules.recurrence import chain_ends_s
 from hexiopt.schedules.schedule import Schedule, StagePosition
 
-_KEPT = 50_000  # pipelines, times and stages remembered before memory is given back
+_KEPT = 50_000  # pipelines and times of pipelines
+_Row = tuple[float, ...]  # seconds of each stage, or of each boundary
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +57,8 @@ class CostModel(StageCosts):
 
     def __init__(self, problem: Problem, framework: Framework | None = None) -> None:
         super().__init__(problem, framework)
-        self._parts: dict[tuple[Pipeline, Schedule, AnySpread, Crowd], _Parts] = {}
-        self._times: dict[tuple[object, ...], tuple[float, ...]] = {}
+        self._parts = Memo(self._new_parts, _KEPT)
+        self._times = Memo(_chain_ends_s, _KEPT)
         self._replicated: dict[tuple[object, ...], PipelineCost] = {}
         self._sync: tuple[tuple[tuple[Stage, ...], ...], SyncTimes] | None = None
         self._rings: tuple[SyncTimes, list[int], Rings] | None = None
@@ -61,7 +66,7 @@ class CostModel(StageCosts):
     def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
         """The exact cost of `plan`; `pipelines` are its pipelines where already priced.
 
-        Raises ValueError for what the format allows but is not priced yet, and for what no schedule can run.
+        Raises InputError for what the format allows but is not priced yet, and for what no schedule can run.
         """
         return self._finish(plan, tuple(pipelines or self.pipelines(plan)))
 
@@ -69,15 +74,15 @@ class CostModel(StageCosts):
         """The cost of each pipeline of `plan`, sharing the network with the others. Raises as `price`."""
         feature = unpriced(plan)
         if feature is not None:
-            raise ValueError(f"{feature} is part of the plan format but not priced yet")
-        if max(len(self._parts), len(self._times), len(self._stages), len(self._replicated)) > _KEPT:
-            self.forget_plans()
+            raise InputError(f"{feature} is part of the plan format but not priced yet")
+        if len(self._replicated) > _KEPT:
+            self._replicated.clear()
         wrong = misaligned(plan)
         if wrong is not None:
-            raise ValueError(wrong)
+            raise InputError(wrong)
         crowds = self._crowds(plan)
         parts = [
-            self._pipeline_parts(pipeline, plan.schedule, spread, crowd)
+            self._parts[pipeline, plan.schedule, spread, crowd]
             for pipeline, spread, crowd in zip(plan.pipelines, self._spreads(plan), crowds, strict=True)
         ]
         if plan.sharding.stage >= 2:
@@ -92,7 +97,7 @@ class CostModel(StageCosts):
         """Give back what is remembered of pipelines and plans; layers, hops and memory models stay."""
         self._parts.clear()
         self._times.clear()
-        self._stages.clear()
+        self.forget_stages()
         self._replicated.clear()
         self._sync = self._rings = None
 
@@ -110,9 +115,9 @@ class CostModel(StageCosts):
         """Of each pipeline, the resources of the network that several sequence stages of the plan use, and how many."""
         each = [
             [
-                self.sequence_stage(stage.sequence, pipeline.micro_batch_size).crossed
+                self.sequence_stage(stage.parallelism, pipeline.micro_batch_size).crossed
                 for stage in pipeline.stages
-                if stage.sequence is not None
+                if isinstance(stage.parallelism, SequenceParallel)
             ]
             for pipeline in plan.pipelines
         ]
@@ -128,44 +133,39 @@ class CostModel(StageCosts):
         seconds = lockstep_s(plan, self, self.rings(plan).within, groups, crowds)
         return [_with_times(part, own) for part, own in zip(parts, seconds, strict=True)]
 
-    def _pipeline_parts(self, pipeline: Pipeline, schedule: Schedule, spread: AnySpread, crowd: Crowd) -> _Parts:
-        key = (pipeline, schedule, spread, crowd)
-        found = self._parts.get(key)
-        if found is None:
-            size, count, batches = pipeline.micro_batch_size, len(pipeline.stages), pipeline.num_micro_batches
-            plain = all(stage.is_plain for stage in pipeline.stages)
-            # Plain stages keep all rules but those of the schedule.
-            chunks = pipeline.num_chunks
-            wrong = schedule.broken_rule(count, chunks, batches) if plain else irregular(pipeline, schedule)
-            if wrong is not None:
-                raise ValueError(wrong[1])
-            held = stages_in_flight(schedule, count, batches, chunks)
-            if plain and isinstance(spread, Shards):
-                costs = tuple(
-                    self.plain_cost(stage, k == 0, k == count - 1, size, own, spread)
-                    for k, (stage, own) in enumerate(zip(pipeline.stages, held, strict=True))
-                )
-            else:
-                costs = tuple(
-                    self.stage_cost(stage, size, StagePosition(k, count, batches, chunks), own, spread, crowd)
-                    for k, (stage, own) in enumerate(zip(pipeline.stages, held, strict=True))
-                )
-            times = tuple(cost.forward_s for cost in costs), tuple(cost.backward_s for cost in costs)
-            message = self.message_bytes(size)
-            if plain or pipeline.is_chain:
-                groups = [stage.ends[0] for stage in pipeline.stages]
-                hops = tuple((self.hop(a, b), self.hop(b, a)) for a, b in pairwise(groups))
-                load: list[tuple[int, float]] = []
-                for k in range(count):
-                    ahead = [(hops[k][0], message)] if k < count - 1 else []
-                    back = [(hops[k - 1][1], message)] if k else []
-                    load += sender_load(ahead, back).items()
-                found = _Parts(*times, costs, hops, message, tuple(load))
-            else:
-                each = pipeline_ways(pipeline, self.hop, self.message_bytes(1))
-                found = _Parts(*times, costs, (), message, tuple(ways_load(each)), tuple(each), False)
-            self._parts[key] = found
-        return found
+    def _new_parts(self, key: tuple[Pipeline, Schedule, AnySpread, Crowd]) -> _Parts:
+        pipeline, schedule, spread, crowd = key
+        size, count, batches = pipeline.micro_batch_size, len(pipeline.stages), pipeline.num_micro_batches
+        plain = all(stage.is_plain for stage in pipeline.stages)
+        # Plain stages keep all rules but those of the schedule.
+        chunks = pipeline.num_chunks
+        wrong = schedule.broken_rule(count, chunks, batches) if plain else irregular(pipeline, schedule)
+        if wrong is not None:
+            raise InputError(wrong[1])
+        held = stages_in_flight(schedule, count, batches, chunks)
+        if plain and isinstance(spread, Shards):
+            costs = tuple(
+                self.plain_cost(stage, k == 0, k == count - 1, size, own, spread)
+                for k, (stage, own) in enumerate(zip(pipeline.stages, held, strict=True))
+            )
+        else:
+            costs = tuple(
+                self.stage_cost(stage, size, StagePosition(k, count, batches, chunks), own, spread, crowd)
+                for k, (stage, own) in enumerate(zip(pipeline.stages, held, strict=True))
+            )
+        times = tuple(cost.forward_s for cost in costs), tuple(cost.backward_s for cost in costs)
+        message = self.message_bytes(size)
+        if plain or pipeline.is_chain:
+            groups = [stage.ends[0] for stage in pipeline.stages]
+            hops = tuple((self.hop(a, b), self.hop(b, a)) for a, b in pairwise(groups))
+            load: list[tuple[int, float]] = []
+            for k in range(count):
+                ahead = [(hops[k][0], message)] if k < count - 1 else []
+                back = [(hops[k - 1][1], message)] if k else []
+                load += sender_load(ahead, back).items()
+            return _Parts(*times, costs, hops, message, tuple(load))
+        each = pipeline_ways(pipeline, self.hop, self.message_bytes(1))
+        return _Parts(*times, costs, (), message, tuple(ways_load(each)), tuple(each), False)
 
     def _pipeline_cost(self, pipeline: Pipeline, parts: _Parts, load: Load, schedule: Schedule) -> PipelineCost:
         if not parts.is_chain:
@@ -173,10 +173,7 @@ class CostModel(StageCosts):
         message = parts.message_bytes
         ahead = tuple(way.seconds(message, load) for way, _ in parts.hops)
         back = tuple(way.seconds(message, load) for _, way in parts.hops)
-        key = (schedule, parts.forward_s, parts.backward_s, ahead, back, pipeline.num_micro_batches)
-        ends = self._times.get(key)
-        if ends is None:
-            ends = self._times[key] = chain_ends_s(*key)
+        ends = self._times[schedule, parts.forward_s, parts.backward_s, ahead, back, pipeline.num_micro_batches]
         return PipelineCost(parts.stages, ahead, back, ends, max(ends))
 
     def _replicated_cost(self, pipeline: Pipeline, parts: _Parts, load: Load, schedule: Schedule) -> PipelineCost:
@@ -287,3 +284,7 @@ def _with_times(parts: _Parts, seconds: Sequence[Sequence[Times]]) -> _Parts:
     forward = tuple(stage.forward_s for stage in stages)
     backward = tuple(stage.backward_s for stage in stages)
     return replace(parts, forward_s=forward, backward_s=backward, stages=tuple(stages))
+
+
+def _chain_ends_s(key: tuple[Schedule, _Row, _Row, _Row, _Row, int]) -> _Row:
+    return chain_ends_s(*key)

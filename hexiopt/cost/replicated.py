@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from hexiopt.cost.boundary import Load, Way, longest_s
+from hexiopt.cost.boundary import Way, longest_s
 from hexiopt.cost.cost import LinkCost, PipelineCost, StageCost
+from hexiopt.cost.executors.routes import Load
 from hexiopt.schedules.recurrence import Executor, Link, executor_ends_s
 from hexiopt.schedules.schedule import Schedule
 

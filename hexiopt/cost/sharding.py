@@ -23,7 +23,7 @@ import numpy as np
 
 from hexiopt.cost.executors.sites import Crowd, Site, Sites
 from hexiopt.cost.gradient_sync import Floats, SyncGroups, SyncTimes, slices
-from hexiopt.plan.plan import Plan, SequenceLayout
+from hexiopt.plan.plan import Plan, SequenceParallel
 from hexiopt.problem.cluster import Cluster
 
 Times = tuple[float, float]  # forward and backward seconds for one micro-batch
@@ -200,7 +200,7 @@ class _Executor:
     devices: tuple[int, ...]
     samples: int
     policies: tuple[str, ...]
-    layout: SequenceLayout | None = None
+    layout: SequenceParallel | None = None
     crowd: Crowd = ()
 
     @property
@@ -245,7 +245,7 @@ def _executors(plan: Plan, s: int, crowds: Sequence[Crowd]) -> Iterator[_Executo
     for p, pipeline in enumerate(plan.pipelines):
         stage = pipeline.stages[s]
         (policies,) = stage.policies()
-        crowd = crowds[p] if stage.sequence is not None else ()
+        crowd = crowds[p] if stage.sequence else ()
         for r, (devices, samples) in enumerate(
             zip(stage.executors, stage.samples(pipeline.micro_batch_size), strict=True)
         ):
@@ -299,7 +299,7 @@ def _stage_s(plan: Plan, times: Sites, s: int, together: list[_Executor], rate: 
 
 def _units(
     times: Sites,
-    where: Site | SequenceLayout,
+    where: Site | SequenceParallel,
     samples: int,
     policies: tuple[str, ...],
     crowd: Crowd,

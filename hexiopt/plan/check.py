@@ -3,14 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import assert_never
 
-from hexiopt.cost.cost import Cost
+from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage, irregular, misaligned, unpriced
 from hexiopt.plan.token_layout import misfit
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges, recompute_policies, schedules, sharding_stages
 from hexiopt.schedules.schedule import Schedule
-from hexiopt.units import GIB
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Violation:
         return self.text
 
 
-def check(problem: Problem, plan: Plan, cost: Cost | None = None) -> list[Violation]:
-    """The rules that `plan` breaks; memory too where its `cost` is given. Empty for a valid plan."""
+def check(problem: Problem, plan: Plan) -> list[Violation]:
+    """The rules that `plan` breaks, but for memory, which takes its cost (`hexiopt.cost.cost.violations`)."""
     found = [*_devices(problem, plan), *_batch(problem, plan), *_choices(problem, plan)]
     for p, pipeline in enumerate(plan.pipelines):
         found += _layers(problem, p, pipeline)
@@ -37,8 +37,6 @@ def check(problem: Problem, plan: Plan, cost: Cost | None = None) -> list[Violat
         found += [*_sharding(problem, plan), *_switches(problem, plan)]
     if feature is not None:
         found.append(Violation("unpriced", f"{feature} is part of the plan format but not priced yet"))
-    if cost is not None and not found:
-        found += _memory(problem, plan, cost)
     return found
 
 
@@ -199,14 +197,17 @@ def _sequences(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
     """What sequence layouts break: the switch, tokens, heads, orders."""
     found = []
     for s, stage in enumerate(pipeline.stages):
-        if stage.sequence is None:
-            continue
         where = f"stage {s} of pipeline {p} has a sequence layout"
-        wrong = misfit(stage.sequence, problem.workload.seq_len, problem.model.num_heads)
-        if not problem.space.sequence:
-            found.append(Violation("space.sequence", f"{where}; allow them with space.sequence=true"))
-        elif wrong is not None:
-            found.append(Violation("sequence", f"{where}: {wrong}"))
+        match stage.parallelism:
+            case SequenceParallel() as layout if problem.space.sequence:
+                wrong = misfit(layout, problem.workload.seq_len, problem.model.num_heads)
+                found += [Violation("sequence", f"{where}: {wrong}")] if wrong else []
+            case SequenceParallel():
+                found.append(Violation("space.sequence", f"{where}; allow them with space.sequence=true"))
+            case TensorParallel() | Replicated():
+                pass
+            case never:
+                assert_never(never)
     return found
 
 
@@ -246,21 +247,5 @@ def _spread(values: list[int]) -> int:
 
 
 def _shape(stage: Stage) -> tuple[object, ...]:
-    return (tuple(len(devices) for devices in stage.executors), stage.sequence is None, stage.layers)
-
-
-def _memory(problem: Problem, plan: Plan, cost: Cost) -> list[Violation]:
-    found = []
-    for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
-        for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
-            for devices, one in zip(stage.copies, stage_cost.copies, strict=True):
-                if one.excess_bytes > 0:
-                    name = problem.cluster.device_name(devices[0])
-                    found.append(
-                        Violation(
-                            "memory",
-                            f"device {name} (stage {s} of pipeline {p}) needs {one.memory.total / GIB:.2f} GiB of "
-                            f"{one.limit_bytes / GIB:.2f} GiB: {one.excess_bytes / GIB:.2f} GiB too much",
-                        )
-                    )
-    return found
+    sizes = tuple(len(devices) for devices in stage.executors)
+    return sizes, isinstance(stage.parallelism, SequenceParallel), stage.layers

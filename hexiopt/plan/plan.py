@@ -8,96 +8,76 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hexiopt.errors import InputError, shown
+from hexiopt.plan.parallelism import Ends as Ends
+from hexiopt.plan.parallelism import Replica as Replica
+from hexiopt.plan.parallelism import Replicated as Replicated
+from hexiopt.plan.parallelism import SequenceGroup as SequenceGroup
+from hexiopt.plan.parallelism import SequenceLayout as SequenceLayout
+from hexiopt.plan.parallelism import SequenceParallel as SequenceParallel
+from hexiopt.plan.parallelism import StageParallelism as StageParallelism
+from hexiopt.plan.parallelism import TensorParallel as TensorParallel
+from hexiopt.plan.parallelism import held_by as held_by
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
-    """The devices that hold one copy of a stage by tensor parallelism.
-
-    `samples` of each micro-batch come to this replica (None: all); `heads` per device where uneven.
-    """
-
-    devices: tuple[int, ...]
-    samples: int | None = None
-    heads: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceGroup:
-    """One all-to-all group of a sequence layout: per device, its tokens of the sequence and its query heads."""
-
-    devices: tuple[int, ...]
-    tokens: tuple[int, ...]
-    heads: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceLayout:
-    """Context and head parallelism of a stage; `order` of the shards is `contiguous` or `zigzag`."""
-
-    groups: tuple[SequenceGroup, ...]
-    order: str = "contiguous"
-
-    @property
-    def devices(self) -> tuple[int, ...]:
-        """The devices of all groups, in order."""
-        return tuple(d for group in self.groups for d in group.devices)
-
-
-# What shares the tokens of a micro-batch at the boundary of a stage: a TP group in equal parts, or a layout as it says.
-Ends = tuple[int, ...] | SequenceLayout
-
-
-@dataclass(frozen=True, slots=True)
 class Stage:
-    """Consecutive layers on the devices of one replica or several, or of a sequence layout and no replica.
+    """Consecutive layers, and how devices work on them: as one TP group, as several, or with a sequence layout.
 
-    `layers` are half-open ranges, one unless interleaved; `recompute` is one policy, or one per layer.
+    `layers` are half-open ranges, one unless interleaved; `recompute` is one policy, or one per layer. What a stage
+    asks of how it is parallel it asks `parallelism`, whose types answer alike.
     """
 
-    replicas: tuple[Replica, ...]
+    parallelism: StageParallelism
     layers: tuple[tuple[int, int], ...]
     recompute: tuple[str, ...] = ("none",)
-    sequence: SequenceLayout | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.parallelism, TensorParallel | Replicated | SequenceParallel):
+            said = f"plan: stage: {shown(self.parallelism)} is no way to be parallel"
+            raise InputError(f"{said}; give TensorParallel, Replicated or SequenceParallel of hexiopt.plan.parallelism")
 
     @classmethod
     def of(cls, devices: tuple[int, ...], first: int, end: int, recompute: str = "none") -> "Stage":
         """The plain stage: layers [first, end) by tensor parallelism over `devices`."""
-        return cls((Replica(devices),), ((first, end),), (recompute,))
+        return cls(TensorParallel(devices), ((first, end),), (recompute,))
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """Its TP groups and their samples; none with a sequence layout."""
+        return self.parallelism.replicas
+
+    @property
+    def sequence(self) -> SequenceParallel | None:
+        """Its sequence layout, if it has one."""
+        return self.parallelism if isinstance(self.parallelism, SequenceParallel) else None
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Devices of the first replica: all devices, in a plain stage."""
-        return self.replicas[0].devices
+        """Devices of the first executor: all devices, unless there are replicas."""
+        return self.parallelism.executors[0]
 
     @property
     def ends(self) -> tuple[Ends, ...]:
         """What works in turns of its own: the devices of each replica, or the sequence layout."""
-        if self.sequence is not None:
-            return (self.sequence,)
-        return tuple(replica.devices for replica in self.replicas)
+        return self.parallelism.ends
 
     @property
     def executors(self) -> tuple[tuple[int, ...], ...]:
         """The devices of each of `ends`."""
-        if self.sequence is not None:
-            return (self.sequence.devices,)
-        return tuple(replica.devices for replica in self.replicas)
+        return self.parallelism.executors
 
     @property
     def copies(self) -> tuple[tuple[int, ...], ...]:
         """The devices that hold each copy of the stage's parameters: those of a replica, or each of a sequence layout
         alone."""
-        if self.sequence is not None:
-            return tuple((d,) for d in self.sequence.devices)
-        return tuple(replica.devices for replica in self.replicas)
+        return self.parallelism.parameter_copies
 
     @property
     def tp(self) -> int:
-        """Tensor-parallel degree of the first replica."""
-        return len(self.replicas[0].devices)
+        """Devices of the first executor: the tensor-parallel degree, unless there is a sequence layout."""
+        return len(self.devices)
 
     @property
     def num_layers(self) -> int:
@@ -111,15 +91,13 @@ class Stage:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the stage is one replica that holds one range of layers, with one recompute policy or one a layer."""
-        whole = len(self.replicas) == 1 == len(self.layers) and self.replicas[0].samples is None
+        """Whether the stage is one TP group with one range of layers, and one recompute policy or one a layer."""
+        whole = isinstance(self.parallelism, TensorParallel) and len(self.layers) == 1
         return whole and len(self.recompute) in (1, self.num_layers)
 
     def samples(self, micro_batch_size: int) -> tuple[int, ...]:
-        """Sequences of a micro-batch that come to each replica, in order; all, to a sequence layout."""
-        if self.sequence is not None:
-            return (micro_batch_size,)
-        return tuple(micro_batch_size if r.samples is None else r.samples for r in self.replicas)
+        """Sequences of a micro-batch that come to each executor, in order."""
+        return self.parallelism.samples(micro_batch_size)
 
     def policies(self) -> tuple[tuple[str, ...], ...]:
         """The recompute policy of every layer, range by range."""
@@ -193,14 +171,10 @@ def irregular(pipeline: Pipeline, schedule: Schedule) -> tuple[str, str] | None:
     """The first rule on replicas, layer ranges and policies that `pipeline` breaks: a word, and what is wrong."""
     ranges = pipeline.num_chunks
     for s, stage in enumerate(pipeline.stages):
-        size, stated = pipeline.micro_batch_size, [replica.samples for replica in stage.replicas]
-        if stage.sequence is not None and stage.replicas:
-            return "sequence", f"stage {s} has replicas and a sequence layout; give it one of them"
-        if stage.sequence is not None and len(stage.layers) > 1:
+        size = pipeline.micro_batch_size
+        if isinstance(stage.parallelism, SequenceParallel) and len(stage.layers) > 1:
             said = f"stage {s} has a sequence layout and {len(stage.layers)} layer ranges"
             return "sequence", f"{said}; give it one range, or interleave stages without"
-        if None in stated and len(stated) > 1:
-            return "replicas", f"stage {s} has a replica without samples; state them for each"
         given = stage.samples(size)
         if given and (sum(given) != size or min(given) < 1):
             split = " + ".join(map(str, given))

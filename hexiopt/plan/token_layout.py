@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.plan.plan import SequenceGroup, SequenceLayout
+from hexiopt.plan.plan import SequenceGroup, SequenceParallel
 
 ORDERS = ("contiguous", "zigzag")
 
@@ -36,7 +36,7 @@ class SubRing:
     places: tuple[int, ...]
 
 
-def misfit(layout: SequenceLayout, seq_len: int, num_heads: int) -> str | None:
+def misfit(layout: SequenceParallel, seq_len: int, num_heads: int) -> str | None:
     """The first rule that `layout` breaks, in words; None if none."""
     if layout.order not in ORDERS:
         return f"order {layout.order!r}; choose {' or '.join(ORDERS)}"
@@ -66,7 +66,7 @@ def tokens_of(group: SequenceGroup) -> int:
     return sum(group.tokens)
 
 
-def token_ranges(layout: SequenceLayout) -> tuple[tuple[tuple[Range, ...], ...], ...]:
+def token_ranges(layout: SequenceParallel) -> tuple[tuple[tuple[Range, ...], ...], ...]:
     """Per group and device, its runs of the sequence in ascending order: one, or two in zigzag order."""
     sizes = [tokens for group in layout.groups for tokens in group.tokens]
     if layout.order == "contiguous":
@@ -80,7 +80,7 @@ def token_ranges(layout: SequenceLayout) -> tuple[tuple[tuple[Range, ...], ...],
     return tuple(tuple(next(found) for _ in group.devices) for group in layout.groups)
 
 
-def group_ranges(layout: SequenceLayout) -> tuple[tuple[Range, ...], ...]:
+def group_ranges(layout: SequenceParallel) -> tuple[tuple[Range, ...], ...]:
     """Per group, the runs of the sequence that its devices hold together, ascending."""
     return tuple(joined([run for own in shards for run in own]) for shards in token_ranges(layout))
 
@@ -96,7 +96,7 @@ def kv_range(heads: Range, num_heads: int, num_kv_heads: int) -> Range:
     return heads[0] // each, -(-heads[1] // each)
 
 
-def sub_rings(layout: SequenceLayout, num_heads: int, num_kv_heads: int) -> tuple[SubRing, ...]:
+def sub_rings(layout: SequenceParallel, num_heads: int, num_kv_heads: int) -> tuple[SubRing, ...]:
     """The rings in which groups exchange keys and values, in the order of the heads.
 
     `places[g]` is the place in group g of the device that holds the heads. Key-value heads that two segments share
@@ -109,11 +109,6 @@ def sub_rings(layout: SequenceLayout, num_heads: int, num_kv_heads: int) -> tupl
         places = tuple(_at(ranges, heads) for ranges in held)
         found.append(SubRing(heads, kv_range(heads, num_heads, num_kv_heads), places))
     return tuple(found)
-
-
-def causal_pairs(queries: Sequence[Range], keys: Sequence[Range]) -> int:
-    """How many (query, key) pairs have the key no later than the query."""
-    return sum(_pairs(query, key) for query in queries for key in keys)
 
 
 def joined(ranges: Sequence[Range]) -> tuple[Range, ...]:
@@ -141,16 +136,6 @@ def _at(ranges: Sequence[Range], heads: Range) -> int:
     return next(place for place, (first, end) in enumerate(ranges) if first <= heads[0] and heads[1] <= end)
 
 
-def _pairs(queries: Range, keys: Range) -> int:
-    """Sum over the queries q of how many keys k <= q there are."""
-    (first, end), (low, high) = queries, keys
-    whole = max(0, end - max(first, high)) * (high - low)  # queries beyond all keys
-    start, stop = max(first, low), min(end, high)  # queries among the keys: q sees q - low + 1
-    if start < stop:
-        whole += (stop - start) * (start + stop + 1 - 2 * low) // 2
-    return whole
-
-
 @dataclass(frozen=True)
 class Members:
     """The devices of a layout in order, in arrays [devices]; `starts` [groups] is each group's first place."""
@@ -168,7 +153,7 @@ class Members:
         return np.add.reduceat(self.tokens, self.starts)
 
 
-def members(layout: SequenceLayout) -> Members:
+def members(layout: SequenceParallel) -> Members:
     """The layout in arrays."""
     sizes = np.array([len(group.devices) for group in layout.groups])
     device, tokens, heads = (

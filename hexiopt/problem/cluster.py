@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 
 from hexiopt.calibration.gpus import Gpu
 from hexiopt.errors import InputError, closest_of_many, shown
-from hexiopt.problem.machine import Machine, machine_names, spec_spans
-from hexiopt.problem.network import Group, Link, Network
+from hexiopt.problem.machine import Machine, check_latency, check_rate, machine_names, spec_spans
+from hexiopt.problem.network import Group, Link, Network, broken_end, broken_group
 from hexiopt.problem.profile import NOTHING_MEASURED, Profile
+
+MAX_TITLE = 100
+TITLE_RULE = f"is not a name; use up to {MAX_TITLE} printable characters"
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Cluster:
 
     `inter_bandwidth_bytes_per_s` is what machines without an own figure have per network interface
     (infinite where not stated), `inter_latency_s` the latency between them. `profile` has measured times of layers.
+    Raises InputError where a value breaks its rule.
     """
 
     name: str
@@ -33,12 +37,45 @@ class Cluster:
     profile: Profile = NOTHING_MEASURED
 
     def __post_init__(self) -> None:
-        assert self.machines
+        if not isinstance(self.name, str) or not self.name or len(self.name) > MAX_TITLE or not self.name.isprintable():
+            raise InputError(f"cluster: name: {shown(self.name)} {TITLE_RULE}")
+        where = f"cluster {self.name}"
+        check_rate(self.inter_bandwidth_bytes_per_s, f"{where}: inter_bandwidth_bytes_per_s")
+        check_latency(self.inter_latency_s, f"{where}: inter_latency_s")
+        if not self.machines:
+            raise InputError(f"{where}: machines: is empty; state at least one machine")
+        if len(self.machines) > 1:
+            for machine in self.machines:
+                if machine.nic_bandwidth_bytes_per_s == math.inf:
+                    said = f"{where}: machine {machine.name}: nic_bandwidth_bytes_per_s: is missing"
+                    raise InputError(f"{said}; state it, in bytes/s per network interface and direction")
+        self._check_names(where)
+        wrong = broken_group([(group.name, group.members) for group in self.groups], self.machines, self._names)
+        if wrong is not None:
+            raise InputError(f"{where}: group {self.groups[wrong[0]].name}: members: {wrong[1]}")
+        for link in self.links:
+            found = broken_end((link.source, link.target), self._names)
+            if found is not None:
+                raise InputError(f"{where}: links: {found[1]}")
+
+    def _check_names(self, where: str) -> None:
+        """Machines of one spec stand together, alike and numbered; machines and groups have different names."""
+        names = set[str]()
         for name, span in spec_spans(self.machines).items():
-            expanded = [self.machines[m] for m in span]
-            assert len(expanded) == 1 or all(
-                machine.name == f"{name}-{i}" and machine.kind == expanded[0].kind for i, machine in enumerate(expanded)
-            ), f"machines of {name!r} are not one numbered run of equal machines"
+            first = self.machines[span[0]]
+            for i, m in enumerate(span):
+                machine = self.machines[m]
+                if len(span) > 1 and (machine.name != f"{name}-{i}" or machine.kind != first.kind):
+                    said = f"{where}: machine {machine.name}: spec_name: {name!r} is that of {len(span)} machines"
+                    raise InputError(f"{said}; make them equal but for the names {name}-0, {name}-1, ...")
+            own = {name, *(self.machines[m].name for m in span)}
+            if not names.isdisjoint(own):
+                raise InputError(f"{where}: machine {min(names & own)}: stands twice; give machines different names")
+            names |= own
+        for group in self.groups:
+            if group.name in names:
+                raise InputError(f"{where}: group {group.name}: stands twice; give machines and groups different names")
+            names.add(group.name)
 
     @cached_property
     def _hash(self) -> int:

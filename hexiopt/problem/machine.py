@@ -1,14 +1,42 @@
 """Machines: devices of one GPU type, the links inside them, and the names by which files call them."""
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+import re
+from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
 from hexiopt.calibration.gpus import Gpu
+from hexiopt.errors import InputError, shown
+from hexiopt.reading import number_in, whole_in
+from hexiopt.units import GB, MICROSECOND
 
+MAX_BANDWIDTH_GB_PER_S = 1e5
+MAX_LATENCY_US = 1e7
+MAX_GPUS_PER_MACHINE = 1024
+MAX_INTERFACES = 64
+MAX_PRICE_PER_HOUR = 1e6
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # of a machine or group
+NAME_RULE = "is not a name; use up to 100 letters, digits, '.', '_' and '-', not starting with '.' or '-'"
 _EXACT_RING = 12
+
+
+def check_name(name: object, where: str) -> None:
+    """Raises InputError where `name` can name no machine or group."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InputError(f"{where}: name: {shown(name)} {NAME_RULE}")
+
+
+def check_rate(bytes_per_s: object, where: str) -> None:
+    """Raises InputError where `bytes_per_s` is no bandwidth: bytes/s, infinite where nothing binds."""
+    if bytes_per_s != math.inf:
+        number_in(bytes_per_s, where, above=0, at_most=MAX_BANDWIDTH_GB_PER_S * GB)
+
+
+def check_latency(seconds: object, where: str) -> None:
+    """Raises InputError where `seconds` is no latency."""
+    number_in(seconds, where, at_least=0, at_most=MAX_LATENCY_US * MICROSECOND)
 
 
 @dataclass(frozen=True)
@@ -20,10 +48,15 @@ class IntraLink:
     bandwidth_bytes_per_s: float
     latency_s: float
 
+    def __post_init__(self) -> None:
+        where = f"link of devices {shown(self.a)} and {shown(self.b)}"
+        check_rate(self.bandwidth_bytes_per_s, f"{where}: bandwidth_bytes_per_s")
+        check_latency(self.latency_s, f"{where}: latency_s")
+
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices of one type behind common network interfaces.
+    """Devices of one type behind common network interfaces. Raises InputError where a value breaks its rule.
 
     Bandwidths are per direction: inside the machine per device, point to point (infinite with one device);
     outside per network interface. `spec_name` is the name in the file, before `count` numbers the machines.
@@ -40,6 +73,25 @@ class Machine:
     nic_bandwidth_bytes_per_s: float
     nic_latency_s: float
     price_per_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "machine")
+        where = f"machine {self.name}"
+        check_name(self.spec_name, where)
+        whole_in(self.num_gpus, f"{where}: num_gpus", at_least=1, at_most=MAX_GPUS_PER_MACHINE)
+        whole_in(self.num_interfaces, f"{where}: num_interfaces", at_least=1, at_most=MAX_INTERFACES)
+        check_rate(self.intra_bandwidth_bytes_per_s, f"{where}: intra_bandwidth_bytes_per_s")
+        check_latency(self.intra_latency_s, f"{where}: intra_latency_s")
+        check_rate(self.nic_bandwidth_bytes_per_s, f"{where}: nic_bandwidth_bytes_per_s")
+        check_latency(self.nic_latency_s, f"{where}: nic_latency_s")
+        if self.price_per_hour is not None:
+            number_in(self.price_per_hour, f"{where}: price_per_hour", above=0, at_most=MAX_PRICE_PER_HOUR)
+        seen = set[tuple[int, int]]()
+        for link in self.intra_links:
+            wrong = broken_pair((link.a, link.b), self.num_gpus, seen)
+            if wrong is not None:
+                raise InputError(f"{where}: intra_links: {shown([link.a, link.b])} {wrong}")
+            seen.add((min(link.a, link.b), max(link.a, link.b)))
 
     @cached_property
     def kind(self) -> Hashable:
@@ -90,6 +142,17 @@ class Machine:
         if not links:
             return self.intra_bandwidth_bytes_per_s, self.intra_latency_s
         return _best_ring(self.intra_bandwidth_bytes_per_s, self.intra_latency_s, links, tuple(sorted(indices)))
+
+
+def broken_pair(pair: Sequence[object], num_gpus: int, seen: Container[tuple[int, int]]) -> str | None:
+    """The rule that a pair of devices linked inside a machine breaks, given the (ascending) pairs `seen` before."""
+    whole = [value for value in pair if isinstance(value, int) and not isinstance(value, bool)]
+    if len(pair) != 2 or len(whole) != 2 or not all(0 <= value < num_gpus for value in whole):
+        return f"is not a pair of the machine's devices; write two of 0 to {num_gpus - 1}"
+    a, b = sorted(whole)
+    if a == b:
+        return "links a device with itself; name two devices"
+    return "stands twice; keep one" if (a, b) in seen else None
 
 
 @lru_cache(maxsize=65536)
@@ -162,7 +225,9 @@ def spec_spans(machines: Iterable[Machine]) -> dict[str, range]:
     spans: dict[str, range] = {}
     for m, machine in enumerate(machines):
         span = spans.get(machine.spec_name)
-        assert span is None or span.stop == m, f"machines of {machine.spec_name!r} do not stand together"
+        if span is not None and span.stop != m:
+            said = f"machine {machine.name}: spec_name: {machine.spec_name!r} is that of machines further up"
+            raise InputError(f"{said}; put machines of one spec together")
         spans[machine.spec_name] = range(span.start if span else m, m + 1)
     return spans
 

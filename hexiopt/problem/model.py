@@ -180,8 +180,9 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 class ModelSpec:
     """A decoder-only transformer's shape, checked once; edit it with `dataclasses.replace`.
 
-    All layers are alike. `attention_window` (tokens; None: full attention) is recorded, not planned with: the
-    FLOPs below are those of full causal attention. It holds for every layer, in GPT-Neo for every second one.
+    All layers are alike. `attention_window` (tokens; None: full attention) is trained with but not counted: the
+    FLOPs below are those of full causal attention, and the cost model refuses a window shorter than the sequence. It
+    holds for every layer, in GPT-Neo for every second one.
     `norm_eps`, `activation`, `rope_theta` and `rope_type` do not change the shape; training needs them.
 
     Raises InputError where a value is out of `RANGES` or the architecture cannot have it.

@@ -13,10 +13,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.errors import InputError
-from hexiopt.problem.machine import Machine
+from hexiopt.errors import InputError, closest_of_many, shown
+from hexiopt.memo import Memo
+from hexiopt.problem.machine import Machine, check_latency, check_name, check_rate
 
 MAX_TABLE_MACHINES = 16_384
+MAX_GROUP_DEPTH = 16
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,11 @@ class Group:
     members: tuple[str, ...]
     uplink_bytes_per_s: float
     latency_s: float
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "group")
+        check_rate(self.uplink_bytes_per_s, f"group {self.name}: uplink_bytes_per_s")
+        check_latency(self.latency_s, f"group {self.name}: latency_s")
 
 
 @dataclass(frozen=True)
@@ -42,11 +49,66 @@ class Link:
     latency_s: float | None
     both: bool
 
+    def __post_init__(self) -> None:
+        where = f"link of {shown(self.source)} and {shown(self.target)}"
+        check_rate(self.bandwidth_bytes_per_s, f"{where}: bandwidth_bytes_per_s")
+        if self.latency_s is not None:
+            check_latency(self.latency_s, f"{where}: latency_s")
+
     def directions(self) -> tuple[tuple[str, str], ...]:
         """The ordered pairs of names that the link serves."""
         if self.both and self.source != self.target:
             return (self.source, self.target), (self.target, self.source)
         return ((self.source, self.target),)
+
+
+def broken_group(
+    groups: Sequence[tuple[str, Sequence[object]]], machines: Sequence[Machine], names: Mapping[str, range]
+) -> tuple[int, str] | None:
+    """The first of `groups` (name, members) that breaks a rule, and the rule; None if none does.
+
+    Members are names of machines, specs (`names`) and groups; each is in one group, and no group in itself.
+    """
+    numbers = {name: g for g, (name, _) in enumerate(groups)}
+    parent_of_machine: dict[int, str] = {}
+    parent: dict[str, str] = {}
+    for g, (name, members) in enumerate(groups):
+        if not members:
+            return g, "is empty; name machines or groups"
+        for member in members:
+            if not isinstance(member, str) or not (member in names or member in numbers):
+                hint = closest_of_many(member, [*names, *numbers]) if isinstance(member, str) else "write its name"
+                return g, f"has {shown(member)}, which is no machine or group; {hint}"
+            if member in numbers:
+                if member in parent:
+                    return g, f"has {member!r}, which is in {parent[member]!r} too; keep it in one group"
+                parent[member] = name
+            for m in names.get(member, ()):
+                if m in parent_of_machine:
+                    said = f"has {machines[m].name!r}, which is in {parent_of_machine[m]!r} too"
+                    return g, f"{said}; keep it in one group (the inner one of nested groups)"
+                parent_of_machine[m] = name
+    for g, (name, _) in enumerate(groups):
+        chain = [name]
+        while (above := parent.get(chain[-1])) is not None:
+            if above in chain:
+                return g, f"makes the group {above!r} contain itself; untie the groups"
+            chain.append(above)
+            if len(chain) > MAX_GROUP_DEPTH:
+                return g, f"stands in more than {MAX_GROUP_DEPTH} nested groups; nest fewer"
+    return None
+
+
+def broken_end(ends: Sequence[object], names: Mapping[str, range]) -> tuple[int, str] | None:
+    """Which of a link's two ends breaks a rule, and the rule; None if neither does."""
+    for k, end in enumerate(ends):
+        if not isinstance(end, str) or end not in names:
+            hint = closest_of_many(end, names) if isinstance(end, str) else "write its name"
+            return k, f"names {shown(end)}, which is no machine; {hint}"
+    first, second = (names[str(end)] for end in ends)
+    if first == second and len(first) == 1:
+        return 1, "links a machine with itself; name two machines"
+    return None
 
 
 class _Crossing(NamedTuple):
@@ -114,7 +176,7 @@ class Network:
                 self._uplink[g] = size
                 parts.append(np.full(2, group.uplink_bytes_per_s))
                 size += 2
-        self._crossings: dict[tuple[int | None, int | None], _Crossing] = {}
+        self._crossing = Memo(self._cross)
 
         # A stated link from a run of machines to another: its first resource, and both runs.
         self._links: dict[tuple[range, range], tuple[int, Link]] = {}
@@ -160,7 +222,7 @@ class Network:
             return transmit, receive
         first, second = self._machine_of[a], self._machine_of[b]
         assert first != second, "no route inside a machine"
-        crossing = self._crossing(self._group_of[first], self._group_of[second])
+        crossing = self._crossing[self._group_of[first], self._group_of[second]]
         found = self._link(first, second)
         link = () if found is None else (found[0],)
         return (transmit, *crossing.out, *link, *crossing.into, receive)
@@ -178,7 +240,7 @@ class Network:
         found = self._link(machine, second)
         if found is not None:
             rate = min(rate, found[1].bandwidth_bytes_per_s)
-        crossing = self._crossing(self._group_of[machine], self._group_of[second])
+        crossing = self._crossing[self._group_of[machine], self._group_of[second]]
         return min(rate, crossing.bandwidth_bytes_per_s)
 
     def pair_latency(self, a: int, b: int) -> float:
@@ -193,7 +255,7 @@ class Network:
         found = self._link(first, second)
         if found is not None and found[1].latency_s is not None:
             latency = found[1].latency_s
-        return latency + self._crossing(self._group_of[first], self._group_of[second]).latency_s
+        return latency + self._crossing[self._group_of[first], self._group_of[second]].latency_s
 
     @cached_property
     def bandwidth(self) -> NDArray[np.float64]:
@@ -274,22 +336,19 @@ class Network:
         every = np.arange(len(self._group_of))
         return [(g, np.array(own), np.delete(every, own)) for g, own in enumerate(inside)]
 
-    def _crossing(self, a: int | None, b: int | None) -> _Crossing:
+    def _cross(self, ends: tuple[int | None, int | None]) -> _Crossing:
         """The uplinks crossed from a machine whose innermost group is a to one whose innermost group is b."""
-        found = self._crossings.get((a, b))
-        if found is None:
-            groups = self._groups
-            out = [g for g in self._chains[a] if g not in self._chains[b]]
-            into = [g for g in reversed(self._chains[b]) if g not in self._chains[a]]
-            rates = [groups[g].uplink_bytes_per_s for g in (*out, *into)]
-            found = _Crossing(
-                out=tuple(self._uplink[g] for g in out if g in self._uplink),
-                into=tuple(self._uplink[g] + 1 for g in into if g in self._uplink),
-                bandwidth_bytes_per_s=min(rates, default=math.inf),
-                latency_s=sum(groups[g].latency_s for g in (*out, *into)),
-            )
-            self._crossings[a, b] = found
-        return found
+        a, b = ends
+        groups = self._groups
+        out = [g for g in self._chains[a] if g not in self._chains[b]]
+        into = [g for g in reversed(self._chains[b]) if g not in self._chains[a]]
+        rates = [groups[g].uplink_bytes_per_s for g in (*out, *into)]
+        return _Crossing(
+            out=tuple(self._uplink[g] for g in out if g in self._uplink),
+            into=tuple(self._uplink[g] + 1 for g in into if g in self._uplink),
+            bandwidth_bytes_per_s=min(rates, default=math.inf),
+            latency_s=sum(groups[g].latency_s for g in (*out, *into)),
+        )
 
     def _link(self, first: int, second: int) -> tuple[int, Link] | None:
         """The resource of the stated link from machine `first` to machine `second`, and the link."""

@@ -1,25 +1,14 @@
 """The problem: a cluster, a model and a workload, and the plan space over them; immutable, checked once."""
 
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
-from hexiopt.calibration.coefficients import COEFFICIENTS
-from hexiopt.calibration.constants import fitted_values
-from hexiopt.calibration.frameworks import default_framework
 from hexiopt.errors import InputError
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
-from hexiopt.problem.space import Space, space_from_dict, space_to_dict
-from hexiopt.problem.workload import Workload, workload_from_section, workload_to_dict
-from hexiopt.readers.cluster_file import cluster_from_section, cluster_to_dict
-from hexiopt.readers.huggingface import model_from_config
-from hexiopt.reading import Section
-
-COST_MODEL_VERSION = "1"
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -42,10 +31,12 @@ class Problem:
             raise InputError("constraints: exclude: leaves no device; exclude fewer machines")
         for m in dict.fromkeys(self.cluster.machine_of[list(usable)].tolist()):
             machine = self.cluster.machines[m]
-            if machine.gpu.peak_flops(precision) is None:
+            needed = (precision, "bf16") if precision == "fp8" else (precision,)  # FP8 is for matrix products alone
+            lacking = next((name for name in needed if machine.gpu.peak_flops(name) is None), None)
+            if lacking is not None:
                 others = " or ".join(p for p in ("fp16", "fp32") if machine.gpu.peak_flops(p) is not None)
                 raise InputError(
-                    f"workload: precision: {precision} is not in the hardware of {machine.gpu.name} "
+                    f"workload: precision: {lacking} is not in the hardware of {machine.gpu.name} "
                     f"(machine {machine.name}); choose workload.precision={others}, or leave it out with "
                     f"'constraints.exclude=[{machine.spec_name}]'"
                 )
@@ -91,52 +82,3 @@ class Problem:
         ):
             found.setdefault(machine, []).append(device)
         return {machine: tuple(devices) for machine, devices in found.items()}
-
-    @cached_property
-    def sha256(self) -> str:
-        """SHA-256 of the problem as UTF-8 JSON with sorted keys and no spaces."""
-        return sha256_of(problem_to_dict(self))
-
-
-def problem_to_dict(problem: Problem) -> dict[str, Any]:
-    """The whole problem with all defaults filled in, as a plan file holds it."""
-    return {
-        "cluster": cluster_to_dict(problem.cluster),
-        "model": problem.model.to_dict(),
-        "workload": workload_to_dict(problem.workload),
-        "space": space_to_dict(problem.space),
-        "cost_model": {"version": COST_MODEL_VERSION, "calibration_sha256": calibration_sha256()},
-    }
-
-
-def problem_from_section(section: Section) -> Problem:
-    """The problem that `problem_to_dict` wrote. Raises InputError."""
-    cost_model = section.section("cost_model", optional=True)
-    version = cost_model.text("version", default=COST_MODEL_VERSION)
-    cost_model.text("calibration_sha256", default="")
-    cost_model.done()
-    if version != COST_MODEL_VERSION:
-        raise InputError(
-            f"{cost_model.at('version')}: {version!r} is not the cost model {COST_MODEL_VERSION!r} of this program; "
-            "price the plan with the program that wrote it, or plan again"
-        )
-    problem = Problem(
-        cluster=cluster_from_section(section.section("cluster")),
-        model=model_from_config(section.section("model")),
-        workload=workload_from_section(section.section("workload")),
-        space=space_from_dict(section.raw("space", {}), section.at("space")),
-    )
-    section.done()
-    return problem
-
-
-def calibration_sha256() -> str:
-    """SHA-256 of the constants of the cost model, so that a plan tells which ones priced it."""
-    framework = asdict(default_framework())
-    return sha256_of({"coefficients": COEFFICIENTS, "fitted": fitted_values(), "framework": framework})
-
-
-def sha256_of(data: Any) -> str:
-    """SHA-256 of plain data as UTF-8 JSON with sorted keys and no spaces."""
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

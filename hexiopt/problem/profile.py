@@ -1,24 +1,13 @@
-"""Measured times of layers, which the cost model takes instead of calculated ones where they fit the problem.
-
-A profile is JSON: `{"format": "hexiopt.profile", "version": 1, "layers": [...]}`, each entry for one model shape,
-sequence length, precision, GPU type, TP degree and micro-batch size, with forward and backward seconds of the
-embedding, of a layer, and of the LM head with the loss. TP collectives are in them. `sailor.py` and `amp.py` read what
-others have measured.
-"""
+"""Measured times of layers, which the cost model takes instead of calculated ones where they fit the problem."""
 
 from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from hexiopt.errors import InputError
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
-from hexiopt.reading import Section
 
-FORMAT, VERSION = "hexiopt.profile", 1
-MAX_SECONDS = 1e4
 Times = tuple[float, float]  # forward and backward seconds
 
 
@@ -110,59 +99,3 @@ class Profile:
 
 
 NOTHING_MEASURED = Profile()
-
-
-def profile_from_section(section: Section) -> Profile:
-    """The profile in the format above. Raises InputError."""
-    section.text("format", choices=(FORMAT,))
-    section.integer("version", at_least=VERSION, at_most=VERSION)
-    entries = tuple(_entry(entry) for entry in section.sections("layers"))
-    section.done()
-    return Profile(entries)
-
-
-def _entry(section: Section) -> Entry:
-    keys = ("hidden_size", "num_heads", "ffn_size", "vocab_size", "seq_len")
-    sizes = {key: section.integer(key, at_least=1, at_most=2**27) for key in keys}
-    entry = Entry(
-        Shape(**sizes, precision=section.text("precision")),
-        section.text("gpu"),
-        section.integer("tp", at_least=1, at_most=1024),
-        section.integer("micro_batch_size", at_least=1, at_most=2**20),
-        Measured(_times(section, "embedding_s"), _times(section, "layer_s"), _times(section, "head_s")),
-    )
-    section.done()
-    return entry
-
-
-def _times(section: Section, key: str) -> Times:
-    rule = f"is not a time; write forward and backward as two numbers of seconds from 0 to {MAX_SECONDS:g}"
-
-    def is_time(value: Any) -> bool:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and 0 <= value <= MAX_SECONDS
-
-    found = list(section.each(key, is_time, rule))
-    if len(found) != 2:
-        section.fail(key, rule)
-    return float(found[0]), float(found[1])
-
-
-def profile_to_dict(profile: Profile) -> Mapping[str, Any]:
-    """The profile in the format above."""
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "layers": [
-            {
-                **asdict(entry.shape),
-                "gpu": entry.gpu,
-                "tp": entry.tp,
-                "micro_batch_size": entry.micro_batch_size,
-                "embedding_s": list(entry.times.embedding),
-                "layer_s": list(entry.times.layer),
-                "head_s": list(entry.times.head),
-            }
-            for entry in profile.entries
-        ],
-    }

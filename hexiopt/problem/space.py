@@ -15,9 +15,8 @@ from dataclasses import dataclass, fields
 from itertools import accumulate, combinations, pairwise
 from typing import Any
 
-from hexiopt.errors import InputError, closest
 from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, SHARDING_STAGES, Workload
-from hexiopt.reading import Section, as_mapping
+from hexiopt.reading import Section
 from hexiopt.schedules.registry import ONE_F_ONE_B, SCHEDULES, schedule_named
 from hexiopt.schedules.schedule import Schedule
 
@@ -39,6 +38,7 @@ class Space:
     `sequence` gives one: stages with sequence layouts.
     `num_pipelines`, `num_stages` and `max_tp` bind from outside (None leaves free); `exclude` names machines or
     devices (`machine:index`) to leave unused.
+    Raises InputError where a value breaks its rule.
     """
 
     tp_degrees: str = "powers_of_two"
@@ -56,6 +56,12 @@ class Space:
     num_stages: int | None = None
     max_tp: int | None = None
     exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        stated = {field.name: getattr(self, field.name) for field in fields(self)}
+        bounds = {name: stated.pop(name) for name in BOUNDS}
+        for name, value in checked_space(Section(stated, "space"), Section(bounds, "constraints")).items():
+            object.__setattr__(self, name, value)
 
     def allowed_tp(self, num_gpus: int) -> tuple[int, ...]:
         """TP degrees in a machine of `num_gpus` devices, ascending."""
@@ -146,26 +152,28 @@ SWITCHES = (
     "recompute_per_layer",
 )
 
+BOUNDS = ("num_pipelines", "num_stages", "max_tp", "exclude")
 
-_BOUNDS = ("num_pipelines", "num_stages", "max_tp", "exclude")
 
-
-def space_from_sections(space: Section, constraints: Section) -> Space:
-    """The plan space of the `space` and `constraints` mappings of the command line. Raises InputError."""
+def checked_space(space: Section, constraints: Section) -> dict[str, Any]:
+    """The fields of `Space` that the mappings state, each by its rule, absent ones by default. Raises InputError."""
+    defaults = {field.name: field.default for field in fields(Space)}
 
     def whole(key: str) -> Any:
+        return space.integer(key, at_least=1, at_most=1024, default=defaults[key])
+
+    def bound(key: str) -> Any:
         return constraints.integer(key, at_least=1, at_most=10**6, default=None)
 
-    result = Space(
-        tp_degrees=space.text("tp_degrees", choices=("powers_of_two", "all"), default="powers_of_two"),
-        max_micro_batch_size=space.integer("max_micro_batch_size", at_least=1, at_most=1024, default=16),
-        max_chunks=space.integer("max_chunks", at_least=1, at_most=1024, default=8),
-        **{name: space.flag(name, True) for name in SWITCHES},
-        sequence=space.flag("sequence", False),
-        num_pipelines=whole("num_pipelines"),
-        num_stages=whole("num_stages"),
-        max_tp=whole("max_tp"),
-        exclude=tuple(
+    values = {
+        "tp_degrees": space.text("tp_degrees", choices=("powers_of_two", "all"), default=defaults["tp_degrees"]),
+        "max_micro_batch_size": whole("max_micro_batch_size"),
+        "max_chunks": whole("max_chunks"),
+        **{name: space.flag(name, defaults[name]) for name in (*SWITCHES, "sequence")},
+        "num_pipelines": bound("num_pipelines"),
+        "num_stages": bound("num_stages"),
+        "max_tp": bound("max_tp"),
+        "exclude": tuple(
             constraints.each(
                 "exclude",
                 lambda name: isinstance(name, str) and bool(name),
@@ -173,25 +181,7 @@ def space_from_sections(space: Section, constraints: Section) -> Space:
                 optional=True,
             )
         ),
-    )
+    }
     space.done()
     constraints.done()
-    return result
-
-
-def space_to_dict(space: Space) -> dict[str, Any]:
-    """All fields of the space, as plain data."""
-    data = {field.name: getattr(space, field.name) for field in fields(space)}
-    return data | {"exclude": list(space.exclude)}
-
-
-def space_from_dict(data: Any, where: str) -> Space:
-    """The space that `space_to_dict` wrote. Raises InputError."""
-    whole = as_mapping(data, where)
-    known = {field.name for field in fields(Space)}
-    for key in whole:
-        if key not in known:
-            raise InputError(f"{where}.{key}: unknown key; {closest(key, known)}")
-    bounds = {key: whole[key] for key in _BOUNDS if whole.get(key) is not None}
-    freedoms = {key: value for key, value in whole.items() if key not in _BOUNDS}
-    return space_from_sections(Section(freedoms, where), Section(bounds, where))
+    return values

@@ -32,13 +32,9 @@ class Workload:
     gradient_bytes: int = 2
 
     def __post_init__(self) -> None:
-        if self.schedule == AUTO or schedule_named(self.schedule, "workload: schedule").lockstep:
-            return
-        if self.optimizer_sharding in ("2", "3"):
-            raise InputError(
-                f"workload: optimizer_sharding: {self.optimizer_sharding} does not go with the {self.schedule} "
-                f"schedule; choose workload.schedule=1f1b, or {AUTO}, 0 or 1"
-            )
+        stated = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, value in checked_workload(Section(stated, "workload")).items():
+            object.__setattr__(self, name, value)
 
     @property
     def element_bytes(self) -> int:
@@ -66,31 +62,35 @@ class Workload:
         return self.global_batch * self.seq_len
 
 
-def workload_from_section(section: Section) -> Workload:
-    """The workload of a mapping whose keys are the fields of `Workload`. Raises InputError."""
-    default = Workload()
-    sharding = section.raw("optimizer_sharding", default.optimizer_sharding)
-    if (
-        isinstance(sharding, bool)
-        or sharding not in (AUTO, "0", "1", "2", "3", 0, 1, 2, 3)
-        or isinstance(sharding, float)
-    ):
+def checked_workload(section: Section) -> dict[str, Any]:
+    """The fields of `Workload` that the mapping states, each by its rule, absent ones by default. Raises InputError."""
+    defaults = {field.name: field.default for field in fields(Workload)}
+
+    def whole(key: str, at_least: int, at_most: int) -> Any:
+        return section.integer(key, at_least=at_least, at_most=at_most, default=defaults[key])
+
+    def word(key: str, *choices: str) -> Any:
+        return section.text(key, choices=choices, default=defaults[key])
+
+    sharding = section.raw("optimizer_sharding", AUTO)
+    if isinstance(sharding, bool | float) or sharding not in (AUTO, *SHARDING_STAGES, *map(str, SHARDING_STAGES)):
         section.fail("optimizer_sharding", f"is not known; choose {AUTO}, 0, 1, 2 or 3")
-    workload = Workload(
-        global_batch=section.integer("global_batch", at_least=1, at_most=10**7, default=default.global_batch),
-        seq_len=section.integer("seq_len", at_least=1, at_most=2**27, default=default.seq_len),
-        precision=section.text("precision", choices=PRECISIONS, default=default.precision),
-        recompute=section.text("recompute", choices=(AUTO, *RECOMPUTE_POLICIES), default=default.recompute),
-        schedule=section.text("schedule", choices=(AUTO, *SCHEDULE_NAMES), default=default.schedule),
-        optimizer_sharding=str(sharding),
-        gradient_bytes=section.integer("gradient_bytes", at_least=2, at_most=4, default=default.gradient_bytes),
-    )
-    if workload.gradient_bytes == 3:
+    values = {
+        "global_batch": whole("global_batch", 1, 10**7),
+        "seq_len": whole("seq_len", 1, 2**27),
+        "precision": word("precision", *PRECISIONS),
+        "recompute": word("recompute", AUTO, *RECOMPUTE_POLICIES),
+        "schedule": word("schedule", AUTO, *SCHEDULE_NAMES),
+        "optimizer_sharding": str(sharding),
+        "gradient_bytes": whole("gradient_bytes", 2, 4),
+    }
+    if values["gradient_bytes"] == 3:
         section.fail("gradient_bytes", "is not a width; choose 2 or 4")
+    schedule = values["schedule"]
+    if schedule != AUTO and str(sharding) in ("2", "3") and not schedule_named(schedule).lockstep:
+        raise InputError(
+            f"{section.at('optimizer_sharding')}: {sharding} does not go with the {schedule} schedule; "
+            f"choose workload.schedule=1f1b, or {AUTO}, 0 or 1"
+        )
     section.done()
-    return workload
-
-
-def workload_to_dict(workload: Workload) -> dict[str, Any]:
-    """All fields, as `workload_from_section` reads them."""
-    return {field.name: getattr(workload, field.name) for field in fields(workload)}
+    return values

@@ -1,36 +1,40 @@
 """The cluster file: reading a cluster from the file format, and writing it so that it reads back equal."""
 
 import math
-import re
 from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hexiopt.calibration.gpus import Gpu, catalogue, find_gpu, gpu_from_section, gpu_to_dict
-from hexiopt.errors import InputError, closest_of_many, shown
-from hexiopt.problem.cluster import Cluster
-from hexiopt.problem.machine import IntraLink, Machine, machine_names, spec_spans
-from hexiopt.problem.network import Group, Link
-from hexiopt.problem.profile import NOTHING_MEASURED, Profile, profile_from_section, profile_to_dict
-from hexiopt.readers.profiles.files import read_profile
+from hexiopt.errors import InputError
+from hexiopt.problem.cluster import MAX_TITLE, TITLE_RULE, Cluster
+from hexiopt.problem.machine import (
+    MAX_BANDWIDTH_GB_PER_S,
+    MAX_GPUS_PER_MACHINE,
+    MAX_INTERFACES,
+    MAX_LATENCY_US,
+    MAX_PRICE_PER_HOUR,
+    NAME,
+    NAME_RULE,
+    IntraLink,
+    Machine,
+    broken_pair,
+    machine_names,
+    spec_spans,
+)
+from hexiopt.problem.network import Group, Link, broken_end, broken_group
+from hexiopt.problem.profile import NOTHING_MEASURED, Profile
+from hexiopt.readers.profile_files import profile_from_section, profile_to_dict, read_profile
 from hexiopt.readers.synthetic import resolve_synthetic
 from hexiopt.reading import Section, read_mapping
-from hexiopt.units import GB, MICROSECOND
+from hexiopt.units import GB, MICROSECOND, in_unit
 
-MAX_BANDWIDTH_GB_PER_S = 1e5
-MAX_LATENCY_US = 1e7
-MAX_GPUS_PER_MACHINE = 1024
-MAX_INTERFACES = 64
 MAX_MACHINES = 100_000
 MAX_DEVICES = 1_000_000
-MAX_PRICE_PER_HOUR = 1e6
-MAX_GROUP_DEPTH = 16
 MAX_LINK_PAIRS = 4_000_000
 DEFAULT_INTER_LATENCY_US = 20.0
 DEFAULT_INTRA_LATENCY_US = 10.0
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # of a machine or group
-NAME_RULE = "is not a name; use up to 100 letters, digits, '.', '_' and '-', not starting with '.' or '-'"
 
 
 def read_cluster(path: str | Path) -> Cluster:
@@ -46,8 +50,8 @@ def cluster_from_section(section: Section, folder: Path = Path()) -> Cluster:
     if "synthetic" in section:
         section = resolve_synthetic(section)
     name = section.text("name")
-    if len(name) > 100 or not name.isprintable():
-        section.fail("name", "is not a name; use up to 100 printable characters")
+    if len(name) > MAX_TITLE or not name.isprintable():
+        section.fail("name", TITLE_RULE)
     profile = _read_profile(section, folder)
     extra = _read_gpus(section.section("gpus", optional=True))
     inter = section.section("inter_machine", optional=True)
@@ -177,14 +181,10 @@ def _read_intra_links(entry: Section, num_gpus: int, latency: float) -> tuple[In
     links: dict[tuple[int, int], IntraLink] = {}
     for section in entry.sections("intra_links", optional=True):
         pair = section.items("between")
-        whole = [value for value in pair if isinstance(value, int) and not isinstance(value, bool)]
-        if len(pair) != 2 or len(whole) != 2 or not all(0 <= value < num_gpus for value in whole):
-            section.fail("between", f"is not a pair of the machine's devices; write two of 0 to {num_gpus - 1}")
-        a, b = sorted(whole)
-        if a == b:
-            section.fail("between", "links a device with itself; name two devices")
-        if (a, b) in links:
-            section.fail("between", "stands twice; keep one")
+        wrong = broken_pair(pair, num_gpus, links)
+        if wrong is not None:
+            section.fail("between", wrong)
+        a, b = sorted(pair)
         bandwidth = _bandwidth(section, "bandwidth_gb_per_s")
         links[a, b] = IntraLink(a, b, bandwidth, _latency(section, "latency_us", latency))
         section.done()
@@ -196,40 +196,15 @@ def _read_groups(section: Section, machines: tuple[Machine, ...], names: Mapping
     numbers: dict[str, int] = {}
     for g, entry in enumerate(entries):
         numbers[_new_name(entry, names, numbers)] = g
+    named = [(name, entry.items("members")) for name, entry in zip(numbers, entries, strict=True)]
+    wrong = broken_group(named, machines, names)
+    if wrong is not None:
+        entries[wrong[0]].fail("members", wrong[1])
     groups = []
-    parent_of_machine: dict[int, str] = {}
-    parent: dict[str, str] = {}
-    for name, entry in zip(numbers, entries, strict=True):
-        members = entry.items("members")
-        if not members:
-            entry.fail("members", "is empty; name machines or groups")
-        for member in members:
-            if not isinstance(member, str) or not (member in names or member in numbers):
-                hint = closest_of_many(member, [*names, *numbers]) if isinstance(member, str) else "write its name"
-                entry.fail("members", f"has {shown(member)}, which is no machine or group; {hint}")
-            if member in numbers:
-                if member in parent:
-                    entry.fail("members", f"has {member!r}, which is in {parent[member]!r} too; keep it in one group")
-                parent[member] = name
-            for m in names.get(member, ()):
-                if m in parent_of_machine:
-                    entry.fail(
-                        "members",
-                        f"has {machines[m].name!r}, which is in {parent_of_machine[m]!r} too; "
-                        "keep it in one group (the inner one of nested groups)",
-                    )
-                parent_of_machine[m] = name
+    for (name, members), entry in zip(named, entries, strict=True):
         uplink = _bandwidth(entry, "uplink_gb_per_s", math.inf)
         groups.append(Group(name, tuple(members), uplink, _latency(entry, "latency_us", 0.0)))
         entry.done()
-    for name, entry in zip(numbers, entries, strict=True):
-        chain = [name]
-        while (above := parent.get(chain[-1])) is not None:
-            if above in chain:
-                entry.fail("members", f"makes the group {above!r} contain itself; untie the groups")
-            chain.append(above)
-            if len(chain) > MAX_GROUP_DEPTH:
-                entry.fail("members", f"stands in more than {MAX_GROUP_DEPTH} nested groups; nest fewer")
     return tuple(groups)
 
 
@@ -247,12 +222,9 @@ def _read_links(section: Section, machines: tuple[Machine, ...], names: Mapping[
         else:
             keys = ["from", "to"]
             ends = [entry.raw(key) for key in keys]
-        for key, end in zip(keys, ends, strict=True):
-            if not isinstance(end, str) or end not in names:
-                hint = closest_of_many(end, names) if isinstance(end, str) else "write its name"
-                entry.fail(key, f"names {shown(end)}, which is no machine; {hint}")
-        if names[ends[0]] == names[ends[1]] and len(names[ends[0]]) == 1:
-            entry.fail(keys[1], "links a machine with itself; name two machines")
+        wrong = broken_end(ends, names)
+        if wrong is not None:
+            entry.fail(keys[wrong[0]], wrong[1])
         entry.known(f"the link of {ends[0]!r} and {ends[1]!r}")
         latency = _latency(entry, "latency_us", math.nan)
         link = Link(
@@ -322,9 +294,9 @@ class _Noted:
 
 def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
     """The cluster in the file format, defaults filled in; reading it gives an equal cluster."""
-    inter: dict[str, Any] = {"latency_us": _in_file(cluster.inter_latency_s, MICROSECOND)}
+    inter: dict[str, Any] = {"latency_us": in_unit(cluster.inter_latency_s, MICROSECOND)}
     if math.isfinite(cluster.inter_bandwidth_bytes_per_s):
-        inter["bandwidth_gb_per_s"] = _in_file(cluster.inter_bandwidth_bytes_per_s, GB)
+        inter["bandwidth_gb_per_s"] = in_unit(cluster.inter_bandwidth_bytes_per_s, GB)
     known = catalogue()
     return {
         "name": cluster.name,
@@ -336,7 +308,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
             {
                 "name": group.name,
                 "members": list(group.members),
-                "latency_us": _in_file(group.latency_s, MICROSECOND),
+                "latency_us": in_unit(group.latency_s, MICROSECOND),
                 **_finite("uplink_gb_per_s", group.uplink_bytes_per_s),
             }
             for group in cluster.groups
@@ -354,18 +326,18 @@ def _machine_to_dict(machine: Machine, count: int) -> dict[str, Any]:
         "num_gpus": machine.num_gpus,
         "count": count,
         **_finite("intra_bandwidth_gb_per_s", machine.intra_bandwidth_bytes_per_s),
-        "intra_latency_us": _in_file(machine.intra_latency_s, MICROSECOND),
+        "intra_latency_us": in_unit(machine.intra_latency_s, MICROSECOND),
         "intra_links": [
             {
                 "between": [link.a, link.b],
-                "bandwidth_gb_per_s": _in_file(link.bandwidth_bytes_per_s, GB),
-                "latency_us": _in_file(link.latency_s, MICROSECOND),
+                "bandwidth_gb_per_s": in_unit(link.bandwidth_bytes_per_s, GB),
+                "latency_us": in_unit(link.latency_s, MICROSECOND),
             }
             for link in machine.intra_links
         ],
         "network_interfaces": machine.num_interfaces,
         **_finite("nic_bandwidth_gb_per_s", machine.nic_bandwidth_bytes_per_s),
-        "nic_latency_us": _in_file(machine.nic_latency_s, MICROSECOND),
+        "nic_latency_us": in_unit(machine.nic_latency_s, MICROSECOND),
         **({} if machine.price_per_hour is None else {"price_per_hour": machine.price_per_hour}),
     }
 
@@ -374,22 +346,11 @@ def _link_to_dict(link: Link) -> dict[str, Any]:
     ends: dict[str, Any] = (
         {"between": [link.source, link.target]} if link.both else {"from": link.source, "to": link.target}
     )
-    ends["bandwidth_gb_per_s"] = _in_file(link.bandwidth_bytes_per_s, GB)
+    ends["bandwidth_gb_per_s"] = in_unit(link.bandwidth_bytes_per_s, GB)
     if link.latency_s is not None:
-        ends["latency_us"] = _in_file(link.latency_s, MICROSECOND)
+        ends["latency_us"] = in_unit(link.latency_s, MICROSECOND)
     return ends
 
 
 def _finite(key: str, bytes_per_s: float) -> dict[str, float]:
-    return {key: _in_file(bytes_per_s, GB)} if math.isfinite(bytes_per_s) else {}
-
-
-def _in_file(value: float, unit: float) -> float:
-    """The number in a file that reads back, times `unit`, as exactly `value`; a short one where it can be."""
-    quotient = value / unit
-    below, above = math.nextafter(quotient, 0.0), math.nextafter(quotient, math.inf)
-    outer = math.nextafter(below, 0.0), math.nextafter(above, math.inf)
-    for candidate in (float(f"{quotient:.12g}"), quotient, below, above, *outer):
-        if candidate * unit == value:
-            return candidate
-    return quotient
+    return {key: in_unit(bytes_per_s, GB)} if math.isfinite(bytes_per_s) else {}

@@ -3,19 +3,29 @@
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.errors import InputError
-from hexiopt.plan.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.plan.parallelism import (
+    Replica,
+    Replicated,
+    SequenceGroup,
+    SequenceParallel,
+    StageParallelism,
+    TensorParallel,
+)
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.plan.token_layout import ORDERS
 from hexiopt.problem.cluster import Cluster
-from hexiopt.problem.problem import Problem, problem_from_section, problem_to_dict, sha256_of
+from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import RECOMPUTE_POLICIES
-from hexiopt.reading import Section, read_mapping
+from hexiopt.readers.problem_file import problem_from_section, problem_sha256, problem_to_dict
+from hexiopt.reading import Section, read_mapping, sha256_of
 from hexiopt.result import Result
 from hexiopt.schedules.registry import schedule_named
 from hexiopt.units import GIB
@@ -60,24 +70,24 @@ def _stage_to_dict(stage: Stage, cluster: Cluster) -> dict[str, Any]:
         return [cluster.device_name(d) for d in devices]
 
     data: dict[str, Any] = {}
-    if stage.sequence is not None:
-        groups = [
-            {"devices": names(g.devices), "tokens": list(g.tokens), "heads": list(g.heads)}
-            for g in stage.sequence.groups
-        ]
-        data["sequence"] = {"groups": groups, "order": stage.sequence.order}
-    elif len(stage.replicas) == 1 and stage.replicas[0].samples is None:
-        data |= _replica_to_dict(stage.replicas[0], names)
-    else:
-        data["replicas"] = [_replica_to_dict(r, names) | {"samples": r.samples} for r in stage.replicas]
+    match stage.parallelism:
+        case TensorParallel() as group:
+            data |= _group_to_dict(group, names)
+        case Replicated(replicas):
+            data["replicas"] = [_group_to_dict(replica, names) | {"samples": replica.samples} for replica in replicas]
+        case SequenceParallel(groups, order):
+            parts = [{"devices": names(g.devices), "tokens": list(g.tokens), "heads": list(g.heads)} for g in groups]
+            data["sequence"] = {"groups": parts, "order": order}
+        case never:
+            assert_never(never)
     data["layers"] = list(stage.layers[0]) if len(stage.layers) == 1 else [list(r) for r in stage.layers]
     data["recompute"] = stage.recompute[0] if len(stage.recompute) == 1 else list(stage.recompute)
     return data
 
 
-def _replica_to_dict(replica: Replica, names: Any) -> dict[str, Any]:
-    heads = {} if replica.heads is None else {"heads": list(replica.heads)}
-    return {"devices": names(replica.devices)} | heads
+def _group_to_dict(group: TensorParallel | Replica, names: Any) -> dict[str, Any]:
+    heads = {} if group.heads is None else {"heads": list(group.heads)}
+    return {"devices": names(group.devices)} | heads
 
 
 def prediction_to_dict(problem: Problem, plan: Plan, cost: Cost) -> dict[str, Any]:
@@ -127,7 +137,7 @@ def plan_file_to_dict(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[
         "format": FORMAT,
         "version": VERSION,
         "problem": problem_to_dict(problem),
-        "problem_sha256": problem.sha256,
+        "problem_sha256": problem_sha256(problem),
         **plan_to_dict(plan, problem.cluster),
         "prediction": prediction_to_dict(problem, plan, cost),
         "solver": dict(solver),
@@ -201,36 +211,12 @@ def plan_from_section(section: Section, cluster: Cluster) -> Plan:
 
 
 def _stage(section: Section, cluster: Cluster) -> Stage:
-    ways = [key for key in ("devices", "replicas", "sequence") if key in section]
+    ways = [key for key in _PARALLELISM if key in section]
     if len(ways) != 1:
         raise InputError(
             f"{section.where}: states {' and '.join(ways) or 'no devices'}; state devices, replicas or sequence"
         )
-    replicas: tuple[Replica, ...] = ()
-    sequence = None
-    if ways == ["devices"]:
-        replicas = (Replica(_devices(section, cluster), None, _whole(section, "heads", optional=True) or None),)
-    elif ways == ["replicas"]:
-        found = []
-        if not section.items("replicas"):
-            section.fail("replicas", "is empty; name at least one replica")
-        for entry in section.sections("replicas"):
-            samples = entry.integer("samples", at_least=1, at_most=10**7)
-            found.append(Replica(_devices(entry, cluster), samples, _whole(entry, "heads", optional=True) or None))
-            entry.done()
-        replicas = tuple(found)
-    else:
-        layout = section.section("sequence")
-        parts = []
-        for entry in layout.sections("groups"):
-            parts.append(SequenceGroup(_devices(entry, cluster), _whole(entry, "tokens"), _whole(entry, "heads")))
-            entry.done()
-        sequence = SequenceLayout(
-            tuple(parts), layout.text("order", choices=("contiguous", "zigzag"), default="contiguous")
-        )
-        layout.done()
-        if not parts:
-            layout.fail("groups", "is empty; name at least one group")
+    parallelism = _PARALLELISM[ways[0]](section, cluster)
     layers = section.items("layers")
     nested = layers and all(isinstance(item, list) for item in layers)
     pairs = (
@@ -248,7 +234,42 @@ def _stage(section: Section, cluster: Cluster) -> Stage:
     if not policies:
         section.fail("recompute", f"is empty; choose one of {', '.join(RECOMPUTE_POLICIES)}")
     section.done()
-    return Stage(replicas, tuple((a, b) for a, b in ranges), policies, sequence)
+    return Stage(parallelism, tuple((a, b) for a, b in ranges), policies)
+
+
+def _tensor_parallel(section: Section, cluster: Cluster) -> TensorParallel:
+    return TensorParallel(_devices(section, cluster), _whole(section, "heads", optional=True) or None)
+
+
+def _replicated(section: Section, cluster: Cluster) -> Replicated:
+    if not section.items("replicas"):
+        section.fail("replicas", "is empty; name at least one replica")
+    found = []
+    for entry in section.sections("replicas"):
+        samples = entry.integer("samples", at_least=1, at_most=10**7)
+        found.append(Replica(_devices(entry, cluster), samples, _whole(entry, "heads", optional=True) or None))
+        entry.done()
+    return Replicated(tuple(found))
+
+
+def _sequence_parallel(section: Section, cluster: Cluster) -> SequenceParallel:
+    layout = section.section("sequence")
+    parts = []
+    for entry in layout.sections("groups"):
+        parts.append(SequenceGroup(_devices(entry, cluster), _whole(entry, "tokens"), _whole(entry, "heads")))
+        entry.done()
+    order = layout.text("order", choices=ORDERS, default=ORDERS[0])
+    layout.done()
+    if not parts:
+        layout.fail("groups", "is empty; name at least one group")
+    return SequenceParallel(tuple(parts), order)
+
+
+_PARALLELISM: dict[str, Callable[[Section, Cluster], StageParallelism]] = {
+    "devices": _tensor_parallel,
+    "replicas": _replicated,
+    "sequence": _sequence_parallel,
+}
 
 
 def _devices(section: Section, cluster: Cluster) -> tuple[int, ...]:

@@ -10,7 +10,8 @@ from typing import Any
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.plan.plan import Plan
-from hexiopt.problem.problem import Problem, problem_to_dict
+from hexiopt.problem.problem import Problem
+from hexiopt.readers.problem_file import problem_sha256, problem_to_dict
 from hexiopt.report import table
 from hexiopt.report.rows import PipelineRow, StageRow, plan_rows, unused_devices
 from hexiopt.report.style import (
@@ -368,5 +369,5 @@ def _reproduce(problem: Problem, solver: Mapping[str, Any] | None, command: str 
     return (
         f"<pre>{escape(chr(10).join(lines))}</pre>"
         f'<p class="muted">plan.json beside this file holds the whole problem. SHA-256 of the problem: '
-        f"{problem.sha256}</p>"
+        f"{problem_sha256(problem)}</p>"
     )

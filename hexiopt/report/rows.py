@@ -3,8 +3,10 @@
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 from hexiopt.cost.cost import Cost, StageCost
+from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.report.style import FULL_MEMORY, gib, gpu_names, place, stage_colour
@@ -206,7 +208,7 @@ def _pipeline_row(
                 send_s=None if last else priced.send_forward_s[index] + priced.send_backward_s[index],
                 cost=stage_cost,
                 binds=tuple(binds),
-                is_sequence=stage.sequence is not None,
+                is_sequence=isinstance(stage.parallelism, SequenceParallel),
             )
         )
     return PipelineRow(
@@ -223,10 +225,16 @@ def _pipeline_row(
 
 def _tp(stage: Stage) -> str:
     """The TP degree, one a replica; for a sequence layout the sizes of its groups, alike ones together."""
-    if stage.sequence is not None:
-        sizes = Counter(len(group.devices) for group in stage.sequence.groups)
-        return "seq " + "+".join(f"{number}×{size}" if number > 1 else f"{size}" for size, number in sizes.items())
-    return "+".join(str(len(replica.devices)) for replica in stage.replicas)
+    match stage.parallelism:
+        case TensorParallel(devices):
+            return str(len(devices))
+        case Replicated(replicas):
+            return "+".join(str(len(replica.devices)) for replica in replicas)
+        case SequenceParallel(groups):
+            sizes = Counter(len(group.devices) for group in groups)
+            return "seq " + "+".join(f"{number}×{size}" if number > 1 else f"{size}" for size, number in sizes.items())
+        case never:
+            assert_never(never)
 
 
 def _layers(stage: Stage) -> str:

@@ -8,6 +8,7 @@ from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.gradient_sync import sync_groups
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.readers.problem_file import problem_sha256
 from hexiopt.report.rows import alike_pipelines, num_operations
 from hexiopt.report.style import place
 from hexiopt.simulation.engine import simulate_pipeline
@@ -55,7 +56,7 @@ def timeline_events(problem: Problem, plan: Plan, cost: Cost) -> dict[str, Any]:
         "otherData": {
             "program": "hexiopt",
             "kind": "predicted",
-            "problem_sha256": problem.sha256,
+            "problem_sha256": problem_sha256(problem),
             "step_time_s": cost.step_time_s,
             "num_pipelines": len(plan.pipelines),
             "num_pipelines_shown": sum(1 for event in events if event["name"] == "process_name"),

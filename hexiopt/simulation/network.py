@@ -14,6 +14,7 @@ from math import inf
 from hexiopt.cost.boundary import pipeline_ways
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
+from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.simulation.engine import Place, Step, Way
 
@@ -28,10 +29,10 @@ def simulated_s(model: CostModel, plan: Plan) -> float | None:
 def simulate_network(model: CostModel, plan: Plan) -> Cost:
     """The cost of `plan`, its pipelines ending as simulated; `send_*_s` and `links` stay those of static shares.
 
-    Gradient sync and optimiser follow as in `model`. Raises ValueError as `model.price`, and for sequence layouts.
+    Gradient sync and optimiser follow as in `model`. Raises InputError as `model.price`, and for sequence layouts.
     """
     if _has_layouts(plan):
-        raise ValueError("messages of sequence layouts are not simulated")
+        raise InputError("messages of sequence layouts are not simulated; price the plan instead")
     priced = model.pipelines(plan)
     ways = [way for p, pipeline in enumerate(plan.pipelines) for way in _ways(model, p, pipeline)]
     ended: dict[Place, float] = {}
@@ -60,7 +61,7 @@ def takes_seconds(plan: Plan) -> bool:
 
 
 def _has_layouts(plan: Plan) -> bool:
-    return any(stage.sequence is not None for pipeline in plan.pipelines for stage in pipeline.stages)
+    return any(stage.sequence for pipeline in plan.pipelines for stage in pipeline.stages)
 
 
 def _ways(model: CostModel, p: int, pipeline: Pipeline) -> Iterator[Way]:

@@ -21,8 +21,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from hexiopt.errors import InputError
-from hexiopt.problem.problem import sha256_of
-from hexiopt.reading import read_text
+from hexiopt.reading import read_text, sha256_of
 
 Tokens = NDArray[np.integer[Any]]
 

@@ -18,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import PlanFile
+from hexiopt.readers.problem_file import problem_sha256
 from runtime.data.batches import Batches
 from runtime.device import threads_of_each
 from runtime.launch.settings import TrainingRun
@@ -88,7 +89,7 @@ def _agree_on_device(store: Store, device: str, rank: int, world_size: int) -> N
 def _agree(run: TrainingRun, plan_file: PlanFile, batches: Batches, device: torch.device) -> None:
     """Raise InputError on every rank where the ranks were started with different inputs."""
     facts = {
-        "plan": repr((plan_file.problem.sha256, plan_file.plan)),
+        "plan": repr((problem_sha256(plan_file.problem), plan_file.plan)),
         "settings": repr((run.settings, run.resume, run.weights, run.float64)),
         "checkpoints' folder (hydra.run.dir)": str(run.checkpoints),
         "corpus": repr((batches.num_windows, batches.sequences(0, 0, 1).tolist())),

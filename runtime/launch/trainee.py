@@ -67,13 +67,14 @@ class Trainee:
             self.weights[part.name].data.copy_(initial(part))
         reads, shard = executor.reads(rank, seq_len), executor.shards[at]
         attention: Attention
-        if executor.sequence is None:
-            tokens = tuple(own for (own,) in executor.tokens(seq_len))
-            tp = TensorParallel(at, tokens, groups.of(executor.ranks))
-            attention = WholeAttention(model, shard, seq_len, dtype, device)
-        else:
-            tp = TensorParallel(0, reads)
-            attention = SequenceAttention(model, executor.sequence, rank, groups, device)
+        match executor.sequence:
+            case None:
+                tokens = tuple(own for (own,) in executor.tokens(seq_len))
+                tp = TensorParallel(at, tokens, groups.of(executor.ranks))
+                attention = WholeAttention(model, shard, seq_len, dtype, device)
+            case layout:
+                tp = TensorParallel(0, reads)
+                attention = SequenceAttention(model, layout, rank, groups, device)
         rope = Rope(model, reads, dtype, device)
         self._tables = rope.tensors() + attention.tensors()
         chunks = [DecoderChunk(model, chunk, shard, tp, rope, attention, self.weights) for chunk in executor.chunks]
@@ -93,7 +94,7 @@ class Trainee:
         )
         self.optimizer = Optimizer(settings, self.buckets, self.weights, groups, pace)
         # Ranks of a TP group have the same loss, those of a sequence layout each that of their own tokens.
-        self._counts_loss = at == 0 or executor.sequence is not None
+        self._counts_loss = at == 0 or executor.parts_tokens
         self._own_loss = torch.zeros((), dtype=torch.float64, device=device)
 
     def gradients(self, sequences: Sequences) -> float:

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import lcm
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from hexiopt.cost.gradient_sync import slices
 from hexiopt.cost.sharding import sharding_groups
+from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Plan, SequenceLayout, Stage
 from hexiopt.plan.token_layout import common, misfit, token_ranges
 from hexiopt.problem.cluster import Cluster
@@ -55,26 +56,33 @@ class Executor:
         Those of a TP group are as equal as whole tokens allow. Its first ranks take more, as they do of heads and
         columns: so the first one is the fullest, as the memory model counts it.
         """
-        if self.sequence is None:
-            return tuple((own,) for own in split(seq_len, len(self.ranks)))
-        of_rank = {
-            rank: runs
-            for group, shards_of in zip(self.sequence.groups, token_ranges(self.sequence), strict=True)
-            for rank, runs in zip(group.devices, shards_of, strict=True)
-        }
-        return tuple(of_rank[rank] for rank in self.ranks)
+        match self.sequence:
+            case None:
+                return tuple((own,) for own in split(seq_len, len(self.ranks)))
+            case layout:
+                of_rank = {
+                    rank: runs
+                    for group, shards_of in zip(layout.groups, token_ranges(layout), strict=True)
+                    for rank, runs in zip(group.devices, shards_of, strict=True)
+                }
+                return tuple(of_rank[rank] for rank in self.ranks)
+
+    @property
+    def parts_tokens(self) -> bool:
+        """Whether each rank has tokens of its own from the embedding to the loss, as with a sequence layout."""
+        return self.sequence is not None
 
     def reads(self, rank: int, seq_len: int) -> tuple[Range, ...]:
         """The tokens that `rank` embeds, and after which it has the labels: all of them under tensor parallelism."""
-        return ((0, seq_len),) if self.sequence is None else self.tokens(seq_len)[self.ranks.index(rank)]
+        return self.tokens(seq_len)[self.ranks.index(rank)] if self.parts_tokens else ((0, seq_len),)
 
     def groups(self) -> Iterator[tuple[int, ...]]:
         """The ranks that communicate within the executor: all, and those of each all-to-all group."""
-        if self.sequence is None or len(self.sequence.groups) > 1:
+        groups = self.sequence.groups if self.sequence else ()
+        if len(groups) != 1:
             yield self.ranks
-        if self.sequence is not None:
-            for group in self.sequence.groups:
-                yield tuple(sorted(group.devices))
+        for group in groups:
+            yield tuple(sorted(group.devices))
 
     def parts(self, model: ModelSpec, rank: int) -> Iterator[Part]:
         """The parts of parameters that `rank` holds."""
@@ -254,16 +262,19 @@ def _executors(
     model: ModelSpec,
     rank_of: Mapping[int, int],
 ) -> Iterator[Executor]:
-    if stage.sequence is not None:
-        groups = [replace(group, devices=tuple(rank_of[d] for d in group.devices)) for group in stage.sequence.groups]
-        sequence = replace(stage.sequence, groups=tuple(groups))
-        ranks = tuple(sorted(rank for group in groups for rank in group.devices))
-        yield Executor(p, s, 0, ranks, shards(model, 1) * len(ranks), (0, micro_batch_size), chunks, sequence)
-        return
-    ends = [0, *accumulate(stage.samples(micro_batch_size))]
-    for r, (replica, samples) in enumerate(zip(stage.replicas, pairwise(ends), strict=True)):
-        each = shards(model, len(replica.devices), replica.heads)
-        yield Executor(p, s, r, *_in_rank_order([rank_of[d] for d in replica.devices], each), samples, chunks)
+    match stage.parallelism:
+        case SequenceParallel() as layout:
+            groups = [replace(group, devices=tuple(rank_of[d] for d in group.devices)) for group in layout.groups]
+            sequence = replace(layout, groups=tuple(groups))
+            ranks = tuple(sorted(rank for group in groups for rank in group.devices))
+            yield Executor(p, s, 0, ranks, shards(model, 1) * len(ranks), (0, micro_batch_size), chunks, sequence)
+        case TensorParallel() | Replicated() as held:
+            ends = [0, *accumulate(held.samples(micro_batch_size))]
+            for r, (replica, samples) in enumerate(zip(held.replicas, pairwise(ends), strict=True)):
+                each = shards(model, len(replica.devices), replica.heads)
+                yield Executor(p, s, r, *_in_rank_order([rank_of[d] for d in replica.devices], each), samples, chunks)
+        case never:
+            assert_never(never)
 
 
 def _in_rank_order(ranks: Sequence[int], each: Sequence[RankShard]) -> tuple[tuple[int, ...], tuple[RankShard, ...]]:

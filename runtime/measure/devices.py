@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from hexiopt.errors import InputError
-from hexiopt.readers.cluster_file import NAME, NAME_RULE
+from hexiopt.problem.machine import NAME, NAME_RULE
 from runtime.device import host_memory_bytes, threads_of_each
 from runtime.measure.points import PRECISIONS, Device
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from hexiopt.calibration.gpus import Efficiency
 from hexiopt.cost.executors.collectives import ring_collective_s
-from hexiopt.readers.cluster_file import MAX_LATENCY_US
-from hexiopt.readers.profiles.channel import Channel, channel_of, nonnegative
+from hexiopt.problem.machine import MAX_LATENCY_US
+from hexiopt.readers.link_files import Channel, channel_of, nonnegative
 from hexiopt.units import MICROSECOND
 from runtime.measure.points import MeasuredPoint, of_kind
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hexiopt.errors import InputError, closest_of_many, shown
 from hexiopt.readers.discovery.product import match
-from hexiopt.readers.profiles.channel import Channel
+from hexiopt.readers.link_files import Channel
 from runtime.measure.network import (
     NetworkPart,
     Pair,

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
-from hexiopt.cost.boundary import Hop, Load, hop
 from hexiopt.cost.executors.collectives import tree_depth
 from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.executors.memory import MemoryModel, Shards, longest
+from hexiopt.cost.executors.routes import Hop, Load, hop
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import InFlight

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from itertools import permutations
-from typing import cast
 
-from hexiopt.plan.plan import Pipeline, Plan, Replica, SequenceLayout, Sharding, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Replica, SequenceLayout, Sharding, Stage, TensorParallel, held_by
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, layer_ranges, schedules, sharding_stages
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
@@ -138,7 +137,7 @@ def aligned_plan(
 
 def _stage(devices: StageDevices, layers: Ranges, recompute: Recompute) -> Stage:
     if isinstance(devices, SequenceLayout):
-        return Stage((), layers, recompute, devices)
-    whole = not isinstance(devices[0], Replica)
-    replicas = (Replica(cast(Group, devices)),) if whole else cast(tuple[Replica, ...], devices)
-    return Stage(replicas, layers, recompute)
+        return Stage(devices, layers, recompute)
+    if isinstance(devices[0], Replica):
+        return Stage(held_by(devices), layers, recompute)
+    return Stage(TensorParallel(devices), layers, recompute)

@@ -25,7 +25,7 @@ from math import log
 
 import numpy as np
 
-from hexiopt.cost.executors.links import WiresKept
+from hexiopt.cost.executors.links import LinkTable
 from hexiopt.cost.executors.memory import MemoryModel, Shards
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.model import CostModel
@@ -214,7 +214,7 @@ class _Estimate:
     def __init__(self, run: Search) -> None:
         problem = self._problem = run.problem
         self._model = run.pricer if isinstance(run.pricer, CostModel) else CostModel(problem)
-        self._wires = WiresKept(problem.cluster)
+        self._wires = LinkTable(problem.cluster)
         self._schedule = default_schedule(problem.workload)
         rates = RateTable(self._model).of(range(problem.cluster.num_devices), "none")
         spec, workload = problem.model, problem.workload

@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from hexiopt.cost.boundary import Way, round_trips_s, summed, ways, ways_load
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.model import CostModel
-from hexiopt.plan.plan import Replica, Stage
+from hexiopt.plan.plan import Replica, Stage, held_by
 from hexiopt.problem.space import Recompute, layer_ranges
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
@@ -66,7 +66,7 @@ class Line:
         """Its stages."""
         return tuple(
             Stage(
-                tuple(Replica(part.group, part.samples) for part in own) if len(own) > 1 else (Replica(own[0].group),),
+                held_by(tuple(Replica(part.group, part.samples if len(own) > 1 else None) for part in own)),
                 layers,
                 recompute,
             )

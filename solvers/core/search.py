@@ -14,6 +14,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.result import OPTIMALITY_TOLERANCE, OperatorCounts, OwnBound, Point, Result, Status
 from hexiopt.solving import Budget, OnProgress, Pricer, Progress
 from solvers.core.operators import OperatorStatistics
+from solvers.core.zero import without_idle_sharding
 
 _TELL_EVERY_S = 0.1
 
@@ -166,10 +167,16 @@ class Search:
 
     def result(self) -> Result:
         """The outcome, without a reason."""
-        found = self.plan is not None and self.cost is not None
+        plan, cost = self.plan, self.cost
+        found = plan is not None and cost is not None
+        if plan is not None:
+            plain = without_idle_sharding(plan, self.problem)
+            if plain is not plan:
+                plan, cost = plain, self.pricer.price(plain)
+        best_s = cost.step_time_s if cost is not None else self.best_s
         if self.exhausted and found:
-            self.bound_s = self.best_s
-        gap = (self.best_s - self.bound_s) / self.best_s if found else 1.0
+            self.bound_s = best_s
+        gap = (best_s - self.bound_s) / best_s if found else 1.0
         status = Status.OPTIMAL if gap <= OPTIMALITY_TOLERANCE else Status.FEASIBLE
         return Result(
             solver=self.name,
@@ -177,8 +184,8 @@ class Search:
             seed=self.seed,
             runtime_s=self.runtime_s,
             steps=self.steps,
-            plan=self.plan,
-            cost=self.cost,
+            plan=plan,
+            cost=cost,
             bound_s=self.bound_s,
             trajectory=self.trajectory,
             own_bound=self.own_bound if found else None,

@@ -6,14 +6,25 @@ From ZeRO-2 on, all pipelines must be one aligned bundle.
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from hexiopt.plan.plan import Plan
+from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, sharding_stages
 
 LOCKSTEP = 2  # from this stage on, holders gather and scatter together in every micro-batch
 _DEEP = 0.15  # share of draws from ZeRO-2 on, where both are open
 _HYBRID = 0.25  # share of draws that shard inside machines only
+
+
+def without_idle_sharding(plan: Plan, problem: Problem) -> Plan:
+    """`plan` without sharding where every parameter has one holder, so that ZeRO would shard nothing: same price."""
+    pipeline = plan.pipelines[0]
+    alone = len(plan.pipelines) == 1 and all(len(stage.copies) == 1 for stage in pipeline.stages)
+    twice = problem.model.tied_embeddings and len(pipeline.stages) > 1  # first and last stage hold the vocabulary
+    if plan.sharding.stage and alone and not twice and 0 in sharding_stages(problem.workload):
+        return replace(plan, sharding=Sharding())
+    return plan
 
 
 def must_align(problem: Problem) -> bool:

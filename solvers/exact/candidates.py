@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
 from hexiopt.cost.model import CostModel
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Stage, TensorParallel, held_by
 from hexiopt.problem.space import Recompute, recompute_chains
 from hexiopt.schedules.in_flight import holding
 from hexiopt.schedules.registry import ONE_F_ONE_B
@@ -138,5 +138,5 @@ def _stage(
     slots: Sequence[tuple[int, ...]], ranges: tuple[tuple[int, int], ...], given: Sequence[int], recompute: Recompute
 ) -> Stage:
     if len(slots) == 1:
-        return Stage((Replica(slots[0]),), ranges, recompute)
-    return Stage(tuple(Replica(slot, x) for slot, x in zip(slots, given, strict=True)), ranges, recompute)
+        return Stage(TensorParallel(slots[0]), ranges, recompute)
+    return Stage(held_by(tuple(Replica(slot, x) for slot, x in zip(slots, given, strict=True))), ranges, recompute)

@@ -26,7 +26,7 @@ from hexiopt.cost.cost import Cost
 from hexiopt.cost.gradient_sync import sync_groups
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Pipeline, Plan, Sharding
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, held_by
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, recompute_policies, schedules, sharding_stages
 from hexiopt.schedules.registry import ONE_F_ONE_B
@@ -372,9 +372,9 @@ def _plan(named: Sequence[Groups], pipelines: Sequence[Pipeline], node: Node) ->
                 stages=tuple(
                     replace(
                         stage,
-                        replicas=tuple(
+                        parallelism=held_by(tuple(
                             replace(own, devices=slot) for own, slot in zip(stage.replicas, slots, strict=True)
-                        ),
+                        )),
                     )
                     for stage, slots in zip(pipeline.stages, groups, strict=True)
                 ),

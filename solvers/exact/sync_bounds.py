@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.gradient_sync import SyncGroups, SyncTimes, edges
 from hexiopt.cost.model import CostModel
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, held_by
 from hexiopt.problem.space import Space
 from solvers.exact.assignments import Arrangement, Seats, Slot
 from solvers.exact.splits import Layers
@@ -73,7 +73,7 @@ class SyncFloor:
         if found is None:
             named = self._seats.name(tuple((stage,) for stage in holders))
             pipelines = tuple(
-                Pipeline((Stage(tuple(Replica(slot, 1) for slot in slots), ((0, 1),)),), 1, len(slots))
+                Pipeline((Stage(held_by(tuple(Replica(slot, 1) for slot in slots)), ((0, 1),)),), 1, len(slots))
                 for (slots,) in named
             )
             workload = self._problem.workload

@@ -10,6 +10,7 @@ from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, default_schedule, recompute_policies, sharding_stages
 from hexiopt.problem.workload import AUTO
@@ -21,8 +22,9 @@ from solvers.core.search import Search
 from solvers.core.zero import first_stage, must_align
 from solvers.frame.starts import chain_structures, cut
 
-_TRIED = 300  # most hand-made structures built to see whether a changed problem has a plan
-_PLACED = 4_000  # devices in all of them: their time is in proportion, some tenths of a second
+_TRIED = 24  # most hand-made structures built to see whether a changed problem has a plan
+_PLACED = 24_000  # devices in all of them: their time is in proportion, a second or two
+_MORE_MACHINES = tuple(sorted(base << k for k in range(6) for base in (1, 3)))
 
 
 def proven_infeasible(search: Search) -> bool:
@@ -178,7 +180,7 @@ def _plain_plans(problem: Problem) -> Iterator[Plan]:
 
 def nearest_change(problem: Problem) -> str:
     """The smallest change of the request under which a plan was built, in words."""
-    changes, left = list(_changes(problem)), _PLACED
+    changes, left, words = list(_changes(problem)), _PLACED, "nothing"
     for turn, (changed, words) in enumerate(changes):
         devices = len(changed.usable_devices)
         fair = left // (devices * (len(changes) - turn))  # what the changes before leave is for those that follow
@@ -188,7 +190,7 @@ def nearest_change(problem: Problem) -> str:
             left -= devices
         if left <= 0:
             break
-    return "no change of the workload, nor more machines of a kind it has, was seen to fit; choose a smaller model"
+    return f"no change was seen to fit (the last tried: {words}); choose a smaller model"
 
 
 def _changes(problem: Problem) -> Iterator[tuple[Problem, str]]:
@@ -221,16 +223,18 @@ def _changes(problem: Problem) -> Iterator[tuple[Problem, str]]:
 
 def _larger_clusters(problem: Problem) -> Iterator[tuple[Problem, str]]:
     """More machines of the kind with most memory: 1, 2, 3, 4, 6, 8, 12, ... of them."""
-    machine = max(
-        problem.cluster.machines,
-        key=lambda m: (m.num_gpus * m.gpu.usable_memory_bytes, -problem.cluster.machines.index(m)),
-    )
-    for more in sorted({base << k for k in range(6) for base in (1, 3)}):
+    machine = _roomiest(problem)
+    for more in _MORE_MACHINES:
         extra = tuple(replace(machine, name=f"more-{k}", spec_name="more") for k in range(more))
         cluster = replace(problem.cluster, machines=problem.cluster.machines + extra)
         plural = "machine" if more == 1 else "machines"
         words = f"{more} more {plural} like {machine.name} ({machine.num_gpus} × {machine.gpu.name})"
         yield replace(problem, cluster=cluster), words
+
+
+def _roomiest(problem: Problem) -> Machine:
+    """The first machine with most memory."""
+    return max(problem.cluster.machines, key=lambda machine: machine.num_gpus * machine.gpu.usable_memory_bytes)
 
 
 def _fitting(problem: Problem) -> Iterator[bool]:

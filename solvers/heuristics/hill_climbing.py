@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import replace
 
-from hexiopt.plan.plan import Plan, Stage, irregular
+from hexiopt.plan.plan import Plan, Stage, held_by, irregular
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import PricedPlan, price_plan
 from solvers.core.interleaving import multiple_of
@@ -117,4 +117,4 @@ def _resampled(stage: Stage, factor: float) -> Stage:
     if len(stage.replicas) == 1:
         return stage
     replicas = (replace(replica, samples=int((replica.samples or 0) * factor)) for replica in stage.replicas)
-    return replace(stage, replicas=tuple(replicas))
+    return replace(stage, parallelism=held_by(tuple(replicas)))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hexiopt.cost.executors.links import WiresKept
+from hexiopt.cost.executors.links import LinkTable
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.model import CostModel
@@ -100,7 +100,7 @@ class Judge:
     def __init__(self, model: CostModel, freedoms: Freedoms) -> None:
         self._model, self._problem, self._freedoms = model, model.problem, freedoms
         self._rates = RateTable(model)
-        self._wires = WiresKept(model.problem.cluster)
+        self._wires = LinkTable(model.problem.cluster)
         self._stages: dict[tuple[SequenceLayout, int, int], SequenceStage] = {}
         self._allotments: dict[Recipe, Allotment] = {}
 

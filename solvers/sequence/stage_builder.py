@@ -8,7 +8,7 @@ import numpy as np
 
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.model import CostModel
-from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, SequenceLayout, Sharding, Stage
+from hexiopt.plan.plan import Ends, Pipeline, Plan, SequenceLayout, Sharding, Stage, TensorParallel
 from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.space import default_schedule
 from hexiopt.schedules.in_flight import most_in_flight
@@ -195,5 +195,5 @@ def _built(dealt: Sequence[tuple[int, Way]]) -> _Built:
 
 def _stage(ends: Ends, first: int, end: int, policies: tuple[str, ...]) -> Stage:
     if isinstance(ends, SequenceLayout):
-        return Stage((), ((first, end),), policies, ends)
-    return Stage((Replica(ends),), ((first, end),), policies)
+        return Stage(ends, ((first, end),), policies)
+    return Stage(TensorParallel(ends), ((first, end),), policies)

@@ -13,9 +13,9 @@ import pytest
 
 from experiments import common, plan
 from experiments.common import overlay, worst
+from hexiopt.cost.cost import violations
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.plan.check import check
 from hexiopt.readers.plan_file import read_plan
 from tests.conftest import ROOT, Ran, Run
 
@@ -98,7 +98,7 @@ def test_plan_writes_its_files_and_says_where(hexiopt: Run, tmp_path: Path) -> N
     assert "tokens/s" in ran.out
     file = read_plan(written[0])
     cost = CostModel(file.problem).price(file.plan)
-    assert check(file.problem, file.plan, cost) == []
+    assert violations(file.problem, file.plan, cost) == []
     stored = json.loads(written[0].read_text())
     assert stored["prediction"]["step_time_s"] == cost.step_time_s
     assert written[1].read_bytes()[:4] == b"\x89PNG"

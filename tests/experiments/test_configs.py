@@ -11,7 +11,7 @@ from omegaconf import OmegaConf, open_dict
 from experiments import solver_config
 from experiments.common import Job, config_names
 from experiments.config import Config, ConstraintsConfig, SolverConfig, SpaceConfig, WorkloadConfig, register
-from hexiopt.plan.check import check
+from hexiopt.cost.cost import violations
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
@@ -84,7 +84,7 @@ def test_every_solver_finds_a_valid_plan(tmp_path: Path, name: str) -> None:
     result = solver.solve(job.problem, job.budget, seed=job.config.seed)
     assert result.plan is not None
     assert result.cost is not None
-    assert check(job.problem, result.plan, result.cost) == []
+    assert violations(job.problem, result.plan, result.cost) == []
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -8,7 +8,7 @@ from tests.hexiopt.test_sequence_plans import PROBLEM
 
 def test_the_parts_of_a_sequence_stage_make_its_time() -> None:
     layout = SequenceLayout((SequenceGroup((0, 1), (20, 12), (6, 2)), SequenceGroup((4,), (32,), (8,))), "zigzag")
-    plan = Plan((Pipeline((Stage((), ((0, 2),), ("selective",), layout), Stage.of((2, 3), 2, 3)), 4),))
+    plan = Plan((Pipeline((Stage(layout, ((0, 2),), ("selective",)), Stage.of((2, 3), 2, 3)), 4),))
     cost = CostModel(PROBLEM).price(plan)
     rows = list(stage_rows(PROBLEM, plan, cost))
     assert len(rows) == 2

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.stress import in_plan_space, random_problem, run
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, TensorParallel
 from hexiopt.solving import Budget
 from solvers.registry import baseline, for_any_problem, make_solver, names, of_sequences, small_oracle
 from tests.slow import slow_but
@@ -41,7 +41,7 @@ def test_a_violation_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plan_of(*policies: str) -> Plan:
     """One stage on one device with these recompute policies, layer by layer."""
-    return Plan((Pipeline((Stage((Replica((0,)),), ((0, len(policies)),), policies),), 1, 1),))
+    return Plan((Pipeline((Stage(TensorParallel((0,)), ((0, len(policies)),), policies),), 1, 1),))
 
 
 def test_a_stage_of_two_policies_is_held_to_what_exhaustive_proves() -> None:

@@ -22,6 +22,7 @@ from experiments.studies.frame.settings import OURS, QUICK, RIVALS, SETTINGS
 from experiments.studies.frame.study import Scale, conditions, frame, measured, page_text
 from experiments.studies.frame.words import change, markdown, span
 from hexiopt.problem.space import SWITCHES
+from hexiopt.readers.problem_file import problem_sha256
 from solvers import registry
 from tests.conftest import ROOT
 
@@ -254,7 +255,7 @@ def test_long_settings_are_the_papers() -> None:
 def test_speeds_by_peak_are_in_proportion_to_peaks() -> None:
     setting = replace(PAIRS[0], by_peak=True)
     problem, partner = setting.problem(Scale()), PARTNERS[setting.cluster]
-    assert problem.sha256 != PAIRS[0].problem(Scale()).sha256
+    assert problem_sha256(problem) != problem_sha256(PAIRS[0].problem(Scale()))
     efficiencies = [gpu.efficiency for gpu in problem.cluster.types]
     assert len(efficiencies) == 2
     assert len({(e.gemm_max, e.attention_max, e.memory_max) for e in efficiencies}) == 1

@@ -23,10 +23,11 @@ from experiments.validation.rows import read_rows
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import RUNS, shipped_measurements
 from hexiopt.calibration.frameworks import frameworks
-from hexiopt.problem.problem import Problem, problem_to_dict
+from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.plan_file import plan_to_dict
+from hexiopt.readers.problem_file import problem_sha256, problem_to_dict
 from solvers import registry
 from tests.golden import files, outcome
 from tests.hexiopt.layouts import with_layouts
@@ -112,7 +113,7 @@ def random_plans(published: list[Problem]) -> Iterator[Drawn]:
         found.append((source, pair[0], plan_to_dict(pair[1], problem.cluster), data.draw(at(names))))
 
     draw()
-    yield from {json.dumps([drawn[2], drawn[1].sha256]): drawn for drawn in found}.values()
+    yield from {json.dumps([drawn[2], problem_sha256(drawn[1])]): drawn for drawn in found}.values()
 
 
 def wrong(drawn: Iterable[Drawn], rng: Random) -> Iterator[Drawn]:
@@ -166,7 +167,7 @@ def prices() -> Data:
             if profile not in profiles:
                 profiles.append(profile)
             data["cluster"]["profile"] = profiles.index(profile)
-        number = listed.setdefault(problem.sha256, (len(listed), data))[0]
+        number = listed.setdefault(problem_sha256(problem), (len(listed), data))[0]
         simulate = _is_simulated(problem, plan)
         entries.append(
             {"source": source, "problem": number, "framework": framework, "simulate": simulate, "plan": plan}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hexiopt.readers.problem_file import problem_sha256
 from tests.golden import outcome
 
 HERE = Path(__file__).parent
@@ -47,7 +48,7 @@ def prices(golden: Data, fresh: bool = False) -> Iterator[Data]:
         if fresh or key not in models:
             models[key] = outcome.pricer(problems[key[0]], key[1])
         found = outcome.price(models[key], entry["plan"], entry["simulate"])
-        yield {"problem_sha256": problems[key[0]].sha256, **found}
+        yield {"problem_sha256": problem_sha256(problems[key[0]]), **found}
 
 
 def plans(golden: Data, solver: str) -> dict[str, Data]:

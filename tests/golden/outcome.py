@@ -15,10 +15,11 @@ from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
-from hexiopt.problem.problem import Problem, problem_from_section
+from hexiopt.problem.problem import Problem
 from hexiopt.readers.cluster_file import read_cluster
 from hexiopt.readers.huggingface import read_model
 from hexiopt.readers.plan_file import plan_from_section, plan_to_dict, read_plan
+from hexiopt.readers.problem_file import problem_from_section
 from hexiopt.reading import Section
 from hexiopt.simulation.network import simulate_network
 from hexiopt.solving import Budget

@@ -1,12 +1,13 @@
 """Random sequence layouts, for tests of their geometry, cost and bounds."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import strategies as st
 
 from hexiopt.plan.plan import Plan, SequenceGroup, SequenceLayout, Stage
-from hexiopt.plan.token_layout import ORDERS
+from hexiopt.plan.token_layout import ORDERS, Range
 from hexiopt.problem.problem import Problem
 
 
@@ -48,8 +49,23 @@ def with_layouts(draw: st.DrawFn, pairs: st.SearchStrategy[tuple[Problem, Plan]]
         devices = tuple(draw(st.permutations(stage.all_devices())))
         if len(stage.layers) > 1 or len(devices) > seq_len or not draw(st.booleans()):
             return stage
-        return replace(stage, replicas=(), sequence=draw(layouts_of(devices, seq_len, heads)))
+        return replace(stage, parallelism=draw(layouts_of(devices, seq_len, heads)))
 
     pipelines = tuple(replace(p, stages=tuple(map(change, p.stages))) for p in plan.pipelines)
     sharding = replace(plan.sharding, stage=min(plan.sharding.stage, 1))
     return problem, replace(plan, pipelines=pipelines, sharding=sharding)
+
+
+def causal_pairs(queries: Sequence[Range], keys: Sequence[Range]) -> int:
+    """How many (query, key) pairs have the key no later than the query."""
+    return sum(_pairs(query, key) for query in queries for key in keys)
+
+
+def _pairs(queries: Range, keys: Range) -> int:
+    """Sum over the queries q of how many keys k <= q there are."""
+    (first, end), (low, high) = queries, keys
+    whole = max(0, end - max(first, high)) * (high - low)  # queries beyond all keys
+    start, stop = max(first, low), min(end, high)  # queries among the keys: q sees q - low + 1
+    if start < stop:
+        whole += (stop - start) * (start + stop + 1 - 2 * low) // 2
+    return whole

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cost.boundary import Hop, hop, overlaps, sender_load
+from hexiopt.cost.boundary import sender_load
+from hexiopt.cost.executors.routes import Hop, hop, overlaps
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.cluster import Cluster

@@ -6,9 +6,20 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from hexiopt.cost.cost import violations
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.check import Violation, check
-from hexiopt.plan.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.plan.plan import (
+    Pipeline,
+    Plan,
+    Replica,
+    SequenceGroup,
+    SequenceLayout,
+    Sharding,
+    Stage,
+    TensorParallel,
+    held_by,
+)
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
@@ -75,8 +86,8 @@ def interleaved(
     ranges: Any = (((0, 8), (16, 23)), ((8, 16), (23, 30))),
 ) -> Plan:
     """Two stages of two ranges, and `rest` sequences on a pipeline of its own."""
-    stages = tuple(Stage((Replica((s,)),), own) for s, own in enumerate(ranges))
-    alone = Pipeline((Stage((Replica((7,)),), ((0, 30),)),), rest)
+    stages = tuple(Stage(TensorParallel((s,)), own) for s, own in enumerate(ranges))
+    alone = Pipeline((Stage(TensorParallel((7,)), ((0, 30),)),), rest)
     return Plan((Pipeline(stages, batches), *([alone] if rest else [])), schedule)
 
 
@@ -89,11 +100,11 @@ def test_valid_plans_pass(pair: tuple[Problem, Plan]) -> None:
     of, plan = pair
     assert check(of, plan) == []
     cost = CostModel(of).price(plan)
-    assert {v.rule for v in check(of, plan, cost)} == (set() if cost.fits else {"memory"})
+    assert {v.rule for v in violations(of, plan, cost)} == (set() if cost.fits else {"memory"})
 
 
 def test_the_example_is_valid() -> None:
-    assert check(problem(), PLAN, CostModel(problem()).price(PLAN)) == []
+    assert violations(problem(), PLAN, CostModel(problem()).price(PLAN)) == []
 
 
 BROKEN: dict[str, tuple[Plan, str]] = {
@@ -104,7 +115,6 @@ BROKEN: dict[str, tuple[Plan, str]] = {
     "an unknown device twice": (with_stage(Stage.of((8, 8), 12, 20)), "device"),
     "a stage over two machines": (with_stage(Stage.of((3, 4), 12, 20)), "tp"),
     "no device": (with_stage(Stage.of((), 12, 20)), "tp"),
-    "no replica": (with_stage(Stage((), ((12, 20),))), "tp"),
     "three ranks": (
         Plan((Pipeline((Stage.of((0, 1, 2), 0, 30),), 16),)),
         "tp",
@@ -118,11 +128,11 @@ BROKEN: dict[str, tuple[Plan, str]] = {
     "layers not from 0": (with_stage(Stage.of((0, 1), 1, 12), 0), "layers"),
     "stages in the wrong order": (with_first(stages=FIRST.stages[::-1]), "layers"),
     "no stage": (with_first(stages=()), "layers"),
-    "unequally many ranges": (with_stage(Stage((Replica((4,)),), ((12, 15), (15, 20)))), "layers"),
+    "unequally many ranges": (with_stage(Stage(TensorParallel((4,)), ((12, 15), (15, 20)))), "layers"),
     "ranges without interleaving": (interleaved(16, schedule=ONE_F_ONE_B), "interleaved"),
     "micro-batches that are no multiple of the stages": (interleaved(15, rest=1), "interleaved"),
     "ranges on a lone stage": (
-        Plan((Pipeline((Stage((Replica((0,)),), ((0, 15), (15, 30))),), 16),), INTERLEAVED),
+        Plan((Pipeline((Stage(TensorParallel((0,)), ((0, 15), (15, 30))),), 16),), INTERLEAVED),
         "interleaved",
     ),
     "ranges in the wrong order": (interleaved(16, ranges=(((0, 8), (8, 16)), ((16, 23), (23, 30)))), "layers"),
@@ -131,7 +141,7 @@ BROKEN: dict[str, tuple[Plan, str]] = {
         "interleaved",
     ),
     "a policy for a layer too many": (
-        with_stage(Stage((Replica((4,)),), ((12, 20),), ("none",) * 9)),
+        with_stage(Stage(TensorParallel((4,)), ((12, 20),), ("none",) * 9)),
         "recompute",
     ),
     "too few sequences": (with_first(num_micro_batches=4), "batch"),
@@ -150,20 +160,21 @@ BROKEN: dict[str, tuple[Plan, str]] = {
     "a schedule of one's own": (replace(PLAN, schedule=Eager()), "schedule"),
     "ZeRO 3 over unequal pipelines": (replace(PLAN, sharding=Sharding(3)), "sharding"),
     "sharding groups that leave a device out": (replace(PLAN, sharding=Sharding(1, ((0,),))), "sharding"),
-    "replicas without samples": (with_stage(Stage((Replica((4,)), Replica((3,))), ((12, 20),))), "replicas"),
-    "a replica without samples": (with_stage(Stage((Replica((4,), 1), Replica((3,))), ((12, 20),))), "replicas"),
     "replicas with too many samples": (
-        with_stage(Stage((Replica((4,), 2), Replica((3,), 1)), ((12, 20),))),
+        with_stage(Stage(held_by((Replica((4,), 2), Replica((3,), 1))), ((12, 20),))),
         "replicas",
     ),
-    "a replica of no sample": (with_stage(Stage((Replica((4,), 2), Replica((3,), 0)), ((12, 20),))), "replicas"),
-    "a lone replica of some samples": (with_stage(Stage((Replica((4,), 1),), ((12, 20),))), "replicas"),
-    "stated heads": (with_stage(Stage((Replica((4,), None, (4,)),), ((12, 20),))), "unpriced"),
+    "a replica of no sample": (
+        with_stage(Stage(held_by((Replica((4,), 2), Replica((3,), 0))), ((12, 20),))),
+        "replicas",
+    ),
+    "a lone replica of some samples": (with_stage(Stage(held_by((Replica((4,), 1),)), ((12, 20),))), "replicas"),
+    "stated heads": (with_stage(Stage(TensorParallel((4,), (4,)), ((12, 20),))), "unpriced"),
     "a sequence layout": (
-        with_stage(Stage((), ((12, 20),), ("none",), SequenceLayout((SequenceGroup((4,), (128,), (4,)),)))),
+        with_stage(Stage(SequenceLayout((SequenceGroup((4,), (128,), (4,)),)), ((12, 20),), ("none",))),
         "space.sequence",
     ),
-    "no policy": (with_stage(Stage((Replica((4,)),), ((12, 20),), ())), "recompute"),
+    "no policy": (with_stage(Stage(TensorParallel((4,)), ((12, 20),), ())), "recompute"),
 }
 
 
@@ -250,13 +261,13 @@ def test_the_space_binds(space: Space, rule: str) -> None:
 
 
 def test_policies_layer_by_layer_switched_off() -> None:
-    plan = with_stage(Stage((Replica((4,)),), ((12, 20),), (*["full"] * 3, *["none"] * 5)))
+    plan = with_stage(Stage(TensorParallel((4,)), ((12, 20),), (*["full"] * 3, *["none"] * 5)))
     assert rules(plan) == set()
     assert rules(plan, problem(Space(recompute_per_layer=False))) == {"space.recompute_per_layer"}
 
 
 def test_replicas_switched_off() -> None:
-    plan = with_stage(Stage((Replica((4,), 1), Replica((3,), 1)), ((12, 20),), ("full",)))
+    plan = with_stage(Stage(held_by((Replica((4,), 1), Replica((3,), 1))), ((12, 20),), ("full",)))
     assert rules(plan) == set()
     assert rules(plan, problem(Space(replicas=False))) == {"space.replicas"}
 
@@ -271,7 +282,7 @@ def test_interleaving_is_allowed() -> None:
 
 
 def test_a_policy_per_layer_is_allowed() -> None:
-    plan = with_stage(Stage((Replica((4,)),), ((12, 20),), ("none", "full") * 4))
+    plan = with_stage(Stage(TensorParallel((4,)), ((12, 20),), ("none", "full") * 4))
     assert rules(plan) == set()
     assert rules(plan, problem(recompute="full")) == {"recompute"}
 
@@ -318,7 +329,7 @@ def test_a_device_without_room_is_named_with_what_it_lacks() -> None:
     big = replace(MODEL, hidden_size=8192, ffn_size=28_672, vocab_size=32_000)
     of = Problem(CLUSTER, big, WORK)
     cost = CostModel(of).price(PLAN)
-    found = check(of, PLAN, cost)
+    found = violations(of, PLAN, cost)
     assert {violation.rule for violation in found} == {"memory"}
     assert len(found) == 5
     p, s = cost.binding_stage()

@@ -12,7 +12,7 @@ from hexiopt.cost.executors.collectives import ring_collective_s
 from hexiopt.cost.executors.compute import embedding_compute, head_compute, layer_compute, optimizer_compute_s
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.model import CostModel
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, TensorParallel, held_by
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
@@ -172,7 +172,7 @@ def test_memory_is_that_of_the_position(pair: tuple[Problem, Plan]) -> None:
 def test_a_replica_takes_its_samples_and_its_own_gpu() -> None:
     """An A100 with three samples of four beside an RTX 3090 with one, before an A100 with all; messages by samples."""
     replicas = (Replica((0,), 3), Replica((2,), 1))
-    stages = (Stage(replicas, ((0, 4),), ("none", "full", "full", "selective")), Stage.of((1,), 4, 6))
+    stages = (Stage(held_by(replicas), ((0, 4),), ("none", "full", "full", "selective")), Stage.of((1,), 4, 6))
     model = CostModel(PROBLEM)
     cost = model.price(Plan((Pipeline(stages, 2, 4),), ONE_F_ONE_B, Sharding(1)))
     (priced,) = cost.pipelines
@@ -204,7 +204,7 @@ def test_interleaved_stages_hold_the_ends_with_their_first_and_last_range() -> N
     of = replace(PROBLEM, workload=replace(PROBLEM.workload, recompute="none"))
     model = CostModel(of)
     ranges = (((0, 2), (3, 5)), ((2, 3), (5, 6)))
-    woven = tuple(Stage((Replica((s,)),), own) for s, own in enumerate(ranges))
+    woven = tuple(Stage(TensorParallel((s,)), own) for s, own in enumerate(ranges))
     plain = (Stage.of((0,), 0, 4), Stage.of((1,), 4, 6))
     (one,) = model.price(Plan((Pipeline(woven, 8),), INTERLEAVED)).pipelines
     (other,) = model.price(Plan((Pipeline(plain, 8),), INTERLEAVED)).pipelines
@@ -278,7 +278,7 @@ def test_every_unpriced_feature_has_its_word() -> None:
 
     assert of(plain) is None
     assert of(plain, sharding=Sharding(3, "machine")) is None
-    assert of(replace(plain, replicas=(), sequence=layout)) is None
-    assert of(replace(plain, replicas=(Replica((0,), 1), Replica((1,), 1)))) is None
-    assert of(replace(plain, replicas=(Replica((0, 1), None, (5, 3)),))) == "stated heads"
+    assert of(replace(plain, parallelism=layout)) is None
+    assert of(replace(plain, parallelism=held_by((Replica((0,), 1), Replica((1,), 1))))) is None
+    assert of(replace(plain, parallelism=held_by((Replica((0, 1), None, (5, 3)),)))) == "stated heads"
     assert of(replace(plain, layers=((0, 3), (3, 6)), recompute=("none", "full")), schedule=INTERLEAVED) is None

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexiopt.calibration.frameworks import calibration_sha256
 from hexiopt.errors import InputError
 from hexiopt.problem.model import ModelSpec
-from hexiopt.problem.problem import Problem, calibration_sha256, problem_from_section, problem_to_dict
+from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.readers.problem_file import problem_from_section, problem_sha256, problem_to_dict
 from hexiopt.reading import Section
 from tests.strategies import JSON, LAB, problems
 
@@ -42,7 +44,7 @@ def test_round_trip_through_json(problem: Problem) -> None:
     text = json.dumps(problem_to_dict(problem), allow_nan=False)
     found = again(json.loads(text))
     assert found == problem
-    assert found.sha256 == problem.sha256
+    assert problem_sha256(found) == problem_sha256(problem)
 
 
 def test_the_hash_is_that_of_the_mapping() -> None:
@@ -50,7 +52,7 @@ def test_the_hash_is_that_of_the_mapping() -> None:
     problem = Problem(LAB, replace(MODEL, name="modèle"), FP16)
     data = problem_to_dict(problem)
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    assert problem.sha256 == hashlib.sha256(text.encode("utf-8")).hexdigest()
+    assert problem_sha256(problem) == hashlib.sha256(text.encode("utf-8")).hexdigest()
     assert data["cost_model"]["calibration_sha256"] == calibration_sha256()
     assert {"cluster", "model", "workload", "cost_model"} <= set(data)
 
@@ -65,7 +67,7 @@ def test_the_hash_is_that_of_the_mapping() -> None:
     ],
 )
 def test_another_problem_has_another_hash(other: Problem) -> None:
-    assert other.sha256 != Problem(LAB, MODEL, FP16).sha256
+    assert problem_sha256(other) != problem_sha256(Problem(LAB, MODEL, FP16))
 
 
 def test_usable_devices() -> None:

@@ -15,11 +15,10 @@ from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.profile import Entry, Measured, Profile, Shape, profile_from_section, profile_to_dict
+from hexiopt.problem.profile import Entry, Measured, Profile, Shape
 from hexiopt.readers.cluster_file import cluster_from_section, cluster_to_dict, read_cluster
-from hexiopt.readers.profiles.channel import channel_of
-from hexiopt.readers.profiles.files import read_profile
-from hexiopt.readers.profiles.network import read_nccl_tests, sailor_network
+from hexiopt.readers.link_files import channel_of, read_nccl_tests, sailor_network
+from hexiopt.readers.profile_files import profile_from_section, profile_to_dict, read_profile
 from hexiopt.reading import Section
 from tests.hexiopt.test_frameworks import MODEL, PROBLEM
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hexiopt.cost.cost import LinkCost, PipelineCost, StageCost
 from hexiopt.cost.executors.memory import Memory
 from hexiopt.errors import InputError
-from hexiopt.plan.plan import Pipeline, Replica, Stage
+from hexiopt.plan.plan import Pipeline, Replica, Stage, TensorParallel, held_by
 from hexiopt.schedules.gpipe import GPipe
 from hexiopt.schedules.recurrence import Executor, Link, chain_ends_s, executor_ends_s
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES
@@ -135,7 +135,8 @@ def cases(draw: st.DrawFn, hops: st.SearchStrategy[float] = HOPS, *, round_times
     pipeline = Pipeline(
         tuple(
             Stage(
-                tuple(Replica((s,), n) for n in own), tuple((c * count + s, c * count + s + 1) for c in range(chunks))
+                held_by(tuple(Replica((s,), n) for n in own)),
+                tuple((c * count + s, c * count + s + 1) for c in range(chunks)),
             )
             for s, own in enumerate(samples)
         ),
@@ -209,7 +210,7 @@ def ring(num_stages: int, num_chunks: int, forward_s: float, backward_s: float, 
         t = (s + 1) % num_stages
         links += [LinkCost(False, s, 0, 0, hop_s), LinkCost(True, t, 0, 0, hop_s)]
     ranges = [tuple((c * num_stages + s, c * num_stages + s + 1) for c in range(num_chunks)) for s in range(num_stages)]
-    pipeline = Pipeline(tuple(Stage((Replica((s,)),), ranges[s]) for s in range(num_stages)), num_stages)
+    pipeline = Pipeline(tuple(Stage(TensorParallel((s,)), ranges[s]) for s in range(num_stages)), num_stages)
     return Case(INTERLEAVED, pipeline, (stage,) * num_stages, tuple(links))
 
 
@@ -246,7 +247,7 @@ def test_replicas_do_not_wait_for_each_other() -> None:
     links = [LinkCost(way, int(way), r, r, 0.0) for r in (0, 1) for way in (False, True)]
     stage = StageCost.of_replicas(pair)
     replicas = (Replica((0,), 1), Replica((1,), 1))
-    pipeline = Pipeline(tuple(Stage(replicas, ((s, s + 1),)) for s in (0, 1)), 10, 2)
+    pipeline = Pipeline(tuple(Stage(held_by(replicas), ((s, s + 1),)) for s in (0, 1)), 10, 2)
     case = Case(ONE_F_ONE_B, pipeline, (stage, stage), tuple(links))
     assert case.ends() == pytest.approx([33.0, 66.0, 31.0, 62.0])
     assert (stage.forward_s, stage.backward_s) == (2.0, 4.0)
@@ -258,7 +259,7 @@ def test_a_replica_waits_for_all_whose_samples_it_takes() -> None:
     second = StageCost(1.0, 1.0, NOTHING, 0.0, 0.0)
     links = [LinkCost(False, 0, r, 0, 0.5) for r in (0, 1)] + [LinkCost(True, 1, 0, r, 0.5) for r in (0, 1)]
     replicas = (Replica((0,), 1), Replica((1,), 1))
-    pipeline = Pipeline((Stage(replicas, ((0, 1),)), Stage.of((2,), 1, 2)), 1, 2)
+    pipeline = Pipeline((Stage(held_by(replicas), ((0, 1),)), Stage.of((2,), 1, 2)), 1, 2)
     case = Case(ONE_F_ONE_B, pipeline, (first, second), tuple(links))
     assert case.ends() == pytest.approx([7.0, 9.0, 5.5])
 

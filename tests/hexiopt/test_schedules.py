@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hexiopt.bounds import compute_bound_s, lower_bound_s
+from hexiopt.cost.cost import violations
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
@@ -193,7 +194,7 @@ def test_a_row_in_the_registry_is_all_that_a_search_needs(monkeypatch: pytest.Mo
     assert result.plan is not None
     assert result.cost is not None
     assert result.plan.schedule == Eager()
-    assert check(problem, result.plan, result.cost) == []
+    assert violations(problem, result.plan, result.cost) == []
     data = plan_to_dict(result.plan, problem.cluster)
     assert plan_from_section(Section(data, "plan"), problem.cluster) == result.plan
     assert 0.0 < lower_bound_s(CostModel(problem), 0.05) == compute_bound_s(CostModel(problem))

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from hexiopt.plan.plan import SequenceGroup, SequenceLayout
 from hexiopt.plan.token_layout import (
     RingTurns,
-    causal_pairs,
     group_ranges,
     head_ranges,
     joined,
@@ -21,7 +20,7 @@ from hexiopt.plan.token_layout import (
     token_ranges,
     uneven_kv_copies,
 )
-from tests.hexiopt.layouts import layouts
+from tests.hexiopt.layouts import causal_pairs, layouts
 
 
 @given(layouts())

@@ -9,12 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.bounds import lower_bound_s
-from hexiopt.cost.boundary import hop, shared_tokens
+from hexiopt.cost.cost import violations
+from hexiopt.cost.executors.routes import hop, shared_tokens
 from hexiopt.cost.gradient_sync import sync_groups
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.sharding import backward_s, forward_s
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.plan.plan import (
+    Ends,
+    Pipeline,
+    Plan,
+    Replica,
+    SequenceGroup,
+    SequenceLayout,
+    Sharding,
+    Stage,
+    TensorParallel,
+    held_by,
+)
 from hexiopt.plan.token_layout import token_ranges
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
@@ -33,7 +45,7 @@ PROBLEM = Problem(TWO, MODEL, WORK, Space(sequence=True))
 
 
 def staged(layout: SequenceLayout, first: int, end: int) -> Stage:
-    return Stage((), ((first, end),), ("none",), layout)
+    return Stage(layout, ((first, end),), ("none",))
 
 
 def in_one(devices: tuple[int, ...], *tokens: int) -> SequenceLayout:
@@ -56,7 +68,7 @@ def test_the_simulation_ends_when_the_cost_says_and_nothing_beats_the_bound(pair
             assert stage_cost.excess_bytes == max(one.excess_bytes for one in stage_cost.copies)
     memory = prediction_to_dict(problem, plan, cost)["memory_gib"]
     assert set(memory) == {problem.cluster.device_name(d) for d in plan.devices()}
-    assert {v.rule for v in check(problem, plan, cost)} <= {
+    assert {v.rule for v in violations(problem, plan, cost)} <= {
         "memory",
         "recompute",
         "schedule",
@@ -71,7 +83,7 @@ def test_layouts_of_one_device_cost_what_tp_1_costs(pair: tuple[Problem, Plan], 
     seq_len, heads = problem.workload.seq_len, problem.model.num_heads
     changed = []
     for pipeline in plan.pipelines:
-        alone = [replace(stage, replicas=(Replica(stage.devices[:1]),)) for stage in pipeline.stages]
+        alone = [replace(stage, parallelism=TensorParallel(stage.devices[:1])) for stage in pipeline.stages]
         changed.append(replace(pipeline, stages=tuple(alone)))
     if zero >= 2:  # which wants equal pipelines
         plan, changed = replace(plan, schedule=ONE_F_ONE_B), changed[:1]
@@ -79,7 +91,7 @@ def test_layouts_of_one_device_cost_what_tp_1_costs(pair: tuple[Problem, Plan], 
     layouts = []
     for pipeline in plan.pipelines:
         each = [
-            replace(s, replicas=(), sequence=SequenceLayout((SequenceGroup(s.devices, (seq_len,), (heads,)),)))
+            replace(s, parallelism=SequenceLayout((SequenceGroup(s.devices, (seq_len,), (heads,)),)))
             for s in pipeline.stages
         ]
         layouts.append(replace(pipeline, stages=tuple(each)))
@@ -128,8 +140,8 @@ def test_gradients_are_shared_as_by_replicas_of_one_device() -> None:
     layout = Pipeline((staged(in_one((0, 1, 6), 30, 20, 14), 0, 2), staged(in_one((2, 3), 32, 32), 2, 3)), 2)
     copies = Pipeline(
         (
-            Stage(tuple(Replica((d,), 1) for d in (0, 1, 6)), ((0, 2),)),
-            Stage(tuple(Replica((d,), 1) for d in (2, 3)), ((2, 3),)),
+            Stage(held_by(tuple(Replica((d,), 1) for d in (0, 1, 6))), ((0, 2),)),
+            Stage(held_by(tuple(Replica((d,), 1) for d in (2, 3))), ((2, 3),)),
         ),
         2,
     )
@@ -192,11 +204,6 @@ BROKEN = {
         staged(SequenceLayout((SequenceGroup((0,), (32,), (8,)), SequenceGroup((0,), (32,), (8,)))), 0, 3),
         "device a:0 is used 2 times",
     ),
-    "replicas too": (
-        PROBLEM,
-        replace(staged(in_one((0, 1), 32, 32), 0, 3), replicas=(Replica((2,)),)),
-        "stage 0 has replicas and a sequence layout",
-    ),
     "layer ranges": (
         PROBLEM,
         replace(staged(in_one((0, 1), 32, 32), 0, 3), layers=((0, 1), (1, 3))),
@@ -246,12 +253,12 @@ def test_weights_are_gathered_and_gradients_scattered_unit_by_unit(groups: str) 
         assert (one.forward_s, one.backward_s) == (stage.forward_s, stage.backward_s)
         assert one.memory.optimizer == pytest.approx(8 * spec.num_params / n)
         assert one.memory.gradients + one.memory.weights < 2 * 2 * spec.num_params
-    assert check(PROBLEM, plan, model.price(plan)) == []
+    assert violations(PROBLEM, plan, model.price(plan)) == []
 
 
 def test_late_sharding_wants_equal_pipelines() -> None:
     first, second = (staged(in_one(devices, 32, 32), 0, 3) for devices in ((0, 4), (1, 6)))
-    tensor = Stage((Replica((1, 2)),), ((0, 3),), ("none",))
+    tensor = Stage(TensorParallel((1, 2)), ((0, 3),), ("none",))
     good, uneven, wide = (
         Plan((Pipeline((first,), 2), Pipeline((other,), count)), sharding=Sharding(2))
         for other, count in ((second, 2), (replace(second, layers=((0, 2),)), 2), (tensor, 2))

@@ -13,7 +13,7 @@ from hexiopt.cost.executors.memory import WHOLE, Memory, MemoryModel, Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.sharding import backward_s, forward_s, scattered_backward_s, sharding_groups, spreads
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, TensorParallel
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
@@ -271,7 +271,7 @@ def test_policies_may_differ_between_holders_layer_by_layer() -> None:
     site = model.site((0,))
     extra_s = model.layer_s(site, 1, "full")[1] - model.layer_s(site, 1, "none")[1]
     mixed = [("none",) * 4 + ("full",) * 2, ("full",) + ("none",) * 5]
-    lines = tuple(Pipeline((Stage((Replica((d,)),), ((0, 6),), policies),), 8) for d, policies in enumerate(mixed))
+    lines = tuple(Pipeline((Stage(TensorParallel((d,)), ((0, 6),), policies),), 8) for d, policies in enumerate(mixed))
     plain = model.price(data_parallel((0, 1), 2)).pipelines[0].stages[0].backward_s
     cost = model.price(Plan(lines, ONE_F_ONE_B, Sharding(2)))
     for pipeline in cost.pipelines:

@@ -117,7 +117,7 @@ def test_what_takes_long_is_known() -> None:
 
 def test_sequence_layouts_are_not_simulated() -> None:
     layout = SequenceLayout((SequenceGroup((0, 1), (20, 12), (6, 2)), SequenceGroup((4,), (32,), (8,))), "zigzag")
-    plan = Plan((Pipeline((Stage((), ((0, 2),), ("selective",), layout), Stage.of((2, 3), 2, 3)), 4),))
+    plan = Plan((Pipeline((Stage(layout, ((0, 2),), ("selective",)), Stage.of((2, 3), 2, 3)), 4),))
     assert simulated_s(CostModel(PROBLEM), plan) is None
     with pytest.raises(ValueError, match="sequence layouts are not simulated"):
         simulate_network(CostModel(PROBLEM), plan)

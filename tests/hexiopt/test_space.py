@@ -16,11 +16,9 @@ from hexiopt.problem.space import (
     recompute_policies,
     schedules,
     sharding_stages,
-    space_from_dict,
-    space_from_sections,
-    space_to_dict,
 )
 from hexiopt.problem.workload import Workload
+from hexiopt.readers.problem_file import space_from_dict, space_from_sections, space_to_dict
 from hexiopt.reading import Section
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 

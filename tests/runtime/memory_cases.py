@@ -8,7 +8,7 @@ import torch
 
 from hexiopt.cost.executors.memory import MEMORY_PARTS, Memory
 from hexiopt.cost.model import CostModel
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, TensorParallel
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
@@ -121,6 +121,6 @@ def even_plan(
         for s in range(stages):
             first = (p * stages + s) * tp
             layers = tuple(((c * stages + s) * step, (c * stages + s + 1) * step) for c in range(chunks))
-            own.append(Stage((Replica(tuple(range(first, first + tp))),), layers, (policy,)))
+            own.append(Stage(TensorParallel(tuple(range(first, first + tp))), layers, (policy,)))
         found.append(Pipeline(tuple(own), batches, size))
     return Plan(tuple(found), schedule, Sharding(zero))

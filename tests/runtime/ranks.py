@@ -15,7 +15,7 @@ import torch
 import torch._dynamo  # optimisers import it at first use: here once, before processes fork
 import torch.distributed as dist
 
-from hexiopt.plan.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage, held_by
 from hexiopt.plan.token_layout import ORDERS
 from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
@@ -129,7 +129,7 @@ def _pipeline(rng: random.Random, devices: list[int], num_layers: int, schedule:
         )
         if len(replicas) == 1:
             replicas = (Replica(own[0], None, replicas[0].heads),)
-        stages.append(Stage(replicas, layers, recompute))
+        stages.append(Stage(held_by(replicas), layers, recompute))
     batches = rng.randint(1, 4)
     if chunks > 1:
         batches = num_stages * rng.randint(1, 2)
@@ -184,7 +184,7 @@ def random_sequence_plan(
     def changed(stage: Stage) -> Stage:
         if stage is not one and rng.random() < (0.9 if len(stage.all_devices()) == 1 else 0.5):
             return stage
-        return replace(stage, replicas=(), sequence=random_sequence(rng, stage.all_devices(), seq_len, model.num_heads))
+        return replace(stage, parallelism=random_sequence(rng, stage.all_devices(), seq_len, model.num_heads))
 
     pipelines = tuple(replace(p, stages=tuple(map(changed, p.stages))) for p in plan.pipelines)
     return replace(plan, pipelines=pipelines), model, batch

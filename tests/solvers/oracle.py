@@ -6,7 +6,7 @@ from typing import Any
 
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, misaligned
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, TensorParallel, held_by, misaligned
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, layer_ranges, recompute_policies, schedules, sharding_stages
 
@@ -79,7 +79,7 @@ def _pipelines(problem: Problem, line: tuple[tuple[Group, ...], ...]) -> Iterato
             each = [_recomputes(problem, sum(end - first for first, end in own)) for own in ranges]
             for chosen in itertools.product(*each):
                 stages = tuple(
-                    Stage(tuple(map(Replica, stage, samples)), own, recompute)
+                    Stage(held_by(tuple(map(Replica, stage, samples))), own, recompute)
                     for stage, samples, own, recompute in zip(line, given, ranges, chosen, strict=True)
                 )
                 for count in range(1, batch // size + 1):
@@ -178,7 +178,7 @@ def _staged(problem: Problem, groups: Sequence[Group]) -> Iterator[tuple[Stage, 
         bounds = list(itertools.pairwise((0, *cuts, layers)))
         for chosen in itertools.product(*(_recomputes(problem, b - a) for a, b in bounds)):
             yield tuple(
-                Stage((Replica(g),), ((a, b),), recompute)
+                Stage(TensorParallel(g), ((a, b),), recompute)
                 for g, (a, b), recompute in zip(groups, bounds, chosen, strict=True)
             )
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from hexiopt.bounds import lower_bound_s
+from hexiopt.cost.cost import violations
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
@@ -72,7 +73,7 @@ def assert_sound(problem: Problem, result: Result) -> None:
     assert result.plan is not None
     assert result.cost is not None
     priced = CostModel(problem).price(result.plan)
-    assert check(problem, result.plan, priced) == []
+    assert violations(problem, result.plan, priced) == []
     assert result.cost == priced
     assert priced.fits
     assert 0.0 < result.bound_s <= priced.step_time_s

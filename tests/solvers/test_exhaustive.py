@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from hexiopt.bounds import lower_bound_s
+from hexiopt.cost.cost import violations
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
@@ -125,7 +125,7 @@ def test_equals_the_naive_oracle(problem: Problem) -> None:
         assert result.objective == pytest.approx(best_s, rel=1e-9)
         assert result.gap == 0.0
         assert result.plan is not None
-        assert check(problem, result.plan, result.cost) == []
+        assert violations(problem, result.plan, result.cost) == []
         assert model.price(result.plan) == result.cost
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hexiopt.plan.check import check
+from hexiopt.cost.cost import violations
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
@@ -102,4 +102,4 @@ def test_a_plan_for_a_large_fleet_in_few_steps() -> None:
     result = make_solver("portfolio").solve(large, Budget(3600.0, 24))
     assert result.objective < 45.4
     assert result.plan is not None
-    assert check(large, result.plan, result.cost) == []
+    assert violations(large, result.plan, result.cost) == []

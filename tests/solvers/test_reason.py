@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from hexiopt.cost.cost import violations
 from hexiopt.cost.model import CostModel
-from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
@@ -92,7 +92,7 @@ def test_a_plain_plan_that_fits_is_the_result() -> None:
         result = conclude(Search("test", problem, budget, 0))
         assert result.status is Status.FEASIBLE
         assert result.plan is not None
-        assert check(problem, result.plan, result.cost) == []
+        assert violations(problem, result.plan, result.cost) == []
         assert result.reason == ""
 
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from hexiopt.cost.cost import violations
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, held_by
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
@@ -100,7 +101,7 @@ def test_what_moves_make_is_priced_and_valid(case: str) -> None:
         if priced is None:
             continue
         plan = priced.plan
-        assert check(problem, plan, priced.cost) == []
+        assert violations(problem, plan, priced.cost) == []
         replicated += any(len(stage.replicas) > 1 for pipeline in plan.pipelines for stage in pipeline.stages)
     assert replicated > 100
 
@@ -124,7 +125,7 @@ def test_polishing_shifts_samples() -> None:
     problem = Problem(problems.cluster(("a", "fast", 2)), problems.TINY, Workload(16, 2048, recompute="none"), Space())
     search = Search("test", problem, Budget(60.0, 2000), 0)
     completer = PlanCompleter(search.pricer)
-    stage = Stage((Replica((0,), 13), Replica((1,), 3)), ((0, 4),), ("none",))
+    stage = Stage(held_by((Replica((0,), 13), Replica((1,), 3))), ((0, 4),), ("none",))
     search.offer(Plan((Pipeline((stage,), 1, 16),), ONE_F_ONE_B, Sharding(1)))
     before_s = search.best_s
     Polisher(search, completer, random.Random(0)).finish()

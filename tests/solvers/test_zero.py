@@ -3,17 +3,19 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
+from hexiopt.cost.cost import violations
 from hexiopt.cost.model import CostModel
-from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import Bundle, Structure
+from solvers.core.search import Search
 from solvers.core.zero import (
     drawn_groups,
     drawn_stage,
@@ -23,6 +25,7 @@ from solvers.core.zero import (
     must_align,
     plain_stages,
     sharding_groups,
+    without_idle_sharding,
 )
 from solvers.frame.starts import lockstep_structures
 from solvers.registry import for_any_problem, make_solver, names
@@ -44,7 +47,7 @@ def test_every_solver_finds_a_plan_in_lockstep(name: str, zero: str) -> None:
     result = make_solver(name).solve(problem, Budget(60.0, max_steps=200), seed=0)
     assert result.plan is not None, result.reason
     assert result.plan.sharding.stage == int(zero)
-    assert check(problem, result.plan, result.cost) == []
+    assert violations(problem, result.plan, result.cost) == []
 
 
 @pytest.mark.parametrize("name", ["random", "hexiscale", "shapes", "local_search"])
@@ -55,7 +58,7 @@ def test_mixed_machines_work_in_lockstep(name: str) -> None:
     problem = sharded(problems.easy(), "3")
     result = make_solver(name).solve(problem, Budget(60.0, max_steps=300), seed=1)
     assert result.plan is not None, result.reason
-    assert check(problem, result.plan, result.cost) == []
+    assert violations(problem, result.plan, result.cost) == []
 
 
 def test_memory_that_only_shards_fit() -> None:
@@ -141,3 +144,27 @@ def test_structures_sharded_inside_machines_never_exceed_memory(zero: int) -> No
             assert found.plan.sharding == Sharding(zero, "machine")
             assert model.price(found.plan).fits
     assert built
+
+
+def test_a_plan_whose_parameters_have_one_holder_each_shards_nothing() -> None:
+    """ZeRO would shard nothing: the plan says so, at the same price."""
+    base = problems.loose()
+    for tied, stages in product((False, True), (1, 2)):
+        problem = replace(base, model=replace(base.model, tied_embeddings=tied))
+        model, layers = CostModel(problem), problem.model.num_layers
+        ends = [layers * s // stages for s in range(stages + 1)]
+        pipeline = Pipeline(tuple(Stage.of((s,), ends[s], ends[s + 1]) for s in range(stages)), 4)
+        for zero in (1, 2, 3):
+            plan = Plan((pipeline,), sharding=Sharding(zero))
+            search = Search("test", problem, Budget(), 0)
+            search.offer(plan)
+            found = search.result().plan
+            assert found is not None
+            assert found.sharding.stage == (zero if tied and stages == 2 else 0)
+            assert model.price(found).step_time_s == pytest.approx(model.price(plan).step_time_s, rel=1e-12)
+        assert without_idle_sharding(plan, sharded(problem, "3")) == plan  # the workload asks for it
+
+
+def test_pipelines_that_hold_the_same_layers_stay_sharded() -> None:
+    plan = Plan(tuple(Pipeline((Stage.of((d,), 0, 4),), 2) for d in (0, 1)), sharding=Sharding(1))
+    assert without_idle_sharding(plan, problems.loose()) == plan

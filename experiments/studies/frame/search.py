@@ -22,8 +22,10 @@ from hexiopt.cores import usable_cores
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
-from hexiopt.problem.problem import Problem, sha256_of
+from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import solver_to_dict, write_plan
+from hexiopt.readers.problem_file import problem_sha256
+from hexiopt.reading import sha256_of
 from hexiopt.solving import Budget, Pricer
 from solvers.registry import make_solver, names
 
@@ -61,7 +63,7 @@ class SearchSpec:
     def sha256(self) -> str:
         """Identifies everything that goes into the search."""
         inputs = {
-            "problem": self.problem.sha256,
+            "problem": problem_sha256(self.problem),
             "solver": self.solver,
             "options": dict(self.options),
             "time_limit_s": self.time_limit_s,

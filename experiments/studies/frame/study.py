@@ -23,6 +23,7 @@ from experiments.studies.frame.words import hardware, markdown, seconds, workloa
 from hexiopt.cores import usable_cores
 from hexiopt.errors import InputError, closest
 from hexiopt.readers.plan_file import write_text
+from hexiopt.readers.problem_file import problem_sha256
 from hexiopt.report.style import count
 
 DOCS = Path(hexiopt.__file__).parent.parent / "docs" / "results"
@@ -224,7 +225,7 @@ def _parallel(
 
 def conditions(specs: Sequence[SearchSpec], rows: pd.DataFrame, command: str) -> list[str]:
     """Under which the rows were measured: hardware, workload, limits, machine, and the command that repeats them."""
-    problems = list({spec.problem.sha256: spec.problem for spec in specs}.values())
+    problems = list({problem_sha256(spec.problem): spec.problem for spec in specs}.values())
     limits = rows.groupby("solver", sort=False)["time_limit_s"].unique()
     budgets = [f"{solver} {' / '.join(f'{limit:g}' for limit in sorted(own))} s" for solver, own in limits.items()]
     code = ", ".join(dict.fromkeys(text[:8] for text in rows["code"]))

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hexiopt.memo import Memo
 from hexiopt.problem.cluster import Cluster
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-_KEPT = 1024  # wires remembered before memory is given back
+Sharers = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -137,32 +138,29 @@ class RingWires:
         return np.where(own > 0.0, slowest + self._latency_s, -np.inf)
 
 
-class WiresKept:
+class LinkTable:
     """The wires of a cluster, made once each. `sharers` as in `Wires.crowded`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._wires: dict[tuple[object, ...], Wires] = {}
-        self._rings: dict[tuple[object, ...], RingWires] = {}
+        self._wires = Memo(self._new_wires, 1024)
+        self._rings = Memo(self._new_rings, 1024)
 
     def between(self, senders: Ints, receivers: Ints, sharers: Mapping[int, int]) -> Wires:
         """As `Wires.of`."""
-        key = senders.tobytes(), receivers.tobytes(), tuple(sorted(sharers.items()))
-        found = self._wires.get(key)
-        if found is None:
-            if len(self._wires) >= _KEPT:
-                self._wires.clear()
-            found = self._wires[key] = Wires.of(self._cluster, senders, receivers).crowded(sharers)
-        return found
+        return self._wires[senders.tobytes(), receivers.tobytes(), tuple(sorted(sharers.items()))]
 
     def rings(self, holders: Ints, heads: Ints, sharers: Mapping[int, int]) -> RingWires:
         """The wires of rings through devices `holders` [groups, rings], whose messages carry `heads` [rings]."""
-        key = holders.tobytes(), heads.tobytes(), tuple(sorted(sharers.items()))
-        found = self._rings.get(key)
-        if found is None:
-            if len(self._rings) >= _KEPT:
-                self._rings.clear()
-            after = np.concatenate([holders[1:], holders[:1]])
-            wires = Wires.of(self._cluster, holders.ravel(), after.ravel()).crowded(sharers)
-            found = self._rings[key] = RingWires(wires, heads, len(holders))
-        return found
+        return self._rings[holders.tobytes(), heads.tobytes(), tuple(sorted(sharers.items()))]
+
+    def _new_wires(self, key: tuple[bytes, bytes, Sharers]) -> Wires:
+        senders, receivers = (np.frombuffer(raw, np.int64) for raw in key[:2])
+        return Wires.of(self._cluster, senders, receivers).crowded(dict(key[2]))
+
+    def _new_rings(self, key: tuple[bytes, bytes, Sharers]) -> RingWires:
+        holders, heads = (np.frombuffer(raw, np.int64) for raw in key[:2])
+        holders = holders.reshape(-1, len(heads))
+        after = np.concatenate([holders[1:], holders[:1]])
+        wires = Wires.of(self._cluster, holders.ravel(), after.ravel()).crowded(dict(key[2]))
+        return RingWires(wires, heads, len(holders))

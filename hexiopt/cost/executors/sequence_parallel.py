@@ -37,11 +37,13 @@ from hexiopt.cost.executors.compute import (
     head_compute,
     largest_shard,
 )
-from hexiopt.cost.executors.links import RingWires, Wires, WiresKept
+from hexiopt.cost.executors.links import LinkTable, RingWires, Wires
 from hexiopt.cost.executors.memory import MemoryModel
 from hexiopt.cost.executors.sequence_memory import SequenceMemory
 from hexiopt.cost.executors.sequence_phases import Exchange, Phase, Turns, Ways, Work, ends_s
-from hexiopt.plan.plan import SequenceLayout
+from hexiopt.errors import InputError
+from hexiopt.memo import Memo
+from hexiopt.plan.plan import SequenceParallel
 from hexiopt.plan.token_layout import Floats, Ints, RingTurns, kv_heads_of, members, misfit, ring_holders
 from hexiopt.problem.problem import Problem
 
@@ -53,43 +55,43 @@ class SequenceStage:
 
     `sharers`: how many sequence stages of a plan use a resource of the network, where more than this one; each has an
     equal part of it.
-    Raises ValueError where the layout does not fit the problem: see `misfit`.
+    Raises InputError where the layout does not fit the problem: see `misfit`.
     """
 
     def __init__(
         self,
         problem: Problem,
         framework: Framework,
-        layout: SequenceLayout,
+        layout: SequenceParallel,
         micro_batch_size: int,
         sharers: Mapping[int, int] | None = None,
-        wires: WiresKept | None = None,
+        wires: LinkTable | None = None,
     ) -> None:
         self.problem, self.framework, self.size = problem, framework, micro_batch_size
         model = problem.model
         wrong = misfit(layout, problem.workload.seq_len, model.num_heads)
         if wrong is not None:
-            raise ValueError(f"sequence layout: {wrong}")
+            raise InputError(f"sequence layout: {wrong}")
         self.own = members(layout)
         self._turns = RingTurns(self.own, layout.order)
         self.ways = Ways.of(self.own, ring_holders(self.own, model.num_heads, model.num_kv_heads))
         self.kv_heads = kv_heads_of(self.own, model.num_heads, model.num_kv_heads)
-        self._sharers, self._wires = sharers or {}, wires or WiresKept(problem.cluster)
+        self._sharers, self._wires = sharers or {}, wires or LinkTable(problem.cluster)
         self._last_turn = self._turns.last_turn()
-        self._kept: dict[bool, Turns] = {}
-        self._layers: dict[str, tuple[float, float]] = {}
+        self._all_turns = Memo(self._turns_at_once)
+        self._layers = Memo(self._time_layer)
 
     # ---------------------------------------------------------------- what a layer takes
 
     def layer_s(self, policy: str) -> tuple[float, float]:
         """Forward and backward seconds of one layer for a micro-batch, recompute included."""
-        found = self._layers.get(policy)
-        if found is None:
-            floor_s = self.framework.layer_host_s
-            forward_s, backward_s = self._ends_s(self.forward()), self._ends_s(self.backward(policy))
-            again_s = floor_s if policy == "full" else 0.0
-            found = self._layers[policy] = max(floor_s, forward_s), max(floor_s + again_s, backward_s)
-        return found
+        return self._layers[policy]
+
+    def _time_layer(self, policy: str) -> tuple[float, float]:
+        floor_s = self.framework.layer_host_s
+        forward_s, backward_s = self._ends_s(self.forward()), self._ends_s(self.backward(policy))
+        again_s = floor_s if policy == "full" else 0.0
+        return max(floor_s, forward_s), max(floor_s + again_s, backward_s)
 
     def parts_s(self, policy: str) -> dict[str, Floats]:
         """Seconds of a layer's forward and backward of each device [devices]: outside attention, in attention, in its
@@ -259,15 +261,18 @@ class SequenceStage:
         _, example, of = np.unique(code, return_index=True, return_inverse=True)
         return example, of
 
+    def _num_turns(self, backward: bool) -> int:
+        groups = self._turns.num_groups
+        return groups + (backward and groups > 1)
+
+    def _turns_at_once(self, backward: bool) -> Turns:
+        return self._some_turns(np.arange(self._num_turns(backward)), backward)
+
     def _ring(self, backward: bool) -> Iterator[Turns]:
         """The turns of the rings: in the backward one more, in which the last gradients go home."""
-        groups = self._turns.num_groups
-        last = groups + (backward and groups > 1)
-        together = max(1, _CELLS // len(self._classes[0]))
+        last, together = self._num_turns(backward), max(1, _CELLS // len(self._classes[0]))
         if together >= last:
-            if backward not in self._kept:
-                self._kept[backward] = self._some_turns(np.arange(last), backward)
-            yield self._kept[backward]
+            yield self._all_turns[backward]
             return
         for first in range(0, last, together):
             yield self._some_turns(np.arange(first, min(first + together, last)), backward)

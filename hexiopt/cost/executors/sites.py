@@ -4,19 +4,21 @@ Everything that repeats is kept: layers by site, hops by their ends.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hexiopt.calibration import coefficients as c
 from hexiopt.calibration.frameworks import Framework, default_framework
 from hexiopt.calibration.gpus import Gpu
-from hexiopt.cost.boundary import Hop, hop
 from hexiopt.cost.executors.collectives import ring_collective_s
 from hexiopt.cost.executors.compute import Clock, ComputeTimes, embedding_compute, head_compute, layer_compute
-from hexiopt.cost.executors.links import WiresKept
+from hexiopt.cost.executors.links import LinkTable
 from hexiopt.cost.executors.memory import MemoryModel, Shards
+from hexiopt.cost.executors.routes import Hop, hop
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
-from hexiopt.plan.plan import Ends, SequenceLayout
+from hexiopt.errors import InputError
+from hexiopt.memo import Memo
+from hexiopt.plan.plan import Ends, SequenceParallel
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Measured, Shape
 from hexiopt.problem.space import Recompute, recompute_policies
@@ -24,8 +26,6 @@ from hexiopt.schedules.in_flight import InFlight
 
 Crowd = tuple[tuple[int, int], ...]
 """Resources of the network that several sequence stages of a plan use, and how many do."""
-
-_KEPT_STAGES = 4096  # sequence layouts remembered before memory is given back
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,44 +53,44 @@ class _Layer:
 
 
 class Sites:
-    """The sites of a problem, and what stages take there."""
+    """The sites of a problem, and what stages take there. Raises InputError for a model that is not priced."""
 
     def __init__(self, problem: Problem, framework: Framework | None = None) -> None:
+        _check_attention(problem)
         self.problem = problem
         self.framework = framework or default_framework()
         cluster = problem.cluster
         self._machine_of: list[int] = cluster.machine_of.tolist()
         self._index_of: list[int] = cluster.index_in_machine.tolist()
-        self._sites: dict[tuple[int, ...], Site] = {}
-        self._site_by_place: dict[tuple[object, tuple[int, ...]], Site] = {}
-        self._site_by_value: dict[tuple[str, int, float, float], Site] = {}
-        self._layers: dict[tuple[Site, int, str], tuple[float, float]] = {}
-        self._ends: dict[tuple[Site, int], tuple[ComputeTimes, ComputeTimes]] = {}
-        self._memory_models: dict[tuple[str, int, int], MemoryModel] = {}
-        self._rooms: dict[tuple[Site, bool, bool, int, str, InFlight, Shards], int] = {}
-        self._sequence_stages: dict[tuple[object, ...], SequenceStage] = {}
-        self._wires = WiresKept(cluster)
-        self._hops: dict[tuple[Ends, Ends], Hop] = {}
+        first_of = dict[Hashable, int]()
+        self._first_alike = [first_of.setdefault(machine.kind, m) for m, machine in enumerate(cluster.machines)]
+        self._gpus = {gpu.name: gpu for gpu in reversed(cluster.types)}
+        self._sites = Memo(self._find_site)
+        self._site_by_place = Memo(self._site_at)
+        self._site_by_value = Memo(self._new_site)
+        self._layers = Memo(self._time_layer)
+        self._ends = Memo(self._time_ends)
+        self._memory_models = Memo(self._new_memory_model)
+        self._rooms = Memo(self._count_layers)
+        self._sequence_stages = Memo(self._new_sequence_stage, 4096)
+        self._links = LinkTable(cluster)
+        self._hops = Memo(self._new_hop)
 
     def site(self, devices: tuple[int, ...]) -> Site:
         """The site of a TP group: devices of one machine."""
-        found = self._sites.get(devices)
-        if found is None:
-            machine = self.problem.cluster.machines[self._machine_of[devices[0]]]
-            place = (machine.kind, tuple(self._index_of[d] for d in devices))
-            found = self._site_by_place.get(place)
-            if found is None:
-                bandwidth, latency_s = machine.ring(place[1]) if len(devices) > 1 else (float("inf"), 0.0)
-                found = self._site_by_place[place] = self._site_of(machine.gpu, len(devices), bandwidth, latency_s)
-            self._sites[devices] = found
-        return found
+        return self._sites[devices]
 
-    def _site_of(self, gpu: Gpu, tp: int, bandwidth: float, latency_s: float) -> Site:
-        key = (gpu.name, tp, bandwidth, latency_s)
-        found = self._site_by_value.get(key)
-        if found is None:
-            found = self._site_by_value[key] = Site(gpu, tp, bandwidth, latency_s)
-        return found
+    def _find_site(self, devices: tuple[int, ...]) -> Site:
+        machine = self._first_alike[self._machine_of[devices[0]]]
+        return self._site_by_place[machine, tuple(self._index_of[d] for d in devices)]
+
+    def _site_at(self, place: tuple[int, tuple[int, ...]]) -> Site:
+        machine, indices = self.problem.cluster.machines[place[0]], place[1]
+        bandwidth, latency_s = machine.ring(indices) if len(indices) > 1 else (float("inf"), 0.0)
+        return self._site_by_value[machine.gpu.name, len(indices), bandwidth, latency_s]
+
+    def _new_site(self, value: tuple[str, int, float, float]) -> Site:
+        return Site(self._gpus[value[0]], *value[1:])
 
     def best_sites(self, machine: int) -> list[Site]:
         """Per TP degree allowed in a machine, a site at least as fast as any group of that many of its devices."""
@@ -99,7 +99,7 @@ class Sites:
         bandwidth = max((spec.pair_bandwidth(i, j) for i, j in pairs), default=float("inf"))
         latency_s = min((spec.pair_latency(i, j) for i, j in pairs), default=0.0)
         return [
-            self._site_of(spec.gpu, tp, bandwidth if tp > 1 else float("inf"), latency_s if tp > 1 else 0.0)
+            self._site_by_value[spec.gpu.name, tp, *((bandwidth, latency_s) if tp > 1 else (float("inf"), 0.0))]
             for tp in self.problem.space.allowed_tp(spec.num_gpus)
         ]
 
@@ -130,57 +130,49 @@ class Sites:
 
     def layer_s(self, site: Site, micro_batch_size: int, policy: str) -> tuple[float, float]:
         """Forward and backward seconds of one layer for one micro-batch, recompute and TP collectives included."""
-        key = (site, micro_batch_size, policy)
-        found = self._layers.get(key)
-        if found is None:
-            times = self._layer(site, micro_batch_size)
-            repeated_s = {"none": 0.0, "selective": times.attention_s, "full": times.again_s}[policy]
-            found = self._layers[key] = (times.forward_s, times.backward_s + repeated_s)
-        return found
+        return self._layers[site, micro_batch_size, policy]
+
+    def _time_layer(self, key: tuple[Site, int, str]) -> tuple[float, float]:
+        site, micro_batch_size, policy = key
+        times = self._layer(site, micro_batch_size)
+        repeated_s = {"none": 0.0, "selective": times.attention_s, "full": times.again_s}[policy]
+        return times.forward_s, times.backward_s + repeated_s
 
     def ends_s(self, site: Site, micro_batch_size: int) -> tuple[ComputeTimes, ComputeTimes]:
         """What the embedding adds to a first stage, and final norm, LM head and loss to a last one."""
-        key = (site, micro_batch_size)
-        found = self._ends.get(key)
-        if found is None:
-            measured = self.measured(site, micro_batch_size)
-            if measured is None:
-                model, workload = self.problem.model, self.problem.workload
-                # One collective each way: the embedding's sums are scattered, the head's input is gathered.
-                extra_s = self._collective_s(site, micro_batch_size)
-                embedding = embedding_compute(model, workload, site.gpu, site.tp, micro_batch_size)
-                head = head_compute(model, workload, site.gpu, site.tp, micro_batch_size)
-                found = embedding.beside(extra_s), head.beside(extra_s)
-            else:
-                found = ComputeTimes(*measured.embedding), ComputeTimes(*measured.head)
-            self._ends[key] = found
-        return found
+        return self._ends[site, micro_batch_size]
+
+    def _time_ends(self, key: tuple[Site, int]) -> tuple[ComputeTimes, ComputeTimes]:
+        site, micro_batch_size = key
+        measured = self.measured(site, micro_batch_size)
+        if measured is not None:
+            return ComputeTimes(*measured.embedding), ComputeTimes(*measured.head)
+        model, workload = self.problem.model, self.problem.workload
+        # One collective each way: the embedding's sums are scattered, the head's input is gathered.
+        extra_s = self._collective_s(site, micro_batch_size)
+        embedding = embedding_compute(model, workload, site.gpu, site.tp, micro_batch_size)
+        head = head_compute(model, workload, site.gpu, site.tp, micro_batch_size)
+        return embedding.beside(extra_s), head.beside(extra_s)
 
     def memory_model(self, site: Site, micro_batch_size: int) -> MemoryModel:
         """Bytes of stages of any length at a site."""
-        key = (site.gpu.name, site.tp, micro_batch_size)
-        found = self._memory_models.get(key)
-        if found is None:
-            found = self._memory_models[key] = MemoryModel(
-                self.problem.model, self.problem.workload, site.gpu, site.tp, micro_batch_size
-            )
-        return found
+        return self._memory_models[site.gpu.name, site.tp, micro_batch_size]
+
+    def _new_memory_model(self, key: tuple[str, int, int]) -> MemoryModel:
+        gpu, tp, micro_batch_size = key
+        return MemoryModel(self.problem.model, self.problem.workload, self._gpus[gpu], tp, micro_batch_size)
 
     def sequence_stage(
-        self, layout: SequenceLayout, micro_batch_size: int, sharers: Mapping[int, int] | None = None
+        self, layout: SequenceParallel, micro_batch_size: int, sharers: Mapping[int, int] | None = None
     ) -> SequenceStage:
         """What a stage with a sequence layout takes; `sharers` as in `SequenceStage`."""
-        key = (layout, micro_batch_size, tuple(sorted((sharers or {}).items())))
-        found = self._sequence_stages.get(key)
-        if found is None:
-            if len(self._sequence_stages) >= _KEPT_STAGES:
-                self._sequence_stages.clear()
-            found = self._sequence_stages[key] = SequenceStage(
-                self.problem, self.framework, layout, micro_batch_size, sharers, self._wires
-            )
-        return found
+        return self._sequence_stages[layout, micro_batch_size, tuple(sorted((sharers or {}).items()))]
 
-    def crowded_stage(self, layout: SequenceLayout, micro_batch_size: int, crowd: Crowd) -> SequenceStage:
+    def _new_sequence_stage(self, key: tuple[SequenceParallel, int, Crowd]) -> SequenceStage:
+        layout, micro_batch_size, sharers = key
+        return SequenceStage(self.problem, self.framework, layout, micro_batch_size, dict(sharers), self._links)
+
+    def crowded_stage(self, layout: SequenceParallel, micro_batch_size: int, crowd: Crowd) -> SequenceStage:
         """As `sequence_stage`, where the stage shares what it uses of `crowd`."""
         crossed = self.sequence_stage(layout, micro_batch_size).crossed
         return self.sequence_stage(layout, micro_batch_size, {r: n for r, n in crowd if r in crossed})
@@ -221,13 +213,12 @@ class Sites:
         self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: InFlight, shards: Shards
     ) -> int:
         """The most layers whose memory fits a device of `site`; `held` in flight."""
-        key = (site, first, last, micro_batch_size, policy, held, shards)
-        found = self._rooms.get(key)
-        if found is None:
-            model = self.memory_model(site, micro_batch_size)
-            limit = site.gpu.usable_memory_bytes
-            found = self._rooms[key] = model.max_layers(limit, first, last, policy, held, shards)
-        return found
+        return self._rooms[site, first, last, micro_batch_size, policy, held, shards]
+
+    def _count_layers(self, key: tuple[Site, bool, bool, int, str, InFlight, Shards]) -> int:
+        site, first, last, micro_batch_size, policy, held, shards = key
+        model = self.memory_model(site, micro_batch_size)
+        return model.max_layers(site.gpu.usable_memory_bytes, first, last, policy, held, shards)
 
     def least_lean(
         self,
@@ -248,11 +239,10 @@ class Sites:
 
     def hop(self, senders: Ends, receivers: Ends) -> Hop:
         """The way of a message between two stages."""
-        key = (senders, receivers)
-        found = self._hops.get(key)
-        if found is None:
-            found = self._hops[key] = hop(self.problem.cluster, senders, receivers)
-        return found
+        return self._hops[senders, receivers]
+
+    def _new_hop(self, ends: tuple[Ends, Ends]) -> Hop:
+        return hop(self.problem.cluster, *ends)
 
     def hop_s(self, senders: Ends, receivers: Ends, micro_batch_size: int) -> float:
         """Seconds of one message between two stages, the network otherwise idle."""
@@ -269,3 +259,18 @@ class Sites:
         if copies and site.tp > 1:
             collective_s += Clock(site.gpu, self.problem.workload.precision).memory_s(2 * copies * gathered)
         return collective_s
+
+
+def _check_attention(problem: Problem) -> None:
+    """Refuse a window shorter than the sequence: full attention is priced, which would take longer.
+
+    GPT-Neo computes all scores and masks them, as its authors' code does, so that its windows save nothing.
+    """
+    model, seq_len, window = problem.model, problem.workload.seq_len, problem.model.attention_window
+    if window is None or window >= seq_len or model.architecture == "gpt_neo":
+        return
+    remedy = "use_sliding_window=false" if model.architecture.startswith("qwen") else "sliding_window=null"
+    raise InputError(
+        f"model: sliding_window: {model.name} attends to {window} tokens at a time, fewer than seq_len {seq_len}, and "
+        f"only full attention is priced; choose workload.seq_len={window} or less, or full attention: model.{remedy}"
+    )

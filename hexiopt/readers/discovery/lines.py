@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hexiopt.errors import InputError, shown
-from hexiopt.readers.cluster_file import NAME, NAME_RULE
+from hexiopt.problem.machine import NAME, NAME_RULE
 from hexiopt.reading import read_text
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines the header of a topology

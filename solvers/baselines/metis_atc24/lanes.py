@@ -5,7 +5,8 @@ The same replicas, layers and gradients; what the plan space allows of a micro-b
 
 from collections.abc import Callable, Sequence
 
-from hexiopt.cost.boundary import Hop, pipeline_ways, round_trips_s, summed, ways_load
+from hexiopt.cost.boundary import pipeline_ways, round_trips_s, summed, ways_load
+from hexiopt.cost.executors.routes import Hop
 from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.schedule import Schedule

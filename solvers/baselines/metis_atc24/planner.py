@@ -7,7 +7,7 @@ from functools import cache, partial
 from itertools import islice, permutations, product
 from typing import Any
 
-from hexiopt.cost.boundary import hop
+from hexiopt.cost.executors.routes import hop
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.schedule import Schedule

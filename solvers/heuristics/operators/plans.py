@@ -10,7 +10,7 @@ from math import lcm
 from typing import TypeAlias
 
 from hexiopt.cost.executors.memory import Shards
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, misaligned
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, held_by, misaligned
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges, lean_first, sharding_stages
 from hexiopt.problem.workload import RECOMPUTE_POLICIES
@@ -146,7 +146,7 @@ def shift_sample(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random
         return None
     for at, change in ((a, -1), (b, 1)):
         replicas[at] = replace(replicas[at], samples=given[at] + change)
-    return _with_stage(plan, p, s, replace(pipeline.stages[s], replicas=tuple(replicas)))
+    return _with_stage(plan, p, s, replace(pipeline.stages[s], parallelism=held_by(tuple(replicas))))
 
 
 def shift_micro_batch(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:

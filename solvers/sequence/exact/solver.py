@@ -299,7 +299,7 @@ class Plans:
         layers = ((0, self._problem.model.num_layers),)
         return Plan(
             tuple(
-                Pipeline((Stage((), layers, (policy,), layout),), batches, size)
+                Pipeline((Stage(layout, layers, (policy,)),), batches, size)
                 for (layout, policy), (size, batches) in zip(stages, split.batches, strict=True)
             ),
             self._schedule,

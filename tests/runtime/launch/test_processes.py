@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hexiopt.readers.plan_file import PlanFile
+from hexiopt.readers.problem_file import problem_sha256
 from runtime.launch.processes import Child
 from runtime.launch.rank import _agree_on_device
 from runtime.launch.torchrun import ProcessPlace
@@ -21,7 +22,7 @@ STATE = {"touched": False}
 
 def tell(plan_file: PlanFile, end: Connection) -> None:
     """What a started process has of its parent's state, and of its arguments."""
-    end.send((STATE["touched"], plan_file.problem.sha256, plan_file.plan))
+    end.send((STATE["touched"], problem_sha256(plan_file.problem), plan_file.plan))
 
 
 @pytest.mark.parametrize(("device", "inherits"), [("cpu", True), ("cuda", False)])
@@ -30,7 +31,7 @@ def test_a_process_for_a_gpu_inherits_nothing(monkeypatch: pytest.MonkeyPatch, d
     plan_file = PlanFile(problem(), wide(), {})
     child = Child.start(device, tell, plan_file)
     try:
-        assert child.end.recv() == (inherits, plan_file.problem.sha256, plan_file.plan)
+        assert child.end.recv() == (inherits, problem_sha256(plan_file.problem), plan_file.plan)
     finally:
         child.stop()
     assert child.process.exitcode is not None

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hexiopt.calibration.gpus import Efficiency, catalogue
 from hexiopt.cost.executors.collectives import ring_collective_s
 from hexiopt.cost.executors.compute import Clock
-from hexiopt.readers.profiles.channel import Channel
+from hexiopt.readers.link_files import Channel
 from runtime.measure.fit import PeakRates, fit_channel, fit_efficiency, fit_ring, measured_rates, usual
 from runtime.measure.points import MeasuredPoint
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from hexiopt.plan.token_layout import Range, causal_pairs, joined
+from hexiopt.plan.token_layout import Range, joined
 from runtime.parallel import block_attention
 from runtime.parallel.block_attention import attend, attend_backward, blocks, merge
+from tests.hexiopt.layouts import causal_pairs
 
 TOKENS = 12
 

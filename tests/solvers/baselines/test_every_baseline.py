@@ -7,9 +7,9 @@ from functools import cache
 
 import pytest
 
+from hexiopt.cost.cost import violations
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.result import Result
@@ -72,7 +72,7 @@ def answer(name: str, kind: str) -> Result:
 def test_the_answer_lies_in_its_space(name: str, kind: str) -> None:
     problem, result = problems.MIXED[kind](), answer(name, kind)
     assert result.plan is not None, result.reason
-    assert check(problem, result.plan, result.cost) == []
+    assert violations(problem, result.plan, result.cost) == []
     assert space_of(name).first_violation(problem, result.plan) is None
 
 

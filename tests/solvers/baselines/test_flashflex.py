@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hexiopt.cost.cost import violations
 from hexiopt.cost.executors.memory import WHOLE
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Plan, Sharding
+from hexiopt.plan.plan import Plan, Sharding, held_by
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
 from hexiopt.readers.huggingface import read_model
@@ -124,7 +125,7 @@ def planned(defects: str) -> Result:
 def test_plans_are_in_the_space_of_their_search(defects: str) -> None:
     problem, own, result = setting_2(), FlashFlex(defects), planned(defects)
     assert result.plan is not None
-    assert check(problem, result.plan, result.cost) == []
+    assert violations(problem, result.plan, result.cost) == []
     assert own.published_space().first_violation(problem, result.plan) is None
     assert sorted(result.plan.devices()) == list(range(32))
 
@@ -143,7 +144,7 @@ def test_what_is_not_in_its_space() -> None:
     rules = {
         "schedule": replace(plan, schedule=INTERLEAVED),
         "ZeRO-3": replace(plan, sharding=Sharding(3)),
-        "replicated": [replace(first, replicas=first.replicas * 2), *line.stages[1:]],
+        "replicated": [replace(first, parallelism=held_by(first.replicas * 2)), *line.stages[1:]],
         "recompute": [replace(first, recompute=(policy,)), *line.stages[1:]],
         "left out": line.stages[1:],
     }
@@ -167,10 +168,10 @@ def test_a_pipeline_does_not_come_back_to_a_machine() -> None:
     [line] = plan.pipelines
     k = two_together(problem, plan)[0]
     stages = list(line.stages)
-    devices = stages[k + 1].replicas, stages[k + 2].replicas
+    devices = stages[k + 1].parallelism, stages[k + 2].parallelism
     stages[k + 1], stages[k + 2] = (
-        replace(stages[k + 1], replicas=devices[1]),
-        replace(stages[k + 2], replicas=devices[0]),
+        replace(stages[k + 1], parallelism=devices[1]),
+        replace(stages[k + 2], parallelism=devices[0]),
     )
     broken = replace(plan, pipelines=(replace(line, stages=tuple(stages)),))
     assert check(problem, broken) == []

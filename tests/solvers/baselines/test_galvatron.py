@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from hexiopt.cost.cost import violations
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.executors.sites import Site
 from hexiopt.cost.model import CostModel
@@ -140,4 +141,4 @@ def test_one_policy_where_the_space_says_so(switch: str) -> None:
     problem = replace(problem, space=replace(problem.space, **{switch: False}))  # type: ignore[arg-type]
     result = Galvatron().solve(problem, Budget(30.0))
     assert result.plan is not None
-    assert check(problem, result.plan, result.cost) == []
+    assert violations(problem, result.plan, result.cost) == []

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from hexiopt.cost.cost import violations
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
-from hexiopt.plan.check import check
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
@@ -59,7 +59,7 @@ def test_money_buys_time(name: str) -> None:
     for deadline_s in (1.05 * fastest.objective, 2 * fastest.objective, 4 * fastest.objective, None):
         result = make_solver(name, objective="money", deadline_s=deadline_s).solve(own, Budget(20.0))
         assert result.plan is not None, result.reason
-        assert check(own, result.plan, result.cost) == []
+        assert violations(own, result.plan, result.cost) == []
         assert space_of(name).first_violation(own, result.plan) is None
         assert deadline_s is None or result.objective <= deadline_s
         spent.append(money(prices, result.plan, result.objective))

@@ -7,6 +7,7 @@ from itertools import chain
 
 import pytest
 
+from hexiopt.cost.cost import violations
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan, SequenceLayout, Stage
@@ -79,7 +80,7 @@ def drawn(own: SymmetricLayouts, problem: Problem, rng: random.Random) -> Plan |
 def test_no_random_plan_of_its_space_beats_it(name: str, kind: str) -> None:
     problem, own, rng, result = problem_of(kind), RIVALS[name](), random.Random(1), answer(name, kind)
     assert result.plan is not None, result.reason
-    assert check(problem, result.plan, result.cost) == []
+    assert violations(problem, result.plan, result.cost) == []
     assert own.space.first_violation(problem, result.plan) is None
     model, steps_s = CostModel(problem), []
     for _ in range(DRAWS):
@@ -105,7 +106,7 @@ def test_usp_is_as_good_as_its_two_parts(kind: str) -> None:
 def changed(plan: Plan, layout: SequenceLayout) -> Plan:
     """The plan with another layout in its first stage."""
     line = plan.pipelines[0]
-    stage = replace(line.stages[0], sequence=layout)
+    stage = replace(line.stages[0], parallelism=layout)
     return replace(plan, pipelines=(replace(line, stages=(stage, *line.stages[1:])), *plan.pipelines[1:]))
 
 

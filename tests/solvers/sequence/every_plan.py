@@ -54,7 +54,7 @@ def plans(problem: Problem, resolution: int) -> Iterator[Plan]:
                 sizes = [[n for n in space.micro_batch_sizes(batch) if share % n == 0] for share in shares]
                 each = [
                     [
-                        Pipeline((Stage((), layers, (policy,), layout),), share // size, size)
+                        Pipeline((Stage(layout, layers, (policy,)),), share // size, size)
                         for layout in layouts(problem, own, resolution)
                         for policy in recompute_policies(problem.workload)
                         for size in own_sizes

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexiopt.bounds import lower_bound_s
+from hexiopt.cost.cost import violations
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
@@ -50,7 +51,7 @@ def assert_sound(problem: Problem, result: Result) -> None:
     """A valid plan at its true price, the bounds below it, and of both no more said than they prove."""
     assert result.plan is not None, result.reason
     assert result.cost == CostModel(problem).price(result.plan)
-    assert check(problem, result.plan, result.cost) == []
+    assert violations(problem, result.plan, result.cost) == []
     assert result.own_bound is not None
     assert 0.0 < result.bound_s <= result.own_bound.bound_s <= result.objective
     assert (result.status is Status.OPTIMAL) == (result.gap <= 1e-6)
@@ -273,7 +274,7 @@ def equal_shards_s(model: CostModel) -> float:
     one = SequenceLayout((SequenceGroup(tuple(devices), tokens, shares),))
     batch = problem.workload.global_batch
     return min(
-        model.price(Plan((Pipeline((Stage((), layers, (policy,), layout),), batch),))).objective
+        model.price(Plan((Pipeline((Stage(layout, layers, (policy,)),), batch),))).objective
         for layout in (ring, one)
         for policy in recompute_policies(problem.workload)
     )

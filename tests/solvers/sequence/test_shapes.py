@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexiopt.cost.cost import violations
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.check import check
 from hexiopt.plan.token_layout import Floats
@@ -221,7 +222,7 @@ def test_the_joint_search_is_as_good_as_its_parts_and_mixes_stages() -> None:
     joint = Search("joint", problem, steps, 0)
     plan_jointly(joint, random.Random(0))
     assert joint.plan is not None
-    assert check(problem, joint.plan, joint.cost) == []
+    assert violations(problem, joint.plan, joint.cost) == []
     alone = make_solver("hexiseq").solve(problem, steps)
     assert joint.best_s <= 1.01 * alone.objective
     shape = shape_of(joint.plan)
@@ -234,7 +235,7 @@ def test_the_portfolio_plans_jointly_only_where_layouts_are_allowed() -> None:
     with_layouts = make_solver("portfolio").solve(problem, Budget(60.0, 200))
     without = make_solver("portfolio").solve(replace(problem, space=Space(max_micro_batch_size=2)), Budget(60.0, 200))
     assert with_layouts.plan is not None
-    assert check(problem, with_layouts.plan, with_layouts.cost) == []
+    assert violations(problem, with_layouts.plan, with_layouts.cost) == []
     assert with_layouts.objective <= without.objective
     if without.plan is not None:
         assert all(stage.sequence is None for line in without.plan.pipelines for stage in line.stages)

@@ -1,18 +1,58 @@
-"""Link measurements of others: Sailor's fits of bandwidth over message size, and the output of nccl-tests."""
+"""Measured links: the line fitted to measured messages, Sailor's fits, and the output of nccl-tests."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 from hexiopt.errors import InputError, closest
-from hexiopt.readers.profiles.channel import Channel, channel_of
-from hexiopt.readers.profiles.sailor import GPUS
+from hexiopt.readers.profile_files import SAILOR_GPUS
 from hexiopt.reading import read_mapping, read_text
 from hexiopt.units import GB, MICROSECOND
+
+Floats = NDArray[np.float64]
+_OUTLIER = 0.1  # relative error from which on a point counts less than its square
+_ROUNDS = 30
+_SEEN = 2.0  # times the fastest message: a bandwidth beyond it no point has shown
+
+
+@dataclass(frozen=True)
+class Channel:
+    """Seconds of a message: `latency_s` and its bytes over `bytes_per_s`."""
+
+    latency_s: float
+    bytes_per_s: float
+
+
+def channel_of(per_latency: Floats, per_byte: Floats, seconds: Floats) -> Channel:
+    """The channel in which points take `per_latency` latencies and the time of `per_byte` bytes, all of shape [points].
+
+    Its bandwidth is at most twice that of the fastest point, latency included. One point at least has bytes.
+    """
+    latency_s, s_per_byte = nonnegative([per_latency, per_byte], seconds)
+    most_bytes_per_s = _SEEN * float((per_byte / seconds).max())
+    return Channel(latency_s, 1.0 / max(s_per_byte, 1.0 / most_bytes_per_s))
+
+
+def nonnegative(columns: Sequence[Floats], seconds: Floats) -> list[float]:
+    """Coefficients of columns [points], none negative, whose sum is nearest to `seconds` [points] in relative terms.
+
+    Nearest by the loss "soft L1": weighted least squares again and again, weights from the errors before.
+    """
+    relative = np.column_stack(columns) / seconds[:, None]
+    scale = 1.0 / relative.max(axis=0)
+    weights = np.ones_like(seconds)
+    found = np.zeros(len(scale))
+    for _ in range(_ROUNDS):
+        found, _norm = nnls(relative * scale * weights[:, None], weights)
+        errors = relative @ (found * scale) - 1.0
+        weights = (1.0 + (errors / _OUTLIER) ** 2) ** -0.25
+    return [float(value) for value in found * scale]
 
 
 @dataclass(frozen=True)
@@ -39,9 +79,9 @@ def _rates(data: Mapping[str, Any], key: str, where: str) -> dict[str, dict[int,
     found: dict[str, dict[int, float]] = {}
     try:
         for gpu, counts in data[key].items():
-            if gpu not in GPUS:
-                raise InputError(f"{where}: {key}.{gpu}: is no GPU of Sailor's; {closest(gpu, GPUS)}")
-            found[GPUS[gpu]] = {int(count): float(most) for count, (_, most) in counts.items()}
+            if gpu not in SAILOR_GPUS:
+                raise InputError(f"{where}: {key}.{gpu}: is no GPU of Sailor's; {closest(gpu, SAILOR_GPUS)}")
+            found[SAILOR_GPUS[gpu]] = {int(count): float(most) for count, (_, most) in counts.items()}
     except (KeyError, TypeError, ValueError, AttributeError):
         raise InputError(f"{where}: {key} is not GPUs, counts and [[a, b, c], maximum]; mend the file") from None
     return found

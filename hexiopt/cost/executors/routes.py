@@ -1,0 +1,99 @@
+"""The route of a message from one stage to the next: what each of its bytes occupies, for how long.
+
+Activations at a boundary are split along the sequence over the TP ranks (sequence parallelism), so receiver j
+needs the part [j/n, (j+1)/n) and takes it from the senders whose parts overlap it: one copy crosses in all.
+A sequence layout says which tokens each of its devices has; each token goes from its owner to its owner.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from hexiopt.plan.plan import Ends, SequenceParallel
+from hexiopt.plan.token_layout import token_ranges
+from hexiopt.problem.cluster import Cluster
+
+Load = dict[int, float]  # shared resource → seconds (per byte of the message, or in all)
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One direction of a boundary, per byte of the whole message."""
+
+    shared: tuple[tuple[int, float], ...]  # (resource of the network, seconds a byte needs it alone)
+    port_s_per_byte: float  # the busiest sender inside a machine; with sequence layouts, receiver too
+    latency_s: float
+
+    def seconds(self, num_bytes: float, load_s: Load) -> float:
+        """Seconds of a message of `num_bytes` while the resources are loaded with `load_s` (its own included)."""
+        slowest = self.port_s_per_byte * num_bytes
+        for resource, _ in self.shared:
+            if load_s[resource] > slowest:
+                slowest = load_s[resource]
+        return slowest + self.latency_s
+
+    def alone_s(self, num_bytes: float) -> float:
+        """Seconds of a message of `num_bytes` when nothing else uses the network."""
+        slowest = max((s for _, s in self.shared), default=0.0)
+        return max(slowest, self.port_s_per_byte) * num_bytes + self.latency_s
+
+
+def overlaps(senders: int, receivers: int) -> Iterable[tuple[int, int, float]]:
+    """(sender, receiver, share of the message) for parts of equal length at both ends, in rank order."""
+    i = j = 0
+    at = 0  # in units of 1 / (senders · receivers)
+    while i < senders and j < receivers:
+        end = min((i + 1) * receivers, (j + 1) * senders)
+        yield i, j, (end - at) / (senders * receivers)
+        i, j, at = i + (end == (i + 1) * receivers), j + (end == (j + 1) * senders), end
+
+
+def shared_tokens(senders: Ends, receivers: Ends) -> Iterable[tuple[int, int, float]]:
+    """(sending device, receiving device, share of the message)."""
+    if not isinstance(senders, SequenceParallel) and not isinstance(receivers, SequenceParallel):
+        return [(senders[i], receivers[j], share) for i, j, share in overlaps(len(senders), len(receivers))]
+    layout = senders if isinstance(senders, SequenceParallel) else receivers
+    assert isinstance(layout, SequenceParallel)
+    seq_len = sum(tokens for group in layout.groups for tokens in group.tokens)
+    found: dict[tuple[int, int], Fraction | int] = {}
+    here, there = _owners(senders, seq_len), _owners(receivers, seq_len)
+    i = j = 0
+    at: Fraction | int = 0
+    while at < seq_len:
+        end = min(here[i][0], there[j][0])
+        pair = here[i][1], there[j][1]
+        found[pair] = found.get(pair, 0) + end - at
+        i, j, at = i + (here[i][0] == end), j + (there[j][0] == end), end
+    return [(a, b, float(tokens / seq_len)) for (a, b), tokens in found.items()]
+
+
+def _owners(ends: Ends, seq_len: int) -> list[tuple[Fraction | int, int]]:
+    """(end of a run of tokens, who has it), along the sequence."""
+    if not isinstance(ends, SequenceParallel):
+        return [(Fraction(seq_len * (k + 1), len(ends)), device) for k, device in enumerate(ends)]
+    runs = [
+        (run, device)
+        for group, shards in zip(ends.groups, token_ranges(ends), strict=True)
+        for device, own in zip(group.devices, shards, strict=True)
+        for run in own
+    ]
+    return [(end, device) for (_, end), device in sorted(runs)]
+
+
+def hop(cluster: Cluster, senders: Ends, receivers: Ends) -> Hop:
+    """The way from one stage to the next."""
+    network, machine_of = cluster.network, cluster.machine_of
+    shared: Load = {}
+    ports: dict[tuple[bool, int], float] = {}
+    ragged = isinstance(senders, SequenceParallel) or isinstance(receivers, SequenceParallel)
+    latency_s = 0.0
+    for a, b, share in shared_tokens(senders, receivers):
+        latency_s = max(latency_s, network.pair_latency(a, b))
+        if machine_of[a] == machine_of[b]:
+            # Between equal parts the sender's port alone is charged; ragged ones may crowd at one receiver.
+            for port in ((False, a), (True, b)) if ragged else ((False, a),):
+                ports[port] = ports.get(port, 0.0) + share / network.pair_bandwidth(a, b)
+        else:
+            for resource in network.route(a, b):
+                shared[resource] = shared.get(resource, 0.0) + share / float(network.capacity[resource])
+    return Hop(tuple(shared.items()), max(ports.values(), default=0.0), latency_s)

@@ -1,1 +1,0 @@
-"""Measured times of layers and links, and the formats in which others publish theirs."""
