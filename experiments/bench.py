@@ -29,6 +29,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Replica, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
@@ -166,7 +167,7 @@ def prices(scale: float) -> Iterator[Row]:
         repeats = max(3, round(20 * scale))
         pipelines = _even_pipelines(task, num_pipelines, num_stages, num_chunks)
         cuts = _cuts(task.model.num_layers, num_stages, num_chunks)
-        plan_of = partial(Plan, schedule="interleaved" if num_chunks > 1 else "1f1b")
+        plan_of = partial(Plan, schedule=INTERLEAVED if num_chunks > 1 else ONE_F_ONE_B)
 
         def cut_anew(few: int, pipelines: tuple[Pipeline, ...] = pipelines, cuts: Cuts = cuts) -> tuple[Pipeline, ...]:
             """The pipelines, of which the first `few` are cut as none was before."""

@@ -1,4 +1,4 @@
-"""`hexiopt compare 'compare.solvers=[random,metis]' cluster=... model=...`: solvers on one problem."""
+"""`hexiopt compare 'compare.solvers=[random,hexiscale]' cluster=... model=...`: solvers on one problem."""
 
 import sys
 

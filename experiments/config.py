@@ -4,8 +4,9 @@
 `seed=abc` is refused when the configuration is composed, and ranges are checked in `__post_init__`.
 """
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -16,9 +17,8 @@ from hexiopt.problem.space import Space, space_from_sections
 from hexiopt.problem.workload import Workload, workload_from_section
 from hexiopt.readers.cluster_file import NAME, NAME_RULE
 from hexiopt.reading import Section
+from hexiopt.solving import MAX_STEPS, MAX_TIME_LIMIT_S
 
-MAX_TIME_LIMIT_S = 30 * 86_400.0
-MAX_STEPS = 10**12
 MAX_SEED = 2**32 - 1
 
 
@@ -46,37 +46,27 @@ class WorkloadConfig:
 class SolverConfig:
     """Which solver, and when it stops: after `time_limit_s` seconds, or `max_steps` of its own steps.
 
-    What follows are options of single solvers; a solver refuses one it does not take (null: not stated).
-    `defects` (flashflex) is `as_published` or `as_released`.
-    `objective` (espresso, sailor) is `time` or `money`; then `deadline_s` bounds the seconds of a step.
-    `uneven_tokens`, `uneven_heads`, `uneven_groups` (hexiseq) take a freedom of its layouts away where false; `order`
-    is `contiguous`, `zigzag` or `best`.
-    `resolution` (sequence_exact) is how many quanta of tokens a sequence has.
+    Each solver's own has its parameters too (`solver_config.py`).
     """
 
     name: str = MISSING
     time_limit_s: float = 10.0
     max_steps: int | None = None
-    defects: str | None = None
-    objective: str | None = None
-    deadline_s: float | None = None
-    uneven_tokens: bool | None = None
-    uneven_heads: bool | None = None
-    uneven_groups: bool | None = None
-    order: str | None = None
-    resolution: int | None = None
 
     def __post_init__(self) -> None:
         section = Section(asdict(self), "solver")
         section.number("time_limit_s", above=0, at_most=MAX_TIME_LIMIT_S)
         section.integer("max_steps", at_least=1, at_most=MAX_STEPS, default=None)
-        if self.deadline_s is not None:
-            section.number("deadline_s", above=0, at_most=MAX_TIME_LIMIT_S)
 
     def options(self) -> dict[str, Any]:
-        """The stated options of the solver itself, as `solvers.registry.make_solver` takes them."""
-        own = {key: value for key, value in asdict(self).items() if key not in ("name", "time_limit_s", "max_steps")}
-        return {key: value for key, value in own.items() if value is not None}
+        """The parameters of the solver that are not as it has them, as `solvers.registry.make_solver` takes them."""
+        own = [one for one in fields(self) if one.name not in ("name", "time_limit_s", "max_steps")]
+        return {one.name: getattr(self, one.name) for one in own if getattr(self, one.name) != _default(one)}
+
+
+def _default(parameter: Field[Any]) -> Any:
+    factory = parameter.default_factory
+    return parameter.default if factory is dataclasses.MISSING else factory()
 
 
 @dataclass
@@ -357,5 +347,5 @@ class Config:
 
 
 def register() -> None:
-    """Make the schema known to Hydra."""
+    """Make the schema known to Hydra; those of solvers are `solver_config.py`'s."""
     ConfigStore.instance().store(name="schema", node=Config)

@@ -19,7 +19,7 @@ from hexiopt.readers.plan_file import plan_file_to_dict
 from hexiopt.simulation.network import simulated_s
 
 if TYPE_CHECKING:
-    from runtime.emulate.bench import Bench
+    from runtime.emulate.bench import EmulationBench
 
 _ROOM = 4.5  # the time that a stand-in is given, over the time that it takes as fast as this machine goes
 
@@ -48,7 +48,7 @@ def run(job: Job) -> float:
         raise InputError("emulate: needs torch; install hexiopt[train]")
     from hexiopt.report.emulated import Emulated, draw_emulated, emulated_csv, emulated_table
     from hexiopt.report.table import headline
-    from runtime.emulate.bench import Bench
+    from runtime.emulate.bench import EmulationBench
     from runtime.emulate.fabric import unsupported
     from runtime.emulate.stand_in import divisors
     from runtime.launch.admission import check_trainable, trainable
@@ -70,7 +70,7 @@ def run(job: Job) -> float:
     shaped = hindrance is None if config.network is None else config.network
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), problem, divisor, job.config.seed)
+        bench = EmulationBench(Path(folder), problem, divisor, job.config.seed)
         entries += _plans(job, trainable(problem))
         try:
             dilation = _dilation(entries, bench) if config.dilation is None else config.dilation
@@ -123,7 +123,7 @@ def _plans(job: Job, problem: Problem) -> list[_Entry]:
     return entries
 
 
-def _dilation(entries: list[_Entry], bench: "Bench") -> float:
+def _dilation(entries: list[_Entry], bench: "EmulationBench") -> float:
     """By how much to slow the cluster down, so that every plan's stand-in computes well within its time: two digits."""
     most = max(_ROOM * bench.unpaced_s(entry.plan) / entry.cost.step_time_s for entry in entries)
     digit = 10.0 ** (math.floor(math.log10(most)) - 1)

@@ -317,7 +317,7 @@ def workload_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
     )
     states = f"{workload.element_bytes} + {gradient} + {master} + {moments} B"
     yield "per parameter", states, "weight, gradient, master, Adam's moments: mixed precision"
-    for name, chosen in (("schedule", plan.schedule), ("optimizer_sharding", str(plan.sharding.stage))):
+    for name, chosen in (("schedule", plan.schedule.name), ("optimizer_sharding", str(plan.sharding.stage))):
         stated = getattr(workload, name)
         yield name, chosen, "chosen by the search (auto)" if stated == "auto" else "workload"
 

@@ -7,6 +7,7 @@ first bad job; so its application object is used directly.
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
+from experiments import solver_config
 from experiments.common import STATUS_FILE, FailedError, Job, Outcome, failure, run_verb, status_of, worst
 from experiments.config import Config, register
 from experiments.terminal import plain_warnings
@@ -82,6 +84,7 @@ def _run(verb: str, args: Sequence[str]) -> int:
         overrides.append("workload=small")
     hydra_version.setbase("1.3")
     register()
+    solver_config.register(_chosen_solvers(parsed))
     search_path = create_automatic_config_search_path(None, None, parsed.config_path or "pkg://conf")
     if parsed.config_dir is not None:
         folder = Path(parsed.config_dir)
@@ -136,6 +139,21 @@ def _may_set_mode(parsed: argparse.Namespace) -> bool:
     foreign = (parsed.config_path, parsed.config_dir, parsed.config_name)
     ours = (override.lstrip("+").startswith(("experiment", "hydra")) for override in parsed.overrides)
     return any(foreign) or any(ours)
+
+
+def _chosen_solvers(parsed: argparse.Namespace) -> set[str] | None:
+    """The solvers whose configurations may be composed, each of which takes time to import; None for all."""
+    others = (parsed.help, parsed.hydra_help, parsed.shell_completion, parsed.info, parsed.config_path)
+    if any(others) or parsed.config_dir or parsed.config_name:
+        return None
+    chosen = {"portfolio"}
+    for override in parsed.overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        if key == "experiment" or key.startswith("hydra.searchpath"):
+            return None
+        if key == "solver":
+            chosen |= set(re.findall(r"\w+", value))
+    return chosen
 
 
 def _open(override: str) -> str:
@@ -223,6 +241,10 @@ class _Loader(ConfigLoaderImpl):
     """
 
     new_folders: tuple[Path, ...] = ()
+
+    def get_group_options(self, group_name: str, *args: Any, **kwargs: Any) -> list[str]:
+        """Without the schemas that files build upon."""
+        return [name for name in super().get_group_options(group_name, *args, **kwargs) if not _is_schema(name)]
 
     def load_configuration(
         self,
@@ -313,11 +335,15 @@ def _said(error: BaseException) -> str | None:
     return None
 
 
+def _is_schema(name: str) -> bool:
+    return name.endswith(solver_config.SCHEMA)
+
+
 def _unknown_choice(error: MissingConfigException) -> str | None:
     group, slash, name = (error.missing_cfg_file or "").rpartition("/")
     if not slash or not error.options:
         return None
-    hint = closest(name, error.options)
+    hint = closest(name, [option for option in error.options if not _is_schema(option)])
     if (group, name) == ("hydra/launcher", "joblib"):
         hint = "it comes with pip install -e '.[joblib]'"
     return f"{group}: {name!r} is not known; {hint}"

@@ -18,8 +18,7 @@ from hexiopt.readers.cluster_yaml import cluster_text, read_open_cluster, unknow
 from hexiopt.reading import Section
 
 if TYPE_CHECKING:
-    from runtime.measure.points import Device
-    from runtime.measure.rank import Measured
+    from runtime.measure.points import Device, Measurement
 
 FILE, POINTS = "cluster.yaml", "profile.json"
 
@@ -42,7 +41,7 @@ def run(job: Job) -> float:
         if base is not None:
             check_base(base, devices)
 
-    def conclude(measured: "Measured") -> None:
+    def conclude(measured: "Measurement") -> None:
         _conclude(job, measured, base)
 
     place = torchrun_place()
@@ -61,7 +60,7 @@ def run(job: Job) -> float:
     return float("nan")
 
 
-def _conclude(job: Job, measured: "Measured", base: Mapping[str, Any] | None) -> None:
+def _conclude(job: Job, measured: "Measurement", base: Mapping[str, Any] | None) -> None:
     """Write what was measured, and print it."""
     from hexiopt.report.measuring import rows_table
     from runtime.measure.result import result_of

@@ -16,7 +16,7 @@ from hexiopt.readers.plan_file import PlanFile, plan_file_to_dict, read_plan, so
 
 if TYPE_CHECKING:
     from runtime.launch.session import TrainedStep
-    from runtime.launch.settings import Run
+    from runtime.launch.settings import TrainingRun
 
 _OF_A_MACHINE = ("train.machine=", "train.master=")
 
@@ -59,11 +59,11 @@ def _planned(job: Job, problem: Problem, name: str) -> Path:
     return job.folder / name
 
 
-def _run_of(job: Job, plan_path: Path, problem: Problem) -> "Run | None":
+def _run_of(job: Job, plan_path: Path, problem: Problem) -> "TrainingRun | None":
     """The run that the configuration describes, its inputs checked; None where it is complete already."""
     from runtime.data.batches import Batches
     from runtime.data.tokens import prepare
-    from runtime.launch.settings import Run, Settings
+    from runtime.launch.settings import Settings, TrainingRun
     from runtime.parallel.optimizer import AdamW
     from runtime.state.checkpoint import Checkpoint
     from runtime.state.weights import HuggingFaceWeights
@@ -86,7 +86,7 @@ def _run_of(job: Job, plan_path: Path, problem: Problem) -> "Run | None":
     adam = {key: getattr(config, key) for key in ("lr", "beta1", "beta2", "weight_decay", "max_norm")}
     schedule = ("steps", "warmup_steps", "min_lr_share", "checkpoint_every", "keep_checkpoints", "timeout_s")
     settings = Settings(adam=AdamW(**adam), seed=job.config.seed, **{key: getattr(config, key) for key in schedule})
-    return Run(plan_path, tokens.absolute(), job.folder.absolute() / "checkpoints", settings, resume, weights)
+    return TrainingRun(plan_path, tokens.absolute(), job.folder.absolute() / "checkpoints", settings, resume, weights)
 
 
 def _path(stated: str | None) -> Path | None:
@@ -107,22 +107,22 @@ def _write_launch_file(job: Job, plan_path: Path, plan_file: PlanFile) -> float:
     return float("nan")
 
 
-def _train_here(job: Job, started: "Run", plan_file: PlanFile) -> float:
+def _train_here(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
     """Start and follow the processes of this machine; the last loss."""
     from hexiopt.report.training import TrainingProgress
     from runtime.launch.admission import check_machine, chosen_device, ranks_on
     from runtime.launch.launch_file import machines_of
     from runtime.launch.session import Session
-    from runtime.launch.supervisor import Place, supervised
+    from runtime.launch.supervisor import MachinePlace, supervised
 
-    config, problem, place = job.config.train, plan_file.problem, Place()
+    config, problem, place = job.config.train, plan_file.problem, MachinePlace()
     if config.launch == "machine":
         if config.machine not in (names := machines_of(plan_file)):
             rule = f"has no device of the plan; name one of {', '.join(names)}"
             raise InputError(f"train.machine: {config.machine!r} {rule}")
         if config.master is None:
             raise InputError("train.master: is missing; state host:port of the machine with the plan's first device")
-        place = Place(config.machine, config.master)
+        place = MachinePlace(config.machine, config.master)
     ranks = ranks_on(plan_file, place.machine)
     device, told = chosen_device(config.device, len(ranks))
     if not config.force:

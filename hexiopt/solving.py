@@ -10,12 +10,13 @@ from typing import Any, Literal, Protocol
 
 from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.flight import Flight
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError, shown
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import schedules
 from hexiopt.result import Result
+from hexiopt.schedules.in_flight import InFlight
 
 MAX_TIME_LIMIT_S = 30 * 86_400.0
 MAX_STEPS = 10**12
@@ -82,9 +83,9 @@ class Pricer(Protocol):
         """Forward and backward seconds of a stage."""
 
     def max_layers(
-        self, site: Any, first: bool, last: bool, micro_batch_size: int, policy: str, held: Flight, shards: Shards
+        self, site: Any, first: bool, last: bool, micro_batch_size: int, policy: str, held: InFlight, shards: Shards
     ) -> int:
-        """The most layers that fit, `held` in flight (`flight`), states spread as `shards`; may be negative."""
+        """The most layers that fit, `held` in flight, states spread as `shards`; may be negative."""
 
     def hop_s(self, senders: tuple[int, ...], receivers: tuple[int, ...], micro_batch_size: int) -> float:
         """One message between two stages, the network otherwise idle."""
@@ -152,6 +153,9 @@ def refuse(solver: Solver, problem: Problem, pricer: Pricer | None) -> None:
             f"solver: {name} proves nothing about sequence layouts; take space.sequence=false, "
             "solver=sequence_exact or solver=portfolio"
         )
+    for schedule in schedules(problem.workload) if able.kind == "oracle" else ():
+        if not schedule.bounded:
+            raise InputError(f"solver: {name} proves nothing about the {schedule} schedule; take {instead}")
     for package in able.requires:
         if find_spec(package) is None:
             raise InputError(

@@ -13,7 +13,7 @@ from hexiopt.cores import usable_cores
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-class Clock(Protocol):
+class DeviceClock(Protocol):
     """Marks moments between the operations of one device, and later says when they were."""
 
     def mark(self) -> Any:
@@ -58,7 +58,7 @@ class StreamClock:
         return [now_s - 1e-3 * mark.elapsed_time(last) for mark in marks]
 
 
-def clock_of(device: torch.device) -> Clock:
+def clock_of(device: torch.device) -> DeviceClock:
     """The clock of a device."""
     return StreamClock() if device.type == "cuda" else HostClock()
 

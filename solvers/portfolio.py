@@ -6,7 +6,7 @@ and what `solver=shapes` gives; past the time limit too, until there is a plan. 
 partition, as `solver=hexiscale` would, and anneals what that finds and what people build by hand, now and then with
 bundles made anew (`recreate.py`); the other anneals the latter and the best of the floor. On large clusters, too large
 for a complete graph, both start by hand. Where the plan space has sequence layouts, the first lane soon turns to them
-instead, and decides stage by stage between these and tensor parallelism (`sequence/joint.py`). With a budget in steps
+instead, and decides stage by stage between these and tensor parallelism (`planning.py`). With a budget in steps
 both lanes run wherever they are, so that the plan does not depend on the cores.
 """
 
@@ -27,7 +27,7 @@ from solvers.heuristics.hexiscale import HierarchicalPartition
 from solvers.heuristics.hill_climbing import Polisher
 from solvers.heuristics.local_search import ANNEAL, improve, own_grids, without_grids
 from solvers.heuristics.shape_program import shape_structures
-from solvers.sequence.joint import plan_jointly
+from solvers.sequence.planning import plan_jointly
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from hexiopt.problem.space import Space, layer_ranges, recompute_policies, sched
 from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
+from hexiopt.schedules.registry import SCHEDULES
+from hexiopt.schedules.schedule import Schedule
 
 GPUS = ("rtx_3090", "rtx_4090", "a100_80gb_sxm", "h100_80gb_sxm", "v100_32gb_sxm", "t4")
 BANDWIDTHS_GB_PER_S = (0.01, 0.125, 1.25, 12.5, 50.0, 400.0)
@@ -217,7 +219,7 @@ def plans(draw: st.DrawFn, problem: Problem, *, plain: bool = False) -> Plan:
         slots = [[group] for group in mine[: model.num_layers]]
         if not plain and draw(st.integers(0, 2)):
             counts = range(1, min(len(mine), model.num_layers) + 1)
-            if schedule == "interleaved":  # numbers of stages that may have several ranges
+            if schedule.chunked:  # numbers of stages that may have several ranges
                 counts = [n for n in counts if n > 1 and sequences // size % n == 0] or counts
             widths = draw(compositions(len(mine), draw(st.sampled_from(counts))))
             slots = [[mine.pop(0) for _ in range(width)][:size] for width in widths]
@@ -278,7 +280,7 @@ def aligned_plans(draw: st.DrawFn, problem: Problem, *, plain: bool = False) -> 
             recompute = tuple(draw(st.lists(policy, min_size=few, max_size=few)))
             stages.append(Stage(replicas, ((ends[s], ends[s + 1]),), recompute))
         pipelines.append(Pipeline(tuple(stages), workload.global_batch // sum(sizes), size))
-    schedule = draw(st.sampled_from([s for s in schedules(workload) if s != "interleaved"]))
+    schedule = draw(st.sampled_from([s for s in schedules(workload) if s.lockstep]))
     plan = Plan(tuple(pipelines), schedule)
     zero = draw(st.sampled_from([stage for stage in sharding_stages(workload) if stage >= 2]))
     return replace(plan, sharding=Sharding(zero, "all" if plain else draw(sharding_groups(plan))))
@@ -290,7 +292,7 @@ def stages_of(
     problem: Problem,
     slots: list[list[tuple[int, ...]]],
     size: int,
-    schedule: str,
+    schedule: Schedule,
     num_micro_batches: int,
     *,
     plain: bool,
@@ -298,7 +300,7 @@ def stages_of(
     """Stages of a pipeline whose stage s has the TP groups `slots[s]` as replicas, with all layers of the model."""
     num_layers, count = problem.model.num_layers, len(slots)
     chunks = 1
-    if schedule == "interleaved" and not plain and count > 1 and num_micro_batches % count == 0:
+    if schedule.chunked and not plain and count > 1 and num_micro_batches % count == 0:
         chunks = draw(st.sampled_from(range(1, min(3, num_layers // count) + 1)[::-1]))
     more = draw(compositions(num_layers - (chunks - 1) * count, count))
     layers = layer_ranges([chunks - 1 + n for n in more], chunks)
@@ -368,7 +370,7 @@ def format_plans(draw: st.DrawFn, cluster: Cluster) -> Plan:
         st.builds(
             Plan,
             st.lists(pipeline, min_size=1, max_size=2).map(tuple),
-            st.sampled_from(("gpipe", "1f1b", "interleaved")),
+            st.sampled_from(SCHEDULES),
             sharding,
         )
     )

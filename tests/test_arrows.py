@@ -21,7 +21,7 @@ ALLOWED = {
 SOLVERS = ("core", "completion", "frame", "heuristics", "sequence", "portfolio", "exact")
 NO_BASELINE_USES = {"portfolio", "exact", "registry"}
 LAW_PACKAGES = {"numpy", "scipy", "yaml"}
-COMPILED = {"hexiopt/bounds/kernel.py": {"numba"}}
+COMPILED = {path: {"numba"} for path in ("hexiopt/bounds/kernel.py", "hexiopt/schedules/kernel.py")}
 REPORT_PACKAGES = LAW_PACKAGES | {"rich", "matplotlib"}
 
 

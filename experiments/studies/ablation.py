@@ -16,6 +16,7 @@ from experiments.studies.frame.study import Report, Scale, Study
 from experiments.studies.frame.words import change, span, tokens
 from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.report.style import FAINT
+from hexiopt.schedules.registry import ONE_F_ONE_B
 
 _LIMIT_S = 10.0
 _SMALL = 0.0005  # a loss below 0.05 % is called none
@@ -56,7 +57,7 @@ WHOLE, NONE = "the whole plan space", "none of them (all off)"
 SPACES = {
     WHOLE: PlanSpace(),
     **{_LABELS[name]: PlanSpace((name,)) for name in SWITCHES},
-    "1F1B only": PlanSpace(schedule="1f1b"),
+    "1F1B only": PlanSpace(schedule=ONE_F_ONE_B.name),
     NONE: PlanSpace(SWITCHES),
 }
 INSIDE = {name: [other for other in SPACES if own.holds(SPACES[other])] for name, own in SPACES.items()}

@@ -31,6 +31,7 @@ from hexiopt.problem.profile import Profile
 from hexiopt.problem.space import layer_ranges
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.profiles.network import NetworkFits
+from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 
 _LARGEST_MICRO_BATCH = 64
 _MOST_CHUNKS = 8
@@ -164,7 +165,7 @@ def _plan(row: Row, problem: Problem, d: _Degrees, size: int, policy: str, shard
         for p in range(d.dp)
     )
     _check_machines(problem.cluster, pipelines)
-    plan = Plan(pipelines, "interleaved" if d.vpp > 1 else "1f1b", sharding)
+    plan = Plan(pipelines, INTERLEAVED if d.vpp > 1 else ONE_F_ONE_B, sharding)
     wrong = misaligned(plan) or next((found[1] for p in pipelines if (found := irregular(p, plan.schedule))), None)
     if wrong is not None:
         raise InexpressibleError(wrong)

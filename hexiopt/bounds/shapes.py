@@ -48,11 +48,13 @@ _STAGES = (*((p, p) for p in range(2, 21)), (21, 24), (25, 30), (31, 2**30))  # 
 
 
 def shape_bound_s(model: CostModel, lower_s: float, deadline_s: float) -> float:
-    """A step time that no plan beats, from `lower_s` (which must hold) upwards as far as time allows.
+    """A step time that no plan beats, from `lower_s` (which must hold) upwards as far as time allows. It stays there
+    where plans may have a schedule for which the conditions of `chains.py` are not proved.
 
     `deadline_s` is of `time.perf_counter`.
     """
-    if time.perf_counter() >= deadline_s:
+    proved = all(schedule.bounded for schedule in schedules(model.problem.workload))
+    if not proved or time.perf_counter() >= deadline_s:
         return lower_s
     types, kinds = StageTypes(model), dict[int | None, list[Shape]]()
     for shape in shapes_of(model.problem):
@@ -79,9 +81,9 @@ def shapes_of(problem: Problem) -> list[Shape]:
     num_layers = problem.model.num_layers
     early, late = any(stage < 2 for stage in sharding), any(stage >= 2 for stage in sharding)
     # From ZeRO-2 on, stages have one range.
-    max_chunks = problem.space.max_chunks if early and "interleaved" in allowed else 1
+    max_chunks = problem.space.max_chunks if early and any(schedule.chunked for schedule in allowed) else 1
     found = [Shape(1, 1, 1, num_layers)] * early
-    if late and allowed != ("interleaved",):
+    if late and any(schedule.lockstep for schedule in allowed):
         batch = problem.workload.global_batch
         found += [Shape(1, 1, 1, num_layers, m) for m in range(1, batch + 1) if batch % m == 0]
     for least, most in _RANGES:

@@ -12,6 +12,7 @@ from hexiopt.cost.executors.sites import Site
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.space import recompute_policies, sharding_stages
+from hexiopt.schedules.in_flight import holding
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -80,7 +81,7 @@ class StageTypes:
         `many` micro-batches are at least twice the stages.
 
         Before its first backward such a stage has run `stages` forwards of each range but the last, of that one
-        2 · after + 1 or as many, and then of the first range again (Narayanan et al., as in `schedule_graph.py`).
+        2 · after + 1 or as many, and then of the first range again (`hexiopt/schedules/interleaved.py`).
         """
         n = np.arange(self.num_layers + 1)
         begun = 2 * after + 1
@@ -243,7 +244,7 @@ class _Growth:
     def __init__(self, memory: MemoryModel, last: bool, shards: Shards, policies: tuple[str, ...]) -> None:
         @cache
         def total(layers: int, policy: str, held: int) -> float:
-            return memory.stage(layers, False, last, policy, held, shards).total
+            return memory.stage(layers, False, last, policy, holding(held), shards).total
 
         base = 3  # layers beyond which ZeRO-3 gathers no more of them at once
         lean = min(policies, key=lambda policy: total(base, policy, 0))

@@ -18,14 +18,15 @@ from hexiopt.cost.cost import Cost, PipelineCost, StageCost
 from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.executors.memory import WHOLE, Shards
 from hexiopt.cost.executors.sites import Crowd
-from hexiopt.cost.executors.stage_costs import AnySpread, Place, StageCosts
-from hexiopt.cost.flight import in_flight
+from hexiopt.cost.executors.stage_costs import AnySpread, StageCosts
 from hexiopt.cost.gradient_sync import Floats, Ints, SyncTimes, after_rings, sync_groups
 from hexiopt.cost.replicated import replicated_cost
-from hexiopt.cost.schedule import SCHEDULE_TIMES, PipelineTimes
 from hexiopt.cost.sharding import Rings, Times, lockstep_s, rings, sharding_groups, spreads
 from hexiopt.plan.plan import Pipeline, Plan, Stage, irregular, misaligned, unpriced
 from hexiopt.problem.problem import Problem
+from hexiopt.schedules.in_flight import stages_in_flight
+from hexiopt.schedules.recurrence import chain_ends_s
+from hexiopt.schedules.schedule import Schedule, StagePosition
 
 _KEPT = 50_000  # pipelines, times and stages remembered before memory is given back
 
@@ -51,8 +52,8 @@ class CostModel(StageCosts):
 
     def __init__(self, problem: Problem, framework: Framework | None = None) -> None:
         super().__init__(problem, framework)
-        self._parts: dict[tuple[Pipeline, str, AnySpread, Crowd], _Parts] = {}
-        self._times: dict[tuple[object, ...], PipelineTimes] = {}
+        self._parts: dict[tuple[Pipeline, Schedule, AnySpread, Crowd], _Parts] = {}
+        self._times: dict[tuple[object, ...], tuple[float, ...]] = {}
         self._replicated: dict[tuple[object, ...], PipelineCost] = {}
         self._sync: tuple[tuple[tuple[Stage, ...], ...], SyncTimes] | None = None
         self._rings: tuple[SyncTimes, list[int], Rings] | None = None
@@ -127,24 +128,27 @@ class CostModel(StageCosts):
         seconds = lockstep_s(plan, self, self.rings(plan).within, groups, crowds)
         return [_with_times(part, own) for part, own in zip(parts, seconds, strict=True)]
 
-    def _pipeline_parts(self, pipeline: Pipeline, schedule: str, spread: AnySpread, crowd: Crowd) -> _Parts:
+    def _pipeline_parts(self, pipeline: Pipeline, schedule: Schedule, spread: AnySpread, crowd: Crowd) -> _Parts:
         key = (pipeline, schedule, spread, crowd)
         found = self._parts.get(key)
         if found is None:
             size, count, batches = pipeline.micro_batch_size, len(pipeline.stages), pipeline.num_micro_batches
             plain = all(stage.is_plain for stage in pipeline.stages)
+            # Plain stages keep all rules but those of the schedule.
+            chunks = pipeline.num_chunks
+            wrong = schedule.broken_rule(count, chunks, batches) if plain else irregular(pipeline, schedule)
+            if wrong is not None:
+                raise ValueError(wrong[1])
+            held = stages_in_flight(schedule, count, batches, chunks)
             if plain and isinstance(spread, Shards):
                 costs = tuple(
-                    self.plain_cost(stage, k, count, size, in_flight(schedule, k, count, batches), spread)
-                    for k, stage in enumerate(pipeline.stages)
+                    self.plain_cost(stage, k == 0, k == count - 1, size, own, spread)
+                    for k, (stage, own) in enumerate(zip(pipeline.stages, held, strict=True))
                 )
             else:
-                wrong = irregular(pipeline, schedule)
-                if wrong is not None:
-                    raise ValueError(wrong[1])
                 costs = tuple(
-                    self.stage_cost(stage, size, Place(schedule, k, count, batches), spread, crowd)
-                    for k, stage in enumerate(pipeline.stages)
+                    self.stage_cost(stage, size, StagePosition(k, count, batches, chunks), own, spread, crowd)
+                    for k, (stage, own) in enumerate(zip(pipeline.stages, held, strict=True))
                 )
             times = tuple(cost.forward_s for cost in costs), tuple(cost.backward_s for cost in costs)
             message = self.message_bytes(size)
@@ -163,21 +167,19 @@ class CostModel(StageCosts):
             self._parts[key] = found
         return found
 
-    def _pipeline_cost(self, pipeline: Pipeline, parts: _Parts, load: Load, schedule: str) -> PipelineCost:
+    def _pipeline_cost(self, pipeline: Pipeline, parts: _Parts, load: Load, schedule: Schedule) -> PipelineCost:
         if not parts.is_chain:
             return self._replicated_cost(pipeline, parts, load, schedule)
         message = parts.message_bytes
         ahead = tuple(way.seconds(message, load) for way, _ in parts.hops)
         back = tuple(way.seconds(message, load) for _, way in parts.hops)
         key = (schedule, parts.forward_s, parts.backward_s, ahead, back, pipeline.num_micro_batches)
-        times = self._times.get(key)
-        if times is None:
-            times = self._times[key] = SCHEDULE_TIMES[schedule](
-                parts.forward_s, parts.backward_s, ahead, back, pipeline.num_micro_batches
-            )
-        return PipelineCost(parts.stages, ahead, back, times.stage_end_s, times.end_s)
+        ends = self._times.get(key)
+        if ends is None:
+            ends = self._times[key] = chain_ends_s(*key)
+        return PipelineCost(parts.stages, ahead, back, ends, max(ends))
 
-    def _replicated_cost(self, pipeline: Pipeline, parts: _Parts, load: Load, schedule: str) -> PipelineCost:
+    def _replicated_cost(self, pipeline: Pipeline, parts: _Parts, load: Load, schedule: Schedule) -> PipelineCost:
         loads = tuple(load[resource] for way in parts.ways for resource, _ in way.hop.shared)
         key = (pipeline, parts.stages, schedule, loads)
         found = self._replicated.get(key)

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from hexiopt.cost.boundary import Load, Way, longest_s
 from hexiopt.cost.cost import LinkCost, PipelineCost, StageCost
-from hexiopt.cost.schedule_graph import Executor, Link, executor_ends_s
+from hexiopt.schedules.recurrence import Executor, Link, executor_ends_s
+from hexiopt.schedules.schedule import Schedule
 
 
 def replicated_cost(
-    schedule: str, num_micro_batches: int, stages: tuple[StageCost, ...], ways: Sequence[Way], load_s: Load
+    schedule: Schedule, num_micro_batches: int, stages: tuple[StageCost, ...], ways: Sequence[Way], load_s: Load
 ) -> PipelineCost:
     """The pipeline's cost, from those of its stages; its messages go `ways` of a network loaded with `load_s`."""
     links = tuple(
@@ -23,16 +24,18 @@ def replicated_cost(
         schedule,
         count,
         num_micro_batches,
-        [Executor(s, replica.each_chunk_s) for s, stage in enumerate(stages) for replica in stage.each],
-        [
-            Link(
-                link.backward,
-                first[link.stage] + link.sender,
-                first[(link.stage + (-1 if link.backward else 1)) % count] + link.receiver,
-                link.seconds,
-            )
-            for link in links
-        ],
+        tuple([Executor(s, replica.each_chunk_s) for s, stage in enumerate(stages) for replica in stage.each]),
+        tuple(
+            [
+                Link(
+                    link.backward,
+                    first[link.stage] + link.sender,
+                    first[(link.stage + (-1 if link.backward else 1)) % count] + link.receiver,
+                    link.seconds,
+                )
+                for link in links
+            ]
+        ),
     )
     replica_ends = tuple(ends[first[s] : first[s + 1]] for s in range(count))
     ahead, back = longest_s([(link.backward, link.stage, link.seconds) for link in links], count)

@@ -9,6 +9,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Stage, irregular, misaligned, unpr
 from hexiopt.plan.token_layout import misfit
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges, recompute_policies, schedules, sharding_stages
+from hexiopt.schedules.schedule import Schedule
 from hexiopt.units import GIB
 
 
@@ -113,7 +114,7 @@ def _choices(problem: Problem, plan: Plan) -> list[Violation]:
         found.append(
             Violation(
                 "schedule",
-                f"schedule {plan.schedule}; the workload allows {', '.join(schedules(problem.workload))}",
+                f"schedule {plan.schedule}; the workload allows {', '.join(map(str, schedules(problem.workload)))}",
             )
         )
     if plan.sharding.stage not in sharding_stages(problem.workload):
@@ -182,7 +183,7 @@ def _listed(numbers: Iterable[int]) -> str:
     return " + ".join(map(str, numbers))
 
 
-def _regular(problem: Problem, p: int, pipeline: Pipeline, schedule: str) -> list[Violation]:
+def _regular(problem: Problem, p: int, pipeline: Pipeline, schedule: Schedule) -> list[Violation]:
     """What replicas, layer ranges and policies break together."""
     if not pipeline.stages:
         return []

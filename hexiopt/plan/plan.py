@@ -7,6 +7,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hexiopt.errors import InputError, shown
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule
+
 
 @dataclass(frozen=True, slots=True)
 class Replica:
@@ -168,23 +172,26 @@ class Sharding:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Pipelines, and what is chosen once for all of them."""
+    """Pipelines, and what is chosen once for all of them. Raises InputError for a schedule that is only a name."""
 
     pipelines: tuple[Pipeline, ...]
-    schedule: str = "1f1b"
+    schedule: Schedule = ONE_F_ONE_B
     sharding: Sharding = field(default_factory=Sharding)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schedule, Schedule):
+            raise InputError(
+                f"plan: schedule: {shown(self.schedule)} is not a schedule; give one of hexiopt.schedules.registry"
+            )
 
     def devices(self) -> tuple[int, ...]:
         """All devices used, in the order of the plan."""
         return tuple(d for p in self.pipelines for s in p.stages for d in s.all_devices())
 
 
-def irregular(pipeline: Pipeline, schedule: str) -> tuple[str, str] | None:
-    """The first rule on replicas, layer ranges and policies that `pipeline` breaks: a word for it, and what is wrong.
-
-    Interleaving: Narayanan et al., arXiv 2104.04473, section 2.2.
-    """
-    count, ranges = len(pipeline.stages), pipeline.num_chunks
+def irregular(pipeline: Pipeline, schedule: Schedule) -> tuple[str, str] | None:
+    """The first rule on replicas, layer ranges and policies that `pipeline` breaks: a word, and what is wrong."""
+    ranges = pipeline.num_chunks
     for s, stage in enumerate(pipeline.stages):
         size, stated = pipeline.micro_batch_size, [replica.samples for replica in stage.replicas]
         if stage.sequence is not None and stage.replicas:
@@ -203,16 +210,7 @@ def irregular(pipeline: Pipeline, schedule: str) -> tuple[str, str] | None:
         if len(stage.recompute) not in (1, stage.num_layers):
             said = f"{len(stage.recompute)} recompute policies for {stage.num_layers} layers"
             return "recompute", f"stage {s} has {said}; state one, or one a layer"
-    if ranges == 1:
-        return None
-    if schedule != "interleaved":
-        return "interleaved", f"several layer ranges a stage under {schedule}; take the interleaved schedule"
-    if count == 1:
-        return "interleaved", f"{ranges} layer ranges on the only stage; interleave two stages or more"
-    if pipeline.num_micro_batches % count:
-        said = f"{pipeline.num_micro_batches} micro-batches for {count} interleaved stages"
-        return "interleaved", f"{said}; take a multiple of {count}"
-    return None
+    return schedule.broken_rule(len(pipeline.stages), ranges, pipeline.num_micro_batches)
 
 
 def misaligned(plan: Plan, name: Callable[[int], str] = str) -> str | None:
@@ -231,7 +229,7 @@ def misaligned(plan: Plan, name: Callable[[int], str] = str) -> str | None:
         return f"sharding groups are {groups!r}; choose all, machine or lists of devices"
     if zero < 2:
         return None
-    if plan.schedule not in ("gpipe", "1f1b"):
+    if not plan.schedule.lockstep:
         return f"ZeRO-{zero} under the {plan.schedule} schedule; take 1f1b or gpipe"
     if len({len(pipeline.stages) for pipeline in plan.pipelines}) > 1:
         return f"ZeRO-{zero} over pipelines of unequally many stages; give all as many"

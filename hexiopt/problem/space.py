@@ -16,8 +16,10 @@ from itertools import accumulate, combinations, pairwise
 from typing import Any
 
 from hexiopt.errors import InputError, closest
-from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, SCHEDULES, SHARDING_STAGES, Workload
+from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, SHARDING_STAGES, Workload
 from hexiopt.reading import Section, as_mapping
+from hexiopt.schedules.registry import ONE_F_ONE_B, SCHEDULES, schedule_named
+from hexiopt.schedules.schedule import Schedule
 
 SHARDING_GROUPS = ("all", "machine")
 
@@ -114,15 +116,23 @@ def recompute_chains(policies: Sequence[str], num_layers: int, per_layer: bool) 
     )
 
 
-def schedules(workload: Workload) -> tuple[str, ...]:
+def schedules(workload: Workload) -> tuple[Schedule, ...]:
     """The schedules that a plan may have."""
-    return SCHEDULES if workload.schedule == AUTO else (workload.schedule,)
+    return SCHEDULES if workload.schedule == AUTO else (schedule_named(workload.schedule),)
+
+
+def default_schedule(workload: Workload) -> Schedule:
+    """The schedule of pipelines whose stages hold one layer range each: 1F1B, unless the workload fixes another.
+
+    Interleaved only where it is fixed: with one range a stage it is 1F1B under a second name.
+    """
+    return ONE_F_ONE_B if workload.schedule == AUTO else schedule_named(workload.schedule)
 
 
 def sharding_stages(workload: Workload) -> tuple[int, ...]:
     """The ZeRO stages that a plan may have; from ZeRO-2 on, pipelines must be aligned (`hexiopt.plan.misaligned`)."""
     if workload.optimizer_sharding == AUTO:
-        return SHARDING_STAGES[:2] if workload.schedule == "interleaved" else SHARDING_STAGES
+        return SHARDING_STAGES if any(one.lockstep for one in schedules(workload)) else SHARDING_STAGES[:2]
     return (int(workload.optimizer_sharding),)
 
 

@@ -6,9 +6,9 @@ from typing import Any
 from hexiopt.calibration.gpus import PRECISIONS
 from hexiopt.errors import InputError
 from hexiopt.reading import Section
+from hexiopt.schedules.registry import SCHEDULE_NAMES, schedule_named
 
 RECOMPUTE_POLICIES = ("none", "selective", "full")
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
 SHARDING_STAGES = (0, 1, 2, 3)
 AUTO = "auto"
 
@@ -32,10 +32,12 @@ class Workload:
     gradient_bytes: int = 2
 
     def __post_init__(self) -> None:
-        if self.schedule == "interleaved" and self.optimizer_sharding in ("2", "3"):
+        if self.schedule == AUTO or schedule_named(self.schedule, "workload: schedule").lockstep:
+            return
+        if self.optimizer_sharding in ("2", "3"):
             raise InputError(
-                f"workload: optimizer_sharding: {self.optimizer_sharding} does not go with the interleaved schedule; "
-                f"choose workload.schedule=1f1b, or {AUTO}, 0 or 1"
+                f"workload: optimizer_sharding: {self.optimizer_sharding} does not go with the {self.schedule} "
+                f"schedule; choose workload.schedule=1f1b, or {AUTO}, 0 or 1"
             )
 
     @property
@@ -79,7 +81,7 @@ def workload_from_section(section: Section) -> Workload:
         seq_len=section.integer("seq_len", at_least=1, at_most=2**27, default=default.seq_len),
         precision=section.text("precision", choices=PRECISIONS, default=default.precision),
         recompute=section.text("recompute", choices=(AUTO, *RECOMPUTE_POLICIES), default=default.recompute),
-        schedule=section.text("schedule", choices=(AUTO, *SCHEDULES), default=default.schedule),
+        schedule=section.text("schedule", choices=(AUTO, *SCHEDULE_NAMES), default=default.schedule),
         optimizer_sharding=str(sharding),
         gradient_bytes=section.integer("gradient_bytes", at_least=2, at_most=4, default=default.gradient_bytes),
     )

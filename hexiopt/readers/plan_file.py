@@ -14,9 +14,10 @@ from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem, problem_from_section, problem_to_dict, sha256_of
-from hexiopt.problem.workload import RECOMPUTE_POLICIES, SCHEDULES
+from hexiopt.problem.workload import RECOMPUTE_POLICIES
 from hexiopt.reading import Section, read_mapping
 from hexiopt.result import Result
+from hexiopt.schedules.registry import schedule_named
 from hexiopt.units import GIB
 
 FORMAT = "hexiopt.plan"
@@ -41,7 +42,7 @@ def plan_to_dict(plan: Plan, cluster: Cluster) -> dict[str, Any]:
         groups = [[cluster.device_name(d) for d in group] for group in groups]
     sharding = {"stage": plan.sharding.stage} | ({} if groups == "all" else {"groups": groups})
     return {
-        "schedule": plan.schedule,
+        "schedule": plan.schedule.name,
         "sharding": sharding,
         "pipelines": [
             {
@@ -172,7 +173,7 @@ def read_plan(path: str | Path) -> PlanFile:
 
 def plan_from_section(section: Section, cluster: Cluster) -> Plan:
     """Schedule, sharding and pipelines of a plan file. Raises InputError; `check` says whether they are valid."""
-    schedule = section.text("schedule", choices=SCHEDULES)
+    schedule = schedule_named(section.text("schedule"), section.at("schedule"))
     sharding = section.section("sharding", optional=True)
     zero = sharding.integer("stage", at_least=0, at_most=3, default=0)
     groups: Any = sharding.raw("groups", "all")

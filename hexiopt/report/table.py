@@ -194,7 +194,7 @@ def choices(problem: Problem, plan: Plan) -> list[tuple[str, str]]:
         ("batch", f"{workload.global_batch:,} × {workload.seq_len:,} tokens, {workload.precision}"),
         ("plan", f"{count(len(plan.pipelines), 'pipeline')}, {count(stages, 'stage')}"),
         ("devices", f"{used:,} of {problem.cluster.num_devices:,} used"),
-        ("schedule", plan.schedule),
+        ("schedule", plan.schedule.name),
         ("sharding", sharding(plan)),
     ]
 

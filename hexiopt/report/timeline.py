@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hexiopt.cost.cost import Cost, PipelineCost
+from hexiopt.cost.gradient_sync import sync_groups
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.report.rows import alike_pipelines, num_operations
@@ -136,18 +137,17 @@ def _pipeline_events(
                 end_s,
                 num_micro_batches=pipeline.num_micro_batches,
             )
-    synced_s = cost.pipeline_s + cost.gradient_sync_s
+    synced_s, syncs = cost.pipeline_s + cost.gradient_sync_s, has_gradient_sync(problem, plan)
     for tid, end_s in zip(replicas, priced.executor_end_s, strict=True):
-        if has_gradient_sync(plan) and end_s < synced_s:
+        if syncs and end_s < synced_s:
             yield _slice("gradient sync", "gradient_sync", index, tid, end_s, synced_s)
         yield _slice("optimizer", "optimizer", index, tid, synced_s, cost.step_time_s)
 
 
-def has_gradient_sync(plan: Plan) -> bool:
-    """Whether any gradient has more than one holder."""
-    return len(plan.pipelines) > 1 or any(
-        len(stage.copies) > 1 for pipeline in plan.pipelines for stage in pipeline.stages
-    )
+def has_gradient_sync(problem: Problem, plan: Plan) -> bool:
+    """Whether any gradient has more than one holder: of several pipelines, of a replicated stage, or, where embeddings
+    are tied, the first and the last stage."""
+    return sync_groups(plan.pipelines, problem.model).count > 0
 
 
 def meta_event(kind: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """An event simulation of one training step: it replays a plan's operations and messages one by one.
 
-It shares the stage times with the cost model, not its recurrences. With the static shares of the network too, the
-timeline it makes must end when the cost model says; `simulate_network.py` has messages share it otherwise.
+It shares stage times and the order of operations with the cost model, not its recurrence. With the static shares of
+the network too, the timeline it makes must end when the cost model says; `network.py` has messages share it otherwise.
 """
 
 import heapq
@@ -13,6 +13,7 @@ from math import inf
 
 from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.plan.plan import Pipeline, Plan
+from hexiopt.schedules.schedule import Schedule, StagePosition, operations
 from hexiopt.simulation.fair_shares import fair_rates
 
 
@@ -34,34 +35,7 @@ class Event:
     receiver: int = 0
 
 
-Operation = tuple[str, int, int]  # forward or backward, layer range, micro-batch
-
-
-def operations(
-    schedule: str, stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1
-) -> list[Operation]:
-    """What a replica of a stage runs, in order.
-
-    Interleaved, micro-batches go through all layer ranges in groups as large as the number of stages.
-    """
-    groups = [
-        range(start, min(start + num_stages, num_micro_batches)) for start in range(0, num_micro_batches, num_stages)
-    ]
-    turns = range(num_chunks)
-    forwards = [("forward", c, k) for group in groups for c in turns for k in group]
-    backwards = [("backward", c, k) for group in groups for c in reversed(turns) for k in group]
-    if schedule == "gpipe":
-        return forwards + backwards
-    warm_up = num_stages - 1 - stage
-    if num_chunks > 1:
-        warm_up = 2 * warm_up + (num_chunks - 1) * num_stages
-    warm_up = min(warm_up, len(forwards))
-    order = forwards[:warm_up]
-    for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
-        order += [forward, backward]
-    return order + backwards[len(backwards) - warm_up :]
-
-
+_Operation = tuple[str, int, int]  # forward or backward, layer range, micro-batch
 Place = tuple[int, int, int]  # pipeline, stage, replica
 _At = tuple[int, int]  # stage, replica
 
@@ -81,7 +55,7 @@ class Way:
     fixed_s: float
     needs: Mapping[int, float] = field(default_factory=dict)
     most: float = inf
-    waiting: deque[Operation] = field(default_factory=deque)  # what the messages come from; the first is under way
+    waiting: deque[_Operation] = field(default_factory=deque)  # what the messages come from; the first is under way
     began_s: float = 0.0
     left: float = 0.0  # share of the first that has not gone over
     rate: float = 0.0  # share a second
@@ -91,7 +65,7 @@ class Step:
     """One step of some pipelines, event by event. `pipelines` are by their numbers in the plan."""
 
     def __init__(
-        self, pipelines: Mapping[int, tuple[Pipeline, PipelineCost]], schedule: str, ways: Iterable[Way]
+        self, pipelines: Mapping[int, tuple[Pipeline, PipelineCost]], schedule: Schedule, ways: Iterable[Way]
     ) -> None:
         self._pipelines = pipelines
         self._ways = {(way.sender, way.kind, way.receiver[2]): way for way in ways}
@@ -99,13 +73,14 @@ class Step:
         self._now, self._events, self._count = 0.0, list[tuple[float, int, Event | Way]](), 0
         self._moving: list[Way] = []  # whose messages share the network now
         self._running: set[Place] = set()
-        self._came: Counter[tuple[Place, Operation]] = Counter()  # messages of an operation's input
-        self._todo: dict[Place, list[Operation]] = {}
+        self._came: Counter[tuple[Place, _Operation]] = Counter()  # messages of an operation's input
+        self._todo: dict[Place, list[_Operation]] = {}
         for p, (pipeline, _) in pipelines.items():
             count, batches, chunks = len(pipeline.stages), pipeline.num_micro_batches, pipeline.num_chunks
             for s, stage in enumerate(pipeline.stages):
-                order = operations(schedule, s, count, batches, chunks)[::-1]
-                self._todo |= {(p, s, r): order.copy() for r in range(len(stage.executors))}
+                order = operations(schedule, StagePosition(s, count, batches, chunks))
+                todo = [(kind.value, chunk, batch) for kind, chunk, batch in reversed(order)]
+                self._todo |= {(p, s, r): todo.copy() for r in range(len(stage.executors))}
 
     def events(self) -> Iterator[Event]:
         """All events in the order in which they end."""
@@ -194,7 +169,7 @@ class Step:
         return sent
 
 
-def simulate_pipeline(index: int, pipeline: Pipeline, cost: PipelineCost, schedule: str) -> Iterator[Event]:
+def simulate_pipeline(index: int, pipeline: Pipeline, cost: PipelineCost, schedule: Schedule) -> Iterator[Event]:
     """All events of one pipeline, in the order in which they end; messages take as long as `cost` says."""
     count, ways = len(pipeline.stages), []
     for link in cost.each_link:

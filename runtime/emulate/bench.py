@@ -15,8 +15,8 @@ from hexiopt.readers.plan_file import plan_file_to_dict, write_text
 from runtime.emulate.fabric import Fabric
 from runtime.emulate.stand_in import narrowed, paces
 from runtime.launch.rank import Event
-from runtime.launch.settings import Run, Settings
-from runtime.launch.supervisor import Place, supervised
+from runtime.launch.settings import Settings, TrainingRun
+from runtime.launch.supervisor import MachinePlace, supervised
 from runtime.mapping.layout import layout_of
 from runtime.pace import Pace, write_paces
 
@@ -34,7 +34,7 @@ class Steps:
     late: float
 
 
-class Bench:
+class EmulationBench:
     """Trains the stand-in of a problem, narrower by `divisor`, in `folder`. Raises InputError, TrainingFailedError."""
 
     def __init__(self, folder: Path, problem: Problem, divisor: int, seed: int) -> None:
@@ -73,10 +73,10 @@ class Bench:
         content = plan_file_to_dict(small, plan, CostModel(small).price(plan), {"name": "emulated"})
         write_text(folder / "plan.json", json.dumps(content))
         settings = Settings(steps=steps, seed=self._seed, checkpoint_every=steps, timeout_s=timeout_s)
-        run = Run(folder / "plan.json", self._tokens, folder / "checkpoints", settings, paces=pace)
+        run = TrainingRun(folder / "plan.json", self._tokens, folder / "checkpoints", settings, paces=pace)
         seconds: list[float] = []
         timelines: list[Event] = []
-        for event in supervised(run, folder, "stop", lambda lost: run.plan, 0, Place(master=master)):
+        for event in supervised(run, folder, "stop", lambda lost: run.plan, 0, MachinePlace(master=master)):
             if event["event"] == "step":
                 seconds.append(event["seconds"])
             elif event["event"] == "timeline":

@@ -48,7 +48,7 @@ def check_trainable(path: str | Path, plan_file: PlanFile) -> None:
 
 
 def chosen_device(wanted: str, num_processes: int) -> tuple[str, str | None]:
-    """`cpu` or `cuda` for so many processes of this machine, and what to tell of it, if anything.
+    """The device kind for `num_processes` on this machine, and one line that explains a fallback, if any.
 
     `auto` is a GPU for each process, or the CPU where there are fewer. Raises InputError where `cuda` has too few.
     """

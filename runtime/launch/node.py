@@ -21,7 +21,7 @@ from hexiopt.readers.plan_file import PlanFile, read_plan
 from runtime.launch.admission import ranks_on
 from runtime.launch.processes import Child
 from runtime.launch.rank import Event, run_rank
-from runtime.launch.settings import Run
+from runtime.launch.settings import TrainingRun
 from runtime.mapping.layout import layout_of
 
 _SILENT_STEPS = 5
@@ -33,7 +33,7 @@ _SETTLE_S = 0.5  # in which the first cause may still be told after its conseque
 class Node:
     """The ranks of one machine."""
 
-    def __init__(self, run: Run, plan_file: PlanFile, machine: str | None, master: str) -> None:
+    def __init__(self, run: TrainingRun, plan_file: PlanFile, machine: str | None, master: str) -> None:
         devices = layout_of(plan_file.plan, plan_file.problem.model).devices
         self._names = [plan_file.problem.cluster.device_name(device) for device in devices]
         self._ranks = ranks_on(plan_file, machine)
@@ -135,7 +135,7 @@ class Node:
         return None
 
 
-def _start(run: Run, plan_file: PlanFile, rank: int, local: int, master: str, end: Connection) -> None:
+def _start(run: TrainingRun, plan_file: PlanFile, rank: int, local: int, master: str, end: Connection) -> None:
     run_rank(run, plan_file, rank, local, master, lambda event: end.send_bytes(json.dumps(event).encode()))
 
 
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--master", required=True, metavar="HOST:PORT", help="where rank 0 listens")
     parser.add_argument("--machine", metavar="NAME", help="as in the cluster file (default: all ranks run here)")
     given = parser.parse_args(arguments)
-    run = Run.read(given.run)
+    run = TrainingRun.read(given.run)
     plan_file = read_plan(run.plan)
     return Node(run, plan_file, given.machine, given.master).watch()
 

@@ -1,4 +1,4 @@
-"""Processes of this machine, each with a pipe through which it tells what happens."""
+"""Processes of this machine, each with a pipe through which it reports events."""
 
 import multiprocessing
 import signal
@@ -14,7 +14,7 @@ import torch._dynamo  # noqa: F401
 
 @dataclass(frozen=True)
 class Child:
-    """A process, and the end of its pipe at which it is heard."""
+    """A process and the reading end of its pipe."""
 
     process: BaseProcess
     end: Connection

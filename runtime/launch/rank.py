@@ -1,4 +1,4 @@
-"""What one process of a run does, from the first step to the last, and what it tells the process that started it."""
+"""One process of a run, from its first step to its last, and the events that it reports to its parent."""
 
 import hashlib
 import os
@@ -20,11 +20,11 @@ from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import PlanFile
 from runtime.data.batches import Batches
 from runtime.device import threads_of_each
-from runtime.launch.settings import Run
+from runtime.launch.settings import TrainingRun
 from runtime.launch.trainee import Trainee, drawn
 from runtime.memory import gpu_peak_bytes
 from runtime.pace import INTERFACE, Pace, enter, read_pace
-from runtime.state.checkpoint import Checkpoint, Progress, save
+from runtime.state.checkpoint import Checkpoint, CheckpointProgress, save
 from runtime.state.weights import DTYPES, HuggingFaceWeights
 
 Event = dict[str, Any]  # plain data, `event` says what
@@ -35,8 +35,10 @@ class NotFinite(Exception):  # noqa: N818
     """The loss is no number: training cannot go on."""
 
 
-def run_rank(run: Run, plan_file: PlanFile, rank: int, local: int, master: str, tell: Callable[[Event], None]) -> None:
-    """Train; `tell` hears of every step, and of what ended the training, if it was not its end.
+def run_rank(
+    run: TrainingRun, plan_file: PlanFile, rank: int, local: int, master: str, tell: Callable[[Event], None]
+) -> None:
+    """Train. `tell` receives every step, and the reason if training ends before its last step.
 
     `local` is the number of the process on its machine, `master` the `host:port` where rank 0 listens.
     """
@@ -69,7 +71,7 @@ def run_rank(run: Run, plan_file: PlanFile, rank: int, local: int, master: str, 
 
 
 def _agree_on_device(store: Store, device: str, rank: int, world_size: int) -> None:
-    """Refuse to train on GPUs and CPUs at once, which no backend joins. Raises InputError on all ranks."""
+    """Raise InputError on every rank where some compute on GPUs and others on CPUs: no backend joins them."""
     store.set(f"device/{rank}", device)
     by_rank = [one.decode() for one in store.multi_get([f"device/{other}" for other in range(world_size)])]
     store.set(f"read/{rank}", "")
@@ -83,8 +85,8 @@ def _agree_on_device(store: Store, device: str, rank: int, world_size: int) -> N
         )
 
 
-def _agree(run: Run, plan_file: PlanFile, batches: Batches, device: torch.device) -> None:
-    """Refuse to train where processes were started with different things. Raises InputError on all of them."""
+def _agree(run: TrainingRun, plan_file: PlanFile, batches: Batches, device: torch.device) -> None:
+    """Raise InputError on every rank where the ranks were started with different inputs."""
     facts = {
         "plan": repr((plan_file.problem.sha256, plan_file.plan)),
         "settings": repr((run.settings, run.resume, run.weights, run.float64)),
@@ -122,7 +124,7 @@ class _Telling:
 
 
 def _train(
-    run: Run,
+    run: TrainingRun,
     plan_file: PlanFile,
     rank: int,
     device: torch.device,
@@ -173,7 +175,7 @@ def _train(
             save(
                 run.checkpoints,
                 model,
-                Progress(step, settings.seed),
+                CheckpointProgress(step, settings.seed),
                 trainee.optimizer.states(),
                 settings.keep_checkpoints,
             )

@@ -1,4 +1,4 @@
-"""How to train, and the file that tells it to every process of a run."""
+"""The settings of a training run, and the file through which every process of the run reads them."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -38,7 +38,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """What every process of a run reads: paths of the plan, the tokens, the folder of checkpoints; the checkpoint to go
     on from, or Hugging Face weights to start with, if any; the paces of ranks, where a cluster is emulated. `float64`
     trains in it, as tests do. `device` is `cpu` or `cuda`, for all ranks."""
@@ -59,7 +59,7 @@ class Run:
         write_text(path, json.dumps(data, indent=1))
 
     @classmethod
-    def read(cls, path: Path) -> "Run":
+    def read(cls, path: Path) -> "TrainingRun":
         """The run of a file that `write` wrote."""
         section = Section(read_mapping(path), str(path))
         settings = dict(section.raw("settings"))

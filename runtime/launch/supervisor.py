@@ -1,4 +1,4 @@
-"""Runs a training on this machine to its end: starts its processes, and starts again from the last checkpoint."""
+"""Runs a training on this machine to its end, restarting its processes from the last checkpoint when one fails."""
 
 import json
 import signal
@@ -11,19 +11,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime.launch.rank import Event
-from runtime.launch.settings import Run
+from runtime.launch.settings import TrainingRun
 from runtime.state.checkpoint import finished
 
 _TROUBLE = ("lost", "hung", "error")
 
 
 class TrainingFailedError(Exception):
-    """Training has ended before its last step, for the reason said."""
+    """Training ended before its last step; the message says why."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Whose ranks run here, all (None) or a machine's, and the `host:port` where rank 0 listens."""
+class MachinePlace:
+    """Which ranks run here (those of `machine`, or all if None), and the `host:port` where rank 0 listens."""
 
     machine: str | None = None
     master: str | None = None
@@ -35,11 +35,16 @@ class Place:
         return words if self.machine is None else [*words, "--machine", self.machine]
 
 
-HERE = Place()
+HERE = MachinePlace()
 
 
 def supervised(
-    run: Run, folder: Path, on_failure: str, replan: Callable[[list[str]], Path], max_restarts: int, place: Place = HERE
+    run: TrainingRun,
+    folder: Path,
+    on_failure: str,
+    replan: Callable[[list[str]], Path],
+    max_restarts: int,
+    place: MachinePlace = HERE,
 ) -> Iterator[Event]:
     """The events of a run, which is written into `folder`, to its last step.
 
@@ -74,14 +79,14 @@ def supervised(
 
 
 def _last_line(trouble: Event) -> str:
-    """The reason in a line: of a traceback, the last one, and whose it is."""
+    """The reason in one line: the last line of a traceback, with the rank that raised it."""
     line: str = trouble["reason"].strip().splitlines()[-1]
     whose = f"rank {trouble['rank']} ({trouble['device']}): " if "rank" in trouble else ""
     return whose + line if trouble["event"] == "error" else line
 
 
 def events_of(command: list[str]) -> Generator[Event, None, Event | None]:
-    """The events that a command prints, a line of JSON each; returns what ended it too early."""
+    """Yield the events that a command prints, one JSON object a line; return the event that ended it early, if any."""
     said = tempfile.TemporaryFile("w+")  # noqa: SIM115  # a pipe that nobody reads would fill up
     node = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
     trouble: Event | None = None

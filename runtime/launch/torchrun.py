@@ -1,4 +1,4 @@
-"""One process of torchrun's, which says by its environment which one it is."""
+"""One process of torchrun, which tells it its rank through environment variables."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import PlanFile
 from runtime.launch.admission import check_machine, chosen_device
 from runtime.launch.rank import Event, run_rank
-from runtime.launch.settings import Run
+from runtime.launch.settings import TrainingRun
 from runtime.launch.supervisor import TrainingFailedError
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -27,14 +27,14 @@ class ProcessPlace:
 
 
 def torchrun_place() -> ProcessPlace | None:
-    """Which process of torchrun's this is; None where torchrun has not started it."""
+    """This process's place under torchrun; None where torchrun has not started it."""
     if not all(name in os.environ for name in _VARIABLES):
         return None
     rank, size, local, num_local = (int(os.environ[name]) for name in _VARIABLES[:4])
     return ProcessPlace(rank, size, local, num_local, f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
 
 
-def train_as_torchrun(run: Run, plan_file: PlanFile, wanted_device: str, force: bool) -> float:
+def train_as_torchrun(run: TrainingRun, plan_file: PlanFile, wanted_device: str, force: bool) -> float:
     """Train one rank of a plan; rank 0 prints its events. Returns the last loss, NaN without a step.
 
     Raises InputError where the processes do not match the plan or the machine cannot carry them, TrainingFailedError.

@@ -1,4 +1,4 @@
-"""One rank of a training run, put together: its part of the model, its messages, its optimiser."""
+"""One rank of a training run, assembled: its part of the model, its messages and its optimiser."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from runtime.device import clock_of
 from runtime.mapping.layout import Chunk, layout_of
-from runtime.mapping.parts import Part, Shard, stage_parts
+from runtime.mapping.parts import Part, RankShard, stage_parts
 from runtime.memory import States, Used, used
 from runtime.model.attention import Attention, WholeAttention
 from runtime.model.decoder import DecoderChunk, Rope, empty_weights
@@ -21,16 +21,16 @@ from runtime.model.tensor_parallel import TensorParallel
 from runtime.pace import Pace
 from runtime.parallel.gradient_sync import GradientSync, buckets
 from runtime.parallel.groups import Groups
-from runtime.parallel.messages import Messages, like
+from runtime.parallel.messages import StageMessages, like
 from runtime.parallel.optimizer import AdamW, Optimizer
-from runtime.parallel.pipeline import Pipeline, Sequences
+from runtime.parallel.pipeline import Sequences, StageRunner
 from runtime.parallel.ring_attention import SequenceAttention
 
 _INITIAL_STD = 0.02  # of matrices, as in Llama and GPT-2
 
 
 class Trainee:
-    """What one process of an initialised `torch.distributed` world does of a plan that has passed the check.
+    """The part of a checked plan that one process of an initialised `torch.distributed` world executes.
 
     `initial` gives the first values of each part that it holds. ZeRO-1 shards over the sharding groups of the plan, or
     over all holders where no cluster is given. A `pace` slows the rank down. `use_lanes` gives each lane of messages a
@@ -83,12 +83,14 @@ class Trainee:
         if device.type == "cuda" if use_lanes is None else use_lanes:
             lanes = groups.lanes(self.layout.lanes(seq_len))
         latency_s = None if pace is None else pace.latency_s
-        self._messages = messages = Messages(
+        self._messages = messages = StageMessages(
             line, executor, rank, seq_len, model.hidden_size, like(dtype, device), lanes, latency_s
         )
         names = _names_by_chunk(model, executor.chunks, shard)
         clock = clock_of(device)
-        self.pipeline = Pipeline(plan.schedule, line, executor, reads, chunks, names, messages, self.sync, clock, pace)
+        self.pipeline = StageRunner(
+            plan.schedule, line, executor, reads, chunks, names, messages, self.sync, clock, pace
+        )
         self.optimizer = Optimizer(settings, self.buckets, self.weights, groups, pace)
         # Ranks of a TP group have the same loss, those of a sequence layout each that of their own tokens.
         self._counts_loss = at == 0 or executor.sequence is not None
@@ -135,7 +137,7 @@ class Trainee:
         return used(self.states(), self._device, lambda: self.gradients(sequences), lambda: self._messages.most_bytes)
 
 
-def _names_by_chunk(model: ModelSpec, chunks: Sequence[Chunk], shard: Shard) -> list[list[str]]:
+def _names_by_chunk(model: ModelSpec, chunks: Sequence[Chunk], shard: RankShard) -> list[list[str]]:
     """The parameters whose last gradients come with the last backward of each chunk."""
     found: list[list[str]] = []
     for chunk in chunks:
@@ -145,7 +147,7 @@ def _names_by_chunk(model: ModelSpec, chunks: Sequence[Chunk], shard: Shard) -> 
 
 
 def drawn(seed: int, part: Part) -> Tensor:
-    """First values, whoever holds what: each parameter is drawn whole, by its name and the seed, and cut.
+    """Initial values that do not depend on the plan: each parameter is drawn whole, by name and seed, then sliced.
 
     Matrices are normal, norms one, biases zero; float32.
     """

@@ -1,4 +1,4 @@
-"""From plan to processes: who runs what, who sends what to whom, who holds the same parameters. No process is needed.
+"""Maps a plan to ranks: what each runs, sends and receives, and which ranks hold the same parameters. Pure.
 
 Ranks follow the cluster's devices in order, so that the ranks of a machine stand together, whatever a plan makes of
 them. An *executor* is one replica of a stage: the ranks of a TP group, or of a sequence layout. Activations between
@@ -19,7 +19,7 @@ from hexiopt.plan.token_layout import common, misfit, token_ranges
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
-from runtime.mapping.parts import Part, Range, Shard, shards, split, stage_parts
+from runtime.mapping.parts import Part, Range, RankShard, shards, split, stage_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Executor:
     stage: int
     replica: int
     ranks: tuple[int, ...]
-    shards: tuple[Shard, ...]
+    shards: tuple[RankShard, ...]
     samples: Range
     chunks: tuple[Chunk, ...]
     sequence: SequenceLayout | None = None
@@ -84,8 +84,7 @@ class Executor:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What `sender` has of a micro-batch's hidden states and `receiver` wants: runs of tokens, and samples, counted
-    whole."""
+    """The part of a micro-batch's hidden states that `sender` has and `receiver` needs: runs of tokens, and samples."""
 
     sender: int
     receiver: int
@@ -106,7 +105,7 @@ class Lane(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PipelineLayout:
     """A pipeline: its stages' executors, its micro-batches, and the first of its samples in the global batch."""
 
     stages: tuple[tuple[Executor, ...], ...]
@@ -134,8 +133,8 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Parts of parameters that the same ranks hold: ascending, one or several; and those ranks by sharding group."""
+class HeldParts:
+    """Parts of parameters that the same `ranks` (ascending) hold; `groups` are those ranks by sharding group."""
 
     ranks: tuple[int, ...]
     parts: tuple[Part, ...]
@@ -164,10 +163,10 @@ class Layout:
     """The processes of a plan. `devices` by rank; `line_of` and `executor_of` by rank."""
 
     devices: tuple[int, ...]
-    lines: tuple[Line, ...]
-    line_of: tuple[Line, ...]
+    lines: tuple[PipelineLayout, ...]
+    line_of: tuple[PipelineLayout, ...]
     executor_of: tuple[Executor, ...]
-    held: tuple[Held, ...]
+    held: tuple[HeldParts, ...]
     """Every element of every parameter once, those of the last layers first."""
 
     @property
@@ -176,7 +175,7 @@ class Layout:
         return len(self.devices)
 
     def lanes(self, seq_len: int) -> list[Lane]:
-        """All one-way ways of messages, in an order that every rank agrees on."""
+        """All lanes of messages, in an order that every rank agrees on."""
         found = []
         for line in self.lines:
             for boundary in range(len(line.stages) * line.num_chunks - 1):
@@ -193,7 +192,7 @@ class Layout:
 
 
 def untrainable(model: ModelSpec, workload: Workload, plan: Plan | None = None) -> str | None:
-    """What of a model, a workload and a valid plan cannot be trained, and what to do; None if nothing."""
+    """Why a model, workload and valid plan cannot be trained, with a remedy; None if they can."""
     if not model.gated_mlp:
         return f"model {model.name}: {model.architecture} cannot be trained; take a llama, mistral, qwen2 or qwen3"
     if model.rope_type != "default":
@@ -220,7 +219,7 @@ def layout_of(plan: Plan, model: ModelSpec, cluster: Cluster | None = None) -> L
     """
     devices = tuple(sorted(plan.devices()))
     rank_of = {device: rank for rank, device in enumerate(devices)}
-    lines, line_of, executor_of = [], dict[int, Line](), dict[int, Executor]()
+    lines, line_of, executor_of = [], dict[int, PipelineLayout](), dict[int, Executor]()
     first_sample = 0
     for p, pipeline in enumerate(plan.pipelines):
         count, ranges = len(pipeline.stages), pipeline.num_chunks
@@ -231,7 +230,7 @@ def layout_of(plan: Plan, model: ModelSpec, cluster: Cluster | None = None) -> L
                 for c, (layers, policies) in enumerate(zip(stage.layers, stage.policies(), strict=True))
             )
             stages.append(tuple(_executors(p, s, stage, pipeline.micro_batch_size, chunks, model, rank_of)))
-        line = Line(tuple(stages), pipeline.num_micro_batches, pipeline.micro_batch_size, first_sample)
+        line = PipelineLayout(tuple(stages), pipeline.num_micro_batches, pipeline.micro_batch_size, first_sample)
         first_sample += pipeline.num_sequences
         lines.append(line)
         for executors in stages:
@@ -267,13 +266,13 @@ def _executors(
         yield Executor(p, s, r, *_in_rank_order([rank_of[d] for d in replica.devices], each), samples, chunks)
 
 
-def _in_rank_order(ranks: Sequence[int], each: Sequence[Shard]) -> tuple[tuple[int, ...], tuple[Shard, ...]]:
+def _in_rank_order(ranks: Sequence[int], each: Sequence[RankShard]) -> tuple[tuple[int, ...], tuple[RankShard, ...]]:
     """Process groups number their ranks in ascending order, whatever the order of a plan's devices."""
     order = sorted(range(len(ranks)), key=lambda k: ranks[k])
     return tuple(ranks[k] for k in order), tuple(each[k] for k in order)
 
 
-def _held(executor_of: Sequence[Executor], model: ModelSpec, group_of: Sequence[int]) -> tuple[Held, ...]:
+def _held(executor_of: Sequence[Executor], model: ModelSpec, group_of: Sequence[int]) -> tuple[HeldParts, ...]:
     holders: dict[str, list[tuple[Part, int]]] = {}
     for rank, executor in enumerate(executor_of):
         for part in executor.parts(model, rank):
@@ -292,7 +291,7 @@ def _held(executor_of: Sequence[Executor], model: ModelSpec, group_of: Sequence[
             tuple(rank for rank in ranks if group_of[rank] == group) for group in sorted({group_of[r] for r in ranks})
         )
 
-    return tuple(Held(ranks, tuple(parts), by_group(ranks)) for ranks, parts in found.items())
+    return tuple(HeldParts(ranks, tuple(parts), by_group(ranks)) for ranks, parts in found.items())
 
 
 def _backward_order(name: str) -> tuple[int, str]:

@@ -15,7 +15,7 @@ Range = tuple[int, int]  # [start, end)
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class RankShard:
     """What one rank of a TP group holds of every layer, and of the vocabulary."""
 
     heads: Range
@@ -46,12 +46,12 @@ class Part:
 
 
 def split(total: int, count: int) -> list[Range]:
-    """`total` things dealt to `count` ranks in order, as evenly as whole ones allow, the first ones taking more."""
+    """Split `total` items over `count` ranks in order, as evenly as possible; the first ranks take one more."""
     low, extra = divmod(total, count)
     return list(pairwise([0, *accumulate(low + (k < extra) for k in range(count))]))
 
 
-def shards(model: ModelSpec, tp: int, heads: Sequence[int] | None = None) -> tuple[Shard, ...]:
+def shards(model: ModelSpec, tp: int, heads: Sequence[int] | None = None) -> tuple[RankShard, ...]:
     """The shard of each of `tp` ranks; with `heads` query heads each, if stated, and columns in proportion.
 
     Raises InputError where the heads are not those of the model.
@@ -68,12 +68,12 @@ def shards(model: ModelSpec, tp: int, heads: Sequence[int] | None = None) -> tup
         of_columns = list(pairwise(round(end * model.ffn_size / model.num_heads) for end in ends))
     group = model.num_heads // model.num_kv_heads
     return tuple(
-        Shard(own, (own[0] // group, -(-own[1] // group)) if own[1] > own[0] else (0, 0), columns, rows)
+        RankShard(own, (own[0] // group, -(-own[1] // group)) if own[1] > own[0] else (0, 0), columns, rows)
         for own, columns, rows in zip(of_heads, of_columns, split(model.vocab_size, tp), strict=True)
     )
 
 
-def layer_parts(model: ModelSpec, layer: int, shard: Shard) -> Iterator[Part]:
+def layer_parts(model: ModelSpec, layer: int, shard: RankShard) -> Iterator[Part]:
     """The parts of a decoder layer."""
     at, dim, h = f"model.layers.{layer}.", model.head_dim, model.hidden_size
     queries, keys = (shard.heads, model.num_heads * dim), (shard.kv_heads, model.num_kv_heads * dim)
@@ -109,7 +109,7 @@ def head_name(model: ModelSpec) -> str:
     return EMBEDDING if model.tied_embeddings else HEAD
 
 
-def stage_parts(model: ModelSpec, layers: Sequence[Range], shard: Shard, first: bool, last: bool) -> Iterator[Part]:
+def stage_parts(model: ModelSpec, layers: Sequence[Range], shard: RankShard, first: bool, last: bool) -> Iterator[Part]:
     """The parts of a stage with ranges of layers; `first` holds the embedding, `last` final norm and LM head."""
     matrix = (model.vocab_size, model.hidden_size)
     if first:

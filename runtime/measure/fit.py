@@ -12,7 +12,7 @@ from hexiopt.cost.executors.collectives import ring_collective_s
 from hexiopt.readers.cluster_file import MAX_LATENCY_US
 from hexiopt.readers.profiles.channel import Channel, channel_of, nonnegative
 from hexiopt.units import MICROSECOND
-from runtime.measure.points import Point, of_kind
+from runtime.measure.points import MeasuredPoint, of_kind
 
 _FLOORED = 1.5  # times the launch floor, below which a point says more of the floor than of the rate
 _AT_FLOOR = 1.1  # times the launch floor, up to which a point is taken to be at it
@@ -22,21 +22,21 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Rates:
+class PeakRates:
     """The peaks that efficiencies are shares of: FLOP/s in the precision measured, and bytes/s of device memory."""
 
     flops_per_s: float
     bytes_per_s: float
 
 
-def measured_rates(points: Sequence[Point]) -> Rates:
+def measured_rates(points: Sequence[MeasuredPoint]) -> PeakRates:
     """The largest rates among points: the peaks of a device that no catalogue knows."""
     gemm = max(point.size["flops"] / point.seconds for point in of_kind(points, "gemm"))
     streams = _beyond_caches(points)
-    return Rates(gemm, max(point.size["bytes"] / point.seconds for point in streams))
+    return PeakRates(gemm, max(point.size["bytes"] / point.seconds for point in streams))
 
 
-def fit_efficiency(points: Sequence[Point], rates: Rates) -> Efficiency:
+def fit_efficiency(points: Sequence[MeasuredPoint], rates: PeakRates) -> Efficiency:
     """The efficiency of `hexiopt.cost.compute.Clock` that meets operators best; shares of more than 1 are cut to 1."""
     launch_s = median(point.seconds for point in of_kind(points, "launch"))
     gemm_max, half_flops = _fit_gemm(of_kind(points, "gemm"), rates.flops_per_s, launch_s)
@@ -51,14 +51,14 @@ def fit_efficiency(points: Sequence[Point], rates: Rates) -> Efficiency:
     )
 
 
-def fit_channel(points: Sequence[Point]) -> Channel:
+def fit_channel(points: Sequence[MeasuredPoint]) -> Channel:
     """Of exchanges: a message of so many bytes, and an empty one back."""
     num_bytes, seconds = _arrays(points, "bytes")
     # Two latencies, and the bytes one way.
     return _stated(channel_of(np.full_like(seconds, 2.0), num_bytes, seconds))
 
 
-def fit_ring(points: Sequence[Point]) -> Channel:
+def fit_ring(points: Sequence[MeasuredPoint]) -> Channel:
     """Of collectives of any number of ranks: the link on which `ring_collective_s` takes what was measured."""
     per_latency = np.array([ring_collective_s(0.0, int(p.size["ranks"]), 1.0, 1.0) for p in points])
     per_byte = np.array([ring_collective_s(p.size["bytes"], int(p.size["ranks"]), 1.0, 0.0) for p in points])
@@ -78,7 +78,7 @@ def usual(channels: Sequence[Channel]) -> Channel:
     )
 
 
-def _fit_gemm(points: Sequence[Point], peak: float, launch_s: float) -> tuple[float, float]:
+def _fit_gemm(points: Sequence[MeasuredPoint], peak: float, launch_s: float) -> tuple[float, float]:
     """`gemm_max` and `gemm_half_flops` of (F + half) / (peak · gemm_max)."""
     flops, seconds = _arrays(_above(points, launch_s), "flops")
     constant_s, s_per_flop = _fit_line(flops, seconds)
@@ -92,7 +92,7 @@ def _fit_gemm(points: Sequence[Point], peak: float, launch_s: float) -> tuple[fl
     return min(1.0, 1.0 / (slope * peak)), constant_s / slope
 
 
-def _above(points: Sequence[Point], launch_s: float) -> Sequence[Point]:
+def _above(points: Sequence[MeasuredPoint], launch_s: float) -> Sequence[MeasuredPoint]:
     """Those that take longer than the launch of an operator; all, where none does.
 
     Not those smaller than one at the floor: they are at it, too, and something else has held them up.
@@ -101,21 +101,21 @@ def _above(points: Sequence[Point], launch_s: float) -> Sequence[Point]:
     return [p for p in points if p.seconds > _FLOORED * launch_s and p.size["flops"] > at_floor] or points
 
 
-def _beyond_caches(points: Sequence[Point]) -> Sequence[Point]:
+def _beyond_caches(points: Sequence[MeasuredPoint]) -> Sequence[MeasuredPoint]:
     """Streams that no cache holds; the largest, where all are small."""
     streams = of_kind(points, "stream")
     largest = max(point.size["bytes"] for point in streams)
     return [point for point in streams if point.size["bytes"] >= min(largest, _CACHED_BYTES)]
 
 
-def _rate(points: Sequence[Point], unit: str) -> float:
+def _rate(points: Sequence[MeasuredPoint], unit: str) -> float:
     """Units per second: the one rate that has the least relative errors."""
     sizes, seconds = _arrays(points, unit)
     (s_per_unit,) = nonnegative([sizes], seconds)
     return 1.0 / s_per_unit
 
 
-def _arrays(points: Sequence[Point], unit: str) -> tuple[Floats, Floats]:
+def _arrays(points: Sequence[MeasuredPoint], unit: str) -> tuple[Floats, Floats]:
     return np.array([point.size[unit] for point in points]), np.array([point.seconds for point in points])
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.measure.points import Point
+from runtime.measure.points import MeasuredPoint
 
 _SIZES = tuple(4**k for k in range(5, 15))  # bytes, from 1 KiB to 256 MiB
 _RUNS = (3, 50)
@@ -28,7 +28,7 @@ class Links:
         self._sizes = [size for size in _SIZES if 4.0 * size < most_bytes] or list(_SIZES[:1])
         self._rank = dist.get_rank()
 
-    def exchange(self, sender: int, receiver: int, group: dist.ProcessGroup | None = None) -> list[Point]:
+    def exchange(self, sender: int, receiver: int, group: dist.ProcessGroup | None = None) -> list[MeasuredPoint]:
         """A message of each size from one rank to another, and a byte back. The points, on the sender.
 
         `group` is of these two ranks, where they have one.
@@ -53,7 +53,7 @@ class Links:
         of = (self._names[sender], self._names[receiver])
         return self._sized("message", of, run, agree, first=self._rank == sender)
 
-    def collectives(self, ranks: tuple[int, ...], group: dist.ProcessGroup) -> list[Point]:
+    def collectives(self, ranks: tuple[int, ...], group: dist.ProcessGroup) -> list[MeasuredPoint]:
         """All-gather and reduce-scatter of each size (gathered) over a TP group. The points, on its first rank."""
         if self._rank not in ranks:
             return []
@@ -71,7 +71,7 @@ class Links:
             dist.broadcast(runs, ranks[0], group=group)
 
         first = self._rank == ranks[0]
-        points: list[Point] = []
+        points: list[MeasuredPoint] = []
         for what, run in (("all_gather", gather), ("reduce_scatter", scatter)):
             points += self._sized(what, of, run, agree, first=first)
         return points
@@ -84,9 +84,9 @@ class Links:
         agree: Callable[[Tensor], None],
         *,
         first: bool,
-    ) -> list[Point]:
+    ) -> list[MeasuredPoint]:
         """Each size until the time is spent; the first rank says how often, 0 for no more."""
-        points: list[Point] = []
+        points: list[MeasuredPoint] = []
         began, share_s = time.perf_counter(), self._seconds / len(self._sizes)
         for k, size in enumerate(self._sizes):
             whole = torch.zeros(max(1, size // 2), dtype=torch.bfloat16, device=self._device)
@@ -103,7 +103,7 @@ class Links:
             agree(runs)
             seconds = median(self._timed(run, whole) for _ in range(int(runs)))
             ranks = {"ranks": len(of)} if what != "message" else {}
-            points.append(Point(what, {"bytes": float(2 * len(whole)), **ranks}, seconds, of))
+            points.append(MeasuredPoint(what, {"bytes": float(2 * len(whole)), **ranks}, seconds, of))
         return points if first else []
 
     def _timed(self, run: Callable[[Tensor], None], whole: Tensor) -> float:

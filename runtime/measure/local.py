@@ -7,15 +7,17 @@ from pathlib import Path
 
 from hexiopt.errors import InputError
 from runtime.launch.supervisor import events_of
-from runtime.measure.points import Device
-from runtime.measure.rank import Measured, Request
+from runtime.measure.points import Device, Measurement
+from runtime.measure.rank import Request
 
 
 class MeasuringFailedError(Exception):
     """Measuring has ended too early, for the reason said in a line."""
 
 
-def measured_here(request: Request, tell: Callable[[str], None], check: Callable[[Sequence[Device]], None]) -> Measured:
+def measured_here(
+    request: Request, tell: Callable[[str], None], check: Callable[[Sequence[Device]], None]
+) -> Measurement:
     """What the processes of this machine measure. Raises InputError, also what `check` raises, MeasuringFailedError."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "request.json"
@@ -31,7 +33,7 @@ def measured_here(request: Request, tell: Callable[[str], None], check: Callable
                     case "devices":
                         check([Device.from_dict(one) for one in event["devices"]])
                     case "measured":
-                        measured = Measured.from_dict(event["measured"])
+                        measured = Measurement.from_dict(event["measured"])
         except StopIteration as end:
             trouble = end.value
         finally:

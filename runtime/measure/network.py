@@ -8,8 +8,7 @@ from typing import Any
 from hexiopt.readers.profiles.channel import Channel
 from hexiopt.units import GB, MICROSECOND
 from runtime.measure.fit import fit_channel, usual
-from runtime.measure.points import Point, of_kind
-from runtime.measure.rank import Measured
+from runtime.measure.points import MeasuredPoint, Measurement, of_kind
 from runtime.measure.types import Type, digits
 
 UNUSUAL = 0.15  # share by which a link's rate differs from the usual one, to be stated on its own
@@ -18,7 +17,7 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Part:
+class NetworkPart:
     """The devices of one type in a machine, by rank; `name` is the machine's own where it has one type only."""
 
     name: str
@@ -27,7 +26,7 @@ class Part:
     ranks: tuple[int, ...]
 
 
-def parts_of(measured: Measured, types: Sequence[Type]) -> list[Part]:
+def parts_of(measured: Measurement, types: Sequence[Type]) -> list[NetworkPart]:
     """A part for each machine and type, in the order of ranks."""
     type_of = {rank: one for one in types for rank in one.ranks}
     found: dict[tuple[str, str], list[int]] = {}
@@ -35,22 +34,24 @@ def parts_of(measured: Measured, types: Sequence[Type]) -> list[Part]:
         found.setdefault((device.machine, type_of[rank].name), []).append(rank)
     machines = [machine for machine, _ in found]
     return [
-        Part(machine if machines.count(machine) == 1 else f"{machine}.{name}", machine, type_of[ranks[0]], tuple(ranks))
+        NetworkPart(
+            machine if machines.count(machine) == 1 else f"{machine}.{name}", machine, type_of[ranks[0]], tuple(ranks)
+        )
         for (machine, name), ranks in found.items()
     ]
 
 
-def channels(measured: Measured) -> dict[Pair, Channel]:
+def channels(measured: Measurement) -> dict[Pair, Channel]:
     """Every link measured, by ranks: from the first to the second."""
     rank_of = {device.name: rank for rank, device in enumerate(measured.devices)}
-    by_pair: dict[Pair, list[Point]] = {}
+    by_pair: dict[Pair, list[MeasuredPoint]] = {}
     for point in of_kind(measured.points, "message"):
         sender, receiver = point.of
         by_pair.setdefault((rank_of[sender], rank_of[receiver]), []).append(point)
     return {pair: fit_channel(points) for pair, points in by_pair.items()}
 
 
-def machine_entry(part: Part, links: Mapping[Pair, Channel]) -> dict[str, Any]:
+def machine_entry(part: NetworkPart, links: Mapping[Pair, Channel]) -> dict[str, Any]:
     """A machine: its usual link, and those that differ from it by more than `UNUSUAL`."""
     entry: dict[str, Any] = {"name": part.name, "gpu": part.type.name, "num_gpus": len(part.ranks)}
     inside = {(i, j): links[a, b] for (i, a), (j, b) in combinations(enumerate(part.ranks), 2) if (a, b) in links}
@@ -67,7 +68,7 @@ def machine_entry(part: Part, links: Mapping[Pair, Channel]) -> dict[str, Any]:
     return entry
 
 
-def pair_of(part: Part, pair: Sequence[int], links: Mapping[Pair, Channel]) -> dict[str, float] | None:
+def pair_of(part: NetworkPart, pair: Sequence[int], links: Mapping[Pair, Channel]) -> dict[str, float] | None:
     """The link of two devices of a machine by their indices; None where it was not measured."""
     a, b = sorted(pair)
     if not 0 <= a < b < len(part.ranks):
@@ -76,14 +77,14 @@ def pair_of(part: Part, pair: Sequence[int], links: Mapping[Pair, Channel]) -> d
     return None if link is None else _stated(link)
 
 
-def between_parts(one: Part, other: Part, links: Mapping[Pair, Channel]) -> dict[str, float] | None:
+def between_parts(one: NetworkPart, other: NetworkPart, links: Mapping[Pair, Channel]) -> dict[str, float] | None:
     """The usual link of the devices of two parts, both ways; None where none was measured."""
     found = [links[pair] for a in one.ranks for b in other.ranks for pair in ((a, b), (b, a)) if pair in links]
     return _stated(usual(found)) if found else None
 
 
 def inter_machine(
-    parts: Sequence[Part], links: Mapping[Pair, Channel]
+    parts: Sequence[NetworkPart], links: Mapping[Pair, Channel]
 ) -> tuple[dict[str, float] | None, list[dict[str, Any]]]:
     """The usual link between machines, None with one machine; and the links that are not usual."""
     found = {

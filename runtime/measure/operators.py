@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hexiopt.calibration.coefficients import ADAM_STATE_TRAFFIC_BYTES, FUSED_ATTENTION_BACKWARD_PASSES
-from runtime.measure.points import Point
+from runtime.measure.points import MeasuredPoint
 from runtime.measure.timing import Timer
 
 _T = TypeVar("_T")
@@ -45,7 +45,7 @@ _PRODUCTS = 3  # of a linear layer: forward, the input's gradient, the weight's
 
 
 @dataclass(frozen=True)
-class Bench:
+class OperatorBench:
     """Where and how: a device, a precision, about how many seconds each kind of operator may take, and how many bytes
     of the device's memory it may hold."""
 
@@ -54,9 +54,9 @@ class Bench:
     seconds: float
     most_bytes: float
 
-    def points(self, tell: Callable[[str], None]) -> list[Point]:
+    def points(self, tell: Callable[[str], None]) -> list[MeasuredPoint]:
         """Every kind of operator over its sizes; `tell` hears which is next."""
-        found: list[Point] = []
+        found: list[MeasuredPoint] = []
         for kind, measure in (
             ("launch", self._launch),
             ("gemm", self._gemms),
@@ -74,7 +74,7 @@ class Bench:
                 torch.cuda.empty_cache()
         return found
 
-    def peak(self, precision: str) -> Point | None:
+    def peak(self, precision: str) -> MeasuredPoint | None:
         """The fastest product of large matrices in any precision; None where torch cannot do it."""
         flops_per_s = self._speed(precision)
         if flops_per_s is None:
@@ -82,7 +82,7 @@ class Bench:
         size = min((n for n in (128, 256, 512, 1024, 2048, 4096, 8192) if 2 * n**3 > 0.02 * flops_per_s), default=8192)
         a, b = self._random((size, size), precision), self._random((size, size), precision)
         seconds = self._timer.seconds(partial(torch.matmul, a, b), self.seconds / 4)
-        return Point(f"peak_{precision}", {"flops": 2.0 * size**3}, seconds)
+        return MeasuredPoint(f"peak_{precision}", {"flops": 2.0 * size**3}, seconds)
 
     @property
     def _timer(self) -> Timer:
@@ -105,13 +105,13 @@ class Bench:
                 break
         return speed
 
-    def _launch(self) -> Iterator[Point]:
+    def _launch(self) -> Iterator[MeasuredPoint]:
         """The least time of an operator that is issued from Python."""
         x, y = self._random((64,)), self._random((64,))
         for name, work in (("add", lambda: x + y), ("multiply", lambda: x * y), ("rsqrt", lambda: x.rsqrt())):
-            yield Point("launch", {}, self._timer.seconds(work, self.seconds / 20), (name,))
+            yield MeasuredPoint("launch", {}, self._timer.seconds(work, self.seconds / 20), (name,))
 
-    def _gemms(self) -> Iterator[Point]:
+    def _gemms(self) -> Iterator[MeasuredPoint]:
         """A linear layer's three products, each a point."""
         speed = self._speed(self.precision) or 1.0
         shapes = sorted(product(_TOKENS, _WIDTHS), key=lambda shape: _gemm_flops(*shape))
@@ -131,9 +131,9 @@ class Bench:
                 "weight": partial(torch.matmul, dy.t(), x),
             }
             for name, work in products.items():
-                yield Point("gemm", size, self._timer.seconds(work, share_s), (name,))
+                yield MeasuredPoint("gemm", size, self._timer.seconds(work, share_s), (name,))
 
-    def _attentions(self) -> Iterator[Point]:
+    def _attentions(self) -> Iterator[MeasuredPoint]:
         """Causal attention of one sequence, forward and backward."""
         speed = self._speed(self.precision) or 1.0
         shapes = sorted(product(_LENGTHS, _HEADS), key=lambda shape: _attention_flops(*shape))
@@ -155,9 +155,9 @@ class Bench:
 
             flops = _attention_flops(tokens, (heads, width))
             size = {"tokens": tokens, "heads": heads, "head_size": width, "flops": flops}
-            yield Point("attention", size, self._timer.seconds(both, self.seconds / len(chosen)))
+            yield MeasuredPoint("attention", size, self._timer.seconds(both, self.seconds / len(chosen)))
 
-    def _streams(self) -> Iterator[Point]:
+    def _streams(self) -> Iterator[MeasuredPoint]:
         """Two arrays read and one written, element by element."""
         fitting = [size for size in _STREAM_BYTES if 2.0 * size < self.most_bytes]
         for num_bytes in spread(fitting or _STREAM_BYTES[:1], _POINTS["stream"]):
@@ -165,9 +165,9 @@ class Bench:
             x, y, out = (torch.ones(count, dtype=DTYPES[self.precision], device=self.device) for _ in range(3))
             add = partial(torch.add, x, y, out=out)
             seconds = self._timer.seconds(add, self.seconds / _POINTS["stream"])
-            yield Point("stream", {"bytes": 3.0 * count * x.element_size()}, seconds)
+            yield MeasuredPoint("stream", {"bytes": 3.0 * count * x.element_size()}, seconds)
 
-    def _adam(self) -> Iterator[Point]:
+    def _adam(self) -> Iterator[MeasuredPoint]:
         """A step of AdamW with FP32 master weights, as training does it; bytes as the cost model counts them."""
         for count in [n for n in _ADAM_PARAMS if 24.0 * n < self.most_bytes] or _ADAM_PARAMS[:1]:
             weight, gradient = self._random((count,)), self._random((count,))
@@ -181,7 +181,7 @@ class Bench:
 
             num_bytes = count * (ADAM_STATE_TRAFFIC_BYTES + 2.0 * weight.element_size())
             seconds = self._timer.seconds(step, self.seconds / _POINTS["adam"])
-            yield Point("adam", {"params": count, "bytes": num_bytes}, seconds)
+            yield MeasuredPoint("adam", {"params": count, "bytes": num_bytes}, seconds)
 
 
 def spread(items: Sequence[_T], count: int) -> list[_T]:

@@ -8,7 +8,7 @@ PRECISIONS = ("bf16", "fp16", "fp32")
 
 
 @dataclass(frozen=True)
-class Point:
+class MeasuredPoint:
     """`what` took `seconds` (the median of several runs) at `size`, numbers by name (flops, bytes, ...); `of` says
     whose: a device `machine:index`, or several."""
 
@@ -22,13 +22,13 @@ class Point:
         return {"what": self.what, "of": list(self.of), **self.size, "seconds": self.seconds}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Point":
+    def from_dict(cls, data: Mapping[str, Any]) -> "MeasuredPoint":
         """The point of `to_dict`."""
         size = {key: value for key, value in data.items() if key not in ("what", "of", "seconds")}
         return cls(data["what"], size, data["seconds"], tuple(data["of"]))
 
 
-def of_kind(points: Iterable[Point], *kinds: str) -> Sequence[Point]:
+def of_kind(points: Iterable[MeasuredPoint], *kinds: str) -> Sequence[MeasuredPoint]:
     """The points that are of one of some kinds."""
     return [point for point in points if point.what in kinds]
 
@@ -62,3 +62,29 @@ class Device:
     def from_dict(cls, data: Mapping[str, Any]) -> "Device":
         """The device of `to_dict`."""
         return cls(**{**data, "precisions": tuple(data["precisions"])})
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """All devices by rank, all points, and the version of torch."""
+
+    devices: tuple[Device, ...]
+    points: tuple[MeasuredPoint, ...]
+    torch_version: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "torch": self.torch_version,
+            "devices": [device.to_dict() for device in self.devices],
+            "points": [point.to_dict() for point in self.points],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Measurement":
+        """What `to_dict` has written."""
+        return cls(
+            tuple(map(Device.from_dict, data["devices"])),
+            tuple(map(MeasuredPoint.from_dict, data["points"])),
+            data["torch"],
+        )

@@ -18,8 +18,8 @@ from hexiopt.reading import Section, read_mapping
 from runtime.launch.torchrun import ProcessPlace
 from runtime.measure.devices import own_device
 from runtime.measure.links import Links
-from runtime.measure.operators import Bench
-from runtime.measure.points import Device, Point
+from runtime.measure.operators import OperatorBench
+from runtime.measure.points import Device, MeasuredPoint, Measurement
 
 _TIMEOUT = timedelta(minutes=10)
 _SHARE_OF_MEMORY = 0.25  # of what is free, that measuring holds at once
@@ -47,35 +47,11 @@ class Request:
         write_text(path, json.dumps(asdict(self)))
 
 
-@dataclass(frozen=True)
-class Measured:
-    """All devices by rank, all points, and the version of torch."""
-
-    devices: tuple[Device, ...]
-    points: tuple[Point, ...]
-    torch_version: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "torch": self.torch_version,
-            "devices": [device.to_dict() for device in self.devices],
-            "points": [point.to_dict() for point in self.points],
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Measured":
-        """What `to_dict` has written."""
-        return cls(
-            tuple(map(Device.from_dict, data["devices"])), tuple(map(Point.from_dict, data["points"])), data["torch"]
-        )
-
-
 def measure(
     request: Request,
     place: ProcessPlace,
     tell: Callable[[str], None],
-    conclude: Callable[[Measured], None],
+    conclude: Callable[[Measurement], None],
     check: Callable[[Sequence[Device]], None] = lambda devices: None,
 ) -> None:
     """Measure with all processes. Rank 0 tells what is being measured, and has `conclude` done before others end.
@@ -101,7 +77,7 @@ def _measure(
     request: Request,
     place: ProcessPlace,
     tell: Callable[[str], None],
-    conclude: Callable[[Measured], None],
+    conclude: Callable[[Measurement], None],
     check: Callable[[Sequence[Device]], None],
 ) -> None:
     refused, own, device = None, None, torch.device("cpu")
@@ -119,27 +95,27 @@ def _measure(
     _raise_first(_gathered({"refused": refused}, device, place))
     assert own is not None
     most_bytes = _SHARE_OF_MEMORY * own.free_bytes
-    bench = Bench(device, own.precision, request.seconds, most_bytes)
-    points = [Point(p.what, p.size, p.seconds, (own.name, *p.of)) for p in bench.points(tell)]
+    bench = OperatorBench(device, own.precision, request.seconds, most_bytes)
+    points = [MeasuredPoint(p.what, p.size, p.seconds, (own.name, *p.of)) for p in bench.points(tell)]
     for precision in own.precisions:
         tell(f"peak in {precision}")
         peak = bench.peak(precision)
-        points += [] if peak is None else [Point(peak.what, peak.size, peak.seconds, (own.name,))]
+        points += [] if peak is None else [MeasuredPoint(peak.what, peak.size, peak.seconds, (own.name,))]
     if place.size > 1:
         points += _measure_links(devices, Links(device, [d.name for d in devices], request.seconds, most_bytes), tell)
     everything = _gathered({"points": [point.to_dict() for point in points]}, device, place)
     if place.rank == 0:
-        every = tuple(Point.from_dict(point) for one in everything for point in one["points"])
-        conclude(Measured(tuple(devices), every, torch.__version__))
+        every = tuple(MeasuredPoint.from_dict(point) for one in everything for point in one["points"])
+        conclude(Measurement(tuple(devices), every, torch.__version__))
     _gathered({}, device, place)  # until rank 0 has written what came of it
 
 
-def _measure_links(devices: Sequence[Device], links: Links, tell: Callable[[str], None]) -> list[Point]:
+def _measure_links(devices: Sequence[Device], links: Links, tell: Callable[[str], None]) -> list[MeasuredPoint]:
     """Pairs and TP groups inside every machine, and a pair of devices, both ways, for every two machines."""
     machines: dict[str, list[int]] = {}
     for rank, device in enumerate(devices):
         machines.setdefault(device.machine, []).append(rank)
-    points: list[Point] = []
+    points: list[MeasuredPoint] = []
     # In turns, so that no link is shared, but for machines, whose insides do not meet.
     turns = max(len(ranks) * (len(ranks) - 1) // 2 for ranks in machines.values())
     for turn in range(turns):

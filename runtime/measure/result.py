@@ -8,14 +8,22 @@ from typing import Any
 from hexiopt.errors import InputError, closest_of_many, shown
 from hexiopt.readers.discovery.product import match
 from hexiopt.readers.profiles.channel import Channel
-from runtime.measure.network import Pair, Part, between_parts, channels, inter_machine, machine_entry, pair_of, parts_of
-from runtime.measure.points import Device
-from runtime.measure.rank import Measured
+from runtime.measure.network import (
+    NetworkPart,
+    Pair,
+    between_parts,
+    channels,
+    inter_machine,
+    machine_entry,
+    pair_of,
+    parts_of,
+)
+from runtime.measure.points import Device, Measurement
 from runtime.measure.types import CPU, Type, types_of
 
 
 @dataclass(frozen=True)
-class Result:
+class MeasuredCluster:
     """A cluster in the file format, the types in it that were measured, and the links by ranks."""
 
     cluster: dict[str, Any]
@@ -23,7 +31,7 @@ class Result:
     links: Mapping[Pair, Channel]
 
 
-def result_of(measured: Measured, name: str, base: Mapping[str, Any] | None) -> Result:
+def result_of(measured: Measurement, name: str, base: Mapping[str, Any] | None) -> MeasuredCluster:
     """The cluster called `name`, or `base` with its nulls filled. Raises InputError where they do not agree."""
     types, links = types_of(measured), channels(measured)
     parts = parts_of(measured, types)
@@ -42,8 +50,8 @@ def result_of(measured: Measured, name: str, base: Mapping[str, Any] | None) -> 
         cluster |= {"machines": list(entries.values()), "gpus": gpus}
         if inside or unusual:
             cluster["links"] = inside + unusual
-        return Result(cluster, tuple(types), links)
-    return Result(_filled(base, parts, entries, across, inside + unusual, gpus, links), tuple(types), links)
+        return MeasuredCluster(cluster, tuple(types), links)
+    return MeasuredCluster(_filled(base, parts, entries, across, inside + unusual, gpus, links), tuple(types), links)
 
 
 def check_base(base: Mapping[str, Any], devices: Sequence[Device]) -> None:
@@ -83,7 +91,7 @@ def _agree(entry: Mapping[str, Any], name: str, gpu: str | None, num_gpus: int) 
 
 def _filled(
     base: Mapping[str, Any],
-    parts: Sequence[Part],
+    parts: Sequence[NetworkPart],
     entries: Mapping[str, Mapping[str, Any]],
     across: Mapping[str, float] | None,
     links: Sequence[dict[str, Any]],

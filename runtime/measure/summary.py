@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator
 from hexiopt.calibration.gpus import Efficiency
 from hexiopt.units import GB, GIB, MICROSECOND, TFLOP
 from runtime.measure.fit import fit_ring
-from runtime.measure.points import Point, of_kind
-from runtime.measure.rank import Measured
-from runtime.measure.result import Result
+from runtime.measure.points import MeasuredPoint, Measurement, of_kind
+from runtime.measure.result import MeasuredCluster
 from runtime.measure.types import Type
 
 _SHOWN_LINKS = 40
@@ -32,7 +31,7 @@ def type_rows(one: Type) -> Iterator[tuple[str, str, str]]:
         yield name, say(one.efficiency), "" if listed is None else say(listed.efficiency)
 
 
-def link_rows(measured: Measured, result: Result) -> Iterator[tuple[str, str, str]]:
+def link_rows(measured: Measurement, result: MeasuredCluster) -> Iterator[tuple[str, str, str]]:
     """Every link measured, and the links that collectives behave as if they had."""
     names = [device.name for device in measured.devices]
     pairs = list(result.links.items())
@@ -40,7 +39,7 @@ def link_rows(measured: Measured, result: Result) -> Iterator[tuple[str, str, st
         yield f"{names[a]} to {names[b]}", f"{link.bytes_per_s / GB:.4g}", f"{link.latency_s / MICROSECOND:.4g}"
     if len(pairs) > _SHOWN_LINKS:
         yield f"and {len(pairs) - _SHOWN_LINKS:,} more", "", ""
-    groups: dict[tuple[str, ...], list[Point]] = {}
+    groups: dict[tuple[str, ...], list[MeasuredPoint]] = {}
     for point in of_kind(measured.points, "all_gather", "reduce_scatter"):
         groups.setdefault(point.of, []).append(point)
     for of, points in list(groups.items())[:_SHOWN_LINKS]:

@@ -9,9 +9,8 @@ from typing import Any
 from hexiopt.calibration.gpus import Efficiency, Gpu, catalogue
 from hexiopt.readers.discovery.product import match
 from hexiopt.units import GB, GIB, MICROSECOND, TFLOP
-from runtime.measure.fit import Rates, fit_efficiency, measured_rates
-from runtime.measure.points import PRECISIONS, Device, Point
-from runtime.measure.rank import Measured
+from runtime.measure.fit import PeakRates, fit_efficiency, measured_rates
+from runtime.measure.points import PRECISIONS, Device, MeasuredPoint, Measurement
 
 CPU = "cpu"
 _GFLOP = 1e9
@@ -27,13 +26,13 @@ class Type:
     name: str
     ranks: tuple[int, ...]
     precision: str
-    rates: Rates
+    rates: PeakRates
     efficiency: Efficiency
     listed: Gpu | None
     entry: dict[str, Any]
 
 
-def types_of(measured: Measured) -> list[Type]:
+def types_of(measured: Measurement) -> list[Type]:
     """The types of all devices, in the order of ranks."""
     kinds: dict[tuple[Any, ...], list[int]] = {}
     for rank, device in enumerate(measured.devices):
@@ -59,7 +58,7 @@ def _name(device: Device, taken: set[str]) -> str:
     return next(one for k in range(1, len(taken) + 2) if (one := name if k == 1 else f"{name}_{k}") not in taken)
 
 
-def _type(name: str, ranks: tuple[int, ...], measured: Measured) -> Type:
+def _type(name: str, ranks: tuple[int, ...], measured: Measurement) -> Type:
     devices = [measured.devices[rank] for rank in ranks]
     own = {device.name for device in devices}
     points = [point for point in measured.points if point.of[0] in own]
@@ -70,9 +69,9 @@ def _type(name: str, ranks: tuple[int, ...], measured: Measured) -> Type:
         reached = measured_rates(points)
         peaks = _peaks(points)
         peaks[precision] = max(reached.flops_per_s, peaks.get(precision, 0.0))
-        rates = Rates(peaks[precision], reached.bytes_per_s)
+        rates = PeakRates(peaks[precision], reached.bytes_per_s)
     else:
-        peaks, rates = {}, Rates(peak, listed.hbm_bytes_per_s)
+        peaks, rates = {}, PeakRates(peak, listed.hbm_bytes_per_s)
     efficiency = fit_efficiency(points, rates)
     usable = min(device.free_bytes for device in devices) / GIB
     entry: dict[str, Any] = {}
@@ -99,7 +98,7 @@ def _type(name: str, ranks: tuple[int, ...], measured: Measured) -> Type:
     return Type(name, ranks, precision, rates, efficiency, listed, entry)
 
 
-def _peaks(points: Sequence[Point]) -> dict[str, float]:
+def _peaks(points: Sequence[MeasuredPoint]) -> dict[str, float]:
     """FLOP/s by precision: the fastest product measured."""
     peaks: dict[str, float] = {}
     for point in points:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hexiopt.problem.model import ModelSpec
-from runtime.mapping.parts import Range, Shard
+from runtime.mapping.parts import Range, RankShard
 
 
 class Attention(Protocol):
@@ -35,7 +35,9 @@ def met(model: ModelSpec, heads: Range, kv_heads: Range) -> list[int]:
 class WholeAttention:
     """Attention where a rank has all tokens. A window shorter than the sequence is a mask [T, T], added to scores."""
 
-    def __init__(self, model: ModelSpec, shard: Shard, seq_len: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, model: ModelSpec, shard: RankShard, seq_len: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._meets = met(model, shard.heads, shard.kv_heads)
         count = shard.kv_heads[1] - shard.kv_heads[0]
         # Equally many for each: attention reads them in place. Otherwise they are copied, one for each query head.

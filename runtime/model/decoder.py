@@ -16,7 +16,7 @@ from torch.nn import functional
 from hexiopt.plan.token_layout import Range
 from hexiopt.problem.model import ModelSpec
 from runtime.mapping.layout import Chunk
-from runtime.mapping.parts import EMBEDDING, FINAL_NORM, Part, Shard, head_name
+from runtime.mapping.parts import EMBEDDING, FINAL_NORM, Part, RankShard, head_name
 from runtime.model.attention import Attention
 from runtime.model.functions import gated_silu, recomputed, rms_norm
 from runtime.model.tensor_parallel import TensorParallel
@@ -98,7 +98,7 @@ class DecoderChunk:
         self,
         model: ModelSpec,
         chunk: Chunk,
-        shard: Shard,
+        shard: RankShard,
         tp: TensorParallel,
         rope: Rope,
         attention: Attention,

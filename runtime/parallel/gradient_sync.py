@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from runtime.mapping.layout import Held
+from runtime.mapping.layout import HeldParts
 from runtime.mapping.parts import Part
 from runtime.parallel.groups import Groups
 
@@ -61,7 +61,7 @@ class Bucket:
 
 
 def buckets(
-    held: Sequence[Held], parts: Sequence[Part], dtype: torch.dtype, device: torch.device, shard: bool
+    held: Sequence[HeldParts], parts: Sequence[Part], dtype: torch.dtype, device: torch.device, shard: bool
 ) -> list[Bucket]:
     """The buckets of a rank that holds `parts`; gradients of `dtype`, sharded over their ranks if `shard`."""
     own, rank, found = {part.name: part for part in parts}, dist.get_rank(), []
@@ -92,7 +92,7 @@ def _filled(parts: Sequence[Part]) -> list[list[Part]]:
 
 
 def _bucket(
-    same: Held,
+    same: HeldParts,
     decays: bool,
     shard: bool,
     parts: Sequence[Part],
@@ -153,7 +153,7 @@ class GradientSync:
         self._ending.update(names)
 
     def ended(self, names: Sequence[str]) -> None:
-        """The last gradients of these parameters have come, though nobody had announced them."""
+        """The last gradients of these parameters have arrived without having been announced by `ending`."""
         for name in names:
             for bucket in self._of[name]:
                 bucket.missing.discard(name)
@@ -171,7 +171,7 @@ class GradientSync:
             self._start(False)
 
     def _start(self, even_if_missing: bool) -> None:
-        """Start what is complete, in order: a group's collectives must come in the same order on all its ranks."""
+        """Start the collectives of complete buckets: all ranks of a group must issue them in the same order."""
         blocked: set[tuple[int, ...]] = set()
         for bucket in self.buckets:
             if bucket.work is not None or len(bucket.group) == 1 or bucket.group in blocked:
@@ -188,7 +188,7 @@ class GradientSync:
                 bucket.work = dist.all_reduce(bucket.gradient, group=group, async_op=True)
 
     def finish(self) -> None:
-        """After the last backward: wait until all sums are there. Parameters without a gradient count as zero."""
+        """After the last backward, wait for all sums. Parameters without a gradient count as zero."""
         self._start(True)
         works: list[dist.Work] = []
         for bucket in self.buckets:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hexiopt.plan.token_layout import common, joined
-from runtime.mapping.layout import Executor, Lane, Line, Route
+from runtime.mapping.layout import Executor, Lane, PipelineLayout, Route
 from runtime.mapping.parts import Range
 from runtime.parallel.outbox import Outbox
 
@@ -32,7 +32,7 @@ class _Coming:
     parts: list[tuple[_Piece, Tensor, dist.Work]]  # and where it comes in: in the whole itself, or aside
 
 
-class Messages:
+class StageMessages:
     """What one rank sends and receives. `hidden` is the width of a hidden state.
 
     Messages are told apart by tags, or, where the backend ignores tags (NCCL), by a process group for each lane. With
@@ -41,7 +41,7 @@ class Messages:
 
     def __init__(
         self,
-        line: Line,
+        line: PipelineLayout,
         executor: Executor,
         rank: int,
         seq_len: int,
@@ -97,7 +97,7 @@ class Messages:
         self._outbox.put(work, part)
 
     def expect(self, chunk: int, backward: bool, micro_batch: int) -> None:
-        """Be ready for a chunk's input, or for the gradient of its hidden states."""
+        """Post the receives of a chunk's input, or of the gradient of its hidden states."""
         if (chunk, backward, micro_batch) in self._coming:
             return
         boundary = chunk - 1 if not backward else chunk
@@ -144,7 +144,7 @@ class Messages:
 
 
 def _rows(own: Sequence[Range], some: Sequence[Range], device: torch.device) -> slice | Tensor:
-    """Where the tokens `some` are among one's own, which follow each other in memory."""
+    """The rows of the tokens `some` among the rank's own tokens, which are contiguous in memory."""
     found, at = [], 0
     for first, end in own:
         found += [(at + low - first, at + high - first) for low, high in common([(first, end)], some)]

@@ -1,4 +1,4 @@
-"""Messages that have been sent, and are kept until they have arrived."""
+"""Keeps the tensors of sent messages alive until they have arrived."""
 
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -37,14 +37,14 @@ class Outbox:
             self._queue.put(sent)
 
     def tensors(self) -> list[Tensor]:
-        """What is on its way; the rest is let go of."""
+        """The tensors still on their way; those that have arrived are released."""
         with self._changed:
             if self._queue is None:
                 self._on_the_way = [sent for sent in self._on_the_way if not sent.work.is_completed()]
             return [sent.part for sent in self._on_the_way]
 
     def finish(self) -> None:
-        """Wait until everything has arrived. Raises what went wrong with any of it."""
+        """Wait until all messages have arrived. Raises the error of any that failed."""
         if self._queue is None:
             while self._on_the_way:
                 self._on_the_way.pop(0).work.wait()

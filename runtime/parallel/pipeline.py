@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from runtime.device import Clock
-from runtime.mapping.layout import Executor, Line
-from runtime.mapping.operations import Operation, operations
+from hexiopt.schedules.schedule import Operation, Schedule, StagePosition, operations
+from runtime.device import DeviceClock
+from runtime.mapping.layout import Executor, PipelineLayout
 from runtime.mapping.parts import Range
 from runtime.model.decoder import DecoderChunk
 from runtime.pace import Pace, pace_until
 from runtime.parallel.gradient_sync import GradientSync
-from runtime.parallel.messages import Messages
+from runtime.parallel.messages import StageMessages
 
 Sequences = Callable[[int, int], Tensor]  # samples [first, end) of the global batch, [samples, seq_len + 1]
 
@@ -39,28 +39,27 @@ class Timed:
     ended_s: float
 
 
-class Pipeline:
-    """What one rank does in a step of its pipeline; it `reads` these runs of tokens, or the labels after them."""
+class StageRunner:
+    """Runs one rank's operations of a step. `reads` are the runs of tokens that it embeds or has the labels after."""
 
     def __init__(
         self,
-        schedule: str,
-        line: Line,
+        schedule: Schedule,
+        line: PipelineLayout,
         executor: Executor,
         reads: Sequence[Range],
         chunks: list[DecoderChunk],
         names: list[list[str]],
-        messages: Messages,
+        messages: StageMessages,
         sync: GradientSync,
-        clock: Clock,
+        clock: DeviceClock,
         pace: Pace | None = None,
     ) -> None:
         self._line, self._executor, self._reads, self._chunks, self._names = line, executor, reads, chunks, names
         self._messages, self._sync, self._clock, self._pace = messages, sync, clock, pace
         self._marks: list[tuple[Operation, Any, Any]] = []  # of the last step: when each began and ended
-        self.operations = operations(
-            schedule, executor.stage, len(line.stages), line.num_chunks, line.num_micro_batches
-        )
+        at = StagePosition(executor.stage, len(line.stages), line.num_micro_batches, line.num_chunks)
+        self.operations = operations(schedule, at)
 
     def step(self, sequences: Sequences, num_tokens: int) -> Tensor:
         """Gradients of the mean loss over `num_tokens`, in the buckets of `sync`; `timeline` has when what was done.
@@ -86,7 +85,7 @@ class Pipeline:
         return total
 
     def timeline(self) -> list[Timed]:
-        """The operations of the last step. To be asked between steps: it waits for the device."""
+        """The operations of the last step, with their times. Call it between steps only: it waits for the device."""
         read_s = self._clock.read([mark for _, *marks in self._marks for mark in marks])
         return [
             Timed(operation, began_s, ended_s)
@@ -96,7 +95,7 @@ class Pipeline:
     def _run(
         self, now: Operation, held: dict[tuple[int, int], _Held], sequences: Sequences, num_tokens: int
     ) -> Tensor | None:
-        """One operation, and the message that it leads to. Returns the loss of a last forward."""
+        """Run one operation and send its result. Returns the loss if it is the forward of the last chunk."""
         came = self._messages.receive(*self._key(now)) if self._waits(now) else None
         began, began_s = self._clock.mark(), time.time()
         if now.backward:

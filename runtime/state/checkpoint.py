@@ -55,14 +55,16 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Progress:
+class CheckpointProgress:
     """How far training has come. Data follow from `seed` and `step` alone."""
 
     step: int
     seed: int
 
 
-def save(folder: Path, model: ModelSpec, progress: Progress, states: Iterable[tuple[Bucket, State]], keep: int) -> None:
+def save(
+    folder: Path, model: ModelSpec, progress: CheckpointProgress, states: Iterable[tuple[Bucket, State]], keep: int
+) -> None:
     """Write a checkpoint, together with all other ranks; the last `keep` stay. One that is there is left as it is."""
     rank, target = dist.get_rank(), folder / f"step-{progress.step:08d}"
     writing = folder / f"{_UNFINISHED}{target.name}"
@@ -115,7 +117,7 @@ def _write_rank(writing: Path, rank: int, states: Iterable[tuple[Bucket, State]]
     _write_json(writing / f"rank-{rank:05d}.json", {"sha256": digest, "pieces": [asdict(piece) for piece in pieces]})
 
 
-def _write_index(writing: Path, model: ModelSpec, progress: Progress) -> None:
+def _write_index(writing: Path, model: ModelSpec, progress: CheckpointProgress) -> None:
     files, pieces = {}, []
     for path in sorted(writing.glob("rank-*.json")):
         own = json.loads(path.read_text())
@@ -165,7 +167,7 @@ class Checkpoint:
         index.text("format", choices=[FORMAT])
         index.integer("version", at_least=VERSION, at_most=VERSION)
         self.model = model_from_config(index.section("model"))
-        self.progress = Progress(
+        self.progress = CheckpointProgress(
             index.integer("step", at_least=0, at_most=10**12), index.integer("seed", at_least=0, at_most=2**32 - 1)
         )
         files = index.section("files")

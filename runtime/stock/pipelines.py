@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.launch.trainee import Trainee, drawn
 from runtime.mapping.layout import layout_of
 from runtime.model.attention import WholeAttention
@@ -37,7 +38,7 @@ def plan() -> Plan:
         Pipeline((Stage.of((2 * p,), 0, half), Stage.of((2 * p + 1,), half, 2 * half)), _MICRO_BATCHES, _SIZE)
         for p in range(2)
     ]
-    return Plan(tuple(pipelines), "1f1b", Sharding(0))
+    return Plan(tuple(pipelines), ONE_F_ONE_B, Sharding(0))
 
 
 class _StockStage(nn.Module):

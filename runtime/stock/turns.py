@@ -39,7 +39,7 @@ def compared(hidden_size: int, num_heads: int, ffn_size: int) -> ModelSpec:
 
 
 @dataclass(frozen=True)
-class Turns:
+class StepComparison:
     """Median seconds of a step, and the loss of the first one, by way."""
 
     step_s: Mapping[str, float]
@@ -51,7 +51,7 @@ class Turns:
         return self.step_s[OURS] / self.step_s[STOCK]
 
 
-def take_turns(size: int, ways_of: Callable[[int], Mapping[str, Step]], rounds: int, steps: int) -> Turns:
+def take_turns(size: int, ways_of: Callable[[int], Mapping[str, Step]], rounds: int, steps: int) -> StepComparison:
     """Run the ways of every rank, `steps` steps of each in every round, of which the first one is not counted."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     fork = multiprocessing.get_context("fork")
@@ -65,7 +65,7 @@ def take_turns(size: int, ways_of: Callable[[int], Mapping[str, Step]], rounds: 
         for process in started:
             process.join()
         try:
-            found: Turns = here.recv()
+            found: StepComparison = here.recv()
         except EOFError:
             raise RuntimeError("a process of the comparison has failed; its traceback stands above") from None
     return found
@@ -91,5 +91,5 @@ def _rank(
                 if number:
                     seconds[name].append(time.perf_counter() - began)
     if rank == 0:
-        to.send(Turns({name: statistics.median(own) for name, own in seconds.items()}, first))
+        to.send(StepComparison({name: statistics.median(own) for name, own in seconds.items()}, first))
     dist.destroy_process_group()

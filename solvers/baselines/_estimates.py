@@ -13,10 +13,10 @@ from hexiopt.cost.boundary import Hop, Load, hop
 from hexiopt.cost.executors.collectives import tree_depth
 from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.executors.memory import MemoryModel, Shards, longest
-from hexiopt.cost.flight import Flight
 from hexiopt.cost.model import CostModel
-from hexiopt.cost.schedule import beat_s
 from hexiopt.problem.problem import Problem
+from hexiopt.schedules.in_flight import InFlight
+from hexiopt.schedules.schedule import largest_cycle_mean_s
 from hexiopt.solving import Pricer
 from solvers.baselines._grids import Slots, StageGrid
 from solvers.baselines._plans import shifted
@@ -84,15 +84,15 @@ class GridEstimates:
         return found
 
     def max_layers(
-        self, sites: Sites, first: bool, last: bool, size: int, policy: str, held: Flight, shards: int
+        self, sites: Sites, first: bool, last: bool, size: int, policy: str, held: InFlight, shards: int
     ) -> int:
         """The most layers that fit on the fullest site of a stage; at least 0."""
         key = (sites, first, last, size, policy, held, shards)
         found = self._max_layers.get(key)
         if found is None:
             spread = Shards(1, shards)
-            rooms = (self.pricer.max_layers(site, first, last, size, policy, held, spread) for site in sites)
-            found = self._max_layers[key] = max(0, min(rooms))
+            fitting = (self.pricer.max_layers(site, first, last, size, policy, held, spread) for site in sites)
+            found = self._max_layers[key] = max(0, min(fitting))
         return found
 
     def max_layers_of_block(
@@ -103,7 +103,7 @@ class GridEstimates:
         size: int,
         block: tuple[str, int, str],
         chunks: int,
-        held: Flight,
+        held: InFlight,
         shards: int,
     ) -> int:
         """The most layers that fit on the fullest site of a stage of `chunks` equal ranges.
@@ -255,7 +255,7 @@ def one_f_one_b_s(stage_s: Sequence[float], hop_s: Sequence[float], num_micro_ba
 
     `hop_s` holds both directions of each boundary together.
     """
-    beat = beat_s(stage_s, hop_s) if num_micro_batches > 1 else 0.0
+    beat = largest_cycle_mean_s(stage_s, hop_s) if num_micro_batches > 1 else 0.0
     return sum(stage_s) + sum(hop_s) + (num_micro_batches - 1) * beat
 
 
@@ -277,7 +277,7 @@ def _longest_range(
     last: bool,
     block: tuple[str, int, str],
     chunks: int,
-    held: Flight,
+    held: InFlight,
     shards: int,
 ) -> int:
     """The most layers that fit in each range; see `GridEstimates.max_layers_of_block`."""

@@ -94,9 +94,9 @@ class MoneyBaseline(Baseline):
 
     def pricing(self, run: Search) -> CandidatePricing:
         """By the objective. Raises InputError as `objective_of` does."""
-        return (
-            super().pricing(run) if self.objective == "time" else CheapestPricing(run, self.objective_of(run.problem))
-        )
+        if self.objective == "time":
+            return super().pricing(run)
+        return CheapestPricing(run, self.objective_of(run.problem))
 
 
 class CheapestPricing(CandidatePricing):

@@ -7,16 +7,18 @@ from typing import cast
 from hexiopt.plan.plan import Pipeline, Plan, Replica, SequenceLayout, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, layer_ranges, schedules, sharding_stages
+from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule
 from solvers.core.partition import Group
 
 StageDevices = Group | tuple[Replica, ...] | SequenceLayout  # of a stage of one pipeline
 Ranges = tuple[tuple[int, int], ...]  # layers of a stage
 
 
-def one_f_one_b(problem: Problem) -> str | None:
+def one_f_one_b(problem: Problem) -> Schedule | None:
     """The allowed schedule that runs 1F1B (interleaved does so with one layer range a stage); None if there is none."""
     allowed = schedules(problem.workload)
-    return next((name for name in ("1f1b", "interleaved") if name in allowed), None)
+    return next((schedule for schedule in (ONE_F_ONE_B, INTERLEAVED) if schedule in allowed), None)
 
 
 def optimizer_shardings(problem: Problem) -> list[int]:
@@ -120,7 +122,7 @@ def aligned_plan(
     recompute: str | Sequence[Recompute],
     batches: Sequence[int],
     micro_batch_size: int,
-    schedule: str,
+    schedule: Schedule,
     sharding: Sharding,
     *,
     chunks: int = 1,

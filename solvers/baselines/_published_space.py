@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS
+from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ class PublishedSpace:
     """What a published system may choose. `schedules` and `sharding` are those that its plans may name; where stages
     hold one layer range, interleaved 1F1B is plain 1F1B."""
 
-    schedules: tuple[str, ...] = ("1f1b", "interleaved")
+    schedules: tuple[Schedule, ...] = (ONE_F_ONE_B, INTERLEAVED)
     sharding: tuple[Sharding, ...] = UNSHARDED_OR_ZERO_1
     stages: Rule = PLAIN_STAGES
     pipelines: Rule = ALIKE
@@ -176,7 +178,7 @@ class PublishedSpace:
         )
         texts = {name: rule.text for name, rule in self.rules().items()}
         named = {
-            "schedules": ", ".join(self.schedules),
+            "schedules": ", ".join(map(str, self.schedules)),
             "ZeRO": "; in machines ".join(filter(None, (zero, in_machines))),
         }
         return {**named, **{"TP" if name == "tp" else name: text for name, text in texts.items()}}

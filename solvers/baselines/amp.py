@@ -27,9 +27,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from hexiopt.cost.flight import in_flight
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.space import schedules
+from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.schedules.schedule import StagePosition
 from solvers.baselines._estimates import GridEstimates, one_f_one_b_s, synced_s
 from solvers.baselines._frame import Baseline, PlanCandidate
 from solvers.baselines._grids import GRID_OF_ALL, StageGrid, grids, machine_orders, rank_groups, tp_degrees
@@ -47,7 +49,7 @@ class Amp(Baseline):
     """Searches all degrees, micro-batch sizes and orders of machines, each with its best layers."""
 
     name = "amp"
-    space = PublishedSpace(schedules=("1f1b",), tp=ONE_TP_OF_MODEL, devices=GRID_OF_ALL)
+    space = PublishedSpace(schedules=(ONE_F_ONE_B,), tp=ONE_TP_OF_MODEL, devices=GRID_OF_ALL)
 
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """First the best by AMP's estimate, then the best by an estimate of a shared network, with layers to match."""
@@ -88,7 +90,7 @@ class _Choice:
     def plan(self, layers: Sequence[int]) -> Plan:
         """The plan with these layers per stage."""
         batches, sharding = [self.num_micro_batches] * self.grid.width, Sharding(self.sharding)
-        return aligned_plan(self.grid.stages, layers, self.policy, batches, self.size, "1f1b", sharding)
+        return aligned_plan(self.grid.stages, layers, self.policy, batches, self.size, ONE_F_ONE_B, sharding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class _Found:
 def _found(times: GridEstimates, run: Search) -> Iterator[_Found]:
     """All grids with all choices; they are few enough to list."""
     problem, devices = times.problem, len(times.problem.usable_devices)
-    if "1f1b" not in schedules(problem.workload):
+    if ONE_F_ONE_B not in schedules(problem.workload):
         return
     for order in machine_orders(problem, _MAX_ORDERS, subsets=False):
         for tp in tp_degrees(problem):
@@ -140,7 +142,7 @@ def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[_Choice]:
                         s == stages - 1,
                         size,
                         policy,
-                        in_flight("1f1b", s, stages, count),
+                        in_flight(ONE_F_ONE_B, StagePosition(s, stages, count)),
                         width if sharding else 1,
                     )
                     for s, own in enumerate(sites)

@@ -19,21 +19,21 @@ from functools import partial
 from itertools import combinations, islice, product
 
 from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.flight import in_flight
 from hexiopt.cost.gradient_sync import SyncTimes, sync_groups
 from hexiopt.cost.model import CostModel
 from hexiopt.cost.sharding import rings, sharding_groups
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import Recompute, lean_first, recompute_policies, schedules, sharding_stages
-from hexiopt.problem.workload import SCHEDULES
+from hexiopt.problem.space import Recompute, default_schedule, lean_first, recompute_policies, sharding_stages
+from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.registry import SCHEDULES
+from hexiopt.schedules.schedule import StagePosition
 from hexiopt.solving import Pricer
 from solvers.baselines._frame import Baseline, PlanCandidate
 from solvers.baselines._grids import RANKS_OF_SOME, machine_classes, processes_per_machine, rank_devices
 from solvers.baselines._plans import aligned_plan, dividing_sizes
 from solvers.baselines._published_space import ALIKE_RECOMPUTE, NO_TP, SINGLE_STAGES, PublishedSpace
 from solvers.core.search import Search
-from solvers.sequence.requirement import one_range_schedule
 
 STRATEGIES = (
     Sharding(3, "all"),  # FULL_SHARD
@@ -101,7 +101,7 @@ def device_sets(problem: Problem) -> Iterator[tuple[int, ...]]:
 def _plan(problem: Problem, devices: Sequence[int], sharding: Sharding, size: int, recompute: Recompute) -> Plan:
     batches = [problem.workload.global_batch // (len(devices) * size)] * len(devices)
     # Of a single stage, every schedule is 1F1B but GPipe, which keeps all activations.
-    schedule, layers = one_range_schedule(problem), [problem.model.num_layers]
+    schedule, layers = default_schedule(problem.workload), [problem.model.num_layers]
     return aligned_plan([[(d,) for d in devices]], layers, [recompute], batches, size, schedule, sharding)
 
 
@@ -134,8 +134,7 @@ class FsdpTrial:
         if sharding.groups == "machine":
             fewest = min(sum(machine_of[d] == m for d in devices) for m in {int(machine_of[d]) for d in devices})
         self._spread = Shards(sharding.stage, fewest)
-        schedule = "gpipe" if schedules(self.problem.workload) == ("gpipe",) else "1f1b"
-        self._held = in_flight(schedule, 0, 1, self.count)
+        self._held = in_flight(default_schedule(self.problem.workload), StagePosition(0, 1, self.count))
 
     def recomputes(self) -> Iterator[Recompute]:
         """Single policies that fit, then pairs in which the leaner one takes as few layers as memory allows."""

@@ -23,10 +23,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
-from hexiopt.cost.flight import flight
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, layer_ranges, recompute_policies, schedules
+from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
+from hexiopt.schedules.schedule import StagePosition
 from solvers.baselines._estimates import GridEstimates, Sites, one_f_one_b_s, synced_s
 from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import (
@@ -218,7 +220,8 @@ def _max_layers(
     """The most layers that fit on the fullest site of every stage."""
     found, count, policy = [], len(sites), recompute.policy
     for s, own in enumerate(sites):
-        first, last, held = s == 0, s == count - 1, flight("1f1b", s, count, num_micro_batches, chunks)
+        at = StagePosition(s, count, num_micro_batches, chunks)
+        first, last, held = at.first, at.last, in_flight(INTERLEAVED, at)
         if recompute.block is None:
             found.append(times.max_layers(own, first, last, size, policy, held, shards))
         else:
@@ -230,8 +233,8 @@ def _max_layers(
 def _chunk_counts(problem: Problem, stages: int, num_micro_batches: int) -> list[int]:
     """Numbers of layer ranges a stage that the schedules allow; 1 stands for plain 1F1B."""
     allowed = schedules(problem.workload)
-    found = [1] if "1f1b" in allowed else []
-    if "interleaved" in allowed and stages > 1 and num_micro_batches % stages == 0:
+    found = [1] if ONE_F_ONE_B in allowed else []
+    if INTERLEAVED in allowed and stages > 1 and num_micro_batches % stages == 0:
         found += range(2, min(problem.space.max_chunks, problem.model.num_layers // stages) + 1)
     return [chunks for chunks in found if problem.model.num_layers % chunks == 0]
 
@@ -359,7 +362,7 @@ def _plan(
         [recompute.of(ranges) for ranges in layer_ranges(per_stage, layers.chunks)],
         [num_micro_batches] * grid.width,
         size,
-        "interleaved" if layers.chunks > 1 else "1f1b",
+        INTERLEAVED if layers.chunks > 1 else ONE_F_ONE_B,
         Sharding(sharding),
         chunks=layers.chunks,
     )

@@ -26,9 +26,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import permutations, product
 
-from hexiopt.cost.flight import in_flight
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
+from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule, StagePosition
 from solvers.baselines._estimates import AlignedEstimates, Sites
 from solvers.baselines._frame import BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import MAX_PERMUTED, Area, Slots, filled, linked_areas, machine_classes
@@ -110,7 +112,7 @@ class Sailor(MoneyBaseline):
         yield from best_first(run, planner.shapes(), expand, self.limits, best)
 
 
-def _placed(planner: "_Planner", schedule: str, best: BestEstimate, shape: _Shape) -> Iterator[PlanCandidate]:
+def _placed(planner: "_Planner", schedule: Schedule, best: BestEstimate, shape: _Shape) -> Iterator[PlanCandidate]:
     """The placements of a shape, area by area, for the least stragglers that leave any."""
     batches, sharding = even_parts(shape.batches, shape.pipelines), Sharding(planner.sharding)
     for area in planner.areas:
@@ -229,7 +231,7 @@ class _Planner:
         found = []
         for s, n in enumerate(shape.layers):
             ends = s == 0, s == stages - 1
-            held = in_flight("1f1b", s, stages, shape.longest)
+            held = in_flight(ONE_F_ONE_B, StagePosition(s, stages, shape.longest))
             found.append(
                 [
                     [

@@ -28,22 +28,22 @@ import numpy as np
 from hexiopt.cost.executors.links import WiresKept
 from hexiopt.cost.executors.memory import MemoryModel, Shards
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
-from hexiopt.cost.flight import in_flight
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Plan, SequenceGroup, SequenceLayout, Sharding
 from hexiopt.plan.token_layout import ORDERS
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import SHARDING_GROUPS, recompute_policies, sharding_stages
-from hexiopt.problem.workload import SCHEDULES, SHARDING_STAGES
+from hexiopt.problem.space import SHARDING_GROUPS, default_schedule, recompute_policies, sharding_stages
+from hexiopt.problem.workload import SHARDING_STAGES
+from hexiopt.schedules.in_flight import most_in_flight
+from hexiopt.schedules.registry import SCHEDULES
+from hexiopt.schedules.schedule import StagePosition
 from hexiopt.solving import Capabilities
 from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._plans import aligned_plan, dividing_sizes, even_parts
 from solvers.baselines._published_space import EQUAL_LAYERS, PublishedSpace, Rule
 from solvers.core.search import Search
 from solvers.core.zero import LOCKSTEP, sharding_groups
-from solvers.sequence.orders import machine_orders
-from solvers.sequence.requirement import one_range_schedule
-from solvers.sequence.signatures import Signatures
+from solvers.sequence.grouping import Signatures, machine_orders
 from solvers.sequence.token_allocation import RateTable
 
 _MAX_GRIDS = 4000  # grids estimated in full
@@ -215,7 +215,7 @@ class _Estimate:
         problem = self._problem = run.problem
         self._model = run.pricer if isinstance(run.pricer, CostModel) else CostModel(problem)
         self._wires = WiresKept(problem.cluster)
-        self._schedule = one_range_schedule(problem)
+        self._schedule = default_schedule(problem.workload)
         rates = RateTable(self._model).of(range(problem.cluster.num_devices), "none")
         spec, workload = problem.model, problem.workload
         self.sequence_s: list[float] = rates.of_sequence_s(workload.seq_len, spec.num_heads).tolist()
@@ -231,7 +231,8 @@ class _Estimate:
         problem = self._problem
         layers = -(-problem.model.num_layers // num_stages)
         spread = Shards(max(sharding_stages(problem.workload)), len(problem.usable_devices))
-        held = in_flight(self._schedule, 0, num_stages, problem.workload.global_batch // (num_lines * size))
+        batches = problem.workload.global_batch // (num_lines * size)
+        held = most_in_flight(self._schedule, StagePosition(0, num_stages, batches))
         tokens = problem.workload.seq_len // num_devices
         inputs = layers * held * size * tokens * problem.model.hidden_size * problem.workload.element_bytes
         return sum(self._alone.states(layers, True, num_stages == 1, spread)) + inputs
@@ -265,7 +266,7 @@ class _Estimate:
         last = len(stages) - 1
         policies = [(policy,) * count for count in _layers(self._problem, last + 1)]
         for s, stage in enumerate(stages):
-            held = in_flight(self._schedule, s, last + 1, count)
+            held = most_in_flight(self._schedule, StagePosition(s, last + 1, count))
             shards = Shards(sharding.stage, self._holders(grid, s, line[s], sharding))
             parts = stage.memory.stage((policies[s],), s == 0, s == last, (held,), shards)
             if (parts.sum(axis=0) > stage.limit_bytes).any():
@@ -335,4 +336,4 @@ def _plan(problem: Problem, grid: _LayoutGrid, order: str, sharding: Sharding, p
     count = problem.workload.global_batch // (len(grid.lines) * grid.size)
     slots = [[_layout(problem, block, grid.hp, order) for block in blocks] for blocks in zip(*grid.lines, strict=True)]
     layers, batches = _layers(problem, len(slots)), [count] * len(grid.lines)
-    return aligned_plan(slots, layers, policy, batches, grid.size, one_range_schedule(problem), sharding)
+    return aligned_plan(slots, layers, policy, batches, grid.size, default_schedule(problem.workload), sharding)

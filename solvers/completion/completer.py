@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding
+from hexiopt.schedules.schedule import Schedule
 from hexiopt.solving import Pricer
 from solvers.completion.batches import split_batch
 from solvers.completion.layers import LayerSplitter
@@ -69,7 +70,7 @@ class PlanCompleter:
             far += sum(b.replicated for b in bundles)
         if structure.sharding >= LOCKSTEP:
             far += sum(len({len(group) for group in slot}) - 1 for b in bundles if b.replicated for slot in b.stages)
-            far += max(0, len(bundles) - 1) + (structure.schedule == "interleaved")
+            far += max(0, len(bundles) - 1) + (not structure.schedule.lockstep)
             far += sum(most % (b.width * b.micro_batch_size) != 0 for b in bundles)
         return far
 
@@ -107,7 +108,7 @@ class PlanCompleter:
         return max(map(per_second, self.splitters))
 
     def finish_s(
-        self, groups: Sequence[Group], size: int, schedule: str, shards: Shards, sequences: float, chunks: int = 1
+        self, groups: Sequence[Group], size: int, schedule: Schedule, shards: Shards, sequences: float, chunks: int = 1
     ) -> float:
         """Estimated seconds in which one pipeline of stages `groups` processes `sequences`; infinite if none fits.
 
@@ -162,8 +163,7 @@ class PlanCompleter:
         schedule, p = structure.schedule, len(bundle.stages)
         chunks = self._lines.chunks(bundle, structure)
         batches = max(1, int(expected // bundle.micro_batch_size))
-        if schedule != "gpipe":
-            batches = min(batches, p * (3 if chunks > 1 else 1))
+        batches = min(batches, schedule.saturates_at(p, chunks) or batches)
         return Terms(schedule, chunks, shards, structure.groups == "all", batches)
 
 

@@ -11,9 +11,10 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.flight import Flight, flight
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.space import Recompute, lean_first
+from hexiopt.schedules.in_flight import InFlight, in_flight
+from hexiopt.schedules.schedule import Schedule, StagePosition
 from hexiopt.solving import Pricer
 from solvers.completion.allocation import even, least_bottleneck
 
@@ -49,7 +50,7 @@ class LayerSplitter:
         self._splits: dict[tuple[Any, ...], tuple[Choice, ...] | int] = {}
 
     def options(
-        self, sites: frozenset[Any], first: bool, last: bool, micro_batch_size: int, held: Flight, shards: Shards
+        self, sites: frozenset[Any], first: bool, last: bool, micro_batch_size: int, held: InFlight, shards: Shards
     ) -> StageOptions:
         """The options of a stage that must hold on every one of `sites` (the slowest and fullest decide).
 
@@ -86,7 +87,7 @@ class LayerSplitter:
         shares: Sequence[Share],
         first: bool,
         last: bool,
-        held: Flight,
+        held: InFlight,
         shards: Shards,
     ) -> None:
         """Improve what is `found` of more than `room` layers: some with policy `lean`, those that may with `rich`."""
@@ -134,7 +135,7 @@ class LayerSplitter:
         self,
         sites: Sequence[frozenset[Any]],
         micro_batch_size: int,
-        schedule: str,
+        schedule: Schedule,
         num_micro_batches: int,
         shards: Shards,
         added_s: tuple[float, ...] = (),
@@ -147,18 +148,18 @@ class LayerSplitter:
         `more_holders`: over how many devices more than `shards` says the states of a stage are spread.
         """
         p = len(sites)
-        batches = num_micro_batches if schedule == "gpipe" else min(num_micro_batches, p * (3 if chunks > 1 else 1))
+        batches = min(num_micro_batches, schedule.saturates_at(p, chunks) or num_micro_batches)
+        batches += -batches % schedule.micro_batch_multiple(p, chunks)
         key = (tuple(sites), micro_batch_size, schedule, batches, shards, added_s, chunks, more_holders)
         found = self._splits.get(key)
         if found is None:
             if len(self._splits) > 100_000:
                 self._splits.clear()
             spread = [shards._replace(num_devices=shards.num_devices + more) for more in more_holders] or [shards] * p
+            positions = [StagePosition(s, p, batches, chunks) for s in range(p)]
             options = [
-                self.options(
-                    site, s == 0, s == p - 1, micro_batch_size, flight(schedule, s, p, batches, chunks), spread[s]
-                )
-                for s, site in enumerate(sites)
+                self.options(site, at.first, at.last, micro_batch_size, in_flight(schedule, at), spread[at.stage])
+                for site, at in zip(sites, positions, strict=True)
             ]
             found = self._splits[key] = self._solve(options, added_s or (0.0,) * p, chunks)
         return found

@@ -9,9 +9,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from hexiopt.cost.boundary import Way, round_trips_s, summed, ways, ways_load
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.model import CostModel
-from hexiopt.cost.schedule import beat_s, interleaved_beat_s
 from hexiopt.plan.plan import Replica, Stage
 from hexiopt.problem.space import Recompute, layer_ranges
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule
 from hexiopt.solving import Pricer
 from solvers.completion.allocation import earliest_finish
 from solvers.completion.layers import Choice, LayerSplitter, Share
@@ -33,9 +34,9 @@ class Rhythm:
     waits: bool  # whether even the slowest stage waits for messages
 
     @classmethod
-    def of(cls, stage_s: Sequence[float], trip_s: Sequence[float], chunks: int) -> "Rhythm":
+    def of(cls, schedule: Schedule, stage_s: Sequence[float], trip_s: Sequence[float], chunks: int) -> "Rhythm":
         """Of a pipeline whose stages and messages take so long, forward and backward together."""
-        beat = beat_s(stage_s, trip_s) if chunks == 1 else interleaved_beat_s(stage_s, trip_s, chunks)
+        beat = schedule.cycle_s(stage_s, trip_s, chunks)
         fill = max(0.0, (sum(stage_s) - beat) / chunks + sum(trip_s))
         return cls(fill, beat, beat > max(stage_s) * (1 + _EXACT))
 
@@ -79,7 +80,7 @@ class Line:
 class Terms:
     """On which a bundle gets its layers."""
 
-    schedule: str
+    schedule: Schedule
     chunks: int  # layer ranges a stage
     shards: Shards
     everywhere: bool  # whether states are sharded over all their holders, not only those of a machine
@@ -144,7 +145,7 @@ class LineMaker:
 
     def chunks(self, bundle: Bundle, structure: Structure) -> int:
         """Layer ranges a stage of a bundle, as many as asked for or as it can have."""
-        if structure.schedule != "interleaved":
+        if not structure.schedule.chunked:
             return 1
         return possible_chunks(structure.chunks, len(bundle.stages), self._num_layers)
 
@@ -157,8 +158,9 @@ class LineMaker:
         """Where even the slowest stage waits for messages, layers are split once more, and the better split counts.
 
         A round trip between two stages may be dealt to them in any parts. With the parts that make it least, the
-        largest sum of a stage's compute and its parts is the beat: `beat_s` says that any run of stages has room for
-        the round trips inside it, and then there are such parts (Hall's theorem). The second split gives each half.
+        largest sum of a stage's compute and its parts is the beat: `largest_cycle_mean_s` says that any run of
+        stages has room for the round trips inside it, and then there are such parts (Hall's theorem). The second split
+        gives each half.
         """
         if bundle.most_replicas > bundle.micro_batch_size:
             return Misfit(bundle.most_replicas - bundle.micro_batch_size)
@@ -166,7 +168,7 @@ class LineMaker:
         if self._pricer.sends_occupy_stages:
             return self._split(bundle, terms, splitter, trips_s, (*longest, 0.0))
         found = self._split(bundle, terms, splitter, trips_s, ())
-        if terms.schedule != "1f1b" or isinstance(found, Misfit) or not any(line.rhythm.waits for line in found):
+        if terms.schedule != ONE_F_ONE_B or isinstance(found, Misfit) or not any(line.rhythm.waits for line in found):
             return found
         halves = tuple(0.5 * (before + after) for before, after in zip((0.0, *longest), (*longest, 0.0), strict=True))
         other = self._split(bundle, terms, splitter, trips_s, halves)
@@ -195,7 +197,10 @@ class LineMaker:
         if isinstance(split, int):
             return Misfit(split)
         # Rows with the same example share its trips too.
-        rhythms = [Rhythm.of(self._stage_s(traffic.rows[k], split), trips_s[k], terms.chunks) for k in traffic.examples]
+        rhythms = [
+            Rhythm.of(terms.schedule, self._stage_s(traffic.rows[k], split), trips_s[k], terms.chunks)
+            for k in traffic.examples
+        ]
         return [
             Line(row, split, terms.chunks, rhythms[k]) for row, k in zip(traffic.rows, traffic.example_of, strict=True)
         ]

@@ -43,7 +43,7 @@ def rebalanced(problem: Problem, plan: Plan, priced: Sequence[PipelineCost]) -> 
     """`plan` with micro-batches by the priced times of its pipelines; None where nothing would change."""
     ends = [cost.end_s for cost in priced]
     fixed = not problem.space.uneven_batch or plan.sharding.stage >= LOCKSTEP
-    if len(ends) < 2 or fixed or plan.schedule == "gpipe":
+    if len(ends) < 2 or fixed or plan.schedule.saturates_at(1, 1) is None:
         return None
     if max(ends) - sum(ends) / len(ends) < _WORTH * max(ends):
         return None

@@ -5,15 +5,17 @@ from collections.abc import Sequence
 
 from hexiopt.plan.plan import Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import schedules
+from hexiopt.problem.space import default_schedule, schedules
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule
 
-_WEIGHTS = {"gpipe": 1, "1f1b": 4, "interleaved": 1}  # of draws, where a schedule is open
+_FAVOURED: dict[Schedule, int] = {ONE_F_ONE_B: 4}  # weights of draws beside 1, where a schedule is open
 _NUMBERS = (2, 3, 4, 6, 8, 12, 16)  # of layer ranges worth a draw
 
 
 def may_interleave(problem: Problem) -> bool:
     """Whether a plan may have stages of several layer ranges."""
-    return "interleaved" in schedules(problem.workload) and problem.space.max_chunks > 1
+    return problem.space.max_chunks > 1 and any(one.chunked for one in schedules(problem.workload))
 
 
 def drawn_chunks(problem: Problem, rng: random.Random) -> int:
@@ -21,12 +23,14 @@ def drawn_chunks(problem: Problem, rng: random.Random) -> int:
     return rng.choice([n for n in _NUMBERS if n <= problem.space.max_chunks])
 
 
-def drawn_schedule(problem: Problem, rng: random.Random) -> tuple[str, int]:
+def drawn_schedule(problem: Problem, rng: random.Random) -> tuple[Schedule, int]:
     """A schedule at random, and how many layer ranges a stage; 1F1B, which serves most plans best, most often."""
     allowed = schedules(problem.workload)
-    schedule = rng.choices(allowed, [_WEIGHTS[one] for one in allowed])[0]
-    if schedule != "interleaved" or not may_interleave(problem):
+    schedule = rng.choices(allowed, [_FAVOURED.get(one, 1) for one in allowed])[0]
+    if not schedule.chunked:
         return schedule, 1
+    if not may_interleave(problem):  # with one layer range a stage, 1F1B under a second name
+        return default_schedule(problem.workload), 1
     # Where every plan is interleaved, one range, and so any number of micro-batches, is as good a draw.
     return schedule, 1 if allowed == (schedule,) and rng.random() < 0.5 else drawn_chunks(problem, rng)
 

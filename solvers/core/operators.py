@@ -37,7 +37,7 @@ class Operator(Generic[N, T, C]):
 
 
 @dataclass(slots=True)
-class Tally:
+class OperatorTally:
     """What became of the candidates of one operator; the fields are those of `OperatorCounts`."""
 
     proposed: int = 0
@@ -54,11 +54,11 @@ class OperatorStatistics:
     """A tally for each operator of a search, by name."""
 
     def __init__(self) -> None:
-        self._tallies: dict[str, Tally] = {}
+        self._tallies: dict[str, OperatorTally] = {}
 
-    def of(self, name: str) -> Tally:
+    def of(self, name: str) -> OperatorTally:
         """The tally of an operator, to be counted up."""
-        return self._tallies.setdefault(name, Tally())
+        return self._tallies.setdefault(name, OperatorTally())
 
     def counts(self) -> tuple[OperatorCounts, ...]:
         """All tallies, in the order in which operators were first drawn."""
@@ -68,7 +68,7 @@ class OperatorStatistics:
         """Count in what another search, beside this one, counted."""
         for other in counts:
             tally = self.of(other.operator)
-            for field in Tally.__slots__:
+            for field in OperatorTally.__slots__:
                 setattr(tally, field, getattr(tally, field) + getattr(other, field))
 
 
@@ -83,14 +83,14 @@ class Lottery(Generic[N, T, C]):
         self._tickets = [operator for operator in self.operators for _ in range(operator.weight)]
         self._choosy = any(operator.applies is not _everywhere for operator in self.operators)
 
-    def draw(self, solution: T, rng: Random) -> tuple[Tally, C] | None:
+    def draw(self, solution: T, rng: Random) -> tuple[OperatorTally, C] | None:
         """A candidate of a drawn operator and the operator's tally; None where there is none."""
         tickets = self._tickets
         if self._choosy:
             tickets = [operator for operator in tickets if operator.applies(self.near, solution)]
         return self.apply(rng.choice(tickets), solution, rng) if tickets else None
 
-    def apply(self, operator: Operator[N, T, C], solution: T, rng: Random) -> tuple[Tally, C] | None:
+    def apply(self, operator: Operator[N, T, C], solution: T, rng: Random) -> tuple[OperatorTally, C] | None:
         """As `draw`, with a given operator."""
         tally = self._statistics.of(operator.name)
         tally.proposed += 1

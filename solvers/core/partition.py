@@ -1,14 +1,17 @@
-"""What a search moves: which devices form which stages; the rest of a plan is computed from it (`builder.py`).
+"""What a search moves: which devices form which stages; the rest of a plan follows from it
+(`completion/completer.py`).
 
 A *bundle* is a set of pipelines with the same stages: `stages[s][k]` is the TP group of its pipeline k in stage s.
 Bundles of one pipeline say anything a plan can say; wider ones keep pipelines aligned, so that their layers meet
-the same machines, and move as one. In a *replicated* bundle the groups are not pipelines beside each other but the
-replicas of the stages of one.
+the same machines, and move as one. In a *replicated* bundle the TP groups are not pipelines beside each other but
+the replicas of the stages of one.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
+
+from hexiopt.schedules.schedule import Schedule
 
 Group = tuple[int, ...]  # devices of a TP group
 
@@ -50,7 +53,7 @@ class Structure:
     """Bundles, and what is chosen once for the plan."""
 
     bundles: tuple[Bundle, ...]
-    schedule: str
+    schedule: Schedule
     sharding: int
     chunks: int = 1  # layer ranges a stage where interleaved; fewer in pipelines that cannot have as many
     groups: str = "all"  # sharding groups

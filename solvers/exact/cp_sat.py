@@ -8,9 +8,8 @@ lines is completed to plans that share the network and synchronise gradients, pr
 Where all choices are refuted, no plan takes less than T.
 
 T is the incumbent's step time less a hundredth, to prove that gap first, and then the incumbent's own. All numbers of
-the model are whole, and T is compared in floating point: the resolution is 1e-9 of a step time. Before, and
-alone beyond a few devices or layers, the columns are usage vectors (`exact/usage.py`) and what they process is bounded
-(`exact/step_bound.py`); that gives a lower bound for the portfolio's plan, not the proof that it is the best.
+the model are whole, and T is compared in floating point: the resolution is 1e-9 of a step time. Beyond a few devices
+or layers the portfolio's plan gets the lower bound of `hexiopt.bounds`, not the proof that it is the best.
 
 CP-SAT has one worker and counts its work, not the time; a second core takes half of the choices, but not where steps
 are counted: the same seed and steps give the same plan.
@@ -19,16 +18,16 @@ are counted: the same seed and steps give the same plan.
 import random
 from dataclasses import replace
 
+from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.model import CostModel
 from hexiopt.solving import Budget, Capabilities
 from solvers.core.search import Search
 from solvers.core.workers import at_once, has_second_core
 from solvers.exact.exhaustive import Enumeration
-from solvers.exact.line_floor import LineFloor
+from solvers.exact.line_bounds import LineFloor
 from solvers.exact.lines import Kind, Lines
 from solvers.exact.packing import Choice, Column, Packing
 from solvers.exact.stage_times import StageTable
-from solvers.exact.step_bound import StepBound
 from solvers.frame.solver import SearchSolver
 from solvers.portfolio import Portfolio
 
@@ -66,10 +65,11 @@ class CpSat(SearchSolver):
             return
         if run.plan is None and not small and budget.max_steps is None and not _warm_start(run, 1.0):
             return
-        if run.plan is not None:
-            StepBound(run).rise()
         if small and Proof(run).run():
             run.exhausted = run.plan is None
+        elif not small and run.plan is not None:
+            assert isinstance(run.pricer, CostModel)
+            run.bound_s = max(run.bound_s, lower_bound_s(run.pricer, run.left_s()))
 
 
 def _warm_start(run: Search, share: float) -> bool:

@@ -1,11 +1,11 @@
 """`exhaustive`: all plans of the plan space, for a few devices and layers: the oracle of every other solver.
 
 It arranges the devices in pipelines of stages of replicas in all ways, once for all names of equal devices
-(`enumeration/arrangements.py`), completes every pipeline in all ways (`enumeration/candidates.py`), and prices all
+(`assignments.py`), completes every pipeline in all ways (`candidates.py`), and prices all
 plans made of those. One rule makes it fast: a step never becomes shorter when something is added to its plan. So
 
 - a stage's work alone bounds its pipeline, and a pipeline alone its plan;
-- so do all pipelines, each alone, and gradient sync after them (`enumeration/sync_floor.py`, `sync_tail.py`);
+- so do all pipelines, each alone, and gradient sync after them (`sync_bounds.py`, `sync_tail.py`);
 - a stage recomputes as little as fits, for more adds work.
 
 A plan is priced unless it is so bounded by the best one known; the most promising come first. A short
@@ -29,15 +29,14 @@ from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, recompute_policies, schedules, sharding_stages
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.solving import Budget, Capabilities
 from solvers.core.search import Search
-from solvers.exact.enumeration.arrangements import Arrangement, Groups, Seats
-from solvers.exact.enumeration.batch_splits import Floats, least_longest
-from solvers.exact.enumeration.candidates import Candidate, Candidates, leaner_stages
-from solvers.exact.enumeration.dealing import Frame
-from solvers.exact.enumeration.layer_cuts import Layers, all_layer_cuts
-from solvers.exact.enumeration.sync_floor import SyncFloor
-from solvers.exact.enumeration.sync_tail import tails_s
+from solvers.exact.assignments import Arrangement, Groups, Seats
+from solvers.exact.candidates import Candidate, Candidates, leaner_stages
+from solvers.exact.sample_allocation import Frame
+from solvers.exact.splits import Floats, Layers, all_layer_cuts, least_longest
+from solvers.exact.sync_bounds import SyncFloor, tails_s
 from solvers.frame.solver import SearchSolver
 from solvers.heuristics.local_search import LocalSearch
 
@@ -52,9 +51,7 @@ class Exhaustive(SearchSolver):
     """Looks at every plan; a step is one plan priced."""
 
     name = "exhaustive"
-    capabilities = Capabilities(
-        kind="oracle", pricers="cost_model", max_devices=MOST_DEVICES, max_layers=MOST_LAYERS
-    )
+    capabilities = Capabilities(kind="oracle", pricers="cost_model", max_devices=MOST_DEVICES, max_layers=MOST_LAYERS)
 
     def search(self, run: Search, rng: random.Random) -> None:
         """The best plan, proven where the budget lasts to the end."""
@@ -161,7 +158,7 @@ class Enumeration:
         # Where nothing has two holders, the lowest stage stands for all.
         shares = holders > 1 or (self.problem.model.tied_embeddings and len(arrangement[0]) > 1)
         for schedule, chosen, stage in product(schedules(workload), sets, stages if shares else stages[:1]):
-            if stage < 2 or (schedule != "interleaved" and _in_lockstep(arrangement)):
+            if stage < 2 or (schedule.lockstep and _in_lockstep(arrangement)):
                 yield Frame(schedule, chosen, stage, holders if stage else 1)
 
     def _shardings(self, frame: Frame) -> list[Sharding]:
@@ -172,7 +169,7 @@ class Enumeration:
     def _cuts(self, arrangement: Arrangement) -> list[tuple[Layers, ...]]:
         """Per pipeline, all ways to give its stages the layers."""
         space, layers = self.problem.space, self.problem.model.num_layers
-        chunks = space.max_chunks if "interleaved" in schedules(self.problem.workload) else 1
+        chunks = space.max_chunks if any(one.chunked for one in schedules(self.problem.workload)) else 1
         return [all_layer_cuts(layers, len(line), chunks, not space.uneven_layers) for line in arrangement]
 
     def _floors_s(self, arrangement: Arrangement, cuts: Sequence[Sequence[Layers]]) -> dict[str, Floats]:
@@ -196,7 +193,7 @@ class Enumeration:
         if not (alone_s < self.limit_s).any():
             return
         first_s = self._least_s(tables, cuts, min)
-        also_1f1b = frame.schedule == "interleaved" and "1f1b" in schedules(self.problem.workload)
+        also_1f1b = frame.schedule.chunked and ONE_F_ONE_B in schedules(self.problem.workload)
         shape = [len(own) for own in cuts]
         for sharding in self._shardings(frame):
             floor_s = floors_s[sharding.groups] if isinstance(sharding.groups, str) else 0.0

@@ -1,7 +1,7 @@
 """Lines of TP groups as columns of the CP-SAT model: the most sequences of a pipeline on each within a step time.
 
-What a line may process is bounded at once (`line_floor.py`), for the devices that it leaves must process the rest. It
-is tightened to what it can process, with a candidate to show for it (`solvers/exact/enumeration/candidates.py`), when
+What a line may process is bounded at once (`line_bounds.py`), for the devices that it leaves must process the rest. It
+is tightened to what it can process, with a candidate to show for it (`solvers/exact/candidates.py`), when
 it is first chosen.
 """
 
@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
-from solvers.exact.enumeration.arrangements import Arrangement, Line, Seats
-from solvers.exact.enumeration.candidates import Candidates
-from solvers.exact.enumeration.dealing import Frame
-from solvers.exact.line_floor import Context, LineFloor, Sync
-from solvers.exact.packing import Choice, Column, Limits
-from solvers.exact.residual import most_together
+from solvers.exact.assignments import Arrangement, Line, Seats, exchanged
+from solvers.exact.candidates import Candidates
+from solvers.exact.line_bounds import Context, LineFloor, Sync
+from solvers.exact.packing import Choice, Column, Limits, most_together
+from solvers.exact.sample_allocation import Frame
 
 Ints = NDArray[np.int64]
 
@@ -57,7 +56,7 @@ class Lines:
         found = []
         for schedule, chosen in product(schedules(workload), sets):
             # Lockstep is for schedules of one layer range.
-            allowed = [stage for stage in stages if stage < 2 or schedule != "interleaved"]
+            allowed = [stage for stage in stages if stage < 2 or schedule.lockstep]
             if allowed:
                 found.append(Frame(schedule, chosen, allowed[-1], devices if allowed[-1] else 1))
         return found
@@ -148,7 +147,7 @@ class Lines:
 
     def _images(self, line: Line) -> list[Line]:
         """The line on all equal machines."""
-        return list(dict.fromkeys(_exchanged(line, to) for to in self._seats.exchanges))
+        return list(dict.fromkeys(exchanged(line, to) for to in self._seats.exchanges))
 
     def arrangements(self, choice: Choice) -> Iterator[Arrangement]:
         """All ways to lay the chosen lines on machines, once for all names of equal ones."""
@@ -163,14 +162,6 @@ class Lines:
                     total = [sum(column) for column in zip(usage, *taken, strict=True)]
                     if all(have <= most for have, most in zip(total, capacity, strict=True)):
                         more = (*partial, image)
-                        grown.setdefault(self._canonical(more), more)
+                        grown.setdefault(self._seats.canonical(more), more)
             found = list(grown.values())
         return iter(found)
-
-    def _canonical(self, arrangement: Arrangement) -> Arrangement:
-        exchanges = self._seats.exchanges
-        return min(tuple(sorted(_exchanged(line, to) for line in arrangement)) for to in exchanges)
-
-
-def _exchanged(line: Line, to: Sequence[int]) -> Line:
-    return tuple(tuple(tuple(to[k] for k in slot) for slot in stage) for stage in line)

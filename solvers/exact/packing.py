@@ -9,8 +9,11 @@ All numbers are whole, so nothing is rounded: what is rounded is the step time, 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
+Ints = NDArray[np.int64]
 Vector = tuple[int, ...]
 Choice = tuple[tuple[int, int], ...]  # (column, how many), ascending
 
@@ -72,7 +75,7 @@ class Packing:
                 literals = [~self._at_least(self._totals[c], count) for c, count in choice]
                 model.add_bool_or(*literals, self._at_least(pipelines, sum(count for _, count in choice) + 1))
 
-        # Step 3, objective: none here. `choices` wants all that keep the constraints, `most` the most sequences.
+        # Step 3, objective: none, as `choices` wants all that keep the constraints.
 
     def _at_least(self, variable: cp_model.IntVar, count: int) -> cp_model.IntVar:
         """A literal that says whether `variable` is at least `count`."""
@@ -95,14 +98,6 @@ class Packing:
     def sequences(self, choice: Choice) -> int:
         """The most sequences that a choice can process."""
         return sum(self.columns[c].most_sequences * count for c, count in choice)
-
-    def most(self, deterministic_s: float) -> float:
-        """No choice processes more sequences; 0 where there is no choice that processes the global batch."""
-        model = self._model.clone()
-        model.maximize(self._sequences)
-        solver = _solver(deterministic_s)
-        status = solver.solve(model)
-        return 0.0 if status == cp_model.INFEASIBLE else solver.best_objective_bound
 
     def _most(self, usage: Vector) -> int:
         """The most pipelines of this usage that fit."""
@@ -132,3 +127,30 @@ def _solver(deterministic_s: float) -> cp_model.CpSolver:
     solver.parameters.random_seed = 0
     solver.parameters.max_deterministic_time = deterministic_s
     return solver
+
+
+def most_together(most: Ints) -> Ints:
+    """Upper bound on the sequences of any number of pipelines, by devices of each kind, from the most of one pipeline.
+
+    `most[u]` for u devices of each kind; both never fall with more devices. An unbounded knapsack.
+    """
+    best = most.copy()
+    for axis in range(best.ndim):
+        np.maximum.accumulate(best, axis=axis, out=best)
+    single = best.copy()
+    # A pipeline that does no better than one on fewer devices need not be looked at.
+    useful = [
+        u
+        for u in np.ndindex(*single.shape)
+        if single[u] > max((single[_less(u, k)] for k in range(len(u)) if u[k]), default=0)
+    ]
+    for u in np.ndindex(*best.shape):
+        for used in useful:
+            if all(a <= b for a, b in zip(used, u, strict=True)):
+                rest = tuple(b - a for a, b in zip(used, u, strict=True))
+                best[u] = max(best[u], best[rest] + single[used])
+    return best
+
+
+def _less(u: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return tuple(n - (k == axis) for k, n in enumerate(u))

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.calibration import coefficients as c
-from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.executors.sites import Site
 from hexiopt.cost.model import CostModel
+from hexiopt.schedules.in_flight import holding
 
 Floats = NDArray[np.float64]
 _ROUNDING = 1e-9  # of a memory limit
@@ -34,7 +34,6 @@ class StageTable:
         self._model = model
         self._layers = model.problem.model.num_layers
         self._found: dict[tuple[object, ...], StageTimes] = {}
-        self._optimizer: dict[tuple[object, ...], Floats] = {}
 
     def times(self, site: Site, samples: int, first: bool, last: bool, held: int, shards: Shards) -> StageTimes:
         """Times of a stage that holds `held` micro-batches of `samples` sequences in flight."""
@@ -52,7 +51,7 @@ class StageTable:
         backward_s = np.array([model.stage_s(site, int(n), first, last, samples, fastest)[1] for n in counts])
         working = {policy: memory.recompute_working_set_bytes(policy, last) for policy in policies}
         room = site.gpu.usable_memory_bytes * (1 + _ROUNDING) - np.array(
-            [memory.stage(int(n), first, last, fastest, held, shards).total for n in counts]
+            [memory.stage(int(n), first, last, fastest, holding(held), shards).total for n in counts]
         )
         # What is kept of activations counts once, and once more for what the allocator loses.
         factor = 1 + c.FRAGMENTATION
@@ -83,17 +82,3 @@ class StageTable:
                     cost = np.where(fits, slower[lean] * num_lean + slower[second] * num_second, np.inf)
                 extra = np.minimum(extra, cost.min(axis=1))
         return StageTimes(forward_s, forward_s + backward_s + extra)
-
-    def optimizer_s(self, site: Site, first: bool, last: bool, holders: float) -> Floats:
-        """Seconds of the optimiser by number of layers, its states spread over `holders`."""
-        key = (site, first, last, holders)
-        found = self._optimizer.get(key)
-        if found is None:
-            memory, workload = self._model.memory_model(site, 1), self._model.problem.workload
-            found = self._optimizer[key] = np.array(
-                [
-                    optimizer_compute_s(workload, site.gpu, memory.num_params(n, first, last) / holders)
-                    for n in range(self._layers + 1)
-                ]
-            )
-        return found

@@ -11,9 +11,10 @@ from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import Space, recompute_policies, schedules, sharding_stages
+from hexiopt.problem.space import Space, default_schedule, recompute_policies, sharding_stages
 from hexiopt.problem.workload import AUTO
 from hexiopt.result import Result, Status
+from hexiopt.schedules.in_flight import holding
 from hexiopt.units import GIB
 from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
@@ -95,10 +96,10 @@ def shortfall(problem: Problem, model: CostModel) -> str | None:
                 memory = model.memory_model(site, 1)
                 held[tp], limit = 0.0, site.gpu.usable_memory_bytes
                 for policy in policies:
-                    empty, one = (least(memory.stage(n, False, False, policy, 1)) for n in (0, 1))
+                    empty, one = (least(memory.stage(n, False, False, policy, holding(1))) for n in (0, 1))
                     room = (limit - empty) / (one - empty)
                     held[tp] = max(held[tp], room * (1 + 1e-9) if zero else math.floor(room * (1 + 1e-9)))
-                    excess = least(memory.stage(1, False, False, policy, 1, leanest)) - limit
+                    excess = least(memory.stage(1, False, False, policy, holding(1), leanest)) - limit
                     if excess < best[0]:
                         best, per_layer_gib = (excess, own[0], site.gpu.name), tp * (one - empty) / GIB
             rooms[key] = _room(held, len(own))
@@ -170,7 +171,7 @@ def _plain_plans(problem: Problem) -> Iterator[Plan]:
                 )
                 for k in range(pipelines)
             ),
-            "1f1b" if "1f1b" in schedules(workload) else schedules(workload)[-1],
+            default_schedule(workload),
             Sharding(zero),
         )
 

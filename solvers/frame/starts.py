@@ -11,7 +11,8 @@ from itertools import pairwise, permutations, product
 from math import factorial, prod
 
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import schedules, sharding_stages
+from hexiopt.problem.space import default_schedule, sharding_stages
+from hexiopt.schedules.registry import INTERLEAVED
 from solvers.core.interleaving import may_interleave
 from solvers.core.partition import Bundle, Group, Structure
 from solvers.core.zero import LOCKSTEP, first_stage, sharding_groups
@@ -206,7 +207,7 @@ def dealt_structures(problem: Problem) -> Iterator[Structure]:
                 plain = first_choice(problem, bundles)
                 yield plain
                 if may_interleave(problem) and plain.sharding < LOCKSTEP:
-                    yield replace(plain, schedule="interleaved", chunks=2)
+                    yield replace(plain, schedule=INTERLEAVED, chunks=2)
 
 
 def shared_structures(problem: Problem) -> Iterator[Structure]:
@@ -316,6 +317,4 @@ def hand_counts(machines: int) -> list[int]:
 
 def first_choice(problem: Problem, bundles: tuple[Bundle, ...]) -> Structure:
     """`bundles` with the first schedule (1F1B where it may be) and sharding that the workload allows."""
-    allowed = schedules(problem.workload)
-    schedule = "1f1b" if "1f1b" in allowed else allowed[0]
-    return Structure(bundles, schedule, first_stage(problem))
+    return Structure(bundles, default_schedule(problem.workload), first_stage(problem))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol, TypeVar
 
-from solvers.core.operators import Tally
+from solvers.core.operators import OperatorTally
 from solvers.core.search import Allowance, Search
 
 
@@ -40,8 +40,8 @@ class Metropolis:
 
 def anneal(
     starts: Sequence[E],
-    propose: Callable[[E, Random], tuple[Tally, T] | None],
-    evaluate: Callable[[T, E, float, Tally], E | None],
+    propose: Callable[[E, Random], tuple[OperatorTally, T] | None],
+    evaluate: Callable[[T, E, float, OperatorTally], E | None],
     acceptance: Acceptance,
     allowance: Allowance,
     rng: Random,

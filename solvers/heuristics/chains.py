@@ -13,6 +13,7 @@ from functools import cache
 import numpy as np
 
 from hexiopt.cost.executors.memory import Shards
+from hexiopt.schedules.in_flight import holding
 from hexiopt.solving import Pricer
 from solvers.completion.layers import LayerSplitter
 from solvers.core.partition import Bundle, Group
@@ -168,7 +169,7 @@ class ChainMaker:
                         first,
                         after == 0,
                         terms.size,
-                        batches if terms.holds_all else min(batches, after + 1),
+                        holding(batches if terms.holds_all else min(batches, after + 1)),
                         terms.shards,
                     ).times
                     for first in (False, True)

@@ -18,6 +18,7 @@ import numpy as np
 
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.problem.problem import Problem
+from hexiopt.schedules.schedule import Schedule
 from hexiopt.solving import Capabilities
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import PricedPlan
@@ -310,7 +311,7 @@ class _Style:
     """What all pipelines of an iteration share: micro-batch size, schedule, sharding, order of kinds, layer ranges."""
 
     size: int
-    schedule: str
+    schedule: Schedule
     sharding: int
     ranks: tuple[int, ...]
     chunks: int

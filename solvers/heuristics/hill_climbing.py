@@ -12,7 +12,7 @@ from hexiopt.plan.plan import Plan, Stage, irregular
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import PricedPlan, price_plan
 from solvers.core.interleaving import multiple_of
-from solvers.core.operators import Lottery, Tally
+from solvers.core.operators import Lottery, OperatorTally
 from solvers.core.partition import Structure
 from solvers.core.search import Allowance, Search
 from solvers.heuristics.operators.plans import PLAN_OPERATORS, PlanNeighbourhood
@@ -84,7 +84,7 @@ class Polisher:
             tally.improved += search.best_s < best_s
             tally.seconds += search.runtime_s - began_s
 
-    def neighbour(self, priced: PricedPlan) -> tuple[Tally, Plan] | None:
+    def neighbour(self, priced: PricedPlan) -> tuple[OperatorTally, Plan] | None:
         """The plan changed once, or twice: another ZeRO stage may pay with other layers only."""
         found = self._lottery.draw(priced, self.rng)
         if found is None or self.rng.random() >= _TWICE:

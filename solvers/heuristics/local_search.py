@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.problem.problem import Problem
 from solvers.completion.completer import PlanCompleter
-from solvers.core.operators import Tally
+from solvers.core.operators import OperatorTally
 from solvers.core.partition import Bundle, Misfit, Structure
 from solvers.core.search import Allowance, Search
 from solvers.core.zero import plain_stages, sharding_groups
@@ -73,14 +73,14 @@ class Annealer:
         self._seen: dict[Structure, EvaluatedPartition] = {}
 
     def evaluate(
-        self, structure: Structure, limit: float = math.inf, factor: float = 1.0, tally: Tally | None = None
+        self, structure: Structure, limit: float = math.inf, factor: float = 1.0, tally: OperatorTally | None = None
     ) -> EvaluatedPartition | None:
         """The energy of a partition: logarithm of the step time, or beyond `_MISFIT` where no plan follows from it.
 
         None where that is, or very likely is, beyond `limit`: the price is taken to exceed the estimate by
         `factor`, as a neighbour's did; now and then a partition is priced all the same.
         """
-        tally = tally or Tally()
+        tally = tally or OperatorTally()
         found = self._seen.get(structure)
         if found is not None:
             tally.known += 1
@@ -93,7 +93,7 @@ class Annealer:
         return found
 
     def _evaluated(
-        self, structure: Structure, limit: float, factor: float, tally: Tally
+        self, structure: Structure, limit: float, factor: float, tally: OperatorTally
     ) -> EvaluatedPartition | None:
         distance = self.completer.distance(structure)
         if distance:
@@ -125,11 +125,11 @@ class Annealer:
         [best] = anneal([known], self._propose, self._near, Metropolis(hot, _COLD), allowance, self.rng)
         return best
 
-    def _propose(self, now: EvaluatedPartition, rng: random.Random) -> tuple[Tally, Structure] | None:
+    def _propose(self, now: EvaluatedPartition, rng: random.Random) -> tuple[OperatorTally, Structure] | None:
         return self._proposals.draw(now.structure, rng)
 
     def _near(
-        self, structure: Structure, now: EvaluatedPartition, limit: float, tally: Tally
+        self, structure: Structure, now: EvaluatedPartition, limit: float, tally: OperatorTally
     ) -> EvaluatedPartition | None:
         return self.evaluate(structure, limit, now.factor, tally)
 

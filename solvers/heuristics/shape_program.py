@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from hexiopt.cost.executors.memory import Shards
-from hexiopt.problem.space import schedules
+from hexiopt.problem.space import default_schedule
+from hexiopt.schedules.in_flight import holding
 from hexiopt.solving import Pricer
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.layers import LayerSplitter
@@ -87,7 +88,7 @@ class ShapeProgram:
                 own = self.devices[members[0]]
                 for tp in problem.space.allowed_tp(len(own)):
                     site = pricer.site(own[:tp])
-                    options = splitter.options(frozenset([site]), False, False, size, held, shards)
+                    options = splitter.options(frozenset([site]), False, False, size, holding(held), shards)
                     hop_s = 0.0
                     if 2 * tp <= len(own):
                         hop_s = pricer.hop_s(own[:tp], own[tp : 2 * tp], size)
@@ -341,7 +342,7 @@ def shape_structures(search: Search, go_on: Callable[[], bool] | None = None) ->
     """Structures by the linear program under a few assumptions, best sharding first, as long as `go_on` says so (the
     search's own, where none is given)."""
     problem, go_on = search.problem, go_on or search.go_on
-    schedule = "1f1b" if "1f1b" in schedules(problem.workload) else schedules(problem.workload)[0]
+    schedule = default_schedule(problem.workload)
     for sharding in plain_stages(problem)[::-1]:
         for held in (4, 8):
             for same_kind in (False, True):

@@ -17,7 +17,7 @@ from hexiopt.plan.plan import SequenceGroup, SequenceLayout
 from hexiopt.plan.token_layout import Floats, Ints
 from solvers.core.zero import LOCKSTEP
 from solvers.sequence.shapes import Line, Shape
-from solvers.sequence.tensor_table import TensorTable
+from solvers.sequence.stage_tables import TensorTable
 from solvers.sequence.token_allocation import RateTable
 
 _KEPT = 50_000  # lines remembered before memory is given back

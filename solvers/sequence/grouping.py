@@ -5,7 +5,9 @@ they cut across, with a part of every machine in each. Types may have groups of 
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import islice, pairwise, product, zip_longest
+from itertools import combinations, islice, pairwise, product, zip_longest
+
+import numpy as np
 
 from hexiopt.problem.problem import Problem
 
@@ -102,3 +104,64 @@ def _parts(devices: Sequence[int], count: int) -> Groups:
     """`count` consecutive parts, as equal as they go."""
     ends = [len(devices) * k // count for k in range(count + 1)]
     return tuple(tuple(devices[a:b]) for a, b in pairwise(ends) if a < b)
+
+
+Machines = tuple[tuple[int, ...], ...]  # devices machine by machine
+_FEW_TYPES = 4  # types of GPUs of which all sets are tried
+
+
+def machine_orders(problem: Problem) -> list[Machines]:
+    """Machines of all types, and of sets of types: the fast ones first, or the types mixed; of all, also the
+    fast ones last."""
+    rows = by_type(problem, by_machine(problem, problem.usable_devices))
+    orders = (order for some in _subsets(rows) for order in _arranged(some, whole=len(some) == len(rows)))
+    return list(dict.fromkeys(orders))
+
+
+def _subsets(rows: list[Machines]) -> Iterator[list[Machines]]:
+    """All sets of types, the largest first; of many, those without one, the fastest ones, and each alone."""
+    if len(rows) <= _FEW_TYPES:
+        for count in range(len(rows), 0, -1):
+            yield from map(list, combinations(rows, count))
+        return
+    yield rows
+    for k in range(len(rows) - 1, -1, -1):
+        yield rows[:k] + rows[k + 1 :]
+    for k in range(len(rows) - 1, 0, -1):
+        yield rows[:k]
+    for row in rows:
+        yield [row]
+
+
+def _arranged(rows: list[Machines], *, whole: bool) -> Iterator[Machines]:
+    yield tuple(own for row in rows for own in row)
+    if whole:
+        yield tuple(own for row in reversed(rows) for own in row)
+    # Of each type as large a part as of any other so far.
+    places = [((k + 0.5) / len(row), at, own) for at, row in enumerate(rows) for k, own in enumerate(row)]
+    yield tuple(own for _, _, own in sorted(places))
+
+
+class Signatures:
+    """Keys of lists of devices: equal for lists that price the same layouts alike, place by place."""
+
+    def __init__(self, problem: Problem) -> None:
+        cluster = problem.cluster
+        kinds: dict[object, int] = {}
+        number = np.array([kinds.setdefault(machine.kind, len(kinds)) for machine in cluster.machines])
+        place = [
+            i if machine.intra_links else machine.interface(i)
+            for machine in cluster.machines
+            for i in range(machine.num_gpus)
+        ]
+        self._machine_of = cluster.machine_of
+        self._trait = number[cluster.machine_of] * (max(place) + 1) + np.array(place)
+        self._unlike = bool(cluster.groups or cluster.links)  # machines of a kind are not alike to the network
+
+    def of(self, devices: Sequence[int]) -> bytes:
+        """The key."""
+        own = np.array(devices, np.int64)
+        if self._unlike:
+            return own.tobytes()
+        _, first, which = np.unique(self._machine_of[own], return_index=True, return_inverse=True)
+        return np.concatenate([self._trait[own], first[which]]).tobytes()

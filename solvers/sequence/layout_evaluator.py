@@ -15,7 +15,7 @@ from hexiopt.plan.plan import SequenceLayout
 from hexiopt.plan.token_layout import Floats
 from solvers.completion.allocation import proportional
 from solvers.sequence.grouping import Groups
-from solvers.sequence.recompute import Mixtures
+from solvers.sequence.stage_tables import Mixtures
 from solvers.sequence.token_allocation import (
     Allotment,
     RateTable,

@@ -1,9 +1,9 @@
 """The layout problem: given devices, layers and memory, the sequence layout of least forward and backward time.
 
-The three stages of HexiSeq (arXiv 2605.07569): groups (`clustering.py`), tokens of the groups and ranks by capability
-(`allotment.py`), and coordinate descent over tokens and heads. Beyond the paper, the second stage balances causal work
-and keeps within memory, every recompute policy and both orders are tried, and the descent scales whole types of
-GPUs first, then groups and ranks. Every layout considered is priced as a plan's would be.
+The three stages of HexiSeq (arXiv 2605.07569): groups (`grouping.py`), tokens of the groups and ranks by capability
+(`token_allocation.py`), and coordinate descent over tokens and heads. Beyond the paper, the second stage balances
+causal work and keeps within memory, every recompute policy and both orders are tried, and the descent scales whole
+types of GPUs first, then groups and ranks. Every layout considered is priced as a plan's would be.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,9 +13,8 @@ from itertools import chain, pairwise
 import numpy as np
 
 from hexiopt.cost.model import CostModel
-from solvers.sequence.grouping import clusterings
+from solvers.sequence.grouping import Signatures, clusterings
 from solvers.sequence.layout_evaluator import RULES, Fitted, Freedoms, Judge, Need, Recipe
-from solvers.sequence.signatures import Signatures
 
 _PLAIN = (4, 10, None)  # clusterings tried at each effort
 _VARIED = 2  # best clusterings whose orders, rules and policies are all tried

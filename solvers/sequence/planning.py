@@ -1,4 +1,8 @@
-"""From shapes to good plans: hand-made shapes first, the best of them with better layouts, then moves."""
+"""From shapes to good plans: hand-made shapes first, the best of them with better layouts, then moves.
+
+In joint planning every stage of every pipeline has tensor parallelism or a sequence layout, whichever is faster there.
+Stages may then span machines and types of GPUs, and the stages of the best plan without layouts are a start too.
+"""
 
 import math
 import random
@@ -12,15 +16,14 @@ from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.space import sharding_stages
 from solvers.completion.pricing import price_plan
-from solvers.core.operators import Tally
+from solvers.core.operators import OperatorTally
 from solvers.core.search import Search
 from solvers.core.zero import LOCKSTEP, sharding_groups
 from solvers.heuristics.annealing import Metropolis, anneal
 from solvers.sequence.estimates import Estimates
 from solvers.sequence.layout_evaluator import Freedoms
 from solvers.sequence.layouts import LayoutSearch
-from solvers.sequence.operators import ShapeProposals
-from solvers.sequence.shapes import Shape, zero_stages
+from solvers.sequence.shapes import Shape, ShapeProposals, with_sharding, zero_stages
 from solvers.sequence.stage_builder import PlanBuilder
 from solvers.sequence.starts import HandMade, Sketch
 
@@ -74,9 +77,9 @@ class Planner:
     def planned(self, shape: Shape, effort: int) -> Planned | None:
         """The plan of a shape, offered to the search; None where there is none that fits."""
         self.search.step()
-        return self._planned(shape, effort, Tally())
+        return self._planned(shape, effort, OperatorTally())
 
-    def _planned(self, shape: Shape, effort: int, tally: Tally) -> Planned | None:
+    def _planned(self, shape: Shape, effort: int, tally: OperatorTally) -> Planned | None:
         key = (shape, effort)
         if key in self._tried:
             tally.known += 1
@@ -174,13 +177,13 @@ class Planner:
         found."""
         proposals = ShapeProposals(self.problem, self.search.operators)
 
-        def propose(now: Planned, rng: random.Random) -> tuple[Tally, Shape] | None:
+        def propose(now: Planned, rng: random.Random) -> tuple[OperatorTally, Shape] | None:
             found = proposals.draw(now.shape, rng)
             if found is None or not (self._may_pay(found[1], now.shape) or rng.random() < _ANYWAY):
                 return None
             return found
 
-        def evaluate(shape: Shape, now: Planned, limit: float, tally: Tally) -> Planned | None:
+        def evaluate(shape: Shape, now: Planned, limit: float, tally: OperatorTally) -> Planned | None:
             return self._planned(shape, 1, tally)
 
         moving = self._whole.up_to(_MOVING)
@@ -193,3 +196,24 @@ def search_shapes(planner: Planner, pool: list[Planned], rng: random.Random) -> 
     if pool:
         planner.sharded(pool[0])
         planner.annealed(pool, rng)
+
+
+def plan_jointly(search: Search, rng: random.Random) -> None:
+    """Search until the budget is spent, from what `search` has found so far too."""
+    planner = Planner(search, tensor=True)
+    found = search.plan
+    pool = planner.hand_made()
+    if found is not None and search.go_on():
+        shape = with_sharding(search.problem, shape_of(found))
+        known = None if shape is None else planner.planned(shape, 1)
+        if known is not None:
+            pool = sorted([known, *pool], key=lambda one: one.step_s)
+    search_shapes(planner, pool, rng)
+
+
+def shape_of(plan: Plan) -> Shape:
+    """The devices of a plan's stages; replicas of a stage are one."""
+    lines = tuple(tuple(tuple(sorted(stage.all_devices())) for stage in line.stages) for line in plan.pipelines)
+    zero = plan.sharding.stage
+    groups = plan.sharding.groups if isinstance(plan.sharding.groups, str) else "all"
+    return Shape(lines, max(line.micro_batch_size for line in plan.pipelines), zero, groups if zero else "all")

@@ -1,13 +1,19 @@
-"""Shapes of plans with sequence stages: which devices form which stages of which pipelines.
+"""Shapes of plans with sequence stages: which devices form which stages of which pipelines; and operators on them.
 
-A shape says nothing of layers, layouts and batches: `building.py` finds these.
+A shape says nothing of layers, layouts and batches: `stage_builder.py` finds these. One more operator is a function
+`(near, shape, rng) -> shape or None` and a line of `SHAPE_OPERATORS`; what the plan space forbids is sifted out for
+all of them.
 """
 
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import sharding_stages
-from solvers.core.zero import LOCKSTEP
+from solvers.core.operators import Lottery, Operator, OperatorStatistics, OperatorTally
+from solvers.core.zero import LOCKSTEP, sharding_groups
 
 Seat = tuple[int, ...]  # a stage's devices, ascending
 Line = tuple[Seat, ...]
@@ -45,3 +51,216 @@ def with_sharding(problem: Problem, shape: Shape) -> Shape | None:
     if shape.zero in allowed:
         return shape
     return replace(shape, zero=allowed[-1]) if allowed else None
+
+
+_TRIES = 20  # operators drawn for one candidate
+
+
+class ShapeNeighbourhood:
+    """What operators on shapes know of a problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.machine_of: list[int] = problem.cluster.machine_of.tolist()
+
+    def allows(self, shape: Shape) -> bool:
+        """Whether a shape has devices in all stages and obeys the plan space."""
+        space, workload = self.problem.space, self.problem.workload
+        lines, stages = len(shape.lines), {len(line) for line in shape.lines}
+        return (
+            lines * shape.size <= workload.global_batch
+            and space.num_pipelines in (None, lines)
+            and (space.num_stages is None or stages == {space.num_stages})
+            and max(stages) <= self.problem.model.num_layers
+            and all(seat for line in shape.lines for seat in line)
+        )
+
+
+Change: TypeAlias = Callable[[ShapeNeighbourhood, Shape, random.Random], Shape | None]
+
+
+# Devices.
+
+
+def _part(near: ShapeNeighbourhood, seat: Seat, rng: random.Random) -> Seat:
+    """Some devices of a stage: those of a machine, half of these, or one."""
+    machine = near.machine_of[rng.choice(seat)]
+    own = tuple(d for d in seat if near.machine_of[d] == machine)
+    return own[: rng.choice((len(own), max(1, len(own) // 2), 1))]
+
+
+def move_devices(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
+    """Some devices of a stage go to another."""
+    (p, k), (q, j) = _places(shape, rng), _places(shape, rng)
+    moved = _part(near, shape.lines[p][k], rng)
+    if (p, k) == (q, j) or len(moved) == len(shape.lines[p][k]):
+        return None
+    return _exchanged(shape, (p, k), moved, (q, j), ())
+
+
+def swap_devices(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
+    """Some devices of two stages change places."""
+    (p, k), (q, j) = _places(shape, rng), _places(shape, rng)
+    if (p, k) == (q, j):
+        return None
+    return _exchanged(shape, (p, k), _part(near, shape.lines[p][k], rng), (q, j), _part(near, shape.lines[q][j], rng))
+
+
+def leave_unused(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
+    """Some devices of a stage fall out of use."""
+    p, k = _places(shape, rng)
+    seat = shape.lines[p][k]
+    out = set(_part(near, seat, rng))
+    return _with(shape, p, k, tuple(d for d in seat if d not in out))
+
+
+def use_idle(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
+    """Idle devices join a stage."""
+    used = {d for line in shape.lines for seat in line for d in seat}
+    free = tuple(d for d in near.problem.usable_devices if d not in used)
+    if not free:
+        return None
+    p, k = _places(shape, rng)
+    return _with(shape, p, k, (*shape.lines[p][k], *_part(near, free, rng)))
+
+
+# Stages.
+
+
+def join_stages(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
+    """Two neighbouring stages become one."""
+    p = rng.randrange(len(shape.lines))
+    line = shape.lines[p]
+    if len(line) < 2:
+        return None
+    k = rng.randrange(len(line) - 1)
+    return shape.with_line(p, (*line[:k], _seat(line[k] + line[k + 1]), *line[k + 2 :]))
+
+
+def part_stage(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
+    """A stage becomes two."""
+    p, k = _places(shape, rng)
+    line = shape.lines[p]
+    parts = _parts(near, line[k], rng)
+    return None if parts is None else shape.with_line(p, (*line[:k], *parts, *line[k + 1 :]))
+
+
+def _parts(near: ShapeNeighbourhood, seat: Seat, rng: random.Random) -> tuple[Seat, Seat] | None:
+    """Two stages of one: cut between machines, or by half."""
+    if len(seat) < 2:
+        return None
+    machines = list(dict.fromkeys(near.machine_of[d] for d in seat))
+    if len(machines) > 1:
+        rng.shuffle(machines)
+        first = set(machines[: rng.randint(1, len(machines) - 1)])
+        parts = tuple(d for d in seat if near.machine_of[d] in first)
+    else:
+        parts = seat[: len(seat) // 2]
+    return parts, tuple(d for d in seat if d not in set(parts))
+
+
+def swap_stages(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
+    """Two stages of a pipeline change places."""
+    p = rng.randrange(len(shape.lines))
+    line = list(shape.lines[p])
+    if len(line) < 2:
+        return None
+    a, b = rng.sample(range(len(line)), 2)
+    line[a], line[b] = line[b], line[a]
+    return shape.with_line(p, tuple(line))
+
+
+# Pipelines.
+
+
+def join_pipelines(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
+    """Two pipelines become one: stage by stage, or one behind the other."""
+    if len(shape.lines) < 2:
+        return None
+    p, q = sorted(rng.sample(range(len(shape.lines)), 2))
+    one, two = shape.lines[p], shape.lines[q]
+    if len(one) == len(two) and rng.random() < 0.5:
+        joined: Line = tuple(_seat(a + b) for a, b in zip(one, two, strict=True))
+    else:
+        joined = one + two
+    return shape.with_line(q).with_line(p, joined)
+
+
+def part_pipeline(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
+    """A pipeline becomes two: cut in its length, or every stage of it."""
+    p = rng.randrange(len(shape.lines))
+    line = shape.lines[p]
+    if len(line) > 1 and rng.random() < 0.5:
+        k = rng.randint(1, len(line) - 1)
+        return shape.with_line(p, line[:k], line[k:])
+    pairs = [_parts(near, seat, rng) for seat in line]
+    if None in pairs:
+        return None
+    return shape.with_line(p, tuple(a for a, _ in filter(None, pairs)), tuple(b for _, b in filter(None, pairs)))
+
+
+def change_size_or_sharding(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
+    """Another micro-batch size, or another ZeRO stage and its groups."""
+    problem = near.problem
+    if rng.random() < 0.5:
+        return replace(shape, size=rng.choice(problem.space.micro_batch_sizes(problem.workload.global_batch)))
+    zero = rng.choice(zero_stages(problem, shape))
+    return replace(shape, zero=zero, groups=rng.choice(sharding_groups(problem, zero)))
+
+
+def _places(shape: Shape, rng: random.Random) -> tuple[int, int]:
+    p = rng.randrange(len(shape.lines))
+    return p, rng.randrange(len(shape.lines[p]))
+
+
+def _seat(devices: Sequence[int]) -> Seat:
+    return tuple(sorted(devices))
+
+
+def _with(shape: Shape, p: int, k: int, devices: Sequence[int]) -> Shape:
+    line = shape.lines[p]
+    return shape.with_line(p, (*line[:k], _seat(devices), *line[k + 1 :]))
+
+
+def _exchanged(shape: Shape, a: tuple[int, int], given: Seat, b: tuple[int, int], got: Seat) -> Shape:
+    out, back = set(given), set(got)
+    one = [d for d in shape.lines[a[0]][a[1]] if d not in out]
+    two = [d for d in shape.lines[b[0]][b[1]] if d not in back]
+    return _with(_with(shape, *a, (*one, *got)), *b, (*two, *given))
+
+
+def _legal(change: Change) -> Change:
+    """The change with a ZeRO stage that goes with it; None where the plan space forbids it."""
+
+    def apply(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
+        moved = change(near, shape, rng)
+        found = None if moved is None else with_sharding(near.problem, moved)
+        return None if found is None or not near.allows(found) else found
+
+    return apply
+
+
+SHAPE_OPERATORS: tuple[Operator[ShapeNeighbourhood, Shape, Shape], ...] = (
+    Operator("move_devices", 2, _legal(move_devices)),
+    Operator("swap_devices", 1, _legal(swap_devices)),
+    Operator("join_stages", 1, _legal(join_stages)),
+    Operator("part_stage", 1, _legal(part_stage)),
+    Operator("swap_stages", 1, _legal(swap_stages)),
+    Operator("join_pipelines", 1, _legal(join_pipelines)),
+    Operator("part_pipeline", 1, _legal(part_pipeline)),
+    Operator("change_size_or_sharding", 1, _legal(change_size_or_sharding)),
+    Operator("leave_unused", 1, _legal(leave_unused)),
+    Operator("use_idle", 1, _legal(use_idle)),
+)
+
+
+class ShapeProposals:
+    """Candidates near a shape."""
+
+    def __init__(self, problem: Problem, statistics: OperatorStatistics) -> None:
+        self.lottery = Lottery(SHAPE_OPERATORS, ShapeNeighbourhood(problem), problem, statistics)
+
+    def draw(self, shape: Shape, rng: random.Random) -> tuple[OperatorTally, Shape] | None:
+        """A candidate and the tally of its operator; None where none was found in some tries."""
+        tries = (self.lottery.draw(shape, rng) for _ in range(_TRIES))
+        return next((found for found in tries if found is not None), None)

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.flight import in_flight
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, SequenceLayout, Sharding, Stage
 from hexiopt.plan.token_layout import Floats
+from hexiopt.problem.space import default_schedule
+from hexiopt.schedules.in_flight import most_in_flight
+from hexiopt.schedules.schedule import StagePosition
 from solvers.completion.allocation import proportional
 from solvers.completion.batches import split_batch
 from solvers.core.zero import LOCKSTEP
-from solvers.sequence.dealing import Way, dealt_layers, fastest
 from solvers.sequence.layout_evaluator import Need
 from solvers.sequence.layouts import LayoutSearch
-from solvers.sequence.recompute import Mixtures
-from solvers.sequence.requirement import one_range_schedule
 from solvers.sequence.shapes import Line, Seat, Shape, zero_stages
+from solvers.sequence.stage_tables import Mixtures, Way, dealt_layers, fastest
 from solvers.sequence.token_allocation import RateTable
 
 _ROUNDS = 2  # layouts are found again for the layers that those of the round before led to
@@ -52,7 +52,7 @@ class PlanBuilder:
 
     def __init__(self, model: CostModel, layouts: LayoutSearch, *, tensor: bool = False) -> None:
         self.model, self.problem, self.layouts, self._tensor = model, model.problem, layouts, tensor
-        self.schedule = one_range_schedule(self.problem)
+        self.schedule = default_schedule(self.problem.workload)
         rates = RateTable(model).of(range(self.problem.cluster.num_devices), "none")
         spec, workload = self.problem.model, self.problem.workload
         self._speed = 1.0 / rates.of_sequence_s(workload.seq_len, spec.num_heads)
@@ -88,7 +88,7 @@ class PlanBuilder:
         )
         # More micro-batches may mean more of them in flight.
         if again is not None and all(
-            in_flight(self.schedule, 0, len(line), a) <= in_flight(self.schedule, 0, len(line), b)
+            self._held(0, len(line), a) <= self._held(0, len(line), b)
             for line, a, b in zip(shape.lines, again, counts, strict=True)
         ):
             counts = again
@@ -131,10 +131,14 @@ class PlanBuilder:
             return Shards(shape.zero, float(len(seat) + len(shape.lines) - 1))
         return Shards(shape.zero, len(seat) + blueprint.stage_devices - _mean_devices(line))
 
+    def _held(self, stage: int, num_stages: int, count: int) -> int:
+        """Micro-batches, of so many, that a stage has in flight at most."""
+        return most_in_flight(self.schedule, StagePosition(stage, num_stages, count))
+
     def _ways(self, blueprint: _Blueprint, line: Line, stage: int, layers: int, count: int) -> Iterator[Way]:
         """All that a stage may be."""
         seat, size, policies = line[stage], blueprint.shape.size, blueprint.policies
-        held = in_flight(self.schedule, stage, len(line), count)
+        held = self._held(stage, len(line), count)
         shards = self._shards(blueprint, line, seat)
         need = Need(layers, stage == 0, stage == len(line) - 1, held, shards, blueprint.sharers[seat])
         if self._tensor and self._may_be_tensor(seat):

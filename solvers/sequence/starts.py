@@ -14,7 +14,7 @@ from hexiopt.plan.token_layout import Floats, Ints
 from hexiopt.problem.problem import Problem
 from solvers.core.zero import LOCKSTEP
 from solvers.sequence.estimates import Cells, Estimates, split_s
-from solvers.sequence.orders import machine_orders
+from solvers.sequence.grouping import machine_orders
 from solvers.sequence.shapes import Line, Shape
 
 _SNAP = 0.34  # of a part, by which a cut may move to the border of a machine

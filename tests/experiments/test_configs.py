@@ -8,8 +8,9 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf, open_dict
 
+from experiments import solver_config
 from experiments.common import Job, config_names
-from experiments.config import Config, ConstraintsConfig, SpaceConfig, WorkloadConfig, register
+from experiments.config import Config, ConstraintsConfig, SolverConfig, SpaceConfig, WorkloadConfig, register
 from hexiopt.plan.check import check
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
@@ -26,6 +27,7 @@ STEPS = ("solver.max_steps=100", "bound.time_limit_s=0")
 
 def job_of(tmp_path: Path, overrides: Sequence[str]) -> Job:
     register()
+    solver_config.register()
     with initialize_config_module("conf", version_base="1.3"):
         cfg = compose("config", list(overrides), return_hydra_config=True)
         choices = dict(cfg.hydra.runtime.choices)
@@ -60,6 +62,19 @@ def test_solver_files_are_the_registry() -> None:
 
 
 PLANNERS = registry.names(lambda able: not registry.small_oracle(able))
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_every_solver_file_has_the_parameters_of_its_dataclass(tmp_path: Path, name: str) -> None:
+    """And its defaults; oracles have more time, and a comment says what each is."""
+    text = (ROOT / "conf" / "solver" / f"{name}.yaml").read_text()
+    config = job_of(tmp_path, [f"solver={name}"]).config.solver
+    made = registry.solver_class(name)
+    own = {one.name for one in registry.parameters(made)}
+    assert {one.name for one in fields(config)} == own | {one.name for one in fields(SolverConfig)}
+    assert (config.name, config.options(), config.max_steps) == (name, {}, None)
+    assert config.time_limit_s == (60.0 if made.capabilities.kind == "oracle" else SolverConfig.time_limit_s)
+    assert text.startswith("# ")
 
 
 @pytest.mark.parametrize("name", slow_but([name for name in PLANNERS if name != "cp_sat"], PLANNERS))

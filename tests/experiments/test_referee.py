@@ -57,7 +57,7 @@ def liars(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_a_plan_that_breaks_a_rule_is_an_error(hexiopt: Run, tmp_path: Path) -> None:
-    ran = hexiopt("plan", *TINY, "solver.name=short")
+    ran = hexiopt("plan", *TINY, "solver=short")
     assert ran.code == 1
     why = "its plan breaks the rule layers: pipeline 0 holds 1 layers, the model has 4"
     assert ran.err == f"hexiopt: solver: short: {why}\n"

@@ -24,6 +24,7 @@ from experiments.validation.shipped import HELD_OUT, RUNS, shipped_measurements
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.problem.profile import NOTHING_MEASURED
+from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.simulation.network import simulate_network
 from hexiopt.units import GB
 from tests.conftest import Run
@@ -88,7 +89,7 @@ def test_sharding_interleaving_and_cuts_are_as_stated() -> None:
     assert grouped.groups == tuple(tuple(range(k, k + 4)) for k in range(0, 16, 4))
     assert case(zero_stage_or_fsdp="zero-1").plan.sharding.groups == "all"
     inter = case(vpp=2).plan
-    assert inter.schedule == "interleaved"
+    assert inter.schedule == INTERLEAVED
     assert inter.pipelines[0].stages[0].layers == ((0, 2), (4, 6))
     cut = case(notes="layer partition [0, 5, 14] (14 pipeline modules, 8 transformer)")
     assert [stage.num_layers for stage in cut.plan.pipelines[0].stages] == [3, 5]
@@ -131,10 +132,10 @@ def test_megatrons_distributed_optimizer_is_open_where_the_row_is_silent() -> No
 def test_a_schedule_that_notes_name_is_taken() -> None:
     """Whichever is faster: interleaving on fast links, 1F1B on slow ones."""
     fast, slow = ({"precision": "bf16", "vpp": None, "inter_node_link_gbps": rate} for rate in (1600.0, 0.1))
-    assert [case(**links).plan.schedule for links in (fast, slow)] == ["interleaved", "1f1b"]
+    assert [case(**links).plan.schedule for links in (fast, slow)] == [INTERLEAVED, ONE_F_ONE_B]
     for links in (fast, slow):
-        assert case(**links, notes="1F1B").plan.schedule == "1f1b"
-        assert case(**links, notes="Interleaved 1F1B").plan.schedule == "interleaved"
+        assert case(**links, notes="1F1B").plan.schedule == ONE_F_ONE_B
+        assert case(**links, notes="Interleaved 1F1B").plan.schedule == INTERLEAVED
 
 
 @pytest.mark.parametrize(

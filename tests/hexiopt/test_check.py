@@ -15,6 +15,9 @@ from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
+from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule
+from tests.hexiopt.test_schedules import Eager
 from tests.strategies import problems_with_plans
 
 MODEL = ModelSpec(
@@ -66,7 +69,10 @@ def with_stage(stage: Stage, k: int = 1) -> Plan:
 
 
 def interleaved(
-    batches: int, rest: int = 0, schedule: str = "interleaved", ranges: Any = (((0, 8), (16, 23)), ((8, 16), (23, 30)))
+    batches: int,
+    rest: int = 0,
+    schedule: Schedule = INTERLEAVED,
+    ranges: Any = (((0, 8), (16, 23)), ((8, 16), (23, 30))),
 ) -> Plan:
     """Two stages of two ranges, and `rest` sequences on a pipeline of its own."""
     stages = tuple(Stage((Replica((s,)),), own) for s, own in enumerate(ranges))
@@ -113,10 +119,10 @@ BROKEN: dict[str, tuple[Plan, str]] = {
     "stages in the wrong order": (with_first(stages=FIRST.stages[::-1]), "layers"),
     "no stage": (with_first(stages=()), "layers"),
     "unequally many ranges": (with_stage(Stage((Replica((4,)),), ((12, 15), (15, 20)))), "layers"),
-    "ranges without interleaving": (interleaved(16, schedule="1f1b"), "interleaved"),
+    "ranges without interleaving": (interleaved(16, schedule=ONE_F_ONE_B), "interleaved"),
     "micro-batches that are no multiple of the stages": (interleaved(15, rest=1), "interleaved"),
     "ranges on a lone stage": (
-        Plan((Pipeline((Stage((Replica((0,)),), ((0, 15), (15, 30))),), 16),), "interleaved"),
+        Plan((Pipeline((Stage((Replica((0,)),), ((0, 15), (15, 30))),), 16),), INTERLEAVED),
         "interleaved",
     ),
     "ranges in the wrong order": (interleaved(16, ranges=(((0, 8), (8, 16)), ((16, 23), (23, 30)))), "layers"),
@@ -141,7 +147,7 @@ BROKEN: dict[str, tuple[Plan, str]] = {
     "micro-batches of five": (with_first(num_micro_batches=2, micro_batch_size=5), "batch"),
     "no pipeline": (Plan(()), "batch"),
     "an unknown policy": (with_stage(Stage.of((4,), 12, 20, "some")), "recompute"),
-    "an unknown schedule": (replace(PLAN, schedule="2f2b"), "schedule"),
+    "a schedule of one's own": (replace(PLAN, schedule=Eager()), "schedule"),
     "ZeRO 3 over unequal pipelines": (replace(PLAN, sharding=Sharding(3)), "sharding"),
     "sharding groups that leave a device out": (replace(PLAN, sharding=Sharding(1, ((0,),))), "sharding"),
     "replicas without samples": (with_stage(Stage((Replica((4,)), Replica((3,))), ((12, 20),))), "replicas"),
@@ -193,7 +199,7 @@ def test_thirty_layers_over_four_stages_are_not_28() -> None:
 
 def test_every_violation_of_a_kind_is_told() -> None:
     """A device twice, a wrong batch and a wrong schedule at once."""
-    plan = replace(with_stage(Stage.of((5,), 12, 20)), schedule="2f2b")
+    plan = replace(with_stage(Stage.of((5,), 12, 20)), schedule=Eager())
     plan = replace(plan, pipelines=(replace(plan.pipelines[0], num_micro_batches=1), SECOND))
     assert rules(plan) == {"device", "batch", "schedule"}
 
@@ -261,7 +267,7 @@ def test_interleaving_is_allowed() -> None:
     assert rules(plan) == rules(plan, problem(schedule="interleaved")) == set()
     assert rules(plan, problem(schedule="1f1b")) == {"schedule"}
     assert rules(plan, problem(Space(max_chunks=1))) == {"interleaved"}
-    assert rules(replace(PLAN, schedule="interleaved")) == set()  # one range: 1F1B
+    assert rules(replace(PLAN, schedule=INTERLEAVED)) == set()  # one range: 1F1B
 
 
 def test_a_policy_per_layer_is_allowed() -> None:

@@ -11,7 +11,6 @@ from hexiopt.calibration import coefficients as c
 from hexiopt.cost.executors.collectives import ring_collective_s
 from hexiopt.cost.executors.compute import embedding_compute, head_compute, layer_compute, optimizer_compute_s
 from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.flight import in_flight
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
@@ -19,6 +18,9 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
+from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
+from hexiopt.schedules.schedule import StagePosition
 from tests.strategies import format_plans, plans, problems, problems_with_plans, roomy_problems_with_plans
 
 MODEL = ModelSpec(
@@ -142,7 +144,7 @@ def test_a_tp_stage_by_hand(policy: str) -> None:
 
 def test_two_unequal_stages_by_hand() -> None:
     """A100 then RTX 3090 over 1.25 GB/s and 20 µs; GPipe: Σ + 7 · max, forward and back."""
-    plan = Plan((Pipeline((Stage.of((0,), 0, 4), Stage.of((2,), 4, 6)), 8),), "gpipe")
+    plan = Plan((Pipeline((Stage.of((0,), 0, 4), Stage.of((2,), 4, 6)), 8),), GPIPE)
     (priced,) = CostModel(PROBLEM).price(plan).pipelines
     hop_s = 2048 * 1024 * 2 / 1.25e9 + 20e-6
     assert (*priced.send_forward_s, *priced.send_backward_s) == pytest.approx((hop_s, hop_s))
@@ -161,7 +163,7 @@ def test_memory_is_that_of_the_position(pair: tuple[Problem, Plan]) -> None:
         count = len(pipeline.stages)
         for k, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
             memory = model.memory_model(model.site(stage.devices), pipeline.micro_batch_size)
-            held = in_flight(plan.schedule, k, count, pipeline.num_micro_batches)
+            held = in_flight(plan.schedule, StagePosition(k, count, pipeline.num_micro_batches))
             assert stage_cost.memory == memory.stage(
                 stage.num_layers, k == 0, k == count - 1, stage.policy, held, shards
             )
@@ -172,7 +174,7 @@ def test_a_replica_takes_its_samples_and_its_own_gpu() -> None:
     replicas = (Replica((0,), 3), Replica((2,), 1))
     stages = (Stage(replicas, ((0, 4),), ("none", "full", "full", "selective")), Stage.of((1,), 4, 6))
     model = CostModel(PROBLEM)
-    cost = model.price(Plan((Pipeline(stages, 2, 4),), "1f1b", Sharding(1)))
+    cost = model.price(Plan((Pipeline(stages, 2, 4),), ONE_F_ONE_B, Sharding(1)))
     (priced,) = cost.pipelines
     for devices, samples, one in (((0,), 3, priced.stages[0].each[0]), ((2,), 1, priced.stages[0].each[1])):
         site = model.site(devices)
@@ -204,8 +206,8 @@ def test_interleaved_stages_hold_the_ends_with_their_first_and_last_range() -> N
     ranges = (((0, 2), (3, 5)), ((2, 3), (5, 6)))
     woven = tuple(Stage((Replica((s,)),), own) for s, own in enumerate(ranges))
     plain = (Stage.of((0,), 0, 4), Stage.of((1,), 4, 6))
-    (one,) = model.price(Plan((Pipeline(woven, 8),), "interleaved")).pipelines
-    (other,) = model.price(Plan((Pipeline(plain, 8),), "interleaved")).pipelines
+    (one,) = model.price(Plan((Pipeline(woven, 8),), INTERLEAVED)).pipelines
+    (other,) = model.price(Plan((Pipeline(plain, 8),), INTERLEAVED)).pipelines
     for a, b in zip(one.stages, other.stages, strict=True):
         assert (a.forward_s, a.backward_s) == pytest.approx((b.forward_s, b.backward_s))
         assert a.memory.weights == b.memory.weights
@@ -279,4 +281,4 @@ def test_every_unpriced_feature_has_its_word() -> None:
     assert of(replace(plain, replicas=(), sequence=layout)) is None
     assert of(replace(plain, replicas=(Replica((0,), 1), Replica((1,), 1)))) is None
     assert of(replace(plain, replicas=(Replica((0, 1), None, (5, 3)),))) == "stated heads"
-    assert of(replace(plain, layers=((0, 3), (3, 6)), recompute=("none", "full")), schedule="interleaved") is None
+    assert of(replace(plain, layers=((0, 3), (3, 6)), recompute=("none", "full")), schedule=INTERLEAVED) is None

@@ -15,6 +15,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
+from hexiopt.schedules.registry import ONE_F_ONE_B
 
 MODEL = ModelSpec(
     name="m",
@@ -47,7 +48,7 @@ PROBLEM = Problem(cluster(), MODEL, Workload(global_batch=16, seq_len=2048))
 def price(policy: str = "none", zero: int = 0, tp: int = 2, **changes: Any) -> Cost:
     framework: Framework = replace(default_framework(), **changes)
     groups = [(0, 1), (2, 3)] if tp == 2 else [(0,), (2,)]
-    plan = Plan(tuple(Pipeline((Stage.of(g, 0, 8, policy),), 8) for g in groups), "1f1b", Sharding(zero))
+    plan = Plan(tuple(Pipeline((Stage.of(g, 0, 8, policy),), 8) for g in groups), ONE_F_ONE_B, Sharding(zero))
     return CostModel(PROBLEM, framework).price(plan)
 
 

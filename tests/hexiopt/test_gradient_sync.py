@@ -19,6 +19,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from tests.strategies import problems_with_plans, roomy_problems_with_plans
 
 MODEL = ModelSpec(
@@ -206,7 +207,7 @@ def test_zero_1_moves_the_bytes_of_plain_data_parallelism() -> None:
     problem = Problem(two_machines(), wide, Workload(global_batch=2, seq_len=10))
     pipelines = (Pipeline((Stage.of((0, 1), 0, 6),), 1), Pipeline((Stage.of((2, 3), 0, 6),), 1))
     model = CostModel(problem)
-    plain, sharded = (model.price(Plan(pipelines, "1f1b", Sharding(stage))) for stage in (0, 1))
+    plain, sharded = (model.price(Plan(pipelines, ONE_F_ONE_B, Sharding(stage))) for stage in (0, 1))
     passes = [model.sync_times(Plan(pipelines)).pass_s(2)[0].max() for _ in range(2)]
     assert plain.gradient_sync_s == pytest.approx(sum(passes))
     assert sharded.gradient_sync_s == pytest.approx(passes[0])

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from hexiopt.calibration import coefficients as c
 from hexiopt.calibration.gpus import Gpu, catalogue
 from hexiopt.cost.executors.memory import MEMORY_PARTS, MemoryModel, Shards
-from hexiopt.cost.flight import Turns, flight, in_flight, largest
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import RECOMPUTE_POLICIES, Workload
 from hexiopt.readers.huggingface import read_model
-from hexiopt.simulation.engine import operations
+from hexiopt.schedules.in_flight import holding, in_flight, largest
+from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule, StagePosition, operations
 from hexiopt.units import GIB
 from tests.strategies import compositions, models, workloads
 
@@ -61,14 +62,14 @@ def test_bytes_per_parameter() -> None:
         (Workload(precision="fp32"), (4, 4, 0, 8)),
         (Workload(precision="tf32", gradient_bytes=2), (4, 4, 0, 8)),
     ):
-        memory = MemoryModel(LLAMA, workload, A100, 1, 1).stage(32, True, True, "none", 1)
+        memory = MemoryModel(LLAMA, workload, A100, 1, 1).stage(32, True, True, "none", holding(1))
         states = (memory.weights, memory.gradients, memory.master, memory.optimizer)
         assert [part / LLAMA.num_params for part in states] == pytest.approx(expected)
 
 
 def test_zero_1_shards_master_and_moments_only() -> None:
     model = MemoryModel(LLAMA, Workload(), A100, 2, 1)
-    whole, sharded = (model.stage(8, True, False, "none", 4, Shards(1, n)) for n in (1, 4))
+    whole, sharded = (model.stage(8, True, False, "none", holding(4), Shards(1, n)) for n in (1, 4))
     assert (sharded.master, sharded.optimizer) == (whole.master / 4, whole.optimizer / 4)
     assert replace(sharded, master=0, optimizer=0) == replace(whole, master=0, optimizer=0)
 
@@ -94,7 +95,7 @@ def test_llama2_7b_by_hand() -> None:
     assert model.layer_activation_bytes("selective") == layer
     assert model.layer_activation_bytes("full") == tokens * 2 * 4096
 
-    memory = model.stage(32, True, True, "none", 1)
+    memory = model.stage(32, True, True, "none", holding(1))
     assert memory.weights + memory.gradients + memory.master + memory.optimizer == 6_738_415_616 * 16
     assert memory.activations == 32 * (layer + internals) + norm + tokens * 8
     assert memory.logits == tokens * (32_000 * (4 + 2) + 8)
@@ -105,7 +106,7 @@ def test_llama2_7b_by_hand() -> None:
     assert 117 * GIB < memory.total < 120 * GIB
 
     # What the final norm kept is gone when the last layer is recomputed.
-    full = model.stage(32, True, True, "full", 1)
+    full = model.stage(32, True, True, "full", holding(1))
     assert full.activations == 32 * tokens * 2 * 4096 + (layer + internals - tokens * 2 * 4096) + tokens * 8
 
 
@@ -158,22 +159,23 @@ def test_recompute_stores_less(model, workload, gpu, tp, size, layers, held, las
         kept, working = memory.layer_activation_bytes(policy), memory.recompute_working_set_bytes(policy)
         assert working >= 0
         assert kept + working <= none * (1 + 1e-12)
-    stages = [memory.stage(layers, False, last, policy, held).total for policy in RECOMPUTE_POLICIES]
+    stages = [memory.stage(layers, False, last, policy, holding(held)).total for policy in RECOMPUTE_POLICIES]
     assert stages[0] >= stages[1] * (1 - 1e-12) >= stages[2] * (1 - 1e-12) ** 2
-    more = memory.stage(layers, False, last, "none", held + 1)
-    assert more.activations > memory.stage(layers, False, last, "none", held).activations
+    more = memory.stage(layers, False, last, "none", holding(held + 1))
+    assert more.activations > memory.stage(layers, False, last, "none", holding(held)).activations
 
 
-@given(num_stages=st.integers(1, 9), batches=st.integers(1, 30), schedule=st.sampled_from(("1f1b", "gpipe")))
+@given(num_stages=st.integers(1, 9), batches=st.integers(1, 30), schedule=st.sampled_from((ONE_F_ONE_B, GPIPE)))
 def test_micro_batches_in_flight_are_those_that_the_schedule_has_begun(
-    num_stages: int, batches: int, schedule: str
+    num_stages: int, batches: int, schedule: Schedule
 ) -> None:
     for stage in range(num_stages):
         begun = most = 0
-        for kind, _, _ in operations(schedule, stage, num_stages, batches):
-            begun += 1 if kind == "forward" else -1
+        at = StagePosition(stage, num_stages, batches)
+        for operation in operations(schedule, at):
+            begun += -1 if operation.backward else 1
             most = max(most, begun)
-        assert in_flight(schedule, stage, num_stages, batches) == most
+        assert in_flight(schedule, at) == holding(most)
 
 
 @given(
@@ -189,10 +191,11 @@ def test_ranges_in_flight_weigh_most_of_all_moments(
     for stage in range(num_stages):
         held = [0] * chunks
         most = 0.0
-        for kind, chunk, _ in operations("interleaved", stage, num_stages, batches, chunks):
-            held[chunk] += 1 if kind == "forward" else -1
+        at = StagePosition(stage, num_stages, batches, chunks)
+        for operation in operations(INTERLEAVED, at):
+            held[operation.chunk] += -1 if operation.backward else 1
             most = max(most, sum(n * size for n, size in zip(held, chunk_bytes, strict=True)))
-        found = largest(Turns(stage, num_stages, batches, chunks), chunk_bytes)
+        found = largest(in_flight(INTERLEAVED, at), chunk_bytes)
         assert sum(n * size for n, size in zip(found, chunk_bytes, strict=True)) == most
 
 
@@ -209,7 +212,7 @@ def test_one_policy_for_every_layer_is_one_policy(
 ) -> None:
     memory = MemoryModel(model, workload, gpu, tp, size)
     for policy in RECOMPUTE_POLICIES:
-        whole = memory.stage(layers, *ends, policy, held)
+        whole = memory.stage(layers, *ends, policy, holding(held))
         for chunks in ([(policy,) * layers], [(policy,)] * layers):
             mixed = memory.mixed_stage(chunks, *ends, (held,) * len(chunks))
             assert [getattr(mixed, part) for part in MEMORY_PARTS] == pytest.approx(
@@ -222,11 +225,11 @@ def test_policies_per_layer_add_up() -> None:
     memory = MemoryModel(LLAMA, Workload(), A100, 1, 1)
     none, selective, full = (memory.layer_activation_bytes(policy) for policy in RECOMPUTE_POLICIES)
     mixed = memory.mixed_stage([("none", "full"), ("selective",)], False, True, (3, 2))
-    plain = memory.stage(0, False, True, "none", 2)
+    plain = memory.stage(0, False, True, "none", holding(2))
     working = memory.recompute_working_set_bytes("full", last=True)
     assert mixed.activations == pytest.approx(3 * (none + full) + 2 * selective + working + plain.activations)
     assert mixed.logits == plain.logits
-    assert mixed.weights == memory.stage(3, False, True, "none", 2).weights
+    assert mixed.weights == memory.stage(3, False, True, "none", holding(2)).weights
 
 
 def test_what_products_in_fp8_read_is_kept_in_fp8() -> None:
@@ -240,7 +243,7 @@ def test_what_products_in_fp8_read_is_kept_in_fp8() -> None:
 
 def test_logits_and_final_norm_stand_on_the_last_stage_only() -> None:
     model = MemoryModel(LLAMA, Workload(), A100, 1, 1)
-    middle, last = (model.stage(4, False, end, "full", 2) for end in (False, True))
+    middle, last = (model.stage(4, False, end, "full", holding(2)) for end in (False, True))
     assert middle.logits == 0
     assert last.logits == 2 * 4096 * (32_000 * 4 + 8) + 4096 * 32_000 * 2
     # One of the two final norms has been let go of when most is recomputed.
@@ -260,8 +263,11 @@ def test_normed_queries_and_keys_are_kept_twice() -> None:
 # ------------------------------------------------------------------ what fits
 
 IN_FLIGHT = st.one_of(
-    st.integers(1, 9),
-    st.builds(lambda s, p, m, v: flight("interleaved", s % p, p, m, v), *map(st.integers, (0, 1, 1, 2), (8, 5, 20, 4))),
+    st.integers(1, 9).map(holding),
+    st.builds(
+        lambda s, p, turns, v: in_flight(INTERLEAVED, StagePosition(s % p, p, turns * p, v)),
+        *map(st.integers, (0, 1, 1, 2), (8, 5, 20, 4)),
+    ),
 )
 
 
@@ -318,4 +324,4 @@ def test_least_lean_is_the_fewest_that_fit(  # type: ignore[no-untyped-def]
 
 def test_max_layers_is_negative_where_nothing_fits() -> None:
     model = MemoryModel(LLAMA, Workload(), A100, 1, 1)
-    assert model.max_layers(0.0, True, True, "none", 1) < 0
+    assert model.max_layers(0.0, True, True, "none", holding(1)) < 0

@@ -32,6 +32,7 @@ from hexiopt.readers.plan_file import (
 )
 from hexiopt.reading import Section
 from hexiopt.result import Result, Status
+from hexiopt.schedules.registry import INTERLEAVED
 from tests.strategies import LAB, format_plans, problems_with_plans, roomy_problems_with_plans
 
 MODEL = ModelSpec(
@@ -144,7 +145,7 @@ def test_features_in_the_words_of_the_format() -> None:
                 3,
             ),
         ),
-        "interleaved",
+        INTERLEAVED,
         Sharding(3, ((0, 4), (1, 5))),
     )
 

@@ -21,6 +21,7 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.plan_file import plan_from_section, plan_to_dict, prediction_to_dict
 from hexiopt.reading import Section
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.simulation.engine import simulate
 from tests.hexiopt.layouts import layouts_of, with_layouts
 from tests.hexiopt.test_sequence_stage import MODEL, TWO, pure
@@ -73,7 +74,7 @@ def test_layouts_of_one_device_cost_what_tp_1_costs(pair: tuple[Problem, Plan], 
         alone = [replace(stage, replicas=(Replica(stage.devices[:1]),)) for stage in pipeline.stages]
         changed.append(replace(pipeline, stages=tuple(alone)))
     if zero >= 2:  # which wants equal pipelines
-        plan, changed = replace(plan, schedule="1f1b"), changed[:1]
+        plan, changed = replace(plan, schedule=ONE_F_ONE_B), changed[:1]
     plan = replace(plan, pipelines=tuple(changed), sharding=Sharding(zero, groups))
     layouts = []
     for pipeline in plan.pipelines:

@@ -24,6 +24,7 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import RECOMPUTE_POLICIES, Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
+from hexiopt.schedules.in_flight import holding
 from tests.hexiopt.layouts import layouts_of
 from tests.hexiopt.simulate_sequence import simulate_layer
 from tests.strategies import problems
@@ -82,7 +83,7 @@ def test_one_device_takes_what_tp_1_takes(problem: Problem, size: int, zero: int
         times = stage.stage_s((policy,) * layers, first, last)
         assert times == pytest.approx(model.stage_s(site, layers, first, last, size, policy), rel=1e-12)
         (memory,) = stage.memory.each(stage.memory.stage(((policy,) * layers,), first, last, (held,), shards))
-        expected = model.memory_model(site, size).stage(layers, first, last, policy, held, shards)
+        expected = model.memory_model(site, size).stage(layers, first, last, policy, holding(held), shards)
         for part in MEMORY_PARTS:
             assert getattr(memory, part) == pytest.approx(getattr(expected, part), rel=1e-12), part
 

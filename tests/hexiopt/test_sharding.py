@@ -21,6 +21,8 @@ from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.readers.huggingface import read_model
 from hexiopt.reading import Section
+from hexiopt.schedules.in_flight import holding
+from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from tests.strategies import aligned_plans, models, problems, problems_with_plans, roomy_problems, workloads
 
 A100 = catalogue()["a100_80gb_sxm"]
@@ -58,7 +60,7 @@ PROBLEM = Problem(two_machines(), MODEL, Workload(global_batch=16, seq_len=2048)
 def data_parallel(devices: tuple[int, ...], zero: int, groups: Any = "all", policy: str = "none") -> Plan:
     """All layers on every device, 16 sequences dealt evenly."""
     lines = tuple(Pipeline((Stage.of((d,), 0, 6, policy),), 16 // len(devices)) for d in devices)
-    return Plan(lines, "1f1b", Sharding(zero, groups))
+    return Plan(lines, ONE_F_ONE_B, Sharding(zero, groups))
 
 
 # ------------------------------------------------------------------ units beside each other
@@ -90,7 +92,7 @@ def test_llama2_7b_over_eight_devices_by_hand() -> None:
     """Weight 2, gradient 4, master 4, moments 8 bytes. ZeRO-3 holds two whole layers, and a gradient of one."""
     model = MemoryModel(LLAMA, Workload(gradient_bytes=4), A100, 1, 1)
     params, layer = 6_738_415_616, 202_383_360
-    whole, one, two, three = (model.stage(32, True, True, "full", 1, Shards(zero, 8)) for zero in range(4))
+    whole, one, two, three = (model.stage(32, True, True, "full", holding(1), Shards(zero, 8)) for zero in range(4))
     assert (whole.weights, whole.gradients, whole.master, whole.optimizer) == (
         2 * params,
         4 * params,
@@ -131,11 +133,12 @@ def test_sharding_more_never_holds_more_state(  # type: ignore[no-untyped-def]
 ) -> None:
     """ZeRO-3, which gathers two layers at a time, never more than ZeRO-1 from three layers on."""
     memory = MemoryModel(model, workload, A100, tp, 1)
-    found = [states(memory.stage(layers, False, False, policy, held, Shards(zero, devices))) for zero in range(4)]
+    at = (layers, False, False, policy, holding(held))
+    found = [states(memory.stage(*at, Shards(zero, devices))) for zero in range(4)]
     assert found[0] >= found[1] >= found[2]
     assert found[1] >= found[3] * (1 - 1e-12)
-    alone = [memory.stage(layers, False, False, policy, held, Shards(zero, 1)) for zero in range(4)]
-    assert alone == [memory.stage(layers, False, False, policy, held, WHOLE)] * 4
+    alone = [memory.stage(*at, Shards(zero, 1)) for zero in range(4)]
+    assert alone == [memory.stage(*at, WHOLE)] * 4
 
 
 # ------------------------------------------------------------------ who shares what
@@ -148,7 +151,7 @@ def test_holders_of_a_machine_by_hand() -> None:
         Pipeline((Stage.of((1, 2), 0, 3), Stage.of((6,), 3, 6)), 4),
         Pipeline((Stage.of((4,), 0, 3), Stage.of((3,), 3, 6)), 4),
     )
-    plan = Plan(lines, "1f1b", Sharding(1, "machine"))
+    plan = Plan(lines, ONE_F_ONE_B, Sharding(1, "machine"))
     found = spreads(plan, sharding_groups(plan, PROBLEM.cluster), 6)
     assert [spread.holders for spread in found] == [
         (((2, 2, 2),), ((2, 2, 2),)),
@@ -166,7 +169,7 @@ def test_holders_of_a_machine_by_hand() -> None:
 def test_slices_in_unequal_groups_spread_as_much_as_they_do_together() -> None:
     """TP 2 against TP 1: the first half of a layer is shared by two devices, the second is alone in its group."""
     lines = (Pipeline((Stage.of((0, 1), 0, 6),), 8), Pipeline((Stage.of((2,), 0, 6),), 8))
-    plan = Plan(lines, "1f1b", Sharding(1, ((0, 2), (1,))))
+    plan = Plan(lines, ONE_F_ONE_B, Sharding(1, ((0, 2), (1,))))
     first, second = spreads(plan, sharding_groups(plan, PROBLEM.cluster), 6)
     assert first.holders == (((1,) * 6,),)  # rank 1 shares with nobody, and is the fullest
     assert second.holders[0][0] == pytest.approx([1 / (0.5 / 2 + 0.5)] * 6)
@@ -187,7 +190,7 @@ def test_first_and_last_stage_spread_a_tied_matrix_each_and_sum_it_once() -> Non
     """Each stage its own ring; the matrix's gradient is all-reduced between the stages, shard by shard."""
     problem = replace(PROBLEM, model=TIED)
     lines = tuple(Pipeline((Stage.of((k,), 0, 3), Stage.of((2 + k,), 3, 6)), 8) for k in range(2))
-    rings = CostModel(problem).rings(Plan(lines, "1f1b", Sharding(3)))
+    rings = CostModel(problem).rings(Plan(lines, ONE_F_ONE_B, Sharding(3)))
     half = TIED.layer_params * 3 + TIED.vocabulary_params
     found = dict(zip(map(tuple, rings.within.groups.holders[0].tolist()), rings.within.groups.params[0], strict=True))
     assert found == {(0, 1): half, (2, 3): half + TIED.head_params}
@@ -270,7 +273,7 @@ def test_policies_may_differ_between_holders_layer_by_layer() -> None:
     mixed = [("none",) * 4 + ("full",) * 2, ("full",) + ("none",) * 5]
     lines = tuple(Pipeline((Stage((Replica((d,)),), ((0, 6),), policies),), 8) for d, policies in enumerate(mixed))
     plain = model.price(data_parallel((0, 1), 2)).pipelines[0].stages[0].backward_s
-    cost = model.price(Plan(lines, "1f1b", Sharding(2)))
+    cost = model.price(Plan(lines, ONE_F_ONE_B, Sharding(2)))
     for pipeline in cost.pipelines:
         assert pipeline.stages[0].backward_s == pytest.approx(plain + 3 * extra_s, rel=1e-3)
 
@@ -341,7 +344,7 @@ REFUSED = {
 @pytest.mark.parametrize("word", REFUSED)
 @pytest.mark.parametrize("zero", [2, 3])
 def test_pipelines_out_of_step_are_refused_in_one_line(word: str, zero: int) -> None:
-    plan = Plan(REFUSED[word], "1f1b", Sharding(zero))
+    plan = Plan(REFUSED[word], ONE_F_ONE_B, Sharding(zero))
     (violation,) = check(PROBLEM, plan)
     assert violation.rule == "sharding"
     assert word in violation.text
@@ -353,7 +356,7 @@ def test_pipelines_out_of_step_are_refused_in_one_line(word: str, zero: int) -> 
 
 
 def test_the_interleaved_schedule_is_out_of_step() -> None:
-    plan = Plan((LINE, OTHER), "interleaved", Sharding(3))
+    plan = Plan((LINE, OTHER), INTERLEAVED, Sharding(3))
     (violation,) = check(PROBLEM, plan)
     assert "interleaved" in violation.text
     with pytest.raises(ValueError, match="interleaved"):
@@ -371,7 +374,7 @@ def test_the_interleaved_schedule_is_out_of_step() -> None:
 )
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_groups_divide_the_devices(groups: Any, words: str, zero: int) -> None:
-    plan = Plan((LINE, OTHER), "1f1b", Sharding(zero, groups))
+    plan = Plan((LINE, OTHER), ONE_F_ONE_B, Sharding(zero, groups))
     (violation,) = check(PROBLEM, plan)
     assert violation.rule == "sharding"
     assert words in violation.text

@@ -12,6 +12,8 @@ from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule
 from runtime.launch.trainee import Trainee, drawn
 from runtime.memory import Used
 from runtime.parallel.optimizer import AdamW
@@ -100,7 +102,7 @@ def compared(plan: Plan, model: ModelSpec, workload: Workload) -> list[Compared]
 
 def even_plan(
     model: ModelSpec,
-    schedule: str = "1f1b",
+    schedule: Schedule = ONE_F_ONE_B,
     policy: str = "none",
     *,
     stages: int = 2,

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from hexiopt.plan.plan import Pipeline, Plan, Replica, SequenceGroup, SequenceLayout, Sharding, Stage
 from hexiopt.plan.token_layout import ORDERS
 from hexiopt.problem.model import ModelSpec
+from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule
 from tests.solvers.problems import cluster
 
 TIMEOUT_S = 60.0
@@ -88,7 +90,7 @@ def random_model(rng: random.Random, num_layers: int) -> ModelSpec:
 
 def random_plan(rng: random.Random, max_ranks: int = 8, most_layers: int = 6) -> tuple[Plan, ModelSpec, int]:
     """A plan of 2 ranks or more, a model for it, and the global batch."""
-    schedule = rng.choice(("gpipe", "1f1b", "1f1b", "interleaved", "interleaved"))
+    schedule = rng.choice((GPIPE, ONE_F_ONE_B, ONE_F_ONE_B, INTERLEAVED, INTERLEAVED))
     devices = list(range(rng.randint(2, max_ranks)))
     rng.shuffle(devices)
     num_layers, pipelines = rng.randint(4, most_layers), []
@@ -106,8 +108,8 @@ def _lists(rng: random.Random, devices: list[int]) -> tuple[tuple[int, ...], ...
     return tuple(tuple(devices[a:b]) for a, b in pairwise([0, *cuts, len(devices)]))
 
 
-def _pipeline(rng: random.Random, devices: list[int], num_layers: int, schedule: str) -> Pipeline:
-    chunks = rng.choice((1, 2)) if schedule == "interleaved" else 1
+def _pipeline(rng: random.Random, devices: list[int], num_layers: int, schedule: Schedule) -> Pipeline:
+    chunks = rng.choice((1, 2)) if schedule == INTERLEAVED else 1
     num_stages = rng.randint(1, min(4, len(devices), num_layers // chunks))
     chunks = chunks if num_stages > 1 else 1
     cuts = sorted(rng.sample(range(1, len(devices)), num_stages - 1))

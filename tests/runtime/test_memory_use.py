@@ -8,7 +8,9 @@ import torch
 from hexiopt.cost.executors.memory import Memory
 from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
 from hexiopt.problem.model import ModelSpec
-from hexiopt.problem.workload import RECOMPUTE_POLICIES, SCHEDULES, Workload
+from hexiopt.problem.workload import RECOMPUTE_POLICIES, Workload
+from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES
+from hexiopt.schedules.schedule import Schedule
 from runtime.memory import States, saved_as, used
 from tests.conftest import STRESS
 from tests.runtime.memory_cases import LLAMA, Compared, compared, even_plan, measured
@@ -52,17 +54,17 @@ def check_saved(one: Compared) -> None:
         (schedule, policy)
         for k, schedule in enumerate(SCHEDULES)
         for j, policy in enumerate(RECOMPUTE_POLICIES)
-        if STRESS or schedule == "1f1b" or j == k
+        if STRESS or schedule == ONE_F_ONE_B or j == k
     ],
 )
-def test_every_policy_and_schedule_at_every_position(schedule: str, policy: str) -> None:
+def test_every_policy_and_schedule_at_every_position(schedule: Schedule, policy: str) -> None:
     """Two stages with more micro-batches than they hold; under 1F1B also four."""
-    chunks = 2 if schedule == "interleaved" else 1
+    chunks = 2 if schedule == INTERLEAVED else 1
     plan = even_plan(LLAMA, schedule, policy, chunks=chunks)
     found = compared(plan, LLAMA, Workload(4, SEQ_LEN))
     check_all(found)
-    assert found[0].measured.activations > found[1].measured.activations or schedule == "gpipe"
-    if schedule == "1f1b":
+    assert found[0].measured.activations > found[1].measured.activations or schedule == GPIPE
+    if schedule == ONE_F_ONE_B:
         check_all(compared(even_plan(LLAMA, schedule, policy, stages=4, batches=5), LLAMA, Workload(5, SEQ_LEN)))
     elif STRESS:
         deep = replace(LLAMA, num_layers=8)
@@ -72,10 +74,10 @@ def test_every_policy_and_schedule_at_every_position(schedule: str, policy: str)
 
 @pytest.mark.parametrize("tp", [2, 3] if STRESS else [3])
 @pytest.mark.parametrize("policy", RECOMPUTE_POLICIES if STRESS else ["selective"])
-@pytest.mark.parametrize("schedule", SCHEDULES if STRESS else ["1f1b"])
-def test_tensor_parallel_stages(schedule: str, policy: str, tp: int) -> None:
+@pytest.mark.parametrize("schedule", SCHEDULES if STRESS else [ONE_F_ONE_B], ids=str)
+def test_tensor_parallel_stages(schedule: Schedule, policy: str, tp: int) -> None:
     """Over three ranks, heads are 2, 1 and 1, columns 107, 107 and 106, and tokens 43, 43 and 42."""
-    plan = even_plan(LLAMA, schedule, policy, tp=tp, batches=2, chunks=2 if schedule == "interleaved" else 1)
+    plan = even_plan(LLAMA, schedule, policy, tp=tp, batches=2, chunks=2 if schedule == INTERLEAVED else 1)
     check_all(compared(plan, LLAMA, Workload(2, SEQ_LEN)))
 
 
@@ -127,7 +129,7 @@ def test_one_stage_of_every_model(
 ) -> None:
     """Where nothing is sent, all tensors that exist at once are those of the prediction, closely."""
     model, workload = MODELS[name], Workload(2 * size, SEQ_LEN, precision=precision, gradient_bytes=gradient_bytes)
-    plan = even_plan(model, "gpipe", policy, stages=1, tp=tp, batches=2, size=size)
+    plan = even_plan(model, GPIPE, policy, stages=1, tp=tp, batches=2, size=size)
     (found,) = compared(plan, model, workload)
     check_all([found])
     tables = SEQ_LEN * 2 * model.head_dim * workload.element_bytes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from hexiopt.solving import Budget
-from solvers.core.operators import Lottery, Operator, OperatorStatistics, Tally
+from solvers.core.operators import Lottery, Operator, OperatorStatistics, OperatorTally
 from solvers.core.search import Search
 from solvers.heuristics.annealing import Metropolis, anneal
 from solvers.registry import make_solver
@@ -70,7 +70,7 @@ def test_statistics_of_two_searches_add_up() -> None:
     one.of("a").proposed, two.of("a").proposed, two.of("b").seconds = 2, 3, 0.5
     one.add(two.counts())
     assert [(own.operator, own.proposed, own.seconds) for own in one.counts()] == [("a", 5, 0.0), ("b", 0, 0.5)]
-    assert set(Tally.__slots__) == set(type(one.counts()[0]).__slots__) - {"operator"}
+    assert set(OperatorTally.__slots__) == set(type(one.counts()[0]).__slots__) - {"operator"}
 
 
 @pytest.mark.parametrize("name", ["local_search", "portfolio"])

@@ -1,7 +1,6 @@
 """`cp_sat`: every bound holds for random plans, the proof equals looking at all plans, and it can be repeated."""
 
 import random
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,19 +18,14 @@ from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.result import Status
 from hexiopt.solving import Budget
 from solvers.core.search import Search
+from solvers.exact.assignments import Groups, Seats
+from solvers.exact.candidates import Candidates
 from solvers.exact.cp_sat import CpSat, Proof
-from solvers.exact.enumeration.arrangements import Groups, Seats
-from solvers.exact.enumeration.candidates import Candidates
 from solvers.exact.exhaustive import Exhaustive
-from solvers.exact.floors import Family, Floors
-from solvers.exact.line_floor import Context, LineFloor, Sync
+from solvers.exact.line_bounds import Context, LineFloor, Sync
 from solvers.exact.lines import Kind, Lines
-from solvers.exact.packing import Column, Limits, Packing
-from solvers.exact.replicated_floors import ReplicatedFloors
-from solvers.exact.residual import most_together
+from solvers.exact.packing import Column, Limits, Packing, most_together
 from solvers.exact.stage_times import StageTable
-from solvers.exact.step_bound import StepBound
-from solvers.exact.usage import Lattice
 from tests import strategies
 from tests.conftest import STRESS
 from tests.slow import slow_but
@@ -57,24 +51,9 @@ def groups_of(plan: Plan) -> list[Groups]:
     return [tuple(tuple(one.devices for one in stage.replicas) for stage in p.stages) for p in plan.pipelines]
 
 
-def usage(lattice: Lattice, used: Mapping[int, int]) -> tuple[int, ...]:
-    """The vector of a usage by machine; not for coarse bins."""
-    return tuple(n for run in lattice.runs for n in sorted((used.get(m, 0) for m in run.machines), reverse=True))
-
-
 def holders(plan: Plan) -> int:
     """The most replicas that may hold one layer."""
     return sum(max(len(stage.replicas) for stage in p.stages) for p in plan.pipelines)
-
-
-def used(problem: Problem, groups: Groups) -> dict[int, int]:
-    """Devices by machine."""
-    found: dict[int, int] = {}
-    for stage in groups:
-        for slot in stage:
-            machine = int(problem.cluster.machine_of[slot[0]])
-            found[machine] = found.get(machine, 0) + len(slot)
-    return found
 
 
 # What bounds a pipeline.
@@ -91,27 +70,6 @@ def test_a_line_may_do_what_a_plan_does(drawn: tuple[Problem, Plan, CostModel, f
     batch = problem.workload.global_batch
     for pipeline, groups in zip(plan.pipelines, groups_of(plan), strict=True):
         assert floor.most_sequences(groups, context, 1, batch, step_s) >= pipeline.num_sequences
-
-
-@SLOW
-@given(priced_plans(), st.booleans())
-def test_a_usage_may_do_what_a_plan_does(drawn: tuple[Problem, Plan, CostModel, float], coarse: bool) -> None:
-    problem, plan, model, step_s = drawn
-    table, lattice = StageTable(model), Lattice.of(problem, coarse=coarse)
-    assume(lattice.size <= 60)
-    zero, several = plan.sharding.stage, len(plan.pipelines) > 1
-    count = holders(plan)
-    single = Floors(model, table, lattice).most_sequences(step_s, Family(zero, count, not several), lambda: True)
-    replicated = ReplicatedFloors(model, table).most_sequences(step_s, Shards(zero, count), lambda: True)
-    assert single is not None
-    assert replicated is not None
-    for pipeline, groups in zip(plan.pipelines, groups_of(plan), strict=True):
-        machines = used(problem, groups)
-        totals = tuple(sum(machines.get(m, 0) for m in run.machines) for run in lattice.runs)
-        assert replicated[totals] >= pipeline.num_sequences
-        if all(len(stage) == 1 for stage in groups):
-            vector = totals if coarse else usage(lattice, machines)
-            assert single[lattice.index[vector]] >= pipeline.num_sequences
 
 
 @SLOW
@@ -152,12 +110,11 @@ def test_choices_are_all_that_fit_and_suffice() -> None:
         ((2, 2),),
     ]
     assert [packing.sequences(choice) for choice in found] == [14, 13, 12, 11, 10, 10]
-    assert packing.most(10.0) == 14
     left, complete = Packing(columns, limits, found[1:]).choices(100, 10.0)
     assert complete
     assert left == [((1, 2),)]
     assert Packing(columns, replace(limits, global_batch=15)).choices(100, 10.0) == ([], True)
-    assert Packing(columns, replace(limits, global_batch=15)).most(10.0) == 0
+    assert Packing(columns, replace(limits, global_batch=15)).choices(100, 10.0) == ([], True)
     assert Packing(columns, replace(limits, most_pipelines=1)).choices(100, 10.0) == ([], True)
     few, complete = packing.choices(2, 10.0)
     assert len(few) == 2
@@ -168,16 +125,6 @@ def test_most_together_is_a_knapsack() -> None:
     most = np.array([[0, 2, 3], [4, 5, 9], [6, 7, 8]])
     together = most_together(most)
     assert together.tolist() == [[0, 2, 4], [4, 6, 9], [8, 10, 13]]
-
-
-def test_usage_vectors_do_not_tell_equal_machines_apart() -> None:
-    problem = problems.easy()  # two machines of two, one of four
-    lattice = Lattice.of(problem)
-    assert lattice.size == len(lattice.vectors) == 6 * 5
-    assert usage(lattice, {1: 2, 2: 3}) == (2, 0, 3)
-    here, there = (ends.tolist() for ends in lattice.steps(0, 2)[0])
-    assert all(sum(lattice.vectors[b]) == sum(lattice.vectors[a]) + 2 for a, b in zip(here, there, strict=True))
-    assert Lattice.of(problem, coarse=True).vectors[-1] == (4, 4)
 
 
 # The proof.
@@ -257,17 +204,6 @@ def test_the_bound_of_larger_problems_holds_and_rises() -> None:
     found = CpSat().solve(problem, Budget(3600.0, 2000))
     assert found.plan is not None
     assert before < found.bound_s <= found.objective
-
-
-@pytest.mark.parametrize("kind", slow_but(("tight",), ("loose", "tight", "slow_network", "fast_network")))
-def test_the_bound_for_larger_problems_is_below_the_best_of_small_ones(kind: str) -> None:
-    problem = problems.TINY_PROBLEMS[kind]()
-    best = Exhaustive().solve(problem, Budget(3600.0))
-    assert best.plan is not None
-    search = Search("test", problem, Budget(3600.0), 0)
-    search.offer(best.plan)
-    StepBound(search).rise()
-    assert 0.5 * best.objective < search.bound_s <= best.objective
 
 
 def test_the_same_steps_give_the_same_proof() -> None:

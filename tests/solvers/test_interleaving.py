@@ -10,15 +10,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.flight import flight
 from hexiopt.cost.model import CostModel
-from hexiopt.cost.schedule import beat_s, interleaved_beat_s
-from hexiopt.cost.schedule_graph import Executor, Link, executor_ends_s
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, layer_ranges
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.recurrence import Executor, Link, executor_ends_s
+from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule, StagePosition
 from hexiopt.solving import Budget
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import PricedPlan
@@ -46,7 +47,7 @@ def structure(*stages: int, chunks: int, size: int = 1) -> Structure:
     for count in stages:
         bundles.append(Bundle(tuple(((at + s,),) for s in range(count)), size))
         at += count
-    return Structure(tuple(bundles), "interleaved", 0, chunks)
+    return Structure(tuple(bundles), INTERLEAVED, 0, chunks)
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(1, 4))
@@ -74,15 +75,15 @@ def test_ranges_that_are_possible() -> None:
 def test_1f1b_is_drawn_most_often() -> None:
     rng, free = random.Random(0), problem()
     drawn = Counter(drawn_schedule(free, rng) for _ in range(2000))
-    assert sum(n for (schedule, _), n in drawn.items() if schedule == "1f1b") > 1000
-    assert 100 < sum(n for (schedule, _), n in drawn.items() if schedule == "interleaved") < 600
-    assert all((schedule == "interleaved") == (chunks > 1) for schedule, chunks in drawn)
+    assert sum(n for (schedule, _), n in drawn.items() if schedule == ONE_F_ONE_B) > 1000
+    assert 100 < sum(n for (schedule, _), n in drawn.items() if schedule == INTERLEAVED) < 600
+    assert all((schedule == INTERLEAVED) == (chunks > 1) for schedule, chunks in drawn)
     assert max(chunks for _, chunks in drawn) == free.space.max_chunks
 
 
-@pytest.mark.parametrize("fixed", ["gpipe", "1f1b"])
-def test_nothing_else_is_drawn_where_the_schedule_is_fixed(fixed: str) -> None:
-    rng, bound = random.Random(0), problem(schedule=fixed)
+@pytest.mark.parametrize("fixed", [GPIPE, ONE_F_ONE_B], ids=str)
+def test_nothing_else_is_drawn_where_the_schedule_is_fixed(fixed: Schedule) -> None:
+    rng, bound = random.Random(0), problem(schedule=fixed.name)
     assert {drawn_schedule(bound, rng) for _ in range(50)} == {(fixed, 1)}
     assert not may_interleave(bound)
     operators = PartitionProposals(bound, OperatorStatistics()).plain.operators
@@ -91,9 +92,11 @@ def test_nothing_else_is_drawn_where_the_schedule_is_fixed(fixed: str) -> None:
 
 def test_one_range_only() -> None:
     rng, bound = random.Random(0), problem(Space(max_chunks=1), schedule="interleaved")
-    assert {drawn_schedule(bound, rng) for _ in range(50)} == {("interleaved", 1)}
+    assert {drawn_schedule(bound, rng) for _ in range(50)} == {(INTERLEAVED, 1)}
+    free = problem(Space(max_chunks=1))  # interleaved with one range is 1F1B under a second name
+    assert {drawn_schedule(free, rng) for _ in range(50)} == {(GPIPE, 1), (ONE_F_ONE_B, 1)}
     drawn = {drawn_schedule(problem(schedule="interleaved"), rng) for _ in range(200)}
-    assert {("interleaved", 1), ("interleaved", 2), ("interleaved", 8)} <= drawn
+    assert {(INTERLEAVED, 1), (INTERLEAVED, 2), (INTERLEAVED, 8)} <= drawn
 
 
 def built(of: Problem, structure: Structure) -> Plan | None:
@@ -126,7 +129,8 @@ def test_the_search_knows_the_memory_of_a_stage(stages: list[int], chunks: int, 
         count = len(pipeline.stages)
         for k, (stage, cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
             memory = model.memory_model(model.site(stage.devices), pipeline.micro_batch_size)
-            held = flight(plan.schedule, k, count, pipeline.num_micro_batches, pipeline.num_chunks)
+            at = StagePosition(k, count, pipeline.num_micro_batches, pipeline.num_chunks)
+            held = in_flight(plan.schedule, at)
             shards = Shards(zero, len(plan.pipelines))
             assert cost.memory == memory.stage(stage.num_layers, k == 0, k == count - 1, stage.policy, held, shards)
 
@@ -174,13 +178,13 @@ def test_the_polisher_keeps_interleaved_plans_valid() -> None:
 def test_the_beat_is_near_the_exact_one(stage_s: list[float], hop: float, chunks: int) -> None:
     """The slope of the exact recurrence, for equal ranges and hops that are short or long; never below a stage."""
     count = len(stage_s)
-    executors = [Executor(s, ((t / 3 / chunks, 2 * t / 3 / chunks),) * chunks) for s, t in enumerate(stage_s)]
+    executors = tuple(Executor(s, ((t / 3 / chunks, 2 * t / 3 / chunks),) * chunks) for s, t in enumerate(stage_s))
     links = [Link(False, s, (s + 1) % count, hop / 2) for s in range(count)]
     links += [Link(True, (s + 1) % count, s, hop / 2) for s in range(count)]
-    near, far = (max(executor_ends_s("interleaved", count, m * count, executors, links)) for m in (50, 90))
+    near, far = (max(executor_ends_s(INTERLEAVED, count, m * count, executors, tuple(links))) for m in (50, 90))
     slope = (far - near) / (40 * count)
-    beat = interleaved_beat_s(stage_s, [hop] * (count - 1), chunks)
+    beat = INTERLEAVED.cycle_s(stage_s, [hop] * (count - 1), chunks)
     assert max(stage_s) <= beat * (1 + 1e-12)
     assert 0.6 * slope <= beat <= 1.4 * slope
     no_hops = [0.0] * (count - 1)
-    assert interleaved_beat_s(stage_s, no_hops, chunks) <= beat_s(stage_s, no_hops) * (1 + 1e-12)
+    assert INTERLEAVED.cycle_s(stage_s, no_hops, chunks) <= ONE_F_ONE_B.cycle_s(stage_s, no_hops, 1) * (1 + 1e-12)

@@ -8,10 +8,12 @@ from functools import cache
 import pytest
 
 from hexiopt.cost.executors.memory import WHOLE, Shards
-from hexiopt.cost.flight import in_flight
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, recompute_policies
+from hexiopt.schedules.in_flight import holding, in_flight
+from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
+from hexiopt.schedules.schedule import StagePosition
 from solvers.completion.layers import LayerSplitter
 from tests.solvers import problems
 
@@ -47,7 +49,7 @@ def stage_time(
     size, schedule, count, shards = choice
     first, last = s == 0, s == len(groups) - 1
     site = pricer.site(groups[s])
-    held = in_flight(schedule, s, len(groups), count)
+    held = in_flight(schedule, StagePosition(s, len(groups), count))
     policies = recompute * n if len(recompute) == 1 else recompute
     memory = pricer.memory_model(site, size).layered(policies, first, last, held, Shards(1, shards))
     if memory.total > site.gpu.usable_memory_bytes:
@@ -83,7 +85,7 @@ def brute_force(
     return best
 
 
-CHOICES = [(1, "1f1b", 4, 1), (1, "1f1b", 1, 2), (2, "gpipe", 2, 3), (1, "gpipe", 4, 1)]
+CHOICES = [(1, ONE_F_ONE_B, 4, 1), (1, ONE_F_ONE_B, 1, 2), (2, GPIPE, 2, 3), (1, GPIPE, 4, 1)]
 
 
 @pytest.mark.parametrize("gib", [(16.0, 8.0), (1.5, 1.1), (1.2, 0.9), (0.9, 1.3), (0.6, 0.5)])
@@ -127,8 +129,8 @@ def test_a_slot_of_unequal_sites_fits_the_fullest() -> None:
     pricer = model(5, 1.5, 1.1)
     splitter = LayerSplitter(pricer, ("none", "selective", "full"), even=False)
     fast, slow = pricer.site((0,)), pricer.site((1,))
-    both = splitter.options(frozenset([fast, slow]), False, False, 1, 1, WHOLE)
-    each = [splitter.options(frozenset([site]), False, False, 1, 1, WHOLE) for site in (fast, slow)]
+    both = splitter.options(frozenset([fast, slow]), False, False, 1, holding(1), WHOLE)
+    each = [splitter.options(frozenset([site]), False, False, 1, holding(1), WHOLE) for site in (fast, slow)]
     assert len(both.times) == min(len(options.times) for options in each)
     assert all(t >= max(o.times[k] for o in each) for k, t in enumerate(both.times))
 
@@ -136,7 +138,7 @@ def test_a_slot_of_unequal_sites_fits_the_fullest() -> None:
 def test_more_stages_than_layers_find_no_room() -> None:
     pricer = model(3, 16.0, 8.0)
     splitter = LayerSplitter(pricer, ("none",), even=False)
-    assert splitter.split([frozenset([pricer.site((0,))])] * 4, 1, "1f1b", 4, WHOLE) == 1
+    assert splitter.split([frozenset([pricer.site((0,))])] * 4, 1, ONE_F_ONE_B, 4, WHOLE) == 1
 
 
 def test_added_seconds_shift_layers() -> None:
@@ -144,9 +146,9 @@ def test_added_seconds_shift_layers() -> None:
     pricer = CostModel(replace(problems.fast_network(), model=replace(problems.TINY, num_layers=6)))
     splitter = LayerSplitter(pricer, ("none",), even=False)
     sites = [frozenset([pricer.site((0,))])] * 3
-    alone = splitter.split(sites, 1, "1f1b", 4, WHOLE)
+    alone = splitter.split(sites, 1, ONE_F_ONE_B, 4, WHOLE)
     layer_s = sum(pricer.layer_s(pricer.site((0,)), 1, "none"))
-    sending = splitter.split(sites, 1, "1f1b", 4, WHOLE, (0.0, 3 * layer_s, 0.0))
+    sending = splitter.split(sites, 1, ONE_F_ONE_B, 4, WHOLE, (0.0, 3 * layer_s, 0.0))
     assert not isinstance(alone, int)
     assert not isinstance(sending, int)
     assert sending[1][0] < alone[1][0]

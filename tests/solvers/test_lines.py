@@ -12,6 +12,7 @@ from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from solvers.completion import pipelines as lines
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.layers import LayerSplitter
@@ -63,17 +64,17 @@ def test_layers_make_room_for_messages(gb_per_s: float) -> None:
     model = CostModel(problem)
     bundle = Bundle(tuple(((device,),) for device in range(4)))
     maker, splitter = LineMaker(model), LayerSplitter(model, model.policies(), even=False)
-    [trips] = maker.trips_s(Structure((bundle,), "1f1b", 1))
-    made = maker.made(bundle, Terms("1f1b", 1, Shards(1, 1), True, 4), splitter, trips)
+    [trips] = maker.trips_s(Structure((bundle,), ONE_F_ONE_B, 1))
+    made = maker.made(bundle, Terms(ONE_F_ONE_B, 1, Shards(1, 1), True, 4), splitter, trips)
     assert not isinstance(made, Misfit)
 
     def beat_s(layers: tuple[int, ...]) -> float:
         stage_s = [sum(model.stage_s(model.site((s,)), n, s == 0, s == 3, 1, "none")) for s, n in enumerate(layers)]
-        return Rhythm.of(stage_s, trips[0], 1).beat_s
+        return Rhythm.of(ONE_F_ONE_B, stage_s, trips[0], 1).beat_s
 
     best_s = min(beat_s(layers) for layers in product(range(1, 10), repeat=4) if sum(layers) == 12)
     assert made[0].rhythm.beat_s <= 1.02 * best_s
-    balanced = splitter.split([frozenset((model.site((s,)),)) for s in range(4)], 1, "1f1b", 4, Shards(1, 1))
+    balanced = splitter.split([frozenset((model.site((s,)),)) for s in range(4)], 1, ONE_F_ONE_B, 4, Shards(1, 1))
     assert not isinstance(balanced, int)
     differs = made[0].rhythm.beat_s < beat_s(tuple(n for n, _ in balanced)) * (1 - 1e-9)
     assert differs == (gb_per_s < 1.0)

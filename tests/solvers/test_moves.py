@@ -11,7 +11,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from solvers.core.operators import OperatorStatistics
 from solvers.core.partition import Bundle, Structure
-from solvers.exact.enumeration.arrangements import Seats
+from solvers.exact.assignments import Seats
 from solvers.frame.starts import first_choice
 from solvers.heuristics.operators.table import PARTITION_OPERATORS, REPLICA_OPERATORS, PartitionProposals
 from tests.solvers import oracle, problems

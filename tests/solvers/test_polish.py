@@ -8,6 +8,7 @@ from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
@@ -27,7 +28,7 @@ def test_smaller_micro_batches_stay_even() -> None:
     problem = problems.easy(Space(uneven_batch=False))
     problem = replace(problem, workload=replace(problem.workload, global_batch=10, optimizer_sharding="0"))
     pipelines = tuple(Pipeline(tuple(stages(problem, first, 4)), count, 2) for first, count in ((0, 3), (4, 2)))
-    plan = Plan(pipelines, "1f1b", Sharding(0))
+    plan = Plan(pipelines, ONE_F_ONE_B, Sharding(0))
     assert check(problem, plan) == []
     search = Search("test", problem, Budget(3600.0, 200), 0)
     search.offer(plan)

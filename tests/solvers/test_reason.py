@@ -13,6 +13,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.result import Result, Status
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.core.search import Search
 from solvers.frame import infeasible
@@ -71,7 +72,7 @@ def test_the_nearest_plan_names_its_fullest_device() -> None:
     problem = replace(problems.tight(), space=Space(num_pipelines=1))
     whole = Pipeline((Stage.of((0,), 0, 5, "full"),), 4)
     halves = Pipeline((Stage.of((0,), 0, 1, "full"), Stage.of((1,), 1, 5, "full")), 4)
-    plans = [Plan((pipeline,), "1f1b", Sharding(0)) for pipeline in (halves, whole)]
+    plans = [Plan((pipeline,), ONE_F_ONE_B, Sharding(0)) for pipeline in (halves, whole)]
     model = Search("test", problem, Budget(), 0).pricer
     costs = [model.price(plan) for plan in plans]
     nearer = min(range(2), key=lambda k: costs[k].excess_bytes)

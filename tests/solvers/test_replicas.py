@@ -11,6 +11,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import Bundle, Misfit, Structure
@@ -36,7 +37,7 @@ def built(problem: Problem, structure: Structure) -> Plan:
 
 def lone(*stages: tuple[tuple[int, ...], ...], size: int, sharding: int = 1) -> Structure:
     """One pipeline."""
-    return Structure((Bundle.line(stages, size),), "1f1b", sharding)
+    return Structure((Bundle.line(stages, size),), ONE_F_ONE_B, sharding)
 
 
 def test_faster_replicas_take_more_samples() -> None:
@@ -89,7 +90,7 @@ def test_what_moves_make_is_priced_and_valid(case: str) -> None:
     problem = replace(problem, space=replace(problem.space, max_micro_batch_size=4))
     completer, rng = completer_of(problem), random.Random(1)
     proposals = proposals_of(problem, replicates=True)
-    structure = Structure(tuple(Bundle((((d,),),)) for d in problem.usable_devices), "1f1b", 1)
+    structure = Structure(tuple(Bundle((((d,),),)) for d in problem.usable_devices), ONE_F_ONE_B, 1)
     replicated = 0
     for _ in range(1200):
         structure = moved(proposals, structure, rng)
@@ -124,7 +125,7 @@ def test_polishing_shifts_samples() -> None:
     search = Search("test", problem, Budget(3600.0, 2000), 0)
     completer = PlanCompleter(search.pricer)
     stage = Stage((Replica((0,), 13), Replica((1,), 3)), ((0, 4),), ("none",))
-    search.offer(Plan((Pipeline((stage,), 1, 16),), "1f1b", Sharding(1)))
+    search.offer(Plan((Pipeline((stage,), 1, 16),), ONE_F_ONE_B, Sharding(1)))
     before_s = search.best_s
     Polisher(search, completer, random.Random(0)).finish()
     assert search.best_s < before_s

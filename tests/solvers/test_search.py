@@ -6,6 +6,7 @@ from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.result import Point
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.core.search import Outcome, Search
 from tests.solvers.problems import hopeless, loose
@@ -34,7 +35,7 @@ def test_of_two_plans_that_do_not_fit_the_nearer_one_is_kept() -> None:
     problem = hopeless()
     model, layers = CostModel(problem), problem.model.num_layers
     far, near = (
-        Plan((Pipeline(stages, 16, 1),), "1f1b", Sharding(0))
+        Plan((Pipeline(stages, 16, 1),), ONE_F_ONE_B, Sharding(0))
         for stages in (
             (Stage.of((0,), 0, layers),),
             tuple(Stage.of((d,), d * layers // 8, (d + 1) * layers // 8, "full") for d in range(8)),

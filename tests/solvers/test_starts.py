@@ -9,6 +9,7 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
+from hexiopt.schedules.registry import SCHEDULE_NAMES, schedule_named
 from solvers.core.partition import Bundle, Structure
 from solvers.frame.starts import (
     chain_structures,
@@ -124,12 +125,12 @@ def test_what_people_would_build() -> None:
     assert Bundle((((4, 5, 6, 7),),)) in grids
 
 
-@pytest.mark.parametrize(("fixed", "expected"), [("auto", "1f1b"), ("gpipe", "gpipe"), ("1f1b", "1f1b")])
+@pytest.mark.parametrize(("fixed", "expected"), [("auto", "1f1b"), *((name, name) for name in SCHEDULE_NAMES)])
 def test_first_choice_obeys_the_workload(fixed: str, expected: str) -> None:
     problem = problems.easy()
     problem = replace(problem, workload=replace(problem.workload, schedule=fixed, optimizer_sharding="0"))
     structure = first_choice(problem, (Bundle((((0,),),)),))
-    assert (structure.schedule, structure.sharding) == (expected, 0)
+    assert (structure.schedule, structure.sharding) == (schedule_named(expected), 0)
 
 
 def test_many_machines_are_dealt_to_short_chains_of_every_mix() -> None:

@@ -10,6 +10,7 @@ from hexiopt.cost.model import CostModel
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
+from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import Bundle, Structure
@@ -71,13 +72,13 @@ def test_only_one_aligned_bundle_may_be_in_lockstep() -> None:
     problem = sharded(problems.easy(), "auto")
     completer = PlanCompleter(CostModel(problem))
     pair = Bundle((((0,), (4,)),), 1)
-    assert completer.distance(Structure((pair,), "1f1b", 3)) == 0
-    assert completer.distance(Structure((pair,), "interleaved", 3)) > 0
-    assert completer.distance(Structure((pair, Bundle((((1,), (2,)),), 1)), "1f1b", 2)) > 0
-    assert completer.distance(Structure((pair, Bundle((((1,), (2,)),), 1)), "1f1b", 1)) == 0
+    assert completer.distance(Structure((pair,), ONE_F_ONE_B, 3)) == 0
+    assert completer.distance(Structure((pair,), INTERLEAVED, 3)) > 0
+    assert completer.distance(Structure((pair, Bundle((((1,), (2,)),), 1)), ONE_F_ONE_B, 2)) > 0
+    assert completer.distance(Structure((pair, Bundle((((1,), (2,)),), 1)), ONE_F_ONE_B, 1)) == 0
     three = Bundle((((0,), (4,), (1,)),), 1)  # 16 sequences do not divide by 3
-    assert completer.distance(Structure((three,), "1f1b", 3)) > 0
-    assert completer.distance(Structure((three,), "1f1b", 1)) == 0
+    assert completer.distance(Structure((three,), ONE_F_ONE_B, 3)) > 0
+    assert completer.distance(Structure((three,), ONE_F_ONE_B, 1)) == 0
 
 
 def test_starts_in_lockstep_are_allowed() -> None:
@@ -121,10 +122,10 @@ def test_the_fewest_holders_that_share_a_machine() -> None:
     assert fewest_holders([[(0,), (1,), (2,)]], machine_of) == 1
     assert fewest_holders([[(4, 5), (6, 7)]], machine_of) == 2
     lines = tuple(Pipeline((Stage.of((d,), 0, 3), Stage.of((4 + d,), 3, 6)), 8) for d in (0, 1))
-    assert holders_of(Plan(lines, "1f1b", Sharding(1, "machine")), machine_of) == 2
-    assert holders_of(Plan(lines, "1f1b", Sharding(1)), machine_of) == 2
+    assert holders_of(Plan(lines, ONE_F_ONE_B, Sharding(1, "machine")), machine_of) == 2
+    assert holders_of(Plan(lines, ONE_F_ONE_B, Sharding(1)), machine_of) == 2
     other = (lines[0], Pipeline((Stage.of((1,), 0, 2), Stage.of((5,), 2, 6)), 8))
-    assert holders_of(Plan(other, "1f1b", Sharding(1, "machine")), machine_of) == 1
+    assert holders_of(Plan(other, ONE_F_ONE_B, Sharding(1, "machine")), machine_of) == 1
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])

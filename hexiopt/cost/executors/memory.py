@@ -16,10 +16,10 @@ from hexiopt.calibration import coefficients as c
 from hexiopt.calibration.gpus import Gpu
 from hexiopt.cost.executors.activations import Activations, Held
 from hexiopt.cost.executors.compute import Amount, Shard, largest_shard
-from hexiopt.cost.flight import Counts, Flight, Turns, largest, peaks
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.space import Recompute, range_lengths
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.in_flight import Counts, InFlight, largest
 
 
 @dataclass(frozen=True)
@@ -142,34 +142,37 @@ class MemoryModel:
         return max(map(sum, pairwise([*units, 0.0])), default=0.0), max(units, default=0.0)
 
     def stage(
-        self, num_layers: int, first: bool, last: bool, policy: str, held: Flight, shards: Shards = WHOLE
+        self, num_layers: int, first: bool, last: bool, policy: str, held: InFlight, shards: Shards = WHOLE
     ) -> Memory:
-        """Bytes on the fullest device of a stage that holds `held` in flight: micro-batches, or those of its turns."""
-        if isinstance(held, Turns):
+        """Bytes on the fullest device of a stage that has `held` in flight; its layers are divided among as many ranges
+        as `hexiopt.problem.space.layer_ranges` does."""
+        if len(held[0]) > 1:
             return self.layered((policy,) * num_layers, first, last, held, shards)
-        kept = self.activations
-        activations = held * num_layers * kept.stored(policy) + kept.working_set(policy, last)
+        kept, ((count,),) = self.activations, held
+        activations = count * num_layers * kept.stored(policy) + kept.working_set(policy, last)
         if first:
-            activations += held * kept.token_ids
-        return self._memory(num_layers, first, last, activations, held, shards)
+            activations += count * kept.token_ids
+        return self._memory(num_layers, first, last, activations, count, shards)
 
     def recomputing(
-        self, num_layers: int, first: bool, last: bool, recompute: Recompute, held: Flight, shards: Shards = WHOLE
+        self, num_layers: int, first: bool, last: bool, recompute: Recompute, held: InFlight, shards: Shards = WHOLE
     ) -> Memory:
         """As `stage`, with one policy for all layers or one for each."""
         if len(recompute) == 1:
             return self.stage(num_layers, first, last, recompute[0], held, shards)
         return self.layered(recompute, first, last, held, shards)
 
-    def layered(self, policies: Sequence[str], first: bool, last: bool, held: Flight, shards: Shards = WHOLE) -> Memory:
+    def layered(
+        self, policies: Sequence[str], first: bool, last: bool, held: InFlight, shards: Shards = WHOLE
+    ) -> Memory:
         """As `stage`, with a policy for each layer."""
-        if not isinstance(held, Turns):
-            return self.mixed_stage((policies,), first, last, (held,), shards)
-        ends = [0, *accumulate(range_lengths(len(policies), held.num_chunks))]
+        if len(held[0]) == 1:
+            return self.mixed_stage((policies,), first, last, held[0], shards)
+        ends = [0, *accumulate(range_lengths(len(policies), len(held[0])))]
         ranges = [policies[start:end] for start, end in pairwise(ends)]
         return self.mixed_stage(ranges, first, last, self.chunks_held(ranges, first, last, held), shards)
 
-    def chunks_held(self, chunks: Sequence[Sequence[str]], first: bool, last: bool, held: Flight) -> Counts:
+    def chunks_held(self, chunks: Sequence[Sequence[str]], first: bool, last: bool, held: InFlight) -> Counts:
         """Micro-batches of each layer range that a stage holds when they are largest, `chunks` as in `mixed_stage`."""
         final = len(chunks) - 1
         stored = [
@@ -210,7 +213,7 @@ class MemoryModel:
         )
 
     def max_layers(
-        self, limit_bytes: float, first: bool, last: bool, policy: str, held: Flight, shards: Shards = WHOLE
+        self, limit_bytes: float, first: bool, last: bool, policy: str, held: InFlight, shards: Shards = WHOLE
     ) -> int:
         """The most layers that fit `limit_bytes`, negative where not even none fits."""
         room = self._room_of(limit_bytes, first, last, (policy,), shards)
@@ -237,7 +240,7 @@ class MemoryModel:
         last: bool,
         lean: str,
         rich: str,
-        held: Flight,
+        held: InFlight,
         shards: Shards = WHOLE,
     ) -> list[int]:
         """For stages of so many layers, how many of them, the first ones, must have policy `lean` to fit `limit_bytes`
@@ -286,12 +289,12 @@ class MemoryModel:
         layer = none - room(1)
         return lambda num_layers: none - num_layers * layer
 
-    def moments(self, held: Flight, first: bool, last: bool) -> list[tuple[Counts, float]]:
-        """When a stage may hold most: the micro-batches of each of its layer ranges (`peaks`), and the bytes that
+    def moments(self, held: InFlight, first: bool, last: bool) -> list[tuple[Counts, float]]:
+        """When a stage may hold most: the micro-batches of each of its layer ranges (`held`), and the bytes that
         embedding and head store then."""
         kept = self.activations
         embedding, head = first * kept.token_ids, last * (kept.final_norm + kept.loss)
-        return [(counts, counts[0] * embedding + counts[-1] * head) for counts in peaks(held)]
+        return [(counts, counts[0] * embedding + counts[-1] * head) for counts in held]
 
 
 @lru_cache(maxsize=4096)

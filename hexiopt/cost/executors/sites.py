@@ -16,11 +16,11 @@ from hexiopt.cost.executors.compute import Clock, ComputeTimes, embedding_comput
 from hexiopt.cost.executors.links import WiresKept
 from hexiopt.cost.executors.memory import MemoryModel, Shards
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
-from hexiopt.cost.flight import Flight
 from hexiopt.plan.plan import Ends, SequenceLayout
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Measured, Shape
 from hexiopt.problem.space import Recompute, recompute_policies
+from hexiopt.schedules.in_flight import InFlight
 
 Crowd = tuple[tuple[int, int], ...]
 """Resources of the network that several sequence stages of a plan use, and how many do."""
@@ -67,7 +67,7 @@ class Sites:
         self._layers: dict[tuple[Site, int, str], tuple[float, float]] = {}
         self._ends: dict[tuple[Site, int], tuple[ComputeTimes, ComputeTimes]] = {}
         self._memory_models: dict[tuple[str, int, int], MemoryModel] = {}
-        self._rooms: dict[tuple[Site, bool, bool, int, str, Flight, Shards], int] = {}
+        self._rooms: dict[tuple[Site, bool, bool, int, str, InFlight, Shards], int] = {}
         self._sequence_stages: dict[tuple[object, ...], SequenceStage] = {}
         self._wires = WiresKept(cluster)
         self._hops: dict[tuple[Ends, Ends], Hop] = {}
@@ -218,9 +218,9 @@ class Sites:
         return self.layers_s(site, recompute, first, last, micro_batch_size)
 
     def max_layers(
-        self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: Flight, shards: Shards
+        self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: InFlight, shards: Shards
     ) -> int:
-        """The most layers whose memory fits a device of `site`; `held` micro-batches in flight."""
+        """The most layers whose memory fits a device of `site`; `held` in flight."""
         key = (site, first, last, micro_batch_size, policy, held, shards)
         found = self._rooms.get(key)
         if found is None:
@@ -238,7 +238,7 @@ class Sites:
         micro_batch_size: int,
         lean: str,
         rich: str,
-        held: Flight,
+        held: InFlight,
         shards: Shards,
     ) -> list[int]:
         """For stages of so many layers, how many must have policy `lean` to fit a device of `site`, the others `rich`:

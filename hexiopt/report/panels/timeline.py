@@ -44,11 +44,11 @@ def draw_timeline(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = No
     lanes, bottom = in_line(rows, 0.45)
     ax.set(xlim=(0, axis.width), ylim=(bottom, 0))
     lane_inches = height / bottom
-    per_second = width / axis.width
+    per_second, syncs = width / axis.width, has_gradient_sync(problem, plan)
 
     for row in rows.pipelines:
         at = {stage.stage: y for y, lane_row, stage in lanes if lane_row is row}
-        _draw_pipeline(ax, axis, plan, cost, row, at, per_second, lane_inches)
+        _draw_pipeline(ax, axis, plan, cost, row, at, per_second, lane_inches, syncs)
     if axis.gap:
         ax.axvspan(axis.cut, axis.cut + axis.gap, color=PAPER, zorder=4, linewidth=0)
         for edge in (axis.cut, axis.cut + axis.gap):
@@ -80,7 +80,7 @@ def draw_timeline(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = No
         Patch(facecolor="#7B8794", label="backward"),
         Patch(facecolor=INK, label="message (thin)"),
     ]
-    if has_gradient_sync(plan):
+    if syncs:
         sync = f"gradient sync and waiting for it ({seconds(cost.gradient_sync_s)} after the last pipeline)"
         entries.append(Patch(label=sync, **_SYNC))
     optimizer = f"optimizer ({seconds(cost.optimizer_s)})"
@@ -98,6 +98,7 @@ def _draw_pipeline(
     at: dict[int, float],
     per_second: float,
     lane_inches: float,
+    syncs: bool,
 ) -> None:
     """Draw one pipeline's events; `at` says where the lane of each stage begins."""
     pipeline, priced = plan.pipelines[row.number], cost.pipelines[row.number]
@@ -146,7 +147,7 @@ def _draw_pipeline(
     synced_s = cost.pipeline_s + cost.gradient_sync_s
     for k, ends in enumerate(priced.each_replica_end_s):
         for r, end_s in enumerate(ends):
-            if has_gradient_sync(plan):
+            if syncs:
                 ax.broken_barh(axis.spans(end_s, synced_s), place(k, r), zorder=1, **_SYNC)
             ax.broken_barh(axis.spans(synced_s, cost.step_time_s), place(k, r), zorder=2, **_OPTIMIZER)
 

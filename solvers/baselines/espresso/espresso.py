@@ -27,6 +27,7 @@ from functools import partial
 
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
+from hexiopt.schedules.schedule import Schedule
 from solvers.baselines._estimates import AlignedEstimates
 from solvers.baselines._frame import BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import areas
@@ -71,7 +72,7 @@ class Espresso(MoneyBaseline):
 
 
 def _placements(
-    planner: EspressoPlanner, schedule: str, best: BestEstimate, allocation: EspressoAllocation
+    planner: EspressoPlanner, schedule: Schedule, best: BestEstimate, allocation: EspressoAllocation
 ) -> Iterator[PlanCandidate]:
     """The placements of an allocation; if one is promising, also those of orders of machines."""
     least = math.inf
@@ -84,7 +85,7 @@ def _placements(
 
 def _in_orders(
     planner: EspressoPlanner,
-    schedule: str,
+    schedule: Schedule,
     best: BestEstimate,
     allocation: EspressoAllocation,
     orders: Iterable[tuple[int, ...]],
@@ -104,7 +105,7 @@ def _in_orders(
             break
 
 
-def _candidate(planner: EspressoPlanner, schedule: str, placement: EspressoPlacement) -> PlanCandidate:
+def _candidate(planner: EspressoPlanner, schedule: Schedule, placement: EspressoPlacement) -> PlanCandidate:
     choice = placement.choice
     batches, sharding = [choice.count] * choice.dp, Sharding(planner.sharding)
     whole = (placement.slots, placement.layers, choice.policy, batches, choice.size, schedule, sharding)
@@ -112,5 +113,5 @@ def _candidate(planner: EspressoPlanner, schedule: str, placement: EspressoPlace
     return PlanCandidate(planner.evaluate(placement), partial(aligned_plan, *whole), neighbours=neighbours)
 
 
-def _neighbours(planner: EspressoPlanner, schedule: str, placement: EspressoPlacement) -> Iterator[PlanCandidate]:
+def _neighbours(planner: EspressoPlanner, schedule: Schedule, placement: EspressoPlacement) -> Iterator[PlanCandidate]:
     return (_candidate(planner, schedule, changed) for changed in planner.neighbours(placement))

@@ -8,7 +8,9 @@ from itertools import permutations, product
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.cost.flight import in_flight
+from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.schedules.schedule import StagePosition
 from solvers.baselines._estimates import AlignedEstimates, Sites
 from solvers.baselines._grids import MAX_PERMUTED, Area, Slots, filled, machine_classes
 from solvers.baselines._money import Objective
@@ -181,7 +183,7 @@ class EspressoPlanner:
         return tuple(order)
 
     def _max_layers_of(self, choice: EspressoChoice, kind: int, position: int, stages: int) -> int:
-        held = in_flight("1f1b", position, stages, choice.count)
+        held = in_flight(ONE_F_ONE_B, StagePosition(position, stages, choice.count))
         ends = position == 0, position == stages - 1
         shards = choice.dp if self.sharding else 1
         return self.times.max_layers(self.sites(choice.tp, kind), *ends, choice.size, choice.policy, held, shards)

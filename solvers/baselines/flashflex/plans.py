@@ -6,11 +6,12 @@ from itertools import pairwise, product
 from typing import Any
 
 from hexiopt.cost.executors.memory import WHOLE, Shards
-from hexiopt.cost.flight import in_flight
-from hexiopt.cost.schedule import beat_s
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
+from hexiopt.schedules.in_flight import holding, in_flight
+from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule, StagePosition, largest_cycle_mean_s
 from hexiopt.solving import Pricer
 from solvers.baselines._estimates import one_f_one_b_s
 from solvers.baselines._plans import optimizer_sharding, pipeline_of, shifted
@@ -23,7 +24,7 @@ from solvers.completion.layers import LayerSplitter
 _SIZES = 3  # micro-batch sizes tried: 1, 2, 4
 _SLOW_MESSAGE = 0.01  # of a micro-batch's time in all stages, from which on messages count in the split of layers
 
-Choice = tuple[str, int, str, bool]  # schedule, micro-batch size, recompute policy, layers by measured times
+Choice = tuple[Schedule, int, str, bool]  # schedule, micro-batch size, recompute policy, layers by measured times
 
 
 class PartitionPlans(ABC):
@@ -42,7 +43,7 @@ class PartitionPlans(ABC):
         """Micro-batch sizes to try."""
 
     @abstractmethod
-    def plan(self, structure: Pipelines, schedule: str, size: int, policy: str, measured: bool) -> Plan | None:
+    def plan(self, structure: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool) -> Plan | None:
         """The plan; None if it does not fit or would repeat another."""
 
     def choices(self) -> list[Choice]:
@@ -60,7 +61,7 @@ def plan_of_lines(
     structure: Pipelines,
     layers: Sequence[Sequence[int]],
     counts: Sequence[int],
-    schedule: str,
+    schedule: Schedule,
     size: int,
     policy: str,
     sharding: int,
@@ -94,7 +95,7 @@ class PublishedPlans(PartitionPlans):
         """The smallest few, which are best by its formulas."""
         return self.problem.space.micro_batch_sizes(self.problem.workload.global_batch)[:_SIZES]
 
-    def plan(self, structure: Pipelines, schedule: str, size: int, policy: str, measured: bool) -> Plan | None:
+    def plan(self, structure: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool) -> Plan | None:
         """The plan; None also if less recompute leads to the same layers."""
         layers = self._layers(structure, schedule, size, policy, measured)
         before = self.policies[: self.policies.index(policy)]
@@ -106,7 +107,7 @@ class PublishedPlans(PartitionPlans):
         return plan_of_lines(structure, layers, counts, schedule, size, policy, self._sharding_of(structure))
 
     def _layers(
-        self, structure: Pipelines, schedule: str, size: int, policy: str, measured: bool
+        self, structure: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool
     ) -> list[list[int]] | None:
         """Layers per stage of every pipeline; None if they do not fit."""
         shards = Shards(self._sharding or 0, len(structure))
@@ -123,9 +124,9 @@ class PublishedPlans(PartitionPlans):
         return found
 
     def _split(
-        self, line: Line, schedule: str, size: int, policy: str, measured: bool, shards: Shards, batches: int
+        self, line: Line, schedule: Schedule, size: int, policy: str, measured: bool, shards: Shards, batches: int
     ) -> list[int] | None:
-        pricer, last = self._pricers[measured], len(line) - 1
+        pricer = self._pricers[measured]
         waits_s: tuple[float, ...] = ()
         if pricer.sends_occupy_stages:
             waits_s = (*(2.0 * pricer.hop_s(a, b, size) for a, b in pairwise(line)), 0.0)
@@ -136,15 +137,15 @@ class PublishedPlans(PartitionPlans):
         if isinstance(split, int):
             return None
         layers = [count for count, _ in split]
-        if not measured or schedule != "1f1b" or not self.problem.space.uneven_layers:
+        if not measured or schedule != ONE_F_ONE_B or not self.problem.space.uneven_layers:
             return layers
         # Slow messages between two stages hold up 1F1B unless those have fewer layers.
         hop_s = [pricer.hop_s(a, b, size) + pricer.hop_s(b, a, size) for a, b in pairwise(line)]
         if max(hop_s, default=0.0) < _SLOW_MESSAGE * sum(self._stages_s(line, layers, size, policy, measured)):
             return layers
         most = [
-            pricer.max_layers(site, k == 0, k == last, size, policy, in_flight(schedule, k, len(line), batches), shards)
-            for k, site in enumerate(sites)
+            pricer.max_layers(site, at.first, at.last, size, policy, in_flight(schedule, at), shards)
+            for site, at in zip(sites, (StagePosition(k, len(line), batches) for k in range(len(line))), strict=True)
         ]
 
         def seconds(trial: Sequence[int]) -> float:
@@ -170,7 +171,9 @@ class PublishedPlans(PartitionPlans):
             stage_s = self._stages_s(line, split, size, policy, measured)
             hop_s = [pricer.hop_s(a, b, size) + pricer.hop_s(b, a, size) for a, b in pairwise(line)]
             beats.append(
-                beat_s(stage_s, hop_s) if measured else max(map(sum, zip(stage_s, (*hop_s, 0.0), strict=True)))
+                largest_cycle_mean_s(stage_s, hop_s)
+                if measured
+                else max(map(sum, zip(stage_s, (*hop_s, 0.0), strict=True)))
             )
             fills.append(max(0.0, sum(stage_s) + sum(hop_s) - beats[-1]))
         even = not self.problem.space.uneven_batch
@@ -200,7 +203,7 @@ class ReleasedPlans(PartitionPlans):
         if not self.choices() or not all(map(self._fits, structure, layers)):
             return float("inf")
         counts = [RULE_MICRO_BATCHES] * len(structure)
-        return self._pricer.price(plan_of_lines(structure, layers, counts, "gpipe", self._fixed, "full", 0)).step_time_s
+        return self._pricer.price(plan_of_lines(structure, layers, counts, GPIPE, self._fixed, "full", 0)).step_time_s
 
     def _fits(self, line: Line, layers: Sequence[int]) -> bool:
         """Whether a pipeline fits by FlashFlex's own memory formula."""
@@ -208,11 +211,11 @@ class ReleasedPlans(PartitionPlans):
         return all(
             1
             <= count
-            <= self._pricer.max_layers(self._pricer.site(group), k == 0, k == last, self._fixed, "full", 0, WHOLE)
-            for k, (group, count) in enumerate(zip(line, layers, strict=True))
+            <= self._pricer.max_layers(site, k == 0, k == last, self._fixed, "full", holding(0), WHOLE)
+            for k, (site, count) in enumerate(zip(map(self._pricer.site, line), layers, strict=True))
         )
 
-    def plan(self, structure: Pipelines, schedule: str, size: int, policy: str, measured: bool) -> Plan | None:
+    def plan(self, structure: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool) -> Plan | None:
         """The plan; None if there are fewer micro-batches than pipelines."""
         most = self.problem.workload.global_batch // size
         if most < len(structure):

@@ -46,9 +46,9 @@ from numpy.typing import NDArray
 
 from hexiopt.cost.cost import Cost, PipelineCost, StageCost
 from hexiopt.cost.executors.memory import Memory, Shards
-from hexiopt.cost.flight import Flight
 from hexiopt.plan.plan import Pipeline, Plan, unpriced
 from hexiopt.problem.problem import Problem
+from hexiopt.schedules.in_flight import InFlight
 from hexiopt.units import GB, TFLOP
 
 BINARY_TERA = 1024.0**4  # FLOP/s of its "TFLOPS"
@@ -183,7 +183,7 @@ class FlashFlexPricer:
         last: bool,
         micro_batch_size: int,
         policy: str,
-        held: Flight,
+        held: InFlight,
         shards: Shards,
     ) -> int:
         """The most layers that fit; `held` and `shards` have no part in its formula. May be negative."""

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.flight import Flight
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, schedules
+from hexiopt.schedules.in_flight import InFlight
+from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from hexiopt.units import GB
 from solvers.baselines._plans import optimizer_sharding
@@ -25,7 +26,7 @@ from solvers.core.partition import Bundle, Structure
 from solvers.core.search import Search
 from solvers.heuristics.hexiscale import HierarchicalPartition
 
-SCHEDULES = ("1f1b", "gpipe")  # of its runtime, by preference
+SCHEDULES = (ONE_F_ONE_B, GPIPE)  # of its runtime, by preference
 _KEPT = 32  # best partitions kept of each number of pipelines
 
 Pipelines = tuple[Line, ...]
@@ -68,7 +69,7 @@ class OurMemory(FlashFlexPricer):
         last: bool,
         micro_batch_size: int,
         policy: str,
-        held: Flight,
+        held: InFlight,
         shards: Shards,
     ) -> int:
         """The most layers that fit by our memory."""
@@ -134,7 +135,7 @@ class PublishedSearch:
         # What FlashFlex does not choose is left out of its search: the most recompute leaves most room.
         fixed = replace(
             workload,
-            schedule=schedule,
+            schedule=schedule.name,
             recompute=recompute_policies(workload)[-1],
             optimizer_sharding=str(sharding),
         )

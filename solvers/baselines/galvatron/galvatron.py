@@ -23,6 +23,7 @@ from functools import lru_cache, partial
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Plan, Replica, Sharding
 from hexiopt.problem.problem import Problem
+from hexiopt.schedules.registry import INTERLEAVED
 from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
 from solvers.baselines._frame import Baseline, PlanCandidate, SearchLimits
 from solvers.baselines._grids import StageGrid, follow_machines, machine_orders, processes_per_machine, rank_devices
@@ -215,7 +216,7 @@ def plan_of(problem: Problem, order: Ranks, choice: GalvatronChoice, split: Stag
         [option.recompute(choice) for option in split],
         [choice.num_micro_batches] * choice.pipelines,
         choice.micro_batch_size,
-        one_f_one_b(problem) or "interleaved",
+        one_f_one_b(problem) or INTERLEAVED,
         Sharding(choice.zero),
     )
 

@@ -15,9 +15,11 @@ import numpy as np
 
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.executors.sites import Site
-from hexiopt.cost.flight import in_flight
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.space import recompute_policies, sharding_stages
+from hexiopt.schedules.in_flight import InFlight, in_flight
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.schedules.schedule import StagePosition
 from solvers.baselines._plans import dividing_sizes
 from solvers.baselines._published_space import divides_model
 from solvers.completion.allocation import least_bottleneck
@@ -192,7 +194,7 @@ class StagePlanner:
         stages = len(choice.tps)
         holders = len(order) // stages // tp
         sites = self._sites(order, tp)
-        held = in_flight("1f1b", s, stages, choice.num_micro_batches)
+        held = in_flight(ONE_F_ONE_B, StagePosition(s, stages, choice.num_micro_batches))
         spread, samples = Shards(choice.zero, holders), choice.sequences // holders
         key = (sites, s == 0, s == stages - 1, samples, held, spread, choice.policies)
         found = self._options.get(key)
@@ -206,7 +208,7 @@ class StagePlanner:
         first: bool,
         last: bool,
         samples: int,
-        held: int,
+        held: InFlight,
         spread: Shards,
         policies: tuple[str, str],
     ) -> RecomputeOptions:
@@ -219,7 +221,7 @@ class StagePlanner:
             few = [memory.stage(k, first, last, fast, held, spread).total for k in (1, 2, 3, 4)]
             plain = np.where(n < 3, np.take(few, n - 1, mode="clip"), few[2] + (n - 3) * (few[3] - few[2]))
             one, two = (
-                memory.mixed_stage(((lean,) * k + (fast,) * (3 - k),), first, last, (held,), spread).total
+                memory.mixed_stage(((lean,) * k + (fast,) * (3 - k),), first, last, held[0], spread).total
                 for k in (1, 2)
             )
             saved, working = one - two, 2 * one - two - few[2]  # by each layer that recomputes; by the first of them

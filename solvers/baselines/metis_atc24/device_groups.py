@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.cost.flight import in_flight
+from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.schedules.schedule import StagePosition
 from solvers.baselines._estimates import GridEstimates, around
 from solvers.core.partition import Group
 
@@ -212,7 +214,7 @@ class RankedDevices:
         total = self.problem.model.num_layers
 
         def max_layers(left: int) -> int:
-            held = in_flight("1f1b", 0, left, batching.count)
+            held = in_flight(ONE_F_ONE_B, StagePosition(0, left, batching.count))
             return min(
                 total,
                 *(

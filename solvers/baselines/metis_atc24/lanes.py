@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from hexiopt.cost.boundary import Hop, pipeline_ways, round_trips_s, summed, ways_load
 from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, Sharding
 from hexiopt.problem.problem import Problem
+from hexiopt.schedules.schedule import Schedule
 from solvers.baselines._plans import StageDevices, aligned_plan
 from solvers.baselines.metis_atc24.cutting import Cut
 from solvers.baselines.metis_atc24.device_groups import MetisBatching, Share, Shares
@@ -18,7 +19,7 @@ def plan_of_cut(
     batching: MetisBatching,
     cut: Cut,
     layers: Sequence[int],
-    schedule: str,
+    schedule: Schedule,
     sharding: int,
 ) -> Plan:
     """The plan of a cut.

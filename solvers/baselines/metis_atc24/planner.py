@@ -10,6 +10,7 @@ from typing import Any
 from hexiopt.cost.boundary import hop
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from hexiopt.schedules.schedule import Schedule
 from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
 from solvers.baselines._plans import neighbouring_layers, shifted
 from solvers.baselines.metis_atc24.cutting import Cut, cuts
@@ -69,7 +70,7 @@ def batchings(problem: Problem, policy: str, sharded: bool) -> list[MetisBatchin
 class MetisPlanner:
     """The search for one problem."""
 
-    def __init__(self, run: Search, schedule: str, sharding: int) -> None:
+    def __init__(self, run: Search, schedule: Schedule, sharding: int) -> None:
         self.run, self.schedule, self.sharding = run, schedule, sharding
         self.problem, self.estimates = run.problem, GridEstimates(run.pricer)
         kept: dict[Any, Any] = {}

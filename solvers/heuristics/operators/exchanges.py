@@ -30,9 +30,7 @@ def join_pipelines(
 
 
 @on_two
-def move_stage(
-    near: Neighbourhood, giver: Bundle, taker: Bundle, rng: random.Random
-) -> tuple[Bundles, Bundles] | None:
+def move_stage(near: Neighbourhood, giver: Bundle, taker: Bundle, rng: random.Random) -> tuple[Bundles, Bundles] | None:
     """A stage leaves a bundle for another; where that is narrower, it becomes several stages there."""
     if len(giver.stages) < 2 or giver.width % taker.width:
         return None
@@ -48,9 +46,7 @@ def move_stage(
 
 
 @on_two
-def swap_stages(
-    near: Neighbourhood, one: Bundle, two: Bundle, rng: random.Random
-) -> tuple[Bundles, Bundles] | None:
+def swap_stages(near: Neighbourhood, one: Bundle, two: Bundle, rng: random.Random) -> tuple[Bundles, Bundles] | None:
     """Two bundles of one width exchange a stage."""
     if one.width != two.width:
         return None

@@ -10,11 +10,12 @@ from math import lcm
 from typing import TypeAlias
 
 from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.flight import flight
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, misaligned
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges, lean_first, sharding_stages
 from hexiopt.problem.workload import RECOMPUTE_POLICIES
+from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.schedule import StagePosition
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.layers import Share
 from solvers.completion.pricing import PricedPlan
@@ -79,7 +80,8 @@ def _with_boundary(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: i
 def _fitted(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, stage: Stage) -> Stage | None:
     """`stage` with the fastest policies whose memory fits (its own alone where policies may not differ)."""
     count = len(pipeline.stages)
-    held = flight(plan.schedule, s, count, pipeline.num_micro_batches, pipeline.num_chunks)
+    at = StagePosition(s, count, pipeline.num_micro_batches, pipeline.num_chunks)
+    held = in_flight(plan.schedule, at)
     holders = holders_of(plan, near.machine_of)
     if plan.sharding.groups == "all":
         holders += len(stage.replicas) - 1

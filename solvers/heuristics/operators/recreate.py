@@ -47,7 +47,7 @@ class Recreation:
             size,
             max(1, self._problem.workload.global_batch // pipelines // size),
             Shards(structure.sharding, pipelines if structure.groups == "all" else 1),
-            structure.schedule == "gpipe",
+            structure.schedule.saturates_at(1, 1) is None,
             None if space.uneven_tp else len(bundles[0].stages[0][0]),
         )
         made = []

@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 
+from hexiopt.schedules.registry import INTERLEAVED
 from solvers.core.interleaving import drawn_chunks, drawn_schedule
 from solvers.core.partition import Structure
 from solvers.core.zero import drawn_groups, drawn_stage
@@ -36,4 +37,4 @@ def change_chunks(near: Neighbourhood, structure: Structure, rng: random.Random)
     chunks = drawn_chunks(near.problem, rng)
     if all(len(bundle.stages) == 1 for bundle in structure.bundles) or chunks == structure.chunks:
         return None
-    return replace(structure, schedule="interleaved", chunks=chunks)
+    return replace(structure, schedule=INTERLEAVED, chunks=chunks)

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from hexiopt.problem.problem import Problem
 from solvers.core.interleaving import may_interleave
-from solvers.core.operators import Lottery, Operator, OperatorStatistics, Tally
+from solvers.core.operators import Lottery, Operator, OperatorStatistics, OperatorTally
 from solvers.core.partition import Structure
 from solvers.heuristics.operators import exchanges, replicas, settings, stages
 from solvers.heuristics.operators.neighbourhood import Neighbourhood
@@ -86,7 +86,7 @@ class PartitionProposals:
             self._recreate = Operator("recreate_as_chains", 1, lambda _, partition, rng: recreate(partition, rng))
         self._recreate_share = recreate_share
 
-    def draw(self, partition: Structure, rng: random.Random) -> tuple[Tally, Structure] | None:
+    def draw(self, partition: Structure, rng: random.Random) -> tuple[OperatorTally, Structure] | None:
         """A candidate and the tally of its operator; None where a drawn operator gives none."""
         if self._recreate is not None and self._recreate_share and rng.random() < self._recreate_share:
             return self.plain.apply(self._recreate, partition, rng)

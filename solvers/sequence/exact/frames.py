@@ -7,7 +7,7 @@ from itertools import combinations, permutations, product
 from hexiopt.plan.plan import SequenceGroup, SequenceLayout
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
-from solvers.sequence.signatures import Signatures
+from solvers.sequence.grouping import Signatures
 
 Groups = tuple[tuple[int, ...], ...]
 

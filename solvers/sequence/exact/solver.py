@@ -13,24 +13,315 @@ plan space, so that `status` says `optimal` only where that proves it. Where lay
 network (machines of several interfaces, uplinks, stated links) and several pipelines share it, sharing that is not
 common to all layouts is left out of the bound, and a gap may stay.
 
-How: `plans.py` looks at parts of the space best first, `stages.py` at frames of a stage by their floors, `program.py`
+How: `Plans` looks at parts of the space best first, `stages.py` at frames of a stage by their floors, `program.py`
 is the CP-SAT model of one frame; what is not exact in it is priced and cut. CP-SAT has one worker and counts its work;
 the same seed and steps give the same plan.
 """
 
+import heapq
 import random
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
+from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import sharding_stages
+from hexiopt.problem.space import default_schedule, recompute_policies, sharding_stages
 from hexiopt.result import OwnBound
+from hexiopt.schedules.in_flight import most_in_flight
+from hexiopt.schedules.schedule import StagePosition
 from hexiopt.solving import Capabilities
 from solvers.core.search import Search
 from solvers.frame.solver import SearchSolver
+from solvers.sequence.exact.batch import Split, best_split
+from solvers.sequence.exact.frames import Groups, device_sets
 from solvers.sequence.exact.grid import default_resolution
-from solvers.sequence.exact.plans import Plans
+from solvers.sequence.exact.stages import AGREEMENT, Best, Stages, Work
+from solvers.sequence.grouping import Signatures
+
+_BEGUN = 12  # parts whose plans are offered before the proof,
+_BEGINNING = 0.2  # for so much of the time limit
+
+
+@dataclass(frozen=True)
+class Part:
+    """Devices of each pipeline, sharding, policies to choose from; the seconds of each pipeline after its end; and by
+    how many the resources of the network are shared that all of its layouts cross."""
+
+    sets: Groups
+    sharding: Sharding
+    policies: tuple[str, ...]
+    tails_s: tuple[float, ...]
+    sharers: tuple[tuple[int, int], ...]
+
+
+class Plans:
+    """The search for one problem, at a resolution in quanta for a sequence."""
+
+    def __init__(self, search: Search, resolution: int) -> None:
+        assert isinstance(search.pricer, CostModel)
+        self._search, self._model, self._problem = search, search.pricer, search.problem
+        self._signatures = Signatures(search.problem)
+        self._resolution = resolution
+        self._stages = Stages(self._model, resolution, search.go_on, search.step, search.left_s)
+        self._schedule = default_schedule(self._problem.workload)
+        self._known: dict[tuple[object, Work], Best] = {}
+        self._begun: dict[tuple[object, Work], Best] = {}
+        self._open_s = float("inf")  # the least bound of parts whose plan does not reach it
+        self.bound_s = 0.0
+
+    def run(self) -> bool:
+        """Offer plans until nothing better is left, and True, or until the budget is spent. `bound_s` holds for all
+        plans of the space at all times."""
+        search, order = self._search, count()
+        waiting: list[tuple[float, int, Part]] = []
+        begun = False
+        for part in self._parts():
+            if waiting and not begun and not search.go_on(_BEGINNING / 2):  # many parts: a plan comes before the rest
+                begun = True
+                self._begin([part for _, _, part in heapq.nsmallest(_BEGUN, waiting)])
+            if begun and not search.go_on():
+                return False
+            split = self._split(part)
+            if split is not None:
+                heapq.heappush(waiting, (split.end_s, next(order), part))
+        if not begun:
+            self._begin([part for _, _, part in heapq.nsmallest(_BEGUN, waiting)])
+        while waiting:
+            bound_s, _, part = waiting[0]
+            self.bound_s = max(self.bound_s, min(bound_s, search.best_s, self._open_s))
+            if bound_s >= search.best_s * (1 - AGREEMENT):
+                break
+            if not search.go_on():
+                return False
+            split = self._split(part)
+            if split is not None and split.end_s <= bound_s:
+                place = self._first_open(part, split)
+                if place is None:
+                    self._finish(part, split)
+                    heapq.heappop(waiting)
+                    continue
+                done = self._solved(part, split, place)
+                self._offer(part, split)  # not yet known to be the part's best
+                if not done:
+                    return False
+                split = self._split(part)
+            if split is None:
+                heapq.heappop(waiting)
+            else:
+                heapq.heapreplace(waiting, (split.end_s, next(order), part))
+        self.bound_s = min(search.best_s, self._open_s)
+        return self._open_s >= search.best_s * (1 - AGREEMENT)
+
+    # ---------------------------------------------------------------- parts
+
+    def _parts(self) -> Iterator[Part]:
+        problem, space = self._problem, self._problem.space
+        devices, batch = problem.usable_devices, problem.workload.global_batch
+        counts = range(1, min(len(devices), batch) + 1) if space.num_pipelines is None else (space.num_pipelines,)
+        policies = recompute_policies(problem.workload)
+        choices = [policies] if space.recompute_per_stage else [(policy,) for policy in policies]
+        for pipelines in counts:
+            for sets in device_sets(self._signatures, devices, pipelines, min(len(devices), self._resolution)):
+                if not space.uneven_structure and len(set(map(len, sets))) > 1:
+                    continue
+                for sharding in self._shardings(sets):
+                    tails_s, sharers = self._tails(sets, sharding), self._sharers(sets)
+                    for own in choices:
+                        yield Part(sets, sharding, own, tails_s, sharers)
+
+    def _shardings(self, sets: Groups) -> Iterator[Sharding]:
+        """ZeRO-0 or 1, of all holders, or where that is something else, of those of a machine."""
+        machines = {int(self._problem.cluster.machine_of[d]) for own in sets for d in own}
+        for stage in sharding_stages(self._problem.workload):
+            if stage < 2:
+                yield Sharding(stage)
+            if stage == 1 and len(machines) > 1:
+                yield Sharding(stage, "machine")
+
+    def _tails(self, sets: Groups, sharding: Sharding) -> tuple[float, ...]:
+        """How long after the end of each pipeline the step ends at least; whatever its layout, since all devices hold
+        all parameters."""
+        plan = self._plan(
+            tuple((self._equal(own), "none") for own in sets), Split(((1, 1),) * len(sets), 0.0), sharding
+        )
+        costs = self._model.pipelines(plan)
+        found = []
+        for p in range(len(sets)):
+            # All others were done long ago.
+            ended = [
+                replace(cost, stage_end_s=(end_s,), end_s=end_s)
+                for q, cost in enumerate(costs)
+                for end_s in ((0.0,) if q == p else (-1e6,))
+            ]
+            found.append(self._model.price(plan, ended).step_time_s)
+        return tuple(found)
+
+    def _sharers(self, sets: Groups) -> tuple[tuple[int, int], ...]:
+        """Resources of the network that every layout of several pipelines crosses: where devices stand in several
+        machines, the interface of each that has only one. (Messages that leave no machine would join no groups.)"""
+        cluster, network = self._problem.cluster, self._problem.cluster.network
+        users: dict[int, int] = {}
+        for own in sets:
+            machines = {int(cluster.machine_of[d]) for d in own}
+            crossed = {
+                int(ports[d])
+                for d in own
+                for ports in (network.transmitters, network.receivers)
+                if len(machines) > 1 and cluster.machines[int(cluster.machine_of[d])].num_interfaces == 1
+            }
+            for r in crossed:
+                users[r] = users.get(r, 0) + 1
+        return tuple(sorted((r, n) for r, n in users.items() if n > 1))
+
+    # ---------------------------------------------------------------- splits
+
+    def _split(self, part: Part) -> Split | None:
+        """The best split of the batch by what is known of the stages."""
+        batch, space = self._problem.workload.global_batch, self._problem.space
+        seconds = []
+        for p in range(len(part.sets)):
+            own = {}
+            for size in space.micro_batch_sizes(batch):
+                for n in range(1, batch // size + 1):
+                    stage_s = self._best(part, p, size, n).bound_s
+                    if stage_s < float("inf"):
+                        own[size, n] = n * stage_s + part.tails_s[p]
+            seconds.append(own)
+        return best_split(seconds, batch, space.uneven_batch)
+
+    def _key(self, part: Part, p: int, size: int, batches: int) -> tuple[object, Work]:
+        """Equal for stages that take and hold the same."""
+        work = self._work(part, p, size, batches)
+        devices = part.sets[p]
+        crossed = set(dict(work.sharers))
+        alike: object = devices if crossed else self._signatures.of(devices)
+        return alike, work
+
+    def _work(self, part: Part, p: int, size: int, batches: int) -> Work:
+        machine_of = self._problem.cluster.machine_of
+        used = [d for own in part.sets for d in own]
+        together = part.sharding.groups == "machine"
+        holders = tuple(
+            sum(machine_of[d] == machine_of[e] for e in used) if together else len(used) for d in part.sets[p]
+        )
+        held = most_in_flight(self._schedule, StagePosition(0, 1, batches))
+        several = len({int(machine_of[d]) for d in part.sets[p]}) > 1
+        return Work(size, held, part.sharding.stage, holders, part.policies, part.sharers if several else ())
+
+    def _best(self, part: Part, p: int, size: int, batches: int) -> Best:
+        """What is known of a stage."""
+        key = alike, work = self._key(part, p, size, batches)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = Best(self._stages.floor_s(part.sets[p], size))
+        roomy = self._known.get((alike, self._roomy(work)))
+        if roomy is not None and roomy.bound_s > found.bound_s:
+            found = self._known[key] = replace(found, bound_s=roomy.bound_s)
+        return found
+
+    def _roomy(self, work: Work) -> Work:
+        """The same work with states spread as far as they may be."""
+        zero = max(stage for stage in sharding_stages(self._problem.workload) if stage < 2)
+        return replace(work, zero=zero, holders=(len(self._problem.usable_devices),) * len(work.holders))
+
+    def _first_open(self, part: Part, split: Split) -> int | None:
+        """The first pipeline of the split whose stage is only bounded."""
+        stages = (self._best(part, p, *batches) for p, batches in enumerate(split.batches))
+        return next((p for p, best in enumerate(stages) if not best.is_exact), None)
+
+    def _solved(self, part: Part, split: Split, p: int) -> bool:
+        """Solve the stage of pipeline p; False where the budget is spent before."""
+        (size, batches), devices = split.batches[p], part.sets[p]
+        self._best(part, p, size, batches)
+        alike, work = self._key(part, p, size, batches)
+        limit_s = (self._search.best_s - part.tails_s[p]) / batches
+        # Without regard to how states are spread first: that holds for all parts, and is all where it fits.
+        for wider in dict.fromkeys((self._roomy(work), work)):
+            known = self._known.get((alike, wider), Best(0.0))
+            if not known.is_exact and known.bound_s < limit_s:
+                found = self._stages.best(devices, wider, limit_s)
+                if found.layout is not None:
+                    found = replace(found, layout=_moved(found.layout, {d: k for k, d in enumerate(devices)}))
+                known = self._known[alike, wider] = replace(found, bound_s=max(found.bound_s, known.bound_s))
+            if not self._search.go_on():
+                return False
+            if known.layout is None and known.bound_s >= limit_s:
+                break
+            if known.layout is not None:
+                layout = _moved(known.layout, dict(enumerate(devices)))
+                if self._stages.fits(layout, known.policy, work):
+                    self._known[alike, work] = known
+                    break
+        return True
+
+    def _begin(self, parts: Sequence[Part]) -> None:
+        """Offer plans of good stages, not proven, of some parts."""
+        for part in parts:
+            if not self._search.go_on(_BEGINNING):
+                return
+            split = self._split(part)
+            assert split is not None, "it waits"
+            stages = []
+            for p, (batches, devices) in enumerate(zip(split.batches, part.sets, strict=True)):
+                alike, work = self._key(part, p, *batches)
+                if (alike, work) not in self._begun:
+                    best = self._stages.good(devices, work)
+                    if best.layout is not None:
+                        best = replace(best, layout=_moved(best.layout, {d: k for k, d in enumerate(devices)}))
+                    self._begun[alike, work] = best
+                stages.append(self._begun[alike, work])
+            self._offer_stages(part, split, stages)
+
+    def _finish(self, part: Part, split: Split) -> None:
+        """Offer the best plan of a part."""
+        if self._offer(part, split) > split.end_s * (1 + 3 * AGREEMENT):
+            # Its layouts share more of the network than all layouts do: others may share less.
+            self._open_s = min(self._open_s, split.end_s)
+
+    def _offer(self, part: Part, split: Split) -> float:
+        """Offer the plan of a split, if a stage is known for each pipeline: its step time."""
+        return self._offer_stages(part, split, [self._best(part, p, *own) for p, own in enumerate(split.batches)])
+
+    def _offer_stages(self, part: Part, split: Split, stages: Sequence[Best]) -> float:
+        chosen = []
+        for best, devices in zip(stages, part.sets, strict=True):
+            if best.layout is None:
+                return float("inf")
+            chosen.append((_moved(best.layout, dict(enumerate(devices))), best.policy))
+        return self._search.offer(self._plan(tuple(chosen), split, part.sharding)).step_time_s
+
+    # ---------------------------------------------------------------- plans
+
+    def _plan(self, stages: tuple[tuple[SequenceLayout, str], ...], split: Split, sharding: Sharding) -> Plan:
+        layers = ((0, self._problem.model.num_layers),)
+        return Plan(
+            tuple(
+                Pipeline((Stage((), layers, (policy,), layout),), batches, size)
+                for (layout, policy), (size, batches) in zip(stages, split.batches, strict=True)
+            ),
+            self._schedule,
+            sharding,
+        )
+
+    def _equal(self, devices: tuple[int, ...]) -> SequenceLayout:
+        """A ring of shards as equal as they go."""
+        seq_len, many = self._problem.workload.seq_len, len(devices)
+        heads = self._problem.model.num_heads
+        return SequenceLayout(
+            tuple(
+                SequenceGroup((d,), (seq_len // many + (k < seq_len % many),), (heads,)) for k, d in enumerate(devices)
+            )
+        )
+
+
+def _moved(layout: SequenceLayout, to: Mapping[int, int]) -> SequenceLayout:
+    """The layout with other numbers for its devices."""
+    groups = (replace(own, devices=tuple(to[d] for d in own.devices)) for own in layout.groups)
+    return replace(layout, groups=tuple(groups))
+
 
 MOST_DEVICES = 6
 

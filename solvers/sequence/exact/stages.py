@@ -18,7 +18,7 @@ from solvers.sequence.exact.grid import Grid
 from solvers.sequence.exact.plain import Shares, by_speed, climbed
 from solvers.sequence.exact.program import Program
 from solvers.sequence.exact.room import Need
-from solvers.sequence.signatures import Signatures
+from solvers.sequence.grouping import Signatures
 
 AGREEMENT = 1e-6  # of a price, by which the program's time may fall behind it
 _EFFORT_S = 20.0  # most deterministic seconds of one program

@@ -12,6 +12,7 @@ from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
 from hexiopt.readers.huggingface import read_model
 from hexiopt.reading import Section
+from hexiopt.schedules.registry import INTERLEAVED
 from tests.hexiopt.report.shown import Case
 
 CONF = Path(__file__).parents[3] / "conf"
@@ -80,7 +81,7 @@ def woven() -> Case:
         Stage((Replica((8, 9, 10, 11)),), ((8, 16), (24, 32)), ("full",)),
     )
     pipelines = (Pipeline(stages, 48, 4), Pipeline((Stage.of((24, 25, 26, 27), 0, 32, "full"),), 64))
-    plan = Plan(pipelines, "interleaved", Sharding(1))
+    plan = Plan(pipelines, INTERLEAVED, Sharding(1))
     return priced(read_cluster(CONF / "cluster/hexiscale_setting_2.yaml"), plan)
 
 

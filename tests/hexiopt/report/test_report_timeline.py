@@ -5,7 +5,14 @@ from itertools import pairwise
 
 import pytest
 
+from hexiopt.cost.model import CostModel
+from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.cluster_file import read_cluster
+from hexiopt.readers.huggingface import read_model
 from hexiopt.report.timeline import timeline_events
+from tests.hexiopt.report.conftest import CONF
 from tests.hexiopt.report.shown import Case
 
 
@@ -67,3 +74,19 @@ def test_a_pipeline_that_alone_is_too_long_is_one_event_a_stage(small: Case, mon
     events = timeline_events(*small)["traceEvents"]
     assert len(events) <= 100
     assert sum(event["name"] == "32 micro-batches" for event in events) == 3
+
+
+def test_tied_embeddings_are_synchronised_in_one_pipeline() -> None:
+    """First and last stage hold the matrix of GPT-2 together: what the price charges for it is drawn."""
+    stages = (Stage.of((0, 1), 0, 12), Stage.of((2, 3), 12, 24))
+    plan = Plan((Pipeline(stages, 32),))
+    model = read_model(CONF / "model/gpt2_345m.yaml")
+    problem = Problem(read_cluster(CONF / "cluster/small_mixed.yaml"), model, Workload(32, 1024))
+    cost = CostModel(problem).price(plan)
+    assert cost.gradient_sync_s > 0.0
+    ends_s = [
+        (event["ts"] + event["dur"]) * 1e-6
+        for event in timeline_events(problem, plan, cost)["traceEvents"]
+        if event.get("cat") == "gradient_sync"
+    ]
+    assert ends_s == pytest.approx([cost.pipeline_s + cost.gradient_sync_s] * 2)

@@ -17,8 +17,9 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.network import Group
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.emulate import fabric
-from runtime.emulate.bench import Bench
+from runtime.emulate.bench import EmulationBench
 from runtime.emulate.fabric import Fabric, unsupported
 from runtime.emulate.stand_in import divisors, narrowed, paces
 from runtime.pace import pace_until, read_pace, write_paces
@@ -35,7 +36,7 @@ def problem() -> Problem:
 def plan() -> Plan:
     """Two stages on two machines, the first one of two devices, beside a pipeline of one device."""
     long = Pipeline((Stage.of((0, 1), 0, 3), Stage.of((2,), 3, 4)), 3)
-    return Plan((long, Pipeline((Stage.of((3,), 0, 4),), 1)), "1f1b", Sharding(1))
+    return Plan((long, Pipeline((Stage.of((3,), 0, 4),), 1)), ONE_F_ONE_B, Sharding(1))
 
 
 needs_root = pytest.mark.skipif(unsupported(problem().cluster) is not None, reason=str(unsupported(problem().cluster)))
@@ -97,7 +98,7 @@ def test_a_step_takes_as_long_as_its_operations(tmp_path: Path) -> None:
     task = problem()
     cost, shaped = CostModel(task).price(plan()), unsupported(task.cluster) is None
     dilation = 1.0 / cost.step_time_s
-    steps = Bench(tmp_path, task, 4, 0).paced(plan(), cost, 2, dilation, shaped=shaped)
+    steps = EmulationBench(tmp_path, task, 4, 0).paced(plan(), cost, 2, dilation, shaped=shaped)
     assert len(steps.seconds) == 2
     busy_s = max(
         pipeline.num_micro_batches * (stage.forward_s + stage.backward_s)

@@ -8,6 +8,7 @@ import pytest
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.readers.plan_file import PlanFile
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.launch import admission
 from runtime.launch.admission import MOST_PROCESSES_PER_CORE, check_machine, chosen_device, ranks_on
 from tests.runtime.launch.test_faults import narrow, problem, wide
@@ -43,7 +44,7 @@ def test_ranks_of_a_machine() -> None:
 
 def test_processes_are_bound_by_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     pipelines = [Pipeline((Stage.of((d,), 0, 4),), 1) for d in range(MOST_PROCESSES_PER_CORE)]
-    plan = Plan(tuple(pipelines), "1f1b", Sharding(1))
+    plan = Plan(tuple(pipelines), ONE_F_ONE_B, Sharding(1))
     task = problem()
     plan_file = PlanFile(task, plan, {})
     assert len(plan.devices()) == len(task.cluster.machine_of)

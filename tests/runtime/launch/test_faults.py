@@ -16,7 +16,8 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.plan_file import write_plan
-from runtime.launch.settings import Run, Settings
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from runtime.launch.settings import Settings, TrainingRun
 from runtime.launch.supervisor import TrainingFailedError, supervised
 from runtime.parallel.optimizer import AdamW
 from runtime.state.checkpoint import Checkpoint, finished
@@ -39,12 +40,12 @@ def problem() -> Problem:
 def wide() -> Plan:
     """Four processes: a pipeline of two stages, one of them on two devices, beside a process with all layers."""
     long = Pipeline((Stage.of((0, 1), 0, 3), Stage.of((2,), 3, 4)), 3)
-    return Plan((long, Pipeline((Stage.of((3,), 0, 4),), 1)), "1f1b", Sharding(1))
+    return Plan((long, Pipeline((Stage.of((3,), 0, 4),), 1)), ONE_F_ONE_B, Sharding(1))
 
 
 def narrow() -> Plan:
     """Two processes."""
-    return Plan((Pipeline((Stage.of((2,), 0, 2), Stage.of((3,), 2, 4)), 4),), "1f1b", Sharding(1))
+    return Plan((Pipeline((Stage.of((2,), 0, 2), Stage.of((3,), 2, 4)), 4),), ONE_F_ONE_B, Sharding(1))
 
 
 def written(folder: Path, name: str, plan: Plan) -> Path:
@@ -53,11 +54,11 @@ def written(folder: Path, name: str, plan: Plan) -> Path:
     return folder / name
 
 
-def a_run(folder: Path, **more: Any) -> Run:
+def a_run(folder: Path, **more: Any) -> TrainingRun:
     tokens = folder / "tokens.npy"
     np.save(tokens, np.random.default_rng(0).integers(0, 256, 3000).astype(np.uint8))
     settings = Settings(steps=STEPS, adam=AdamW(lr=1e-2), checkpoint_every=2, timeout_s=20.0)
-    return Run(
+    return TrainingRun(
         written(folder, "plan.json", wide()), tokens, folder / "checkpoints", replace(settings, **more), float64=True
     )
 

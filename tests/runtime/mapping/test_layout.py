@@ -8,13 +8,14 @@ from math import prod
 import numpy as np
 import pytest
 
-from hexiopt.cost.flight import in_flight
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.in_flight import holding, in_flight
+from hexiopt.schedules.registry import SCHEDULES
+from hexiopt.schedules.schedule import Schedule, StagePosition, operations
 from runtime.mapping.layout import layout_of, untrainable
-from runtime.mapping.operations import operations
 from runtime.mapping.parts import shards, split
 from tests.runtime.ranks import CLUSTER, random_model, random_plan, random_sequence_plan
 
@@ -130,15 +131,16 @@ def test_pipelines_share_the_batch_in_order() -> None:
         assert at == batch
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
-def test_a_stage_does_everything_once_and_in_order(schedule: str) -> None:
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_a_stage_does_everything_once_and_in_order(schedule: Schedule) -> None:
     for count in range(1, 6):
-        for chunks in range(1, 4 if schedule == "interleaved" and count > 1 else 2):
+        for chunks in range(1, 4 if schedule.chunked and count > 1 else 2):
             for batches in range(1, 9):
                 if chunks > 1 and batches % count:
                     continue
                 for stage in range(count):
-                    found = operations(schedule, stage, count, chunks, batches)
+                    at = StagePosition(stage, count, batches, chunks)
+                    found = operations(schedule, at)
                     assert len(found) == len(set(found)) == 2 * chunks * batches
                     for chunk in range(chunks):
                         for backward in (False, True):
@@ -149,7 +151,7 @@ def test_a_stage_does_everything_once_and_in_order(schedule: str) -> None:
                         assert all(f < b for f, b in zip(forwards, backwards, strict=True))
                     if chunks == 1:
                         held = np.cumsum([-1 if op.backward else 1 for op in found])
-                        assert held.max() == in_flight(schedule, stage, count, batches)
+                        assert in_flight(schedule, at) == holding(held.max())
 
 
 def test_heads_are_cut_whole() -> None:

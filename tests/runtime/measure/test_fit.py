@@ -11,8 +11,8 @@ from hexiopt.calibration.gpus import Efficiency, catalogue
 from hexiopt.cost.executors.collectives import ring_collective_s
 from hexiopt.cost.executors.compute import Clock
 from hexiopt.readers.profiles.channel import Channel
-from runtime.measure.fit import Rates, fit_channel, fit_efficiency, fit_ring, measured_rates, usual
-from runtime.measure.points import Point
+from runtime.measure.fit import PeakRates, fit_channel, fit_efficiency, fit_ring, measured_rates, usual
+from runtime.measure.points import MeasuredPoint
 
 SIZES = [4**k for k in range(5, 15)]
 
@@ -22,21 +22,21 @@ def noisy(rng: random.Random, seconds: float) -> float:
     return seconds * rng.uniform(0.97, 1.03) * (rng.uniform(1.5, 4.0) if rng.random() < 0.05 else 1.0)
 
 
-def operators(efficiency: Efficiency, rng: random.Random) -> list[Point]:
+def operators(efficiency: Efficiency, rng: random.Random) -> list[MeasuredPoint]:
     """What an A100 of that efficiency takes by the cost model's own clock."""
     clock = Clock(replace(catalogue()["a100_80gb_sxm"], efficiency=efficiency), "bf16")
-    points = [Point("launch", {}, efficiency.launch_s * rng.uniform(0.97, 1.03)) for _ in range(3)]
+    points = [MeasuredPoint("launch", {}, efficiency.launch_s * rng.uniform(0.97, 1.03)) for _ in range(3)]
     for k in range(30):
         flops = 10 ** (7 + 5.5 * k / 29)
-        points.append(Point("gemm", {"flops": flops}, noisy(rng, clock.gemm_s(flops))))
+        points.append(MeasuredPoint("gemm", {"flops": flops}, noisy(rng, clock.gemm_s(flops))))
     for k in range(30):
         flops = 10 ** (8 + 5 * k / 29)
-        points.append(Point("attention", {"flops": flops}, noisy(rng, clock.attention_s(flops))))
+        points.append(MeasuredPoint("attention", {"flops": flops}, noisy(rng, clock.attention_s(flops))))
     for k in range(16, 31):
-        points.append(Point("stream", {"bytes": 2.0**k}, noisy(rng, clock.memory_s(2.0**k))))
+        points.append(MeasuredPoint("stream", {"bytes": 2.0**k}, noisy(rng, clock.memory_s(2.0**k))))
     for k in range(20):
         size = 2.0 ** (26 + k / 5)
-        points.append(Point("adam", {"bytes": size}, noisy(rng, clock.memory_s(size))))
+        points.append(MeasuredPoint("adam", {"bytes": size}, noisy(rng, clock.memory_s(size))))
     return points
 
 
@@ -56,7 +56,7 @@ def test_an_efficiency_is_found_again(efficiency: Efficiency, seed: int) -> None
     gpu = catalogue()["a100_80gb_sxm"]
     peak = gpu.peak_flops("bf16")
     assert peak is not None
-    found = fit_efficiency(operators(efficiency, random.Random(seed)), Rates(peak, gpu.hbm_bytes_per_s))
+    found = fit_efficiency(operators(efficiency, random.Random(seed)), PeakRates(peak, gpu.hbm_bytes_per_s))
     assert found.gemm_max == pytest.approx(efficiency.gemm_max, rel=0.08)
     true, fitted = (Clock(replace(gpu, efficiency=one), "bf16") for one in (efficiency, found))
     # What small ones take besides a launch is little, and so is what they say of it: one disturbed point may hide it.
@@ -70,10 +70,13 @@ def test_an_efficiency_is_found_again(efficiency: Efficiency, seed: int) -> None
 
 
 def test_a_rate_above_the_peak_is_all_of_it() -> None:
-    points = [Point("launch", {}, 1e-6)]
-    points += [Point("gemm", {"flops": f}, 1e-5 + f / 2e12) for f in (1e7, 1e8, 1e9, 1e10, 1e11)]
-    points += [Point("attention", {"flops": 1e9}, 1e9 / 2e12), Point("stream", {"bytes": 1e9}, 1e9 / 2e11)]
-    found = fit_efficiency(points, Rates(1e12, 1e11))
+    points = [MeasuredPoint("launch", {}, 1e-6)]
+    points += [MeasuredPoint("gemm", {"flops": f}, 1e-5 + f / 2e12) for f in (1e7, 1e8, 1e9, 1e10, 1e11)]
+    points += [
+        MeasuredPoint("attention", {"flops": 1e9}, 1e9 / 2e12),
+        MeasuredPoint("stream", {"bytes": 1e9}, 1e9 / 2e11),
+    ]
+    found = fit_efficiency(points, PeakRates(1e12, 1e11))
     assert (found.gemm_max, found.attention_max, found.memory_max) == (1.0, 1.0, 1.0)
     assert found.gemm_half_flops >= 0.0
     own = measured_rates(points)
@@ -86,7 +89,7 @@ def test_a_rate_above_the_peak_is_all_of_it() -> None:
 def test_a_link_is_found_again(latency_s: float, bandwidth: float, seed: int) -> None:
     rng = random.Random(seed)
     points = [
-        Point("message", {"bytes": size}, noisy(rng, 2 * latency_s + size / bandwidth), ("a:0", "a:1"))
+        MeasuredPoint("message", {"bytes": size}, noisy(rng, 2 * latency_s + size / bandwidth), ("a:0", "a:1"))
         for size in SIZES
         for _ in range(3)
     ]
@@ -103,7 +106,7 @@ def test_a_link_is_found_again(latency_s: float, bandwidth: float, seed: int) ->
 def test_a_ring_is_found_again(ranks: int, seed: int) -> None:
     rng = random.Random(seed)
     points = [
-        Point("all_gather", {"bytes": n, "ranks": ranks}, noisy(rng, ring_collective_s(n, ranks, 2e10, 1e-5)))
+        MeasuredPoint("all_gather", {"bytes": n, "ranks": ranks}, noisy(rng, ring_collective_s(n, ranks, 2e10, 1e-5)))
         for n in SIZES
         for _ in range(2)
     ]
@@ -113,7 +116,7 @@ def test_a_ring_is_found_again(ranks: int, seed: int) -> None:
 
 
 def test_a_link_too_fast_to_see_stays_finite() -> None:
-    found = fit_channel([Point("message", {"bytes": size}, 1e-5, ("a:0", "a:1")) for size in SIZES])
+    found = fit_channel([MeasuredPoint("message", {"bytes": size}, 1e-5, ("a:0", "a:1")) for size in SIZES])
     assert found.bytes_per_s == pytest.approx(2 * SIZES[-1] / 1e-5)  # no more than twice what any message showed
     assert found.latency_s == pytest.approx(5e-6, rel=1e-3)
 

@@ -8,12 +8,13 @@ import torch
 import torch.distributed as dist
 
 from hexiopt.errors import InputError
+from runtime.launch.torchrun import ProcessPlace
 from runtime.measure.devices import own_device
 from runtime.measure.fit import fit_channel, fit_efficiency, fit_ring, measured_rates
 from runtime.measure.links import Links
-from runtime.measure.operators import Bench, spread
-from runtime.measure.points import Point, of_kind
-from runtime.measure.rank import Measured, Place, Request, measure
+from runtime.measure.operators import OperatorBench, spread
+from runtime.measure.points import MeasuredPoint, Measurement, of_kind
+from runtime.measure.rank import Request, measure
 from runtime.measure.timing import Timer
 from tests.runtime.ranks import run_ranks
 
@@ -23,7 +24,7 @@ cpu_only = pytest.mark.skipif(torch.cuda.is_available(), reason="on a machine wi
 
 def test_every_operator_is_measured() -> None:
     heard: list[str] = []
-    points = Bench(CPU, "fp32", 0.05, 2**24).points(heard.append)
+    points = OperatorBench(CPU, "fp32", 0.05, 2**24).points(heard.append)
     assert heard == ["launch", "gemm", "attention", "stream", "adam"]
     assert {point.what for point in points} == set(heard)
     assert all(0 < point.seconds < 10 for point in points)
@@ -42,7 +43,7 @@ def test_every_operator_is_measured() -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_a_peak_in_every_precision(precision: str) -> None:
-    peak = Bench(CPU, precision, 0.02, 2**28).peak(precision)
+    peak = OperatorBench(CPU, precision, 0.02, 2**28).peak(precision)
     assert peak is not None
     assert peak.what == f"peak_{precision}"
     assert peak.size["flops"] / peak.seconds > 1e6
@@ -65,7 +66,7 @@ def test_spread_takes_both_ends() -> None:
     assert spread([1, 2], 5) == [1, 2]
 
 
-def links_of(rank: int) -> list[Point]:
+def links_of(rank: int) -> list[MeasuredPoint]:
     links = Links(CPU, ["a:0", "a:1"], 0.1, 2**24)
     points = links.exchange(0, 1)
     group = dist.new_group([0, 1])
@@ -87,7 +88,7 @@ def refuses(rank: int) -> str:
     """`measure` without anything measured: a process of a machine whose name is none refuses for all."""
     from runtime.measure import rank as module
 
-    place = Place(rank, 2, rank, 2, "")
+    place = ProcessPlace(rank, 2, rank, 2, "")
     try:
         module._measure(
             Request(0.01, machine="a" if rank else "not a name"),
@@ -108,8 +109,8 @@ def test_what_one_process_refuses_all_refuse() -> None:
 
 @cpu_only
 def test_one_process_measures_and_checks_first() -> None:
-    concluded: list[Measured] = []
-    request, place = Request(0.02, machine="a"), Place(0, 1, 0, 1, "")
+    concluded: list[Measurement] = []
+    request, place = Request(0.02, machine="a"), ProcessPlace(0, 1, 0, 1, "")
     threads = torch.get_num_threads()
 
     def refuse(devices: object) -> None:
@@ -122,7 +123,7 @@ def test_one_process_measures_and_checks_first() -> None:
     finally:
         torch.set_num_threads(threads)
     (measured,) = concluded
-    assert Measured.from_dict(measured.to_dict()) == measured
+    assert Measurement.from_dict(measured.to_dict()) == measured
     (device,) = measured.devices
     assert (device.name, device.is_gpu, device.precision) == ("a:0", False, "fp32")
     assert 0 < device.free_bytes <= device.total_bytes

@@ -13,8 +13,7 @@ from hexiopt.errors import InputError
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.readers.cluster_yaml import cluster_text, unknowns
 from hexiopt.reading import Section, parse
-from runtime.measure.points import Device, Point
-from runtime.measure.rank import Measured
+from runtime.measure.points import Device, MeasuredPoint, Measurement
 from runtime.measure.result import check_base, result_of
 
 GIB = 2**30
@@ -32,23 +31,23 @@ def device(machine: str, index: int, product: str) -> Device:
     )
 
 
-def points_of(one: Device) -> list[Point]:
+def points_of(one: Device) -> list[MeasuredPoint]:
     """As fast as the catalogue says of an A100, or of a T4."""
     gpu: Gpu = catalogue()["t4" if one.product == T4 else "a100_80gb_sxm"]
     clock, of = Clock(gpu, one.precision), (one.name,)
-    points = [Point("launch", {}, gpu.efficiency.launch_s, of)]
-    points += [Point("gemm", {"flops": f}, clock.gemm_s(f), of) for f in (1e8, 1e9, 1e10, 1e11, 1e12)]
-    points += [Point("attention", {"flops": f}, clock.attention_s(f), of) for f in (1e9, 1e10, 1e11)]
-    points += [Point("stream", {"bytes": b}, clock.memory_s(b), of) for b in (2.0**20, 2.0**28, 2.0**30)]
-    points += [Point("adam", {"bytes": b}, clock.memory_s(b), of) for b in (2.0**28, 2.0**30)]
-    points += [Point(f"peak_{p}", {"flops": 1e12}, 1e12 / 9e13, of) for p in one.precisions]
+    points = [MeasuredPoint("launch", {}, gpu.efficiency.launch_s, of)]
+    points += [MeasuredPoint("gemm", {"flops": f}, clock.gemm_s(f), of) for f in (1e8, 1e9, 1e10, 1e11, 1e12)]
+    points += [MeasuredPoint("attention", {"flops": f}, clock.attention_s(f), of) for f in (1e9, 1e10, 1e11)]
+    points += [MeasuredPoint("stream", {"bytes": b}, clock.memory_s(b), of) for b in (2.0**20, 2.0**28, 2.0**30)]
+    points += [MeasuredPoint("adam", {"bytes": b}, clock.memory_s(b), of) for b in (2.0**28, 2.0**30)]
+    points += [MeasuredPoint(f"peak_{p}", {"flops": 1e12}, 1e12 / 9e13, of) for p in one.precisions]
     return points
 
 
 Rate = Callable[[Device, Device], float]
 
 
-def measured(devices: Sequence[Device], rate: Rate = lambda a, b: 10e9) -> Measured:
+def measured(devices: Sequence[Device], rate: Rate = lambda a, b: 10e9) -> Measurement:
     """Links of `rate` bytes/s and 10 µs: all pairs inside machines, both ways for the first devices of two."""
     points = [point for one in devices for point in points_of(one)]
     pairs = []
@@ -58,8 +57,8 @@ def measured(devices: Sequence[Device], rate: Rate = lambda a, b: 10e9) -> Measu
         elif a.index == b.index == 0:
             pairs += [(a, b), (b, a)]
     for a, b in pairs:
-        points += [Point("message", {"bytes": n}, 2e-5 + n / rate(a, b), (a.name, b.name)) for n in SIZES]
-    return Measured(tuple(devices), tuple(points), "2.13")
+        points += [MeasuredPoint("message", {"bytes": n}, 2e-5 + n / rate(a, b), (a.name, b.name)) for n in SIZES]
+    return Measurement(tuple(devices), tuple(points), "2.13")
 
 
 def written(cluster: dict[str, Any]) -> Any:

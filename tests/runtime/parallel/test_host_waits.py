@@ -18,6 +18,8 @@ import torch.distributed as dist
 
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
+from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule
 from runtime.device import StreamClock, clock_of
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, trainee
 from tests.runtime.ranks import run_ranks
@@ -101,7 +103,7 @@ def like_a_gpu() -> Iterator[None]:
         yield
 
 
-def plan_of(schedule: str, num_stages: int, num_chunks: int, num_micro_batches: int) -> Plan:
+def plan_of(schedule: Schedule, num_stages: int, num_chunks: int, num_micro_batches: int) -> Plan:
     """One pipeline, a device a stage."""
     cuts = [MODEL.num_layers * k // (num_stages * num_chunks) for k in range(num_stages * num_chunks + 1)]
     ranges = list(pairwise(cuts))
@@ -116,16 +118,16 @@ def plan_of(schedule: str, num_stages: int, num_chunks: int, num_micro_batches: 
 @pytest.mark.parametrize(
     ("schedule", "num_stages", "num_chunks", "num_micro_batches"),
     [
-        ("1f1b", 2, 1, 4),
-        ("1f1b", 4, 1, 1),
-        ("1f1b", 4, 1, 6),
-        ("gpipe", 3, 1, 4),
-        ("interleaved", 2, 2, 4),
-        ("interleaved", 2, 4, 2),
+        (ONE_F_ONE_B, 2, 1, 4),
+        (ONE_F_ONE_B, 4, 1, 1),
+        (ONE_F_ONE_B, 4, 1, 6),
+        (GPIPE, 3, 1, 4),
+        (INTERLEAVED, 2, 2, 4),
+        (INTERLEAVED, 2, 4, 2),
     ],
 )
 def test_a_step_never_waits_with_a_receive_posted(
-    schedule: str, num_stages: int, num_chunks: int, num_micro_batches: int
+    schedule: Schedule, num_stages: int, num_chunks: int, num_micro_batches: int
 ) -> None:
     plan = plan_of(schedule, num_stages, num_chunks, num_micro_batches)
 

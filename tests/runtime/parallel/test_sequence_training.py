@@ -15,8 +15,9 @@ from hexiopt.plan.token_layout import head_ranges, kv_range, sub_rings
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import problem_to_dict
 from hexiopt.readers.plan_file import FORMAT, VERSION, plan_to_dict
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.data.batches import Batches
-from runtime.launch.settings import Run, Settings
+from runtime.launch.settings import Settings, TrainingRun
 from runtime.launch.supervisor import supervised
 from runtime.state.checkpoint import Checkpoint, finished
 from tests.conftest import STRESS
@@ -57,13 +58,13 @@ def test_a_run_from_a_plan_file(tmp_path: Path) -> None:
     groups = (SequenceGroup((3, 0), (9, 2), (1, 3)), SequenceGroup((1,), (5,), (4,)))
     layout = SequenceLayout(groups, "zigzag")
     long = Pipeline((Stage((), ((0, 3),), ("full",), layout), Stage.of((4, 5), 3, 4)), 3)
-    plan = Plan((long, Pipeline((Stage.of((2,), 0, 4),), 1)), "1f1b", Sharding(1))
+    plan = Plan((long, Pipeline((Stage.of((2,), 0, 4),), 1)), ONE_F_ONE_B, Sharding(1))
     tokens = tmp_path / "tokens.npy"
     np.save(tokens, np.random.default_rng(0).integers(0, 256, 3000).astype(np.uint8))
     content = {"format": FORMAT, "version": VERSION, "problem": problem_to_dict(task)}
     (tmp_path / "plan.json").write_text(json.dumps(content | plan_to_dict(plan, task.cluster)))
     settings = Settings(steps=4, adam=SETTINGS, seed=1, checkpoint_every=4, timeout_s=TIMEOUT_S)
-    run = Run(tmp_path / "plan.json", tokens, tmp_path / "checkpoints", settings, float64=True)
+    run = TrainingRun(tmp_path / "plan.json", tokens, tmp_path / "checkpoints", settings, float64=True)
     found = list(supervised(run, tmp_path, "stop", lambda lost: run.plan, 0))
     losses = [one["loss"] for one in found if one["event"] == "step"]
 

@@ -9,6 +9,7 @@ import torch
 
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.launch.trainee import Trainee, drawn
 from runtime.parallel.optimizer import AdamW
 from tests.conftest import STRESS
@@ -23,7 +24,7 @@ SETTINGS = AdamW(lr=3e-3, max_norm=0.5)
 
 def whole(model: ModelSpec, batch: int) -> Plan:
     """One process, one micro-batch."""
-    return Plan((Pipeline((Stage.of((0,), 0, model.num_layers),), 1, batch),), "1f1b", Sharding(0))
+    return Plan((Pipeline((Stage.of((0,), 0, model.num_layers),), 1, batch),), ONE_F_ONE_B, Sharding(0))
 
 
 def trainee(
@@ -152,7 +153,8 @@ def features(plan: Plan, model: ModelSpec) -> set[str]:
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     replicas = [replica for stage in stages for replica in stage.replicas]
     kind = sharding.groups if isinstance(sharding.groups, str) else "stated"
-    found = {plan.schedule, model.architecture, f"ZeRO-{sharding.stage} over {kind}", f"{len(pipelines)} pipelines"}
+    found = {plan.schedule.name, model.architecture}
+    found |= {f"ZeRO-{sharding.stage} over {kind}", f"{len(pipelines)} pipelines"}
     found |= {f"{len(pipeline.stages)} stages" for pipeline in pipelines}
     found |= {f"TP {len(replica.devices)}" for replica in replicas}
     found |= {policy for stage in stages for policies in stage.policies() for policy in policies}

@@ -12,7 +12,8 @@ import torch
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
-from runtime.state.checkpoint import INDEX, Checkpoint, Progress, finished, save
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from runtime.state.checkpoint import INDEX, Checkpoint, CheckpointProgress, finished, save
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, trainee, whole
 from tests.runtime.ranks import random_plan, run_ranks
 
@@ -50,7 +51,7 @@ def train(
             return lambda low, high: tokens[low:high]
 
         losses = [own.step(sequences(step), SETTINGS.lr)[0] for step in range(first, end)]
-        save(folder, model, Progress(end, 1), own.optimizer.states(), keep=2)
+        save(folder, model, CheckpointProgress(end, 1), own.optimizer.states(), keep=2)
         return losses
 
     return run_ranks(len(plan.devices()), work)[0]  # type: ignore[no-any-return]
@@ -84,7 +85,7 @@ def test_sequence_layouts_write_and_read_them_too(model: ModelSpec, written: Pat
     groups = (SequenceGroup((1, 0), (3, 1), (2, 4)), SequenceGroup((2,), (3,), (6,)))
     stage = Stage((), ((0, model.num_layers),), ("none",), SequenceLayout(groups, "zigzag"))
     for zero in (0, 1):
-        plan, folder = Plan((Pipeline((stage,), 2, BATCH // 2),), "1f1b", Sharding(zero)), tmp_path / str(zero)
+        plan, folder = Plan((Pipeline((stage,), 2, BATCH // 2),), ONE_F_ONE_B, Sharding(zero)), tmp_path / str(zero)
         assert train(plan, model, folder, 3, 5, resume=written) == pytest.approx(curve[:2], rel=1e-9)
         (left,) = finished(folder)
         Checkpoint(left).check()

@@ -63,7 +63,7 @@ def _aligned(
     batches = even_parts(total, width)
     if rest or total < width or (space.batches is columns.EQUAL_BATCHES and total % width):
         return None
-    interleaved = schedule == "interleaved" and space.stages is columns.INTERLEAVED_STAGES and len(slots) > 1
+    interleaved = schedule.chunked and space.stages is columns.INTERLEAVED_STAGES and len(slots) > 1
     chunks = rng.randint(2, problem.space.max_chunks) if interleaved else 1
     layers = _layers(space, problem, rng, slots, chunks)
     if layers is None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.registry import GPIPE
 from hexiopt.solving import Budget
 from solvers.baselines.amp import Amp, best_splits
 from tests.solvers.baselines import problems
@@ -74,7 +75,7 @@ def test_what_is_not_in_its_space() -> None:
     first, second = one.stages[0], two.stages[0]
     policy = "full" if first.policy != "full" else "none"
     rules = {
-        "schedule": replace(plan, schedule="gpipe"),
+        "schedule": replace(plan, schedule=GPIPE),
         "ZeRO-2": replace(plan, sharding=Sharding(2)),
         "replicated": replace(
             plan, pipelines=(replace(one, stages=(replace(first, layers=first.layers * 2), *one.stages[1:])), two)

@@ -9,6 +9,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.baselines._estimates import AlignedEstimates
 from solvers.baselines._money import Objective
@@ -25,7 +26,7 @@ def plan(*lines: tuple[tuple[int, ...], tuple[int, ...]], cut: int = 2, batches:
             Pipeline((Stage.of(first, 0, cut), Stage.of(second, cut, 6)), count, 2)
             for (first, second), count in zip(lines, batches, strict=True)
         ),
-        "1f1b",
+        ONE_F_ONE_B,
         Sharding(1),
     )
 
@@ -39,7 +40,7 @@ def plan(*lines: tuple[tuple[int, ...], tuple[int, ...]], cut: int = 2, batches:
         (plan(((4,), (0,)), ((1,), (2,))), "several GPU types"),
         (plan(((4, 5), (0,)), ((6, 7), (2,))), "unequal TP degrees"),
         (plan(((4,), (0,)), ((5,), (2,)), batches=(5, 4)), "unequal batches"),
-        (replace(plan(((4,), (0,)), ((5,), (2,))), schedule="gpipe"), "schedule gpipe"),
+        (replace(plan(((4,), (0,)), ((5,), (2,))), schedule=GPIPE), "schedule gpipe"),
     ],
 )
 def test_its_space(tried: Plan, broken: str | None) -> None:

@@ -18,6 +18,8 @@ from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
 from hexiopt.readers.huggingface import read_model
 from hexiopt.reading import Section
 from hexiopt.result import Result
+from hexiopt.schedules.in_flight import holding
+from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.baselines.flashflex.flashflex import FlashFlex
 from solvers.baselines.flashflex.plans import ReleasedPlans
@@ -85,7 +87,7 @@ def test_released_micro_batches_are_fixed_at_the_start() -> None:
     half = tuple((2 * k, 2 * k + 1) for k in range(16))
     assert list(ReleasedPlans(problem, 2).sizes()) == [16]
     assert list(ReleasedPlans(problem, 5).sizes()) == [4]
-    plan = ReleasedPlans(problem, 2).plan((half[:8], half[8:]), "1f1b", 16, "full", False)
+    plan = ReleasedPlans(problem, 2).plan((half[:8], half[8:]), ONE_F_ONE_B, 16, "full", False)
     assert plan is not None
     assert [line.num_micro_batches for line in plan.pipelines] == [8, 8]
 
@@ -109,8 +111,8 @@ def test_published_seconds_are_flashflex_s_and_memory_is_ours() -> None:
         site = pricer.site(group)
         seconds = theirs.stage_s(theirs.site(group), 3, True, False, 2, "full")
         assert pricer.stage_s(site, 3, True, False, 2, "none") == seconds
-        room = ours.max_layers(ours.site(group), True, False, 1, "none", 2, WHOLE)
-        assert pricer.max_layers(site, True, False, 1, "none", 2, WHOLE) == room
+        room = ours.max_layers(ours.site(group), True, False, 1, "none", holding(2), WHOLE)
+        assert pricer.max_layers(site, True, False, 1, "none", holding(2), WHOLE) == room
 
 
 @cache
@@ -139,7 +141,7 @@ def test_what_is_not_in_its_space() -> None:
     first = line.stages[0]
     policy = "full" if first.policy != "full" else "none"
     rules = {
-        "schedule": replace(plan, schedule="interleaved"),
+        "schedule": replace(plan, schedule=INTERLEAVED),
         "ZeRO-3": replace(plan, sharding=Sharding(3)),
         "replicated": [replace(first, replicas=first.replicas * 2), *line.stages[1:]],
         "recompute": [replace(first, recompute=(policy,)), *line.stages[1:]],

@@ -14,6 +14,8 @@ from hexiopt.cost.executors.memory import WHOLE
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
+from hexiopt.schedules.in_flight import holding
+from hexiopt.schedules.registry import GPIPE
 from hexiopt.solving import Pricer
 from hexiopt.units import GIB
 from solvers.baselines.flashflex.pricer import FlashFlexPricer, stage_ends_s
@@ -269,7 +271,7 @@ def test_max_layers_is_where_the_excess_begins(row) -> None:  # type: ignore[no-
         for tp in (1, 2, 4):
             devices = tuple(range(int(first), int(first) + tp))
             assert tp <= machine.num_gpus
-            most = pricer.max_layers(pricer.site(devices), True, True, 2, "full", 3, WHOLE)
+            most = pricer.max_layers(pricer.site(devices), True, True, 2, "full", holding(3), WHOLE)
             for layers in range(1, total + 1):
                 stages = (Stage.of(devices, 0, layers, "full"),)
                 assert pricer.price(Plan((Pipeline(stages, 1, 2),))).fits == (layers <= most)
@@ -290,7 +292,7 @@ def test_refuses_what_the_formulas_do_not_cover() -> None:
 def test_schedule_and_sharding_do_not_matter() -> None:
     pricer = FlashFlexPricer(problem_of(ROWS[0]))
     plan = aligned(32, 1)
-    assert pricer.price(plan) == pricer.price(replace(plan, schedule="gpipe", sharding=Sharding(1)))
+    assert pricer.price(plan) == pricer.price(replace(plan, schedule=GPIPE, sharding=Sharding(1)))
 
 
 def test_rate_inside_machines_can_be_stated() -> None:

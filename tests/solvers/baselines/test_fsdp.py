@@ -10,6 +10,7 @@ from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import RECOMPUTE_POLICIES
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.baselines.fsdp import STRATEGIES, Fsdp, device_sets
 from tests.solvers import problems
@@ -21,7 +22,7 @@ def line(devices: tuple[int, ...], count: int, size: int = 1, policy: str = "non
 
 
 def plain(devices: tuple[int, ...], sharding: Sharding, size: int, policy: str, batch: int = 16) -> Plan:
-    return Plan(tuple(line((d,), batch // len(devices) // size, size, policy) for d in devices), "1f1b", sharding)
+    return Plan(tuple(line((d,), batch // len(devices) // size, size, policy) for d in devices), ONE_F_ONE_B, sharding)
 
 
 def test_sets_of_machines() -> None:
@@ -66,7 +67,7 @@ REFUSED = {
     "replicated": Plan((Pipeline((Stage((Replica((0,), 1), Replica((1,), 1)), ((0, 6),)),), 8, 2),)),
     "unequal batches": Plan((line((0,), 10), line((1,), 6))),
     "different recompute": Plan((line((0,), 8), line((1,), 8, policy="full"))),
-    "ZeRO-1": Plan((line((0,), 8), line((1,), 8)), "1f1b", Sharding(1)),
+    "ZeRO-1": Plan((line((0,), 8), line((1,), 8)), ONE_F_ONE_B, Sharding(1)),
     "the ranks": Plan((line((0,), 8), line((2,), 8))),
 }
 

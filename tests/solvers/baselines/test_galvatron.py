@@ -7,11 +7,13 @@ import pytest
 
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.executors.sites import Site
-from hexiopt.cost.flight import in_flight
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
+from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
+from hexiopt.schedules.schedule import StagePosition
 from hexiopt.solving import Budget
 from solvers.baselines.galvatron.galvatron import Galvatron, plan_of
 from solvers.baselines.galvatron.stages import GalvatronChoice, StagePlanner
@@ -40,10 +42,10 @@ def test_as_few_layers_recompute_as_fit(zero: int, stages: int) -> None:
         def needs(s: int, n: int, k: int, choice: GalvatronChoice = choice, sites: set[Site] = sites) -> float:
             chunk = ("full",) * k + ("none",) * (n - k)
             ends = s == 0, s == stages - 1
-            held = in_flight("1f1b", s, stages, choice.num_micro_batches)
+            held = in_flight(ONE_F_ONE_B, StagePosition(s, stages, choice.num_micro_batches))
             spread = Shards(zero, choice.pipelines)
             memories = (model.memory_model(site, 1) for site in sites)
-            return max(memory.mixed_stage((chunk,), *ends, (held,), spread).total for memory in memories)
+            return max(memory.mixed_stage((chunk,), *ends, held[0], spread).total for memory in memories)
 
         for split in planner.splits(order, choice):
             found += 1
@@ -113,9 +115,9 @@ def stages(*cuts: int, devices: tuple[int, ...]) -> tuple[Stage, ...]:
 
 
 REFUSED = {
-    "gpipe": Plan((Pipeline(stages(3, devices=(0, 2)), 16),), "gpipe"),
-    "ZeRO-1": Plan((Pipeline(stages(3, devices=(0, 2)), 16),), "1f1b", Sharding(1)),
-    "ZeRO-3 over machine": Plan((Pipeline(stages(3, devices=(0, 2)), 16),), "1f1b", Sharding(3, "machine")),
+    "gpipe": Plan((Pipeline(stages(3, devices=(0, 2)), 16),), GPIPE),
+    "ZeRO-1": Plan((Pipeline(stages(3, devices=(0, 2)), 16),), ONE_F_ONE_B, Sharding(1)),
+    "ZeRO-3 over machine": Plan((Pipeline(stages(3, devices=(0, 2)), 16),), ONE_F_ONE_B, Sharding(3, "machine")),
     "no power of two": Plan((Pipeline(stages(2, 4, devices=(0, 1, 2)), 16),)),
     "unequal batches": Plan((Pipeline(stages(devices=(0,)), 10), Pipeline(stages(devices=(1,)), 6))),
     "unequal TP": Plan((Pipeline(stages(devices=(0, 1)), 8), Pipeline(stages(devices=(2,)), 8))),

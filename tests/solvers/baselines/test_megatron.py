@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.flight import flight
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.in_flight import in_flight
+from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
+from hexiopt.schedules.schedule import StagePosition
 from hexiopt.solving import Budget
 from solvers.baselines._estimates import GridEstimates
 from solvers.baselines.megatron import Megatron, MegatronLayers, _best_splits, _PipelineTimes
@@ -97,7 +99,7 @@ def test_rooms_of_blocks_against_the_price(chunks: int) -> None:
     times, found = GridEstimates(model), set()
     for tp, size, first, last, block in itertools.product((1, 2), (1, 2), (False, True), (False, True), (1, 3)):
         site = model.site(tuple(range(tp)))
-        held, limit = flight("1f1b", 0, 3, 9, chunks), site.gpu.usable_memory_bytes
+        held, limit = in_flight(INTERLEAVED, StagePosition(0, 3, 9, chunks)), site.gpu.usable_memory_bytes
 
         def needed(length: int) -> float:
             each = (("full",) * min(length, block) + ("none",) * max(0, length - block)) * chunks  # noqa: B023
@@ -139,7 +141,7 @@ def test_what_is_not_in_its_space() -> None:
     recomputed = replace(stage, recompute=("full" if stage.policy != "full" else "none",))
     last_ones = replace(stage, recompute=(*["none"] * (stage.num_layers - 1), "full"))
     rules = {
-        "schedule": replace(plan, schedule="gpipe"),
+        "schedule": replace(plan, schedule=GPIPE),
         "ZeRO-1 over machine": replace(plan, sharding=Sharding(1, "machine")),
         "replicated": changed(plan, 0, stages=(replace(stage, replicas=stage.replicas * 2), *others)),
         "unequal batches": changed(plan, 0, num_micro_batches=line.num_micro_batches + 1),
@@ -160,7 +162,7 @@ def test_a_middle_stage_has_as_many_layers_as_the_others() -> None:
         ends = [sum(per_stage[:k]) for k in range(5)]
         stages = tuple(Stage.of((2 * k, 2 * k + 1), ends[k], ends[k + 1]) for k in range(4))
         plan = changed(plan_for(problem), 0, stages=stages, num_micro_batches=32, micro_batch_size=1)
-        plan = replace(plan, pipelines=plan.pipelines[:1], schedule="1f1b")
+        plan = replace(plan, pipelines=plan.pipelines[:1], schedule=ONE_F_ONE_B)
         assert (Megatron.space.first_violation(problem, plan) is None) == allowed
 
 
@@ -185,7 +187,7 @@ def test_slow_machines_are_left_out_where_the_network_is_slow() -> None:
 
 def test_few_micro_batches_are_interleaved() -> None:
     free, fixed = plan_for(pair()), Megatron().solve(pair(schedule="1f1b"), Budget(3600.0))
-    assert free.schedule == "interleaved"
+    assert free.schedule == INTERLEAVED
     assert Megatron().solve(pair(), Budget(3600.0)).objective < fixed.objective
 
 

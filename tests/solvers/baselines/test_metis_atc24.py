@@ -14,6 +14,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.baselines._estimates import GridEstimates
 from solvers.baselines.metis_atc24.cutting import cuts
@@ -32,7 +33,7 @@ def pair() -> Problem:
 
 
 def plan(*stages: Stage, batches: int = 4, size: int = 8) -> Plan:
-    return Plan((Pipeline(stages, batches, size),), "1f1b", Sharding(1))
+    return Plan((Pipeline(stages, batches, size),), ONE_F_ONE_B, Sharding(1))
 
 
 def shared(layers: tuple[int, int], *replicas: tuple[tuple[int, ...], int], policy: str = "none") -> Stage:
@@ -46,7 +47,7 @@ LANES = Plan(
         Pipeline((shared((0, 3), ((first,), 4)), shared((3, 4), ((second,), 4))), 4, 4)
         for first, second in ((0, 2), (1, 3))
     ),
-    "1f1b",
+    ONE_F_ONE_B,
     Sharding(1),
 )
 
@@ -56,7 +57,7 @@ LANES = Plan(
     [
         (WHOLE, None),
         (LANES, None),
-        (replace(WHOLE, schedule="gpipe"), "schedule gpipe"),
+        (replace(WHOLE, schedule=GPIPE), "schedule gpipe"),
         (replace(WHOLE, sharding=Sharding(2)), "ZeRO-2"),
         (plan(shared((0, 3), ((0,), 6), ((1,), 2)), Stage.of((2, 3), 3, 4, "full")), "several recompute policies"),
         (plan(shared((0, 3), ((0,), 4), ((2, 3), 4)), Stage.of((1,), 3, 4)), "unequal TP degrees in a stage"),
@@ -153,7 +154,7 @@ def test_lanes_hold_the_same(asked: int | None) -> None:
     for batching in batchings(problem, "none", True):
         for _, cut in cuts(problem, ranked.groups(batching), 3, rng, lambda stages: float("inf")):
             layers = (1,) * (len(cut) - 1) + (problem.model.num_layers - len(cut) + 1,)
-            plan = plan_of_cut(problem, batching, cut, layers, "1f1b", 1)
+            plan = plan_of_cut(problem, batching, cut, layers, ONE_F_ONE_B, 1)
             assert check(problem, plan) == []
             assert MetisAtc24.space.first_violation(problem, plan) is None
             assert asked in (None, len(plan.pipelines))

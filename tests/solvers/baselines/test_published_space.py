@@ -6,6 +6,7 @@ import pytest
 
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B, SCHEDULES
 from solvers.baselines import _published_space as columns
 from solvers.baselines._frame import Baseline
 from solvers.baselines._published_space import PublishedSpace, markdown_table
@@ -21,10 +22,10 @@ def line(*groups: tuple[int, ...], layers: tuple[int, ...], batches: int = 8, si
 
 
 # Six layers and 16 sequences on machines a (0, 1), b (2, 3) and c (4 to 7).
-PLAIN = Plan((line((0,), (2,), layers=(3, 3)), line((1,), (3,), layers=(3, 3))), "1f1b", Sharding(1))
+PLAIN = Plan((line((0,), (2,), layers=(3, 3)), line((1,), (3,), layers=(3, 3))), ONE_F_ONE_B, Sharding(1))
 WIDE = Stage((Replica((0,), 1), Replica((1,), 1)), ((0, 6),))
 ANYTHING = PublishedSpace(
-    ("1f1b", "gpipe", "interleaved"),
+    SCHEDULES,
     tuple(Sharding(stage) for stage in range(4)),
     columns.REPLICATED_STAGES,
     columns.ANY_PIPELINES,
@@ -35,7 +36,7 @@ ANYTHING = PublishedSpace(
     columns.ANY_LAYERS,
 )
 BROKEN = {
-    "schedules": (("1f1b",), replace(PLAIN, schedule="gpipe"), "schedule gpipe"),
+    "schedules": ((ONE_F_ONE_B,), replace(PLAIN, schedule=GPIPE), "schedule gpipe"),
     "sharding": ((Sharding(0),), PLAIN, "ZeRO-1 over all"),
     "stages": (columns.PLAIN_STAGES, Plan((Pipeline((WIDE,), 8, 2),)), "replicated"),
     "pipelines": (columns.SINGLE_STAGES, PLAIN, "pipeline parallelism"),

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.baselines._grids import areas, linked_areas
 from solvers.baselines.sailor import Sailor, splits
@@ -46,14 +47,14 @@ def line(
 
 
 # Six layers on a (0, 1), b (2, 3) and c (4 to 7).
-MIXED = Plan((line((0,), (4, 5), layers=(3, 3)), line((2, 3), (6,), layers=(3, 3))), "1f1b", Sharding(1))
+MIXED = Plan((line((0,), (4, 5), layers=(3, 3)), line((2, 3), (6,), layers=(3, 3))), ONE_F_ONE_B, Sharding(1))
 
 
 @pytest.mark.parametrize(
     ("tried", "broken"),
     [
         (MIXED, None),
-        (replace(MIXED, schedule="gpipe"), "schedule gpipe"),
+        (replace(MIXED, schedule=GPIPE), "schedule gpipe"),
         (Plan((line((0,), (1,), layers=(2, 4), batches=8),)), "unequal layers"),
         (Plan((line((0,), (1,), layers=(3, 3)), line((2,), (3,), layers=(2, 4)))), "different layers"),
         (Plan((line((0,), layers=(6,), batches=6), line((1,), layers=(6,), batches=2))), "unequal batches"),

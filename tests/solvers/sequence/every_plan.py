@@ -7,6 +7,7 @@ from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, sharding_stages
+from hexiopt.schedules.registry import ONE_F_ONE_B
 
 
 def parts(total: int, count: int) -> Iterator[tuple[int, ...]]:
@@ -61,7 +62,7 @@ def plans(problem: Problem, resolution: int) -> Iterator[Plan]:
                     for own, share, own_sizes in zip(sets, shares, sizes, strict=True)
                 ]
                 for pipelines, sharding in product(product(*each), shardings):
-                    yield Plan(pipelines, "1f1b", sharding)
+                    yield Plan(pipelines, ONE_F_ONE_B, sharding)
 
 
 def best_step_s(problem: Problem, resolution: int) -> float:

@@ -29,7 +29,7 @@ from solvers.sequence.exact.frames import Frame, device_sets, group_orders
 from solvers.sequence.exact.grid import Grid, default_resolution
 from solvers.sequence.exact.program import Program
 from solvers.sequence.exact.room import Need
-from solvers.sequence.signatures import Signatures
+from solvers.sequence.grouping import Signatures
 from tests.hexiopt.layouts import parts as some_parts
 from tests.slow import slow_but
 from tests.solvers.sequence import every_plan

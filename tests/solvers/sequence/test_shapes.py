@@ -19,15 +19,13 @@ from hexiopt.solving import Budget
 from solvers.core.operators import OperatorStatistics
 from solvers.core.search import Search
 from solvers.registry import make_solver
-from solvers.sequence.dealing import Way, dealt_layers
 from solvers.sequence.estimates import Estimates, split_s
-from solvers.sequence.joint import plan_jointly, shape_of
+from solvers.sequence.grouping import Signatures
 from solvers.sequence.layouts import LayoutSearch
-from solvers.sequence.operators import SHAPE_OPERATORS, ShapeProposals
-from solvers.sequence.recompute import Mixtures
-from solvers.sequence.shapes import Shape
-from solvers.sequence.signatures import Signatures
+from solvers.sequence.planning import plan_jointly, shape_of
+from solvers.sequence.shapes import SHAPE_OPERATORS, Shape, ShapeProposals
 from solvers.sequence.stage_builder import PlanBuilder
+from solvers.sequence.stage_tables import Mixtures, Way, dealt_layers
 from solvers.sequence.starts import HandMade
 from tests.solvers.sequence.small_layouts import task
 

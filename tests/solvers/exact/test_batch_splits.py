@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solvers.exact.enumeration.batch_splits import least_longest
+from solvers.exact.splits import least_longest
 
 TIMES = st.lists(st.sampled_from([1.0, 2.0, 3.5, 7.0, np.inf]), min_size=6, max_size=6)
 

@@ -10,15 +10,16 @@ from operator import le
 from hexiopt.cost.boundary import sample_overlaps
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.executors.sites import Site
-from hexiopt.cost.executors.stage_costs import Place
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.space import Recompute, recompute_chains
-from solvers.exact.enumeration.arrangements import Groups
-from solvers.exact.enumeration.layer_cuts import Layers
-from solvers.exact.enumeration.pipeline_floor import Part, ends_floor_s
-from solvers.exact.enumeration.rooms import Rooms
+from hexiopt.schedules.in_flight import InFlight, in_flight
+from hexiopt.schedules.schedule import Schedule, StagePosition
+from solvers.exact.assignments import Groups
+from solvers.exact.pipeline_bounds import Part, ends_floor_s
+from solvers.exact.splits import Layers
 
 Dealt = tuple[tuple[int, ...], Recompute]  # of a stage: samples of each replica, what it recomputes
+_SLACK = 1e-9  # of the memory, for rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Frame:
     Schedule, policies (fastest first), ZeRO stage, and the most holders over which a parameter may be spread.
     """
 
-    schedule: str
+    schedule: Schedule
     policies: tuple[str, ...]
     sharding: int
     holders: int
@@ -208,20 +209,19 @@ class Dealing:
         found = self._stages.get((s, lengths))
         if found is None:
             frame, num_layers = self._frame, sum(lengths)
-            place, shards = (
-                Place(frame.schedule, s, len(self._sites), self._count),
-                Shards(frame.sharding, frame.holders),
-            )
+            at = StagePosition(s, len(self._sites), self._count, len(lengths))
+            shards = Shards(frame.sharding, frame.holders)
             chains, rooms = self._seconds.chains(frame.policies, num_layers), self._seconds.rooms
             fitting = [
-                [rooms.first_fits(site, lengths, place, shards, chain) for site in self._sites[s]] for chain in chains
+                [rooms.first_fits(site, lengths, frame.schedule, at, shards, chain) for site in self._sites[s]]
+                for chain in chains
             ]
             work = []
             for site, *each in zip(self._sites[s], *fitting, strict=True):
                 least = [inf] * max(map(len, each))
                 for chain, own in zip(chains, each, strict=True):
-                    for k, at in enumerate(own):
-                        both_s = self._seconds.work_s(site, num_layers, place.first, place.last, chain[at])[k]
+                    for k, first_fit in enumerate(own):
+                        both_s = self._seconds.work_s(site, num_layers, at.first, at.last, chain[first_fit])[k]
                         least[k] = min(least[k], sum(both_s))
                 work.append(least)
             room = sum(bisect_left(own, self._limit_s / self._count) for own in work)
@@ -267,3 +267,55 @@ class Dealing:
         if found is None:
             found = self._sends[key] = self._model.hop_s(sender, receiver, samples)
         return found
+
+
+class Rooms:
+    """What a replica may recompute to fit its memory, its states spread over as many holders as may be, for one cost
+    model. Keeps what it has computed."""
+
+    def __init__(self, model: CostModel) -> None:
+        self._model = model
+        self._most_samples = model.problem.space.micro_batch_sizes(model.problem.workload.global_batch)[-1]
+        self._found: dict[tuple[object, ...], list[int]] = {}
+
+    def first_fits(
+        self,
+        site: Site,
+        ranges: tuple[int, ...],
+        schedule: Schedule,
+        position: StagePosition,
+        shards: Shards,
+        chain: tuple[Recompute, ...],
+    ) -> list[int]:
+        """For 1, 2, ... samples, the number of the first of `chain` that fits; it ends where none does.
+
+        `ranges` are the lengths of the stage's layer ranges, as equal as they go; `chain` as `recompute_chains` has it.
+        """
+        held = in_flight(schedule, position)
+        key = (site, ranges, position.first, position.last, held, shards, chain)
+        found = self._found.get(key)
+        if found is None:
+            found, at = [], 0
+            for samples in range(1, self._most_samples + 1):
+                # More samples never fit with less recompute.
+                while at < len(chain) and not self._fits(site, sum(ranges), position, held, shards, samples, chain[at]):
+                    at += 1
+                if at == len(chain):
+                    break
+                found.append(at)
+            self._found[key] = found
+        return found
+
+    def _fits(
+        self,
+        site: Site,
+        num_layers: int,
+        position: StagePosition,
+        held: InFlight,
+        shards: Shards,
+        samples: int,
+        recompute: Recompute,
+    ) -> bool:
+        model = self._model.memory_model(site, samples)
+        memory = model.recomputing(num_layers, position.first, position.last, recompute, held, shards)
+        return memory.total <= site.gpu.usable_memory_bytes * (1 + _SLACK)

@@ -5,7 +5,8 @@ its forward, r the stages behind it, M micro-batches, S the sum of all t_s and o
 
 - with one layer range a stage, whatever the schedule: S + (M−1)·t_s − min(r, M−1)·f_s ≤ T. Before its first backward a
   stage runs r + 1 forwards at most, and meanwhile the first micro-batch passes all stages behind it twice
-  (`hexiopt/cost/schedule.py`); in a replicated stage this holds for every replica, the others as short as may be;
+  (`hexiopt/schedules/one_f_one_b.py`); in a replicated stage this holds for every replica, the others as short as may
+  be;
 - with several, M is a multiple of the stages, and a stage waits for a layer of each stage before: M·t_s + Σ ≤ T;
 - memory holds at least min(M, r + 1) micro-batches in flight, with several ranges min(M, 2r + 1, stages);
 - where a parameter has other holders, a ring passes on at least half of what a device holds, after its last backward;
@@ -29,7 +30,7 @@ from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.executors.sites import Site
 from hexiopt.cost.model import CostModel
 from hexiopt.problem.space import schedules
-from solvers.exact.enumeration.arrangements import Groups
+from solvers.exact.assignments import Groups
 from solvers.exact.stage_times import StageTable
 
 Floats = NDArray[np.float64]
@@ -72,7 +73,7 @@ class LineFloor:
         self._model, self._table, self._layers = model, table, problem.model.num_layers
         self._sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)
         self._widths = problem.workload.stored_gradient_bytes, problem.workload.element_bytes
-        self._interleaves = "interleaved" in schedules(problem.workload)
+        self._interleaves = any(schedule.chunked for schedule in schedules(problem.workload))
         self._lists: dict[tuple[object, ...], _Seconds] = {}
 
     def most_sequences(self, groups: Groups, context: Context, least: int, most: int, step_s: float) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hexiopt.cost.boundary import sample_overlaps
+from hexiopt.schedules.schedule import Schedule, StagePosition, forwards_before_backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class Part:
 
 
 def ends_floor_s(
-    schedule: str,
+    schedule: Schedule,
     stages: Sequence[Sequence[Part]],
     sends_s: Sequence[Sequence[tuple[float, float]]],
     num_chunks: int,
@@ -28,7 +29,7 @@ def ends_floor_s(
     A replica begins when the first micro-batch's samples have come, and runs all of its operations. Where stages have
     one layer range, its backwards begin when that micro-batch comes back: under GPipe after all forwards of the last
     stage, under 1F1B after the first; a stage of p has then run as many forwards as there are stages from it on
-    (`num_warm_up` of the cost model). The last micro-batch goes back through the stages before. `sends_s[i]`: the
+    (`forwards_before_backward`). The last micro-batch goes back through the stages before. `sends_s[i]`: the
     messages from stage i to the next, and back, one of each for every pair of replicas that `sample_overlaps` gives.
     """
     p, m = len(stages), num_micro_batches
@@ -39,8 +40,9 @@ def ends_floor_s(
     for s, pairs in enumerate(meet):
         for (a, b, _), (ahead_s, _) in zip(pairs, sends_s[s], strict=True):
             come[s + 1][b] = max(come[s + 1][b], come[s][a] + stages[s][a].first_s[0] + ahead_s)
-    before_s = m if schedule == "gpipe" else 1  # forwards of the last stage before its first backward
-    back = [at + before_s * part.first_s[0] for at, part in zip(come[-1], stages[-1], strict=True)]
+    # Forwards of each stage before its first backward, where stages have one layer range.
+    before = [forwards_before_backward(schedule, StagePosition(s, p, m)) for s in range(p)]
+    back = [at + before[-1] * part.first_s[0] for at, part in zip(come[-1], stages[-1], strict=True)]
     ends: list[list[float]] = []
     after = [0.0] * len(stages[-1])  # when the last backward behind has come
     for s in range(p - 1, -1, -1):
@@ -50,7 +52,7 @@ def ends_floor_s(
             for (a, b, _), (_, back_s) in zip(meet[s], sends_s[s], strict=True):
                 back[a] = max(back[a], behind_back[b] + stages[s + 1][b].first_s[1] + back_s)
                 after[a] = max(after[a], behind_ends[b] + back_s)
-        left = 0 if schedule == "gpipe" else max(0, m - (p - s))  # forwards after the first backward
+        left = m - before[s]
         own = []
         for r, part in enumerate(stages[s]):
             forward_s, backward_s = part.all_s

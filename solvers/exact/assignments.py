@@ -85,14 +85,14 @@ class Seats:
         seen: set[Arrangement] = set()
         for found in self._pipelines(tuple(map(len, self.devices)), most, ()):
             if space.num_pipelines in (None, len(found)):
-                same = self._canonical(found)
+                same = self.canonical(found)
                 if same not in seen:
                     seen.add(same)
                     yield found
 
-    def _canonical(self, arrangement: Arrangement) -> Arrangement:
+    def canonical(self, arrangement: Arrangement) -> Arrangement:
         """The least of the arrangements that are the same but for the names of pipelines and equal machines."""
-        return min(tuple(sorted(_exchanged(line, to) for line in arrangement)) for to in self.exchanges)
+        return min(tuple(sorted(exchanged(line, to) for line in arrangement)) for to in self.exchanges)
 
     def _pipelines(self, free: tuple[int, ...], most: int, least: tuple[object, ...]) -> Iterator[Arrangement]:
         """One pipeline to `most`, from `free` devices per seat, in the order of their shapes."""
@@ -156,7 +156,7 @@ class Seats:
 
     def _shape(self, line: Line) -> tuple[object, ...]:
         """The line, equal machines not told apart."""
-        return _exchanged(line, self._looks)
+        return exchanged(line, self._looks)
 
     @cached_property
     def _looks(self) -> tuple[int, ...]:
@@ -165,7 +165,8 @@ class Seats:
         return tuple(self.of_machine[first[m]][self.of_machine[m].index(k)] for k, m in enumerate(self.machine_of))
 
 
-def _exchanged(line: Line, to: Sequence[int]) -> Line:
+def exchanged(line: Line, to: Sequence[int]) -> Line:
+    """The line with other seats, `to[k]` in place of k."""
     return tuple(tuple(tuple(to[k] for k in slot) for slot in stage) for stage in line)
 
 

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from hexiopt.cost.boundary import sample_overlaps
 from hexiopt.cost.cost import PipelineCost
 from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.executors.stage_costs import Place
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_chains, recompute_policies
-from solvers.exact.enumeration.arrangements import Seats
-from solvers.exact.enumeration.pipeline_floor import Part, ends_floor_s
-from solvers.exact.enumeration.rooms import Rooms
-from solvers.exact.enumeration.sync_floor import SyncFloor
-from solvers.exact.enumeration.sync_tail import tails_s
+from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule, StagePosition
+from solvers.exact.assignments import Seats
+from solvers.exact.pipeline_bounds import Part, ends_floor_s
+from solvers.exact.sample_allocation import Rooms
+from solvers.exact.sync_bounds import SyncFloor, tails_s
 from tests.strategies import problems_with_plans, roomy_problems_with_plans
 
 PLANS = st.one_of(problems_with_plans(), roomy_problems_with_plans())
@@ -41,7 +41,7 @@ def holders(plan: Plan) -> int:
     return sum(max(len(stage.replicas) for stage in pipeline.stages) for pipeline in plan.pipelines)
 
 
-def floor_of(model: CostModel, pipeline: Pipeline, schedule: str) -> list[float]:
+def floor_of(model: CostModel, pipeline: Pipeline, schedule: Schedule) -> list[float]:
     """The floor of a pipeline's ends with the messages that it really sends, alone."""
     size, last = pipeline.micro_batch_size, len(pipeline.stages) - 1
     stages = []
@@ -84,8 +84,8 @@ def test_no_replica_ends_before_its_floor(task: tuple[Problem, Plan]) -> None:
 def test_the_floor_of_equal_stages_is_exact() -> None:
     """Two equal stages, 1F1B: fill, M turns, drain (Narayanan et al., PipeDream); GPipe as well."""
     stages = [[Part(1, (1.0, 2.0), (1.0, 2.0))]] * 2
-    assert ends_floor_s("1f1b", stages, [[(0.0, 0.0)]], 1, 5) == [18.0, 16.0]
-    assert ends_floor_s("gpipe", stages, [[(0.5, 0.5)]], 1, 5) == [1.5 + 5 * 1 + 2 + 0.5 + 5 * 2, 1.5 + 5 * 3]
+    assert ends_floor_s(ONE_F_ONE_B, stages, [[(0.0, 0.0)]], 1, 5) == [18.0, 16.0]
+    assert ends_floor_s(GPIPE, stages, [[(0.5, 0.5)]], 1, 5) == [1.5 + 5 * 1 + 2 + 0.5 + 5 * 2, 1.5 + 5 * 3]
 
 
 def ending(cost: PipelineCost, late: int | None, end_s: float) -> PipelineCost:
@@ -151,7 +151,7 @@ def test_rooms_say_what_the_cost_model_says(task: tuple[Problem, Plan]) -> None:
     for pipeline in plan.pipelines:
         count = len(pipeline.stages)
         for s, stage in enumerate(pipeline.stages):
-            place = Place(plan.schedule, s, count, pipeline.num_micro_batches)
+            at = StagePosition(s, count, pipeline.num_micro_batches, pipeline.num_chunks)
             lengths = tuple(end - first for first, end in stage.layers)
             for chain in recompute_chains(policies, stage.num_layers, True):
                 fits: dict[int, int] = {}
@@ -163,6 +163,6 @@ def test_rooms_say_what_the_cost_model_says(task: tuple[Problem, Plan]) -> None:
                             fits.setdefault(r, k)
                 for r, samples in enumerate(stage.samples(pipeline.micro_batch_size)):
                     site = model.site(stage.replicas[r].devices)
-                    found = rooms.first_fits(site, lengths, place, Shards(), chain)
+                    found = rooms.first_fits(site, lengths, plan.schedule, at, Shards(), chain)
                     said = found[samples - 1] if samples <= len(found) else None
                     assert said == fits.get(r)

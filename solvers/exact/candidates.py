@@ -12,9 +12,11 @@ from itertools import pairwise, product
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Stage
 from hexiopt.problem.space import Recompute, recompute_chains
-from solvers.exact.enumeration.arrangements import Groups
-from solvers.exact.enumeration.dealing import Dealing, Frame, Seconds
-from solvers.exact.enumeration.layer_cuts import Layers, layer_cuts
+from hexiopt.schedules.in_flight import holding
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from solvers.exact.assignments import Groups
+from solvers.exact.sample_allocation import Dealing, Frame, Seconds
+from solvers.exact.splits import Layers, layer_cuts
 
 _SLACK = 1e-9  # of a limit, for rounding
 
@@ -64,8 +66,8 @@ class Candidates:
         known = self._found.get(key)
         if known is None or known[0] < limit_s:
             made = list(self._make(groups, num_sequences, frame, limit_s))
-            if frame.schedule == "interleaved":  # with one range of layers, as 1F1B
-                made += self.of(groups, num_sequences, replace(frame, schedule="1f1b"), limit_s)
+            if frame.schedule.chunked:  # with one range of layers, as 1F1B
+                made += self.of(groups, num_sequences, replace(frame, schedule=ONE_F_ONE_B), limit_s)
             known = self._found[key] = (limit_s, sorted(made, key=lambda one: max(one.ends_s)))
         if known[0] > limit_s:
             known = self._found[key] = (limit_s, [one for one in known[1] if max(one.ends_s) < limit_s])
@@ -86,7 +88,7 @@ class Candidates:
             if left or size < least:
                 continue
             dealing = Dealing(self._seconds, groups, size, count, frame, limit_s)
-            for layers in self._layers(len(groups), count, frame.schedule == "interleaved"):
+            for layers in self._layers(len(groups), count, frame.schedule.chunked):
                 for dealt, ends_s in dealing.ways(layers):
                     stages = tuple(
                         _stage(slots, ranges, given, recompute)
@@ -108,7 +110,7 @@ class Candidates:
         """Whether every stage fits anyhow: all layers, at the fastest policy, all sequences in flight, unsharded."""
         total = self._problem.model.num_layers
         return all(
-            self._model.memory_model(site, size).stage(total, True, True, frame.policies[0], held).total
+            self._model.memory_model(site, size).stage(total, True, True, frame.policies[0], holding(held)).total
             <= site.gpu.usable_memory_bytes
             for site in {self._model.site(slot) for stage in groups for slot in stage}
             for size in self._sizes

@@ -1,4 +1,4 @@
-"""Schedules: the recurrences against the event simulation and against a longest path written here."""
+"""The recurrence of plain pipelines: against the event simulation and against a longest path written here."""
 
 from collections.abc import Sequence
 
@@ -8,22 +8,30 @@ from hypothesis import strategies as st
 
 from hexiopt.cost.cost import PipelineCost, StageCost
 from hexiopt.cost.executors.memory import Memory
-from hexiopt.cost.schedule import SCHEDULE_TIMES, beat_s, one_f_one_b
 from hexiopt.plan.plan import Pipeline, Stage
-from hexiopt.simulation.engine import operations, simulate_pipeline
+from hexiopt.schedules.recurrence import chain_ends_s
+from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B, SCHEDULES
+from hexiopt.schedules.schedule import (
+    Operation,
+    OperationKind,
+    Schedule,
+    StagePosition,
+    largest_cycle_mean_s,
+    operations,
+)
+from hexiopt.simulation.engine import simulate_pipeline
 from tests.timing import within
 
 Times = tuple[list[float], list[float], list[float], list[float]]
-SCHEDULES = sorted(SCHEDULE_TIMES)
 
 
-def plain(schedule: str, times: Times, num_micro_batches: int) -> list[float]:
+def plain(schedule: Schedule, times: Times, num_micro_batches: int) -> list[float]:
     """When each stage ends: the longest path through all operations and messages, none left out."""
     forward, backward, ahead, back = times
     p, m = len(forward), num_micro_batches
     orders = []
     for i in range(p):
-        warm_up = m if schedule == "gpipe" else min(m, p - 1 - i)
+        warm_up = m if schedule == GPIPE else min(m, p - 1 - i)
         order = [("f", k) for k in range(warm_up)]
         for k in range(m):
             order += [("f", warm_up + k)] * (warm_up + k < m) + [("b", k)]
@@ -52,7 +60,7 @@ def plain(schedule: str, times: Times, num_micro_batches: int) -> list[float]:
     return ends
 
 
-def simulated(schedule: str, times: Times, num_micro_batches: int) -> list[float]:
+def simulated(schedule: Schedule, times: Times, num_micro_batches: int) -> list[float]:
     """When each stage ends in the event simulation."""
     forward, backward, ahead, back = times
     nothing = Memory(0, 0, 0, 0, 0, 0, 0, 0)
@@ -70,10 +78,8 @@ def simulated(schedule: str, times: Times, num_micro_batches: int) -> list[float
     return ends
 
 
-def of(schedule: str, times: Times, num_micro_batches: int) -> list[float]:
-    found = SCHEDULE_TIMES[schedule](*times, num_micro_batches)
-    assert found.end_s == max(found.stage_end_s)
-    return list(found.stage_end_s)
+def of(schedule: Schedule, times: Times, num_micro_batches: int) -> list[float]:
+    return list(chain_ends_s(schedule, *times, num_micro_batches))
 
 
 def same(a: Sequence[float], b: Sequence[float]) -> bool:
@@ -107,13 +113,15 @@ COUNTS = st.integers(1, 25) | st.integers(1, 25) | st.integers(1, 25) | st.integ
 @example(times=([1.0] * 10, [2.0] * 10, [0.0] * 9, [0.0] * 9), num_micro_batches=400)
 @example(times=([1.0, 3.0], [2.0, 1.0], [1e6], [0.0]), num_micro_batches=37)
 @example(times=([0.0, 1.0], [0.0, 2.0], [0.0], [0.0]), num_micro_batches=5)
-def test_every_stage_ends_when_the_event_simulation_says(schedule: str, times: Times, num_micro_batches: int) -> None:
+def test_every_stage_ends_when_the_event_simulation_says(
+    schedule: Schedule, times: Times, num_micro_batches: int
+) -> None:
     assert same(of(schedule, times, num_micro_batches), simulated(schedule, times, num_micro_batches))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @given(times=step_times(), num_micro_batches=COUNTS)
-def test_every_stage_ends_at_its_longest_path(schedule: str, times: Times, num_micro_batches: int) -> None:
+def test_every_stage_ends_at_its_longest_path(schedule: Schedule, times: Times, num_micro_batches: int) -> None:
     assert same(of(schedule, times, num_micro_batches), plain(schedule, times, num_micro_batches))
 
 
@@ -125,20 +133,22 @@ def test_two_stages_by_hand() -> None:
     6.5, b1 to 7.5; stage 0 b0 from 6.75 to 9.75, b1 to 12.75.
     """
     times = ([1.0, 2.0], [3.0, 1.0], [0.5], [0.25])
-    assert of("1f1b", times, 2) == pytest.approx([10.75, 7.5])
-    assert of("gpipe", times, 2) == pytest.approx([12.75, 7.5])
+    assert of(ONE_F_ONE_B, times, 2) == pytest.approx([10.75, 7.5])
+    assert of(GPIPE, times, 2) == pytest.approx([12.75, 7.5])
 
 
 @given(num_stages=st.integers(1, 10), num_micro_batches=st.integers(1, 60), schedule=st.sampled_from(SCHEDULES))
 def test_a_stage_runs_everything_once_and_backward_after_forward(
-    num_stages: int, num_micro_batches: int, schedule: str
+    num_stages: int, num_micro_batches: int, schedule: Schedule
 ) -> None:
     for stage in range(num_stages):
-        order = operations(schedule, stage, num_stages, num_micro_batches)
-        every = [(kind, 0, k) for kind in ("forward", "backward") for k in range(num_micro_batches)]
-        assert sorted(order) == sorted(every)
+        order = operations(schedule, StagePosition(stage, num_stages, num_micro_batches))
+        every = {Operation(kind, 0, k) for kind in OperationKind for k in range(num_micro_batches)}
+        assert len(order) == len(every)
+        assert set(order) == every
         for k in range(num_micro_batches):
-            assert order.index(("forward", 0, k)) < order.index(("backward", 0, k))
+            forward, backward = (order.index(Operation(kind, 0, k)) for kind in OperationKind)
+            assert forward < backward
 
 
 # ------------------------------------------------------------------ many micro-batches
@@ -147,7 +157,7 @@ def test_a_stage_runs_everything_once_and_backward_after_forward(
 @settings(max_examples=6)
 @given(times=step_times(max_stages=6), num_micro_batches=st.integers(2_000, 6_000))
 def test_extrapolation_equals_the_whole_recurrence(times: Times, num_micro_batches: int) -> None:
-    assert same(of("1f1b", times, num_micro_batches), plain("1f1b", times, num_micro_batches))
+    assert same(of(ONE_F_ONE_B, times, num_micro_batches), plain(ONE_F_ONE_B, times, num_micro_batches))
 
 
 MANY = 10**6
@@ -161,21 +171,21 @@ TWO_BOTTLENECKS: Times = ([1.0, 0.2, 1.0, 0.2, 1.0], [2.0, 0.1, 2.0, 0.1, 2.0], 
 
 @pytest.mark.parametrize("times", [UNEVEN, HOMOGENEOUS, SLOW_NETWORK, TWO_BOTTLENECKS])
 def test_a_million_micro_batches_are_extrapolated(times: Times) -> None:
-    far = within(0.05, lambda: of("1f1b", times, MANY))
+    far = within(0.05, lambda: of(ONE_F_ONE_B, times, MANY))
     # 5,040 rounds are whole periods of up to ten stages.
-    near, nearer = plain("1f1b", times, 7_040), plain("1f1b", times, 2_000)
+    near, nearer = plain(ONE_F_ONE_B, times, 7_040), plain(ONE_F_ONE_B, times, 2_000)
     rounds, left = divmod(MANY - 2_000, 5_040)
     assert left + 2_000 < 7_040
-    start = plain("1f1b", times, 2_000 + left)
+    start = plain(ONE_F_ONE_B, times, 2_000 + left)
     expected = [s + rounds * (a - b) for s, a, b in zip(start, near, nearer, strict=True)]
     assert same(far, expected)
 
 
 def test_a_million_micro_batches_of_nearly_equal_stages_answer_at_once() -> None:
-    far = within(0.05, lambda: of("1f1b", NEAR_TIE, MANY))
+    far = within(0.05, lambda: of(ONE_F_ONE_B, NEAR_TIE, MANY))
     beat = 3.00003
     # From 600,000 micro-batches on, one more costs one beat.
-    assert far[0] - of("1f1b", NEAR_TIE, 600_000)[0] == pytest.approx(400_000 * beat, rel=1e-9)
+    assert far[0] - of(ONE_F_ONE_B, NEAR_TIE, 600_000)[0] == pytest.approx(400_000 * beat, rel=1e-9)
 
 
 @given(data=st.data())
@@ -183,20 +193,21 @@ def test_a_million_micro_batches_of_random_stages_answer_at_once(data: st.DataOb
     seconds = st.floats(0.5, 2.0)
     p = data.draw(st.integers(2, 10))
     f, b, s, r = (data.draw(st.lists(seconds, min_size=n, max_size=n, unique=True)) for n in (p, p, p - 1, p - 1))
-    within(0.05, lambda: one_f_one_b(f, b, s, r, MANY))
+    within(0.05, lambda: chain_ends_s(ONE_F_ONE_B, f, b, s, r, MANY))
 
 
 @given(times=step_times(max_stages=7))
 def test_the_beat_is_the_slope_of_the_steady_state(times: Times) -> None:
     f, b, ahead, back = times
-    beat = beat_s([x + y for x, y in zip(f, b, strict=True)], [x + y for x, y in zip(ahead, back, strict=True)])
+    stage_s, trip_s = ([x + y for x, y in zip(*both, strict=True)] for both in ((f, b), (ahead, back)))
+    beat = largest_cycle_mean_s(stage_s, trip_s)
     beat = max(beat, *ahead, *back) if ahead else beat
     rounds = 420 * 2  # whole periods of up to seven stages
-    slope = (of("1f1b", times, 2_000 + rounds)[0] - of("1f1b", times, 2_000)[0]) / rounds
+    slope = (of(ONE_F_ONE_B, times, 2_000 + rounds)[0] - of(ONE_F_ONE_B, times, 2_000)[0]) / rounds
     assert slope == pytest.approx(beat, rel=1e-6)
 
 
 def test_the_beat_by_hand() -> None:
-    assert beat_s([3.0, 2.0], [4.0]) == 4.5  # (3 + 4 + 2) / 2: the message is in the way
-    assert beat_s([3.0, 2.0], [0.5]) == 3.0  # the slower stage
-    assert beat_s([1.0, 1.0, 1.0], [0.0, 5.0]) == 3.5  # (1 + 5 + 1) / 2 of the last two
+    assert largest_cycle_mean_s([3.0, 2.0], [4.0]) == 4.5  # (3 + 4 + 2) / 2: the message is in the way
+    assert largest_cycle_mean_s([3.0, 2.0], [0.5]) == 3.0  # the slower stage
+    assert largest_cycle_mean_s([1.0, 1.0, 1.0], [0.0, 5.0]) == 3.5  # (1 + 5 + 1) / 2 of the last two

@@ -11,7 +11,7 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
-from solvers.exact.enumeration.arrangements import Arrangement, Seats
+from solvers.exact.assignments import Arrangement, Seats
 from tests.solvers import oracle, problems
 
 

@@ -1,0 +1,59 @@
+"""The configuration of each solver: its parameters, typed as its dataclass says, beside its name and its budget.
+
+`solver=NAME` composes it. Ours have a file in `conf/solver/` with a comment and what differs, upon the schema that is
+stored here; a solver of another package needs no file.
+"""
+
+from collections.abc import Iterable
+from dataclasses import MISSING, Field, field, make_dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments.config import SolverConfig
+from hexiopt.errors import InputError
+from solvers.registry import ALIASES, BUILT_IN, known, parameters, solver_class
+
+SCHEMA = "_schema"  # ends the name of what is stored for our own solvers
+
+
+def schema(name: str) -> type[SolverConfig]:
+    """The configuration of a solver as a dataclass. Raises InputError where it cannot be imported."""
+    made = solver_class(name)
+    hints = get_type_hints(made)
+    own = [(one.name, _typed(one.name, hints[one.name]), _default(one)) for one in parameters(made)]
+    bases = make_dataclass("Named", [("name", str, field(default=name))], bases=(SolverConfig,))
+    return make_dataclass(f"{name.title()}Config", own, bases=(bases,))
+
+
+def register(names: Iterable[str] | None = None) -> None:
+    """Store the configurations of solvers, all of them where no names are given, in Hydra's ConfigStore."""
+    store = ConfigStore.instance()
+    for name in known() if names is None else names:
+        name = ALIASES.get(name, name)
+        if name in BUILT_IN:
+            store.store(group="solver", name=name + SCHEMA, node=schema(name))
+        elif name in known():
+            try:
+                node = schema(name)
+            except InputError:  # the solver, if it is asked for, says what is wrong
+                node = make_dataclass("Broken", [("name", str, field(default=name))], bases=(SolverConfig,))
+            store.store(group="solver", name=name, node=node)
+
+
+def _default(parameter: Field[Any]) -> Any:
+    factory = parameter.default_factory
+    return field(default=parameter.default) if factory is MISSING else field(default_factory=factory)
+
+
+def _typed(name: str, hint: Any) -> Any:
+    """What OmegaConf checks of a value; what it does not know is left to the solver."""
+    if get_origin(hint) is Literal:
+        return type(get_args(hint)[0])
+    try:
+        OmegaConf.structured(make_dataclass("Probe", [(name, hint)]))
+    except OmegaConfBaseException:
+        return Any
+    return hint

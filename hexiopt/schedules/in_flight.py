@@ -1,0 +1,77 @@
+"""What a stage has in flight: micro-batches whose activations it holds, layer range by layer range."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from hexiopt.schedules.schedule import OperationKind, Schedule, StagePosition
+
+Counts = tuple[int, ...]  # micro-batches in flight, by layer range
+InFlight = tuple[Counts, ...]  # at every moment when it may be most
+
+
+def holding(num_micro_batches: int) -> InFlight:
+    """What a stage with one layer range has in flight that holds so many micro-batches at most."""
+    return ((num_micro_batches,),)
+
+
+@lru_cache(maxsize=65_536)
+def in_flight(schedule: Schedule, at: StagePosition) -> InFlight:
+    """What a stage has in flight at every moment that is no less in some layer range than at all others: the
+    Pareto-maximal ones.
+
+    At which of them the stage holds most depends on the bytes that its ranges store (`largest`).
+    """
+    held = [0] * at.num_chunks
+    moments: dict[Counts, None] = {}  # in order
+    for turns, repeats in schedule.programme(at):
+        change = [0] * at.num_chunks
+        for kind, chunk in turns:
+            change[chunk] += 1 if kind is OperationKind.FORWARD else -1
+        numbers: Sequence[int] = range(repeats)
+        if min(change) >= 0 or max(change) <= 0:  # most is held the first time or the last
+            numbers = sorted({0, repeats - 1}) if repeats else ()
+        before = tuple(held)
+        for number in numbers:
+            held = [n + number * more for n, more in zip(before, change, strict=True)]
+            forward = False
+            for kind, chunk in turns:
+                if forward and kind is not OperationKind.FORWARD:
+                    moments[tuple(held)] = None
+                forward = kind is OperationKind.FORWARD
+                held[chunk] += 1 if forward else -1
+            if forward:
+                moments[tuple(held)] = None
+    return tuple(one for one in moments if not any(one != other and _within(one, other) for other in moments))
+
+
+def stages_in_flight(
+    schedule: Schedule, num_stages: int, num_micro_batches: int, num_chunks: int
+) -> tuple[InFlight, ...]:
+    """`in_flight` of every stage of a pipeline."""
+    enough = schedule.saturates_at(num_stages, num_chunks) or num_micro_batches
+    return _stages_in_flight(schedule, num_stages, min(num_micro_batches, enough), num_chunks)
+
+
+@lru_cache(maxsize=65_536)
+def _stages_in_flight(
+    schedule: Schedule, num_stages: int, num_micro_batches: int, num_chunks: int
+) -> tuple[InFlight, ...]:
+    positions = [StagePosition(s, num_stages, num_micro_batches, num_chunks) for s in range(num_stages)]
+    return tuple([in_flight(schedule, at) for at in positions])
+
+
+def most_in_flight(schedule: Schedule, at: StagePosition) -> int:
+    """The most micro-batches in flight in a stage that holds one layer range."""
+    ((count,),) = in_flight(schedule, at)
+    return count
+
+
+def _within(one: Counts, other: Counts) -> bool:
+    return all(a <= b for a, b in zip(one, other, strict=True))
+
+
+def largest(held: InFlight, chunk_bytes: Sequence[float]) -> Counts:
+    """Of the moments `held`, the first whose Σ count · bytes is largest."""
+    if len(held) == 1:
+        return held[0]
+    return max(held, key=lambda counts: sum(n * b for n, b in zip(counts, chunk_bytes, strict=True)))

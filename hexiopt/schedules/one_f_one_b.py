@@ -1,0 +1,30 @@
+"""1F1B with a flush at the end of the step (Narayanan et al., arXiv 2006.09503, section 3.2: PipeDream-Flush)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hexiopt.schedules.schedule import BACKWARD_TURN, FORWARD_TURN, Programme, Schedule, StagePosition
+
+_PAIR = FORWARD_TURN + BACKWARD_TURN
+
+
+@dataclass(frozen=True)
+class OneFOneB(Schedule):
+    """A forward for every stage after this one; then forward and backward alternate; the backwards left."""
+
+    name: ClassVar[str] = "1f1b"
+    lockstep: ClassVar[bool] = True
+    bounded: ClassVar[bool] = True
+
+    def programme(self, at: StagePosition) -> Programme:
+        """F for every stage after, F B in turns, the rest of B."""
+        warm_up = min(at.num_micro_batches, at.num_stages - 1 - at.stage)
+        return (
+            (FORWARD_TURN, warm_up),
+            (_PAIR, at.num_micro_batches - warm_up),
+            (BACKWARD_TURN, warm_up),
+        )
+
+    def saturates_at(self, num_stages: int, num_chunks: int) -> int | None:
+        """Of the first stage, which has most in flight: as many as there are stages."""
+        return num_stages

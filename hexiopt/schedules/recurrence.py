@@ -1,0 +1,162 @@
+"""When the stages of a pipeline end, under any schedule, with unequal stages, replicas and layer ranges.
+
+Every replica of a stage is an *executor*. It runs its stage's programme, each operation when the executor is free and
+all its messages have come. Executors that exchange samples have a link in each direction. A message starts when its
+operation ends and the messages before it on the link are through; receives are posted early, so an executor computes
+while messages travel. Layer range c of stage s is virtual stage c · p + s of p stages, so that with several ranges the
+last stage sends to the first as well. `hexiopt/simulation/engine.py` replays the same rules event by event.
+
+The steady part of a schedule is a max-plus linear system, which sooner or later moves by the same times over and over
+(Baccelli et al., "Synchronization and Linearity", theorem 3.109). Such periods are skipped (`kernel.py`), so that a
+pipeline of a million micro-batches takes hardly longer than one of a hundred.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import isnan
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexiopt.errors import InputError
+from hexiopt.schedules.schedule import OperationKind, Schedule, StagePosition, Turn
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """One replica of a stage: forward and backward seconds of each of its layer ranges."""
+
+    stage: int
+    chunk_s: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Messages of one direction between two executors (by index), seconds each."""
+
+    backward: bool
+    sender: int
+    receiver: int
+    seconds: float
+
+
+def chain_ends_s(
+    schedule: Schedule,
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    send_forward_s: Sequence[float],
+    send_backward_s: Sequence[float],
+    num_micro_batches: int,
+) -> tuple[float, ...]:
+    """When each stage ends its last operation, where every stage is one executor with one layer range.
+
+    Seconds from the step's start [stages]. `send_forward_s[i]` is from stage i to i + 1, `send_backward_s[i]` from
+    stage i + 1 to i [stages - 1].
+    """
+    count = len(forward_s)
+    seconds = [s for pair in zip(forward_s, backward_s, strict=True) for s in pair]
+    stages, links = _chain(count)
+    return _ends_s(schedule, count, num_micro_batches, 1, stages, links, [*seconds, *send_forward_s, *send_backward_s])
+
+
+@lru_cache(maxsize=4096)  # equal pipelines of a plan, and of the plans of a search
+def executor_ends_s(
+    schedule: Schedule,
+    num_stages: int,
+    num_micro_batches: int,
+    executors: tuple[Executor, ...],
+    links: tuple[Link, ...],
+) -> tuple[float, ...]:
+    """When each executor ends its last operation, in seconds from the step's start.
+
+    The pipeline must not break the schedule's rule. Raises InputError where operations wait for each other for ever.
+    """
+    seconds = [s for executor in executors for chunk in executor.chunk_s for s in chunk]
+    return _ends_s(
+        schedule,
+        num_stages,
+        num_micro_batches,
+        len(executors[0].chunk_s),
+        tuple([executor.stage for executor in executors]),
+        tuple([(link.backward, link.sender, link.receiver) for link in links]),
+        [*seconds, *(link.seconds for link in links)],
+    )
+
+
+_Links = tuple[tuple[bool, int, int], ...]  # backward, sender, receiver
+
+
+@lru_cache(maxsize=1024)
+def _chain(count: int) -> tuple[tuple[int, ...], _Links]:
+    ahead = [(False, s, s + 1) for s in range(count - 1)]
+    return tuple(range(count)), (*ahead, *((True, s + 1, s) for s in range(count - 1)))
+
+
+def _ends_s(
+    schedule: Schedule,
+    num_stages: int,
+    num_micro_batches: int,
+    num_chunks: int,
+    stages: tuple[int, ...],
+    links: _Links,
+    seconds: list[float],
+) -> tuple[float, ...]:
+    from hexiopt.schedules.kernel import ends_s  # only here, as numba takes a second to start
+
+    order = _order(schedule, num_stages, num_micro_batches, num_chunks, stages)
+    found: list[float] = ends_s(np.array(seconds), order, _wiring(num_stages, num_chunks, stages, links)).tolist()
+    if isnan(found[0]):
+        raise InputError(f"schedule {schedule}: operations wait for each other for ever; run what they wait for before")
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _order(
+    schedule: Schedule, num_stages: int, num_micro_batches: int, num_chunks: int, stages: tuple[int, ...]
+) -> Ints:
+    """`kernel.Order` of executors that are replicas of `stages`, in one array."""
+    numbers: list[int] = []
+    start_of: dict[tuple[Turn, ...], int] = {}
+    rows: list[list[int]] = []  # per stage, of all its blocks: start, length, repeats
+    for s in range(num_stages):
+        row: list[int] = []
+        for turns, repeats in schedule.programme(StagePosition(s, num_stages, num_micro_batches, num_chunks)):
+            if repeats and turns:
+                if turns not in start_of:
+                    start_of[turns] = len(numbers)
+                    numbers += [2 * chunk + (kind is OperationKind.BACKWARD) for kind, chunk in turns]
+                row += (start_of[turns], len(turns), repeats)
+        rows.append(row)
+    first, blocks = [0], list[int]()
+    for s in stages:
+        blocks += rows[s]
+        first.append(len(blocks) // 3)
+    return np.array([len(first), first[-1], *first, *blocks, *numbers])
+
+
+@lru_cache(maxsize=1024)
+def _wiring(num_stages: int, num_chunks: int, stages: tuple[int, ...], links: _Links) -> Ints:
+    """`kernel.Wiring` of a pipeline, in one array. Every link has a queue for each layer range of its receiver."""
+    incoming: list[tuple[list[int], list[int]]] = [([], []) for _ in stages]
+    outgoing: list[tuple[list[int], list[int]]] = [([], []) for _ in stages]
+    for k, (backward, sender, receiver) in enumerate(links):
+        outgoing[sender][backward].append(k)
+        incoming[receiver][backward].append(k)
+    last = num_stages * num_chunks - 1  # of the virtual stages
+    at, takes, sends = list[int](), list[int](), list[int]()
+    for e, s in enumerate(stages):
+        for chunk in range(num_chunks):
+            virtual = chunk * num_stages + s
+            for backward in (False, True):
+                begins, ends = virtual == (last if backward else 0), virtual == (0 if backward else last)
+                target = (virtual + (-1 if backward else 1)) // num_stages
+                at += (len(takes), len(takes), len(sends) // 2, len(sends) // 2)
+                for k in () if begins else incoming[e][backward]:
+                    takes.append(k * num_chunks + chunk)
+                for k in () if ends else outgoing[e][backward]:
+                    sends += (k, k * num_chunks + target)
+                at[-3], at[-1] = len(takes), len(sends) // 2
+    return np.array([len(links) * num_chunks, len(at) // 4, len(takes), *at, *takes, *sends])

@@ -1,0 +1,20 @@
+"""All schedules by name. A new one is a file beside this one and a row here."""
+
+from hexiopt.errors import InputError, closest, shown
+from hexiopt.schedules.gpipe import GPipe
+from hexiopt.schedules.interleaved import Interleaved
+from hexiopt.schedules.one_f_one_b import OneFOneB
+from hexiopt.schedules.schedule import Schedule
+
+GPIPE, ONE_F_ONE_B, INTERLEAVED = GPipe(), OneFOneB(), Interleaved()
+SCHEDULES: tuple[Schedule, ...] = (GPIPE, ONE_F_ONE_B, INTERLEAVED)
+SCHEDULE_NAMES = tuple(schedule.name for schedule in SCHEDULES)
+_BY_NAME = {schedule.name: schedule for schedule in SCHEDULES}
+
+
+def schedule_named(name: str, where: str = "schedule") -> Schedule:
+    """The schedule of that name, which `where` states. Raises InputError where there is none."""
+    found = _BY_NAME.get(name)
+    if found is None:
+        raise InputError(f"{where}: {shown(name)} is not known; {closest(str(name), SCHEDULE_NAMES)}")
+    return found

@@ -1,0 +1,184 @@
+"""What a pipeline schedule is: the order in which the stages of a pipeline run the operations of their micro-batches.
+
+A schedule states this order once, as a `Programme` for every stage. All else follows from it: the operations one by
+one (`operations`), what a stage has in flight (`in_flight.py`), and when it ends (`recurrence.py`).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from itertools import pairwise
+from typing import ClassVar, NamedTuple
+
+
+class OperationKind(Enum):
+    """What a stage does for a micro-batch: its value is the word for it, `letter` stands in drawings."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+    @property
+    def letter(self) -> str:
+        """The capital that the literature uses."""
+        return self.value[0].upper()
+
+    __hash__ = object.__hash__  # members are singletons; Enum hashes their names, which takes longer
+
+
+class Turn(NamedTuple):
+    """The next forward or backward of a layer range, by the range's number in its stage."""
+
+    kind: OperationKind
+    chunk: int
+
+
+# Of stages that hold one layer range.
+FORWARD_TURN = (Turn(OperationKind.FORWARD, 0),)
+BACKWARD_TURN = (Turn(OperationKind.BACKWARD, 0),)
+
+
+# What a stage runs in a step: blocks of turns, in order, and how often it runs each block. The micro-batches of each
+# kind and layer range count up from 0.
+Programme = tuple[tuple[tuple[Turn, ...], int], ...]
+
+
+class Operation(NamedTuple):
+    """A forward or a backward of one layer range of a stage for one micro-batch."""
+
+    kind: OperationKind
+    chunk: int
+    micro_batch: int
+
+    @property
+    def backward(self) -> bool:
+        """Whether gradients go back."""
+        return self.kind is OperationKind.BACKWARD
+
+
+class StagePosition(NamedTuple):
+    """Which stage of its pipeline a stage is, and what comes to it: all that its programme depends on."""
+
+    stage: int
+    num_stages: int
+    num_micro_batches: int
+    num_chunks: int = 1  # layer ranges of every stage
+
+    @property
+    def first(self) -> bool:
+        """Whether the stage holds the embedding."""
+        return self.stage == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether the stage holds the LM head."""
+        return self.stage == self.num_stages - 1
+
+    @property
+    def num_after(self) -> int:
+        """Stages after this one."""
+        return self.num_stages - 1 - self.stage
+
+
+@dataclass(frozen=True)
+class Schedule(ABC):
+    """The order of operations of a pipeline. Schedules are values: equal ones order alike."""
+
+    name: ClassVar[str]  # in files and on the command line
+    chunked: ClassVar[bool] = False  # stages may hold several layer ranges
+    lockstep: ClassVar[bool] = False  # pipelines may gather and scatter states in every micro-batch (ZeRO-2 and 3)
+    bounded: ClassVar[bool] = False  # what hexiopt/bounds and solvers/exact say of all plans is proved for it too
+
+    @abstractmethod
+    def programme(self, at: StagePosition) -> Programme:
+        """What a stage runs, in order; the position must not break the rule of `broken_rule`."""
+
+    def broken_rule(self, num_stages: int, num_chunks: int, num_micro_batches: int) -> tuple[str, str] | None:
+        """The first rule on its shape that a pipeline breaks under the schedule: a word for it, and what is wrong with
+        a remedy. None if it can run."""
+        if num_chunks > 1 and not self.chunked:
+            return "interleaved", f"several layer ranges a stage under {self.name}; take the interleaved schedule"
+        return None
+
+    def micro_batch_multiple(self, num_stages: int, num_chunks: int) -> int:
+        """Of what a pipeline's number of micro-batches must be a multiple."""
+        return 1
+
+    def saturates_at(self, num_stages: int, num_chunks: int) -> int | None:
+        """The number of micro-batches from which on more of them mean no more in flight in any stage. None: always
+        more, as far as is known."""
+        return None
+
+    def cycle_s(self, stage_s: Sequence[float], round_trip_s: Sequence[float], num_chunks: int) -> float:
+        """About the seconds between micro-batches in the steady state, for searches.
+
+        `stage_s`: forward and backward of a micro-batch in each stage [stages]; `round_trip_s`: both messages between
+        a stage and the next [stages - 1]. Layer ranges are taken to be equal.
+        """
+        ahead = forwards_ahead(self, len(stage_s), num_chunks)
+        if num_chunks == 1:
+            return largest_cycle_mean_s(stage_s, round_trip_s, ahead)
+        return num_chunks * largest_cycle_mean_s([s / num_chunks for s in stage_s], round_trip_s, ahead)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def largest_cycle_mean_s(stage_s: Sequence[float], round_trip_s: Sequence[float], ahead: int = 1) -> float:
+    """The largest cycle mean of the event graph of a schedule that alternates forwards and backwards, in seconds.
+
+    A cycle goes forward from stage i to j and back, through all stages and messages between. It takes `ahead` rounds
+    for every stage that it moves on, and one for the last; see `forwards_ahead`.
+    """
+    p = len(stage_s)
+    best = 0.0
+    for i in range(p):
+        length, rounds = 0.0, 1
+        for j in range(i, p):
+            length += stage_s[j]
+            mean = length / rounds
+            if mean > best:
+                best = mean
+            if j < p - 1:
+                length += round_trip_s[j]
+                rounds += ahead
+    return best
+
+
+@lru_cache(maxsize=65_536)
+def forwards_before_backward(schedule: Schedule, at: StagePosition) -> int:
+    """Forwards of a layer range each that a stage runs before its first backward."""
+    count = 0
+    for turns, repeats in schedule.programme(at):
+        if repeats:
+            forwards = next((k for k, turn in enumerate(turns) if turn.kind is OperationKind.BACKWARD), None)
+            if forwards is not None:
+                return count + forwards
+            count += repeats * len(turns)
+    return count
+
+
+@lru_cache(maxsize=4096)
+def forwards_ahead(schedule: Schedule, num_stages: int, num_chunks: int) -> int:
+    """Forwards of a layer range that a stage has run more than the next one, at most, when each begins its first
+    backward; at least 1.
+
+    With many micro-batches: one in 1F1B, two in interleaved 1F1B.
+    """
+    enough = 4 * num_stages * num_chunks
+    run = [
+        forwards_before_backward(schedule, StagePosition(s, num_stages, enough, num_chunks)) for s in range(num_stages)
+    ]
+    return max([1, *(a - b for a, b in pairwise(run))])
+
+
+def operations(schedule: Schedule, at: StagePosition) -> list[Operation]:
+    """All operations of a stage, in order."""
+    begun: dict[Turn, int] = {}
+    found = []
+    for turns, repeats in schedule.programme(at):
+        for turn in turns * repeats:
+            number = begun[turn] = begun.get(turn, -1) + 1
+            found.append(Operation(turn.kind, turn.chunk, number))
+    return found

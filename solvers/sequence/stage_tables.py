@@ -1,0 +1,165 @@
+"""What a stage takes with any number of layers: recompute layer by layer, and layers for stages built in several ways.
+
+As few layers of a stage as memory asks for recompute what their backward needs. A stage's bytes are linear in the
+layers of each policy, but for the working set of the layer being recomputed, of which the largest counts
+(`hexiopt/cost/executors/activations.py`). So of n layers with policies l, lean, and r, rich, as many as fit are rich.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.model import CostModel
+from hexiopt.plan.plan import Ends
+from hexiopt.plan.token_layout import Floats, Ints
+from hexiopt.schedules.in_flight import holding
+from solvers.completion import allocation
+from solvers.completion.allocation import least_bottleneck
+
+_EXACT = 1e-9  # of the limit, for rounding
+
+
+class Mixtures:
+    """The best policies of stages of 1 to `most` layers.
+
+    `layer_s` gives a layer's seconds, `bytes_of` the bytes of a stage on each device [devices], by its policies;
+    `beside_s` is what a stage takes without layers. `mixed`: whether its layers may differ.
+    """
+
+    def __init__(
+        self,
+        policies: Sequence[str],
+        layer_s: Callable[[str], float],
+        bytes_of: Callable[[tuple[str, ...]], Floats],
+        limit_bytes: Floats,
+        beside_s: float,
+        most: int,
+        *,
+        mixed: bool,
+    ) -> None:
+        self._policies = policies
+        count = np.arange(1, most + 1)
+        rows = []
+        for policy in policies:
+            # From two layers on linear under ZeRO-3 too, which holds two of them whole.
+            two, three = (bytes_of((policy,) * n) for n in (2, 3))
+            rows.append((layer_s(policy), two - 2 * (three - two), three - two))
+        limit = limit_bytes * (1.0 + _EXACT)
+        self.seconds: Floats = np.full(most, np.inf)
+        self._lean, self._rich, self._num_rich = (np.zeros(most, np.int64) for _ in range(3))
+        for k, (seconds, base, each) in enumerate(rows):
+            fits = count <= ((limit - base) / each).min()
+            self._offer(np.where(fits, count * seconds, np.inf) + beside_s, k, k, count)
+        for rich, lean in combinations(range(len(rows)), 2) if mixed else ():
+            (rich_s, one_base, more), (lean_s, other_base, less) = rows[rich], rows[lean]
+            if rich_s >= lean_s or (more <= less).any():
+                continue
+            room = limit - np.maximum(one_base, other_base) - count[:, None] * less
+            number = np.minimum(np.floor((room / (more - less)).min(axis=1)), count - 1).astype(np.int64)
+            some_s = number * rich_s + (count - number) * lean_s + beside_s
+            self._offer(np.where(number > 0, some_s, np.inf), lean, rich, number)
+
+    def _offer(self, seconds: Floats, lean: int, rich: int, number: Ints) -> None:
+        better = seconds < self.seconds
+        self.seconds = np.where(better, seconds, self.seconds)
+        self._lean = np.where(better, lean, self._lean)
+        self._rich = np.where(better, rich, self._rich)
+        self._num_rich = np.where(better, number, self._num_rich)
+
+    def policies(self, num_layers: int) -> tuple[str, ...]:
+        """The policies of a stage of so many layers that fit: one, or one for each."""
+        at = num_layers - 1
+        rich, lean = self._policies[self._rich[at]], self._policies[self._lean[at]]
+        number = int(self._num_rich[at])
+        return (rich,) if number == num_layers else (lean,) * (num_layers - number) + (rich,) * number
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to build a stage: tensor parallelism or a layout, and what it takes with any number of layers."""
+
+    ends: Ends
+    mixtures: Mixtures
+
+
+def dealt_layers(lines: Sequence[Sequence[Sequence[Way]]], total: int, *, even: bool = False) -> list[int] | None:
+    """Layers of each stage, at least one, the same in all lines, so that the slowest stage is as fast as may be with
+    the best of its ways [lines][stages][ways]; `even`: within one layer of each other, the first stages longer. None
+    where memory has no room for `total`, or a stage would have no layer."""
+    slots = list(zip(*lines, strict=True))
+    if not all(ways for slot in slots for ways in slot) or len(slots) > total:
+        return None
+    each_s = [
+        np.max([np.min([way.mixtures.seconds for way in ways], axis=0) for ways in slot], axis=0) for slot in slots
+    ]
+    times = [seconds[: np.isfinite(seconds).sum()].tolist() for seconds in each_s]  # memory bounds the layers
+    if not all(times) or sum(map(len, times)) < total:
+        return None
+    if not even:
+        return least_bottleneck(times, total)
+    counts = allocation.even(total, len(slots))
+    return counts if all(n <= len(own) for n, own in zip(counts, times, strict=True)) else None
+
+
+def fastest(ways: Sequence[Way], layers: int) -> Way:
+    """The best way for so many layers."""
+    return min(ways, key=lambda way: float(way.mixtures.seconds[layers - 1]))
+
+
+class TensorTable:
+    """Seconds and bytes of layers of TP groups; groups of types in the order of `types`, degrees up to a machine's."""
+
+    def __init__(self, model: CostModel, types: Sequence[str]) -> None:
+        problem = self._problem = model.problem
+        self._model = model
+        self._examples: dict[tuple[int, int], tuple[int, ...]] = {}  # (type, degree): devices
+        for machine, own in problem.usable_by_machine.items():
+            kind = problem.cluster.machines[machine]
+            for degree in problem.space.allowed_tp(kind.num_gpus):
+                if degree <= len(own):
+                    self._examples.setdefault((types.index(kind.gpu.name), degree), own[:degree])
+        self._most = max(degree for _, degree in self._examples)
+        self._shape = (len(model.policies()), len(types), self._most + 1)
+        self._kept: dict[object, tuple[Floats, Floats]] = {}
+
+    def of(self, counts: Floats, machines: Ints, held: Floats, size: int, shards: Shards) -> tuple[Floats, Floats]:
+        """Of stages with `counts` [..., types] devices in as many `machines` [...] and `held` [...] micro-batches of
+        `size` sequences in flight: seconds of a layer for a sequence, and layers that fit, both [policies, ...];
+        infinite and none where tensor parallelism may not be."""
+        layer_s, bytes_of = self._tables(size, shards)
+        degree, types = counts.sum(axis=-1).astype(np.int64), (counts > 0).sum(axis=-1)
+        may = (machines == 1) & (types == 1) & (degree <= self._most)
+        kind, at = counts.argmax(axis=-1), np.where(may, degree, 0)
+        room, each, flight, both = bytes_of[:, :, kind, at]
+        most = np.floor((room - flight * held) / (each + both * held) + 1e-9)
+        return np.where(may, layer_s[:, kind, at], np.inf), np.where(may, most, 0.0)
+
+    def _tables(self, size: int, shards: Shards) -> tuple[Floats, Floats]:
+        """Seconds [policies, types, degrees]; and bytes [parts, policies, types, degrees]: room without layers, of a
+        layer, of a micro-batch in flight, of a layer's."""
+        key = (size, shards)
+        if key not in self._kept:
+            model = self._model
+            layer_s, bytes_of = np.full(self._shape, np.inf), np.zeros((4, *self._shape))
+            bytes_of[1] = 1.0
+            for (kind, degree), devices in self._examples.items():
+                site = model.site(devices)
+                memory, limit = model.memory_model(site, size), site.gpu.usable_memory_bytes
+                for k, policy in enumerate(model.policies()):
+                    layer_s[k, kind, degree] = sum(model.layer_s(site, size, policy)) / size
+                    # From two layers on linear under ZeRO-3 too.
+                    one, more, two, both = (
+                        memory.stage(n, False, False, policy, holding(held), shards).total
+                        for held in (1, 2)
+                        for n in (2, 3)
+                    )
+                    ends = 0.5 * (memory.stage(2, True, True, policy, holding(1), shards).total - one)
+                    grows = both - two - more + one
+                    flight, each = two - one - 2 * grows, more - one - grows
+                    room = limit - ends - (one - 2 * each - flight - 2 * grows)
+                    bytes_of[:, k, kind, degree] = room, each, flight, grows
+            self._kept[key] = layer_s, bytes_of
+        return self._kept[key]
