@@ -17,6 +17,7 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from solvers import registry
 from tests.conftest import ROOT, Run
+from tests.slow import slow_but
 
 CLUSTERS = [name for name in config_names("cluster") if name != "file"]
 MODELS = [name for name in config_names("model") if name != "hf"]
@@ -60,6 +61,9 @@ def test_solver_files_are_the_registry() -> None:
     assert set(config_names("solver")) == {*registry.names(), *registry.ALIASES}
 
 
+PLANNERS = registry.names(lambda able: not registry.small_oracle(able))
+
+
 @pytest.mark.parametrize("name", registry.names())
 def test_every_solver_file_has_the_parameters_of_its_dataclass(tmp_path: Path, name: str) -> None:
     """And its defaults; oracles have more time, and a comment says what each is."""
@@ -73,7 +77,7 @@ def test_every_solver_file_has_the_parameters_of_its_dataclass(tmp_path: Path, n
     assert text.startswith("# ")
 
 
-@pytest.mark.parametrize("name", registry.names(lambda able: not registry.small_oracle(able)))
+@pytest.mark.parametrize("name", slow_but([name for name in PLANNERS if name != "cp_sat"], PLANNERS))
 def test_every_solver_finds_a_valid_plan(tmp_path: Path, name: str) -> None:
     for package in registry.solver_class(name).capabilities.requires:
         pytest.importorskip(package)

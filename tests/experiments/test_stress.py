@@ -31,7 +31,7 @@ def test_no_violation(first: int) -> None:
 def test_a_violation_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound that is too high is reported, once for every plan below it."""
     problem = random_problem(random.Random(3))
-    best_s = make_solver("portfolio").solve(problem, Budget(20.0, 12), seed=3).objective
+    best_s = make_solver("portfolio").solve(problem, Budget(3600.0, 12), seed=3).objective
     assert best_s < float("inf")
     monkeypatch.setattr("experiments.stress.lower_bound_s", lambda model, limit_s: 1.01 * best_s)
     _, wrong = run(3, ("portfolio",), steps=12)

@@ -32,7 +32,7 @@ def plan_text() -> str:
         Workload(4, 32, precision="fp32", optimizer_sharding="1"),
         Space(num_pipelines=2, num_stages=2),
     )
-    result = make_solver("portfolio").solve(problem, Budget(60.0, 40), seed=0)
+    result = make_solver("portfolio").solve(problem, Budget(3600.0, 40), seed=0)
     assert result.plan is not None
     assert result.cost is not None
     return json.dumps(plan_file_to_dict(problem, result.plan, result.cost, {}))
@@ -182,6 +182,7 @@ def test_bad_settings_start_nothing(
     assert ran.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_gpu_for_each_process_or_the_cpu(
     hexiopt: Run, tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +199,7 @@ def test_a_gpu_for_each_process_or_the_cpu(
     assert not (tmp_path / "refused" / "run.json").exists()
 
 
+@pytest.mark.slow
 def test_more_processes_than_a_machine_carries_are_refused(
     hexiopt: Run, tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Iterable
 import pytest
 
 from tests.golden import files, outcome
+from tests.slow import slow_but
 
 SHOWN = 12
 PLANS = files.read(files.PLANS)
+LONG = ("cp_sat", "flashflex", "sequence_exact")  # half of the time that all solvers take
 
 
 def assert_none(lines: Iterable[str]) -> None:
@@ -32,7 +34,7 @@ def test_prices() -> None:
     assert_none(lines)
 
 
-@pytest.mark.parametrize("solver", PLANS["solvers"])
+@pytest.mark.parametrize("solver", slow_but([name for name in PLANS["solvers"] if name not in LONG], PLANS["solvers"]))
 def test_plans(solver: str) -> None:
     assert_none(files.differences(PLANS["solvers"][solver], files.plans(PLANS, solver), solver))
 

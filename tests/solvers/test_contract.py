@@ -456,10 +456,10 @@ def test_a_listener_may_stop_before_any_plan(name: str) -> None:
 
 
 @ALL
-@pytest.mark.parametrize("kind", problems.INFEASIBLE)
+@pytest.mark.parametrize("kind", slow_but(("model", "constraint"), problems.INFEASIBLE))
 def test_an_infeasible_problem_has_a_reason(name: str, kind: str) -> None:
     problem, solver = allowed(name, problems.INFEASIBLE[kind]()), make_solver(name)
-    result = within(0.5, lambda: solver.solve(problem, Budget(1.0)), after_s=1.0)
+    result = solver.solve(problem, Budget(LONG_S, 30))
     assert result.status in (Status.INFEASIBLE, Status.NOT_FOUND)
     assert kind == "constraint" or result.status is Status.INFEASIBLE
     assert (result.plan, result.cost, result.trajectory) == (None, None, ())

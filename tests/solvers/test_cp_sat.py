@@ -133,7 +133,7 @@ def test_most_together_is_a_knapsack() -> None:
 @pytest.mark.parametrize("kind", slow_but(("tight", "slow_network"), problems.TINY_PROBLEMS))
 def test_equals_looking_at_all_plans(kind: str) -> None:
     problem = problems.TINY_PROBLEMS[kind]()
-    result, best = CpSat().solve(problem, Budget(60.0, 3000)), Exhaustive().solve(problem, Budget(60.0))
+    result, best = CpSat().solve(problem, Budget(3600.0, 3000)), Exhaustive().solve(problem, Budget(3600.0))
     assert result.status is best.status is Status.OPTIMAL
     assert result.objective == pytest.approx(best.objective, rel=1e-9)
     assert result.bound_s <= result.objective
@@ -146,7 +146,7 @@ def test_equals_looking_at_all_plans_of_random_problems(problem: Problem) -> Non
     problem = replace(problem, model=replace(problem.model, num_layers=min(problem.model.num_layers, 4)))
     best = Exhaustive().solve(problem, Budget(20.0))
     assume(best.status in (Status.OPTIMAL, Status.INFEASIBLE))
-    result = CpSat().solve(problem, Budget(60.0, 4000))
+    result = CpSat().solve(problem, Budget(3600.0, 4000))
     assert result.status is best.status
     if best.cost is not None:
         assert result.objective == pytest.approx(best.objective, rel=1e-9)
@@ -164,7 +164,7 @@ NARROWER = [
 @pytest.mark.parametrize("change", slow_but(NARROWER[:1], NARROWER if STRESS else NARROWER[::3]), ids=str)
 def test_equals_looking_at_all_plans_of_narrower_spaces(change: dict[str, Any]) -> None:
     problem = replace(problems.loose(), space=Space(max_micro_batch_size=2, **change))
-    result, best = CpSat().solve(problem, Budget(60.0, 4000)), Exhaustive().solve(problem, Budget(60.0))
+    result, best = CpSat().solve(problem, Budget(3600.0, 4000)), Exhaustive().solve(problem, Budget(3600.0))
     assert result.status is best.status is Status.OPTIMAL
     assert result.objective == pytest.approx(best.objective, rel=1e-9)
 
@@ -172,9 +172,9 @@ def test_equals_looking_at_all_plans_of_narrower_spaces(change: dict[str, Any]) 
 def test_finds_the_best_plan_by_itself() -> None:
     """Without the portfolio's plan the proof finds it: all plans are in the model."""
     problem = problems.fast_network()
-    search = Search("test", problem, Budget(60.0), 0)
+    search = Search("test", problem, Budget(3600.0), 0)
     assert Proof(search).run()
-    assert search.best_s == pytest.approx(Exhaustive().solve(problem, Budget(60.0)).objective, rel=1e-9)
+    assert search.best_s == pytest.approx(Exhaustive().solve(problem, Budget(3600.0)).objective, rel=1e-9)
     assert search.bound_s == pytest.approx(search.best_s, rel=1e-9)
 
 
@@ -183,7 +183,7 @@ def test_a_line_is_tightened_to_what_it_can_process() -> None:
     model = CostModel(problem)
     seats = Seats.of(problem)
     lines = Lines(model, seats, Candidates(model), LineFloor(model, StageTable(model)))
-    limit_s = 2 * Exhaustive().solve(problem, Budget(60.0)).objective
+    limit_s = 2 * Exhaustive().solve(problem, Budget(3600.0)).objective
     columns = lines.columns(Kind(alone=True, lockstep=False), limit_s, lambda: True)
     assert columns is not None
     rng = random.Random(0)
@@ -199,9 +199,9 @@ def test_a_line_is_tightened_to_what_it_can_process() -> None:
 
 def test_the_bound_of_larger_problems_holds_and_rises() -> None:
     problem = problems.easy()
-    search = Search("test", problem, Budget(60.0), 0)
+    search = Search("test", problem, Budget(3600.0), 0)
     before = search.bound_s
-    found = CpSat().solve(problem, Budget(60.0, 2000))
+    found = CpSat().solve(problem, Budget(3600.0, 2000))
     assert found.plan is not None
     assert before < found.bound_s <= found.objective
 

@@ -31,7 +31,7 @@ MOST_PLANS = 1500  # that the naive oracle prices of a drawn problem
 MOST_SETS = 10_000  # of pipelines that it puts together
 
 
-def solve(problem: Problem, time_limit_s: float = 60.0, **more: Any) -> Result:
+def solve(problem: Problem, time_limit_s: float = 3600.0, **more: Any) -> Result:
     return Exhaustive().solve(problem, Budget(time_limit_s), **more)
 
 

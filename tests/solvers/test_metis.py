@@ -37,7 +37,7 @@ def test_compositions_by_hand() -> None:
 @pytest.mark.parametrize("exclude", [(), ("a:0", "c:2")])
 def test_what_both_phases_keep_is_legal_and_gets_better(exclude: tuple[str, ...]) -> None:
     problem = problems.easy(Space(exclude=exclude))
-    search = Search("hexiscale", problem, Budget(60.0), 0)
+    search = Search("hexiscale", problem, Budget(3600.0), 0)
     hierarchy = HierarchicalPartition(search, PlanCompleter(search.pricer), random.Random(0))
     bests = []
     for _ in range(80):
@@ -52,7 +52,7 @@ def test_what_both_phases_keep_is_legal_and_gets_better(exclude: tuple[str, ...]
 @pytest.mark.parametrize("pipelines", [1, 2, 3, 5, 8])
 def test_a_fixed_number_of_pipelines(pipelines: int) -> None:
     problem = problems.easy(Space(num_pipelines=pipelines))
-    result = HexiScale().solve(problem, Budget(60.0, 100))
+    result = HexiScale().solve(problem, Budget(3600.0, 100))
     assert result.plan is not None, result.reason
     assert len(result.plan.pipelines) == pipelines
 
@@ -62,7 +62,7 @@ def test_no_pipeline_crosses_a_dead_slow_network() -> None:
     problem = problems.easy(network_gb_per_s=0.02)
     workload = replace(problem.workload, global_batch=256)
     problem = Problem(problem.cluster, replace(problems.TINY, num_layers=3, vocab_size=1000), workload)
-    result = HexiScale().solve(problem, Budget(60.0, 600))
+    result = HexiScale().solve(problem, Budget(3600.0, 600))
     assert result.plan is not None
     for pipeline in result.plan.pipelines:
         devices = [device for stage in pipeline.stages for device in stage.devices]

@@ -30,7 +30,7 @@ def test_smaller_micro_batches_stay_even() -> None:
     pipelines = tuple(Pipeline(tuple(stages(problem, first, 4)), count, 2) for first, count in ((0, 3), (4, 2)))
     plan = Plan(pipelines, ONE_F_ONE_B, Sharding(0))
     assert check(problem, plan) == []
-    search = Search("test", problem, Budget(60.0, 200), 0)
+    search = Search("test", problem, Budget(3600.0, 200), 0)
     search.offer(plan)
     Polisher(search, PlanCompleter(search.pricer), random.Random(0)).finish()
     assert search.plan is not None

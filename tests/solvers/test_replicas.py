@@ -123,7 +123,7 @@ def test_starts_of_single_pipelines() -> None:
 def test_polishing_shifts_samples() -> None:
     """Away from a replica that has most of them, to one that is as fast."""
     problem = Problem(problems.cluster(("a", "fast", 2)), problems.TINY, Workload(16, 2048, recompute="none"), Space())
-    search = Search("test", problem, Budget(60.0, 2000), 0)
+    search = Search("test", problem, Budget(3600.0, 2000), 0)
     completer = PlanCompleter(search.pricer)
     stage = Stage(held_by((Replica((0,), 13), Replica((1,), 3))), ((0, 4),), ("none",))
     search.offer(Plan((Pipeline((stage,), 1, 16),), ONE_F_ONE_B, Sharding(1)))
@@ -139,7 +139,7 @@ def test_polishing_shifts_samples() -> None:
 def test_searches_find_replicas_where_they_are_best_and_allowed(name: str) -> None:
     problem = problems.three_gpus()
     plain = replace(problem, space=replace(problem.space, replicas=False))
-    found, without = (make_solver(name).solve(p, Budget(60.0, 3000)) for p in (problem, plain))
+    found, without = (make_solver(name).solve(p, Budget(3600.0, 3000)) for p in (problem, plain))
     assert found.plan is not None
     assert without.plan is not None
     assert any(len(stage.replicas) > 1 for pipeline in found.plan.pipelines for stage in pipeline.stages)

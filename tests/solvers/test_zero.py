@@ -44,7 +44,7 @@ def test_every_solver_finds_a_plan_in_lockstep(name: str, zero: str) -> None:
     if name == "hexiscale":
         pytest.importorskip("pymetis")
     problem = sharded(problems.loose(), zero)
-    result = make_solver(name).solve(problem, Budget(60.0, max_steps=200), seed=0)
+    result = make_solver(name).solve(problem, Budget(3600.0, max_steps=200), seed=0)
     assert result.plan is not None, result.reason
     assert result.plan.sharding.stage == int(zero)
     assert violations(problem, result.plan, result.cost) == []
@@ -56,7 +56,7 @@ def test_mixed_machines_work_in_lockstep(name: str) -> None:
     if name == "hexiscale":
         pytest.importorskip("pymetis")
     problem = sharded(problems.easy(), "3")
-    result = make_solver(name).solve(problem, Budget(60.0, max_steps=300), seed=1)
+    result = make_solver(name).solve(problem, Budget(3600.0, max_steps=300), seed=1)
     assert result.plan is not None, result.reason
     assert violations(problem, result.plan, result.cost) == []
 

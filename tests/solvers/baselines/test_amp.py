@@ -54,7 +54,7 @@ def mixed() -> Problem:
 
 def test_all_devices_work_and_the_fast_ones_hold_more_layers() -> None:
     problem = mixed()
-    plan = Amp().solve(problem, Budget(60.0)).plan
+    plan = Amp().solve(problem, Budget(3600.0)).plan
     assert plan is not None
     assert sorted(plan.devices()) == list(range(8))
     held = {"a100_40gb_sxm": 0, "v100_16gb_sxm": 0}
@@ -102,10 +102,10 @@ def test_odd_numbers_of_devices_have_few_grids() -> None:
     """Seven devices: one pipeline of seven, since seven pipelines do not share the batch."""
     own = problems.cluster(("a100_40gb_sxm", 3, 200), ("v100_16gb_sxm", 4, 60), network_gb_per_s=12.5)
     problem = Problem(own, problems.model("gpt2_345m", 10), Workload(24, 1024, precision="fp16"))
-    plan = Amp().solve(problem, Budget(60.0)).plan
+    plan = Amp().solve(problem, Budget(3600.0)).plan
     assert plan is not None
     assert [len(line.stages) for line in plan.pipelines] == [7]
     few = replace(problem, model=problems.model("gpt2_345m", 6))
-    result = Amp().solve(few, Budget(60.0))
+    result = Amp().solve(few, Budget(3600.0))
     assert result.plan is None
     assert result.reason

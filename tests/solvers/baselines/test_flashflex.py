@@ -118,7 +118,7 @@ def test_published_seconds_are_flashflex_s_and_memory_is_ours() -> None:
 
 @cache
 def planned(defects: str) -> Result:
-    return FlashFlex(defects).solve(setting_2(), Budget(120.0))
+    return FlashFlex(defects).solve(setting_2(), Budget(3600.0))
 
 
 @pytest.mark.parametrize("defects", ["as_published", "as_released"])

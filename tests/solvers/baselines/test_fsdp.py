@@ -47,14 +47,14 @@ def test_the_best_of_everything(network_gb_per_s: float, fast_gib: float) -> Non
             assert Fsdp.space.first_violation(problem, plan) is None
             best_s = min(best_s, model.price(plan).objective)
     assert best_s < float("inf")
-    assert Fsdp().solve(problem, Budget(30.0)).objective == pytest.approx(best_s, rel=1e-12)
+    assert Fsdp().solve(problem, Budget(3600.0)).objective == pytest.approx(best_s, rel=1e-12)
 
 
 def test_hybrid_sharding_where_machines_hardly_talk() -> None:
     """Two machines of four A100 on 10 Gbit/s: shards stay inside, and gradients cross the network once a step."""
     base = mixed.one_kind()
     large, small = (replace(base, workload=replace(base.workload, global_batch=batch)) for batch in (512, 32))
-    both, one = Fsdp().solve(large, Budget(30.0)).plan, Fsdp().solve(small, Budget(30.0)).plan
+    both, one = Fsdp().solve(large, Budget(3600.0)).plan, Fsdp().solve(small, Budget(3600.0)).plan
     assert both is not None
     assert one is not None
     assert (len(both.pipelines), both.sharding.groups) == (8, "machine")

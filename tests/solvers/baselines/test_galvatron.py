@@ -139,6 +139,6 @@ def test_one_policy_where_the_space_says_so(switch: str) -> None:
     """For all stages, or for all layers of a stage."""
     problem = mixed.tight_memory()
     problem = replace(problem, space=replace(problem.space, **{switch: False}))  # type: ignore[arg-type]
-    result = Galvatron().solve(problem, Budget(30.0))
+    result = Galvatron().solve(problem, Budget(3600.0))
     assert result.plan is not None
     assert violations(problem, result.plan, result.cost) == []

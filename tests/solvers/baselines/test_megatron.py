@@ -27,7 +27,7 @@ from tests.solvers.baselines.random_plans import random_plans
 
 
 def plan_for(problem: Problem) -> Plan:
-    plan = Megatron().solve(problem, Budget(60.0)).plan
+    plan = Megatron().solve(problem, Budget(3600.0)).plan
     assert plan is not None
     return plan
 
@@ -186,13 +186,13 @@ def test_slow_machines_are_left_out_where_the_network_is_slow() -> None:
 
 
 def test_few_micro_batches_are_interleaved() -> None:
-    free, fixed = plan_for(pair()), Megatron().solve(pair(schedule="1f1b"), Budget(60.0))
+    free, fixed = plan_for(pair()), Megatron().solve(pair(schedule="1f1b"), Budget(3600.0))
     assert free.schedule == INTERLEAVED
-    assert Megatron().solve(pair(), Budget(60.0)).objective < fixed.objective
+    assert Megatron().solve(pair(), Budget(3600.0)).objective < fixed.objective
 
 
 def test_gpipe_is_not_its_schedule() -> None:
-    result = Megatron().solve(pair(schedule="gpipe"), Budget(60.0))
+    result = Megatron().solve(pair(schedule="gpipe"), Budget(3600.0))
     assert result.plan is None
     assert result.reason
 

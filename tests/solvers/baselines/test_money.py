@@ -43,7 +43,7 @@ def test_a_device_costs_its_share_of_the_machine() -> None:
     own = problem()
     prices = prices_per_s(own)
     assert prices == pytest.approx([4 / 3600] * 4 + [0.5 / 3600] * 4)
-    result = make_solver("sailor").solve(own, Budget(20.0))
+    result = make_solver("sailor").solve(own, Budget(3600.0))
     assert result.plan is not None
     assert money(prices, result.plan, 2.0) == pytest.approx(2 * sum(prices[d] for d in result.plan.devices()))
 
@@ -53,11 +53,11 @@ def test_money_buys_time(name: str) -> None:
     """The later the deadline, the cheaper; without one the slow GPUs, of more FLOPS for the money."""
     own = problem()
     prices = prices_per_s(own)
-    fastest = make_solver(name).solve(own, Budget(20.0))
+    fastest = make_solver(name).solve(own, Budget(3600.0))
     assert fastest.plan is not None
     spent = [money(prices, fastest.plan, fastest.objective)]
     for deadline_s in (1.05 * fastest.objective, 2 * fastest.objective, 4 * fastest.objective, None):
-        result = make_solver(name, objective="money", deadline_s=deadline_s).solve(own, Budget(20.0))
+        result = make_solver(name, objective="money", deadline_s=deadline_s).solve(own, Budget(3600.0))
         assert result.plan is not None, result.reason
         assert violations(own, result.plan, result.cost) == []
         assert space_of(name).first_violation(own, result.plan) is None
@@ -72,8 +72,8 @@ def test_money_buys_time(name: str) -> None:
 def test_no_random_plan_in_time_is_cheaper(name: str) -> None:
     own = problem()
     prices, model = prices_per_s(own), CostModel(own)
-    deadline_s = 2 * make_solver(name).solve(own, Budget(20.0)).objective
-    best = make_solver(name, objective="money", deadline_s=deadline_s).solve(own, Budget(20.0))
+    deadline_s = 2 * make_solver(name).solve(own, Budget(3600.0)).objective
+    best = make_solver(name, objective="money", deadline_s=deadline_s).solve(own, Budget(3600.0))
     assert best.plan is not None
     in_time = 0
     for plan in random_plans(space_of(name), own, random.Random(1), 2000):
@@ -96,8 +96,8 @@ def test_a_deadline_that_nothing_meets(name: str) -> None:
 def test_a_deadline_that_is_just_missed(name: str) -> None:
     """The reason says what was reached."""
     own = problem()
-    fastest_s = make_solver(name).solve(own, Budget(20.0)).objective
-    result = make_solver(name, objective="money", deadline_s=0.95 * fastest_s).solve(own, Budget(20.0))
+    fastest_s = make_solver(name).solve(own, Budget(3600.0)).objective
+    result = make_solver(name, objective="money", deadline_s=0.95 * fastest_s).solve(own, Budget(3600.0))
     assert result.plan is None
     assert f"{fastest_s:.4g} s" in result.reason
 
@@ -124,6 +124,6 @@ def test_the_objective() -> None:
 
 @EACH
 def test_deterministic(name: str) -> None:
-    made = [make_solver(name, objective="money").solve(problem(), Budget(30.0, 50)) for _ in range(2)]
+    made = [make_solver(name, objective="money").solve(problem(), Budget(3600.0, 50)) for _ in range(2)]
     assert made[0].plan == made[1].plan
     assert made[0].steps <= 50

@@ -76,7 +76,7 @@ def test_zones_are_what_fast_links_join() -> None:
 
 def test_pipelines_stay_in_a_rack() -> None:
     problem = problems.racks()
-    result = make_solver("sailor").solve(problem, Budget(30.0))
+    result = make_solver("sailor").solve(problem, Budget(3600.0))
     assert result.plan is not None
     machine_of = problem.cluster.machine_of
     for pipeline in result.plan.pipelines:
@@ -87,7 +87,7 @@ def test_pipelines_stay_in_a_rack() -> None:
 def test_one_tp_degree_where_asked() -> None:
     problem = small.easy()
     problem = replace(problem, space=replace(problem.space, uneven_tp=False, num_stages=2, num_pipelines=2))
-    result = make_solver("sailor").solve(problem, Budget(20.0))
+    result = make_solver("sailor").solve(problem, Budget(3600.0))
     assert result.plan is not None
     assert len({stage.tp for pipeline in result.plan.pipelines for stage in pipeline.stages}) == 1
     assert [len(pipeline.stages) for pipeline in result.plan.pipelines] == [2, 2]

@@ -53,7 +53,7 @@ def problem_of(kind: str) -> Problem:
 
 @cache
 def answer(name: str, kind: str) -> Result:
-    return RIVALS[name]().solve(problem_of(kind), Budget(60.0))
+    return RIVALS[name]().solve(problem_of(kind), Budget(3600.0))
 
 
 def drawn(own: SymmetricLayouts, problem: Problem, rng: random.Random) -> Plan | None:
@@ -115,7 +115,7 @@ def test_what_is_foreign_is_said(name: str) -> None:
     problem = replace(task(("fast", 4)), workload=Workload(2, 32768))
     problem = replace(problem, space=replace(problem.space, num_pipelines=1, num_stages=1))
     own = RIVALS[name]()
-    plan = own.solve(problem, Budget(20.0)).plan
+    plan = own.solve(problem, Budget(3600.0)).plan
     assert plan is not None
     stage = plan.pipelines[0].stages[0]
     layout = stage.sequence
@@ -139,7 +139,7 @@ def test_what_is_foreign_is_said(name: str) -> None:
     words = {"ring": "an all-to-all", "ulysses": "a ring"}
     for other, wrong in words.items():
         theirs = "ulysses" if other == "ring" else "ring"
-        foreign = RIVALS[theirs]().solve(problem, Budget(20.0)).plan
+        foreign = RIVALS[theirs]().solve(problem, Budget(3600.0)).plan
         assert foreign is not None
         if name == other:
             assert own.space.first_violation(problem, foreign) == wrong
@@ -160,7 +160,7 @@ def test_the_slowest_device_sets_their_pace() -> None:
 def test_of_equal_compute_the_smallest_groups_are_estimated_first(name: str) -> None:
     """So that on large clusters, where time ends before all are, what says least to others has been."""
     problem = task(("fast", 4), ("fast", 4), batch=8)
-    search = Search(name, problem, Budget(60.0), 0)
+    search = Search(name, problem, Budget(3600.0), 0)
     plan = next(RIVALS[name]().candidates(search, random.Random(0))).make()
     assert plan is not None
     assert len(plan.pipelines) == 8

@@ -42,7 +42,7 @@ SEQUENCE = names(of_sequences)
 PROVEN = 3e-6  # of a step time, within which a bound is called equal
 
 
-def solve(problem: Problem, resolution: int | None = None, seconds: float = 60.0, **more: Any) -> Result:
+def solve(problem: Problem, resolution: int | None = None, seconds: float = 3600.0, **more: Any) -> Result:
     options = {} if resolution is None else {"resolution": resolution}
     return make_solver("sequence_exact", **options).solve(problem, Budget(seconds), **more)
 
@@ -158,14 +158,14 @@ def test_the_time_limit_is_kept_and_the_bound_then_holds() -> None:
     assert_sound(problem, result)
     assert result.own_gap > PROVEN
     whole = SMALL_LAYOUTS["pair_tight"]()
-    proven, cut_off = solve(whole), make_solver("sequence_exact").solve(whole, Budget(60.0, 2))
+    proven, cut_off = solve(whole), make_solver("sequence_exact").solve(whole, Budget(3600.0, 2))
     assert cut_off.own_bound is not None
     assert cut_off.own_bound.bound_s <= proven.objective * (1 + PROVEN)
 
 
 def test_same_steps_same_plan() -> None:
     problem = SMALL_LAYOUTS["three_slow_link"]()
-    first, second = (make_solver("sequence_exact").solve(problem, Budget(60.0, 8), seed=s) for s in (0, 0))
+    first, second = (make_solver("sequence_exact").solve(problem, Budget(3600.0, 8), seed=s) for s in (0, 0))
     assert first.plan == second.plan
     assert first.own_bound == second.own_bound
     assert first.steps == second.steps == 8
@@ -256,7 +256,7 @@ def test_the_best_are_within_bounds_and_heuristics_near_them() -> None:
         assert lower_bound_s(model) <= BEST_S[name]
         assert equal_shards_s(model) >= BEST_S[name] * (1 - PROVEN)
         for solver in HEURISTICS:
-            result = make_solver(solver).solve(problem, Budget(60.0, HEURISTICS[solver]))
+            result = make_solver(solver).solve(problem, Budget(3600.0, HEURISTICS[solver]))
             near[solver] += result.objective <= 1.03 * BEST_S[name]
     assert all(near[solver] >= 18 for solver in HEURISTICS)
 

@@ -200,8 +200,8 @@ def test_alike_devices_price_layouts_alike() -> None:
 def test_a_freedom_taken_away_is_not_used(switch: str) -> None:
     problem = task(("fast", 2), ("slow", 2))
     problem = replace(problem, space=replace(problem.space, num_pipelines=1, num_stages=1))
-    free = make_solver("hexiseq").solve(problem, Budget(20.0, 60))
-    bound = make_solver("hexiseq", **{switch: False}).solve(problem, Budget(20.0, 60))
+    free = make_solver("hexiseq").solve(problem, Budget(3600.0, 60))
+    bound = make_solver("hexiseq", **{switch: False}).solve(problem, Budget(3600.0, 60))
     assert bound.plan is not None
     layout = bound.plan.pipelines[0].stages[0].sequence
     assert layout is not None
@@ -218,7 +218,7 @@ def test_a_freedom_taken_away_is_not_used(switch: str) -> None:
 def test_the_joint_search_is_as_good_as_its_parts_and_mixes_stages() -> None:
     """Where one machine has a fast link inside and others have none, stages of both kinds may stand in a pipeline."""
     problem = task(("fast", 4), ("slow", 2), ("slow", 2), batch=4, seq_len=16384, network_gb_per_s=5.0)
-    steps = Budget(60.0, 120)
+    steps = Budget(3600.0, 120)
     joint = Search("joint", problem, steps, 0)
     plan_jointly(joint, random.Random(0))
     assert joint.plan is not None
@@ -232,8 +232,8 @@ def test_the_joint_search_is_as_good_as_its_parts_and_mixes_stages() -> None:
 
 def test_the_portfolio_plans_jointly_only_where_layouts_are_allowed() -> None:
     problem = task(("fast", 2), ("slow", 2), batch=4, seq_len=65536, memory_gib=8.0)
-    with_layouts = make_solver("portfolio").solve(problem, Budget(60.0, 200))
-    without = make_solver("portfolio").solve(replace(problem, space=Space(max_micro_batch_size=2)), Budget(60.0, 200))
+    with_layouts = make_solver("portfolio").solve(problem, Budget(3600.0, 200))
+    without = make_solver("portfolio").solve(replace(problem, space=Space(max_micro_batch_size=2)), Budget(3600.0, 200))
     assert with_layouts.plan is not None
     assert violations(problem, with_layouts.plan, with_layouts.cost) == []
     assert with_layouts.objective <= without.objective
