@@ -14,10 +14,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from experiments.app.common import Job, found, search, solver_of
+from experiments.app.reports import show_plan
 from experiments.cli import main
-from experiments.common import Job, found, search, solver_of
 from experiments.price import priced
-from experiments.reports import show_plan
 from hexiopt.calibration import coefficients
 from hexiopt.calibration.constants import constants
 from hexiopt.calibration.frameworks import default_framework

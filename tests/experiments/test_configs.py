@@ -8,9 +8,9 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf, open_dict
 
-from experiments import solver_config
-from experiments.common import Job, config_names
-from experiments.config import Config, ConstraintsConfig, SolverConfig, SpaceConfig, WorkloadConfig, register
+from experiments.app import solver_config
+from experiments.app.common import Job, config_names
+from experiments.app.config import Config, ConstraintsConfig, SolverConfig, SpaceConfig, WorkloadConfig, register
 from hexiopt.cost.cost import violations
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space

@@ -12,7 +12,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.config import SolverConfig
+from experiments.app.config import SolverConfig
 from hexiopt.errors import InputError
 from solvers.registry import ALIASES, BUILT_IN, known, parameters, solver_class
 

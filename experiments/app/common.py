@@ -16,8 +16,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from experiments.config import Config
-from experiments.terminal import mute, show
+from experiments.app.config import Config
+from experiments.app.terminal import mute, show
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
