@@ -226,7 +226,10 @@ def _larger_clusters(problem: Problem) -> Iterator[tuple[Problem, str]]:
     machine = _roomiest(problem)
     for more in _MORE_MACHINES:
         extra = tuple(replace(machine, name=f"more-{k}", spec_name="more") for k in range(more))
-        cluster = replace(problem.cluster, machines=problem.cluster.machines + extra)
+        try:
+            cluster = replace(problem.cluster, machines=problem.cluster.machines + extra)
+        except InputError:  # one machine alone, of which nothing says how it reaches others
+            return
         plural = "machine" if more == 1 else "machines"
         words = f"{more} more {plural} like {machine.name} ({machine.num_gpus} × {machine.gpu.name})"
         yield replace(problem, cluster=cluster), words
