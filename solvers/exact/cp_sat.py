@@ -67,7 +67,7 @@ class CpSat(SearchSolver):
             return
         if small and Proof(run).run():
             run.exhausted = run.plan is None
-        elif not small and run.plan is not None:
+        elif not small and run.plan is not None and budget.max_steps is None:  # the bound rises by the clock
             assert isinstance(run.pricer, CostModel)
             run.bound_s = max(run.bound_s, lower_bound_s(run.pricer, run.left_s()))
 

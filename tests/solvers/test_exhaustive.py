@@ -103,6 +103,7 @@ def tiny_problems(draw: st.DrawFn) -> Problem:
         raise
 
 
+@pytest.mark.slow
 @settings(max_examples=100 if STRESS else 12, suppress_health_check=[HealthCheck.filter_too_much])
 @given(tiny_problems())
 def test_equals_the_naive_oracle(problem: Problem) -> None:

@@ -18,6 +18,7 @@ from hexiopt.solving import Budget
 from solvers.core.search import Search
 from solvers.frame import infeasible
 from solvers.frame.infeasible import conclude, nearest_change
+from tests.slow import slow_but
 from tests.solvers import oracle, problems
 
 
@@ -36,7 +37,7 @@ def small(gib: float, layers: int, space: Space, machines: tuple[tuple[str, str,
     return Problem(own, replace(base.model, num_layers=layers, vocab_size=500), workload, space)
 
 
-@pytest.mark.parametrize("tp_degrees", ["powers_of_two", "all"])
+@pytest.mark.parametrize("tp_degrees", slow_but(("all",), ("powers_of_two", "all")))
 @pytest.mark.parametrize(
     "machines",
     [(("a", "fast", 3),), (("a", "fast", 2), ("b", "slow", 1)), (("a", "fast", 1), ("b", "fast", 1))],
