@@ -21,7 +21,7 @@ from statistics import geometric_mean, median
 from rich.console import Console
 from rich.table import Table
 
-from experiments.configurations import named_cluster, named_model
+from experiments.app.configurations import named_cluster, named_model
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cores import usable_cores
 from hexiopt.cost.model import CostModel

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from experiments.terminal import mute
-from experiments.verbs import VERBS
+from experiments.app.terminal import mute
+from experiments.app.verbs import VERBS
 
 _COMPLETION = ("-sc", "--shell-completion")
 
@@ -45,7 +45,7 @@ def _main(args: list[str]) -> int:
     if verb not in VERBS:
         print(f"hexiopt: {verb!r} is not a verb; known: {', '.join(VERBS)}", file=sys.stderr)
         return 2
-    from experiments.hydra_app import run
+    from experiments.app.hydra_app import run
 
     return run(verb, overrides)
 

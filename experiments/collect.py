@@ -13,8 +13,8 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.app.common import STATUS_FILE, Job
 from experiments.cli import main
-from experiments.common import STATUS_FILE, Job
 from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import MAX_PLAN_BYTES
 from hexiopt.reading import read_mapping

@@ -2,8 +2,8 @@
 
 import sys
 
+from experiments.app.common import Job, NoPlanError, bounded, interrupt, search, solvers_of
 from experiments.cli import main
-from experiments.common import Job, NoPlanError, bounded, interrupt, search, solvers_of
 from hexiopt.referee import InvalidPlanError
 from hexiopt.result import Result
 

@@ -14,19 +14,19 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from experiments.app.common import Job, found, search, solver_of
+from experiments.app.reports import show_plan
 from experiments.cli import main
-from experiments.common import Job, found, search, solver_of
 from experiments.price import priced
-from experiments.reports import show_plan
 from hexiopt.calibration import coefficients
 from hexiopt.calibration.constants import constants
 from hexiopt.calibration.frameworks import default_framework
 from hexiopt.calibration.gpus import Gpu, catalogue, fitted_efficiency
+from hexiopt.cost.breakdown import breakdown, busy_time
 from hexiopt.cost.cost import Cost, StageCost
 from hexiopt.cost.executors.memory import MEMORY_PARTS
-from hexiopt.cost.executors.sites import Site
 from hexiopt.cost.model import CostModel
-from hexiopt.plan.plan import Plan, Stage
+from hexiopt.plan.plan import Plan
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.cluster_file import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATENCY_US
@@ -97,7 +97,18 @@ def step_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
         seconds(cost.optimizer_s),
         f"memory traffic of Adam on the last device to start{gathers}",
     )
-    simulated = simulated_s(CostModel(problem), plan)
+    model = CostModel(problem)
+    spent = breakdown(model, plan, cost)
+    several = len(pipeline.stages[spent.stage].executors) > 1
+    name = f"stage {spent.stage}" + (f", replica {spent.executor}" if several else "") + f" of pipeline {longest}"
+    parts = [part for part in spent.parts if part[1] > 1e-9 * cost.step_time_s]
+    yield (
+        "step",
+        seconds(cost.step_time_s),
+        f"on {name}, which ends last: "
+        + ", ".join(f"{part} {seconds(value)} ({percent(value / cost.step_time_s)})" for part, value in parts),
+    )
+    simulated = simulated_s(model, plan)
     if simulated is not None:
         yield (
             "simulated",
@@ -124,10 +135,9 @@ def stage_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
     rows: list[Row] = []
     for p, (pipeline, priced_pipeline) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
         for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced_pipeline.stages, strict=True)):
-            ends = s == 0, s == len(pipeline.stages) - 1
             given = stage.samples(pipeline.micro_batch_size)
             if stage.sequence:
-                parts = _sequence_parts(model, stage, stage_cost, pipeline.micro_batch_size, *ends)
+                parts = _time_parts(model, plan, cost, p, s)
                 rows.append(_stage_row(f"{p}·{s} {place(problem.cluster, stage.all_devices())}", stage_cost, parts))
                 continue
             for r, (replica, samples, one) in enumerate(zip(stage.replicas, given, stage_cost.each, strict=True)):
@@ -136,8 +146,7 @@ def stage_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
                 if key in seen:
                     continue
                 seen[key] = len(rows)
-                total = one.forward_s + one.backward_s
-                parts = _time_parts(model, stage, site, samples, *ends, total if plan.sharding.stage >= 2 else 0.0)
+                parts = _time_parts(model, plan, cost, p, s, r)
                 name = f"{p}·{s}" + (f".{r}" if len(given) > 1 else "")
                 rows.append(_stage_row(f"{name} {place(problem.cluster, replica.devices)}", one, parts))
     yield from rows[:_MAX_STAGES]
@@ -157,50 +166,23 @@ def _stage_row(name: str, cost: StageCost, parts: list[tuple[str, float]]) -> Ro
     )
 
 
-def _sequence_parts(
-    model: CostModel, stage: Stage, cost: StageCost, size: int, first: bool, last: bool
-) -> list[tuple[str, float]]:
-    """As `_time_parts`, of a sequence stage: what its busiest device does, and how long it waits."""
-    assert stage.sequence is not None
-    layout = model.sequence_stage(stage.sequence, size)
-    policies = [policy for policies in stage.policies() for policy in policies]
-    each = {policy: layout.parts_s(policy) for policy in set(policies)}
-    busiest = max(
-        range(len(stage.all_devices())),
-        key=lambda d: sum(part[d] for policy in policies for part in each[policy].values()),
-    )
-    parts = [(name, float(sum(each[policy][name][busiest] for policy in policies))) for name in each[policies[0]]]
-    embedding, head = layout.ends_s
-    parts += [
-        ("embedding", (embedding.forward_s + embedding.backward_s) if first else 0.0),
-        ("LM head and loss", (head.forward_s + head.backward_s) if last else 0.0),
-    ]
-    waiting_s = cost.forward_s + cost.backward_s - sum(seconds for _, seconds in parts)
-    parts.append(("waiting for keys and other devices", waiting_s))
-    return sorted((part for part in parts if part[1] > 1e-9 * waiting_s), key=lambda part: -part[1])
-
-
-def _time_parts(
-    model: CostModel, stage: Stage, site: Site, size: int, first: bool, last: bool, lockstep_s: float
-) -> list[tuple[str, float]]:
-    """Seconds of a stage's forward and backward by what they do, largest first; `lockstep_s` in all from ZeRO-2 on."""
-    alone = Site(site.gpu, site.tp, float("inf"), 0.0)
-    policies = [policy for policies in stage.policies() for policy in policies]
-    plain = sum(model.layer_s(alone, size, "none")) * len(policies)
-    again = sum(sum(model.layer_s(alone, size, policy)) for policy in policies) - plain
-    whole = sum(sum(model.layer_s(site, size, policy)) for policy in policies)
-    embedding, head = model.ends_s(site, size)
+def _time_parts(model: CostModel, plan: Plan, cost: Cost, p: int, s: int, r: int = 0) -> list[tuple[str, float]]:
+    """Seconds of an executor's forward and backward by what they do, largest first."""
+    stage, busy = plan.pipelines[p].stages[s], busy_time(model, plan, cost, p, s, r)
+    policies = ", ".join(sorted(set(stage.recompute)))
+    speed = "" if stage.sequence else f" at {rate(model.site(stage.executors[r]).bandwidth)} GB/s"
     parts = [
-        ("compute of its layers", plain),
-        (f"recompute ({', '.join(sorted(set(policies)))})", again),
-        (f"TP collectives at {rate(site.bandwidth)} GB/s", whole - plain - again),
-        ("embedding", (embedding.forward_s + embedding.backward_s) if first else 0.0),
-        ("LM head and loss", (head.forward_s + head.backward_s) if last else 0.0),
+        ("outside attention" if stage.sequence else "compute of its layers", busy.layers_s),
+        ("attention", busy.attention_s),
+        (f"recompute ({policies})", busy.recompute_s),
+        (f"TP collectives{speed}", busy.tensor_parallel_s),
+        ("all-to-all", busy.all_to_all_s),
+        ("embedding", busy.embedding_s),
+        ("LM head and loss", busy.head_s),
+        ("waiting for keys and other devices", busy.sequence_waiting_s),
+        ("gathers, scatters and slower holders", busy.lockstep_s),
     ]
-    waiting_s = lockstep_s - sum(seconds for _, seconds in parts)
-    if waiting_s > 1e-9 * lockstep_s:
-        parts.append(("gathers, scatters and slower holders", waiting_s))
-    return sorted((part for part in parts if part[1] > 0), key=lambda part: -part[1])
+    return sorted((part for part in parts if part[1] > 1e-9 * busy.total_s), key=lambda part: -part[1])
 
 
 def gpu_rows(problem: Problem) -> Iterator[Row]:

@@ -4,8 +4,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from experiments.app.common import Job
 from experiments.cli import main
-from experiments.common import Job
 from hexiopt.errors import InputError
 
 FOLDER = "huggingface"

@@ -2,9 +2,9 @@
 
 import sys
 
+from experiments.app.common import Job, bounded, found, search, solver_of
+from experiments.app.reports import plan_reports, show_plan
 from experiments.cli import main
-from experiments.common import Job, bounded, found, search, solver_of
-from experiments.reports import plan_reports, show_plan
 from hexiopt.readers.plan_file import plan_file_to_dict, solver_to_dict
 
 

@@ -2,9 +2,9 @@
 
 import sys
 
+from experiments.app.common import Job, NoPlanError
+from experiments.app.reports import show_plan
 from experiments.cli import main
-from experiments.common import Job, NoPlanError
-from experiments.reports import show_plan
 from hexiopt.cost.cost import Cost, violations
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from experiments.app.common import FailedError, Job
 from experiments.cli import main
-from experiments.common import FailedError, Job
 from hexiopt.errors import InputError
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.readers.cluster_yaml import cluster_text, read_open_cluster, unknowns

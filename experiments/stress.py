@@ -35,7 +35,7 @@ from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.readers.huggingface import model_from_config
 from hexiopt.reading import Section
 from hexiopt.result import Result, Status
-from hexiopt.schedules.registry import SCHEDULE_NAMES, schedule_named
+from hexiopt.schedules.registry import schedule_named, schedule_names
 from hexiopt.simulation.engine import simulate
 from hexiopt.solving import Budget
 from solvers.exact.exhaustive import MOST_DEVICES, MOST_LAYERS
@@ -83,7 +83,7 @@ def random_problem(rng: random.Random) -> Problem:
         **{name: rng.random() > 0.1 for name in SWITCHES},  # type: ignore[arg-type]
         sequence=rng.random() < _LAYOUTS,
     )
-    schedule = rng.choice((AUTO, AUTO, *SCHEDULE_NAMES))
+    schedule = rng.choice((AUTO, AUTO, *schedule_names()))
     late = ("2", "3") if schedule == AUTO or schedule_named(schedule).lockstep else ()
     workload = Workload(
         global_batch=rng.choice((1, 3, 8, 12) if small else (1, 3, 8, 64, 250)),

@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from experiments.app.common import FailedError, Job, found, search, solver_of
+from experiments.app.reports import show_plan, show_training
 from experiments.cli import main
-from experiments.common import FailedError, Job, found, search, solver_of
-from experiments.reports import show_plan, show_training
 from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import PlanFile, plan_file_to_dict, read_plan, solver_to_dict

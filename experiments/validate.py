@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rich.progress import Progress
 
+from experiments.app.common import Job
 from experiments.cli import main
-from experiments.common import Job
 from experiments.validation.cases import Given, case_of
 from experiments.validation.metrics import in_metric, step_time_s
 from experiments.validation.predict import Case, cost_model

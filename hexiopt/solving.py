@@ -20,6 +20,7 @@ from hexiopt.schedules.in_flight import InFlight
 
 MAX_TIME_LIMIT_S = 30 * 86_400.0
 MAX_STEPS = 10**12
+MAX_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)

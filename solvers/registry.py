@@ -1,22 +1,19 @@
 """Solvers by name, imported only when asked for.
 
-A package adds its own by an entry point of the group `hexiopt.solvers`: `name = "module:Class"`. Ours are declared in
-the same way in pyproject.toml; the table here also serves where no metadata is installed.
+A package adds its own by an entry point (`hexiopt/plugins.py`). Ours are declared in the same way in pyproject.toml;
+the table here also serves where no metadata is installed.
 """
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import Field, fields, is_dataclass
 from functools import cache
-from importlib import import_module
-from importlib.metadata import entry_points
-from typing import Any, Protocol, cast
+from pkgutil import resolve_name
+from typing import cast
 
 from hexiopt.errors import InputError, RenamedWarning, closest
-from hexiopt.referee import Refereed
+from hexiopt.plugins import SolverClass, declared, imported, refereed
 from hexiopt.solving import Capabilities, Solver
 
-GROUP = "hexiopt.solvers"
 BUILT_IN: Mapping[str, str] = {
     "random": "solvers.heuristics.random_partition:RandomPartition",
     "hexiscale": "solvers.heuristics.hexiscale:HexiScale",
@@ -45,20 +42,8 @@ ALIASES: Mapping[str, str] = {"metis": "hexiscale"}  # old names, for one releas
 
 def known() -> dict[str, str]:
     """`module:Class` of every solver by name: ours, and those of packages that are installed."""
-    foreign = {point.name: point.value for point in entry_points(group=GROUP)}
-    for name in (*BUILT_IN, *ALIASES):
-        foreign.pop(name, None)
-    return {**BUILT_IN, **dict(sorted(foreign.items()))}
-
-
-class SolverClass(Protocol):
-    """What makes solvers, from their parameters."""
-
-    name: str
-    capabilities: Capabilities
-
-    def __call__(self, **parameters: Any) -> Solver:
-        """A solver."""
+    ours = {*BUILT_IN, *ALIASES}
+    return {**BUILT_IN, **{name: target for name, target in declared().items() if name not in ours}}
 
 
 def solver_class(name: str) -> SolverClass:
@@ -69,26 +54,9 @@ def solver_class(name: str) -> SolverClass:
     solvers = known()
     if name not in solvers:
         raise InputError(f"solver: {name!r} is not known; {closest(name, solvers)}")
-    module, _, attribute = solvers[name].partition(":")
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        if name in BUILT_IN:
-            raise
-        raise InputError(
-            f"solver: {name}: {solvers[name]} cannot be imported ({error}); mend or remove the package that declares it"
-        ) from None
-    missing = [own for own in ("name", "capabilities", "solve") if not hasattr(found, own)]
-    if missing:
-        raise InputError(
-            f"solver: {name}: {solvers[name]} has no {' and no '.join(missing)}; a solver is as in hexiopt/solving.py"
-        )
-    return cast(SolverClass, found)
-
-
-def parameters(made: SolverClass) -> tuple[Field[Any], ...]:
-    """The parameters of a solver: the fields of its dataclass."""
-    return tuple(field for field in fields(made) if field.init) if is_dataclass(made) else ()
+    if name in BUILT_IN:  # what cannot be imported of ours is a bug, not bad input
+        return cast(SolverClass, resolve_name(BUILT_IN[name]))
+    return imported(name, solvers[name])
 
 
 def make_solver(name: str, **options: object) -> Solver:
@@ -96,13 +64,7 @@ def make_solver(name: str, **options: object) -> Solver:
 
     Raises InputError for unknown names and options, and for values out of range.
     """
-    found = solver_class(name)
-    taken = [field.name for field in parameters(found)]
-    for option in options:
-        if option not in taken:
-            own = f"its options: {', '.join(taken)}" if taken else "it has no options"
-            raise InputError(f"solver.{option}: {found.name} does not take it; {own}")
-    return Refereed(found(**options))
+    return refereed(solver_class(name), **options)
 
 
 @cache

@@ -15,7 +15,7 @@ from importlib.resources import as_file, files
 import numpy as np
 import pandas as pd
 
-from experiments.configurations import named_cluster, named_model
+from experiments.app.configurations import named_cluster, named_model
 from experiments.studies.frame.figures import framed, legend, relative_bars
 from experiments.studies.frame.rows import grid
 from experiments.studies.frame.search import SearchSpec

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.configurations import named_model
+from experiments.app.configurations import named_model
 from experiments.studies.frame.figures import framed, row_bars
 from experiments.studies.frame.rows import grid
 from experiments.studies.frame.search import SearchSpec

@@ -80,7 +80,7 @@ class CostModel(StageCosts):
         wrong = misaligned(plan)
         if wrong is not None:
             raise InputError(wrong)
-        crowds = self._crowds(plan)
+        crowds = self.crowds(plan)
         parts = [
             self._parts[pipeline, plan.schedule, spread, crowd]
             for pipeline, spread, crowd in zip(plan.pipelines, self._spreads(plan), crowds, strict=True)
@@ -111,7 +111,7 @@ class CostModel(StageCosts):
             return [Shards(sharding.stage, count)] * count
         return spreads(plan, sharding_groups(plan, self.problem.cluster), self.problem.model.num_layers)
 
-    def _crowds(self, plan: Plan) -> list[Crowd]:
+    def crowds(self, plan: Plan) -> list[Crowd]:
         """Of each pipeline, the resources of the network that several sequence stages of the plan use, and how many."""
         each = [
             [

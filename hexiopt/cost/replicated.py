@@ -1,6 +1,7 @@
 """Times of a pipeline whose stages have replicas or several layer ranges: its executors, its links, and its ends."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from hexiopt.cost.boundary import Way, longest_s
 from hexiopt.cost.cost import LinkCost, PipelineCost, StageCost
@@ -18,26 +19,8 @@ def replicated_cost(
         for way in ways
     )
     count = len(stages)
-    first = [0]  # executor of each stage's first replica
-    for stage in stages:
-        first.append(first[-1] + len(stage.each))
-    ends = executor_ends_s(
-        schedule,
-        count,
-        num_micro_batches,
-        tuple([Executor(s, replica.each_chunk_s) for s, stage in enumerate(stages) for replica in stage.each]),
-        tuple(
-            [
-                Link(
-                    link.backward,
-                    first[link.stage] + link.sender,
-                    first[(link.stage + (-1 if link.backward else 1)) % count] + link.receiver,
-                    link.seconds,
-                )
-                for link in links
-            ]
-        ),
-    )
+    ends = replica_ends_s(schedule, num_micro_batches, stages, links)
+    first = _first_executors(stages)
     replica_ends = tuple(ends[first[s] : first[s + 1]] for s in range(count))
     ahead, back = longest_s([(link.backward, link.stage, link.seconds) for link in links], count)
     return PipelineCost(
@@ -49,3 +32,36 @@ def replicated_cost(
         links,
         replica_ends,
     )
+
+
+def replica_ends_s(
+    schedule: Schedule,
+    num_micro_batches: int,
+    stages: tuple[StageCost, ...],
+    links: Sequence[LinkCost],
+    message_factor: float = 1.0,
+) -> tuple[float, ...]:
+    """When each replica ends [executors], stage by stage, if messages take `message_factor` times their seconds."""
+    count, first = len(stages), _first_executors(stages)
+    return executor_ends_s(
+        schedule,
+        count,
+        num_micro_batches,
+        tuple([Executor(s, replica.each_chunk_s) for s, stage in enumerate(stages) for replica in stage.each]),
+        tuple(
+            [
+                Link(
+                    link.backward,
+                    first[link.stage] + link.sender,
+                    first[(link.stage + (-1 if link.backward else 1)) % count] + link.receiver,
+                    message_factor * link.seconds,
+                )
+                for link in links
+            ]
+        ),
+    )
+
+
+def _first_executors(stages: tuple[StageCost, ...]) -> list[int]:
+    """The number of the executor that is each stage's first replica, and how many there are in all [stages + 1]."""
+    return [0, *accumulate(len(stage.each) for stage in stages)]

@@ -6,7 +6,7 @@ from typing import Any
 from hexiopt.calibration.gpus import PRECISIONS
 from hexiopt.errors import InputError
 from hexiopt.reading import Section
-from hexiopt.schedules.registry import SCHEDULE_NAMES, schedule_named
+from hexiopt.schedules.registry import schedule_named, schedule_names
 
 RECOMPUTE_POLICIES = ("none", "selective", "full")
 SHARDING_STAGES = (0, 1, 2, 3)
@@ -80,7 +80,7 @@ def checked_workload(section: Section) -> dict[str, Any]:
         "seq_len": whole("seq_len", 1, 2**27),
         "precision": word("precision", *PRECISIONS),
         "recompute": word("recompute", AUTO, *RECOMPUTE_POLICIES),
-        "schedule": word("schedule", AUTO, *SCHEDULE_NAMES),
+        "schedule": word("schedule", AUTO, *schedule_names()),
         "optimizer_sharding": str(sharding),
         "gradient_bytes": whole("gradient_bytes", 2, 4),
     }

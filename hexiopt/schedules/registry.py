@@ -8,13 +8,17 @@ from hexiopt.schedules.schedule import Schedule
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED = GPipe(), OneFOneB(), Interleaved()
 SCHEDULES: tuple[Schedule, ...] = (GPIPE, ONE_F_ONE_B, INTERLEAVED)
-SCHEDULE_NAMES = tuple(schedule.name for schedule in SCHEDULES)
 _BY_NAME = {schedule.name: schedule for schedule in SCHEDULES}
+
+
+def schedule_names() -> tuple[str, ...]:
+    """The names of all schedules, as files and workloads state them."""
+    return tuple(_BY_NAME)
 
 
 def schedule_named(name: str, where: str = "schedule") -> Schedule:
     """The schedule of that name, which `where` states. Raises InputError where there is none."""
     found = _BY_NAME.get(name)
     if found is None:
-        raise InputError(f"{where}: {shown(name)} is not known; {closest(str(name), SCHEDULE_NAMES)}")
+        raise InputError(f"{where}: {shown(name)} is not known; {closest(str(name), schedule_names())}")
     return found

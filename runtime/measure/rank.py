@@ -27,7 +27,7 @@ _SHARE_OF_MEMORY = 0.25  # of what is free, that measuring holds at once
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure: see `experiments.config.ProfileConfig`."""
+    """What to measure: see `experiments.app.config.ProfileConfig`."""
 
     seconds: float
     precision: str | None = None

@@ -228,7 +228,7 @@ def _larger_clusters(problem: Problem) -> Iterator[tuple[Problem, str]]:
         extra = tuple(replace(machine, name=f"more-{k}", spec_name="more") for k in range(more))
         try:
             cluster = replace(problem.cluster, machines=problem.cluster.machines + extra)
-        except InputError:  # one machine alone, of which nothing says how it reaches others
+        except InputError:  # a single machine without a network: nobody has said what would join more of them
             return
         plural = "machine" if more == 1 else "machines"
         words = f"{more} more {plural} like {machine.name} ({machine.num_gpus} × {machine.gpu.name})"

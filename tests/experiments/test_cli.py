@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from experiments import common, plan
-from experiments.common import overlay, worst
+from experiments import plan
+from experiments.app import common
+from experiments.app.common import overlay, worst
 from hexiopt.cost.cost import violations
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError

@@ -8,10 +8,11 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf, open_dict
 
-from experiments import solver_config
-from experiments.common import Job, config_names
-from experiments.config import Config, ConstraintsConfig, SolverConfig, SpaceConfig, WorkloadConfig, register
+from experiments.app import solver_config
+from experiments.app.common import Job, config_names
+from experiments.app.config import Config, ConstraintsConfig, SolverConfig, SpaceConfig, WorkloadConfig, register
 from hexiopt.cost.cost import violations
+from hexiopt.plugins import parameters
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
@@ -70,7 +71,7 @@ def test_every_solver_file_has_the_parameters_of_its_dataclass(tmp_path: Path, n
     text = (ROOT / "conf" / "solver" / f"{name}.yaml").read_text()
     config = job_of(tmp_path, [f"solver={name}"]).config.solver
     made = registry.solver_class(name)
-    own = {one.name for one in registry.parameters(made)}
+    own = {one.name for one in parameters(made)}
     assert {one.name for one in fields(config)} == own | {one.name for one in fields(SolverConfig)}
     assert (config.name, config.options(), config.max_steps) == (name, {}, None)
     assert config.time_limit_s == (60.0 if made.capabilities.kind == "oracle" else SolverConfig.time_limit_s)

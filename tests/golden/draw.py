@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from experiments.configurations import named_cluster, named_model
+from experiments.app.configurations import named_cluster, named_model
 from experiments.validation.cases import case_of
 from experiments.validation.predict import Case, cost_model
 from experiments.validation.rows import read_rows

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hexiopt.cost.executors.memory import Memory
-from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage, held_by
+from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import RECOMPUTE_POLICIES, Workload
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES
@@ -175,7 +175,7 @@ def test_sequence_layouts_save_what_a_stage_of_their_tokens_does_and_attention_o
     """Of attention, a rank saves its heads of the group's tokens, in all layers or in the one recomputed; beside them
     its own tokens of all heads, as they come back from an all-to-all. What is recomputed alone is less than what the
     backward of an MLP has let go of before."""
-    stage = Stage(held_by(UNEVEN), ((0, 4),), (policy,))
+    stage = Stage(UNEVEN, ((0, 4),), (policy,))
     ranks = [one for _, one in measured(Plan((Pipeline((stage,), 2),)), LLAMA, Workload(2, SEQ_LEN))]
     width = 2 * LLAMA.head_dim  # of a head, in BF16
 

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from hexiopt.errors import InputError, RenamedWarning
+from hexiopt.plugins import GROUP
 from solvers import registry
 from tests.conftest import ROOT
 from tests.solvers.stranger import install
 
 
 def test_the_project_declares_what_the_table_has() -> None:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][registry.GROUP]
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]
     assert declared == dict(registry.BUILT_IN)
 
 

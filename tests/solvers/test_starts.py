@@ -9,7 +9,7 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
-from hexiopt.schedules.registry import SCHEDULE_NAMES, schedule_named
+from hexiopt.schedules.registry import schedule_named, schedule_names
 from solvers.core.partition import Bundle, Structure
 from solvers.frame.starts import (
     chain_structures,
@@ -125,7 +125,7 @@ def test_what_people_would_build() -> None:
     assert Bundle((((4, 5, 6, 7),),)) in grids
 
 
-@pytest.mark.parametrize(("fixed", "expected"), [("auto", "1f1b"), *((name, name) for name in SCHEDULE_NAMES)])
+@pytest.mark.parametrize(("fixed", "expected"), [("auto", "1f1b"), *((name, name) for name in schedule_names())])
 def test_first_choice_obeys_the_workload(fixed: str, expected: str) -> None:
     problem = problems.easy()
     problem = replace(problem, workload=replace(problem.workload, schedule=fixed, optimizer_sharding="0"))

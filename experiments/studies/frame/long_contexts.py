@@ -7,7 +7,7 @@ their sizes alone (`conf/cluster/hexiseq_sim_*.yaml` say what was chosen).
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from experiments.configurations import named_cluster, named_model
+from experiments.app.configurations import named_cluster, named_model
 from experiments.studies.frame.settings import Planner
 from experiments.studies.frame.study import Scale
 from hexiopt.calibration.gpus import catalogue

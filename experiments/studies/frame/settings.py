@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.configurations import named_cluster, named_model
+from experiments.app.configurations import named_cluster, named_model
 from experiments.studies.frame.search import BOUND, SearchSpec
 from experiments.studies.frame.study import Scale
 from hexiopt.problem.problem import Problem

@@ -80,10 +80,7 @@ def test_large_cluster_shows_few_machines_and_says_so(large: Case) -> None:
 
 def test_formula_like_names_are_drawn_as_they_are(small: Case, tmp_path: Path) -> None:
     problem, plan, cost = small
-    machines = tuple(
-        replace(m, gpu=replace(m.gpu, name="$\\frac$"), name=f"$\\q{k}$", spec_name=f"$\\q{k}$")
-        for k, m in enumerate(problem.cluster.machines)
-    )
+    machines = tuple(replace(m, gpu=replace(m.gpu, name="$\\frac$")) for m in problem.cluster.machines)
     odd = replace(problem, cluster=replace(problem.cluster, name="$\\frac{$ " * 20, machines=machines))
     draw_plan(odd, plan, cost, tmp_path / "plan.png")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.configurations import named_cluster, named_model
+from experiments.app.configurations import named_cluster, named_model
 from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError

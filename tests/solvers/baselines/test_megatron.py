@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hexiopt.cost.executors.memory import Shards
 from hexiopt.cost.model import CostModel
-from hexiopt.plan.plan import Plan, Sharding, Stage, held_by
+from hexiopt.plan.plan import Plan, Replica, Sharding, Stage, held_by
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
@@ -143,7 +143,9 @@ def test_what_is_not_in_its_space() -> None:
     rules = {
         "schedule": replace(plan, schedule=GPIPE),
         "ZeRO-1 over machine": replace(plan, sharding=Sharding(1, "machine")),
-        "replicated": changed(plan, 0, stages=(replace(stage, parallelism=held_by(stage.replicas * 2)), *others)),
+        "replicated": changed(
+            plan, 0, stages=(replace(stage, parallelism=held_by((Replica(stage.devices, 1),) * 2)), *others)
+        ),
         "unequal batches": changed(plan, 0, num_micro_batches=line.num_micro_batches + 1),
         "different layers": changed(plan, 0, stages=line.stages[1:]),
         "several recompute policies": changed(plan, 0, stages=(recomputed, *others)),

@@ -12,9 +12,10 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.config import SolverConfig
+from experiments.app.config import SolverConfig
 from hexiopt.errors import InputError
-from solvers.registry import ALIASES, BUILT_IN, known, parameters, solver_class
+from hexiopt.plugins import parameters
+from solvers.registry import ALIASES, BUILT_IN, known, solver_class
 
 SCHEMA = "_schema"  # ends the name of what is stored for our own solvers
 

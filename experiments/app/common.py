@@ -16,13 +16,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from experiments.config import Config
-from experiments.terminal import mute, show
+from experiments.app.config import Config
+from experiments.app.terminal import mute, show
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
+from hexiopt.plugins import parameters
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.readers.huggingface import model_from_config
@@ -31,7 +32,7 @@ from hexiopt.reading import Section, read_mapping
 from hexiopt.referee import InvalidPlanError
 from hexiopt.result import Result
 from hexiopt.solving import Budget, OnProgress, Solver
-from solvers.registry import make_solver, parameters, solver_class
+from solvers.registry import make_solver, solver_class
 
 STATUS_FILE = "status.json"
 INTERRUPTED = 130

@@ -18,9 +18,7 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.problem_file import space_from_sections, workload_from_section
 from hexiopt.reading import Section
-from hexiopt.solving import MAX_STEPS, MAX_TIME_LIMIT_S
-
-MAX_SEED = 2**32 - 1
+from hexiopt.solving import MAX_SEED, MAX_STEPS, MAX_TIME_LIMIT_S
 
 
 @dataclass

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.common import Job
+from experiments.app.common import Job
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.model import CostModel
 from hexiopt.plan.plan import Plan

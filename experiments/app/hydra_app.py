@@ -37,11 +37,11 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from experiments import solver_config
-from experiments.common import STATUS_FILE, FailedError, Job, Outcome, failure, run_verb, status_of, worst
-from experiments.config import Config, register
-from experiments.terminal import plain_warnings
-from experiments.verbs import VERBS
+from experiments.app import solver_config
+from experiments.app.common import STATUS_FILE, FailedError, Job, Outcome, failure, run_verb, status_of, worst
+from experiments.app.config import Config, register
+from experiments.app.terminal import plain_warnings
+from experiments.app.verbs import VERBS
 from hexiopt.errors import InputError, closest
 
 _CONFIG_ERRORS = (HydraException, OmegaConfBaseException)

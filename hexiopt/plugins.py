@@ -1,0 +1,73 @@
+"""Solvers that installed packages declare, by the entry-point group `hexiopt.solvers`: `name = "module:Class"`.
+
+Found by their metadata and imported only when asked for, so that `hexiopt` imports no package of solvers.
+"""
+
+from dataclasses import Field, fields, is_dataclass
+from importlib.metadata import entry_points
+from pkgutil import resolve_name
+from typing import Any, Protocol, cast
+
+from hexiopt.errors import InputError
+from hexiopt.referee import Refereed
+from hexiopt.solving import Capabilities, Solver
+
+GROUP = "hexiopt.solvers"
+OWN_DISTRIBUTION = "hexiopt"
+
+
+class SolverClass(Protocol):
+    """What makes solvers, from their parameters."""
+
+    name: str
+    capabilities: Capabilities
+
+    def __call__(self, **parameters: Any) -> Solver:
+        """A solver."""
+
+
+def declared() -> dict[str, str]:
+    """`module:Class` of every declared solver by name, sorted; where two packages declare a name, ours comes first."""
+    points = sorted(entry_points(group=GROUP), key=lambda point: (point.name, _is_own(point.dist)))
+    return {point.name: point.value for point in points}
+
+
+def _is_own(distribution: Any) -> bool:
+    return distribution is not None and distribution.name == OWN_DISTRIBUTION
+
+
+def imported(name: str, target: str) -> SolverClass:
+    """The class `target`, a `module:Class`, which a package declares as the solver `name`.
+
+    Raises InputError where it cannot be imported or is no solver.
+    """
+    try:
+        found = resolve_name(target)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"solver: {name}: {target} cannot be imported ({error}); mend or remove the package that declares it"
+        ) from None
+    missing = [own for own in ("name", "capabilities", "solve") if not hasattr(found, own)]
+    if missing:
+        raise InputError(
+            f"solver: {name}: {target} has no {' and no '.join(missing)}; a solver is as in hexiopt/solving.py"
+        )
+    return cast(SolverClass, found)
+
+
+def parameters(made: SolverClass) -> tuple[Field[Any], ...]:
+    """The parameters of a solver: the fields of its dataclass."""
+    return tuple(field for field in fields(made) if field.init) if is_dataclass(made) else ()
+
+
+def refereed(made: SolverClass, **options: object) -> Solver:
+    """A solver of the class `made` with its own `options`, its plans checked by the referee.
+
+    Raises InputError for unknown options, and for values out of range.
+    """
+    taken = [field.name for field in parameters(made)]
+    for option in options:
+        if option not in taken:
+            own = f"its options: {', '.join(taken)}" if taken else "it has no options"
+            raise InputError(f"solver.{option}: {made.name} does not take it; {own}")
+    return Refereed(made(**options))

@@ -1,0 +1,154 @@
+"""The front door: a tiny problem solved, priced, checked and bounded by `import hexiopt` alone."""
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hexiopt
+from hexiopt import api
+from hexiopt.plan.check import Violation
+from hexiopt.readers.cluster_file import cluster_to_dict
+from hexiopt.readers.plan_file import solver_to_dict, write_plan
+from hexiopt.result import Result
+from solvers.registry import BUILT_IN, make_solver
+from tests.conftest import ROOT
+from tests.solvers.stranger import install
+
+CLUSTER = ROOT / "conf" / "cluster" / "small_mixed.yaml"
+MODEL = ROOT / "conf" / "model" / "tiny.yaml"
+HEAVY = ("numpy", "scipy", "numba", "yaml", "solvers", "ortools", "hexiopt.api", "hexiopt.cost")
+
+LONG_S = 600.0  # so that steps end the search, not the clock
+
+
+@pytest.fixture(scope="module")
+def problem() -> hexiopt.Problem:
+    return hexiopt.Problem(
+        hexiopt.cluster(CLUSTER), hexiopt.model(str(MODEL)), hexiopt.Workload(global_batch=16, seq_len=256)
+    )
+
+
+@pytest.fixture(scope="module")
+def result(problem: hexiopt.Problem) -> Result:
+    return hexiopt.solve(problem, "local_search", LONG_S, max_steps=40, seed=3)
+
+
+def test_every_name_is_that_of_the_api() -> None:
+    assert hexiopt.__all__ == api.__all__
+    for name in hexiopt.__all__:
+        assert getattr(hexiopt, name) is getattr(api, name)
+        assert name in dir(hexiopt)
+    with pytest.raises(AttributeError, match="no attribute 'prize'"):
+        hexiopt.prize  # noqa: B018
+
+
+def test_the_import_alone_loads_nothing_heavy() -> None:
+    code = f"import sys, hexiopt; print([name for name in {HEAVY!r} if name in sys.modules])"
+    code += f"; hexiopt.Problem; print([name for name in {HEAVY!r} if name in sys.modules])"
+    lines = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    before, after = lines.stdout.splitlines()
+    assert before == "[]"
+    assert "hexiopt.api" in after
+    assert "solvers" not in after
+    assert "numba" not in after
+
+
+def test_a_plan_is_solved_priced_checked_and_bounded(problem: hexiopt.Problem, result: Result) -> None:
+    assert result.plan is not None
+    assert result.cost is not None
+    cost = hexiopt.price(problem, result.plan)
+    assert cost.step_time_s == pytest.approx(result.cost.step_time_s, rel=1e-12)
+    assert hexiopt.check(problem, result.plan) == []
+    at_once, longer = hexiopt.lower_bound(problem, 0), hexiopt.lower_bound(problem, 2.0)
+    assert 0.0 < at_once <= longer <= cost.step_time_s
+
+
+def test_it_solves_as_the_registry_does(problem: hexiopt.Problem, result: Result) -> None:
+    again = make_solver("local_search").solve(problem, api.Budget(LONG_S, 40), seed=3)
+    assert again.plan == result.plan
+
+
+def test_every_solver_of_ours_is_found() -> None:
+    assert set(BUILT_IN) <= set(hexiopt.solvers())
+
+
+def test_mappings_are_read_like_files(problem: hexiopt.Problem) -> None:
+    assert hexiopt.cluster(cluster_to_dict(problem.cluster)) == problem.cluster
+    assert hexiopt.model(problem.model.to_dict()) == problem.model
+
+
+def test_a_plan_file_is_read(problem: hexiopt.Problem, result: Result, tmp_path: Path) -> None:
+    assert result.plan is not None
+    assert result.cost is not None
+    write_plan(tmp_path / "plan.json", problem, result.plan, result.cost, solver_to_dict(result))
+    read = hexiopt.load_plan(tmp_path / "plan.json")
+    assert (read.problem, read.plan, read.solver["seed"]) == (problem, result.plan, 3)
+
+
+def test_a_plan_that_breaks_a_rule_has_no_price(problem: hexiopt.Problem, result: Result) -> None:
+    assert result.plan is not None
+    larger = replace(problem, workload=replace(problem.workload, global_batch=17))
+    assert [broken.rule for broken in hexiopt.check(larger, result.plan)] == ["batch"]
+    with pytest.raises(hexiopt.InputError, match="plan: breaks the rule batch: "):
+        hexiopt.price(larger, result.plan)
+
+
+def test_a_plan_beyond_memory_is_priced_and_named(problem: hexiopt.Problem, result: Result) -> None:
+    assert result.plan is not None
+    wide = problem.model.to_dict() | {"hidden_size": 16_384, "intermediate_size": 65_536}
+    large = replace(problem, model=hexiopt.model(wide))
+    assert not hexiopt.price(large, result.plan).fits
+    found = hexiopt.check(large, result.plan)
+    assert found
+    assert all(isinstance(broken, Violation) and broken.rule == "memory" for broken in found)
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ({"solver": "portfoli"}, "solver: 'portfoli' is not known; did you mean portfolio?"),
+        ({"solver": None}, "solver: None is not known; "),
+        ({"speed": 3}, "solver.speed: portfolio does not take it; "),
+        ({"time_limit_s": 0}, "time_limit_s: 0 is out of range; "),
+        ({"max_steps": 1.5}, "max_steps: 1.5 is out of range; "),
+        ({"seed": -1}, "seed: -1 is out of range; "),
+        ({"seed": "x"}, "seed: 'x' is not a number; "),
+    ],
+)
+def test_wrong_requests_are_one_line(problem: hexiopt.Problem, stated: dict[str, Any], said: str) -> None:
+    with pytest.raises(hexiopt.InputError, match=f"^{re.escape(said)}") as caught:
+        hexiopt.solve(problem, **stated)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_sources_are_one_line(problem: hexiopt.Problem) -> None:
+    source: Any = 3
+    with pytest.raises(hexiopt.InputError, match="cluster: 3 is not a mapping"):
+        hexiopt.cluster(source)
+    with pytest.raises(hexiopt.InputError, match=r"nowhere\.yaml: the file does not exist"):
+        hexiopt.model("nowhere.yaml")
+    with pytest.raises(hexiopt.InputError, match="time_limit_s: -1 is out of range"):
+        hexiopt.lower_bound(problem, -1)
+
+
+def test_a_package_cannot_take_the_name_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, tmp_path / "site", "corsair", "class Portfolio: ...", portfolio="Portfolio", mine="Portfolio")
+    assert api.declared()["portfolio"] == BUILT_IN["portfolio"]
+    assert api.declared()["mine"] == "corsair:Portfolio"
+
+
+def test_the_page_works_as_written(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
+    block = re.search(r"## From Python\n+```python\n(.*?)```", page, re.DOTALL)
+    assert block is not None
+    monkeypatch.chdir(ROOT)
+    exec(block.group(1), {})
+    first, second = capsys.readouterr().out.splitlines()
+    step_s, bound_s = map(float, re.findall(r"[\d.]+(?= s)", first))
+    assert 0.0 < bound_s <= step_s
+    assert second == "every rule is kept"

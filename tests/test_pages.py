@@ -1,0 +1,44 @@
+"""The code of the pages on how to add a schedule and a baseline does what they say."""
+
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hexiopt.cost.model import CostModel
+from hexiopt.plan.check import check
+from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.problem.workload import Workload
+from hexiopt.simulation.engine import simulate
+from hexiopt.solving import Budget
+from tests.conftest import ROOT
+from tests.solvers import problems
+
+
+def defined(page: str) -> SimpleNamespace:
+    """What the first block of Python on a page defines."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    [block] = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {"__name__": page.removesuffix(".md")}
+    exec(compile(block, page, "exec", dont_inherit=True), names)
+    return SimpleNamespace(**names)
+
+
+def test_a_schedule_of_the_page_is_priced_simulated_and_checked() -> None:
+    problem = problems.loose()
+    layers, devices = problem.model.num_layers, problem.usable_devices
+    stages = tuple(Stage.of((d,), s * layers // 2, (s + 1) * layers // 2) for s, d in enumerate(devices[:2]))
+    plan = Plan((Pipeline(stages, problem.workload.global_batch),), defined("add_a_schedule.md").Eager())
+    cost = CostModel(problem).price(plan)
+    assert max(event.end_s for event in simulate(plan, cost)) == pytest.approx(cost.pipeline_s, rel=1e-9)
+    assert {violation.rule for violation in check(problem, plan)} <= {"schedule"}  # which the workload may fix
+
+
+def test_a_baseline_of_the_page_finds_a_plan_of_its_space() -> None:
+    base, solver = problems.loose(), defined("add_a_baseline.md").Pairs()
+    problem = replace(base, workload=Workload(2 * len(base.usable_devices), 512))
+    result = solver.solve(problem, Budget(60.0))
+    assert result.plan is not None, result.reason
+    assert solver.space.first_violation(problem, result.plan) is None
