@@ -14,6 +14,7 @@ from hexiopt.schedules.schedule import Schedule
 from runtime.memory import States, saved_as, used
 from tests.conftest import STRESS
 from tests.runtime.memory_cases import LLAMA, Compared, compared, even_plan, measured
+from tests.slow import slow_but
 
 STATES = ("weights", "gradients", "master", "optimizer")
 SEQ_LEN = 128
@@ -123,7 +124,7 @@ if STRESS:
     ]
 
 
-@pytest.mark.parametrize(("name", "policy", "tp", "size", "precision", "gradient_bytes"), CASES)
+@pytest.mark.parametrize(("name", "policy", "tp", "size", "precision", "gradient_bytes"), slow_but(CASES[:3], CASES))
 def test_one_stage_of_every_model(
     name: str, policy: str, tp: int, size: int, precision: str, gradient_bytes: int
 ) -> None:

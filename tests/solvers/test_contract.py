@@ -41,7 +41,8 @@ RIVALS_TOO = pytest.mark.parametrize("name", [*NAMES, *RIVALS])
 ALL = pytest.mark.parametrize("name", [*NAMES, *RIVALS, *SEQUENCE])
 # Rivals share the code that listens and keeps time: but for `make stress`, some stand for all.
 FEWER = (*NAMES, *(RIVALS if STRESS else RIVALS[1::3]), *SEQUENCE)
-SOME = pytest.mark.parametrize("name", FEWER)
+ONE_OF_A_KIND = ("portfolio", "cp_sat", "sailor", "hexiseq")
+SOME = pytest.mark.parametrize("name", slow_but(ONE_OF_A_KIND, FEWER))
 DECLINING = names(lambda able: able.kind == "baseline")
 PARTITIONING = names(lambda able: "pymetis" in able.requires)
 GOOD = ("local_search", "portfolio")
@@ -292,7 +293,7 @@ def test_another_process_finds_the_same_plans() -> None:
     assert json.loads(ran.stdout) == outcomes()
 
 
-@pytest.mark.parametrize("name", ["random", *GOOD])
+@pytest.mark.parametrize("name", slow_but(("random", "local_search"), ("random", *GOOD)))
 def test_the_seed_matters(name: str) -> None:
     steps = 400 if name == "portfolio" else 100  # its floor, which comes first, is the same for all
     plans = {solve(name, problems.thirty_two_gpus(), steps=steps, seed=seed).plan for seed in range(3)}
