@@ -53,8 +53,8 @@ def budget(words: list[str]) -> list[str]:
     return ["solver.max_steps=100", *([] if stated else ["bound.time_limit_s=0"])]
 
 
-RUNNABLE = [  # one page stands for all in `make test`: the others take 20 to 30 s each
-    pytest.param(page, id=page.name, marks=[] if page.name == "solvers.md" else [pytest.mark.slow])
+RUNNABLE = [  # the README in `make test`, the pages beside: they take 20 to 30 s each
+    pytest.param(page, id=page.name, marks=[] if page == README else [pytest.mark.slow])
     for page in PAGES
     if commands(page)
 ]
