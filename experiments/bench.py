@@ -24,7 +24,7 @@ from rich.table import Table
 from experiments.app.configurations import named_cluster, named_model
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cores import usable_cores
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage, TensorParallel
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges
@@ -123,9 +123,9 @@ def pricing(scale: float) -> Iterator[Row]:
     task = problem("hexiscale_setting_3", "llama_30b")
     result = make_solver("local_search").solve(task, Budget(5.0 * scale))
     assert result.plan is not None, "setting 3 has a plan"
-    cold = [_priced_s(CostModel(task), result.plan) for _ in range(20)]
+    cold = [_priced_s(PlanPricer(task), result.plan) for _ in range(20)]
     yield Row("pricing", "one plan on 56 GPUs, nothing remembered", 1e3 * median(cold), "ms", "", None)
-    model = CostModel(task)
+    model = PlanPricer(task)
     _priced_s(model, result.plan)
     again = []
     for _ in range(WARM_REPEATS):
@@ -141,7 +141,7 @@ def pricing(scale: float) -> Iterator[Row]:
     )
 
 
-def _priced_s(model: CostModel, plan: Plan, *, whole: bool = True) -> float:
+def _priced_s(model: PlanPricer, plan: Plan, *, whole: bool = True) -> float:
     """Seconds of processor time, which other work on the machine hardly changes."""
     start = time.process_time()
     if whole:
@@ -183,7 +183,7 @@ def prices(scale: float) -> Iterator[Row]:
             return one, *pipelines[1:-1], replace(pipelines[-1], num_micro_batches=last + given)
 
         cold = [_priced_s(_new_model(task), plan_of(cut_anew(num_pipelines))) for _ in range(repeats)]
-        model = CostModel(task)
+        model = PlanPricer(task)
         for _ in range(5):
             model.price(plan_of(cut_anew(num_pipelines)))
         known = [_priced_s(model, plan_of(cut_anew(num_pipelines))) for _ in range(repeats)]
@@ -201,9 +201,9 @@ def prices(scale: float) -> Iterator[Row]:
             yield Row("prices", f"{name}: {what}, {1e3 * median(seconds):.3g} ms", 1 / median(seconds), "/s", "", None)
 
 
-def _new_model(task: Problem) -> CostModel:
+def _new_model(task: Problem) -> PlanPricer:
     """A cost model with empty tables, of a cluster that has derived nothing either."""
-    return CostModel(replace(task, cluster=replace(task.cluster)))
+    return PlanPricer(replace(task, cluster=replace(task.cluster)))
 
 
 def _even_pipelines(task: Problem, num_pipelines: int, num_stages: int, num_chunks: int) -> tuple[Pipeline, ...]:
@@ -273,7 +273,7 @@ def gap(scale: float) -> Iterator[Row]:
 def _gap(task: Problem, what: str, most: float, limit_s: float) -> Row:
     began_s = time.perf_counter()
     result = make_solver("portfolio").solve(task, Budget(limit_s), seed=0)
-    measured = result.above(lower_bound_s(CostModel(task), limit_s)).gap
+    measured = result.above(lower_bound_s(PlanPricer(task), limit_s)).gap
     took_s = time.perf_counter() - began_s
     said = f"{what}: step {result.objective:.2f} s, in {took_s:.0f} s"
     return Row("gap", said, 100 * measured, "%", f"≤ {100 * most:g}", measured <= most)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from experiments.app.common import FailedError, Job, NoPlanError, found, interrupt, search, solvers_of
 from experiments.cli import main
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
@@ -36,7 +36,7 @@ class _Entry:
     @classmethod
     def of(cls, name: str, problem: Problem, plan: Plan, cost: Cost) -> "_Entry":
         """With the simulation."""
-        return cls(name, plan, cost, simulated_s(CostModel(problem), plan))
+        return cls(name, plan, cost, simulated_s(PlanPricer(problem), plan))
 
 
 def run(job: Job) -> float:
@@ -62,7 +62,7 @@ def run(job: Job) -> float:
     entries = []
     if given is not None:
         check_trainable(str(job.config.plan), given)
-        entries.append(_Entry.of("plan", problem, given.plan, CostModel(problem).price(given.plan)))
+        entries.append(_Entry.of("plan", problem, given.plan, PlanPricer(problem).price(given.plan)))
     divisor = max(divisors(problem)) if config.divisor is None else config.divisor
     hindrance = unsupported(problem.cluster)
     if config.network and hindrance is not None:

@@ -25,7 +25,7 @@ from hexiopt.calibration.gpus import Gpu, catalogue, fitted_efficiency
 from hexiopt.cost.breakdown import breakdown, busy_time
 from hexiopt.cost.cost import Cost, StageCost
 from hexiopt.cost.executors.memory import MEMORY_PARTS
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
@@ -97,7 +97,7 @@ def step_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
         seconds(cost.optimizer_s),
         f"memory traffic of Adam on the last device to start{gathers}",
     )
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     spent = breakdown(model, plan, cost)
     several = len(pipeline.stages[spent.stage].executors) > 1
     name = f"stage {spent.stage}" + (f", replica {spent.executor}" if several else "") + f" of pipeline {longest}"
@@ -130,7 +130,7 @@ def step_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
 
 def stage_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
     """Per stage, the largest parts of its time and of its memory; stages that are alike once."""
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     seen: dict[tuple[Any, ...], int] = {}
     rows: list[Row] = []
     for p, (pipeline, priced_pipeline) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
@@ -141,8 +141,8 @@ def stage_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
                 rows.append(_stage_row(f"{p}·{s} {place(problem.cluster, stage.all_devices())}", stage_cost, parts))
                 continue
             for r, (replica, samples, one) in enumerate(zip(stage.replicas, given, stage_cost.each, strict=True)):
-                site = model.site(replica.devices)
-                key = (site, stage.num_layers, stage.recompute, one, samples)
+                tp_group = model.tp_group(replica.devices)
+                key = (tp_group, stage.num_layers, stage.recompute, one, samples)
                 if key in seen:
                     continue
                 seen[key] = len(rows)
@@ -166,11 +166,11 @@ def _stage_row(name: str, cost: StageCost, parts: list[tuple[str, float]]) -> Ro
     )
 
 
-def _time_parts(model: CostModel, plan: Plan, cost: Cost, p: int, s: int, r: int = 0) -> list[tuple[str, float]]:
+def _time_parts(model: PlanPricer, plan: Plan, cost: Cost, p: int, s: int, r: int = 0) -> list[tuple[str, float]]:
     """Seconds of an executor's forward and backward by what they do, largest first."""
     stage, busy = plan.pipelines[p].stages[s], busy_time(model, plan, cost, p, s, r)
     policies = ", ".join(sorted(set(stage.recompute)))
-    speed = "" if stage.sequence else f" at {rate(model.site(stage.executors[r]).bandwidth)} GB/s"
+    speed = "" if stage.sequence else f" at {rate(model.tp_group(stage.executors[r]).bandwidth)} GB/s"
     parts = [
         ("outside attention" if stage.sequence else "compute of its layers", busy.layers_s),
         ("attention", busy.attention_s),
@@ -224,17 +224,17 @@ def _efficiency_source(gpu: Gpu) -> str:
 
 def measured_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
     """Which sites of the plan take times of layers from the cluster's profile."""
-    model, seen = CostModel(problem), set()
+    model, seen = PlanPricer(problem), set()
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
             given = stage.samples(pipeline.micro_batch_size) if stage.replicas else ()
             for replica, samples in zip(stage.replicas, given, strict=True):
-                site = model.site(replica.devices)
-                if (site, samples) in seen:
+                tp_group = model.tp_group(replica.devices)
+                if (tp_group, samples) in seen:
                     continue
-                seen.add((site, samples))
-                found = model.measured(site, samples)
-                name = f"{site.gpu.name}, TP {site.tp}, {samples} sequences"
+                seen.add((tp_group, samples))
+                found = model.measured(tp_group, samples)
+                name = f"{tp_group.gpu.name}, TP {tp_group.tp}, {samples} sequences"
                 if found is None:
                     yield name, "calculated", "the cluster's profile has no such layers"
                 else:
@@ -326,8 +326,8 @@ def framework_rows() -> Iterator[Row]:
     for field in fields(own):
         if field.name != "name":
             value = getattr(own, field.name)
-            shown = str(value).lower() if isinstance(value, bool) else f"{value:g}"
-            yield field.name, shown, "frameworks.yaml: hexiopt"
+            quoted = str(value).lower() if isinstance(value, bool) else f"{value:g}"
+            yield field.name, quoted, "frameworks.yaml: hexiopt"
     for constant in constants().values():
         yield (
             constant.name,

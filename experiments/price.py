@@ -6,7 +6,7 @@ from experiments.app.common import Job, NoPlanError
 from experiments.app.reports import show_plan
 from experiments.cli import main
 from hexiopt.cost.cost import Cost, violations
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.readers.plan_file import PlanFile, plan_file_to_dict
@@ -32,7 +32,7 @@ def priced(file: PlanFile, where: str) -> Cost:
     if broken:
         more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
         raise InputError(f"{where}: {broken[0]}{more}; mend the plan, or plan again")
-    return CostModel(file.problem).price(file.plan)
+    return PlanPricer(file.problem).price(file.plan)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from rich.table import Table
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cores import usable_cores
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
@@ -200,7 +200,7 @@ def run(
     if proof is not None and proof.status not in (Status.OPTIMAL, Status.INFEASIBLE):
         proof = None
     best_s = min((result.objective for result in results.values()), default=float("inf"))
-    least_s = lower_bound_s(CostModel(problem), bound_s)
+    least_s = lower_bound_s(PlanPricer(problem), bound_s)
     space_bound_s = max((result.bound_s for result in results.values()), default=0.0)
     for name, result in results.items():
         tallies[name].ended[result.status] += 1

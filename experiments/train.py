@@ -141,14 +141,14 @@ def _train_here(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
     events = supervised(
         replace(started, device=device), job.folder.absolute(), config.on_failure, replan, config.max_restarts, place
     )
-    shown = TrainingProgress(config.steps, quiet=job.in_sweep)
-    with (job.folder / name).open("w", encoding="utf-8") as metrics, shown:
+    quoted = TrainingProgress(config.steps, quiet=job.in_sweep)
+    with (job.folder / name).open("w", encoding="utf-8") as metrics, quoted:
 
         def on_step(step: "TrainedStep") -> None:
-            shown.step(step)
+            quoted.step(step)
             board(step)
 
-        session = Session(problem, metrics, on_step, shown.tell)
+        session = Session(problem, metrics, on_step, quoted.tell)
         session.follow(events)
     show_training(job, problem, read_plan(plans[-1]).plan, session.steps, session.timelines)
     return session.steps[-1].loss if session.steps else float("nan")

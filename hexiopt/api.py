@@ -9,8 +9,8 @@ from typing import Any
 
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import Cost, violations
-from hexiopt.cost.model import CostModel
-from hexiopt.errors import InputError, closest
+from hexiopt.cost.model import PlanPricer
+from hexiopt.errors import InputError, did_you_mean
 from hexiopt.plan.check import Violation
 from hexiopt.plan.check import check as broken_rules
 from hexiopt.plan.plan import Plan
@@ -78,7 +78,7 @@ def price(problem: Problem, plan: Plan) -> Cost:
     if broken:
         more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
         raise InputError(f"plan: breaks the rule {broken[0].rule}: {broken[0].text}{more}; mend it, or plan again")
-    return CostModel(problem).price(plan)
+    return PlanPricer(problem).price(plan)
 
 
 def check(problem: Problem, plan: Plan) -> list[Violation]:
@@ -93,7 +93,7 @@ def lower_bound(problem: Problem, time_limit_s: float = 10.0) -> float:
     At 0 seconds it is the compute bound, at once. Raises InputError for a time limit below 0 or above 30 days.
     """
     limit_s = number_in(time_limit_s, "time_limit_s", at_least=0.0, at_most=MAX_TIME_LIMIT_S)
-    return lower_bound_s(CostModel(problem), limit_s)
+    return lower_bound_s(PlanPricer(problem), limit_s)
 
 
 def solvers() -> tuple[str, ...]:
@@ -124,5 +124,5 @@ def solve(
     if not known:
         raise InputError('solver: no installed package declares one; install this project, as by "pip install -e ."')
     if solver not in known:
-        raise InputError(f"solver: {solver!r} is not known; {closest(str(solver), known)}")
+        raise InputError(f"solver: {solver!r} is not known; {did_you_mean(str(solver), known)}")
     return refereed(imported(solver, known[solver]), **options).solve(problem, budget, seed=seed)

@@ -17,7 +17,7 @@ class RenamedWarning(FutureWarning):
     """An old name was used, which still serves for one release."""
 
 
-def shown(value: Any) -> str:
+def quoted(value: Any) -> str:
     """The value as a message quotes it, in at most 60 characters."""
     try:
         text = repr(value)
@@ -26,7 +26,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def closest(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`did you mean ...` for the nearest known words, or the list of all of them when none is near."""
     names = sorted(known)
     near = difflib.get_close_matches(word, names, n=3, cutoff=0.6)
@@ -34,6 +34,6 @@ def closest(word: str, known: Iterable[str]) -> str:
 
 
 def closest_of_many(word: str, known: Iterable[str]) -> str:
-    """`closest` among the first 2,000 of what may be many and long words, in at most 304 characters."""
-    text = closest(word[:100], islice(known, 2000))
+    """`did_you_mean` among the first 2,000 of what may be many and long words, in at most 304 characters."""
+    text = did_you_mean(word[:100], islice(known, 2000))
     return text if len(text) <= 300 else text[:300] + " ..."

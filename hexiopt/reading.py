@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from hexiopt.errors import InputError, closest, shown
+from hexiopt.errors import InputError, did_you_mean, quoted
 
 MAX_FILE_BYTES = 2**20
 MAX_DEPTH = 64
@@ -142,10 +142,10 @@ def read_mapping(path: str | Path, *, max_bytes: int = MAX_FILE_BYTES) -> dict[s
 def as_mapping(data: Any, where: str) -> dict[str, Any]:
     """`data` as a mapping with text keys. Raises InputError naming `where` otherwise."""
     if not isinstance(data, Mapping):
-        raise InputError(f"{where}: {shown(data)} is not a mapping of keys to values; see the file format")
+        raise InputError(f"{where}: {quoted(data)} is not a mapping of keys to values; see the file format")
     for key in data:
         if not isinstance(key, str):
-            raise InputError(f"{where}: the key {shown(key)} is not text; quote it")
+            raise InputError(f"{where}: the key {quoted(key)} is not text; quote it")
     return dict(data)
 
 
@@ -161,19 +161,19 @@ def number_in(
         rule = f"is out of range; it must be {_span(above, at_least, at_most)}"
     else:
         return float(value)
-    raise InputError(f"{where}: {shown(value)} {rule}")
+    raise InputError(f"{where}: {quoted(value)} {rule}")
 
 
 def whole_in(value: Any, where: str, *, at_least: int, at_most: int) -> int:
     """`value` as a whole number within the stated range. Raises InputError naming `where` otherwise."""
     number = number_in(value, where, at_least=at_least, at_most=at_most)
     if number != int(number):
-        raise InputError(f"{where}: {shown(value)} is not a whole number; state one {_span(None, at_least, at_most)}")
+        raise InputError(f"{where}: {quoted(value)} is not a whole number; state one {_span(None, at_least, at_most)}")
     return int(number)
 
 
 class Section:
-    """One mapping of a user's input, taken key by key; `done()` refuses what was not taken.
+    """One mapping of a user's input, taken key by key; `finish()` refuses what was not taken.
 
     `where` names the mapping in errors, such as `my.yaml: machines[0]`.
     """
@@ -198,7 +198,7 @@ class Section:
 
     def fail(self, key: str, rule: str) -> NoReturn:
         """Refuse the value of `key` for breaking `rule` (which ends in the remedy)."""
-        raise InputError(f"{self.at(key)}: {shown(self._data.get(key))} {rule}")
+        raise InputError(f"{self.at(key)}: {quoted(self._data.get(key))} {rule}")
 
     def raw(self, key: str, default: Any = _REQUIRED) -> Any:
         """The value of `key` as it stands; raises InputError if missing without a default, or null."""
@@ -258,7 +258,7 @@ class Section:
         if not isinstance(value, str) or not value:
             self.fail(key, "is not text; write a word")
         if choices is not None and value not in (known := sorted(choices)):
-            self.fail(key, f"is not known; {closest(value, known)}")
+            self.fail(key, f"is not known; {did_you_mean(value, known)}")
         return value
 
     def flag(self, key: str, default: Any = _REQUIRED) -> Any:
@@ -291,14 +291,14 @@ class Section:
         values = self.items(key, optional=optional)
         for i, value in enumerate(values):
             if not check(value):
-                raise InputError(f"{self.at(key)}[{i}]: {shown(value)} {rule}")
+                raise InputError(f"{self.at(key)}[{i}]: {quoted(value)} {rule}")
         return values
 
-    def done(self) -> None:
+    def finish(self) -> None:
         """Refuse keys that nothing has taken. Raises InputError naming the first and its likely meaning."""
         for key in self._data:
             if key not in self._taken:
-                raise InputError(f"{self.at(key)}: unknown key; {closest(key, self._taken)}")
+                raise InputError(f"{self.at(key)}: unknown key; {did_you_mean(key, self._taken)}")
 
 
 def _span(above: float | None, at_least: float | None, at_most: float) -> str:

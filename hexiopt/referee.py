@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.check import Violation, check
 from hexiopt.problem.problem import Problem
 from hexiopt.result import Result, Status
@@ -34,7 +34,7 @@ def referee(problem: Problem, result: Result, pricer: Pricer | None = None) -> R
         return result
     broken = check(problem, plan)
     if not broken:
-        cost = (pricer or CostModel(problem)).price(plan)
+        cost = (pricer or PlanPricer(problem)).price(plan)
         broken = violations(problem, plan, cost)
         slack_s = _TOLERANCE * cost.step_time_s
         if abs(stated.step_time_s - cost.step_time_s) > slack_s:

@@ -30,7 +30,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class OwnBound:
+class RestrictedBound:
     """A step time in seconds that no plan of `space`, part of the plan space, can beat; `space` in words."""
 
     bound_s: float
@@ -62,8 +62,8 @@ class Result:
     """A plan with its cost, or the reason why there is none.
 
     `bound_s` is a step time that no plan of the space can beat (0 where none is known). `steps` counts the
-    solver's own unit of work, `reason` is a sentence for the user where `plan` is None. A solver that proves more of
-    the part of the space that it searches states it in `own_bound`. `operators`: what the operators of a search did.
+    solver's own unit of work, `reason` is a sentence for the user where `plan` is None. A solver that proves more about
+    the part of the space that it searches states it in `restricted_bound`. `operators` counts what each operator did.
     """
 
     solver: str
@@ -76,7 +76,7 @@ class Result:
     bound_s: float = 0.0
     trajectory: tuple[Point, ...] = ()
     reason: str = ""
-    own_bound: OwnBound | None = None
+    restricted_bound: RestrictedBound | None = None
     operators: tuple[OperatorCounts, ...] = ()
 
     def __post_init__(self) -> None:
@@ -94,11 +94,11 @@ class Result:
         return (self.cost.step_time_s - self.bound_s) / self.cost.step_time_s if self.cost else 1.0
 
     @property
-    def own_gap(self) -> float:
+    def restricted_gap(self) -> float:
         """(cost − bound) / cost in the part of the space that the solver searches; `gap` where it states none."""
-        if self.own_bound is None or self.cost is None:
+        if self.restricted_bound is None or self.cost is None:
             return self.gap
-        return max(0.0, (self.cost.step_time_s - self.own_bound.bound_s) / self.cost.step_time_s)
+        return max(0.0, (self.cost.step_time_s - self.restricted_bound.bound_s) / self.cost.step_time_s)
 
     def above(self, bound_s: float) -> "Result":
         """The result with a lower bound of at least `bound_s`, which must hold; optimal where that closes the gap."""

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from typing import Any, Literal, Protocol
 
 from hexiopt.cost.cost import Cost, PipelineCost
-from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.model import CostModel
-from hexiopt.errors import InputError, shown
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.model import PlanPricer
+from hexiopt.errors import InputError, quoted
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules
@@ -39,12 +39,13 @@ class Budget:
         limit_s, steps = self.time_limit_s, self.max_steps
         if isinstance(limit_s, bool) or not isinstance(limit_s, int | float) or not 0 < limit_s <= MAX_TIME_LIMIT_S:
             raise InputError(
-                f"time_limit_s: {shown(limit_s)} is out of range; state seconds above 0, at most {MAX_TIME_LIMIT_S:.0f}"
+                f"time_limit_s: {quoted(limit_s)} is out of range; state seconds above 0, "
+                f"at most {MAX_TIME_LIMIT_S:.0f}"
             )
         if steps is None:
             return
         if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MAX_STEPS:
-            raise InputError(f"max_steps: {shown(steps)} is out of range; state a whole number from 1, or None")
+            raise InputError(f"max_steps: {quoted(steps)} is out of range; state a whole number from 1, or None")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Capabilities:
 
 
 class Pricer(Protocol):
-    """What a search asks of a cost model; `hexiopt.cost.model.CostModel` is ours, `solvers.baselines` has others.
+    """What a search asks of a cost model; `hexiopt.cost.model.PlanPricer` is ours, `solvers.baselines` has others.
 
     A *site* is whatever makes two TP groups cost the same (hashable). All times in seconds for one micro-batch.
     """
@@ -75,20 +76,27 @@ class Pricer(Protocol):
     problem: Problem
     sends_occupy_stages: bool  # whether a stage's messages to the next take its own time, rather than overlap
 
-    def site(self, devices: tuple[int, ...]) -> Any:
+    def tp_group(self, devices: tuple[int, ...]) -> Any:
         """The site of a TP group."""
 
     def stage_s(
-        self, site: Any, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
+        self, tp_group: Any, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
     ) -> tuple[float, float]:
         """Forward and backward seconds of a stage."""
 
     def max_layers(
-        self, site: Any, first: bool, last: bool, micro_batch_size: int, policy: str, held: InFlight, shards: Shards
+        self,
+        tp_group: Any,
+        first: bool,
+        last: bool,
+        micro_batch_size: int,
+        policy: str,
+        held: InFlight,
+        shards: StateSharding,
     ) -> int:
         """The most layers that fit, `held` in flight, states spread as `shards`; may be negative."""
 
-    def hop_s(self, senders: tuple[int, ...], receivers: tuple[int, ...], micro_batch_size: int) -> float:
+    def message_s(self, senders: tuple[int, ...], receivers: tuple[int, ...], micro_batch_size: int) -> float:
         """One message between two stages, the network otherwise idle."""
 
     def policies(self) -> tuple[str, ...]:
@@ -170,5 +178,5 @@ def refuse(solver: Solver, problem: Problem, pricer: Pricer | None) -> None:
         given = " and ".join(f"{sizes[unit]} {unit}" for unit, _ in stated)
         allowed = " and ".join(f"{most} {unit}" for unit, most in stated)
         raise InputError(f"solver: {name}: {given} are more than the {allowed} {searched}; use {instead}")
-    if able.pricers == "cost_model" and pricer is not None and not isinstance(pricer, CostModel):
+    if able.pricers == "cost_model" and pricer is not None and not isinstance(pricer, PlanPricer):
         raise InputError(f"solver: {name}: its bounds hold for our own cost model only; use {instead}")

@@ -18,13 +18,13 @@ from itertools import chain, islice
 
 from hexiopt.solving import Capabilities
 from solvers.completion.completer import PlanCompleter
-from solvers.core.partition import Structure
+from solvers.core.partition import Partition
 from solvers.core.search import Search
 from solvers.core.workers import at_once, has_second_core
 from solvers.frame.solver import SearchSolver
 from solvers.frame.starts import dealt_structures, whole_grids
 from solvers.heuristics.hexiscale import HierarchicalPartition
-from solvers.heuristics.hill_climbing import Polisher
+from solvers.heuristics.hill_climbing import HillClimber
 from solvers.heuristics.local_search import ANNEAL, improve, own_grids, without_grids
 from solvers.heuristics.shape_program import shape_structures
 from solvers.sequence.planning import plan_jointly
@@ -85,15 +85,15 @@ def _second(run: Search, *, with_grids: bool) -> None:
     _run(run, completer, _SIDE_BY_SIDE[1], chain(grids, _shapes(run)))
 
 
-def _grids(run: Search, completer: PlanCompleter) -> Iterator[Structure]:
+def _grids(run: Search, completer: PlanCompleter) -> Iterator[Partition]:
     return chain(whole_grids(run.problem), own_grids(run.problem, completer, lambda: _goes_on(run)))
 
 
-def _shapes(run: Search) -> Iterator[Structure]:
+def _shapes(run: Search) -> Iterator[Partition]:
     """What `shapes` gives; between, what was best on many machines, of which hundreds of starts cannot be priced."""
     many = dealt_structures(run.problem)
-    for structure in shape_structures(run, lambda: _goes_on(run)):
-        yield structure
+    for partition in shape_structures(run, lambda: _goes_on(run)):
+        yield partition
         yield from islice(many, _MANY)
     yield from many
 
@@ -103,48 +103,50 @@ def _goes_on(run: Search) -> bool:
     return run.go_on() or (run.plan is None and run.budget.max_steps is None and not run.stopped)
 
 
-def _run(run: Search, completer: PlanCompleter, lane: _Lane, floor: Iterable[Structure]) -> None:
+def _run(run: Search, completer: PlanCompleter, lane: _Lane, floor: Iterable[Partition]) -> None:
     """One lane, to the end of its budget."""
     problem = run.problem
     cheap = price_floor(run, completer, floor)
     if problem.space.sequence and lane.before_layouts < 1.0:
         rng = random.Random(run.seed)
         starts = chain(cheap, own_grids(problem, completer), without_grids(problem, completer))
-        improve(Polisher(run, completer, rng), starts, run.until(lane.before_layouts))
+        improve(HillClimber(run, completer, rng), starts, run.until(lane.before_layouts))
         plan_jointly(run, rng)
         return
     partitions = find_spec("pymetis") is not None and len(problem.usable_devices) <= _LARGE
-    found = partition(run, completer, lane.partition, lane.until_first_plan) if partitions else []
+    found = hexiscale_partitions(run, completer, lane.partition, lane.until_first_plan) if partitions else []
     rng = random.Random(run.seed * len(_SIDE_BY_SIDE) + lane.number)
     grids = () if cheap and len(problem.usable_devices) > _FEW else own_grids(problem, completer)
     starts = chain(found, cheap, grids, without_grids(problem, completer))
-    polisher = Polisher(run, completer, rng)
+    climber = HillClimber(run, completer, rng)
     recreate_share = lane.recreate_share if len(problem.usable_devices) > _FEW_DEVICES else 0.0
-    polisher.finish(improve(polisher, starts, run.until(ANNEAL), lane.cooling, recreate_share))
+    climber.finish(improve(climber, starts, run.until(ANNEAL), lane.cooling, recreate_share))
 
 
-def price_floor(run: Search, completer: PlanCompleter, floor: Iterable[Structure]) -> list[Structure]:
+def price_floor(run: Search, completer: PlanCompleter, floor: Iterable[Partition]) -> list[Partition]:
     """Price structures one after another: all of them within the time limit, and past it until there is a plan. Of
     those that fit, the best, best first."""
-    found: list[tuple[float, int, Structure]] = []
-    for number, structure in enumerate(floor):
+    found: list[tuple[float, int, Partition]] = []
+    for number, partition in enumerate(floor):
         if not _goes_on(run):
             break
         run.step()
-        completed = completer.allowed(structure) and completer.complete(structure)
+        completed = completer.allowed(partition) and completer.complete(partition)
         if not completed:
             continue
         priced = completer.price(completed, run.best_s)
         if priced is None:
-            found.append((completed.estimate_s, number, structure))
+            found.append((completed.estimate_s, number, partition))
             continue
         cost = run.offer(priced.plan, priced.cost)
         if cost.fits:
-            found.append((completed.estimate_s, number, structure))
-    return [structure for _, _, structure in sorted(found, key=lambda item: item[:2])[:_BEST]]
+            found.append((completed.estimate_s, number, partition))
+    return [partition for _, _, partition in sorted(found, key=lambda item: item[:2])[:_BEST]]
 
 
-def partition(run: Search, completer: PlanCompleter, share: float, until_first_plan: bool) -> list[Structure]:
+def hexiscale_partitions(
+    run: Search, completer: PlanCompleter, share: float, until_first_plan: bool
+) -> list[Partition]:
     """What HexiScale's partition finds in a `share` of the whole budget, drawing as `solver=hexiscale` does, or until
     there is a plan."""
     if share == 0.0:

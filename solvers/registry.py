@@ -10,7 +10,7 @@ from functools import cache
 from pkgutil import resolve_name
 from typing import cast
 
-from hexiopt.errors import InputError, RenamedWarning, closest
+from hexiopt.errors import InputError, RenamedWarning, did_you_mean
 from hexiopt.plugins import SolverClass, declared, imported, refereed
 from hexiopt.solving import Capabilities, Solver
 
@@ -53,7 +53,7 @@ def solver_class(name: str) -> SolverClass:
         name = ALIASES[name]
     solvers = known()
     if name not in solvers:
-        raise InputError(f"solver: {name!r} is not known; {closest(name, solvers)}")
+        raise InputError(f"solver: {name!r} is not known; {did_you_mean(name, solvers)}")
     if name in BUILT_IN:  # what cannot be imported of ours is a bug, not bad input
         return cast(SolverClass, resolve_name(BUILT_IN[name]))
     return imported(name, solvers[name])

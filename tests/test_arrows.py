@@ -69,6 +69,8 @@ def test_solvers_import_along_the_arrows(part: str) -> None:
                 top, _, rest = name.partition(".")
                 used = rest.partition(".")[0]
                 assert top != "solvers" or used in {"", part, *allowed}, f"{path} imports {name}"
+
+
 def part(name: str) -> str:
     """Of a module of hexiopt, the part that it belongs to."""
     inside = name.removeprefix("hexiopt.")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.workload import Workload
@@ -31,7 +31,7 @@ def test_a_schedule_of_the_page_is_priced_simulated_and_checked() -> None:
     layers, devices = problem.model.num_layers, problem.usable_devices
     stages = tuple(Stage.of((d,), s * layers // 2, (s + 1) * layers // 2) for s, d in enumerate(devices[:2]))
     plan = Plan((Pipeline(stages, problem.workload.global_batch),), defined("add_a_schedule.md").Eager())
-    cost = CostModel(problem).price(plan)
+    cost = PlanPricer(problem).price(plan)
     assert max(event.end_s for event in simulate(plan, cost)) == pytest.approx(cost.pipeline_s, rel=1e-9)
     assert {violation.rule for violation in check(problem, plan)} <= {"schedule"}  # which the workload may fix
 

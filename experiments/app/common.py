@@ -20,7 +20,7 @@ from experiments.app.config import Config
 from experiments.app.terminal import mute, show
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.plugins import parameters
@@ -255,7 +255,7 @@ def bounded(job: Job, results: Sequence[Result], problem: Problem) -> list[Resul
         limit_s = 0.5 * job.budget.time_limit_s
     if limit_s == 0.0 or interrupt.pressed or all(result.plan is None for result in results):
         return list(results)
-    bound_s = lower_bound_s(CostModel(problem), limit_s)
+    bound_s = lower_bound_s(PlanPricer(problem), limit_s)
     return [result.above(bound_s) for result in results]
 
 
@@ -311,8 +311,8 @@ def _listener(job: Job, problem: Problem) -> Iterator[OnProgress]:
             return
         from hexiopt.report.progress import SearchProgress
 
-        with SearchProgress(problem.workload.tokens) as shown:
-            yield lambda progress: shown(progress) and not interrupt.pressed
+        with SearchProgress(problem.workload.tokens) as quoted:
+            yield lambda progress: quoted(progress) and not interrupt.pressed
 
 
 # ----------------------------------------------------------------------------------- running

@@ -42,7 +42,7 @@ from experiments.app.common import STATUS_FILE, FailedError, Job, Outcome, failu
 from experiments.app.config import Config, register
 from experiments.app.terminal import plain_warnings
 from experiments.app.verbs import VERBS
-from hexiopt.errors import InputError, closest
+from hexiopt.errors import InputError, did_you_mean
 
 _CONFIG_ERRORS = (HydraException, OmegaConfBaseException)
 _REFUSED = "refused"
@@ -185,9 +185,9 @@ def _sweep(hydra: "_Hydra", name: str, verb: str, overrides: list[str]) -> int:
         if status["exit_code"]:
             print(f"hexiopt: job {path.parent.relative_to(folder)}: {status['message']}", file=sys.stderr)
     codes = [status["exit_code"] for _, status in jobs]
-    shown = os.path.relpath(folder)
-    print(f"{codes.count(0)} of {len(codes)} jobs done: {shown}")
-    print(f"as a table: hexiopt collect collect.folders=[{shown}]")
+    quoted = os.path.relpath(folder)
+    print(f"{codes.count(0)} of {len(codes)} jobs done: {quoted}")
+    print(f"as a table: hexiopt collect collect.folders=[{quoted}]")
     return worst(codes)
 
 
@@ -343,7 +343,7 @@ def _unknown_choice(error: MissingConfigException) -> str | None:
     group, slash, name = (error.missing_cfg_file or "").rpartition("/")
     if not slash or not error.options:
         return None
-    hint = closest(name, [option for option in error.options if not _is_schema(option)])
+    hint = did_you_mean(name, [option for option in error.options if not _is_schema(option)])
     if (group, name) == ("hydra/launcher", "joblib"):
         hint = "it comes with pip install -e '.[joblib]'"
     return f"{group}: {name!r} is not known; {hint}"
@@ -355,4 +355,4 @@ def _unknown_key(error: ConfigAttributeError | ConfigKeyError) -> str | None:
     if not key or not OmegaConf.is_dict(parent):
         return None
     known = [str(name) for name in parent if name != "hydra"]
-    return f"{key}: unknown key; {closest(key.rpartition('.')[2], known)}"
+    return f"{key}: unknown key; {did_you_mean(key.rpartition('.')[2], known)}"

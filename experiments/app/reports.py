@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.app.common import Job
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.result import Point
@@ -58,7 +58,7 @@ def show_training(
         return
     written = ["metrics.jsonl", "checkpoints"]
     if timelines and not job.in_sweep:
-        cost, ranks = CostModel(problem).price(plan), list(map(MeasuredRank.of_event, timelines))
+        cost, ranks = PlanPricer(problem).price(plan), list(map(MeasuredRank.of_event, timelines))
         job.show("", measured_table(problem, plan, cost, ranks))
         job.write("timeline.json", json.dumps(both_timelines(problem, plan, cost, ranks), allow_nan=False))
         written.append("timeline.json")

@@ -36,13 +36,13 @@ def mute() -> None:
 def plain_warnings() -> Iterator[None]:
     """Within, an old name is told in one line on standard error, without the line of code that uses it."""
     with warnings.catch_warnings():
-        shown = warnings.showwarning
+        quoted = warnings.showwarning
 
         def show_plainly(message: Warning | str, category: type[Warning], *where: Any) -> None:
             if issubclass(category, RenamedWarning):
                 print(f"hexiopt: {message}", file=sys.stderr)
             else:
-                shown(message, category, *where)
+                quoted(message, category, *where)
 
         warnings.simplefilter("always", RenamedWarning)
         warnings.showwarning = show_plainly  # type: ignore[assignment]

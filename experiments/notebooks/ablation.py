@@ -44,7 +44,7 @@ print(missed.map("{:.2%}".format).to_string())
 # cannot do any more, another often can. Hence the last row, without all of them, says more than the sum of the others.
 
 # %%
-longer = (best / best.loc[ablation.WHOLE] - 1).drop(index=ablation.WHOLE)
+longer = (best / best.loc[ablation.UNSHARDED] - 1).drop(index=ablation.UNSHARDED)
 figure, (ax,) = framed("What each asymmetry is worth", "How much longer a step takes without it")
 row_bars(ax, longer)
 ax.set_xlabel("longer step (%)")

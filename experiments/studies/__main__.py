@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run studies: 0 done, 1 where a search failed, 2 for bad input."""
     words = sys.argv[1:] if argv is None else list(argv)
     given = _parser().parse_args(words)
-    errors, shown = Console(stderr=True), Console(width=None if sys.stdout.isatty() else 160)
+    errors, quoted = Console(stderr=True), Console(width=None if sys.stdout.isatty() else 160)
     failed: list[str] = []
     try:
         scale = _scale(given)
@@ -44,9 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 done.publish()
             failed += done.failed
             text = done.page.read_text(encoding="utf-8").splitlines()
-            shown.print(Markdown("\n".join(line for line in text if not line.startswith(("![", "<!--")))))
+            quoted.print(Markdown("\n".join(line for line in text if not line.startswith(("![", "<!--")))))
             for path in (*done.tables, *done.figures, done.page):
-                shown.print(str(path), markup=False, highlight=False, soft_wrap=True)
+                quoted.print(str(path), markup=False, highlight=False, soft_wrap=True)
     except InputError as error:
         print(f"hexiopt: {error}", file=sys.stderr)
         return 2

@@ -53,9 +53,9 @@ _LABELS = {
     "recompute_per_stage": "one recompute policy",
     "recompute_per_layer": "one policy a stage",
 }
-WHOLE, NONE = "the whole plan space", "none of them (all off)"
+UNSHARDED, NONE = "the whole plan space", "none of them (all off)"
 SPACES = {
-    WHOLE: PlanSpace(),
+    UNSHARDED: PlanSpace(),
     **{_LABELS[name]: PlanSpace((name,)) for name in SWITCHES},
     "1F1B only": PlanSpace(schedule=ONE_F_ONE_B.name),
     NONE: PlanSpace(SWITCHES),
@@ -80,12 +80,12 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
     """What each freedom costs to lose."""
     found = grid(rows, "space", "setting")
     best = credited(found, INSIDE)
-    longer = (best / best.loc[WHOLE] - 1).drop(index=WHOLE)
-    per_s = rows.groupby("setting", sort=False)["tokens"].first() / best.loc[WHOLE]
+    longer = (best / best.loc[UNSHARDED] - 1).drop(index=UNSHARDED)
+    per_s = rows.groupby("setting", sort=False)["tokens"].first() / best.loc[UNSHARDED]
     whole = pd.DataFrame(
         {
             "whole plan space: tokens/s": per_s.map(tokens),
-            "its own search": (found.loc[WHOLE] / best.loc[WHOLE]).map(lambda ratio: change(ratio, 2)),
+            "its own search": (found.loc[UNSHARDED] / best.loc[UNSHARDED]).map(lambda ratio: change(ratio, 2)),
         }
     )
     figure, (ax,) = framed(
@@ -117,7 +117,7 @@ def claims(found: pd.DataFrame, best: pd.DataFrame, longer: pd.DataFrame) -> lis
     if len(free := [f"“{name}”" for name in worst.index[worst <= _SMALL]]):
         said.append(f"Nothing is lost here, as far as these searches see, by {', '.join(free)}.")
     for setting in found:
-        over = found.at[WHOLE, setting] / best.at[WHOLE, setting] - 1
+        over = found.at[UNSHARDED, setting] / best.at[UNSHARDED, setting] - 1
         if over > _SMALL:
             said.append(
                 f"At setting {setting} the search of the whole space stops {over:.1%} above the best plan known, "
@@ -128,4 +128,4 @@ def claims(found: pd.DataFrame, best: pd.DataFrame, longer: pd.DataFrame) -> lis
 
 
 TITLE = "What each asymmetry is worth"
-STUDY = Study("ablation", TITLE, __doc__, searches, report, (WHOLE, OURS.label, OURS.solver))
+STUDY = Study("ablation", TITLE, __doc__, searches, report, (UNSHARDED, OURS.label, OURS.solver))

@@ -16,7 +16,7 @@ from experiments.studies.frame.settings import LOWER_BOUND, OURS, first_models, 
 from experiments.studies.frame.study import Report, Scale, Study
 from experiments.studies.frame.words import seconds, share, span
 from hexiopt.bounds.compute import compute_bound_s
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 
@@ -34,7 +34,7 @@ def searches(scale: Scale) -> list[SearchSpec]:
     """Ours with two seeds and the bound, on every problem."""
     found = []
     for (name, gbit_per_s), problem in _problems(scale).items():
-        labels = {"problem": name, "Gbit/s": gbit_per_s, "compute_bound_s": compute_bound_s(CostModel(problem))}
+        labels = {"problem": name, "Gbit/s": gbit_per_s, "compute_bound_s": compute_bound_s(PlanPricer(problem))}
         limit_s = scale.limit_s(_LIMIT_S)
         seeds = range(min(_SEEDS, scale.seeds))
         found += [OURS.search(problem, limit_s, labels, seed) for seed in seeds]

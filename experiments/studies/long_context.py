@@ -33,7 +33,7 @@ from experiments.studies.frame.search import BOUND, SearchSpec
 from experiments.studies.frame.settings import LOWER_BOUND
 from experiments.studies.frame.study import Report, Scale, Study
 from experiments.studies.frame.words import bold, change, share, span, times, tokens
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.problem.problem import Problem
 from solvers.sequence.token_allocation import RateTable
 
@@ -89,7 +89,7 @@ def _pair(setting: LongSetting, scale: Scale) -> list[SearchSpec]:
 
 def balance(problem: Problem) -> float:
     """How many times as fast all GPUs compute that share the work by their speed, over equal shares."""
-    rates = RateTable(CostModel(problem)).of(range(problem.cluster.num_devices), "none")
+    rates = RateTable(PlanPricer(problem)).of(range(problem.cluster.num_devices), "none")
     sequence_s = rates.of_sequence_s(problem.workload.seq_len, problem.model.num_heads)
     return float(sequence_s.max() * (1.0 / sequence_s).mean())
 

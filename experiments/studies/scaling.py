@@ -60,19 +60,19 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
             "best gap": best["gap"].map(share),
         }
     )
-    shown = solvers[solvers["status"] != "refused"]
+    quoted = solvers[solvers["status"] != "refused"]
     cells = pd.DataFrame(
         {
-            "GPUs": shown["gpus"].map("{:,}".format),
-            "solver": shown["solver"].map("`{}`".format),
-            "step time": shown["step_time_s"].map(seconds),
-            "tokens/s": shown["tokens_per_s"].map(tokens),
-            "gap": shown["gap"].map(share),
-            "first plan": shown["first_plan_s"].map(seconds),
-            "settled": shown["settled_s"].map(seconds),
-            "search": shown["runtime_s"].map(seconds),
-            "memory": shown["peak_gib"].map("{:.1f} GiB".format),
-            "status": shown["status"].str.replace("_", " "),
+            "GPUs": quoted["gpus"].map("{:,}".format),
+            "solver": quoted["solver"].map("`{}`".format),
+            "step time": quoted["step_time_s"].map(seconds),
+            "tokens/s": quoted["tokens_per_s"].map(tokens),
+            "gap": quoted["gap"].map(share),
+            "first plan": quoted["first_plan_s"].map(seconds),
+            "settled": quoted["settled_s"].map(seconds),
+            "search": quoted["runtime_s"].map(seconds),
+            "memory": quoted["peak_gib"].map("{:.1f} GiB".format),
+            "status": quoted["status"].str.replace("_", " "),
         }
     )
     bounds.index = bounds.index.map("{:,}".format)

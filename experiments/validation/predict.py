@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from experiments.validation.rows import Row
-from hexiopt.calibration.constants import fitted_values
+from hexiopt.calibration.constants import constant_values
 from hexiopt.calibration.frameworks import Framework, calibrated_frameworks
 from hexiopt.calibration.gpus import Gpu, calibrated_catalogue
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.machine import Machine
@@ -34,9 +34,9 @@ def predicted(case: Case, values: Values | None = None) -> Cost:
     return cost_model(case, values).price(case.plan)
 
 
-def cost_model(case: Case, values: Values | None = None) -> CostModel:
+def cost_model(case: Case, values: Values | None = None) -> PlanPricer:
     """What prices the run, with `values` as in `predicted`."""
-    values = fitted_values() if values is None else values
+    values = constant_values() if values is None else values
     gpus, frameworks = _tables(tuple(values.items()))
     cluster = case.problem.cluster
     known: dict[Machine, Machine] = {}
@@ -48,7 +48,7 @@ def cost_model(case: Case, values: Values | None = None) -> CostModel:
         return replace(known[kind], name=machine.name, spec_name=machine.spec_name)
 
     calibrated: Cluster = replace(cluster, machines=tuple(of(machine) for machine in cluster.machines))
-    return CostModel(replace(case.problem, cluster=calibrated), frameworks[case.framework])
+    return PlanPricer(replace(case.problem, cluster=calibrated), frameworks[case.framework])
 
 
 @lru_cache(maxsize=64)

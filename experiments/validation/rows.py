@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from hexiopt.errors import InputError, closest
+from hexiopt.errors import InputError, did_you_mean
 from hexiopt.reading import read_text
 
 METRICS = ("tokens_per_s_per_gpu", "iter_time_s", "tflops_per_gpu", "mfu")
@@ -76,7 +76,7 @@ def read_rows(path: Path) -> list[Row]:
             raise InputError(f"{path}: is empty; its first line must name the columns {', '.join(_COLUMNS[:3])}, ...")
         for name in _COLUMNS:
             if name not in header:
-                raise InputError(f"{path}: the column {name!r} is missing; {closest(name, header)}")
+                raise InputError(f"{path}: the column {name!r} is missing; {did_you_mean(name, header)}")
         rows = [_row(path, reader.line_num, cells) for cells in reader]
     except csv.Error as error:
         raise InputError(f"{path}, line {reader.line_num}: malformed CSV ({error}); mend the file") from None

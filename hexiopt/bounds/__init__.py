@@ -8,12 +8,12 @@ compute bound also for sequence layouts, of which the program knows nothing.
 import time
 
 from hexiopt.bounds.compute import compute_bound_s
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 
 __all__ = ["compute_bound_s", "lower_bound_s"]
 
 
-def lower_bound_s(model: CostModel, time_limit_s: float = 0.0) -> float:
+def lower_bound_s(model: PlanPricer, time_limit_s: float = 0.0) -> float:
     """Seconds that every step takes at least; better with more time, never wrong with less."""
     best = compute_bound_s(model)
     if time_limit_s > 0.0 and not model.problem.space.sequence:

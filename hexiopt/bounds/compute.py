@@ -1,12 +1,12 @@
 """A step time that no plan of the space can beat, whatever the solver."""
 
 from hexiopt.bounds.sequence import sequence_bound_s
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.space import recompute_policies
 
 
-def compute_bound_s(model: CostModel) -> float:
+def compute_bound_s(model: PlanPricer) -> float:
     """The compute bound, in seconds: every device busy all the time at its best.
 
     In a step of T seconds a TP group of t devices runs at most T / l micro-batches of b sequences through a
@@ -26,8 +26,8 @@ def compute_bound_s(model: CostModel) -> float:
     rates: list[tuple[Machine, int, float]] = []
     for kind, count in machines.items():
         best = max(
-            size / (site.tp * sum(model.layer_s(site, size, policy)))
-            for site in model.best_sites(example[kind])
+            size / (tp_group.tp * sum(model.layer_s(tp_group, size, policy)))
+            for tp_group in model.best_tp_groups(example[kind])
             for size in problem.space.micro_batch_sizes(problem.workload.global_batch)
             for policy in recompute_policies(problem.workload)
         )

@@ -4,14 +4,21 @@ from collections.abc import Sequence
 
 from hexiopt.calibration import coefficients as c
 from hexiopt.calibration.gpus import Gpu
-from hexiopt.cost.executors.compute import Blocks, Clock, attention_times, dense_times, head_compute, largest_shard
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.compute import (
+    Blocks,
+    OperatorTimes,
+    attention_times,
+    dense_times,
+    head_compute,
+    largest_shard,
+)
+from hexiopt.cost.model import PlanPricer
 
 _MANY = 1e9  # tokens, beyond every launch
 _HEADS = 10**9  # sequences, likewise
 
 
-def sequence_bound_s(model: CostModel, devices: Sequence[tuple[Gpu, int, float]]) -> float:
+def sequence_bound_s(model: PlanPricer, devices: Sequence[tuple[Gpu, int, float]]) -> float:
     """Seconds that every step takes at least; `devices`: GPU type, how many, and layers · sequences that each runs in a
     second at most in a TP group.
 
@@ -43,12 +50,12 @@ def sequence_bound_s(model: CostModel, devices: Sequence[tuple[Gpu, int, float]]
     return best_s
 
 
-def _limits_s(model: CostModel, gpu: Gpu) -> tuple[float, float, float]:
+def _limits_s(model: PlanPricer, gpu: Gpu) -> tuple[float, float, float]:
     """Least forward and backward seconds of a sequence on a device: a layer without attention, its attention, and final
     norm, head and loss. Whole operators take no less a token than ever larger ones take for one more."""
     problem, framework = model.problem, model.framework
     spec, workload = problem.model, problem.workload
-    clock, shard = Clock(gpu, workload.precision), largest_shard(spec, 1)
+    clock, shard = OperatorTimes(gpu, workload.precision), largest_shard(spec, 1)
     seconds = []
     for tokens in (_MANY, 2 * _MANY):
         dense = dense_times(spec, workload, clock, shard, tokens, framework)

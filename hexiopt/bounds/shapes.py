@@ -27,7 +27,7 @@ from hexiopt.bounds.chains import Boxes, Chain, Chains, Shape
 from hexiopt.bounds.columns import Columns
 from hexiopt.bounds.kernel import Multipliers
 from hexiopt.bounds.stages import StageTypes
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules, sharding_stages
 
@@ -47,7 +47,7 @@ _RANGES = (*((v, v) for v in range(2, 9)), (9, 2**30))  # classes of layer range
 _STAGES = (*((p, p) for p in range(2, 21)), (21, 24), (25, 30), (31, 2**30))  # and of stages
 
 
-def shape_bound_s(model: CostModel, lower_s: float, deadline_s: float) -> float:
+def shape_bound_s(model: PlanPricer, lower_s: float, deadline_s: float) -> float:
     """A step time that no plan beats, from `lower_s` (which must hold) upwards as far as time allows. It stays there
     where plans may have a schedule for which the conditions of `chains.py` are not proved.
 

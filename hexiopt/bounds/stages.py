@@ -7,9 +7,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.cost.executors.memory import MemoryModel, Shards
-from hexiopt.cost.executors.sites import Site
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import MemoryModel, StateSharding
+from hexiopt.cost.executors.stage_model import TpGroup
+from hexiopt.cost.model import PlanPricer
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.space import recompute_policies, sharding_stages
 from hexiopt.schedules.in_flight import holding
@@ -24,7 +24,7 @@ class StageTypes:
     Of every ZeRO stage, side by side; from ZeRO-2 on they are `late`. A plan has those of one kind.
     """
 
-    def __init__(self, model: CostModel) -> None:
+    def __init__(self, model: PlanPricer) -> None:
         problem = model.problem
         space, workload, devices = problem.space, problem.workload, problem.usable_by_machine
         self.num_layers, self.global_batch = problem.model.num_layers, workload.global_batch
@@ -39,18 +39,18 @@ class StageTypes:
         rows, memory = _undominated(
             model,
             [
-                _Row(kind, examples[kind], site, share, held_by)
+                _Row(kind, examples[kind], tp_group, share, held_by)
                 for kind, same in enumerate(kinds.values())
-                for site in model.best_sites(same[0])
-                if site.tp <= len(devices[same[0]])
+                for tp_group in model.best_tp_groups(same[0])
+                if tp_group.tp <= len(devices[same[0]])
                 for share in shares
                 for held_by in _holders(
-                    sharding_stages(workload), len(problem.usable_devices), len(devices[same[0]]) // site.tp
+                    sharding_stages(workload), len(problem.usable_devices), len(devices[same[0]]) // tp_group.tp
                 )
             ],
         )
         self.kind: Ints = np.array([row.kind for row in rows])
-        self.devices: Floats = np.array([row.site.tp / row.share for row in rows])
+        self.devices: Floats = np.array([row.tp_group.tp / row.share for row in rows])
         self.share: Floats = np.array([row.share for row in rows], float)
         self.lockstep: NDArray[np.bool_] = np.array([row.holders.lockstep for row in rows])
         self.late: NDArray[np.bool_] = np.array([row.holders.sharding >= 2 for row in rows])
@@ -60,7 +60,7 @@ class StageTypes:
         self._policy_s = times.sum(axis=2)  # [types, policies]
         self.forward_s: Floats = times[:, :, 0].min(axis=1)
         self.layer_s: Floats = self._policy_s.min(axis=1)
-        heads = [model.ends_s(row.site, row.share)[1] for row in rows]
+        heads = [model.ends_s(row.tp_group, row.share)[1] for row in rows]
         self.head_forward_s: Floats = np.array([head.forward_s for head in heads])
         self._head_s = np.array([head.forward_s + head.backward_s for head in heads])
         self._memory = dict(zip((False, True), memory, strict=True))
@@ -109,15 +109,15 @@ class StageTypes:
             # Bytes for activations where a policy is the leanest of those used.
             spare = room - once - more[None, :, None] * each
             seconds = np.full(room.shape[:2], np.inf)
-            for lean in range(count):
-                alone = spare[:, :, lean] >= stored * each[:, :, lean]
-                seconds = np.where(alone, np.minimum(seconds, n * policy_s[:, lean : lean + 1]), seconds)
-                for rich in range(count) if count > 1 else ():
+            for smaller in range(count):
+                alone = spare[:, :, smaller] >= stored * each[:, :, smaller]
+                seconds = np.where(alone, np.minimum(seconds, n * policy_s[:, smaller : smaller + 1]), seconds)
+                for faster in range(count) if count > 1 else ():
                     # Whole layers by the leaner policy; the others store as little as any other policy would.
-                    stores = np.delete(each, lean, axis=2).min(axis=2)
-                    saved = repeated * (stores - each[:, :, lean])
-                    some = np.ceil((stored * stores - spare[:, :, lean]) / saved * (1 - 1e-9) - 1e-9).clip(1, n)
-                    mixed = (n - some) * policy_s[:, rich : rich + 1] + some * policy_s[:, lean : lean + 1]
+                    stores = np.delete(each, smaller, axis=2).min(axis=2)
+                    saved = repeated * (stores - each[:, :, smaller])
+                    some = np.ceil((stored * stores - spare[:, :, smaller]) / saved * (1 - 1e-9) - 1e-9).clip(1, n)
+                    mixed = (n - some) * policy_s[:, faster : faster + 1] + some * policy_s[:, smaller : smaller + 1]
                     seconds = np.where(alone & (saved > 0), np.minimum(seconds, mixed), seconds)
             found = seconds + (self._head_s[rows, None] if last else 0.0)
         found[:, 0] = np.inf
@@ -160,7 +160,7 @@ class _Row:
 
     kind: int
     machine: Machine
-    site: Site
+    tp_group: TpGroup
     share: int
     holders: _Holders
 
@@ -170,31 +170,37 @@ class _Row:
         pairs = [(i, j) for i in range(self.machine.num_gpus) for j in range(i)]
         return max((self.machine.pair_bandwidth(i, j) for i, j in pairs), default=0.0)
 
-    def layer_s(self, model: CostModel, policy: str) -> tuple[float, float]:
+    def layer_s(self, model: PlanPricer, policy: str) -> tuple[float, float]:
         """Least forward and backward seconds of a layer. From ZeRO-2 on, a layer takes as long as its rings."""
-        forward_s, backward_s = model.layer_s(self.site, self.share, policy)
+        forward_s, backward_s = model.layer_s(self.tp_group, self.share, policy)
         if self.holders.sharding <= 1 or self.holders.most == 1:
             return forward_s, backward_s
         problem, n = model.problem, self.holders.least
         params = problem.model.layer_params * (n - 1) / n
         outside = self.machine.nic_bandwidth_bytes_per_s * self.machine.num_interfaces
-        s_per_param = params / outside if self.holders.lockstep else params / self.site.tp / self.inside
+        s_per_param = params / outside if self.holders.lockstep else params / self.tp_group.tp / self.inside
         scatter_s = s_per_param * problem.workload.stored_gradient_bytes
         if self.holders.sharding == 2:
             return forward_s, max(backward_s, scatter_s)
         gather_s = s_per_param * problem.workload.element_bytes
         return max(forward_s, gather_s), max(backward_s, gather_s + scatter_s)
 
-    def bytes(self, model: CostModel, last: bool) -> list[float]:
+    def bytes(self, model: PlanPricer, last: bool) -> list[float]:
         """Room beside what does not grow; bytes per layer, per micro-batch in flight; then, for each policy, bytes
         per layer and micro-batch; and what each needs once."""
-        memory, holders = model.memory_model(self.site, self.share), self.holders
+        memory, holders = model.memory_model(self.tp_group, self.share), self.holders
         policies = recompute_policies(model.problem.workload)
-        growth = _Growth(memory, last, Shards(holders.sharding, holders.most), policies)
-        return [self.site.gpu.usable_memory_bytes - growth.fixed, growth.layer, growth.held, *growth.both, *growth.once]
+        growth = _Growth(memory, last, StateSharding(holders.sharding, holders.most), policies)
+        return [
+            self.tp_group.gpu.usable_memory_bytes - growth.fixed,
+            growth.layer,
+            growth.held,
+            *growth.both,
+            *growth.once,
+        ]
 
 
-def _undominated(model: CostModel, rows: Sequence[_Row]) -> tuple[list[_Row], Floats]:
+def _undominated(model: PlanPricer, rows: Sequence[_Row]) -> tuple[list[_Row], Floats]:
     """Without rows that take no less time and memory than another that differs in its holders alone; and the `bytes`
     of each as an inner stage and as a last one [2, rows, ...].
 
@@ -208,7 +214,7 @@ def _undominated(model: CostModel, rows: Sequence[_Row]) -> tuple[list[_Row], Fl
         memory = np.array([row.bytes(model, last) for last in (False, True)])
         tail = row.holders.most == 1 or row.holders.sharding <= 1
         late = row.holders.sharding >= 2  # no stage of the other kind can take its place
-        own = alike.setdefault((row.kind, row.site, row.share, row.holders.lockstep, late), [])
+        own = alike.setdefault((row.kind, row.tp_group, row.share, row.holders.lockstep, late), [])
         value = np.concatenate([seconds, (memory * less_room).ravel(), [tail]])
         if not any((other <= value).all() for _, _, other in own):
             own[:] = [kept for kept in own if not (value <= kept[2]).all()]
@@ -217,7 +223,7 @@ def _undominated(model: CostModel, rows: Sequence[_Row]) -> tuple[list[_Row], Fl
     return [row for row, _, _ in kept], np.stack([memory for _, memory, _ in kept], axis=1)
 
 
-def _sync_s(model: CostModel, rows: Sequence[_Row], examples: Sequence[Machine]) -> tuple[Floats, Floats]:
+def _sync_s(model: PlanPricer, rows: Sequence[_Row], examples: Sequence[Machine]) -> tuple[Floats, Floats]:
     """Seconds that gradient sync needs a layer after the last backward, if it has many holders.
 
     [kinds]: of a machine's interface, for a layer that many machines hold. Zero with several interfaces: no stage
@@ -230,7 +236,7 @@ def _sync_s(model: CostModel, rows: Sequence[_Row], examples: Sequence[Machine])
         layer_bytes / machine.nic_bandwidth_bytes_per_s if machine.num_interfaces == 1 else 0.0 for machine in examples
     ]
     inner = [
-        layer_bytes / row.site.tp / (row.inside + row.machine.nic_bandwidth_bytes_per_s)
+        layer_bytes / row.tp_group.tp / (row.inside + row.machine.nic_bandwidth_bytes_per_s)
         if row.holders.sharding <= 1 or row.holders.most == 1
         else 0.0
         for row in rows
@@ -241,16 +247,16 @@ def _sync_s(model: CostModel, rows: Sequence[_Row], examples: Sequence[Machine])
 class _Growth:
     """How a stage's bytes grow with layers and micro-batches in flight, taken from the memory model itself."""
 
-    def __init__(self, memory: MemoryModel, last: bool, shards: Shards, policies: tuple[str, ...]) -> None:
+    def __init__(self, memory: MemoryModel, last: bool, shards: StateSharding, policies: tuple[str, ...]) -> None:
         @cache
         def total(layers: int, policy: str, held: int) -> float:
             return memory.stage(layers, False, last, policy, holding(held), shards).total
 
         base = 3  # layers beyond which ZeRO-3 gathers no more of them at once
-        lean = min(policies, key=lambda policy: total(base, policy, 0))
-        self.layer = total(base + 1, lean, 0) - total(base, lean, 0)
-        self.held = total(0, lean, 1) - total(0, lean, 0)
+        smaller = min(policies, key=lambda policy: total(base, policy, 0))
+        self.layer = total(base + 1, smaller, 0) - total(base, smaller, 0)
+        self.held = total(0, smaller, 1) - total(0, smaller, 0)
         self.both = [total(base + 1, p, 1) - total(base, p, 1) - self.layer for p in policies]
-        self.once = [total(base, p, 0) - total(base, lean, 0) for p in policies]
+        self.once = [total(base, p, 0) - total(base, smaller, 0) for p in policies]
         # With fewer layers than `base` less is gathered; the least of both lines holds for all.
-        self.fixed = min(total(0, lean, 0), total(base, lean, 0) - base * self.layer)
+        self.fixed = min(total(0, smaller, 0), total(base, smaller, 0) - base * self.layer)

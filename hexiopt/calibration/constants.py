@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from hexiopt.errors import InputError, closest
+from hexiopt.errors import InputError, did_you_mean
 from hexiopt.reading import Section, read_mapping
 
 CALIBRATION = Path(__file__).with_name("constants.yaml")
@@ -42,16 +42,16 @@ def _read(section: Section, name: str) -> Constant:
         section.text("meaning"),
         section.text("fitted_on"),
     )
-    section.done()
+    section.finish()
     return found
 
 
-def fitted_values() -> dict[str, float]:
+def constant_values() -> dict[str, float]:
     """The values of all constants, by name."""
     return {name: constant.value for name, constant in constants().items()}
 
 
-def fitted(section: Section, key: str, values: Mapping[str, float] | None = None) -> float:
+def constant(section: Section, key: str, values: Mapping[str, float] | None = None) -> float:
     """The number under `key`, or the value of the constant that it names: of `values`, else of the calibration.
 
     Raises InputError where it names none.
@@ -60,7 +60,7 @@ def fitted(section: Section, key: str, values: Mapping[str, float] | None = None
     if not isinstance(stated, str):
         number: float = section.number(key, at_least=0, at_most=1e9)
         return number
-    known = fitted_values() if values is None else values
+    known = constant_values() if values is None else values
     if stated not in known:
-        raise InputError(f"{section.at(key)}: {stated!r} is no fitted constant; {closest(stated, known)}")
+        raise InputError(f"{section.at(key)}: {stated!r} is no fitted constant; {did_you_mean(stated, known)}")
     return known[stated]

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from hexiopt.calibration.coefficients import COEFFICIENTS
-from hexiopt.calibration.constants import fitted, fitted_values
+from hexiopt.calibration.constants import constant, constant_values
 from hexiopt.reading import Section, read_mapping, sha256_of
 from hexiopt.units import MICROSECOND
 
@@ -38,7 +38,7 @@ class Framework:
 @cache
 def frameworks() -> Mapping[str, Framework]:
     """All frameworks by name, read once."""
-    return calibrated_frameworks(fitted_values())
+    return calibrated_frameworks(constant_values())
 
 
 def calibrated_frameworks(values: Mapping[str, float]) -> Mapping[str, Framework]:
@@ -54,15 +54,15 @@ def _read(section: Section, name: str, values: Mapping[str, float]) -> Framework
         section.flag("recompute_stops_early"),
         section.flag("overlaps_gradients"),
         section.flag("overlaps_weights"),
-        fitted(section, "memory_traffic", values),
-        fitted(section, "attention_speed", values),
-        fitted(section, "tp_exposed", values),
-        fitted(section, "tp_copies", values),
-        fitted(section, "contention", values),
-        fitted(section, "layer_host_us", values) * MICROSECOND,
-        fitted(section, "holder_us", values) * MICROSECOND,
+        constant(section, "memory_traffic", values),
+        constant(section, "attention_speed", values),
+        constant(section, "tp_exposed", values),
+        constant(section, "tp_copies", values),
+        constant(section, "contention", values),
+        constant(section, "layer_host_us", values) * MICROSECOND,
+        constant(section, "holder_us", values) * MICROSECOND,
     )
-    section.done()
+    section.finish()
     return found
 
 
@@ -74,4 +74,4 @@ def default_framework() -> Framework:
 def calibration_sha256() -> str:
     """SHA-256 of the constants of the cost model, so that a plan tells which ones priced it."""
     framework = asdict(default_framework())
-    return sha256_of({"coefficients": COEFFICIENTS, "fitted": fitted_values(), "framework": framework})
+    return sha256_of({"coefficients": COEFFICIENTS, "fitted": constant_values(), "framework": framework})

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hexiopt.calibration.constants import fitted, fitted_values
-from hexiopt.errors import InputError, closest
+from hexiopt.calibration.constants import constant, constant_values
+from hexiopt.errors import InputError, did_you_mean
 from hexiopt.reading import Section, read_mapping
 from hexiopt.units import GB, GIB, MICROSECOND, TFLOP, in_unit
 
@@ -73,7 +73,7 @@ class Gpu:
 @cache
 def catalogue() -> Mapping[str, Gpu]:
     """All types of `gpus.yaml` by name, read once; immutable."""
-    return calibrated_catalogue(fitted_values())
+    return calibrated_catalogue(constant_values())
 
 
 def calibrated_catalogue(values: Mapping[str, float]) -> Mapping[str, Gpu]:
@@ -198,7 +198,7 @@ def _read(
         source=source,
         flops_fp8=rates["fp8"],
     )
-    section.done()
+    section.finish()
     return gpu
 
 
@@ -234,7 +234,7 @@ def _efficiency(section: Section, base: Efficiency) -> Efficiency:
         memory_max=fraction("memory_max"),
         launch_s=_stated(section, "launch_us", MICROSECOND, base.launch_s, 1e5, zero=True),
     )
-    section.done()
+    section.finish()
     return out
 
 
@@ -244,13 +244,13 @@ def _family_efficiency(family: Section, peak_flops: float, values: Mapping[str, 
     fill_us = section.number("gemm_fill_us", at_least=0, at_most=1e5)
     half_gflop = float(f"{fill_us * MICROSECOND * peak_flops / GFLOP:.4g}")
     out = Efficiency(
-        gemm_max=fitted(section, "gemm_max", values),
+        gemm_max=constant(section, "gemm_max", values),
         gemm_half_flops=min(half_gflop, 1e6) * GFLOP,
-        attention_max=fitted(section, "attention_max", values),
+        attention_max=constant(section, "attention_max", values),
         memory_max=section.number("memory_max", above=0, at_most=1),
         launch_s=section.number("launch_us", at_least=0, at_most=1e5) * MICROSECOND,
     )
-    section.done()
+    section.finish()
     return out
 
 
@@ -271,4 +271,4 @@ def _suggest(name: str, known: Mapping[str, Gpu] | set[str]) -> str:
     matching = sorted(gpu for gpu in known if words and set(words) <= set(gpu.split("_")))
     if "_".join(words) in matching:
         matching = ["_".join(words)]
-    return f"did you mean {' or '.join(matching)}?" if matching else closest("_".join(words), known)
+    return f"did you mean {' or '.join(matching)}?" if matching else did_you_mean("_".join(words), known)

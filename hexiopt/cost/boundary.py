@@ -11,11 +11,11 @@ so the larger counts. A message takes as long as the most loaded resource on its
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hexiopt.cost.executors.routes import Hop, Load
+from hexiopt.cost.executors.routes import NetworkLoad, Route
 from hexiopt.plan.plan import Ends, Pipeline
 
 
-def sender_load(ahead: Iterable[tuple[Hop, float]], back: Iterable[tuple[Hop, float]]) -> Load:
+def executor_load(ahead: Iterable[tuple[Route, float]], back: Iterable[tuple[Route, float]]) -> NetworkLoad:
     """Seconds that one replica's messages (hop, bytes) need each shared resource: the larger of its directions."""
     load = _sent(ahead)
     for resource, seconds in _sent(back).items():
@@ -24,8 +24,10 @@ def sender_load(ahead: Iterable[tuple[Hop, float]], back: Iterable[tuple[Hop, fl
     return load
 
 
-def _sent(sends: Iterable[tuple[Hop, float]]) -> Load:
-    return summed((resource, s_per_byte * num_bytes) for way, num_bytes in sends for resource, s_per_byte in way.shared)
+def _sent(sends: Iterable[tuple[Route, float]]) -> NetworkLoad:
+    return total_load(
+        (resource, s_per_byte * num_bytes) for way, num_bytes in sends for resource, s_per_byte in way.shared
+    )
 
 
 def sample_overlaps(senders: Sequence[int], receivers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -54,11 +56,11 @@ class Way:
     stage: int
     sender: int
     receiver: int
-    hop: Hop
+    route: Route
     num_bytes: float  # of a message
 
 
-def pipeline_ways(pipeline: Pipeline, hop_of: Callable[[Ends, Ends], Hop], sample_bytes: float) -> list[Way]:
+def pipeline_messages(pipeline: Pipeline, hop_of: Callable[[Ends, Ends], Route], sample_bytes: float) -> list[Way]:
     """All ways of messages in a pipeline; `sample_bytes` are one sequence's hidden states."""
     samples = [stage.samples(pipeline.micro_batch_size) for stage in pipeline.stages]
     return ways([stage.ends for stage in pipeline.stages], samples, hop_of, sample_bytes, pipeline.num_chunks > 1)
@@ -67,11 +69,11 @@ def pipeline_ways(pipeline: Pipeline, hop_of: Callable[[Ends, Ends], Hop], sampl
 def ways(
     ends: Sequence[Sequence[Ends]],
     samples: Sequence[Sequence[int]],
-    hop_of: Callable[[Ends, Ends], Hop],
+    hop_of: Callable[[Ends, Ends], Route],
     sample_bytes: float,
     wraps: bool,
 ) -> list[Way]:
-    """As `pipeline_ways`: replica r of stage s is `ends[s][r]` and takes `samples[s][r]` of a micro-batch; where the
+    """As `pipeline_messages`: replica r of stage s is `ends[s][r]` and takes `samples[s][r]` of a micro-batch; if the
     pipeline `wraps`, its last stage sends to the first too."""
     count = len(ends)
     found = []
@@ -87,19 +89,19 @@ def ways(
 
 def ways_load(found: Sequence[Way]) -> list[tuple[int, float]]:
     """(shared resource, seconds) of every sending replica of a pipeline."""
-    sends: dict[tuple[int, int], tuple[list[tuple[Hop, float]], list[tuple[Hop, float]]]] = {}
+    sends: dict[tuple[int, int], tuple[list[tuple[Route, float]], list[tuple[Route, float]]]] = {}
     for way in found:
-        sends.setdefault((way.stage, way.sender), ([], []))[way.backward].append((way.hop, way.num_bytes))
-    return [item for ahead, back in sends.values() for item in sender_load(ahead, back).items()]
+        sends.setdefault((way.stage, way.sender), ([], []))[way.backward].append((way.route, way.num_bytes))
+    return [item for ahead, back in sends.values() for item in executor_load(ahead, back).items()]
 
 
-def round_trips_s(found: Sequence[Way], num_stages: int, load_s: Load) -> list[float]:
+def round_trips_s(found: Sequence[Way], num_stages: int, load_s: NetworkLoad) -> list[float]:
     """Seconds at each boundary of a pipeline [stages − 1]: the longest message ahead and the longest back, together.
 
     `load_s`: the seconds for which all messages need each shared resource, those of `found` included.
     """
     ahead, back = longest_s(
-        [(way.backward, way.stage, way.hop.seconds(way.num_bytes, load_s)) for way in found], num_stages
+        [(way.backward, way.stage, way.route.seconds(way.num_bytes, load_s)) for way in found], num_stages
     )
     return [a + b for a, b in zip(ahead, back, strict=True)]
 
@@ -116,9 +118,9 @@ def longest_s(messages: Iterable[tuple[bool, int, float]], num_stages: int) -> t
     return ahead[: num_stages - 1], back[: num_stages - 1]
 
 
-def summed(parts: Iterable[tuple[int, float]]) -> Load:
+def total_load(parts: Iterable[tuple[int, float]]) -> NetworkLoad:
     """The load of all parts (shared resource, seconds) together."""
-    load: Load = {}
+    load: NetworkLoad = {}
     for resource, seconds in parts:
         load[resource] = load.get(resource, 0.0) + seconds
     return load

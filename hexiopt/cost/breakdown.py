@@ -6,8 +6,8 @@ from dataclasses import astuple, dataclass
 import numpy as np
 
 from hexiopt.cost.cost import Cost, StageCost
-from hexiopt.cost.executors.sites import Crowd, Site
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.stage_model import Contention, TpGroup
+from hexiopt.cost.model import PlanPricer
 from hexiopt.cost.replicated import replica_ends_s
 from hexiopt.plan.plan import Plan, SequenceParallel, Stage
 
@@ -78,7 +78,7 @@ class Breakdown:
         )
 
 
-def breakdown(model: CostModel, plan: Plan, cost: Cost) -> Breakdown:
+def breakdown(model: PlanPricer, plan: Plan, cost: Cost) -> Breakdown:
     """Where the step of `plan` goes, which `model` has priced as `cost`."""
     p = max(range(len(plan.pipelines)), key=lambda k: cost.pipelines[k].end_s)
     pipeline, priced = plan.pipelines[p], cost.pipelines[p]
@@ -101,25 +101,25 @@ def breakdown(model: CostModel, plan: Plan, cost: Cost) -> Breakdown:
     )
 
 
-def busy_time(model: CostModel, plan: Plan, cost: Cost, pipeline: int, stage: int, executor: int) -> BusyTime:
+def busy_time(model: PlanPricer, plan: Plan, cost: Cost, pipeline: int, stage: int, executor: int) -> BusyTime:
     """What an executor of a stage does for one micro-batch, in seconds."""
     within, given = plan.pipelines[pipeline], plan.pipelines[pipeline].stages[stage]
     first, last = stage == 0, stage == len(within.stages) - 1
     priced = cost.pipelines[pipeline].stages[stage].each[executor]
     if given.sequence is not None:
-        crowd = model.crowds(plan)[pipeline]
+        contention = model.contentions(plan)[pipeline]
         size = within.micro_batch_size
-        return _sequence_busy(model, plan, given, given.sequence, size, crowd, first, last, priced)
-    site, size = model.site(given.executors[executor]), given.samples(within.micro_batch_size)[executor]
-    alone = Site(site.gpu, site.tp, float("inf"), 0.0)  # where collectives take no time on the links
+        return _sequence_busy(model, plan, given, given.sequence, size, contention, first, last, priced)
+    tp_group, size = model.tp_group(given.executors[executor]), given.samples(within.micro_batch_size)[executor]
+    alone = TpGroup(tp_group.gpu, tp_group.tp, float("inf"), 0.0)  # where collectives take no time on the links
     policies = Counter(policy for policies in given.policies() for policy in policies)
     plain_s = policies.total() * sum(model.layer_s(alone, size, "none"))
     computed_s = sum(n * sum(model.layer_s(alone, size, policy)) for policy, n in policies.items())
-    whole_s = sum(n * sum(model.layer_s(site, size, policy)) for policy, n in policies.items())
+    whole_s = sum(n * sum(model.layer_s(tp_group, size, policy)) for policy, n in policies.items())
     held = first, last
     ends_s = [
         [own * (end.forward_s + end.backward_s) for end, own in zip(model.ends_s(at, size), held, strict=True)]
-        for at in (alone, site)
+        for at in (alone, tp_group)
     ]
     own_s = whole_s + sum(ends_s[1])
     return BusyTime(
@@ -133,17 +133,17 @@ def busy_time(model: CostModel, plan: Plan, cost: Cost, pipeline: int, stage: in
 
 
 def _sequence_busy(
-    model: CostModel,
+    model: PlanPricer,
     plan: Plan,
     stage: Stage,
     layout: SequenceParallel,
     size: int,
-    crowd: Crowd,
+    contention: Contention,
     first: bool,
     last: bool,
     priced: StageCost,
 ) -> BusyTime:
-    times = model.crowded_stage(layout, size, crowd)
+    times = model.contended_stage(layout, size, contention)
     (policies,) = stage.policies()
     counts = Counter(policies)
     each = {policy: times.parts_s(policy) for policy in {*counts, "none"}}

@@ -47,7 +47,7 @@ class StageCost:
         fullest = max(devices, key=lambda one: one.excess_bytes)
         return replace(fullest, devices=devices)
 
-    def taking(self, forward_s: float, backward_s: float) -> "StageCost":
+    def with_times(self, forward_s: float, backward_s: float) -> "StageCost":
         """The same in other seconds; not for several replicas, which differ."""
         devices = tuple(replace(one, forward_s=forward_s, backward_s=backward_s) for one in self.devices)
         return replace(self, forward_s=forward_s, backward_s=backward_s, devices=devices)

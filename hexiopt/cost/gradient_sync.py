@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class SyncGroups:
+class ParameterHolders:
     """Groups of devices that hold the same parameters.
 
     `holders[k]` has shape [groups, devices in a group], devices ascending; `params[k]` shape [groups].
@@ -54,7 +54,7 @@ def slices(degrees: tuple[int, ...]) -> tuple[list[float], Ints]:
     return widths, ranks
 
 
-def sync_groups(pipelines: Sequence[Pipeline], model: ModelSpec) -> SyncGroups:
+def parameter_holders(pipelines: Sequence[Pipeline], model: ModelSpec) -> ParameterHolders:
     """Who holds what together."""
     table_rows: list[tuple[int, ...]] = []
     holds = []  # per pipeline: the end of each range of layers, in order, and the rows of the replicas that hold it
@@ -104,38 +104,40 @@ def sync_groups(pipelines: Sequence[Pipeline], model: ModelSpec) -> SyncGroups:
     else:
         add(heads, float(model.embedding_params))
     add(tails, float(model.head_params))
-    return SyncGroups(
+    return ParameterHolders(
         tuple(np.frombuffer(b"".join(family), np.int64).reshape(-1, size) for size, family in rows.items()),
         tuple(np.array([value[0] for value in family.values()]) for family in rows.values()),
     )
 
 
-def edges(cluster: Cluster, ring: Sequence[int]) -> list[tuple[int, int, float]]:
+def ring_edges(cluster: Cluster, ring: Sequence[int]) -> list[tuple[int, int, float]]:
     """(sender, receiver, share of the data) of one pass around a ring of devices, which stand by machine.
 
     As NCCL does, as many rings as the machines have interfaces at the ring's devices run at once, each with its share
     of the data, and each leaves and enters machines by interfaces of its own.
     """
     machine_of, network = cluster.machine_of, cluster.network
-    doors: dict[int, dict[int, int]] = {}  # per machine, a device at each interface
+    nic_devices: dict[int, dict[int, int]] = {}  # per machine, a device at each interface
     for device in ring:
-        doors.setdefault(int(machine_of[device]), {}).setdefault(network.transmit_interface(device), device)
-    count = min(map(len, doors.values()))
+        nic_devices.setdefault(int(machine_of[device]), {}).setdefault(network.transmit_interface(device), device)
+    count = min(map(len, nic_devices.values()))
     found = []
     for a, b in pairwise([*ring, ring[0]]):
         here, there = int(machine_of[a]), int(machine_of[b])
         if here == there or count == 1:
             found.append((a, b, 1.0))
         else:
-            lanes = zip(list(doors[here].values())[:count], list(doors[there].values())[:count], strict=True)
+            lanes = zip(
+                list(nic_devices[here].values())[:count], list(nic_devices[there].values())[:count], strict=True
+            )
             found += [(c, d, 1.0 / count) for c, d in lanes]
     return found
 
 
-class SyncTimes:
+class RingTimes:
     """Seconds per byte of a parameter, and latency, of every group, all groups at once."""
 
-    def __init__(self, groups: SyncGroups, cluster: Cluster) -> None:
+    def __init__(self, groups: ParameterHolders, cluster: Cluster) -> None:
         self.groups = groups
         size = cluster.num_devices
         plain = all(machine.num_interfaces == 1 for machine in cluster.machines)
@@ -185,13 +187,13 @@ class SyncTimes:
             ways.append(way)
         return np.array([max(load[r] for r in way) for way in ways]), latency_s
 
-    def pass_s(self, bytes_per_param: float) -> list[Floats]:
+    def ring_pass_s(self, bytes_per_param: float) -> list[Floats]:
         """Seconds of one ring pass (reduce-scatter or all-gather) of every group, shape as `groups.params`."""
         return [s * bytes_per_param + wait for s, wait in zip(self._per_byte, self._latency, strict=True)]
 
 
-def after_rings(
-    sync: SyncTimes, copy_of: Ints, start: Floats, num_bytes: float, passes: int, beside_s: Floats | None = None
+def after_all_reduce(
+    sync: RingTimes, copy_of: Ints, start: Floats, num_bytes: float, passes: int, beside_s: Floats | None = None
 ) -> tuple[Floats, Floats | None]:
     """When each copy has ended all its rings, every one starting when all its holders are ready.
 
@@ -202,7 +204,7 @@ def after_rings(
         return start, beside_s
     ended = start.copy()
     left = None if beside_s is None else beside_s.copy()
-    for holders, duration in zip(sync.groups.holders, sync.pass_s(num_bytes), strict=True):
+    for holders, duration in zip(sync.groups.holders, sync.ring_pass_s(num_bytes), strict=True):
         at = copy_of[holders]
         seconds = passes * duration
         if beside_s is not None and left is not None:
@@ -235,9 +237,9 @@ def _plain_edges(_: Cluster, holders: Ints, params: Floats) -> _Edges:
 
 
 def _edges(cluster: Cluster, holders: Ints, params: Floats) -> _Edges:
-    """As `edges` has them."""
+    """As `ring_edges` has them."""
     share = (holders.shape[1] - 1) / holders.shape[1]
-    each = [edges(cluster, ring) for ring in holders.tolist()]
+    each = [ring_edges(cluster, ring) for ring in holders.tolist()]
     rows = [
         (a, b, part * amount * share) for ring, amount in zip(each, params.tolist(), strict=True) for a, b, part in ring
     ]

@@ -1,4 +1,4 @@
-"""The cost model: prices a plan exactly, from what its stages take at their sites (`sites.py`).
+"""The cost model: prices a plan exactly, from what its stages take at their sites (`tp_groups.py`).
 
 Everything that repeats is kept: stages by length and position, gradient groups by the plan's structure. Pricing a plan
 that differs from a priced one in two pipelines costs those two and the sharing between pipelines.
@@ -13,15 +13,15 @@ from itertools import pairwise
 import numpy as np
 
 from hexiopt.calibration.frameworks import Framework
-from hexiopt.cost.boundary import Way, pipeline_ways, sender_load, summed, ways_load
+from hexiopt.cost.boundary import Way, executor_load, pipeline_messages, total_load, ways_load
 from hexiopt.cost.cost import Cost, PipelineCost, StageCost
 from hexiopt.cost.executors.compute import optimizer_compute_s
-from hexiopt.cost.executors.memory import WHOLE, Shards
-from hexiopt.cost.executors.routes import Hop, Load
-from hexiopt.cost.executors.sites import Crowd
-from hexiopt.cost.gradient_sync import Floats, Ints, SyncTimes, after_rings, sync_groups
+from hexiopt.cost.executors.memory import UNSHARDED, StateSharding
+from hexiopt.cost.executors.routes import NetworkLoad, Route
+from hexiopt.cost.executors.stage_model import Contention
+from hexiopt.cost.gradient_sync import Floats, Ints, RingTimes, after_all_reduce, parameter_holders
 from hexiopt.cost.replicated import replicated_cost
-from hexiopt.cost.sharding import Rings, Times, lockstep_s, rings, sharding_groups, spreads
+from hexiopt.cost.sharding import Rings, Times, lockstep_s, rings, sharding_groups, state_spreads
 from hexiopt.cost.stage_costs import AnySpread, StageCosts
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
@@ -43,14 +43,14 @@ class _Parts:
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     stages: tuple[StageCost, ...]
-    hops: tuple[tuple[Hop, Hop], ...]  # forward and backward, per boundary
+    routes: tuple[tuple[Route, Route], ...]  # forward and backward, per boundary
     message_bytes: float
     load: tuple[tuple[int, float], ...]  # shared resource, seconds: what its messages need
-    ways: tuple[Way, ...] = ()  # instead of `hops` where stages have replicas or several layer ranges
+    ways: tuple[Way, ...] = ()  # instead of `routes` where stages have replicas or several layer ranges
     is_chain: bool = True
 
 
-class CostModel(StageCosts):
+class PlanPricer(StageCosts):
     """Prices plans of one problem. Implements what solvers ask of a pricer (`solvers/core/search.py`)."""
 
     sends_occupy_stages = False
@@ -60,8 +60,8 @@ class CostModel(StageCosts):
         self._parts = Memo(self._new_parts, _KEPT)
         self._times = Memo(_chain_ends_s, _KEPT)
         self._replicated: dict[tuple[object, ...], PipelineCost] = {}
-        self._sync: tuple[tuple[tuple[Stage, ...], ...], SyncTimes] | None = None
-        self._rings: tuple[SyncTimes, list[int], Rings] | None = None
+        self._sync: tuple[tuple[tuple[Stage, ...], ...], RingTimes] | None = None
+        self._rings: tuple[RingTimes, list[int], Rings] | None = None
 
     def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
         """The exact cost of `plan`; `pipelines` are its pipelines where already priced.
@@ -80,14 +80,14 @@ class CostModel(StageCosts):
         wrong = misaligned(plan)
         if wrong is not None:
             raise InputError(wrong)
-        crowds = self.crowds(plan)
+        contentions = self.contentions(plan)
         parts = [
-            self._parts[pipeline, plan.schedule, spread, crowd]
-            for pipeline, spread, crowd in zip(plan.pipelines, self._spreads(plan), crowds, strict=True)
+            self._parts[pipeline, plan.schedule, spread, contention]
+            for pipeline, spread, contention in zip(plan.pipelines, self._spreads(plan), contentions, strict=True)
         ]
         if plan.sharding.stage >= 2:
-            parts = self._in_lockstep(plan, parts, crowds)
-        load = summed(item for part in parts for item in part.load)
+            parts = self._in_lockstep(plan, parts, contentions)
+        load = total_load(item for part in parts for item in part.load)
         return tuple(
             self._pipeline_cost(pipeline, part, load, plan.schedule)
             for pipeline, part in zip(plan.pipelines, parts, strict=True)
@@ -105,13 +105,13 @@ class CostModel(StageCosts):
         """Over how many devices the states of each pipeline are spread."""
         count, sharding = len(plan.pipelines), plan.sharding
         if not sharding.stage:
-            return [WHOLE] * count
+            return [UNSHARDED] * count
         unreplicated = all(len(stage.copies) == 1 for pipeline in plan.pipelines for stage in pipeline.stages)
         if unreplicated and sharding.groups == "all":
-            return [Shards(sharding.stage, count)] * count
-        return spreads(plan, sharding_groups(plan, self.problem.cluster), self.problem.model.num_layers)
+            return [StateSharding(sharding.stage, count)] * count
+        return state_spreads(plan, sharding_groups(plan, self.problem.cluster), self.problem.model.num_layers)
 
-    def crowds(self, plan: Plan) -> list[Crowd]:
+    def contentions(self, plan: Plan) -> list[Contention]:
         """Of each pipeline, the resources of the network that several sequence stages of the plan use, and how many."""
         each = [
             [
@@ -126,15 +126,15 @@ class CostModel(StageCosts):
             tuple(sorted((r, users[r]) for r in frozenset().union(*own) if users[r] > 1)) if own else () for own in each
         ]
 
-    def _in_lockstep(self, plan: Plan, parts: Sequence[_Parts], crowds: Sequence[Crowd]) -> list[_Parts]:
+    def _in_lockstep(self, plan: Plan, parts: Sequence[_Parts], contentions: Sequence[Contention]) -> list[_Parts]:
         """Pipelines that gather and scatter layer by layer with each other, in the times that this takes."""
         groups = sharding_groups(plan, self.problem.cluster)
         assert groups is not None
-        seconds = lockstep_s(plan, self, self.rings(plan).within, groups, crowds)
+        seconds = lockstep_s(plan, self, self.rings(plan).within, groups, contentions)
         return [_with_times(part, own) for part, own in zip(parts, seconds, strict=True)]
 
-    def _new_parts(self, key: tuple[Pipeline, Schedule, AnySpread, Crowd]) -> _Parts:
-        pipeline, schedule, spread, crowd = key
+    def _new_parts(self, key: tuple[Pipeline, Schedule, AnySpread, Contention]) -> _Parts:
+        pipeline, schedule, spread, contention = key
         size, count, batches = pipeline.micro_batch_size, len(pipeline.stages), pipeline.num_micro_batches
         plain = all(stage.is_plain for stage in pipeline.stages)
         # Plain stages keep all rules but those of the schedule.
@@ -143,41 +143,43 @@ class CostModel(StageCosts):
         if wrong is not None:
             raise InputError(wrong[1])
         held = stages_in_flight(schedule, count, batches, chunks)
-        if plain and isinstance(spread, Shards):
+        if plain and isinstance(spread, StateSharding):
             costs = tuple(
                 self.plain_cost(stage, k == 0, k == count - 1, size, own, spread)
                 for k, (stage, own) in enumerate(zip(pipeline.stages, held, strict=True))
             )
         else:
             costs = tuple(
-                self.stage_cost(stage, size, StagePosition(k, count, batches, chunks), own, spread, crowd)
+                self.stage_cost(stage, size, StagePosition(k, count, batches, chunks), own, spread, contention)
                 for k, (stage, own) in enumerate(zip(pipeline.stages, held, strict=True))
             )
         times = tuple(cost.forward_s for cost in costs), tuple(cost.backward_s for cost in costs)
         message = self.message_bytes(size)
         if plain or pipeline.is_chain:
             groups = [stage.ends[0] for stage in pipeline.stages]
-            hops = tuple((self.hop(a, b), self.hop(b, a)) for a, b in pairwise(groups))
+            routes = tuple((self.route(a, b), self.route(b, a)) for a, b in pairwise(groups))
             load: list[tuple[int, float]] = []
             for k in range(count):
-                ahead = [(hops[k][0], message)] if k < count - 1 else []
-                back = [(hops[k - 1][1], message)] if k else []
-                load += sender_load(ahead, back).items()
-            return _Parts(*times, costs, hops, message, tuple(load))
-        each = pipeline_ways(pipeline, self.hop, self.message_bytes(1))
+                ahead = [(routes[k][0], message)] if k < count - 1 else []
+                back = [(routes[k - 1][1], message)] if k else []
+                load += executor_load(ahead, back).items()
+            return _Parts(*times, costs, routes, message, tuple(load))
+        each = pipeline_messages(pipeline, self.route, self.message_bytes(1))
         return _Parts(*times, costs, (), message, tuple(ways_load(each)), tuple(each), False)
 
-    def _pipeline_cost(self, pipeline: Pipeline, parts: _Parts, load: Load, schedule: Schedule) -> PipelineCost:
+    def _pipeline_cost(self, pipeline: Pipeline, parts: _Parts, load: NetworkLoad, schedule: Schedule) -> PipelineCost:
         if not parts.is_chain:
             return self._replicated_cost(pipeline, parts, load, schedule)
         message = parts.message_bytes
-        ahead = tuple(way.seconds(message, load) for way, _ in parts.hops)
-        back = tuple(way.seconds(message, load) for _, way in parts.hops)
+        ahead = tuple(way.seconds(message, load) for way, _ in parts.routes)
+        back = tuple(way.seconds(message, load) for _, way in parts.routes)
         ends = self._times[schedule, parts.forward_s, parts.backward_s, ahead, back, pipeline.num_micro_batches]
         return PipelineCost(parts.stages, ahead, back, ends, max(ends))
 
-    def _replicated_cost(self, pipeline: Pipeline, parts: _Parts, load: Load, schedule: Schedule) -> PipelineCost:
-        loads = tuple(load[resource] for way in parts.ways for resource, _ in way.hop.shared)
+    def _replicated_cost(
+        self, pipeline: Pipeline, parts: _Parts, load: NetworkLoad, schedule: Schedule
+    ) -> PipelineCost:
+        loads = tuple(load[resource] for way in parts.ways for resource, _ in way.route.shared)
         key = (pipeline, parts.stages, schedule, loads)
         found = self._replicated.get(key)
         if found is None:
@@ -186,12 +188,12 @@ class CostModel(StageCosts):
             )
         return found
 
-    def sync_times(self, plan: Plan) -> SyncTimes:
+    def sync_times(self, plan: Plan) -> RingTimes:
         """The gradient groups of `plan` and what a pass over each takes."""
         structure = tuple(pipeline.stages for pipeline in plan.pipelines)
         if self._sync is None or self._sync[0] != structure:
-            groups = sync_groups(plan.pipelines, self.problem.model)
-            self._sync = (structure, SyncTimes(groups, self.problem.cluster))
+            groups = parameter_holders(plan.pipelines, self.problem.model)
+            self._sync = (structure, RingTimes(groups, self.problem.cluster))
         return self._sync[1]
 
     def rings(self, plan: Plan) -> Rings:
@@ -220,7 +222,9 @@ class CostModel(StageCosts):
         )
         optimizer = np.array(
             [
-                optimizer_compute_s(workload, self.site(devices).gpu, cost.memory.optimizer / workload.optimizer_bytes)
+                optimizer_compute_s(
+                    workload, self.tp_group(devices).gpu, cost.memory.optimizer / workload.optimizer_bytes
+                )
                 for devices, cost in copies
             ]
         )
@@ -229,13 +233,13 @@ class CostModel(StageCosts):
         # All-reduced whole, or scattered now, or long since; then shards are all-reduced between groups.
         passes = (2, 1, 0, 0)[zero]
         overlap = self._beside(pipelines) if self.framework.overlaps_gradients else None
-        ended, overlap = after_rings(around.within, copy_of, ready, gradient_bytes, passes, overlap)
-        ended, _ = after_rings(around.between, copy_of, ended, gradient_bytes, 2, overlap)
+        ended, overlap = after_all_reduce(around.within, copy_of, ready, gradient_bytes, passes, overlap)
+        ended, _ = after_all_reduce(around.between, copy_of, ended, gradient_bytes, 2, overlap)
         synced_s = max(pipeline_s, float(ended.max()))
         finished = ended + optimizer
         if zero in (1, 2):
             overlap = self._beside(pipelines, backward=False) if self.framework.overlaps_weights else None
-            finished, _ = after_rings(around.within, copy_of, finished, workload.element_bytes, 1, overlap)
+            finished, _ = after_all_reduce(around.within, copy_of, finished, workload.element_bytes, 1, overlap)
         step_s = max(synced_s, float(finished.max()))
         if zero == 1:
             sizes = [holders.shape[1] for holders in around.within.groups.holders]
@@ -278,7 +282,8 @@ def _with_times(parts: _Parts, seconds: Sequence[Sequence[Times]]) -> _Parts:
     stages = []
     for stage, own in zip(parts.stages, seconds, strict=True):
         each = tuple(
-            cost.taking(forward_s, backward_s) for cost, (forward_s, backward_s) in zip(stage.each, own, strict=True)
+            cost.with_times(forward_s, backward_s)
+            for cost, (forward_s, backward_s) in zip(stage.each, own, strict=True)
         )
         stages.append(each[0] if len(each) == 1 else StageCost.of_replicas(each))
     forward = tuple(stage.forward_s for stage in stages)

@@ -5,17 +5,17 @@ from itertools import accumulate
 
 from hexiopt.cost.boundary import Way, longest_s
 from hexiopt.cost.cost import LinkCost, PipelineCost, StageCost
-from hexiopt.cost.executors.routes import Load
+from hexiopt.cost.executors.routes import NetworkLoad
 from hexiopt.schedules.recurrence import Executor, Link, executor_ends_s
 from hexiopt.schedules.schedule import Schedule
 
 
 def replicated_cost(
-    schedule: Schedule, num_micro_batches: int, stages: tuple[StageCost, ...], ways: Sequence[Way], load_s: Load
+    schedule: Schedule, num_micro_batches: int, stages: tuple[StageCost, ...], ways: Sequence[Way], load_s: NetworkLoad
 ) -> PipelineCost:
     """The pipeline's cost, from those of its stages; its messages go `ways` of a network loaded with `load_s`."""
     links = tuple(
-        LinkCost(way.backward, way.stage, way.sender, way.receiver, way.hop.seconds(way.num_bytes, load_s))
+        LinkCost(way.backward, way.stage, way.sender, way.receiver, way.route.seconds(way.num_bytes, load_s))
         for way in ways
     )
     count = len(stages)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from hexiopt.cost.cost import StageCost
-from hexiopt.cost.executors.memory import Memory, Shards
+from hexiopt.cost.executors.memory import Memory, StateSharding
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 
 
@@ -23,7 +23,7 @@ def sequenced_cost(
     forward_s, backward_s = stage.stage_s(policies, first, last)
     memories: dict[tuple[float, ...], tuple[Memory, ...]] = {}
     for same in set(holders):
-        shards = Shards(zero, stage.alone.mean_holders(same, first, last))
+        shards = StateSharding(zero, stage.alone.mean_holders(same, first, last))
         memories[same] = stage.memory.each(stage.memory.stage((policies,), first, last, (held,), shards))
     params = stage.alone.num_params(len(policies), first, last)
     limits: list[float] = stage.limit_bytes.tolist()

@@ -21,8 +21,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from hexiopt.cost.executors.sites import Crowd, Site, Sites
-from hexiopt.cost.gradient_sync import Floats, SyncGroups, SyncTimes, slices
+from hexiopt.cost.executors.stage_model import Contention, StageModel, TpGroup
+from hexiopt.cost.gradient_sync import Floats, ParameterHolders, RingTimes, slices
 from hexiopt.plan.plan import Plan, SequenceParallel
 from hexiopt.problem.cluster import Cluster
 
@@ -44,8 +44,8 @@ class Spread:
 class Rings:
     """The rings of a plan: inside the sharding groups, or over all holders where none divide them; and between."""
 
-    within: SyncTimes
-    between: SyncTimes
+    within: RingTimes
+    between: RingTimes
 
 
 # ------------------------------------------------------------------ who shares what
@@ -75,7 +75,7 @@ def sharding_groups(plan: Plan, cluster: Cluster) -> list[int] | None:
     return of
 
 
-def spreads(plan: Plan, groups: Sequence[int] | None, num_layers: int) -> list[Spread]:
+def state_spreads(plan: Plan, groups: Sequence[int] | None, num_layers: int) -> list[Spread]:
     """Over how many devices the states of each pipeline are spread; `groups` from `sharding_groups`."""
     members: list[list[tuple[int, ...]]] = [[] for _ in range(num_layers)]  # who holds a layer
     for pipeline in plan.pipelines:
@@ -131,15 +131,15 @@ def _mean(counts: Sequence[tuple[float, int]]) -> float:
 # ------------------------------------------------------------------ rings
 
 
-def rings(holders: SyncTimes, groups: Sequence[int] | None, cluster: Cluster) -> Rings:
+def rings(holders: RingTimes, groups: Sequence[int] | None, cluster: Cluster) -> Rings:
     """The rings of `holders` cut by sharding groups."""
     if groups is None:
-        return Rings(holders, SyncTimes(SyncGroups((), ()), cluster))
+        return Rings(holders, RingTimes(ParameterHolders((), ()), cluster))
     within, between = _divided(holders.groups, groups)
-    return Rings(SyncTimes(within, cluster), SyncTimes(between, cluster))
+    return Rings(RingTimes(within, cluster), RingTimes(between, cluster))
 
 
-def _divided(holders: SyncGroups, groups: Sequence[int]) -> tuple[SyncGroups, SyncGroups]:
+def _divided(holders: ParameterHolders, groups: Sequence[int]) -> tuple[ParameterHolders, ParameterHolders]:
     """Rings inside the sharding groups, and between them: of those that hold the same part of a shard in each."""
     within: dict[tuple[int, ...], float] = {}
     between: dict[tuple[int, ...], float] = {}
@@ -157,11 +157,11 @@ def _divided(holders: SyncGroups, groups: Sequence[int]) -> tuple[SyncGroups, Sy
     return _grouped(within), _grouped(between)
 
 
-def _grouped(rings_of: dict[tuple[int, ...], float]) -> SyncGroups:
+def _grouped(rings_of: dict[tuple[int, ...], float]) -> ParameterHolders:
     """Rings of two devices or more, by their length."""
     lengths = sorted({len(ring) for ring in rings_of} - {1})
     chosen = [[(ring, params) for ring, params in rings_of.items() if len(ring) == n] for n in lengths]
-    return SyncGroups(
+    return ParameterHolders(
         tuple(np.array([ring for ring, _ in rows], np.int64) for rows in chosen),
         tuple(np.array([params for _, params in rows]) for rows in chosen),
     )
@@ -194,14 +194,14 @@ def scattered_backward_s(compute_s: Sequence[float], scatter_s: Sequence[float])
 
 @dataclass(frozen=True, slots=True)
 class _Executor:
-    """A replica, or a sequence layout with the `crowd` of its pipeline, in lockstep with others of its stage."""
+    """A replica, or a sequence layout with the `contention` of its pipeline, in lockstep with others of its stage."""
 
     at: tuple[int, int]  # pipeline, replica
     devices: tuple[int, ...]
     samples: int
     policies: tuple[str, ...]
     layout: SequenceParallel | None = None
-    crowd: Crowd = ()
+    contention: Contention = ()
 
     @property
     def width(self) -> int:
@@ -210,19 +210,19 @@ class _Executor:
 
 
 def lockstep_s(
-    plan: Plan, times: Sites, within: SyncTimes, groups: Sequence[int], crowds: Sequence[Crowd]
+    plan: Plan, times: StageModel, within: RingTimes, groups: Sequence[int], contentions: Sequence[Contention]
 ) -> list[list[list[Times]]]:
     """Forward and backward seconds of every replica or layout, by pipeline and stage, of a plan from ZeRO-2 on.
 
-    `within` are the rings inside the sharding `groups`; `crowds`, of each pipeline, the resources of the network that
-    several sequence stages use.
+    `within` are the rings inside the sharding `groups`; `contentions` are, of each pipeline, the network resources
+    that several sequence stages use.
     """
     s_per_byte, latency_s = _unit_rates(within, times.problem.cluster.num_devices)
     found: list[list[list[Times]]] = [
         [[(0.0, 0.0)] * len(stage.executors) for stage in pipeline.stages] for pipeline in plan.pipelines
     ]
     for s in range(len(plan.pipelines[0].stages)):
-        for together in _classes(list(_executors(plan, s, crowds)), groups):
+        for together in _classes(list(_executors(plan, s, contentions)), groups):
             devices = np.array([device for one in together for device in one.devices])
             rate, wait = float(s_per_byte[devices].max()), float(latency_s[devices].max())
             seconds = _stage_s(plan, times, s, together, rate, wait)
@@ -231,25 +231,25 @@ def lockstep_s(
     return found
 
 
-def _unit_rates(within: SyncTimes, num_devices: int) -> tuple[Floats, Floats]:
+def _unit_rates(within: RingTimes, num_devices: int) -> tuple[Floats, Floats]:
     """Per device, seconds of one pass for a byte of one parameter, all stages' rings at once, and latency a unit."""
     s_per_byte, latency_s = np.zeros(num_devices), np.zeros(num_devices)
-    whole, waits = within.pass_s(1.0), within.pass_s(0.0)
+    whole, waits = within.ring_pass_s(1.0), within.ring_pass_s(0.0)
     for rows, params, seconds, wait in zip(within.groups.holders, within.groups.params, whole, waits, strict=True):
         s_per_byte[rows] = ((seconds - wait) / params)[:, None]
         latency_s[rows] = wait[:, None]
     return s_per_byte, latency_s
 
 
-def _executors(plan: Plan, s: int, crowds: Sequence[Crowd]) -> Iterator[_Executor]:
+def _executors(plan: Plan, s: int, contentions: Sequence[Contention]) -> Iterator[_Executor]:
     for p, pipeline in enumerate(plan.pipelines):
         stage = pipeline.stages[s]
         (policies,) = stage.policies()
-        crowd = crowds[p] if stage.sequence else ()
+        contention = contentions[p] if stage.sequence else ()
         for r, (devices, samples) in enumerate(
             zip(stage.executors, stage.samples(pipeline.micro_batch_size), strict=True)
         ):
-            yield _Executor((p, r), devices, samples, policies, stage.sequence, crowd)
+            yield _Executor((p, r), devices, samples, policies, stage.sequence, contention)
 
 
 def _classes(executors: list[_Executor], groups: Sequence[int]) -> list[list[_Executor]]:
@@ -267,7 +267,7 @@ def _classes(executors: list[_Executor], groups: Sequence[int]) -> list[list[_Ex
     return [members for _, members in found]
 
 
-def _stage_s(plan: Plan, times: Sites, s: int, together: list[_Executor], rate: float, wait: float) -> Times:
+def _stage_s(plan: Plan, times: StageModel, s: int, together: list[_Executor], rate: float, wait: float) -> Times:
     """Forward and backward seconds of replicas and layouts of stage `s` that work in lockstep.
 
     `rate`: seconds that a pass takes for a byte of one parameter; `wait`: the latency of a pass.
@@ -275,7 +275,7 @@ def _stage_s(plan: Plan, times: Sites, s: int, together: list[_Executor], rate: 
     model, workload = times.problem.model, times.problem.workload
     first, last = s == 0, s == len(plan.pipelines[0].stages) - 1
     alike = {
-        (times.site(one.devices) if one.layout is None else one.layout, one.samples, one.policies, one.crowd)
+        (times.tp_group(one.devices) if one.layout is None else one.layout, one.samples, one.policies, one.contention)
         for one in together
     }
     each = [list(_units(times, *kind, first, last)) for kind in alike]
@@ -298,20 +298,20 @@ def _stage_s(plan: Plan, times: Sites, s: int, together: list[_Executor], rate: 
 
 
 def _units(
-    times: Sites,
-    where: Site | SequenceParallel,
+    times: StageModel,
+    where: TpGroup | SequenceParallel,
     samples: int,
     policies: tuple[str, ...],
-    crowd: Crowd,
+    contention: Contention,
     first: bool,
     last: bool,
 ) -> Iterator[Times]:
     """What the units of a stage take at a site or with a layout, apart from sharding."""
-    if isinstance(where, Site):
+    if isinstance(where, TpGroup):
         embedding, head = times.ends_s(where, samples)
         layer_s: Callable[[str], Times] = partial(times.layer_s, where, samples)
     else:
-        stage = times.crowded_stage(where, samples, crowd)
+        stage = times.contended_stage(where, samples, contention)
         (embedding, head), layer_s = stage.ends_s, stage.layer_s
     if first:
         yield embedding.forward_s, embedding.backward_s

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hexiopt.errors import InputError, shown
+from hexiopt.errors import InputError, quoted
 from hexiopt.plan.parallelism import Ends as Ends
 from hexiopt.plan.parallelism import Replica as Replica
 from hexiopt.plan.parallelism import Replicated as Replicated
@@ -35,7 +35,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         if not isinstance(self.parallelism, TensorParallel | Replicated | SequenceParallel):
-            said = f"plan: stage: {shown(self.parallelism)} is no way to be parallel"
+            said = f"plan: stage: {quoted(self.parallelism)} is no way to be parallel"
             raise InputError(f"{said}; give TensorParallel, Replicated or SequenceParallel of hexiopt.plan.parallelism")
 
     @classmethod
@@ -159,7 +159,7 @@ class Plan:
     def __post_init__(self) -> None:
         if not isinstance(self.schedule, Schedule):
             raise InputError(
-                f"plan: schedule: {shown(self.schedule)} is not a schedule; give one of hexiopt.schedules.registry"
+                f"plan: schedule: {quoted(self.schedule)} is not a schedule; give one of hexiopt.schedules.registry"
             )
 
     def devices(self) -> tuple[int, ...]:

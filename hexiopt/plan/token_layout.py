@@ -202,7 +202,7 @@ def ring_holders(own: Members, num_heads: int, num_kv_heads: int) -> RingHolders
     return RingHolders(place, -(-cuts // each) - cut_starts // each, np.cumsum(count) - count)
 
 
-class RingTurns:
+class RingSchedule:
     """Which keys the groups of a layout meet at the turns of a ring, and what of them the causal mask leaves.
 
     At turn j, group g holds the keys of group (g - j) mod G. All runs at the front of the sequence come before all at

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.calibration.gpus import Gpu
-from hexiopt.errors import InputError, closest_of_many, shown
+from hexiopt.errors import InputError, closest_of_many, quoted
 from hexiopt.problem.machine import Machine, check_latency, check_rate, machine_names, spec_spans
 from hexiopt.problem.network import Group, Link, Network, broken_end, broken_group
 from hexiopt.problem.profile import NOTHING_MEASURED, Profile
@@ -38,7 +38,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or len(self.name) > MAX_TITLE or not self.name.isprintable():
-            raise InputError(f"cluster: name: {shown(self.name)} {TITLE_RULE}")
+            raise InputError(f"cluster: name: {quoted(self.name)} {TITLE_RULE}")
         where = f"cluster {self.name}"
         check_rate(self.inter_bandwidth_bytes_per_s, f"{where}: inter_bandwidth_bytes_per_s")
         check_latency(self.inter_latency_s, f"{where}: inter_latency_s")
@@ -138,18 +138,18 @@ class Cluster:
         """
         machine_name, colon, digits = name.rpartition(":")
         if not colon or not re.fullmatch("0|[1-9][0-9]*", digits):
-            raise InputError(f"{where}: {shown(name)} is not a device; write machine:index, such as a:0")
+            raise InputError(f"{where}: {quoted(name)} is not a device; write machine:index, such as a:0")
         span = self._names.get(machine_name)
         if span is None or self.machines[span[0]].name != machine_name:
             if span is not None:
                 hint = f"did you mean {self.machines[span[0]].name}?"
             else:
                 hint = closest_of_many(machine_name, (machine.name for machine in self.machines))
-            raise InputError(f"{where}: {shown(name)} is on no machine of the cluster; {hint}")
+            raise InputError(f"{where}: {quoted(name)} is on no machine of the cluster; {hint}")
         count = self.machines[span[0]].num_gpus
         if len(digits) > 4 or int(digits) >= count:
             raise InputError(
-                f"{where}: {shown(name)} is out of range; {machine_name} has {count} device(s), "
+                f"{where}: {quoted(name)} is out of range; {machine_name} has {count} device(s), "
                 f"{machine_name}:0 to {machine_name}:{count - 1}"
             )
         return int(self.first_device[span[0]]) + int(digits)
@@ -165,7 +165,7 @@ class Cluster:
         span = self._names.get(name)
         if span is None:
             hint = closest_of_many(name, self._names)
-            raise InputError(f"{where}: {shown(name)} is no machine of the cluster; {hint}")
+            raise InputError(f"{where}: {quoted(name)} is no machine of the cluster; {hint}")
         first, last = int(self.first_device[span[0]]), int(self.first_device[span[-1]])
         return range(first, last + self.machines[span[-1]].num_gpus)
 

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 
 from hexiopt.calibration.gpus import Gpu
-from hexiopt.errors import InputError, shown
+from hexiopt.errors import InputError, quoted
 from hexiopt.reading import number_in, whole_in
 from hexiopt.units import GB, MICROSECOND
 
@@ -25,7 +25,7 @@ _EXACT_RING = 12
 def check_name(name: object, where: str) -> None:
     """Raises InputError where `name` can name no machine or group."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise InputError(f"{where}: name: {shown(name)} {NAME_RULE}")
+        raise InputError(f"{where}: name: {quoted(name)} {NAME_RULE}")
 
 
 def check_rate(bytes_per_s: object, where: str) -> None:
@@ -49,7 +49,7 @@ class IntraLink:
     latency_s: float
 
     def __post_init__(self) -> None:
-        where = f"link of devices {shown(self.a)} and {shown(self.b)}"
+        where = f"link of devices {quoted(self.a)} and {quoted(self.b)}"
         check_rate(self.bandwidth_bytes_per_s, f"{where}: bandwidth_bytes_per_s")
         check_latency(self.latency_s, f"{where}: latency_s")
 
@@ -90,7 +90,7 @@ class Machine:
         for link in self.intra_links:
             wrong = broken_pair((link.a, link.b), self.num_gpus, seen)
             if wrong is not None:
-                raise InputError(f"{where}: intra_links: {shown([link.a, link.b])} {wrong}")
+                raise InputError(f"{where}: intra_links: {quoted([link.a, link.b])} {wrong}")
             seen.add((min(link.a, link.b), max(link.a, link.b)))
 
     @cached_property
@@ -178,8 +178,8 @@ def _best_ring(
             left.remove(rings[1][-1])
         found = []
         for order in rings:
-            hops = list(pairwise([*order, order[0]]))
-            found.append((min(bandwidths[a][b] for a, b in hops), -max(latencies[a][b] for a, b in hops)))
+            routes = list(pairwise([*order, order[0]]))
+            found.append((min(bandwidths[a][b] for a, b in routes), -max(latencies[a][b] for a, b in routes)))
         slowest, negated = max(found)
         return slowest, -negated
 

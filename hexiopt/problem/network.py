@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.errors import InputError, closest_of_many, shown
+from hexiopt.errors import InputError, closest_of_many, quoted
 from hexiopt.memo import Memo
 from hexiopt.problem.machine import Machine, check_latency, check_name, check_rate
 
@@ -50,7 +50,7 @@ class Link:
     both: bool
 
     def __post_init__(self) -> None:
-        where = f"link of {shown(self.source)} and {shown(self.target)}"
+        where = f"link of {quoted(self.source)} and {quoted(self.target)}"
         check_rate(self.bandwidth_bytes_per_s, f"{where}: bandwidth_bytes_per_s")
         if self.latency_s is not None:
             check_latency(self.latency_s, f"{where}: latency_s")
@@ -78,7 +78,7 @@ def broken_group(
         for member in members:
             if not isinstance(member, str) or not (member in names or member in numbers):
                 hint = closest_of_many(member, [*names, *numbers]) if isinstance(member, str) else "write its name"
-                return g, f"has {shown(member)}, which is no machine or group; {hint}"
+                return g, f"has {quoted(member)}, which is no machine or group; {hint}"
             if member in numbers:
                 if member in parent:
                     return g, f"has {member!r}, which is in {parent[member]!r} too; keep it in one group"
@@ -104,7 +104,7 @@ def broken_end(ends: Sequence[object], names: Mapping[str, range]) -> tuple[int,
     for k, end in enumerate(ends):
         if not isinstance(end, str) or end not in names:
             hint = closest_of_many(end, names) if isinstance(end, str) else "write its name"
-            return k, f"names {shown(end)}, which is no machine; {hint}"
+            return k, f"names {quoted(end)}, which is no machine; {hint}"
     first, second = (names[str(end)] for end in ends)
     if first == second and len(first) == 1:
         return 1, "links a machine with itself; name two machines"

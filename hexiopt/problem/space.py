@@ -98,11 +98,11 @@ def recompute_policies(workload: Workload) -> tuple[str, ...]:
     return RECOMPUTE_POLICIES if workload.recompute == AUTO else (workload.recompute,)
 
 
-def lean_first(lean: str, num_lean: int, rich: str, num_layers: int) -> Recompute:
-    """The policies of a stage's layers, the first `num_lean` with policy `lean`: one for all where they are alike."""
-    if lean == rich or not num_lean:
-        return (rich,)
-    return (lean,) * num_lean + (rich,) * (num_layers - num_lean) if num_lean < num_layers else (lean,)
+def recompute_first(smaller: str, num_smaller: int, faster: str, num_layers: int) -> Recompute:
+    """The policies of a stage's layers, the first `num_smaller` with `smaller`; a single policy where all are alike."""
+    if smaller == faster or not num_smaller:
+        return (faster,)
+    return (smaller,) * num_smaller + (faster,) * (num_layers - num_smaller) if num_smaller < num_layers else (smaller,)
 
 
 def recompute_chains(policies: Sequence[str], num_layers: int, per_layer: bool) -> tuple[tuple[Recompute, ...], ...]:
@@ -116,7 +116,11 @@ def recompute_chains(policies: Sequence[str], num_layers: int, per_layer: bool) 
     return tuple(
         (
             (way[0],),
-            *(lean_first(lean, n, rich, num_layers) for rich, lean in pairwise(way) for n in range(1, num_layers + 1)),
+            *(
+                recompute_first(smaller, n, faster, num_layers)
+                for faster, smaller in pairwise(way)
+                for n in range(1, num_layers + 1)
+            ),
         )
         for way in ways
     )
@@ -182,6 +186,6 @@ def checked_space(space: Section, constraints: Section) -> dict[str, Any]:
             )
         ),
     }
-    space.done()
-    constraints.done()
+    space.finish()
+    constraints.finish()
     return values

@@ -92,5 +92,5 @@ def checked_workload(section: Section) -> dict[str, Any]:
             f"{section.at('optimizer_sharding')}: {sharding} does not go with the {schedule} schedule; "
             f"choose workload.schedule=1f1b, or {AUTO}, 0 or 1"
         )
-    section.done()
+    section.finish()
     return values

@@ -57,7 +57,7 @@ def cluster_from_section(section: Section, folder: Path = Path()) -> Cluster:
     inter = section.section("inter_machine", optional=True)
     inter_bandwidth = _bandwidth(inter, "bandwidth_gb_per_s") if "bandwidth_gb_per_s" in inter else math.inf
     inter_latency = _latency(inter, "latency_us", DEFAULT_INTER_LATENCY_US * MICROSECOND)
-    inter.done()
+    inter.finish()
     machines = _read_machines(section, extra, inter_bandwidth, inter_latency)
     if len(machines) > 1 and any(math.isinf(machine.nic_bandwidth_bytes_per_s) for machine in machines):
         key = inter.at("bandwidth_gb_per_s")
@@ -65,7 +65,7 @@ def cluster_from_section(section: Section, folder: Path = Path()) -> Cluster:
     names = machine_names(machines)
     groups = _read_groups(section, machines, names)
     links = _read_links(section, machines, names)
-    section.done()
+    section.finish()
     return Cluster(name, machines, inter_bandwidth, inter_latency, groups, links, profile)
 
 
@@ -124,7 +124,7 @@ def _read_machines(
     for entry in entries:
         machine = _read_machine(entry, extra, inter_bandwidth, inter_latency, taken)
         count = entry.integer("count", at_least=1, at_most=MAX_MACHINES, default=1)
-        entry.done()
+        entry.finish()
         num_devices += count * machine.num_gpus
         if len(machines) + count > MAX_MACHINES or num_devices > MAX_DEVICES:
             raise InputError(
@@ -187,7 +187,7 @@ def _read_intra_links(entry: Section, num_gpus: int, latency: float) -> tuple[In
         a, b = sorted(pair)
         bandwidth = _bandwidth(section, "bandwidth_gb_per_s")
         links[a, b] = IntraLink(a, b, bandwidth, _latency(section, "latency_us", latency))
-        section.done()
+        section.finish()
     return tuple(links[pair] for pair in sorted(links))
 
 
@@ -204,7 +204,7 @@ def _read_groups(section: Section, machines: tuple[Machine, ...], names: Mapping
     for (name, members), entry in zip(named, entries, strict=True):
         uplink = _bandwidth(entry, "uplink_gb_per_s", math.inf)
         groups.append(Group(name, tuple(members), uplink, _latency(entry, "latency_us", 0.0)))
-        entry.done()
+        entry.finish()
     return tuple(groups)
 
 
@@ -234,7 +234,7 @@ def _read_links(section: Section, machines: tuple[Machine, ...], names: Mapping[
             None if math.isnan(latency) else latency,
             both,
         )
-        entry.done()
+        entry.finish()
         for source, target in link.directions():
             num_pairs += len(names[source]) * len(names[target])
             if num_pairs > MAX_LINK_PAIRS:

@@ -6,7 +6,7 @@ What would change the shape and is not modelled is refused, and so is every key 
 from pathlib import Path
 from typing import Any
 
-from hexiopt.errors import InputError, closest
+from hexiopt.errors import InputError, did_you_mean
 from hexiopt.problem.model import ARCHITECTURES, MAX_NAME, MAX_NORM_EPS, MAX_ROPE_THETA, RANGES, ModelSpec
 from hexiopt.reading import Section, read_mapping
 
@@ -155,7 +155,7 @@ class _Config:
             if key in _REFUSED and value not in (None, False, 0, {}, []):
                 raise InputError(f"{self._section.at(key)}: {_REFUSED[key]}")
             if key not in known and key not in _IGNORED and key not in _REFUSED:
-                near = closest(key, known)
+                near = did_you_mean(key, known)
                 hint = f", {near}" if near.startswith("did you mean") else ""
                 rule = f"unknown key{hint}; remove it if it does not change the model's shape"
                 raise InputError(f"{self._section.at(key)}: {rule}")

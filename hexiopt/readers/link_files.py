@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from hexiopt.errors import InputError, closest
+from hexiopt.errors import InputError, did_you_mean
 from hexiopt.readers.profile_files import SAILOR_GPUS
 from hexiopt.reading import read_mapping, read_text
 from hexiopt.units import GB, MICROSECOND
@@ -80,7 +80,7 @@ def _rates(data: Mapping[str, Any], key: str, where: str) -> dict[str, dict[int,
     try:
         for gpu, counts in data[key].items():
             if gpu not in SAILOR_GPUS:
-                raise InputError(f"{where}: {key}.{gpu}: is no GPU of Sailor's; {closest(gpu, SAILOR_GPUS)}")
+                raise InputError(f"{where}: {key}.{gpu}: is no GPU of Sailor's; {did_you_mean(gpu, SAILOR_GPUS)}")
             found[SAILOR_GPUS[gpu]] = {int(count): float(most) for count, (_, most) in counts.items()}
     except (KeyError, TypeError, ValueError, AttributeError):
         raise InputError(f"{where}: {key} is not GPUs, counts and [[a, b, c], maximum]; mend the file") from None

@@ -115,9 +115,11 @@ def prediction_to_dict(problem: Problem, plan: Plan, cost: Cost) -> dict[str, An
 
 def solver_to_dict(result: Result) -> dict[str, Any]:
     """Who found the plan, and how good it is known to be."""
-    own = result.own_bound
+    own = result.restricted_bound
     beside = (
-        {} if own is None else {"own_lower_bound_s": own.bound_s, "own_gap": result.own_gap, "own_space": own.space}
+        {}
+        if own is None
+        else {"own_lower_bound_s": own.bound_s, "own_gap": result.restricted_gap, "own_space": own.space}
     )
     return {
         "name": result.solver,
@@ -177,7 +179,7 @@ def read_plan(path: str | Path) -> PlanFile:
     section.section("prediction", optional=True)
     solver = section.section("solver", optional=True)
     read = {key: solver.raw(key, None) for key in list(solver.keys())}
-    section.done()
+    section.finish()
     return PlanFile(problem, plan, read)
 
 
@@ -194,7 +196,7 @@ def plan_from_section(section: Section, cluster: Cluster) -> Plan:
             _devices(Section({"devices": group}, f"{sharding.at('groups')}[{k}]"), cluster)
             for k, group in enumerate(sharding.items("groups"))
         )
-    sharding.done()
+    sharding.finish()
     pipelines = []
     for entry in section.sections("pipelines"):
         pipelines.append(
@@ -204,7 +206,7 @@ def plan_from_section(section: Section, cluster: Cluster) -> Plan:
                 entry.integer("micro_batch_size", at_least=1, at_most=10**7),
             )
         )
-        entry.done()
+        entry.finish()
     if not pipelines:
         section.fail("pipelines", "is empty; a plan has at least one pipeline")
     return Plan(tuple(pipelines), schedule, Sharding(zero, groups))
@@ -233,7 +235,7 @@ def _stage(section: Section, cluster: Cluster) -> Stage:
         Section({"recompute": item}, section.where).text("recompute", choices=RECOMPUTE_POLICIES)
     if not policies:
         section.fail("recompute", f"is empty; choose one of {', '.join(RECOMPUTE_POLICIES)}")
-    section.done()
+    section.finish()
     return Stage(parallelism, tuple((a, b) for a, b in ranges), policies)
 
 
@@ -248,7 +250,7 @@ def _replicated(section: Section, cluster: Cluster) -> Replicated:
     for entry in section.sections("replicas"):
         samples = entry.integer("samples", at_least=1, at_most=10**7)
         found.append(Replica(_devices(entry, cluster), samples, _whole(entry, "heads", optional=True) or None))
-        entry.done()
+        entry.finish()
     return Replicated(tuple(found))
 
 
@@ -257,9 +259,9 @@ def _sequence_parallel(section: Section, cluster: Cluster) -> SequenceParallel:
     parts = []
     for entry in layout.sections("groups"):
         parts.append(SequenceGroup(_devices(entry, cluster), _whole(entry, "tokens"), _whole(entry, "heads")))
-        entry.done()
+        entry.finish()
     order = layout.text("order", choices=ORDERS, default=ORDERS[0])
-    layout.done()
+    layout.finish()
     if not parts:
         layout.fail("groups", "is empty; name at least one group")
     return SequenceParallel(tuple(parts), order)

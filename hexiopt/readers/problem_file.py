@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any
 
 from hexiopt.calibration.frameworks import calibration_sha256
-from hexiopt.errors import InputError, closest
+from hexiopt.errors import InputError, did_you_mean
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import BOUNDS, Space, checked_space
 from hexiopt.problem.workload import Workload, checked_workload
@@ -32,7 +32,7 @@ def problem_from_section(section: Section) -> Problem:
     cost_model = section.section("cost_model", optional=True)
     version = cost_model.text("version", default=COST_MODEL_VERSION)
     cost_model.text("calibration_sha256", default="")
-    cost_model.done()
+    cost_model.finish()
     if version != COST_MODEL_VERSION:
         raise InputError(
             f"{cost_model.at('version')}: {version!r} is not the cost model {COST_MODEL_VERSION!r} of this program; "
@@ -44,7 +44,7 @@ def problem_from_section(section: Section) -> Problem:
         workload=workload_from_section(section.section("workload")),
         space=space_from_dict(section.raw("space", {}), section.at("space")),
     )
-    section.done()
+    section.finish()
     return problem
 
 
@@ -81,7 +81,7 @@ def space_from_dict(data: Any, where: str) -> Space:
     known = {field.name for field in fields(Space)}
     for key in whole:
         if key not in known:
-            raise InputError(f"{where}.{key}: unknown key; {closest(key, known)}")
+            raise InputError(f"{where}.{key}: unknown key; {did_you_mean(key, known)}")
     bounds = {key: whole[key] for key in BOUNDS if whole.get(key) is not None}
     freedoms = {key: value for key, value in whole.items() if key not in BOUNDS}
     return space_from_sections(Section(freedoms, where), Section(bounds, where))

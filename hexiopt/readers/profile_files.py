@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from hexiopt.calibration.gpus import PRECISIONS
-from hexiopt.errors import InputError, closest
+from hexiopt.errors import InputError, did_you_mean
 from hexiopt.problem.profile import Entry, Measured, Profile, Shape, Times
 from hexiopt.reading import Section, read_mapping
 
@@ -67,7 +67,7 @@ def profile_from_section(section: Section) -> Profile:
     section.text("format", choices=(FORMAT,))
     section.integer("version", at_least=VERSION, at_most=VERSION)
     entries = tuple(_entry(entry) for entry in section.sections("layers"))
-    section.done()
+    section.finish()
     return Profile(entries)
 
 
@@ -81,7 +81,7 @@ def _entry(section: Section) -> Entry:
         section.integer("micro_batch_size", at_least=1, at_most=2**20),
         Measured(_times(section, "embedding_s"), _times(section, "layer_s"), _times(section, "head_s")),
     )
-    section.done()
+    section.finish()
     return entry
 
 
@@ -123,11 +123,11 @@ def _sailor_profile(data: Mapping[str, Any], where: str) -> Profile:
     entries = []
     for model, gpus in data.items():
         if model not in _SAILOR_SHAPES:
-            raise InputError(f"{where}: {model!r} is no model of Sailor's; {closest(model, _SAILOR_SHAPES)}")
+            raise InputError(f"{where}: {model!r} is no model of Sailor's; {did_you_mean(model, _SAILOR_SHAPES)}")
         shape = Shape(*_SAILOR_SHAPES[model], 2048, "fp32")
         for gpu, sizes in gpus.items():
             if gpu not in SAILOR_GPUS:
-                raise InputError(f"{where}: {model}.{gpu}: is no GPU of Sailor's; {closest(gpu, SAILOR_GPUS)}")
+                raise InputError(f"{where}: {model}.{gpu}: is no GPU of Sailor's; {did_you_mean(gpu, SAILOR_GPUS)}")
             for size, tp, layers in _counted(sizes, f"{where}: {model}.{gpu}"):
                 times = _sailor_times(layers, f"{where}: {model}.{gpu}.{size}.{tp}")
                 entries.append(Entry(shape, SAILOR_GPUS[gpu], tp, size, times))
@@ -161,7 +161,7 @@ def _amp_profile(data: Mapping[str, Any], where: str) -> Profile:
         gpu, _, tp = name.partition("_tp")
         if gpu not in _AMP_GPUS or not tp.isdigit():
             known = [f"{gpu}_tp{degree}" for gpu in _AMP_GPUS for degree in (1, 2, 4)]
-            raise InputError(f"{where}: forward_s.{name}: is no table of AMP's; {closest(name, known)}")
+            raise InputError(f"{where}: forward_s.{name}: is no table of AMP's; {did_you_mean(name, known)}")
         if not isinstance(seconds, list) or len(seconds) != _MODULES:
             raise InputError(f"{where}: forward_s.{name}: is not the seconds of {_MODULES} modules; mend the file")
         entries.append(Entry(_AMP_SHAPE, _AMP_GPUS[gpu], int(tp), 1, _amp_times(seconds)))

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from hexiopt.calibration.gpus import Gpu, catalogue
-from hexiopt.errors import closest
+from hexiopt.errors import did_you_mean
 from hexiopt.reading import Section
 
 MAX_MACHINES = 16_384
@@ -50,7 +50,7 @@ def resolve_synthetic(section: Section) -> Section:
     resolved = {"name": section.raw("name"), **_expand(section.section("synthetic"))}
     if "gpus" in section:
         resolved["gpus"] = section.raw("gpus")
-    section.done()
+    section.finish()
     return Section(resolved, section.where)
 
 
@@ -64,10 +64,10 @@ def _expand(section: Section) -> dict[str, Any]:
     weights = {name: mix.number(name, at_least=0, at_most=1e6) for name in sorted(mix.keys())}
     for name in weights:
         if name not in known:
-            mix.fail(name, f"is the weight of a GPU that is not known; {closest(name[:100], known)}")
+            mix.fail(name, f"is the weight of a GPU that is not known; {did_you_mean(name[:100], known)}")
     if not sum(weights.values()) > 0:
         section.fail("mix", "has no weight above 0; give one type a weight")
-    section.done()
+    section.finish()
 
     order = np.random.default_rng(seed).permutation(len(weights))
     names = [list(weights)[k] for k in order]

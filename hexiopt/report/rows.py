@@ -101,7 +101,7 @@ class PlanRows:
         return "; ".join(parts)
 
 
-def alike_pipelines(problem: Problem, plan: Plan) -> tuple[tuple[int, ...], ...]:
+def identical_pipelines(problem: Problem, plan: Plan) -> tuple[tuple[int, ...], ...]:
     """Pipelines grouped by machine kinds, TP, layers, recompute and micro-batches; in the plan's order."""
     cluster = problem.cluster
     numbers: dict[Hashable, int] = {}
@@ -144,7 +144,7 @@ def plan_rows(
     if len(plan.pipelines) <= group_above and sum(len(p.stages) for p in plan.pipelines) <= max_stages:
         groups: tuple[tuple[int, ...], ...] = tuple((index,) for index in range(len(plan.pipelines)))
     else:
-        groups = alike_pipelines(problem, plan)
+        groups = identical_pipelines(problem, plan)
     longest_s = max(priced.end_s for priced in cost.pipelines)
     tightest = cost.binding_stage()[0]
 
@@ -161,10 +161,10 @@ def plan_rows(
         kept.append(group)
         room -= need
     kept.sort()
-    shown = {group: max(group, key=lambda index: cost.pipelines[index].end_s) for group in kept}
+    quoted = {group: max(group, key=lambda index: cost.pipelines[index].end_s) for group in kept}
     rows = tuple(
         _pipeline_row(problem, plan, cost, number, hue, group, longest_s)
-        for hue, (group, number) in enumerate(shown.items())
+        for hue, (group, number) in enumerate(quoted.items())
     )
     return PlanRows(rows, len(plan.pipelines) - sum(len(group) for group in kept))
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from hexiopt.cost.cost import Cost, PipelineCost
-from hexiopt.cost.gradient_sync import sync_groups
+from hexiopt.cost.gradient_sync import parameter_holders
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.problem_file import problem_sha256
-from hexiopt.report.rows import alike_pipelines, num_operations
+from hexiopt.report.rows import identical_pipelines, num_operations
 from hexiopt.report.style import place
 from hexiopt.simulation.engine import simulate_pipeline
 from hexiopt.units import MICROSECOND
@@ -33,16 +33,16 @@ def timeline_events(problem: Problem, plan: Plan, cost: Cost) -> dict[str, Any]:
     Beyond 200,000 events one pipeline stands for those alike; pipelines that are still too many are left out,
     and a pipeline that alone is too long has one event a replica. `otherData` says so.
     """
-    shown = [(index, 1) for index in range(len(plan.pipelines))]
-    if sum(_num_events(plan, cost, index) for index, _ in shown) > MAX_EVENTS:
-        shown = [
+    quoted = [(index, 1) for index in range(len(plan.pipelines))]
+    if sum(_num_events(plan, cost, index) for index, _ in quoted) > MAX_EVENTS:
+        quoted = [
             (max(group, key=lambda index: cost.pipelines[index].end_s), len(group))
-            for group in alike_pipelines(problem, plan)
+            for group in identical_pipelines(problem, plan)
         ]
-    shown.sort(key=lambda item: -cost.pipelines[item[0]].end_s)
+    quoted.sort(key=lambda item: -cost.pipelines[item[0]].end_s)
     events: list[dict[str, Any]] = []
     room, num_alike = MAX_EVENTS, 0
-    for index, alike in shown:
+    for index, alike in quoted:
         whole = _num_events(plan, cost, index) <= MAX_EVENTS // 2
         need = _num_events(plan, cost, index) if whole else _num_fixed(plan, cost, index)
         if events and need > room:
@@ -148,7 +148,7 @@ def _pipeline_events(
 def has_gradient_sync(problem: Problem, plan: Plan) -> bool:
     """Whether any gradient has more than one holder: of several pipelines, of a replicated stage, or, where embeddings
     are tied, the first and the last stage."""
-    return sync_groups(plan.pipelines, problem.model).count > 0
+    return parameter_holders(plan.pipelines, problem.model).count > 0
 
 
 def meta_event(kind: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:

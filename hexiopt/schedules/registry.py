@@ -1,6 +1,6 @@
 """All schedules by name. A new one is a file beside this one and a row here."""
 
-from hexiopt.errors import InputError, closest, shown
+from hexiopt.errors import InputError, did_you_mean, quoted
 from hexiopt.schedules.gpipe import GPipe
 from hexiopt.schedules.interleaved import Interleaved
 from hexiopt.schedules.one_f_one_b import OneFOneB
@@ -20,5 +20,5 @@ def schedule_named(name: str, where: str = "schedule") -> Schedule:
     """The schedule of that name, which `where` states. Raises InputError where there is none."""
     found = _BY_NAME.get(name)
     if found is None:
-        raise InputError(f"{where}: {shown(name)} is not known; {closest(str(name), schedule_names())}")
+        raise InputError(f"{where}: {quoted(name)} is not known; {did_you_mean(str(name), schedule_names())}")
     return found

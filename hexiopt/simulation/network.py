@@ -11,9 +11,9 @@ from dataclasses import replace
 from itertools import pairwise
 from math import inf
 
-from hexiopt.cost.boundary import pipeline_ways
+from hexiopt.cost.boundary import pipeline_messages
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.simulation.engine import Place, Step, Way
@@ -21,12 +21,12 @@ from hexiopt.simulation.engine import Place, Step, Way
 _MOST_MEETINGS = 1_000_000  # of messages; so many take about a second
 
 
-def simulated_s(model: CostModel, plan: Plan) -> float | None:
+def simulated_s(model: PlanPricer, plan: Plan) -> float | None:
     """The simulated step of `plan` in seconds; None for sequence layouts, and where it would take long."""
     return simulate_network(model, plan).step_time_s if not _has_layouts(plan) and takes_seconds(plan) else None
 
 
-def simulate_network(model: CostModel, plan: Plan) -> Cost:
+def simulate_network(model: PlanPricer, plan: Plan) -> Cost:
     """The cost of `plan`, its pipelines ending as simulated; `send_*_s` and `links` stay those of static shares.
 
     Gradient sync and optimiser follow as in `model`. Raises InputError as `model.price`, and for sequence layouts.
@@ -64,13 +64,13 @@ def _has_layouts(plan: Plan) -> bool:
     return any(stage.sequence for pipeline in plan.pipelines for stage in pipeline.stages)
 
 
-def _ways(model: CostModel, p: int, pipeline: Pipeline) -> Iterator[Way]:
+def _ways(model: PlanPricer, p: int, pipeline: Pipeline) -> Iterator[Way]:
     """Latency first; inside machines nothing is shared."""
     count = len(pipeline.stages)
-    for way in pipeline_ways(pipeline, model.hop, model.message_bytes(1)):
+    for way in pipeline_messages(pipeline, model.route, model.message_bytes(1)):
         kind, step = ("backward", -1) if way.backward else ("forward", 1)
         receiver = p, (way.stage + step) % count, way.receiver
-        needs = {resource: each * way.num_bytes for resource, each in way.hop.shared}
-        port_s = way.hop.port_s_per_byte * way.num_bytes
-        fixed_s = way.hop.latency_s + (0.0 if needs else port_s)
+        needs = {resource: each * way.num_bytes for resource, each in way.route.shared}
+        port_s = way.route.port_s_per_byte * way.num_bytes
+        fixed_s = way.route.latency_s + (0.0 if needs else port_s)
         yield Way((p, way.stage, way.sender), kind, receiver, fixed_s, needs, 1.0 / port_s if port_s else inf)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import plan_file_to_dict, write_text
@@ -70,7 +70,7 @@ class EmulationBench:
     ) -> tuple[list[float], list[Event]]:
         """Seconds of every step, and the timelines of all ranks."""
         folder, small = self._folder, self._small
-        content = plan_file_to_dict(small, plan, CostModel(small).price(plan), {"name": "emulated"})
+        content = plan_file_to_dict(small, plan, PlanPricer(small).price(plan), {"name": "emulated"})
         write_text(folder / "plan.json", json.dumps(content))
         settings = Settings(steps=steps, seed=self._seed, checkpoint_every=steps, timeout_s=timeout_s)
         run = TrainingRun(folder / "plan.json", self._tokens, folder / "checkpoints", settings, paces=pace)

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.executors.compute import optimizer_compute_s
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import ModelSpec
@@ -29,12 +29,12 @@ _LEAST_HEAD = 2  # RoPE turns pairs
 def paces(problem: Problem, plan: Plan, cost: Cost, dilation: float) -> list[Pace]:
     """The pace of every rank of a priced plan, all times multiplied by `dilation`; without a namespace."""
     layout, network = layout_of(plan, problem.model), problem.cluster.network
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     found = []
     for rank, executor in enumerate(layout.executor_of):
         priced = cost.pipelines[executor.pipeline].stages[executor.stage].each[executor.replica]
         device = layout.devices[rank]
-        workload, gpu = problem.workload, model.site((device,)).gpu
+        workload, gpu = problem.workload, model.tp_group((device,)).gpu
         optimizer_s = optimizer_compute_s(workload, gpu, priced.memory.optimizer / workload.optimizer_bytes)
         found.append(
             Pace(

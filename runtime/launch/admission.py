@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hexiopt.cores import usable_cores
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.problem.problem import Problem
@@ -80,7 +80,7 @@ def check_machine(plan_file: PlanFile, ranks: Sequence[int], kind: str) -> None:
     Memory is the cost model's, without what it reserves for a GPU's libraries.
     """
     problem, plan = plan_file.problem, plan_file.plan
-    cost = CostModel(problem).price(plan)
+    cost = PlanPricer(problem).price(plan)
     needed = {
         device: one.memory.total - one.memory.reserve
         for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from hexiopt.errors import InputError, closest_of_many, shown
+from hexiopt.errors import InputError, closest_of_many, quoted
 from hexiopt.readers.discovery.product import match
 from hexiopt.readers.link_files import Channel
 from runtime.measure.network import (
@@ -79,7 +79,7 @@ def _entry_of(base: Mapping[str, Any], name: str) -> dict[str, Any]:
             return entry  # type: ignore[no-any-return]
         known.append(entry["name"])
     hint = closest_of_many(name, known)
-    raise InputError(f"profile.base: has no machine {shown(name)}; {hint} State profile.machine=NAME")
+    raise InputError(f"profile.base: has no machine {quoted(name)}; {hint} State profile.machine=NAME")
 
 
 def _agree(entry: Mapping[str, Any], name: str, gpu: str | None, num_gpus: int) -> None:

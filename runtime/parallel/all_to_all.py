@@ -109,12 +109,12 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, ways: AllToAll, spreads: bool, heads: Sequence[Sequence[Range]], *xs: Tensor
+        ctx: Any, ways: AllToAll, state_spreads: bool, heads: Sequence[Sequence[Range]], *xs: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.ways, ctx.spreads, ctx.heads = ways, spreads, heads
-        return tuple(ways.spread(heads, xs) if spreads else ways.collect(heads, xs))
+        ctx.ways, ctx.state_spreads, ctx.heads = ways, state_spreads, heads
+        return tuple(ways.spread(heads, xs) if state_spreads else ways.collect(heads, xs))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        back = ctx.ways.collect if ctx.spreads else ctx.ways.spread
+        back = ctx.ways.collect if ctx.state_spreads else ctx.ways.spread
         return None, None, None, *back(ctx.heads, grads)

@@ -182,9 +182,9 @@ class Checkpoint:
                 for key in ("start", "end", "first", "last", "number")
             }
             piece = Piece(name=section.text("name"), file=section.text("file", choices=self._files), **numbers)
-            section.done()
+            section.finish()
             self._pieces[piece.name].append(piece)
-        index.done()
+        index.finish()
 
     def check(self) -> None:
         """Every file whole, every element of every parameter there once. Raises InputError."""

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hexiopt.errors import InputError, shown
+from hexiopt.errors import InputError, quoted
 from hexiopt.problem.model import ARCHITECTURES, ModelSpec
 from hexiopt.reading import Section, read_mapping
 from runtime.mapping.parts import EMBEDDING, HEAD, Part, whole_parts
@@ -111,7 +111,7 @@ class HuggingFaceWeights:
 
 def _counted(names: list[str]) -> str:
     """The first of the names, and how many more there are."""
-    return shown(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+    return quoted(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _stored(path: Path) -> dict[str, _Stored]:
@@ -135,7 +135,7 @@ def _stored(path: Path) -> dict[str, _Stored]:
         header = _header(path / file)
         for name in sorted(names ^ header.keys()):
             has, says = ("lacks", "there") if name in names else ("has", "not there")
-            raise InputError(f"{path / file}: {has} {shown(name)}, which {INDEX} says is {says}; fetch both again")
+            raise InputError(f"{path / file}: {has} {quoted(name)}, which {INDEX} says is {says}; fetch both again")
         found |= header
     return found
 

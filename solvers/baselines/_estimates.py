@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from hexiopt.cost.executors.collectives import tree_depth
 from hexiopt.cost.executors.compute import optimizer_compute_s
-from hexiopt.cost.executors.memory import MemoryModel, Shards, longest
-from hexiopt.cost.executors.routes import Hop, Load, hop
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import MemoryModel, StateSharding, longest
+from hexiopt.cost.executors.routes import NetworkLoad, Route, route
+from hexiopt.cost.model import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import InFlight
 from hexiopt.schedules.schedule import largest_cycle_mean_s
@@ -25,7 +25,7 @@ from solvers.core.partition import Group
 _BACKWARD_SHARE = 2 / 3  # of a micro-batch's seconds in a stage
 
 Member = TypeVar("Member", int, Group)
-Sites = frozenset[Any]  # sites of a stage's TP groups; the slowest and fullest decide
+StageModel = frozenset[Any]  # sites of a stage's TP groups; the slowest and fullest decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class GridMessages:
 class GradientRings:
     """Network resources that the gradients of each stage cross: seconds per byte of these gradients, by resource."""
 
-    loads: tuple[Load, ...]
+    loads: tuple[NetworkLoad, ...]
     latency_s: float
 
     def sync_s(self, num_bytes: Sequence[float]) -> list[float]:
         """Seconds of both passes over the gradients of each stage, when all stages synchronise at once."""
-        total: Load = {}
+        total: NetworkLoad = {}
         for load, size in zip(self.loads, num_bytes, strict=True):
             for r, s_per_byte in load.items():
                 total[r] = total.get(r, 0.0) + s_per_byte * size
@@ -64,40 +64,42 @@ class GridEstimates:
         self.problem: Problem = pricer.problem
         self._seconds: dict[tuple[Any, ...], float] = {}
         self._max_layers: dict[tuple[Any, ...], int] = {}
-        self._hops: dict[tuple[Group, Group], Hop] = {}
+        self._hops: dict[tuple[Group, Group], Route] = {}
         self._slowest: dict[tuple[Group, ...], float] = {}
         workload = self.problem.workload
         self.sequence_bytes = float(workload.seq_len * self.problem.model.hidden_size * workload.element_bytes)
 
-    def sites(self, grid: StageGrid) -> list[Sites]:
+    def tp_groups(self, grid: StageGrid) -> list[StageModel]:
         """The sites of every stage."""
-        return [frozenset(self.pricer.site(group) for group in slot) for slot in grid.stages]
+        return [frozenset(self.pricer.tp_group(group) for group in slot) for slot in grid.stages]
 
-    def stage_s(self, sites: Sites, num_layers: int, first: bool, last: bool, size: int, policy: str) -> float:
+    def stage_s(self, tp_groups: StageModel, num_layers: int, first: bool, last: bool, size: int, policy: str) -> float:
         """Seconds of forward and backward of a stage on its slowest site."""
-        key = (sites, num_layers, first, last, size, policy)
+        key = (tp_groups, num_layers, first, last, size, policy)
         found = self._seconds.get(key)
         if found is None:
             found = self._seconds[key] = max(
-                sum(self.pricer.stage_s(site, num_layers, first, last, size, policy)) for site in sites
+                sum(self.pricer.stage_s(tp_group, num_layers, first, last, size, policy)) for tp_group in tp_groups
             )
         return found
 
     def max_layers(
-        self, sites: Sites, first: bool, last: bool, size: int, policy: str, held: InFlight, shards: int
+        self, tp_groups: StageModel, first: bool, last: bool, size: int, policy: str, held: InFlight, shards: int
     ) -> int:
         """The most layers that fit on the fullest site of a stage; at least 0."""
-        key = (sites, first, last, size, policy, held, shards)
+        key = (tp_groups, first, last, size, policy, held, shards)
         found = self._max_layers.get(key)
         if found is None:
-            spread = Shards(1, shards)
-            fitting = (self.pricer.max_layers(site, first, last, size, policy, held, spread) for site in sites)
+            spread = StateSharding(1, shards)
+            fitting = (
+                self.pricer.max_layers(tp_group, first, last, size, policy, held, spread) for tp_group in tp_groups
+            )
             found = self._max_layers[key] = max(0, min(fitting))
         return found
 
     def max_layers_of_block(
         self,
-        sites: Sites,
+        tp_groups: StageModel,
         first: bool,
         last: bool,
         size: int,
@@ -110,27 +112,32 @@ class GridEstimates:
 
         `block` states the policy of the first layers of each range, how many these are, and the policy of the others.
         """
-        key = (sites, first, last, size, block, chunks, held, shards)
+        key = (tp_groups, first, last, size, block, chunks, held, shards)
         found = self._max_layers.get(key)
         if found is None:
-            assert isinstance(self.pricer, CostModel)
-            models = {id(model): (model, site) for site in sites for model in [self.pricer.memory_model(site, size)]}
+            assert isinstance(self.pricer, PlanPricer)
+            models = {
+                id(model): (model, tp_group)
+                for tp_group in tp_groups
+                for model in [self.pricer.memory_model(tp_group, size)]
+            }
             found = self._max_layers[key] = min(
-                chunks * _longest_range(model, site.gpu.usable_memory_bytes, first, last, block, chunks, held, shards)
-                for model, site in models.values()
+                chunks
+                * _longest_range(model, tp_group.gpu.usable_memory_bytes, first, last, block, chunks, held, shards)
+                for model, tp_group in models.values()
             )
         return found
 
     def messages(self, grid: StageGrid) -> GridMessages:
         """The messages of a grid whose pipelines all send at once."""
-        load: Load = {}
-        ways: list[list[Hop]] = []  # per boundary, all pipelines both ways
+        load: NetworkLoad = {}
+        ways: list[list[Route]] = []  # per boundary, all pipelines both ways
         for pipeline in zip(*grid.stages, strict=True):
-            hops = [(self._hop(a, b), self._hop(b, a)) for a, b in pairwise(pipeline)]
-            ways.append([way for both in hops for way in both])
+            routes = [(self._hop(a, b), self._hop(b, a)) for a, b in pairwise(pipeline)]
+            ways.append([way for both in routes for way in both])
             for s in range(len(pipeline)):
-                own: Load = {}  # of one sender, the larger of its directions
-                for way in [ahead for ahead, _ in hops[s : s + 1]] + [back for _, back in hops[s - 1 : s] if s]:
+                own: NetworkLoad = {}  # of one sender, the larger of its directions
+                for way in [ahead for ahead, _ in routes[s : s + 1]] + [back for _, back in routes[s - 1 : s] if s]:
                     for resource, seconds in way.shared:
                         own[resource] = max(seconds, own.get(resource, 0.0))
                 for resource, seconds in own.items():
@@ -142,10 +149,10 @@ class GridEstimates:
             latencies.append(max(way.latency_s for way in ahead) + max(way.latency_s for way in back))
         return GridMessages(tuple(rates), tuple(latencies))
 
-    def _hop(self, senders: Group, receivers: Group) -> Hop:
+    def _hop(self, senders: Group, receivers: Group) -> Route:
         found = self._hops.get((senders, receivers))
         if found is None:
-            found = self._hops[senders, receivers] = hop(self.problem.cluster, senders, receivers)
+            found = self._hops[senders, receivers] = route(self.problem.cluster, senders, receivers)
         return found
 
     def rings(self, grid: StageGrid) -> "GradientRings":
@@ -154,10 +161,10 @@ class GridEstimates:
             return GradientRings(({},) * len(grid.stages), 0.0)
         cluster, network = self.problem.cluster, self.problem.cluster.network
         share = (grid.width - 1) / grid.width / grid.tp  # of a stage's parameters, over each edge of a ring
-        loads: list[Load] = []
+        loads: list[NetworkLoad] = []
         latency_s = 0.0
         for slot in grid.stages:
-            load: Load = {}
+            load: NetworkLoad = {}
             for ring in zip(*slot, strict=True):
                 for a, b in around(ring):
                     latency_s = max(latency_s, network.pair_latency(a, b))
@@ -210,11 +217,11 @@ class AlignedEstimates(GridEstimates):
     def _pipelines_s(self, slots: Slots, policy: str, batches: int, size: int) -> Callable[[Sequence[int]], float]:
         """Seconds of the longest pipeline, given the layers of each stage."""
         grid, last = StageGrid(slots), len(slots) - 1
-        sites, hop_s = self.sites(grid), self.messages(grid).seconds(size * self.sequence_bytes)
+        tp_groups, message_s = self.tp_groups(grid), self.messages(grid).seconds(size * self.sequence_bytes)
 
         def seconds(layers: Sequence[int]) -> float:
-            stage_s = [self.stage_s(sites[s], n, s == 0, s == last, size, policy) for s, n in enumerate(layers)]
-            return one_f_one_b_s(stage_s, hop_s, batches)
+            stage_s = [self.stage_s(tp_groups[s], n, s == 0, s == last, size, policy) for s, n in enumerate(layers)]
+            return one_f_one_b_s(stage_s, message_s, batches)
 
         return seconds
 
@@ -226,7 +233,7 @@ class AlignedEstimates(GridEstimates):
         width = len(slots[0])
         if width == 1:
             return 0.0
-        model, load, port_s, latency_s = self.problem.model, Load(), 0.0, 0.0
+        model, load, port_s, latency_s = self.problem.model, NetworkLoad(), 0.0, 0.0
         for s, (slot, count) in enumerate(zip(slots, layers, strict=True)):
             params = count * model.layer_params
             params += (model.embedding_params if s == 0 else 0) + (model.head_params if s == len(slots) - 1 else 0)
@@ -246,27 +253,27 @@ def around(members: Iterable[Member]) -> Iterator[tuple[Member, Member]]:
     return zip(ring, ring[1:] + ring[:1], strict=True)
 
 
-def _rate(way: Hop, load: Load) -> float:
+def _rate(way: Route, load: NetworkLoad) -> float:
     return max(way.port_s_per_byte, *(load[r] for r, _ in way.shared)) if way.shared else way.port_s_per_byte
 
 
-def one_f_one_b_s(stage_s: Sequence[float], hop_s: Sequence[float], num_micro_batches: int) -> float:
+def one_f_one_b_s(stage_s: Sequence[float], message_s: Sequence[float], num_micro_batches: int) -> float:
     """Approximate seconds of 1F1B: the fill, and one period for each further micro-batch.
 
-    `hop_s` holds both directions of each boundary together.
+    `message_s` holds both directions of each boundary together.
     """
-    beat = largest_cycle_mean_s(stage_s, hop_s) if num_micro_batches > 1 else 0.0
-    return sum(stage_s) + sum(hop_s) + (num_micro_batches - 1) * beat
+    beat = largest_cycle_mean_s(stage_s, message_s) if num_micro_batches > 1 else 0.0
+    return sum(stage_s) + sum(message_s) + (num_micro_batches - 1) * beat
 
 
 def synced_s(
-    pipeline_s: float, stage_s: Sequence[float], hop_s: Sequence[float], sync_s: Sequence[float], chunks: int = 1
+    pipeline_s: float, stage_s: Sequence[float], message_s: Sequence[float], sync_s: Sequence[float], chunks: int = 1
 ) -> float:
     """Approximate time by which all gradients are synchronised.
 
     A stage starts earlier than the first one by the backward passes of the stages before it.
     """
-    drained = [s * _BACKWARD_SHARE / chunks + hop / 2 for s, hop in zip(stage_s, hop_s, strict=False)]
+    drained = [s * _BACKWARD_SHARE / chunks + route / 2 for s, route in zip(stage_s, message_s, strict=False)]
     return max(pipeline_s - early + s for early, s in zip(accumulate(drained, initial=0.0), sync_s, strict=True))
 
 
@@ -282,12 +289,12 @@ def _longest_range(
 ) -> int:
     """The most layers that fit in each range; see `GridEstimates.max_layers_of_block`."""
     policy, leaner, other = block
-    lean, rich = model.layer_activation_bytes(policy), model.layer_activation_bytes(other)
+    smaller, faster = model.layer_activation_bytes(policy), model.layer_activation_bytes(other)
     moments = model.moments(held, first, last)
 
     def fits(length: int) -> bool:
-        stored = min(length, leaner) * lean + max(0, length - leaner) * rich
-        room = model.room(limit_bytes, length * chunks, first, last, (policy, other), Shards(1, shards))
+        stored = min(length, leaner) * smaller + max(0, length - leaner) * faster
+        room = model.room(limit_bytes, length * chunks, first, last, (policy, other), StateSharding(1, shards))
         return all(sum(counts) * stored + ends <= room for counts, ends in moments)
 
     return max(0, longest(fits))

@@ -81,10 +81,10 @@ class _Choice:
 
     def linear_s(self, times: GridEstimates) -> tuple[list[float], list[float]]:
         """Seconds of a layer on each stage, and what embedding and head add."""
-        sites = times.sites(self.grid)
-        last = len(sites) - 1
-        layer_s = [times.stage_s(own, 1, False, False, self.size, self.policy) for own in sites]
-        whole_s = [times.stage_s(own, 1, s == 0, s == last, self.size, self.policy) for s, own in enumerate(sites)]
+        tp_groups = times.tp_groups(self.grid)
+        last = len(tp_groups) - 1
+        layer_s = [times.stage_s(own, 1, False, False, self.size, self.policy) for own in tp_groups]
+        whole_s = [times.stage_s(own, 1, s == 0, s == last, self.size, self.policy) for s, own in enumerate(tp_groups)]
         return layer_s, [whole - layer for whole, layer in zip(whole_s, layer_s, strict=True)]
 
     def plan(self, layers: Sequence[int]) -> Plan:
@@ -127,11 +127,11 @@ def _found(times: GridEstimates, run: Search) -> Iterator[_Found]:
 def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[_Choice]:
     """All micro-batch sizes, shardings and policies on a grid."""
     problem, width, stages = times.problem, grid.width, len(grid.stages)
-    sites = times.sites(grid)
+    tp_groups = times.tp_groups(grid)
     for size in dividing_sizes(problem, grid.width):
         count = problem.workload.global_batch // (width * size)
         by_speed = sorted(
-            times.pricer.policies(), key=lambda policy: times.stage_s(sites[0], 1, False, False, size, policy)
+            times.pricer.policies(), key=lambda policy: times.stage_s(tp_groups[0], 1, False, False, size, policy)
         )
         for sharding in optimizer_shardings(problem)[: 1 if width == 1 else None]:
             for policy in by_speed:
@@ -145,7 +145,7 @@ def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[_Choice]:
                         in_flight(ONE_F_ONE_B, StagePosition(s, stages, count)),
                         width if sharding else 1,
                     )
-                    for s, own in enumerate(sites)
+                    for s, own in enumerate(tp_groups)
                 )
                 yield _Choice(grid, size, count, policy, sharding, max_layers)
                 if min(max_layers) > problem.model.num_layers - stages:
@@ -155,9 +155,10 @@ def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[_Choice]:
 def _split(times: GridEstimates, choice: _Choice) -> Iterator[tuple[float, tuple[int, ...]]]:
     """The best few splits of the layers by AMP's estimate, each with that estimate."""
     size, stages = choice.size, choice.grid.stages
-    hop_s = times.pricer.hop_s
+    one_way_s = times.pricer.message_s
     message_s = sum(
-        max(hop_s(a, b, size) + hop_s(b, a, size) for a, b in zip(*slots, strict=True)) for slots in pairwise(stages)
+        max(one_way_s(a, b, size) + one_way_s(b, a, size) for a, b in zip(*slots, strict=True))
+        for slots in pairwise(stages)
     )
     num_layers = times.problem.model.num_layers
     for seconds, layers in best_splits(
@@ -168,13 +169,13 @@ def _split(times: GridEstimates, choice: _Choice) -> Iterator[tuple[float, tuple
 
 def _shifted(times: GridEstimates, choice: _Choice, layers: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
     """`layers` shifted by an estimate of 1F1B and gradient sync on a shared network, and that estimate."""
-    hop_s = times.messages(choice.grid).seconds(choice.size * times.sequence_bytes)
+    message_s = times.messages(choice.grid).seconds(choice.size * times.sequence_bytes)
     rings, (layer_s, added_s) = times.rings(choice.grid), choice.linear_s(times)
 
     def seconds(split: Sequence[int]) -> float:
         stage_s = [n * a + b for n, a, b in zip(split, layer_s, added_s, strict=True)]
-        pipeline_s = one_f_one_b_s(stage_s, hop_s, choice.num_micro_batches)
-        return synced_s(pipeline_s, stage_s, hop_s, rings.sync_s(times.gradient_bytes(split)))
+        pipeline_s = one_f_one_b_s(stage_s, message_s, choice.num_micro_batches)
+        return synced_s(pipeline_s, stage_s, message_s, rings.sync_s(times.gradient_bytes(split)))
 
     if not times.problem.space.uneven_layers:
         return layers, seconds(layers)

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, islice, product
 
-from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.gradient_sync import SyncTimes, sync_groups
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.gradient_sync import RingTimes, parameter_holders
+from hexiopt.cost.model import PlanPricer
 from hexiopt.cost.sharding import rings, sharding_groups
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import Recompute, default_schedule, lean_first, recompute_policies, sharding_stages
+from hexiopt.problem.space import Recompute, default_schedule, recompute_first, recompute_policies, sharding_stages
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import SCHEDULES
 from hexiopt.schedules.schedule import StagePosition
@@ -107,10 +107,10 @@ def _plan(problem: Problem, devices: Sequence[int], sharding: Sharding, size: in
 
 def _passes(problem: Problem, devices: Sequence[int], sharding: Sharding) -> _Passes:
     plan = _plan(problem, devices, sharding, 1, recompute_policies(problem.workload)[:1])
-    holders = SyncTimes(sync_groups(plan.pipelines, problem.model), problem.cluster)
+    holders = RingTimes(parameter_holders(plan.pipelines, problem.model), problem.cluster)
     around = rings(holders, sharding_groups(plan, problem.cluster), problem.cluster)
     within, between = (
-        max((float(seconds.max()) for seconds in sync.pass_s(1.0)), default=0.0)
+        max((float(seconds.max()) for seconds in sync.ring_pass_s(1.0)), default=0.0)
         for sync in (around.within, around.between)
     )
     return _Passes(within, between)
@@ -128,12 +128,12 @@ class FsdpTrial:
         self.devices, self.sharding, self.size = devices, sharding, size
         self.pricer, self.problem = pricer, pricer.problem
         self.count = self.problem.workload.global_batch // (len(devices) * size)
-        self._sites = {pricer.site((d,)) for d in devices}
+        self._sites = {pricer.tp_group((d,)) for d in devices}
         machine_of = self.problem.cluster.machine_of
         fewest = len(devices)  # holders of the smallest sharding group
         if sharding.groups == "machine":
             fewest = min(sum(machine_of[d] == m for d in devices) for m in {int(machine_of[d]) for d in devices})
-        self._spread = Shards(sharding.stage, fewest)
+        self._spread = StateSharding(sharding.stage, fewest)
         self._held = in_flight(default_schedule(self.problem.workload), StagePosition(0, 1, self.count))
 
     def recomputes(self) -> Iterator[Recompute]:
@@ -144,25 +144,28 @@ class FsdpTrial:
         yield from (
             (policy,)
             for policy in policies
-            if all(pricer.max_layers(site, *at, policy, self._held, self._spread) >= layers for site in self._sites)
-        )
-        if not _mixes(self.problem) or not isinstance(pricer, CostModel):
-            return
-        for rich, lean in combinations(policies, 2):
-            counts = range(layers, layers + 1)
-            num_lean = max(
-                pricer.least_lean(site, counts, *at, lean, rich, self._held, self._spread)[0] for site in self._sites
+            if all(
+                pricer.max_layers(tp_group, *at, policy, self._held, self._spread) >= layers for tp_group in self._sites
             )
-            if num_lean < layers:
-                yield lean_first(lean, num_lean, rich, layers)
+        )
+        if not _mixes(self.problem) or not isinstance(pricer, PlanPricer):
+            return
+        for faster, smaller in combinations(policies, 2):
+            counts = range(layers, layers + 1)
+            num_smaller = max(
+                pricer.least_recomputed(tp_group, counts, *at, smaller, faster, self._held, self._spread)[0]
+                for tp_group in self._sites
+            )
+            if num_smaller < layers:
+                yield recompute_first(smaller, num_smaller, faster, layers)
 
     def seconds(self, recompute: Recompute) -> tuple[float, float]:
         """Seconds of forward and backward of a micro-batch, each on its slowest device."""
         pricer, at = self.pricer, (self.problem.model.num_layers, True, True, self.size)
-        if isinstance(pricer, CostModel):
-            each = [pricer.recomputing_s(site, *at, recompute) for site in self._sites]
+        if isinstance(pricer, PlanPricer):
+            each = [pricer.recomputing_s(tp_group, *at, recompute) for tp_group in self._sites]
         else:
-            each = [pricer.stage_s(site, *at, recompute[0]) for site in self._sites]
+            each = [pricer.stage_s(tp_group, *at, recompute[0]) for tp_group in self._sites]
         return max(forward_s for forward_s, _ in each), max(backward_s for _, backward_s in each)
 
 

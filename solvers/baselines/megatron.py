@@ -29,7 +29,7 @@ from hexiopt.problem.space import Recompute, layer_ranges, recompute_policies, s
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines._estimates import GridEstimates, Sites, one_f_one_b_s, synced_s
+from solvers.baselines._estimates import GridEstimates, StageModel, one_f_one_b_s, synced_s
 from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import (
     GRID_OF_SOME,
@@ -135,10 +135,10 @@ def _by_bound(found: dict[StageGrid, float]) -> list[tuple[float, StageGrid]]:
 
 def _bound_s(times: GridEstimates, grid: StageGrid) -> float:
     """Seconds of all micro-batches on the slowest stage, with the best split in which the end stages may differ."""
-    problem, sites = times.problem, times.sites(grid)
+    problem, tp_groups = times.problem, times.tp_groups(grid)
     bounds = []
     for size in dividing_sizes(problem, grid.width):
-        layer_s = [min(times.stage_s(s, 1, False, False, size, p) for p in times.pricer.policies()) for s in sites]
+        layer_s = [min(times.stage_s(s, 1, False, False, size, p) for p in times.pricer.policies()) for s in tp_groups]
         slowest = max(layer_s[1:-1], default=0.0)
         ends = layer_s if len(layer_s) < 3 else [layer_s[0], layer_s[-1]]
         rate = sum(1 / s for s in ends) + (len(layer_s) - 2) / slowest if slowest else sum(1 / s for s in ends)
@@ -149,24 +149,24 @@ def _bound_s(times: GridEstimates, grid: StageGrid) -> float:
 def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[PlanCandidate]:
     """All micro-batch sizes, schedules, shardings, policies and layers that fit memory on a grid."""
     problem, width, stages = times.problem, grid.width, len(grid.stages)
-    sites, messages, rings = times.sites(grid), times.messages(grid), times.rings(grid)
+    tp_groups, messages, rings = times.tp_groups(grid), times.messages(grid), times.rings(grid)
     for size in dividing_sizes(problem, grid.width):
         count = problem.workload.global_batch // (width * size)
-        hop_s = messages.seconds(size * times.sequence_bytes)
+        message_s = messages.seconds(size * times.sequence_bytes)
         by_speed = sorted(
-            times.pricer.policies(), key=lambda policy: times.stage_s(sites[0], 1, False, False, size, policy)
+            times.pricer.policies(), key=lambda policy: times.stage_s(tp_groups[0], 1, False, False, size, policy)
         )
         for stage in optimizer_shardings(problem)[: 1 if width == 1 else None]:
             shards = width if stage else 1
             optimizer_s = times.optimizer_s(grid, shards)
             for chunks in _chunk_counts(problem, stages, count):
-                max_layers_with = partial(_max_layers, times, sites, size, count, chunks, shards)
+                max_layers_with = partial(_max_layers, times, tp_groups, size, count, chunks, shards)
                 for recompute, max_layers in _recomputings(problem, by_speed, chunks, max_layers_with):
-                    pipeline = _PipelineTimes.of(times, sites, hop_s, size, recompute, count, chunks)
+                    pipeline = _PipelineTimes.of(times, tp_groups, message_s, size, recompute, count, chunks)
                     for seconds, layers in _best_splits(problem, pipeline, max_layers):
                         per_stage = layers.per_stage(stages)
                         sync_s = rings.sync_s(times.gradient_bytes(per_stage))
-                        end_s = synced_s(seconds, pipeline.stages_s(per_stage), hop_s, sync_s, chunks)
+                        end_s = synced_s(seconds, pipeline.stages_s(per_stage), message_s, sync_s, chunks)
                         make = partial(_plan, grid, layers, recompute, size, count, stage)
                         yield PlanCandidate(end_s + optimizer_s, make)
 
@@ -210,7 +210,7 @@ def _block_lengths(problem: Problem, chunks: int) -> range:
 
 def _max_layers(
     times: GridEstimates,
-    sites: Sequence[Sites],
+    tp_groups: Sequence[StageModel],
     size: int,
     num_micro_batches: int,
     chunks: int,
@@ -218,8 +218,8 @@ def _max_layers(
     recompute: MegatronRecompute,
 ) -> list[int]:
     """The most layers that fit on the fullest site of every stage."""
-    found, count, policy = [], len(sites), recompute.policy
-    for s, own in enumerate(sites):
+    found, count, policy = [], len(tp_groups), recompute.policy
+    for s, own in enumerate(tp_groups):
         at = StagePosition(s, count, num_micro_batches, chunks)
         first, last, held = at.first, at.last, in_flight(INTERLEAVED, at)
         if recompute.block is None:
@@ -249,7 +249,7 @@ class _PipelineTimes:
     block: int
     first_s: float
     last_s: float
-    hop_s: Sequence[float]
+    message_s: Sequence[float]
     num_micro_batches: int
     chunks: int
 
@@ -257,8 +257,8 @@ class _PipelineTimes:
     def of(
         cls,
         times: GridEstimates,
-        sites: Sequence[Sites],
-        hop_s: Sequence[float],
+        tp_groups: Sequence[StageModel],
+        message_s: Sequence[float],
         size: int,
         recompute: MegatronRecompute,
         num_micro_batches: int,
@@ -266,13 +266,13 @@ class _PipelineTimes:
     ) -> "_PipelineTimes":
         """The times on the slowest site of each stage."""
         policy = recompute.policy if recompute.block is None else "none"
-        layer_s = tuple(times.stage_s(own, 1, False, False, size, policy) for own in sites)
-        first_s = times.stage_s(sites[0], 1, True, False, size, policy) - layer_s[0]
-        last_s = times.stage_s(sites[-1], 1, False, True, size, policy) - layer_s[-1]
-        full_s = (times.stage_s(own, 1, False, False, size, recompute.policy) for own in sites)
+        layer_s = tuple(times.stage_s(own, 1, False, False, size, policy) for own in tp_groups)
+        first_s = times.stage_s(tp_groups[0], 1, True, False, size, policy) - layer_s[0]
+        last_s = times.stage_s(tp_groups[-1], 1, False, True, size, policy) - layer_s[-1]
+        full_s = (times.stage_s(own, 1, False, False, size, recompute.policy) for own in tp_groups)
         longer_s = tuple(full - own for full, own in zip(full_s, layer_s, strict=True))
         return cls(
-            layer_s, longer_s, (recompute.block or 0) * chunks, first_s, last_s, hop_s, num_micro_batches, chunks
+            layer_s, longer_s, (recompute.block or 0) * chunks, first_s, last_s, message_s, num_micro_batches, chunks
         )
 
     def stages_s(self, layers: Sequence[int]) -> list[float]:
@@ -290,9 +290,9 @@ class _PipelineTimes:
         """
         stage_s = self.stages_s(layers)
         if self.chunks == 1:
-            return one_f_one_b_s(stage_s, self.hop_s, self.num_micro_batches)
-        beat = max(*stage_s, self.chunks * max(self.hop_s) / 2)
-        return self.num_micro_batches * beat + (sum(stage_s) - max(stage_s)) / self.chunks + sum(self.hop_s)
+            return one_f_one_b_s(stage_s, self.message_s, self.num_micro_batches)
+        beat = max(*stage_s, self.chunks * max(self.message_s) / 2)
+        return self.num_micro_batches * beat + (sum(stage_s) - max(stage_s)) / self.chunks + sum(self.message_s)
 
 
 def _best_splits(

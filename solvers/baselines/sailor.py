@@ -31,7 +31,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule, StagePosition
-from solvers.baselines._estimates import AlignedEstimates, Sites
+from solvers.baselines._estimates import AlignedEstimates, StageModel
 from solvers.baselines._frame import BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import MAX_PERMUTED, Area, Slots, filled, linked_areas, machine_classes
 from solvers.baselines._money import MoneyBaseline, Objective
@@ -143,8 +143,8 @@ class _Planner:
         self.areas = linked_areas(problem)
         self._fitted: tuple[_Shape | None, Fitting] = (None, [])  # of the latest shape
         self._near = (False, True) if len(self.areas) > 1 else (False,)
-        self.sites: list[dict[int, Sites]] = [
-            {tp: frozenset([times.pricer.site(own[0][:tp])]) for tp in problem.space.allowed_tp(len(own[0]))}
+        self.tp_groups: list[dict[int, StageModel]] = [
+            {tp: frozenset([times.pricer.tp_group(own[0][:tp])]) for tp in problem.space.allowed_tp(len(own[0]))}
             for own in self.classes
         ]
 
@@ -153,7 +153,7 @@ class _Planner:
         problem, found = self.problem, []
         space, workload = problem.space, problem.workload
         usable = len(problem.usable_devices)
-        degrees = [None] if space.uneven_tp else sorted({tp for sites in self.sites for tp in sites})
+        degrees = [None] if space.uneven_tp else sorted({tp for tp_groups in self.tp_groups for tp in tp_groups})
         for size in space.micro_batch_sizes(workload.global_batch):
             batches, rest = divmod(workload.global_batch, size)
             if rest:
@@ -185,8 +185,12 @@ class _Planner:
     def _offers(self, size: int, policy: str, tp: int | None) -> list[tuple[float, int]]:
         """Pairs (seconds of a layer, number of TP groups in the cluster at least as fast), the slowest last."""
         layer_s = [
-            {t: self.times.stage_s(site, 1, False, False, size, policy) for t, site in sites.items() if tp in (None, t)}
-            for sites in self.sites
+            {
+                t: self.times.stage_s(tp_group, 1, False, False, size, policy)
+                for t, tp_group in tp_groups.items()
+                if tp in (None, t)
+            }
+            for tp_groups in self.tp_groups
         ]
         found = []
         for limit in sorted({s for by_tp in layer_s for s in by_tp.values()}):
@@ -235,12 +239,12 @@ class _Planner:
             found.append(
                 [
                     [
-                        (tp, self.times.stage_s(site, n, *ends, shape.size, shape.policy))
-                        for tp, site in by_tp.items()
+                        (tp, self.times.stage_s(tp_group, n, *ends, shape.size, shape.policy))
+                        for tp, tp_group in by_tp.items()
                         if shape.tp in (None, tp)
-                        and self.times.max_layers(site, *ends, shape.size, shape.policy, held, shards) >= n
+                        and self.times.max_layers(tp_group, *ends, shape.size, shape.policy, held, shards) >= n
                     ]
-                    for by_tp in self.sites
+                    for by_tp in self.tp_groups
                 ]
             )
         return found

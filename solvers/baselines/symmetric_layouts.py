@@ -26,9 +26,9 @@ from math import log
 import numpy as np
 
 from hexiopt.cost.executors.links import LinkTable
-from hexiopt.cost.executors.memory import MemoryModel, Shards
+from hexiopt.cost.executors.memory import MemoryModel, StateSharding
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Plan, SequenceGroup, SequenceLayout, Sharding
 from hexiopt.plan.token_layout import ORDERS
 from hexiopt.problem.problem import Problem
@@ -213,7 +213,7 @@ class _Estimate:
 
     def __init__(self, run: Search) -> None:
         problem = self._problem = run.problem
-        self._model = run.pricer if isinstance(run.pricer, CostModel) else CostModel(problem)
+        self._model = run.pricer if isinstance(run.pricer, PlanPricer) else PlanPricer(problem)
         self._wires = LinkTable(problem.cluster)
         self._schedule = default_schedule(problem.workload)
         rates = RateTable(self._model).of(range(problem.cluster.num_devices), "none")
@@ -230,7 +230,7 @@ class _Estimate:
         cluster, and the input of every layer."""
         problem = self._problem
         layers = -(-problem.model.num_layers // num_stages)
-        spread = Shards(max(sharding_stages(problem.workload)), len(problem.usable_devices))
+        spread = StateSharding(max(sharding_stages(problem.workload)), len(problem.usable_devices))
         batches = problem.workload.global_batch // (num_lines * size)
         held = most_in_flight(self._schedule, StagePosition(0, num_stages, batches))
         tokens = problem.workload.seq_len // num_devices
@@ -267,7 +267,7 @@ class _Estimate:
         policies = [(policy,) * count for count in _layers(self._problem, last + 1)]
         for s, stage in enumerate(stages):
             held = most_in_flight(self._schedule, StagePosition(s, last + 1, count))
-            shards = Shards(sharding.stage, self._holders(grid, s, line[s], sharding))
+            shards = StateSharding(sharding.stage, self._holders(grid, s, line[s], sharding))
             parts = stage.memory.stage((policies[s],), s == 0, s == last, (held,), shards)
             if (parts.sum(axis=0) > stage.limit_bytes).any():
                 return None

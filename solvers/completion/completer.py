@@ -4,17 +4,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Sharding
 from hexiopt.schedules.schedule import Schedule
 from hexiopt.solving import Pricer
 from solvers.completion.batches import split_batch
 from solvers.completion.layers import LayerSplitter
-from solvers.completion.pipelines import Line, LineMaker, Terms
+from solvers.completion.pipelines import Line, PipelineTimer, SplitInput
 from solvers.completion.pricing import PricedPlan, price_plan
 from solvers.core.interleaving import multiple_of
-from solvers.core.partition import Bundle, Group, Misfit, Structure
+from solvers.core.partition import DoesNotFit, Group, Partition, PipelineGroup
 from solvers.core.zero import LOCKSTEP, fewest_holders
 
 
@@ -38,138 +38,156 @@ class PlanCompleter:
         self.splitters = tuple(
             LayerSplitter(pricer, chosen, not space.uneven_layers, space.recompute_per_layer) for chosen in sets
         )
-        self._lines = LineMaker(pricer)
+        self._lines = PipelineTimer(pricer)
         self._machine_of: list[int] = self.problem.cluster.machine_of.tolist()
-        self.replicates = replicates and space.replicas and isinstance(pricer, CostModel)
+        self.replicates = replicates and space.replicas and isinstance(pricer, PlanPricer)
 
     def splitter(self, policy: str) -> LayerSplitter:
         """Whoever gives layers to stages where one has `policy`."""
         return next(own for own in self.splitters if policy in own.policies)
 
-    def allowed(self, structure: Structure) -> bool:
+    def allowed(self, partition: Partition) -> bool:
         """Whether the structure obeys the switches and constraints of the plan space."""
-        return self.distance(structure) == 0
+        return self.distance(partition) == 0
 
-    def distance(self, structure: Structure) -> int:
+    def distance(self, partition: Partition) -> int:
         """How far the structure is from obeying the switches and constraints of the plan space; 0 if it does."""
-        space, bundles = self.problem.space, structure.bundles
-        pipelines, most = structure.num_pipelines, self.problem.workload.global_batch
-        far = max(0, pipelines - most) + (not bundles)
-        far += sum(max(0, len(b.stages) - self.problem.model.num_layers) for b in bundles)
+        space, pipeline_groups = self.problem.space, partition.pipeline_groups
+        pipelines, most = partition.num_pipelines, self.problem.workload.global_batch
+        far = max(0, pipelines - most) + (not pipeline_groups)
+        far += sum(max(0, len(b.stages) - self.problem.model.num_layers) for b in pipeline_groups)
         if space.num_pipelines is not None:
             far += 10 * abs(pipelines - space.num_pipelines)
         if space.num_stages is not None:
-            far += sum(abs(len(b.stages) - space.num_stages) for b in bundles)
+            far += sum(abs(len(b.stages) - space.num_stages) for b in pipeline_groups)
         if not space.uneven_structure:
-            far += max(0, len(bundles) - 1)
+            far += max(0, len(pipeline_groups) - 1)
         if not space.uneven_tp:
-            far += len({len(group) for b in bundles for slot in b.stages for group in slot}) - 1
+            far += len({len(group) for b in pipeline_groups for slot in b.stages for group in slot}) - 1
         if not space.uneven_batch:
-            far += len({b.micro_batch_size for b in bundles}) - 1
+            far += len({b.micro_batch_size for b in pipeline_groups}) - 1
         if not self.replicates:
-            far += sum(b.replicated for b in bundles)
-        if structure.sharding >= LOCKSTEP:
-            far += sum(len({len(group) for group in slot}) - 1 for b in bundles if b.replicated for slot in b.stages)
-            far += max(0, len(bundles) - 1) + (not structure.schedule.lockstep)
-            far += sum(most % (b.width * b.micro_batch_size) != 0 for b in bundles)
+            far += sum(b.replicated for b in pipeline_groups)
+        if partition.sharding >= LOCKSTEP:
+            far += sum(
+                len({len(group) for group in slot}) - 1 for b in pipeline_groups if b.replicated for slot in b.stages
+            )
+            far += max(0, len(pipeline_groups) - 1) + (not partition.schedule.lockstep)
+            far += sum(most % (b.width * b.micro_batch_size) != 0 for b in pipeline_groups)
         return far
 
-    def complete(self, structure: Structure) -> CompletedPlan | Misfit:
-        """The completion of `structure` that is estimated best over the sets of recompute policies."""
-        found = [self._complete(structure, splitter) for splitter in self.splitters]
-        fitting = [one for one in found if not isinstance(one, Misfit)]
+    def complete(self, partition: Partition) -> CompletedPlan | DoesNotFit:
+        """The completion of `partition` that is estimated best over the sets of recompute policies."""
+        found = [self._complete(partition, splitter) for splitter in self.splitters]
+        fitting = [one for one in found if not isinstance(one, DoesNotFit)]
         if fitting:
             return min(fitting, key=lambda one: one.estimate_s)
-        return Misfit(min(one.missing for one in found if isinstance(one, Misfit)))
+        return DoesNotFit(min(one.missing for one in found if isinstance(one, DoesNotFit)))
 
     def price(self, completed: CompletedPlan, limit_s: float = math.inf) -> PricedPlan | None:
         """The plan and its cost; None, without the whole price, where it certainly exceeds `limit_s`."""
         return price_plan(self.pricer, completed.plan, limit_s)
 
-    def rate(self, structure: Structure, shards: Shards) -> float:
-        """Estimated sequences per second of `structure` alone, states spread as `shards`; 0 where it does not fit.
+    def rate(self, partition: Partition, shards: StateSharding) -> float:
+        """Estimated sequences per second of `partition` alone, states spread as `shards`; 0 where it does not fit.
 
         With the best set of recompute policies. Of a wide bundle, first, middle and last pipeline stand for all.
         """
-        expected = max(1, self.problem.workload.global_batch // max(structure.num_pipelines, int(shards.num_devices)))
-        thin = structure.with_bundles(map(_thinned, structure.bundles))
+        expected = max(1, self.problem.workload.global_batch // max(partition.num_pipelines, int(shards.num_devices)))
+        thin = partition.with_pipeline_groups(map(_thinned, partition.pipeline_groups))
         trips = self._lines.trips_s(thin)
-        terms = [self._terms(few, structure, shards, expected) for few in thin.bundles]
+        terms = [self._terms(few, partition, shards, expected) for few in thin.pipeline_groups]
 
         def per_second(splitter: LayerSplitter) -> float:
             total = 0.0
-            for bundle, few, own, trips_s in zip(structure.bundles, thin.bundles, terms, trips, strict=True):
+            for pipeline_group, few, own, trips_s in zip(
+                partition.pipeline_groups, thin.pipeline_groups, terms, trips, strict=True
+            ):
                 made = self._lines.made(few, own, splitter, trips_s)
-                if isinstance(made, Misfit):
+                if isinstance(made, DoesNotFit):
                     return 0.0
-                total += sum(few.micro_batch_size / line.rhythm.beat_s for line in made) * bundle.width / few.width
+                total += (
+                    sum(few.micro_batch_size / line.rate.period_s for line in made) * pipeline_group.width / few.width
+                )
             return total
 
         return max(map(per_second, self.splitters))
 
     def finish_s(
-        self, groups: Sequence[Group], size: int, schedule: Schedule, shards: Shards, sequences: float, chunks: int = 1
+        self,
+        groups: Sequence[Group],
+        size: int,
+        schedule: Schedule,
+        shards: StateSharding,
+        sequences: float,
+        chunks: int = 1,
     ) -> float:
         """Estimated seconds in which one pipeline of stages `groups` processes `sequences`; infinite if none fits.
 
         With the best set of recompute policies.
         """
-        bundle = Bundle(tuple((group,) for group in groups), size)
-        alone = Structure((bundle,), schedule, shards.stage, chunks)
+        pipeline_group = PipelineGroup(tuple((group,) for group in groups), size)
+        alone = Partition((pipeline_group,), schedule, shards.stage, chunks)
         [trips_s] = self._lines.trips_s(alone)
-        terms = self._terms(bundle, alone, shards, sequences)
-        each = (self._lines.made(bundle, terms, splitter, trips_s) for splitter in self.splitters)
-        rhythms = [made[0].rhythm for made in each if not isinstance(made, Misfit)]
-        return min((own.fill_s + sequences / size * own.beat_s for own in rhythms), default=math.inf)
+        terms = self._terms(pipeline_group, alone, shards, sequences)
+        each = (self._lines.made(pipeline_group, terms, splitter, trips_s) for splitter in self.splitters)
+        rates = [made[0].rate for made in each if not isinstance(made, DoesNotFit)]
+        return min((own.fill_s + sequences / size * own.period_s for own in rates), default=math.inf)
 
-    def _complete(self, structure: Structure, splitter: LayerSplitter) -> CompletedPlan | Misfit:
-        schedule, batch = structure.schedule, self.problem.workload.global_batch
-        shards = self._shards(structure)
-        expected = max(1, -(-batch // structure.num_pipelines))
+    def _complete(self, partition: Partition, splitter: LayerSplitter) -> CompletedPlan | DoesNotFit:
+        schedule, batch = partition.schedule, self.problem.workload.global_batch
+        shards = self._shards(partition)
+        expected = max(1, -(-batch // partition.num_pipelines))
         lines: list[Line] = []
         sizes: list[int] = []
         missing = 0
-        for bundle, trips_s in zip(structure.bundles, self._lines.trips_s(structure), strict=True):
-            made = self._lines.made(bundle, self._terms(bundle, structure, shards, expected), splitter, trips_s)
-            if isinstance(made, Misfit):
-                missing += made.missing * bundle.width
+        for pipeline_group, trips_s in zip(partition.pipeline_groups, self._lines.trips_s(partition), strict=True):
+            made = self._lines.made(
+                pipeline_group, self._terms(pipeline_group, partition, shards, expected), splitter, trips_s
+            )
+            if isinstance(made, DoesNotFit):
+                missing += made.missing * pipeline_group.width
             else:
                 lines += made
-                sizes += [bundle.micro_batch_size] * bundle.width
+                sizes += [pipeline_group.micro_batch_size] * pipeline_group.width
         if missing:
-            return Misfit(missing)
-        fills, beats = [line.rhythm.fill_s for line in lines], [line.rhythm.beat_s for line in lines]
-        together = structure.sharding >= LOCKSTEP
+            return DoesNotFit(missing)
+        fills, periods = [line.rate.fill_s for line in lines], [line.rate.period_s for line in lines]
+        together = partition.sharding >= LOCKSTEP
         even = together or not self.problem.space.uneven_batch
         multiples = [multiple_of(line.stages) for line in lines]
-        counts = split_batch(fills, beats, sizes, batch, even=even, multiples=multiples)
+        counts = split_batch(fills, periods, sizes, batch, even=even, multiples=multiples)
         if counts is None or (together and len(set(counts)) > 1):
-            return Misfit(1)
-        longest = max(f + b * c for f, b, c in zip(fills, beats, counts, strict=True))
+            return DoesNotFit(1)
+        longest = max(f + b * c for f, b, c in zip(fills, periods, counts, strict=True))
         pipelines = tuple(
             Pipeline(line.stages, count, size) for line, count, size in zip(lines, counts, sizes, strict=True)
         )
-        return CompletedPlan(Plan(pipelines, schedule, Sharding(structure.sharding, structure.groups)), longest)
+        return CompletedPlan(Plan(pipelines, schedule, Sharding(partition.sharding, partition.groups)), longest)
 
-    def _shards(self, structure: Structure) -> Shards:
+    def _shards(self, partition: Partition) -> StateSharding:
         """How states are spread, at least."""
-        if structure.groups == "all":
-            return Shards(structure.sharding, structure.num_pipelines)
-        slots = (slot for bundle in structure.bundles for slot in bundle.stages)
-        return Shards(structure.sharding, fewest_holders(slots, self._machine_of))
+        if partition.groups == "all":
+            return StateSharding(partition.sharding, partition.num_pipelines)
+        slots = (slot for pipeline_group in partition.pipeline_groups for slot in pipeline_group.stages)
+        return StateSharding(partition.sharding, fewest_holders(slots, self._machine_of))
 
-    def _terms(self, bundle: Bundle, structure: Structure, shards: Shards, expected: float) -> Terms:
+    def _terms(
+        self, pipeline_group: PipelineGroup, partition: Partition, shards: StateSharding, expected: float
+    ) -> SplitInput:
         """On which a bundle gets its layers, where each pipeline processes `expected` sequences."""
-        schedule, p = structure.schedule, len(bundle.stages)
-        chunks = self._lines.chunks(bundle, structure)
-        batches = max(1, int(expected // bundle.micro_batch_size))
+        schedule, p = partition.schedule, len(pipeline_group.stages)
+        chunks = self._lines.chunks(pipeline_group, partition)
+        batches = max(1, int(expected // pipeline_group.micro_batch_size))
         batches = min(batches, schedule.saturates_at(p, chunks) or batches)
-        return Terms(schedule, chunks, shards, structure.groups == "all", batches)
+        return SplitInput(schedule, chunks, shards, partition.groups == "all", batches)
 
 
-def _thinned(bundle: Bundle) -> Bundle:
+def _thinned(pipeline_group: PipelineGroup) -> PipelineGroup:
     """Of a wide bundle, the first, the middle and the last pipeline."""
-    width = bundle.width
+    width = pipeline_group.width
     if width <= 3:
-        return bundle
-    return bundle.with_stages(tuple(slot[k] for k in (0, width // 2, width - 1)) for slot in bundle.stages)
+        return pipeline_group
+    return pipeline_group.with_stages(
+        tuple(slot[k] for k in (0, width // 2, width - 1)) for slot in pipeline_group.stages
+    )

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.model import CostModel
-from hexiopt.problem.space import Recompute, lean_first
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.model import PlanPricer
+from hexiopt.problem.space import Recompute, recompute_first
 from hexiopt.schedules.in_flight import InFlight, in_flight
 from hexiopt.schedules.schedule import Schedule, StagePosition
 from hexiopt.solving import Pricer
@@ -24,7 +24,7 @@ Choice = tuple[int, Recompute]  # of a stage: layers, and what they recompute
 class Share(NamedTuple):
     """One replica's part of a stage: a site and the samples of each micro-batch that come to it."""
 
-    site: Any
+    tp_group: Any
     samples: int
 
 
@@ -43,26 +43,32 @@ class LayerSplitter:
         """`even`: as many layers everywhere. `per_layer`: a stage may have two policies, as our cost model prices."""
         self.policies = policies
         self._pricer, self._even = pricer, even
-        self._model = pricer if per_layer and isinstance(pricer, CostModel) else None
+        self._model = pricer if per_layer and isinstance(pricer, PlanPricer) else None
         self._num_layers = pricer.problem.model.num_layers
         self._times: dict[tuple[Any, ...], list[tuple[str, list[float]]]] = {}
         self._options: dict[tuple[Any, ...], StageOptions] = {}
         self._splits: dict[tuple[Any, ...], tuple[Choice, ...] | int] = {}
 
     def options(
-        self, sites: frozenset[Any], first: bool, last: bool, micro_batch_size: int, held: InFlight, shards: Shards
+        self,
+        tp_groups: frozenset[Any],
+        first: bool,
+        last: bool,
+        micro_batch_size: int,
+        held: InFlight,
+        shards: StateSharding,
     ) -> StageOptions:
-        """The options of a stage that must hold on every one of `sites` (the slowest and fullest decide).
+        """The options of a stage that must hold on every one of `tp_groups` (the slowest and fullest decide).
 
         A site gets whole micro-batches, unless it is a `Share`.
         """
-        key = (sites, first, last, micro_batch_size, held, shards)
+        key = (tp_groups, first, last, micro_batch_size, held, shards)
         found = self._options.get(key)
         if found is None:
-            shares = _shares(sites, micro_batch_size)
-            tables = self._by_speed(sites, first, last, micro_batch_size)
+            shares = _shares(tp_groups, micro_batch_size)
+            tables = self._by_speed(tp_groups, first, last, micro_batch_size)
             rooms = [
-                min(self._pricer.max_layers(site, first, last, n, policy, held, shards) for site, n in shares)
+                min(self._pricer.max_layers(tp_group, first, last, n, policy, held, shards) for tp_group, n in shares)
                 for policy, _ in tables
             ]
             times: list[float] = []
@@ -74,54 +80,59 @@ class LayerSplitter:
                 recompute += [(policy,)] * len(more)
             found = self._options[key] = StageOptions(times, recompute)
             if self._model is not None:
-                for (room, (rich, _)), (_, (lean, _)) in combinations(zip(rooms, tables, strict=True), 2):
-                    self._mix(found, max(0, room), lean, rich, shares, first, last, held, shards)
+                for (room, (faster, _)), (_, (smaller, _)) in combinations(zip(rooms, tables, strict=True), 2):
+                    self._mix(found, max(0, room), smaller, faster, shares, first, last, held, shards)
         return found
 
     def _mix(
         self,
         found: StageOptions,
         room: int,
-        lean: str,
-        rich: str,
+        smaller: str,
+        faster: str,
         shares: Sequence[Share],
         first: bool,
         last: bool,
         held: InFlight,
-        shards: Shards,
+        shards: StateSharding,
     ) -> None:
-        """Improve what is `found` of more than `room` layers: some with policy `lean`, those that may with `rich`."""
+        """Improve what is `found` beyond `room` layers: as few layers as possible use `smaller`, others `faster`."""
         model = self._model
         assert model is not None
         rates = []  # per share: seconds of no layer, of a layer of either
-        for site, samples in shares:
-            none_s = sum(model.stage_s(site, 0, first, last, samples, lean))
-            rates.append((none_s, *(sum(model.layer_s(site, samples, policy)) for policy in (lean, rich))))
+        for tp_group, samples in shares:
+            none_s = sum(model.stage_s(tp_group, 0, first, last, samples, smaller))
+            rates.append((none_s, *(sum(model.layer_s(tp_group, samples, policy)) for policy in (smaller, faster))))
         counts = range(room + 1, len(found.times) + 1)
         each = [
-            model.least_lean(site, counts, first, last, samples, lean, rich, held, shards) for site, samples in shares
+            model.least_recomputed(tp_group, counts, first, last, samples, smaller, faster, held, shards)
+            for tp_group, samples in shares
         ]
         for n, *least in zip(counts, *each, strict=True):
-            num_lean = max(least)
-            if num_lean < n:
-                seconds = max(s + num_lean * lean_s + (n - num_lean) * rich_s for s, lean_s, rich_s in rates)
+            num_smaller = max(least)
+            if num_smaller < n:
+                seconds = max(s + num_smaller * lean_s + (n - num_smaller) * rich_s for s, lean_s, rich_s in rates)
                 if seconds < found.times[n - 1]:
-                    found.times[n - 1], found.recompute[n - 1] = seconds, lean_first(lean, num_lean, rich, n)
+                    found.times[n - 1], found.recompute[n - 1] = (
+                        seconds,
+                        recompute_first(smaller, num_smaller, faster, n),
+                    )
 
     def _by_speed(
-        self, sites: frozenset[Any], first: bool, last: bool, micro_batch_size: int
+        self, tp_groups: frozenset[Any], first: bool, last: bool, micro_batch_size: int
     ) -> list[tuple[str, list[float]]]:
-        """Per policy, fastest first, the time of 1, 2, ... layers on the slowest of `sites`."""
-        key = (sites, first, last, micro_batch_size)
+        """Per policy, fastest first, the time of 1, 2, ... layers on the slowest of `tp_groups`."""
+        key = (tp_groups, first, last, micro_batch_size)
         found = self._times.get(key)
         if found is None:
-            shares = _shares(sites, micro_batch_size)
+            shares = _shares(tp_groups, micro_batch_size)
             tables = [
                 (
                     policy,
                     [
                         max(
-                            sum(self._pricer.stage_s(site, n, first, last, samples, policy)) for site, samples in shares
+                            sum(self._pricer.stage_s(tp_group, n, first, last, samples, policy))
+                            for tp_group, samples in shares
                         )
                         for n in range(1, self._num_layers + 1)
                     ],
@@ -133,11 +144,11 @@ class LayerSplitter:
 
     def split(
         self,
-        sites: Sequence[frozenset[Any]],
+        tp_groups: Sequence[frozenset[Any]],
         micro_batch_size: int,
         schedule: Schedule,
         num_micro_batches: int,
-        shards: Shards,
+        shards: StateSharding,
         added_s: tuple[float, ...] = (),
         chunks: int = 1,
         more_holders: tuple[int, ...] = (),
@@ -147,10 +158,10 @@ class LayerSplitter:
         `added_s`: what a stage does beside layers. `chunks`: layer ranges a stage, of a layer at least.
         `more_holders`: over how many devices more than `shards` says the states of a stage are spread.
         """
-        p = len(sites)
+        p = len(tp_groups)
         batches = min(num_micro_batches, schedule.saturates_at(p, chunks) or num_micro_batches)
         batches += -batches % schedule.micro_batch_multiple(p, chunks)
-        key = (tuple(sites), micro_batch_size, schedule, batches, shards, added_s, chunks, more_holders)
+        key = (tuple(tp_groups), micro_batch_size, schedule, batches, shards, added_s, chunks, more_holders)
         found = self._splits.get(key)
         if found is None:
             if len(self._splits) > 100_000:
@@ -158,8 +169,8 @@ class LayerSplitter:
             spread = [shards._replace(num_devices=shards.num_devices + more) for more in more_holders] or [shards] * p
             positions = [StagePosition(s, p, batches, chunks) for s in range(p)]
             options = [
-                self.options(site, at.first, at.last, micro_batch_size, in_flight(schedule, at), spread[at.stage])
-                for site, at in zip(sites, positions, strict=True)
+                self.options(tp_group, at.first, at.last, micro_batch_size, in_flight(schedule, at), spread[at.stage])
+                for tp_group, at in zip(tp_groups, positions, strict=True)
             ]
             found = self._splits[key] = self._solve(options, added_s or (0.0,) * p, chunks)
         return found
@@ -189,6 +200,6 @@ class LayerSplitter:
         return even(layers, p, able)
 
 
-def _shares(sites: Iterable[Any], micro_batch_size: int) -> list[Share]:
+def _shares(tp_groups: Iterable[Any], micro_batch_size: int) -> list[Share]:
     """Every site with its samples of a micro-batch."""
-    return [site if isinstance(site, Share) else Share(site, micro_batch_size) for site in sites]
+    return [tp_group if isinstance(tp_group, Share) else Share(tp_group, micro_batch_size) for tp_group in tp_groups]

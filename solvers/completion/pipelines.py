@@ -6,9 +6,9 @@ from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from hexiopt.cost.boundary import Way, round_trips_s, summed, ways, ways_load
-from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.boundary import Way, round_trips_s, total_load, ways, ways_load
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Replica, Stage, held_by
 from hexiopt.problem.space import Recompute, layer_ranges
 from hexiopt.schedules.registry import ONE_F_ONE_B
@@ -17,7 +17,7 @@ from hexiopt.solving import Pricer
 from solvers.completion.allocation import earliest_finish
 from solvers.completion.layers import Choice, LayerSplitter, Share
 from solvers.core.interleaving import possible_chunks
-from solvers.core.partition import Bundle, Group, Misfit, Structure
+from solvers.core.partition import DoesNotFit, Group, Partition, PipelineGroup
 
 Trips = tuple[tuple[float, ...], ...]  # per pipeline and boundary, seconds of a message ahead and of one back
 _EXACT = 1e-9
@@ -26,15 +26,15 @@ _V = TypeVar("_V")
 
 
 @dataclass(frozen=True, slots=True)
-class Rhythm:
+class PipelineRate:
     """m micro-batches take about fill + m · beat seconds."""
 
     fill_s: float
-    beat_s: float
+    period_s: float
     waits: bool  # whether even the slowest stage waits for messages
 
     @classmethod
-    def of(cls, schedule: Schedule, stage_s: Sequence[float], trip_s: Sequence[float], chunks: int) -> "Rhythm":
+    def of(cls, schedule: Schedule, stage_s: Sequence[float], trip_s: Sequence[float], chunks: int) -> "PipelineRate":
         """Of a pipeline whose stages and messages take so long, forward and backward together."""
         beat = schedule.cycle_s(stage_s, trip_s, chunks)
         fill = max(0.0, (sum(stage_s) - beat) / chunks + sum(trip_s))
@@ -45,7 +45,7 @@ class Part(NamedTuple):
     """A replica of a stage: its TP group, the group's site, and its samples of a micro-batch."""
 
     group: Group
-    site: Any
+    tp_group: Any
     samples: int
 
 
@@ -59,7 +59,7 @@ class Line:
     row: Row
     split: tuple[Choice, ...]
     chunks: int
-    rhythm: Rhythm
+    rate: PipelineRate
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -77,12 +77,12 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class SplitInput:
     """On which a bundle gets its layers."""
 
     schedule: Schedule
     chunks: int  # layer ranges a stage
-    shards: Shards
+    shards: StateSharding
     everywhere: bool  # whether states are sharded over all their holders, not only those of a machine
     batches: int  # micro-batches a pipeline, about
 
@@ -92,7 +92,7 @@ class _Traffic:
     """Pipelines of a bundle and their messages. Pipelines through the same places cost the same: one stands for all."""
 
     rows: tuple[Row, ...]
-    sites: tuple[frozenset[Any], ...]  # per stage, all that it must do well on, as `LayerSplitter.split` takes them
+    tp_groups: tuple[frozenset[Any], ...]  # per stage, all that it must do well on, as `LayerSplitter.split` takes them
     examples: tuple[int, ...]  # rows that differ
     example_of: tuple[int, ...]  # of each row, which of them stands for it
     ways: tuple[list[Way], ...] = ()  # of the examples
@@ -118,43 +118,50 @@ class _Memory(Generic[_V]):
         return found
 
 
-class LineMaker:
+class PipelineTimer:
     """Makes pipelines of bundles. Keeps what it has computed; one for a search."""
 
     def __init__(self, pricer: Pricer) -> None:
         self._pricer = pricer
         self._num_layers = pricer.problem.model.num_layers
-        self._model = pricer if isinstance(pricer, CostModel) else None  # others leave the network to each message
+        self._model = pricer if isinstance(pricer, PlanPricer) else None  # others leave the network to each message
         cluster = pricer.problem.cluster
         self._machine_of: list[int] = cluster.machine_of.tolist()
         self._uniform = [machine.is_uniform for machine in cluster.machines]
         self._traffic = _Memory[_Traffic]()
-        self._made = _Memory[list[Line] | Misfit]()
+        self._made = _Memory[list[Line] | DoesNotFit]()
 
-    def trips_s(self, structure: Structure) -> list[Trips]:
+    def trips_s(self, partition: Partition) -> list[Trips]:
         """Round trips of every bundle in seconds, while the messages of all of them share the network."""
-        each = [self._traffic_of(bundle, self.chunks(bundle, structure) > 1) for bundle in structure.bundles]
+        each = [
+            self._traffic_of(pipeline_group, self.chunks(pipeline_group, partition) > 1)
+            for pipeline_group in partition.pipeline_groups
+        ]
         if self._model is None:
             return [tuple(map(self._alone_s, own.rows)) for own in each]
-        load_s = summed(item for own in each for item in own.load)
+        load_s = total_load(item for own in each for item in own.load)
         found = []
         for own in each:
             trips = [tuple(round_trips_s(way, len(own.rows[0]), load_s)) for way in own.ways]
             found.append(tuple([trips[k] for k in own.example_of]))
         return found
 
-    def chunks(self, bundle: Bundle, structure: Structure) -> int:
+    def chunks(self, pipeline_group: PipelineGroup, partition: Partition) -> int:
         """Layer ranges a stage of a bundle, as many as asked for or as it can have."""
-        if not structure.schedule.chunked:
+        if not partition.schedule.chunked:
             return 1
-        return possible_chunks(structure.chunks, len(bundle.stages), self._num_layers)
+        return possible_chunks(partition.chunks, len(pipeline_group.stages), self._num_layers)
 
-    def made(self, bundle: Bundle, terms: Terms, splitter: LayerSplitter, trips_s: Trips) -> list[Line] | Misfit:
+    def made(
+        self, pipeline_group: PipelineGroup, terms: SplitInput, splitter: LayerSplitter, trips_s: Trips
+    ) -> list[Line] | DoesNotFit:
         """The bundle's pipelines."""
-        key = (bundle, terms, splitter, trips_s)
-        return self._made.of(key, bundle.width, lambda: self._make(bundle, terms, splitter, trips_s))
+        key = (pipeline_group, terms, splitter, trips_s)
+        return self._made.of(key, pipeline_group.width, lambda: self._make(pipeline_group, terms, splitter, trips_s))
 
-    def _make(self, bundle: Bundle, terms: Terms, splitter: LayerSplitter, trips_s: Trips) -> list[Line] | Misfit:
+    def _make(
+        self, pipeline_group: PipelineGroup, terms: SplitInput, splitter: LayerSplitter, trips_s: Trips
+    ) -> list[Line] | DoesNotFit:
         """Where even the slowest stage waits for messages, layers are split once more, and the better split counts.
 
         A round trip between two stages may be dealt to them in any parts. With the parts that make it least, the
@@ -162,31 +169,38 @@ class LineMaker:
         stages has room for the round trips inside it, and then there are such parts (Hall's theorem). The second split
         gives each half.
         """
-        if bundle.most_replicas > bundle.micro_batch_size:
-            return Misfit(bundle.most_replicas - bundle.micro_batch_size)
+        if pipeline_group.most_replicas > pipeline_group.micro_batch_size:
+            return DoesNotFit(pipeline_group.most_replicas - pipeline_group.micro_batch_size)
         longest = [max(own) for own in zip(*trips_s, strict=True)]
         if self._pricer.sends_occupy_stages:
-            return self._split(bundle, terms, splitter, trips_s, (*longest, 0.0))
-        found = self._split(bundle, terms, splitter, trips_s, ())
-        if terms.schedule != ONE_F_ONE_B or isinstance(found, Misfit) or not any(line.rhythm.waits for line in found):
+            return self._split(pipeline_group, terms, splitter, trips_s, (*longest, 0.0))
+        found = self._split(pipeline_group, terms, splitter, trips_s, ())
+        if terms.schedule != ONE_F_ONE_B or isinstance(found, DoesNotFit) or not any(line.rate.waits for line in found):
             return found
         halves = tuple(0.5 * (before + after) for before, after in zip((0.0, *longest), (*longest, 0.0), strict=True))
-        other = self._split(bundle, terms, splitter, trips_s, halves)
-        if isinstance(other, Misfit):
+        other = self._split(pipeline_group, terms, splitter, trips_s, halves)
+        if isinstance(other, DoesNotFit):
             return found
-        return min(found, other, key=lambda lines: sum(line.rhythm.beat_s for line in lines))
+        return min(found, other, key=lambda lines: sum(line.rate.period_s for line in lines))
 
     def _split(
-        self, bundle: Bundle, terms: Terms, splitter: LayerSplitter, trips_s: Trips, added_s: tuple[float, ...]
-    ) -> list[Line] | Misfit:
+        self,
+        pipeline_group: PipelineGroup,
+        terms: SplitInput,
+        splitter: LayerSplitter,
+        trips_s: Trips,
+        added_s: tuple[float, ...],
+    ) -> list[Line] | DoesNotFit:
         """The pipelines with layers that balance the stages, where these also do `added_s`."""
-        traffic = self._traffic_of(bundle, terms.chunks > 1)
+        traffic = self._traffic_of(pipeline_group, terms.chunks > 1)
         more: tuple[int, ...] = ()
-        if bundle.replicated:  # which hold the same layers and share their states, all of them or those of a machine
-            more = tuple(len(slot) - 1 if terms.everywhere else 0 for slot in bundle.stages)
+        if (
+            pipeline_group.replicated
+        ):  # which hold the same layers and share their states, all of them or those of a machine
+            more = tuple(len(slot) - 1 if terms.everywhere else 0 for slot in pipeline_group.stages)
         split = splitter.split(
-            traffic.sites,
-            bundle.micro_batch_size,
+            traffic.tp_groups,
+            pipeline_group.micro_batch_size,
             terms.schedule,
             terms.batches,
             terms.shards,
@@ -195,14 +209,14 @@ class LineMaker:
             more,
         )
         if isinstance(split, int):
-            return Misfit(split)
+            return DoesNotFit(split)
         # Rows with the same example share its trips too.
-        rhythms = [
-            Rhythm.of(terms.schedule, self._stage_s(traffic.rows[k], split), trips_s[k], terms.chunks)
+        rates = [
+            PipelineRate.of(terms.schedule, self._stage_s(traffic.rows[k], split), trips_s[k], terms.chunks)
             for k in traffic.examples
         ]
         return [
-            Line(row, split, terms.chunks, rhythms[k]) for row, k in zip(traffic.rows, traffic.example_of, strict=True)
+            Line(row, split, terms.chunks, rates[k]) for row, k in zip(traffic.rows, traffic.example_of, strict=True)
         ]
 
     def _stage_s(self, row: Row, split: tuple[Choice, ...]) -> list[float]:
@@ -215,41 +229,45 @@ class LineMaker:
 
     def _part_s(self, part: Part, first: bool, last: bool, num_layers: int, recompute: Recompute) -> float:
         if self._model is None:  # others have one policy a stage
-            return sum(self._pricer.stage_s(part.site, num_layers, first, last, part.samples, recompute[0]))
-        return sum(self._model.recomputing_s(part.site, num_layers, first, last, part.samples, recompute))
+            return sum(self._pricer.stage_s(part.tp_group, num_layers, first, last, part.samples, recompute[0]))
+        return sum(self._model.recomputing_s(part.tp_group, num_layers, first, last, part.samples, recompute))
 
-    def _traffic_of(self, bundle: Bundle, wraps: bool) -> _Traffic:
-        return self._traffic.of((bundle, wraps), bundle.width, lambda: self._sends(bundle, wraps))
+    def _traffic_of(self, pipeline_group: PipelineGroup, wraps: bool) -> _Traffic:
+        return self._traffic.of(
+            (pipeline_group, wraps), pipeline_group.width, lambda: self._sends(pipeline_group, wraps)
+        )
 
-    def _sends(self, bundle: Bundle, wraps: bool) -> _Traffic:
-        rows, size = self._rows(bundle), bundle.micro_batch_size
-        sites = tuple(
-            frozenset(part.site if part.samples == size else Share(part.site, part.samples) for part in chain(*slots))
+    def _sends(self, pipeline_group: PipelineGroup, wraps: bool) -> _Traffic:
+        rows, size = self._rows(pipeline_group), pipeline_group.micro_batch_size
+        tp_groups = tuple(
+            frozenset(
+                part.tp_group if part.samples == size else Share(part.tp_group, part.samples) for part in chain(*slots)
+            )
             for slots in zip(*rows, strict=True)
         )
         numbers: dict[Hashable, int] = {}
         example_of = tuple([numbers.setdefault(self._places(row), len(numbers)) for row in rows])
         examples = tuple(map(example_of.index, range(len(numbers))))
         if self._model is None:
-            return _Traffic(rows, sites, examples, example_of)
+            return _Traffic(rows, tp_groups, examples, example_of)
         sample_bytes = self._model.message_bytes(1)
         found = tuple(
             ways(
                 [[part.group for part in own] for own in rows[k]],
                 [[part.samples for part in own] for own in rows[k]],
-                self._model.hop,
+                self._model.route,
                 sample_bytes,
                 wraps,
             )
             for k in examples
         )
         counts = map(example_of.count, range(len(examples)))
-        load = summed(
+        load = total_load(
             (resource, count * seconds)
             for own, count in zip(found, counts, strict=True)
             for resource, seconds in ways_load(own)
         )
-        return _Traffic(rows, sites, examples, example_of, found, tuple(load.items()))
+        return _Traffic(rows, tp_groups, examples, example_of, found, tuple(load.items()))
 
     def _places(self, row: Row) -> Hashable:
         """Equal for pipelines whose stages are as fast and send the same way; other pricers may tell devices apart."""
@@ -264,20 +282,26 @@ class LineMaker:
 
     def _alone_s(self, row: Row) -> tuple[float, ...]:
         """Round trips of a pipeline without replicas, no message in another's way."""
-        hop_s = self._pricer.hop_s
+        message_s = self._pricer.message_s
         return tuple(
-            hop_s(a.group, b.group, a.samples) + hop_s(b.group, a.group, a.samples) for (a,), (b,) in pairwise(row)
+            message_s(a.group, b.group, a.samples) + message_s(b.group, a.group, a.samples)
+            for (a,), (b,) in pairwise(row)
         )
 
-    def _rows(self, bundle: Bundle) -> tuple[Row, ...]:
-        slots, size, site = bundle.stages, bundle.micro_batch_size, self._pricer.site
-        if not bundle.replicated:
-            return tuple(zip(*([(Part(group, site(group), size),) for group in slot] for slot in slots), strict=True))
-        if bundle.most_replicas > size:
+    def _rows(self, pipeline_group: PipelineGroup) -> tuple[Row, ...]:
+        slots, size, tp_group = pipeline_group.stages, pipeline_group.micro_batch_size, self._pricer.tp_group
+        if not pipeline_group.replicated:
+            return tuple(
+                zip(*([(Part(group, tp_group(group), size),) for group in slot] for slot in slots), strict=True)
+            )
+        if pipeline_group.most_replicas > size:
             return ()
         return (
             tuple(
-                tuple(Part(group, site(group), n) for group, n in zip(slot, self._samples(slots, s, size), strict=True))
+                tuple(
+                    Part(group, tp_group(group), n)
+                    for group, n in zip(slot, self._samples(slots, s, size), strict=True)
+                )
                 for s, slot in enumerate(slots)
             ),
         )
@@ -287,7 +311,7 @@ class LineMaker:
         last, policy = len(slots) - 1, self._pricer.policies()[0]
         layers = max(1, self._num_layers // len(slots))
 
-        def seconds(site: Any) -> Callable[[int], float]:
-            return lambda samples: sum(self._pricer.stage_s(site, layers, s == 0, s == last, samples, policy))
+        def seconds(tp_group: Any) -> Callable[[int], float]:
+            return lambda samples: sum(self._pricer.stage_s(tp_group, layers, s == 0, s == last, samples, policy))
 
-        return tuple(earliest_finish([seconds(self._pricer.site(group)) for group in slots[s]], size))
+        return tuple(earliest_finish([seconds(self._pricer.tp_group(group)) for group in slots[s]], size))

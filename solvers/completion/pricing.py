@@ -47,7 +47,7 @@ def rebalanced(problem: Problem, plan: Plan, priced: Sequence[PipelineCost]) -> 
         return None
     if max(ends) - sum(ends) / len(ends) < _WORTH * max(ends):
         return None
-    fills, beats = [], []
+    fills, periods = [], []
     for pipeline, cost in zip(plan.pipelines, priced, strict=True):
         stages = [s.forward_s + s.backward_s for s in cost.stages]
         chunks = pipeline.num_chunks
@@ -56,10 +56,10 @@ def rebalanced(problem: Problem, plan: Plan, priced: Sequence[PipelineCost]) -> 
         more = pipeline.num_micro_batches - 1
         beat = max((cost.end_s - fill) / more if more else 0.0, max(stages))
         fills.append(cost.end_s - (more + 1) * beat)
-        beats.append(beat)
+        periods.append(beat)
     sizes = [pipeline.micro_batch_size for pipeline in plan.pipelines]
     multiples = [multiple_of(pipeline.stages) for pipeline in plan.pipelines]
-    counts = split_batch(fills, beats, sizes, problem.workload.global_batch, multiples=multiples)
+    counts = split_batch(fills, periods, sizes, problem.workload.global_batch, multiples=multiples)
     if counts is None or counts == [pipeline.num_micro_batches for pipeline in plan.pipelines]:
         return None
     return replace(plan, pipelines=tuple(map(_with_count, plan.pipelines, counts)))

@@ -17,7 +17,7 @@ Group = tuple[int, ...]  # devices of a TP group
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class PipelineGroup:
     """Pipelines of equal stages, and their micro-batch size in sequences; or one pipeline of replicated stages.
 
     `replicated`: each `stages[s]` has the replicas of one stage, as many as it likes, several somewhere.
@@ -28,7 +28,7 @@ class Bundle:
     replicated: bool = False
 
     @classmethod
-    def line(cls, stages: Sequence[tuple[Group, ...]], micro_batch_size: int) -> "Bundle":
+    def line(cls, stages: Sequence[tuple[Group, ...]], micro_batch_size: int) -> "PipelineGroup":
         """One pipeline, of replicated stages where they have several groups."""
         return cls(tuple(stages), micro_batch_size, any(len(slot) > 1 for slot in stages))
 
@@ -42,17 +42,21 @@ class Bundle:
         """The most replicas of a stage; a micro-batch has a sample for each."""
         return max(map(len, self.stages)) if self.replicated else 1
 
-    def with_stages(self, stages: Iterable[tuple[Group, ...]]) -> "Bundle":
+    def with_stages(self, stages: Iterable[tuple[Group, ...]]) -> "PipelineGroup":
         """The bundle with other stages."""
         kept = tuple(stages)
-        return Bundle.line(kept, self.micro_batch_size) if self.replicated else Bundle(kept, self.micro_batch_size)
+        return (
+            PipelineGroup.line(kept, self.micro_batch_size)
+            if self.replicated
+            else PipelineGroup(kept, self.micro_batch_size)
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Structure:
+class Partition:
     """Bundles, and what is chosen once for the plan."""
 
-    bundles: tuple[Bundle, ...]
+    pipeline_groups: tuple[PipelineGroup, ...]
     schedule: Schedule
     sharding: int
     chunks: int = 1  # layer ranges a stage where interleaved; fewer in pipelines that cannot have as many
@@ -61,19 +65,19 @@ class Structure:
     @property
     def num_pipelines(self) -> int:
         """Pipelines of the plan."""
-        return sum(bundle.width for bundle in self.bundles)
+        return sum(pipeline_group.width for pipeline_group in self.pipeline_groups)
 
-    def with_bundles(self, bundles: Iterable[Bundle]) -> "Structure":
+    def with_pipeline_groups(self, pipeline_groups: Iterable[PipelineGroup]) -> "Partition":
         """The structure with other bundles."""
-        return replace(self, bundles=tuple(bundles))
+        return replace(self, pipeline_groups=tuple(pipeline_groups))
 
     def devices(self) -> set[int]:
         """All devices used."""
-        return {d for b in self.bundles for slot in b.stages for group in slot for d in group}
+        return {d for b in self.pipeline_groups for slot in b.stages for group in slot for d in group}
 
 
 @dataclass(frozen=True, slots=True)
-class Misfit:
+class DoesNotFit:
     """A structure that no plan follows: so many layers (or sequences) found no place. False, where a plan is true."""
 
     missing: int

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.result import OPTIMALITY_TOLERANCE, OperatorCounts, OwnBound, Point, Result, Status
+from hexiopt.result import OPTIMALITY_TOLERANCE, OperatorCounts, Point, RestrictedBound, Result, Status
 from hexiopt.solving import Budget, OnProgress, Pricer, Progress
 from solvers.core.operators import OperatorStatistics
 from solvers.core.zero import without_idle_sharding
@@ -39,15 +39,15 @@ class Search:
     ) -> None:
         self.name, self.problem, self.budget, self.seed = name, problem, budget, seed
         self._started = Search.clock()
-        self.pricer: Pricer = pricer or CostModel(problem)
-        self.bound_s = lower_bound_s(self.pricer) if isinstance(self.pricer, CostModel) else 0.0
+        self.pricer: Pricer = pricer or PlanPricer(problem)
+        self.bound_s = lower_bound_s(self.pricer) if isinstance(self.pricer, PlanPricer) else 0.0
         self.plan: Plan | None = None
         self.cost: Cost | None = None
         self.nearest: tuple[Plan, Cost] | None = None  # the plan with the smallest excess of memory
         self.steps = 0
         # What only the solver knows, for the one who says how the run ended (`frame/infeasible.py`):
         self.exhausted = False  # it has looked at its whole space: its plan is the best, or there is none
-        self.own_bound: OwnBound | None = None
+        self.restricted_bound: RestrictedBound | None = None
         self.reason = ""  # why it found no plan, where it knows better
         self.remedy: str | None = None  # what to try then, where it does not search the whole plan space
         self.operators = OperatorStatistics()
@@ -188,7 +188,7 @@ class Search:
             cost=cost,
             bound_s=self.bound_s,
             trajectory=self.trajectory,
-            own_bound=self.own_bound if found else None,
+            restricted_bound=self.restricted_bound if found else None,
             operators=self.operators.counts(),
         )
 

@@ -17,12 +17,12 @@ from hexiopt.problem.problem import Problem
 
 Slot = tuple[int, ...]  # the seats of a TP group's devices, rank by rank
 Line = tuple[tuple[Slot, ...], ...]  # a pipeline: per stage its replicas
-Arrangement = tuple[Line, ...]
+DeviceAssignment = tuple[Line, ...]
 Groups = tuple[tuple[tuple[int, ...], ...], ...]  # a line's devices: per stage, per replica, by rank
 
 
 @dataclass(frozen=True)
-class Seats:
+class DeviceClasses:
     """Equal devices: `devices[k]` of seat k, `machine_of[k]` its machine; `runs` of equal machines, ascending."""
 
     problem: Problem
@@ -31,7 +31,7 @@ class Seats:
     runs: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, problem: Problem) -> "Seats":
+    def of(cls, problem: Problem) -> "DeviceClasses":
         """The seats of a problem's usable devices."""
         seats, machines = [], []
         for machine, own in problem.usable_by_machine.items():
@@ -63,7 +63,7 @@ class Seats:
             found.append(tuple(seats))
         return tuple(found)
 
-    def namings(self, arrangement: Arrangement) -> Iterator[tuple[Groups, ...]]:
+    def namings(self, arrangement: DeviceAssignment) -> Iterator[tuple[Groups, ...]]:
         """The arrangement with devices, in every way to name those of a seat; lowest numbers in order of use first."""
         used = [sum(line_seats.count(k) for line_seats in map(_flat, arrangement)) for k in range(len(self.devices))]
         choices = [permutations(own, count) for own, count in zip(self.devices, used, strict=True)]
@@ -74,15 +74,15 @@ class Seats:
                 for line in arrangement
             )
 
-    def name(self, arrangement: Arrangement) -> tuple[Groups, ...]:
+    def name(self, arrangement: DeviceAssignment) -> tuple[Groups, ...]:
         """The arrangement with the lowest devices of each seat, in the order of use."""
         return next(self.namings(arrangement))
 
-    def arrangements(self) -> Iterator[Arrangement]:
+    def arrangements(self) -> Iterator[DeviceAssignment]:
         """All arrangements of at least one device that obey the TP degrees and the numbers of the plan space."""
         space, workload = self.problem.space, self.problem.workload
         most = min(len(self.problem.usable_devices), workload.global_batch, space.num_pipelines or 1 << 30)
-        seen: set[Arrangement] = set()
+        seen: set[DeviceAssignment] = set()
         for found in self._pipelines(tuple(map(len, self.devices)), most, ()):
             if space.num_pipelines in (None, len(found)):
                 same = self.canonical(found)
@@ -90,11 +90,11 @@ class Seats:
                     seen.add(same)
                     yield found
 
-    def canonical(self, arrangement: Arrangement) -> Arrangement:
+    def canonical(self, arrangement: DeviceAssignment) -> DeviceAssignment:
         """The least of the arrangements that are the same but for the names of pipelines and equal machines."""
         return min(tuple(sorted(exchanged(line, to) for line in arrangement)) for to in self.exchanges)
 
-    def _pipelines(self, free: tuple[int, ...], most: int, least: tuple[object, ...]) -> Iterator[Arrangement]:
+    def _pipelines(self, free: tuple[int, ...], most: int, least: tuple[object, ...]) -> Iterator[DeviceAssignment]:
         """One pipeline to `most`, from `free` devices per seat, in the order of their shapes."""
         for line, left in self._stages(free, self._most_stages):
             if self.problem.space.num_stages not in (None, len(line)):

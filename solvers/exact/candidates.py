@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Stage, TensorParallel, held_by
 from hexiopt.problem.space import Recompute, recompute_chains
 from hexiopt.schedules.in_flight import holding
@@ -38,7 +38,7 @@ class Candidate:
 class Candidates:
     """The candidates of all lines of a search. Keeps what it has computed."""
 
-    def __init__(self, model: CostModel) -> None:
+    def __init__(self, model: PlanPricer) -> None:
         self._model = model
         self._problem = model.problem
         self._sizes = self._problem.space.micro_batch_sizes(self._problem.workload.global_batch)
@@ -49,7 +49,7 @@ class Candidates:
         """The most sequences of the batch whose layers alone keep the devices busy less than `limit_s`."""
         rate = sum(
             max(
-                size / sum(self._model.layer_s(self._model.site(slot), size, policy))
+                size / sum(self._model.layer_s(self._model.tp_group(slot), size, policy))
                 for size in range(1, self._sizes[-1] + 1)
             )
             for stage in groups
@@ -110,9 +110,9 @@ class Candidates:
         """Whether every stage fits anyhow: all layers, at the fastest policy, all sequences in flight, unsharded."""
         total = self._problem.model.num_layers
         return all(
-            self._model.memory_model(site, size).stage(total, True, True, frame.policies[0], holding(held)).total
-            <= site.gpu.usable_memory_bytes
-            for site in {self._model.site(slot) for stage in groups for slot in stage}
+            self._model.memory_model(tp_group, size).stage(total, True, True, frame.policies[0], holding(held)).total
+            <= tp_group.gpu.usable_memory_bytes
+            for tp_group in {self._model.tp_group(slot) for stage in groups for slot in stage}
             for size in self._sizes
             if (held := num_sequences // size)
         )

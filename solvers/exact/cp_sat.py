@@ -19,7 +19,7 @@ import random
 from dataclasses import replace
 
 from hexiopt.bounds import lower_bound_s
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.solving import Budget, Capabilities
 from solvers.core.search import Search
 from solvers.core.workers import at_once, has_second_core
@@ -56,7 +56,7 @@ class CpSat(SearchSolver):
         A pricer that is not our cost model gets the portfolio's plan, without a bound.
         """
         problem, budget = run.problem, run.budget
-        ours = isinstance(run.pricer, CostModel)
+        ours = isinstance(run.pricer, PlanPricer)
         small = len(problem.usable_devices) <= MOST_DEVICES and problem.model.num_layers <= MOST_LAYERS
         share = min(_WARM_SHARE, _WARM_S / budget.time_limit_s) if small else _WARM_SHARE_LARGE
         if not ours:
@@ -68,7 +68,7 @@ class CpSat(SearchSolver):
         if small and Proof(run).run():
             run.exhausted = run.plan is None
         elif not small and run.plan is not None and budget.max_steps is None:  # the bound rises by the clock
-            assert isinstance(run.pricer, CostModel)
+            assert isinstance(run.pricer, PlanPricer)
             run.bound_s = max(run.bound_s, lower_bound_s(run.pricer, run.left_s()))
 
 
@@ -89,7 +89,7 @@ class Proof:
     """Looks through all choices of lines of one problem, for one step time after another."""
 
     def __init__(self, search: Search) -> None:
-        assert isinstance(search.pricer, CostModel)
+        assert isinstance(search.pricer, PlanPricer)
         self._search, self._enumeration = search, Enumeration(search)
         floor = LineFloor(search.pricer, StageTable(search.pricer))
         self._lines = Lines(search.pricer, self._enumeration.seats, self._enumeration.candidates, floor)

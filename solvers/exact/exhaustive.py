@@ -23,8 +23,8 @@ from math import prod
 import numpy as np
 
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.gradient_sync import sync_groups
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.gradient_sync import parameter_holders
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, held_by
 from hexiopt.problem.problem import Problem
@@ -32,7 +32,7 @@ from hexiopt.problem.space import SHARDING_GROUPS, recompute_policies, schedules
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.solving import Budget, Capabilities
 from solvers.core.search import Search
-from solvers.exact.assignments import Arrangement, Groups, Seats
+from solvers.exact.assignments import DeviceAssignment, DeviceClasses, Groups
 from solvers.exact.candidates import Candidate, Candidates, leaner_stages
 from solvers.exact.sample_allocation import Frame
 from solvers.exact.splits import Floats, Layers, all_layer_cuts, least_longest
@@ -65,7 +65,7 @@ class Node:
     Per pipeline `candidates`, and then `bounded` ones: with a bound of the step's time each, ascending.
     """
 
-    arrangement: Arrangement
+    arrangement: DeviceAssignment
     frame: Frame
     sharding: Sharding
     candidates: tuple[Sequence[Candidate], ...]
@@ -76,15 +76,15 @@ class Enumeration:
     """All plans of one search."""
 
     def __init__(self, search: Search) -> None:
-        assert isinstance(search.pricer, CostModel)
+        assert isinstance(search.pricer, PlanPricer)
         self.search, self.problem, self.model = search, search.problem, search.pricer
-        self.seats = Seats.of(self.problem)
+        self.seats = DeviceClasses.of(self.problem)
         self.candidates = Candidates(self.model)
         self._batch = self.problem.workload.global_batch
         self._bar_s = float("inf")
         self._floor = SyncFloor(self.seats)
         # Where links inside machines take no time, the order of a ring inside one does not matter.
-        self._loose_model = CostModel(_with_free_machines(self.problem))
+        self._loose_model = PlanPricer(_with_free_machines(self.problem))
 
     @property
     def limit_s(self) -> float:
@@ -94,7 +94,7 @@ class Enumeration:
     def run(self) -> bool:
         """Offer all plans that may be the best; False where the budget ended before."""
         start = self._start()
-        arrangements: tuple[list[Arrangement], list[Arrangement]] = ([], [])  # without replicas, and with
+        arrangements: tuple[list[DeviceAssignment], list[DeviceAssignment]] = ([], [])  # without replicas, and with
         for arrangement in self.seats.arrangements():
             if not self.search.go_on():
                 break
@@ -118,7 +118,7 @@ class Enumeration:
         LocalSearch().search(other, random.Random(self.search.seed))
         return other
 
-    def look_at(self, arrangements: Iterable[Arrangement], bar_s: float) -> bool:
+    def look_at(self, arrangements: Iterable[DeviceAssignment], bar_s: float) -> bool:
         """Offer all plans of `arrangements` that may be the best and take less than `bar_s`; False where the budget
         ended before. The most promising first: bound them better, then price them.
         """
@@ -149,7 +149,7 @@ class Enumeration:
                 heappush(left, (bound_s, number, node))
         return True
 
-    def _frames(self, arrangement: Arrangement) -> Iterator[Frame]:
+    def _frames(self, arrangement: DeviceAssignment) -> Iterator[Frame]:
         """Schedule, policies and ZeRO stage in all ways."""
         workload, policies = self.problem.workload, recompute_policies(self.problem.workload)
         sets = [policies] if self.problem.space.recompute_per_stage else [(policy,) for policy in policies]
@@ -166,20 +166,20 @@ class Enumeration:
         differ = frame.holders > 1 and len(self.problem.usable_by_machine) > 1
         return [Sharding(frame.sharding, groups) for groups in (SHARDING_GROUPS if differ else ("all",))]
 
-    def _cuts(self, arrangement: Arrangement) -> list[tuple[Layers, ...]]:
+    def _cuts(self, arrangement: DeviceAssignment) -> list[tuple[Layers, ...]]:
         """Per pipeline, all ways to give its stages the layers."""
         space, layers = self.problem.space, self.problem.model.num_layers
         chunks = space.max_chunks if any(one.chunked for one in schedules(self.problem.workload)) else 1
         return [all_layer_cuts(layers, len(line), chunks, not space.uneven_layers) for line in arrangement]
 
-    def _floors_s(self, arrangement: Arrangement, cuts: Sequence[Sequence[Layers]]) -> dict[str, Floats]:
+    def _floors_s(self, arrangement: DeviceAssignment, cuts: Sequence[Sequence[Layers]]) -> dict[str, Floats]:
         """By sharding groups, the least seconds of gradient sync for all combinations of `cuts`."""
         if len(self.problem.usable_by_machine) > 1 and _most_holders(arrangement) > 1:
             return {groups: self._floor.seconds(arrangement, groups, cuts) for groups in SHARDING_GROUPS}
         return dict.fromkeys(SHARDING_GROUPS, np.zeros(prod(map(len, cuts))))
 
     def _nodes(
-        self, arrangement: Arrangement, frame: Frame, cuts: Sequence[Sequence[Layers]], floors_s: dict[str, Floats]
+        self, arrangement: DeviceAssignment, frame: Frame, cuts: Sequence[Sequence[Layers]], floors_s: dict[str, Floats]
     ) -> Iterator[tuple[float, Node]]:
         """The plans of an arrangement that may be the best, divided by the layers of their stages, and their bounds.
 
@@ -207,7 +207,7 @@ class Enumeration:
                     for together in (own,) if sharding.stage < 2 else _in_turns(own):
                         yield float(bounds_s[k]), Node(arrangement, frame, sharding, together)
 
-    def _by_layers(self, arrangement: Arrangement, frame: Frame) -> list[dict[Layers, list[Candidate]]] | None:
+    def _by_layers(self, arrangement: DeviceAssignment, frame: Frame) -> list[dict[Layers, list[Candidate]]] | None:
         """Per pipeline, its candidates by the layers of its stages; None where the batch is not reached."""
         alone = [self.seats.name((line,))[0] for line in arrangement]
         tops = [
@@ -284,7 +284,7 @@ class Enumeration:
             return False
         if len(machines) == 1 and not self.problem.cluster.machines[next(iter(machines))].intra_links:
             return False
-        return any(holders.shape[1] > 2 for holders in sync_groups(plan.pipelines, self.problem.model).holders)
+        return any(holders.shape[1] > 2 for holders in parameter_holders(plan.pipelines, self.problem.model).holders)
 
     def _price(self, node: Node, pipelines: Sequence[Pipeline]) -> None:
         """Offer the plans that recompute as little as fits, and under other names of equal devices if they matter."""
@@ -325,12 +325,12 @@ def _step_s(candidate: Candidate, tail: Sequence[float]) -> float:
     return max(end_s + after_s for end_s, after_s in zip(candidate.ends_s, tail, strict=True))
 
 
-def _most_holders(arrangement: Arrangement) -> int:
+def _most_holders(arrangement: DeviceAssignment) -> int:
     """The most replicas that may hold one layer."""
     return sum(max(map(len, line)) for line in arrangement)
 
 
-def _in_lockstep(arrangement: Arrangement) -> bool:
+def _in_lockstep(arrangement: DeviceAssignment) -> bool:
     """Whether ZeRO 2 and 3 can gather stage by stage: equally many stages, one TP degree in each."""
     if len({len(line) for line in arrangement}) > 1:
         return False
@@ -346,7 +346,7 @@ def _in_turns(found: Sequence[Sequence[Candidate]]) -> Iterator[tuple[Sequence[C
         yield tuple([one for one in own if one.pipeline.num_micro_batches == count] for own in found)
 
 
-def _counts_once(arrangement: Arrangement, layers: Sequence[Layers]) -> bool:
+def _counts_once(arrangement: DeviceAssignment, layers: Sequence[Layers]) -> bool:
     """Whether like lines stand in the order of their layers."""
     pairs = list(zip(arrangement, layers, strict=True))
     return all(a[0] != b[0] or a[1] <= b[1] for a, b in pairwise(pairs))
@@ -372,9 +372,9 @@ def _plan(named: Sequence[Groups], pipelines: Sequence[Pipeline], node: Node) ->
                 stages=tuple(
                     replace(
                         stage,
-                        parallelism=held_by(tuple(
-                            replace(own, devices=slot) for own, slot in zip(stage.replicas, slots, strict=True)
-                        )),
+                        parallelism=held_by(
+                            tuple(replace(own, devices=slot) for own, slot in zip(stage.replicas, slots, strict=True))
+                        ),
                     )
                     for stage, slots in zip(pipeline.stages, groups, strict=True)
                 ),

@@ -26,9 +26,9 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.executors.sites import Site
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.executors.stage_model import TpGroup
+from hexiopt.cost.model import PlanPricer
 from hexiopt.problem.space import schedules
 from solvers.exact.assignments import Groups
 from solvers.exact.stage_times import StageTable
@@ -49,7 +49,7 @@ class Context:
     """What is known of the plan: who synchronises, how lean memory gets, whether from ZeRO-2 on."""
 
     sync: Sync
-    shards: Shards
+    shards: StateSharding
     lockstep: bool
 
 
@@ -68,7 +68,7 @@ class _Seconds:
 class LineFloor:
     """The conditions on all lines of one problem."""
 
-    def __init__(self, model: CostModel, table: StageTable) -> None:
+    def __init__(self, model: PlanPricer, table: StageTable) -> None:
         problem = model.problem
         self._model, self._table, self._layers = model, table, problem.model.num_layers
         self._sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)
@@ -97,24 +97,24 @@ class LineFloor:
 
     def _flat(self, groups: Groups, context: Context, limit_s: float, size: int, count: int) -> bool:
         layers, last = self._layers, len(groups) - 1
-        hops = self._hops(groups, size)
+        routes = self._hops(groups, size)
         least = [self._least(slots, size) for slots in groups]
         behind = {0: 0.0}  # seconds of the first micro-batch through the stages behind, by their layers
         for s in range(last, -1, -1):
             after = last - s
             held, warm = min(count, after + 1), min(after, count - 1)
             before = [min((one[k] for one in least[:s]), default=0.0) for k in (0, 1)]
-            hop_s, ways_s = hops[s] if s < last else 0.0, sum(hops[:s])
+            message_s, ways_s = routes[s] if s < last else 0.0, sum(routes[:s])
             reached: dict[int, float] = {}
             for done, passed_s in behind.items():
                 for n in range(1 if s else layers - done, layers - done - s + 1):
                     left = layers - done - n
-                    room_s = limit_s - passed_s - hop_s
+                    room_s = limit_s - passed_s - message_s
                     rooms = room_s - left * before[0] - ways_s, room_s - left * before[1] - ways_s / 2
                     way_s = self._stage_s(groups[s], n, s == 0, s == last, size, count, warm, held, context, rooms)
                     if way_s is None:
                         break
-                    total = passed_s + hop_s + way_s
+                    total = passed_s + message_s + way_s
                     if total < reached.get(done + n, inf):
                         reached[done + n] = total
             behind = reached
@@ -189,7 +189,7 @@ class LineFloor:
         """Least seconds of a layer there: both ways, and forward; with the samples that a replica takes at least."""
         x = size if len(slots) == 1 else 1
         each = [
-            self._model.layer_s(self._model.site(slot), x, policy)
+            self._model.layer_s(self._model.tp_group(slot), x, policy)
             for slot in slots
             for policy in self._model.policies()
         ]
@@ -200,21 +200,21 @@ class LineFloor:
         found = []
         for here, there in pairwise(groups):
             ways = [(here[0], there[0]), (there[0], here[0])] if len(here) == 1 == len(there) else []
-            found.append(sum(self._model.hop_s(a, b, size) for a, b in ways))
+            found.append(sum(self._model.message_s(a, b, size) for a, b in ways))
         return found
 
     def _seconds(
-        self, slot: tuple[int, ...], samples: int, first: bool, last: bool, held: int, shards: Shards
+        self, slot: tuple[int, ...], samples: int, first: bool, last: bool, held: int, shards: StateSharding
     ) -> _Seconds:
-        site, machine = self._model.site(slot), int(self._model.problem.cluster.machine_of[slot[0]])
-        key = (site, machine, samples, first, last, held, shards)
+        tp_group, machine = self._model.tp_group(slot), int(self._model.problem.cluster.machine_of[slot[0]])
+        key = (tp_group, machine, samples, first, last, held, shards)
         found = self._lists.get(key)
         if found is None:
-            times = self._table.times(site, samples, first, last, held, shards)
+            times = self._table.times(tp_group, samples, first, last, held, shards)
             both, forward = times.both_s, times.forward_s
             backward = np.where(np.isfinite(both), both - forward, 0.0)
             gradient, weight = self._widths
-            once = self._ring_s(site, machine, first, last)  # seconds of a pass of one byte per parameter
+            once = self._ring_s(tp_group, machine, first, last)  # seconds of a pass of one byte per parameter
             scatter = once * gradient
             # The last unit's scatter has nothing to hide behind; together they take at least what they take.
             more = np.maximum(scatter[1] - scatter[0], scatter - backward)
@@ -223,7 +223,7 @@ class LineFloor:
             self._lists[key] = found
         return found
 
-    def _ring_s(self, site: Site, machine: int, first: bool, last: bool) -> Floats:
+    def _ring_s(self, tp_group: TpGroup, machine: int, first: bool, last: bool) -> Floats:
         """Seconds in which a device passes on half of its parameters' bytes, one each, by layers.
 
         It has a port and an interface for itself.
@@ -240,7 +240,7 @@ class LineFloor:
         if not model.tied_embeddings:
             ends += model.vocabulary_params * first
         params: Floats = np.arange(self._layers + 1, dtype=np.float64) * float(model.layer_params) + ends
-        return params / (2 * site.tp * rate)
+        return params / (2 * tp_group.tp * rate)
 
 
 def _last(holds: Callable[[int], bool], low: int, high: int) -> int:

@@ -14,10 +14,10 @@ from itertools import groupby, product
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.model import PlanPricer
 from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
-from solvers.exact.assignments import Arrangement, Line, Seats, exchanged
+from solvers.exact.assignments import DeviceAssignment, DeviceClasses, Line, exchanged
 from solvers.exact.candidates import Candidates
 from solvers.exact.line_bounds import Context, LineFloor, Sync
 from solvers.exact.packing import Choice, Column, Limits, most_together
@@ -37,10 +37,10 @@ class Kind:
 class Lines:
     """The lines of a problem."""
 
-    def __init__(self, model: CostModel, seats: Seats, candidates: Candidates, floor: LineFloor) -> None:
+    def __init__(self, model: PlanPricer, seats: DeviceClasses, candidates: Candidates, floor: LineFloor) -> None:
         problem = model.problem
         self._problem, self._seats, self._candidates, self._floor = problem, seats, candidates, floor
-        single = Seats.of(replace(problem, space=replace(problem.space, num_pipelines=1)))
+        single = DeviceClasses.of(replace(problem, space=replace(problem.space, num_pipelines=1)))
         self.lines: list[Line] = [found[0] for found in single.arrangements()]
         self._groups = [seats.name((line,))[0] for line in self.lines]
         self._usages = [tuple(dict.fromkeys(map(self._usage, self._images(line)))) for line in self.lines]
@@ -109,7 +109,7 @@ class Lines:
         stages = [stage for stage in sharding_stages(self._problem.workload) if (stage >= 2) == kind.lockstep]
         holders = max(map(len, self.lines[k])) if kind.alone else len(self._problem.usable_devices)
         sync = Sync.REPLICATED if kind.alone else Sync.ALL
-        return Context(sync, Shards(stages[-1], holders), kind.lockstep)
+        return Context(sync, StateSharding(stages[-1], holders), kind.lockstep)
 
     def _even(self, k: int) -> bool:
         """Whether the replicas of each stage have one TP degree."""
@@ -129,12 +129,12 @@ class Lines:
 
     def tighten(self, k: int, least: int, most: int, limit_s: float) -> int:
         """The most sequences up to `most` for which line k has a candidate of less than `limit_s`, or `least` − 1."""
-        shown = self._shown.get((k, limit_s), 0)  # there is a candidate for so many
-        for n in range(most, max(least, shown + 1, 1) - 1, -1):
+        quoted = self._shown.get((k, limit_s), 0)  # there is a candidate for so many
+        for n in range(most, max(least, quoted + 1, 1) - 1, -1):
             if any(self._candidates.of(self._groups[k], n, frame, limit_s) for frame in self._frames):
                 self._shown[k, limit_s] = n
                 return n
-        return max(shown, least - 1)
+        return max(quoted, least - 1)
 
     def _usage(self, line: Line) -> tuple[int, ...]:
         count = Counter(k for stage in line for slot in stage for k in slot)
@@ -149,13 +149,13 @@ class Lines:
         """The line on all equal machines."""
         return list(dict.fromkeys(exchanged(line, to) for to in self._seats.exchanges))
 
-    def arrangements(self, choice: Choice) -> Iterator[Arrangement]:
+    def arrangements(self, choice: Choice) -> Iterator[DeviceAssignment]:
         """All ways to lay the chosen lines on machines, once for all names of equal ones."""
         capacity = tuple(map(len, self._seats.devices))
-        found: list[Arrangement] = [()]
+        found: list[DeviceAssignment] = [()]
         for k in (k for k, count in choice for _ in range(count)):
             images = [(image, self._usage(image)) for image in self._images(self.lines[k])]
-            grown: dict[Arrangement, Arrangement] = {}
+            grown: dict[DeviceAssignment, DeviceAssignment] = {}
             for partial in found:
                 taken = [self._usage(line) for line in partial]
                 for image, usage in images:

@@ -8,9 +8,9 @@ from math import inf
 from operator import le
 
 from hexiopt.cost.boundary import sample_overlaps
-from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.executors.sites import Site
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.executors.stage_model import TpGroup
+from hexiopt.cost.model import PlanPricer
 from hexiopt.problem.space import Recompute, recompute_chains
 from hexiopt.schedules.in_flight import InFlight, in_flight
 from hexiopt.schedules.schedule import Schedule, StagePosition
@@ -65,12 +65,12 @@ class _Stage:
 class Seconds:
     """Times of stages for numbers of samples, and what they may recompute. Keeps what it has computed."""
 
-    def __init__(self, model: CostModel) -> None:
+    def __init__(self, model: PlanPricer) -> None:
         self.model = model
         self._most = model.problem.space.micro_batch_sizes(model.problem.workload.global_batch)[-1]
         self.rooms = Rooms(model)
         self._chains: dict[tuple[tuple[str, ...], int], tuple[tuple[Recompute, ...], ...]] = {}
-        self._work: dict[tuple[Site, int, bool, bool, Recompute], list[tuple[float, float]]] = {}
+        self._work: dict[tuple[TpGroup, int, bool, bool, Recompute], list[tuple[float, float]]] = {}
 
     def chains(self, policies: tuple[str, ...], num_layers: int) -> tuple[tuple[Recompute, ...], ...]:
         """What a stage may recompute: see `recompute_chains`."""
@@ -81,14 +81,15 @@ class Seconds:
         return found
 
     def work_s(
-        self, site: Site, num_layers: int, first: bool, last: bool, recompute: Recompute
+        self, tp_group: TpGroup, num_layers: int, first: bool, last: bool, recompute: Recompute
     ) -> list[tuple[float, float]]:
         """Forward and backward of 1, 2, ... samples."""
-        key = (site, num_layers, first, last, recompute)
+        key = (tp_group, num_layers, first, last, recompute)
         found = self._work.get(key)
         if found is None:
             found = self._work[key] = [
-                self.model.recomputing_s(site, num_layers, first, last, x, recompute) for x in range(1, self._most + 1)
+                self.model.recomputing_s(tp_group, num_layers, first, last, x, recompute)
+                for x in range(1, self._most + 1)
             ]
         return found
 
@@ -100,7 +101,7 @@ class Dealing:
         self._seconds, self._model = seconds, seconds.model
         self._size, self._count, self._frame, self._limit_s = size, count, frame, limit_s
         self._groups = groups
-        self._sites = [[self._model.site(slot) for slot in stage] for stage in groups]
+        self._sites = [[self._model.tp_group(slot) for slot in stage] for stage in groups]
         self._stages: dict[tuple[int, tuple[int, ...]], _Stage] = {}
         self._parts: dict[tuple[int, tuple[int, ...], Dealt], tuple[Part, ...]] = {}
         self._sends: dict[tuple[tuple[int, ...], tuple[int, ...], int], float] = {}
@@ -163,9 +164,12 @@ class Dealing:
                 for one in before:
                     common = min(one.end, at + x) - max(one.first, at)
                     if common > 0:
-                        ahead_s, again_s = self._send_s(one.slot, slot, common), self._send_s(slot, one.slot, common)
-                        there, back = max(there, one.there_s + ahead_s), max(back, one.back_s + again_s)
-                        link = max(link, one.there_s + one.back_s + count * max(ahead_s, again_s))
+                        ahead_s, recompute_s = (
+                            self._send_s(one.slot, slot, common),
+                            self._send_s(slot, one.slot, common),
+                        )
+                        there, back = max(there, one.there_s + ahead_s), max(back, one.back_s + recompute_s)
+                        link = max(link, one.there_s + one.back_s + count * max(ahead_s, recompute_s))
                 work_s = work[r][x - 1]
                 if max(there + back + count * work_s, link + work_s) >= limit_s:
                     return
@@ -194,9 +198,9 @@ class Dealing:
             for recompute, seconds in firsts.items():
                 each = recompute * ends[-1] if len(recompute) == 1 else recompute
                 seconds += (
-                    self._model.layers_s(site, each[a:b], False, False, x)[1]
+                    self._model.layers_s(tp_group, each[a:b], False, False, x)[1]
                     for a, b in pairwise(ends)
-                    for site, x in zip(self._sites[s], given, strict=True)
+                    for tp_group, x in zip(self._sites[s], given, strict=True)
                 )
         found: list[Recompute] = []
         for recompute in sorted(firsts, key=firsts.__getitem__):
@@ -210,18 +214,18 @@ class Dealing:
         if found is None:
             frame, num_layers = self._frame, sum(lengths)
             at = StagePosition(s, len(self._sites), self._count, len(lengths))
-            shards = Shards(frame.sharding, frame.holders)
+            shards = StateSharding(frame.sharding, frame.holders)
             chains, rooms = self._seconds.chains(frame.policies, num_layers), self._seconds.rooms
             fitting = [
-                [rooms.first_fits(site, lengths, frame.schedule, at, shards, chain) for site in self._sites[s]]
+                [rooms.first_fits(tp_group, lengths, frame.schedule, at, shards, chain) for tp_group in self._sites[s]]
                 for chain in chains
             ]
             work = []
-            for site, *each in zip(self._sites[s], *fitting, strict=True):
+            for tp_group, *each in zip(self._sites[s], *fitting, strict=True):
                 least = [inf] * max(map(len, each))
                 for chain, own in zip(chains, each, strict=True):
                     for k, first_fit in enumerate(own):
-                        both_s = self._seconds.work_s(site, num_layers, at.first, at.last, chain[first_fit])[k]
+                        both_s = self._seconds.work_s(tp_group, num_layers, at.first, at.last, chain[first_fit])[k]
                         least[k] = min(least[k], sum(both_s))
                 work.append(least)
             room = sum(bisect_left(own, self._limit_s / self._count) for own in work)
@@ -239,10 +243,10 @@ class Dealing:
             found = self._parts[key] = tuple(
                 Part(
                     x,
-                    work_s(site, lengths[0], first, last and alone, begin)[x - 1],
-                    work_s(site, sum(lengths), first, last, recompute)[x - 1],
+                    work_s(tp_group, lengths[0], first, last and alone, begin)[x - 1],
+                    work_s(tp_group, sum(lengths), first, last, recompute)[x - 1],
                 )
-                for site, x in zip(self._sites[s], given, strict=True)
+                for tp_group, x in zip(self._sites[s], given, strict=True)
             )
         return found
 
@@ -265,7 +269,7 @@ class Dealing:
         key = (sender, receiver, samples)
         found = self._sends.get(key)
         if found is None:
-            found = self._sends[key] = self._model.hop_s(sender, receiver, samples)
+            found = self._sends[key] = self._model.message_s(sender, receiver, samples)
         return found
 
 
@@ -273,18 +277,18 @@ class Rooms:
     """What a replica may recompute to fit its memory, its states spread over as many holders as may be, for one cost
     model. Keeps what it has computed."""
 
-    def __init__(self, model: CostModel) -> None:
+    def __init__(self, model: PlanPricer) -> None:
         self._model = model
         self._most_samples = model.problem.space.micro_batch_sizes(model.problem.workload.global_batch)[-1]
         self._found: dict[tuple[object, ...], list[int]] = {}
 
     def first_fits(
         self,
-        site: Site,
+        tp_group: TpGroup,
         ranges: tuple[int, ...],
         schedule: Schedule,
         position: StagePosition,
-        shards: Shards,
+        shards: StateSharding,
         chain: tuple[Recompute, ...],
     ) -> list[int]:
         """For 1, 2, ... samples, the number of the first of `chain` that fits; it ends where none does.
@@ -292,13 +296,15 @@ class Rooms:
         `ranges` are the lengths of the stage's layer ranges, as equal as they go; `chain` as `recompute_chains` has it.
         """
         held = in_flight(schedule, position)
-        key = (site, ranges, position.first, position.last, held, shards, chain)
+        key = (tp_group, ranges, position.first, position.last, held, shards, chain)
         found = self._found.get(key)
         if found is None:
             found, at = [], 0
             for samples in range(1, self._most_samples + 1):
                 # More samples never fit with less recompute.
-                while at < len(chain) and not self._fits(site, sum(ranges), position, held, shards, samples, chain[at]):
+                while at < len(chain) and not self._fits(
+                    tp_group, sum(ranges), position, held, shards, samples, chain[at]
+                ):
                     at += 1
                 if at == len(chain):
                     break
@@ -308,14 +314,14 @@ class Rooms:
 
     def _fits(
         self,
-        site: Site,
+        tp_group: TpGroup,
         num_layers: int,
         position: StagePosition,
         held: InFlight,
-        shards: Shards,
+        shards: StateSharding,
         samples: int,
         recompute: Recompute,
     ) -> bool:
-        model = self._model.memory_model(site, samples)
+        model = self._model.memory_model(tp_group, samples)
         memory = model.recomputing(num_layers, position.first, position.last, recompute, held, shards)
-        return memory.total <= site.gpu.usable_memory_bytes * (1 + _SLACK)
+        return memory.total <= tp_group.gpu.usable_memory_bytes * (1 + _SLACK)

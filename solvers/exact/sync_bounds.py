@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.cost.executors.compute import optimizer_compute_s
-from hexiopt.cost.gradient_sync import SyncGroups, SyncTimes, edges
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.gradient_sync import ParameterHolders, RingTimes, ring_edges
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, held_by
 from hexiopt.problem.space import Space
-from solvers.exact.assignments import Arrangement, Seats, Slot
+from solvers.exact.assignments import DeviceAssignment, DeviceClasses, Slot
 from solvers.exact.splits import Layers
 
 Floats = NDArray[np.float64]
@@ -27,13 +27,13 @@ _Holders = tuple[tuple[Slot, ...], ...]  # the stages that hold a layer, one of 
 class SyncFloor:
     """Least seconds of gradient sync on a problem's network. Keeps what it has computed."""
 
-    def __init__(self, seats: Seats) -> None:
+    def __init__(self, seats: DeviceClasses) -> None:
         self._seats, self._problem = seats, seats.problem
         model = self._problem.model
         # Rings of one layer, by the cost model's own rules; what it holds is scaled to a layer, embedding or head.
         # The attention window, which gpt_neo has not in its first layer, is no part of them.
         one_layer = replace(model, num_layers=1, attention_window=None)
-        self._one_layer = CostModel(replace(self._problem, model=one_layer, space=Space()))
+        self._one_layer = PlanPricer(replace(self._problem, model=one_layer, space=Space()))
         self._layer = float(model.layer_params)
         # A tied matrix has rings of its own, between first and last stages; they are left out.
         self._embedding = float(model.embedding_params - (model.vocabulary_params if model.tied_embeddings else 0))
@@ -41,7 +41,7 @@ class SyncFloor:
         self._whole = float(model.layer_params + model.embedding_params + model.head_params)
         self._loads: dict[tuple[_Holders, str], Floats] = {}
 
-    def seconds(self, arrangement: Arrangement, groups: str, cuts: Sequence[Sequence[Layers]]) -> Floats:
+    def seconds(self, arrangement: DeviceAssignment, groups: str, cuts: Sequence[Sequence[Layers]]) -> Floats:
         """For all combinations of `cuts`, those of the last pipeline varying fastest; sharding `groups` all or machine.
 
         Rings inside groups pass gradients and weights, or gradients twice; rings between groups pass them twice.
@@ -84,14 +84,14 @@ class SyncFloor:
             found = self._loads[key] = np.concatenate([within, between]) / self._whole
         return found
 
-    def _passed(self, groups: SyncGroups) -> Floats:
+    def _passed(self, groups: ParameterHolders) -> Floats:
         """Seconds that a byte of every parameter, passed once around its ring, needs each resource of the network."""
         cluster, network = self._problem.cluster, self._problem.cluster.network
         load = np.zeros(network.num_resources)
         for holders, params in zip(groups.holders, groups.params, strict=True):
             for ring, amount in zip(holders.tolist(), params.tolist(), strict=True):
                 moved = amount * (len(ring) - 1) / len(ring)
-                for a, b, share in edges(cluster, ring):
+                for a, b, share in ring_edges(cluster, ring):
                     if cluster.machine_of[a] != cluster.machine_of[b]:
                         for resource in network.route(a, b):
                             load[resource] += share * moved / network.capacity[resource]
@@ -104,10 +104,10 @@ def _stage_of_layer(layers: Layers) -> list[int]:
     return [s for first, end, s in sorted(held) for _ in range(first, end)]
 
 
-def tails_s(model: CostModel, plan: Plan, holders: int) -> list[list[float]]:
+def tails_s(model: PlanPricer, plan: Plan, holders: int) -> list[list[float]]:
     """Seconds of gradient sync and the optimiser after each replica's end, by pipeline and replica, stage by stage.
 
-    A step's time is the largest of sums of a replica's end and what follows it: the rings of `CostModel.price`, gone
+    A step's time is the largest of sums of a replica's end and what follows it: the rings of `PlanPricer.price`, gone
     through backwards. `holders`: the most over which an optimiser is sharded.
     """
     problem, workload, zero = model.problem, model.problem.workload, plan.sharding.stage
@@ -120,9 +120,11 @@ def tails_s(model: CostModel, plan: Plan, holders: int) -> list[list[float]]:
             for replica in stage.replicas:
                 for device in replica.devices:
                     executor_of[device] = len(optimizer_s)
-                site = model.site(replica.devices)
-                params = model.memory_model(site, 1).num_params(stage.num_layers, s == 0, s == len(pipeline.stages) - 1)
-                optimizer_s.append(optimizer_compute_s(workload, site.gpu, params / holders))
+                tp_group = model.tp_group(replica.devices)
+                params = model.memory_model(tp_group, 1).num_params(
+                    stage.num_layers, s == 0, s == len(pipeline.stages) - 1
+                )
+                optimizer_s.append(optimizer_compute_s(workload, tp_group.gpu, params / holders))
         sizes.append(len(optimizer_s) - before)
     around, tails = model.rings(plan), [0.0] * len(optimizer_s)
     if zero in (1, 2):
@@ -135,15 +137,15 @@ def tails_s(model: CostModel, plan: Plan, holders: int) -> list[list[float]]:
 
 
 def _before_rings(
-    sync: SyncTimes, executor_of: Sequence[int], tails: list[float], num_bytes: float, passes: int
+    sync: RingTimes, executor_of: Sequence[int], tails: list[float], num_bytes: float, passes: int
 ) -> list[float]:
     """What follows each replica before rings of `passes`, from what follows it after them."""
     longer = tails.copy()
     if passes and sync.groups.count:
-        for holders, seconds in zip(sync.groups.holders, sync.pass_s(num_bytes), strict=True):
-            for ring, pass_s in zip(holders.tolist(), seconds.tolist(), strict=True):
+        for holders, seconds in zip(sync.groups.holders, sync.ring_pass_s(num_bytes), strict=True):
+            for ring, ring_pass_s in zip(holders.tolist(), seconds.tolist(), strict=True):
                 members = [executor_of[device] for device in ring]
-                tail = passes * pass_s + max(tails[k] for k in members)
+                tail = passes * ring_pass_s + max(tails[k] for k in members)
                 for k in members:
                     longer[k] = max(longer[k], tail)
     return longer

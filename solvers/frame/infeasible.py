@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
-from hexiopt.cost.executors.memory import Memory, Shards
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import Memory, StateSharding
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
@@ -29,7 +29,7 @@ _MORE_MACHINES = tuple(sorted(base << k for k in range(6) for base in (1, 3)))
 
 def proven_infeasible(search: Search) -> bool:
     """Whether a count of rooms proves that nothing fits, so that a search would be in vain."""
-    return isinstance(search.pricer, CostModel) and shortfall(search.problem, search.pricer) is not None
+    return isinstance(search.pricer, PlanPricer) and memory_infeasibility(search.problem, search.pricer) is not None
 
 
 def conclude(search: Search) -> Result:
@@ -43,8 +43,8 @@ def conclude(search: Search) -> Result:
         return result
     if search.reason:
         return replace(result, reason=search.reason)
-    ours = isinstance(search.pricer, CostModel)
-    proof = shortfall(search.problem, search.pricer) if isinstance(search.pricer, CostModel) else None
+    ours = isinstance(search.pricer, PlanPricer)
+    proof = memory_infeasibility(search.problem, search.pricer) if isinstance(search.pricer, PlanPricer) else None
     if proof is not None:
         reason = f"no plan fits: {proof}; {nearest_change(search.problem)}"
         return replace(result, status=Status.INFEASIBLE, reason=reason)
@@ -69,7 +69,7 @@ def _more(search: Search) -> str:
     return f"raise solver.time_limit_s above {search.budget.time_limit_s:g}"
 
 
-def shortfall(problem: Problem, model: CostModel) -> str | None:
+def memory_infeasibility(problem: Problem, model: PlanPricer) -> str | None:
     """In words, the proof that no plan fits memory, if a count of rooms gives one.
 
     Every device holds at most as many layers as fit it with one micro-batch in flight, its TP group as wide and
@@ -81,7 +81,7 @@ def shortfall(problem: Problem, model: CostModel) -> str | None:
     policies, zero = recompute_policies(problem.workload), sharding_stages(problem.workload)[-1]
     layouts = problem.space.sequence
     most = len(problem.usable_devices)
-    leanest = Shards(zero, most if layouts else min(most, problem.workload.global_batch))
+    leanest = StateSharding(zero, most if layouts else min(most, problem.workload.global_batch))
 
     def least(memory: Memory) -> float:
         return memory.states if layouts else memory.total
@@ -94,16 +94,16 @@ def shortfall(problem: Problem, model: CostModel) -> str | None:
         if key not in rooms:
             held: dict[int, float] = {}  # layers that a TP group holds, by degree
             for tp in problem.space.allowed_tp(len(own)):
-                site = model.site(own[:tp])
-                memory = model.memory_model(site, 1)
-                held[tp], limit = 0.0, site.gpu.usable_memory_bytes
+                tp_group = model.tp_group(own[:tp])
+                memory = model.memory_model(tp_group, 1)
+                held[tp], limit = 0.0, tp_group.gpu.usable_memory_bytes
                 for policy in policies:
                     empty, one = (least(memory.stage(n, False, False, policy, holding(1))) for n in (0, 1))
                     room = (limit - empty) / (one - empty)
                     held[tp] = max(held[tp], room * (1 + 1e-9) if zero else math.floor(room * (1 + 1e-9)))
                     excess = least(memory.stage(1, False, False, policy, holding(1), leanest)) - limit
                     if excess < best[0]:
-                        best, per_layer_gib = (excess, own[0], site.gpu.name), tp * (one - empty) / GIB
+                        best, per_layer_gib = (excess, own[0], tp_group.gpu.name), tp * (one - empty) / GIB
             rooms[key] = _room(held, len(own))
         total += rooms[key]
     needed = problem.model.num_layers
@@ -243,13 +243,13 @@ def _roomiest(problem: Problem) -> Machine:
 def _fitting(problem: Problem) -> Iterator[bool]:
     """Of hand-made structures one after another, whether each makes a plan that fits; of none where none can."""
     try:
-        model = CostModel(problem)
+        model = PlanPricer(problem)
     except InputError:
         return
-    if shortfall(problem, model) is not None:
+    if memory_infeasibility(problem, model) is not None:
         return
     completer = PlanCompleter(model)
-    for structure in chain_structures(problem):
-        completed = completer.allowed(structure) and completer.complete(structure)
+    for partition in chain_structures(problem):
+        completed = completer.allowed(partition) and completer.complete(partition)
         priced = completer.price(completed) if completed else None
         yield priced is not None and priced.cost.fits

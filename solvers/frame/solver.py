@@ -10,7 +10,7 @@ from hexiopt.result import Result
 from hexiopt.solving import Budget, Capabilities, OnProgress, Pricer, refuse
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import PricedPlan
-from solvers.core.partition import Structure
+from solvers.core.partition import Partition
 from solvers.core.search import Search
 from solvers.frame.infeasible import conclude, proven_infeasible
 
@@ -53,13 +53,13 @@ class SearchSolver(ABC):
 
 
 def offer_partition(
-    run: Search, completer: PlanCompleter, structure: Structure, limit_s: float = math.inf
+    run: Search, completer: PlanCompleter, partition: Partition, limit_s: float = math.inf
 ) -> PricedPlan | None:
     """The plan that `completer` makes of a partition, offered to the search.
 
     None where the plan space forbids the partition, no plan follows from it, or it certainly exceeds `limit_s`.
     """
-    completed = completer.allowed(structure) and completer.complete(structure)
+    completed = completer.allowed(partition) and completer.complete(partition)
     priced = completer.price(completed, limit_s) if completed else None
     if priced is not None:
         run.offer(priced.plan, priced.cost)

@@ -14,7 +14,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import default_schedule, sharding_stages
 from hexiopt.schedules.registry import INTERLEAVED
 from solvers.core.interleaving import may_interleave
-from solvers.core.partition import Bundle, Group, Structure
+from solvers.core.partition import Group, Partition, PipelineGroup
 from solvers.core.zero import LOCKSTEP, first_stage, sharding_groups
 
 _MOST_PERMUTED = 4  # kinds whose orders are all tried
@@ -44,7 +44,7 @@ def cut(devices: Sequence[int], tp: int) -> list[Group]:
     return [tuple(devices[i : i + tp]) for i in range(0, len(devices) - tp + 1, tp)]
 
 
-def symmetric(problem: Problem, machines: Sequence[int]) -> Iterator[Bundle]:
+def symmetric(problem: Problem, machines: Sequence[int]) -> Iterator[PipelineGroup]:
     """All symmetric grids (TP × stages × width) over machines of one kind, both ways of laying them out."""
     devices = problem.usable_by_machine
     size = len(devices[machines[0]])
@@ -57,7 +57,7 @@ def symmetric(problem: Problem, machines: Sequence[int]) -> Iterator[Bundle]:
             along = [tuple(groups[s * width : (s + 1) * width]) for s in range(stages)]
             across = [tuple(groups[k * stages + s] for k in range(width)) for s in range(stages)]
             for layout in [along] if stages == 1 or width == 1 else [along, across]:
-                yield Bundle(tuple(layout))
+                yield PipelineGroup(tuple(layout))
 
 
 def stage_counts(problem: Problem, most: int) -> list[int]:
@@ -69,7 +69,7 @@ def stage_counts(problem: Problem, most: int) -> list[int]:
     return sorted({count for k in range(most.bit_length()) for count in (1 << k, 3 << k >> 1) if count <= most})
 
 
-def whole_grids(problem: Problem) -> Iterator[Structure]:
+def whole_grids(problem: Problem) -> Iterator[Partition]:
     """Symmetric grids over all machines, slowest kind first, whatever their kinds; a number of stages after another."""
     machines, devices = [m for members in kinds(problem) for m in members], problem.usable_by_machine
     degrees = problem.space.allowed_tp(max(map(len, devices.values())))
@@ -79,7 +79,7 @@ def whole_grids(problem: Problem) -> Iterator[Structure]:
             width = min(len(groups) // stages, problem.workload.global_batch)
             if width:
                 slots = tuple(tuple(groups[s * width : (s + 1) * width]) for s in range(stages))
-                yield first_choice(problem, (Bundle(slots),))
+                yield first_choice(problem, (PipelineGroup(slots),))
 
 
 def chain(
@@ -88,7 +88,7 @@ def chain(
     width: int,
     max_tp: int,
     devices: Mapping[int, tuple[int, ...]] | None = None,
-) -> Bundle | None:
+) -> PipelineGroup | None:
     """One bundle of `width` pipelines through `machines` in order, with TP degrees up to `max_tp`.
 
     `devices` of each machine to use; all by default.
@@ -107,7 +107,7 @@ def chain(
             del pool[:width]
     if not stages or len(stages) > problem.model.num_layers:
         return None
-    return Bundle(tuple(stages))
+    return PipelineGroup(tuple(stages))
 
 
 def dealt(members: Sequence[Sequence[int]], hands: int) -> list[list[int]] | None:
@@ -161,13 +161,13 @@ def _mixed(blocks: list[list[int]], left: int) -> Iterator[tuple[int, ...]]:
             yield from ((block[0], *others) for others in _mixed(rest, left - 1))
 
 
-def chain_structures(problem: Problem) -> Iterator[Structure]:
+def chain_structures(problem: Problem) -> Iterator[Partition]:
     """Chains over all machines, and over all but the slowest kinds.
 
     How many chains, how wide, how much TP, machines dealt or in blocks, and for one chain every order of kinds.
     """
     groups = kinds(problem)
-    seen: set[tuple[Bundle, ...]] = set()
+    seen: set[tuple[PipelineGroup, ...]] = set()
     for left_out in range(len(groups)):
         members = groups[left_out:]
         machines = [machine for kind in members for machine in kind]
@@ -182,13 +182,13 @@ def chain_structures(problem: Problem) -> Iterator[Structure]:
                 for max_tp in problem.space.allowed_tp(top):
                     for deal in deals:
                         found = [chain(problem, part, width, max_tp) for part in deal]
-                        bundles = tuple(b for b in found if b is not None)
-                        if bundles and bundles not in seen:
-                            seen.add(bundles)
-                            yield first_choice(problem, bundles)
+                        pipeline_groups = tuple(b for b in found if b is not None)
+                        if pipeline_groups and pipeline_groups not in seen:
+                            seen.add(pipeline_groups)
+                            yield first_choice(problem, pipeline_groups)
 
 
-def dealt_structures(problem: Problem) -> Iterator[Structure]:
+def dealt_structures(problem: Problem) -> Iterator[Partition]:
     """For many machines: short chains of every mix of kinds, as wide as machines are, plain and interleaved.
 
     Machines are dealt to chains in every order of kinds, so that neighbours in an order are in different chains.
@@ -202,15 +202,15 @@ def dealt_structures(problem: Problem) -> Iterator[Structure]:
     for order in permutations(members):
         for length in _DEALT_LENGTHS:
             deal = dealt(order, machines // length) or []
-            bundles = tuple(b for part in deal if (b := chain(problem, part, width, 1)) is not None)
-            if bundles:
-                plain = first_choice(problem, bundles)
+            pipeline_groups = tuple(b for part in deal if (b := chain(problem, part, width, 1)) is not None)
+            if pipeline_groups:
+                plain = first_choice(problem, pipeline_groups)
                 yield plain
                 if may_interleave(problem) and plain.sharding < LOCKSTEP:
                     yield replace(plain, schedule=INTERLEAVED, chunks=2)
 
 
-def shared_structures(problem: Problem) -> Iterator[Structure]:
+def shared_structures(problem: Problem) -> Iterator[Partition]:
     """Two chains side by side: every kind serves one of them or, its machines halved, both."""
     groups = kinds(problem)
     if not 2 <= len(groups) <= _MOST_PERMUTED:
@@ -218,7 +218,7 @@ def shared_structures(problem: Problem) -> Iterator[Structure]:
     devices = problem.usable_by_machine
     top = max(len(own) for own in devices.values())
     widths = [1 << k for k in range(top.bit_length() - 1) if 1 << k <= top]
-    seen: set[tuple[Bundle, ...]] = set()
+    seen: set[tuple[PipelineGroup, ...]] = set()
     for roles in product((0, 1, 2), repeat=len(groups)):
         sides = [[k for k, role in enumerate(roles) if role in (side, 2)] for side in (0, 1)]
         if 2 not in roles or not sides[0] or not sides[1] or sides[0] < sides[1]:
@@ -236,10 +236,10 @@ def shared_structures(problem: Problem) -> Iterator[Structure]:
             for max_tp in problem.space.allowed_tp(top):
                 for both in zip(*(_ways_through(problem, list(half)) for half in halves), strict=True):
                     found = [chain(problem, way, width, max_tp, half) for way, half in zip(both, halves, strict=True)]
-                    bundles = tuple(b for b in found if b is not None)
-                    if len(bundles) == len(halves) and bundles not in seen:
-                        seen.add(bundles)
-                        yield first_choice(problem, bundles)
+                    pipeline_groups = tuple(b for b in found if b is not None)
+                    if len(pipeline_groups) == len(halves) and pipeline_groups not in seen:
+                        seen.add(pipeline_groups)
+                        yield first_choice(problem, pipeline_groups)
 
 
 def _ways_through(problem: Problem, machines: Sequence[int]) -> list[list[int]]:
@@ -250,7 +250,7 @@ def _ways_through(problem: Problem, machines: Sequence[int]) -> list[list[int]]:
     return [list(machines), list(machines)[::-1], [*roomy, *(m for m in machines if m not in roomy)]]
 
 
-def lockstep_structures(problem: Problem) -> Iterator[Structure]:
+def lockstep_structures(problem: Problem) -> Iterator[Partition]:
     """Equal pipelines over machines of any kinds in ZeRO-3 and 2, for plans that must be in lockstep or gain by it.
 
     Over all machines, and over all but the slowest kinds; one micro-batch size after another.
@@ -270,19 +270,19 @@ def lockstep_structures(problem: Problem) -> Iterator[Structure]:
                 sizes = problem.space.micro_batch_sizes(batch // width)
                 for size in sizes if len(problem.usable_devices) <= _FEW else sizes[:3]:
                     if batch % (width * size) == 0:
-                        base = first_choice(problem, (Bundle(slots, size),))
+                        base = first_choice(problem, (PipelineGroup(slots, size),))
                         for stage in deep:
                             for way in sharding_groups(problem, stage):
                                 yield replace(base, sharding=stage, groups=way)
 
 
-def single_structures(problem: Problem, replicates: bool) -> Iterator[Structure]:
+def single_structures(problem: Problem, replicates: bool) -> Iterator[Partition]:
     """For a few GPUs: one pipeline over all machines, and over all but the slowest kinds.
 
     In every order of the machines and with every TP degree in each, one stage a TP group; where it `replicates`, also
     with neighbouring groups the replicas of a stage in every way, at the least micro-batch sizes that give each some.
     """
-    devices, members, seen = problem.usable_by_machine, kinds(problem), set[Bundle]()
+    devices, members, seen = problem.usable_by_machine, kinds(problem), set[PipelineGroup]()
     if len(problem.usable_devices) > _FEW:
         return
     sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)
@@ -295,10 +295,10 @@ def single_structures(problem: Problem, replicates: bool) -> Iterator[Structure]
                 for stages in _in_runs(groups) if replicates else [tuple((group,) for group in groups)]:
                     most = max(map(len, stages))
                     for size in [size for size in sizes if size >= most][:_FEW_SIZES]:
-                        bundle = Bundle.line(stages, size)
-                        if bundle not in seen:
-                            seen.add(bundle)
-                            yield first_choice(problem, (bundle,))
+                        pipeline_group = PipelineGroup.line(stages, size)
+                        if pipeline_group not in seen:
+                            seen.add(pipeline_group)
+                            yield first_choice(problem, (pipeline_group,))
 
 
 def _in_runs(groups: Sequence[Group]) -> Iterator[tuple[tuple[Group, ...], ...]]:
@@ -315,6 +315,6 @@ def hand_counts(machines: int) -> list[int]:
     return [1 << k for k in range(machines.bit_length())]
 
 
-def first_choice(problem: Problem, bundles: tuple[Bundle, ...]) -> Structure:
-    """`bundles` with the first schedule (1F1B where it may be) and sharding that the workload allows."""
-    return Structure(bundles, default_schedule(problem.workload), first_stage(problem))
+def first_choice(problem: Problem, pipeline_groups: tuple[PipelineGroup, ...]) -> Partition:
+    """`pipeline_groups` with the first schedule (1F1B where it may be) and sharding that the workload allows."""
+    return Partition(pipeline_groups, default_schedule(problem.workload), first_stage(problem))

@@ -12,11 +12,11 @@ from functools import cache
 
 import numpy as np
 
-from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.schedules.in_flight import holding
 from hexiopt.solving import Pricer
 from solvers.completion.layers import LayerSplitter
-from solvers.core.partition import Bundle, Group
+from solvers.core.partition import Group, PipelineGroup
 from solvers.heuristics.fewest_stages import Degrees, Ints, fewest_stages
 
 _FACTORS = tuple(1.06**k for k in range(12))  # of the least time: the times that may be tried
@@ -31,7 +31,7 @@ class ChainTerms:
 
     size: int  # sequences of a micro-batch
     batches: int  # micro-batches of a pipeline, about
-    shards: Shards
+    shards: StateSharding
     holds_all: bool = False  # whether a stage holds all micro-batches, as in GPipe
     tp: int | None = None  # the TP degree of all stages, where they must be alike
 
@@ -42,11 +42,11 @@ class _Block:
     neighbour, in seconds."""
 
     num_gpus: int
-    sites: tuple[tuple[int, Hashable], ...]
+    tp_groups: tuple[tuple[int, Hashable], ...]
     wait_s: float
 
 
-class ChainMaker:
+class ChainBuilder:
     """Makes the chains of one problem, whose plans recompute as one of `splitters` has it. Keeps what it has computed;
     one for a search."""
 
@@ -65,7 +65,7 @@ class ChainMaker:
         width: int,
         terms: ChainTerms,
         rank: int = 0,
-    ) -> Bundle | None:
+    ) -> PipelineGroup | None:
         """`width` pipelines through `machines` in order, on their `devices`; None where not all layers find a place.
 
         `rank` 0 is the way that seems best, 1 the next, as far as there are others.
@@ -85,17 +85,17 @@ class ChainMaker:
             for t in degrees:
                 stages.append(tuple(own[k * each + at : k * each + at + t] for k in range(width)))
                 at += t
-        return Bundle(tuple(stages), terms.size)
+        return PipelineGroup(tuple(stages), terms.size)
 
     def _blocks(self, units: Sequence[tuple[Group, int]], width: int, terms: ChainTerms) -> Iterator[_Block]:
         for k, (own, most_tp) in enumerate(units):
             share = own[: len(own) // width]
             other = units[k + 1 if k + 1 < len(units) else k - 1][0]
             # The interface also sends what comes back from the other side.
-            wait_s = 2 * width * self._pricer.hop_s(own[:1], other[:1], terms.size) if len(units) > 1 else 0.0
+            wait_s = 2 * width * self._pricer.message_s(own[:1], other[:1], terms.size) if len(units) > 1 else 0.0
             allowed = self._space.allowed_tp(len(share)) if terms.tp is None else (terms.tp,)
-            sites = tuple((t, self._pricer.site(share[:t])) for t in allowed if t <= min(most_tp, len(share)))
-            yield _Block(len(share), sites, wait_s)
+            tp_groups = tuple((t, self._pricer.tp_group(share[:t])) for t in allowed if t <= min(most_tp, len(share)))
+            yield _Block(len(share), tp_groups, wait_s)
 
     def _units(
         self, machines: Sequence[int], devices: Mapping[int, Sequence[int]], width: int
@@ -131,7 +131,9 @@ class ChainMaker:
     ) -> Iterator[tuple[Degrees, float]]:
         """Ways through `blocks` in which all layers find a place, with about the seconds of a step."""
         most = min(self._layers, sum(block.num_gpus for block in blocks))
-        tables = [{t: self._stages_of(splitter, site, terms, most) for t, site in block.sites} for block in blocks]
+        tables = [
+            {t: self._stages_of(splitter, tp_group, terms, most) for t, tp_group in block.tp_groups} for block in blocks
+        ]
         rate = sum(
             max((block.num_gpus // t * stages.rate for t, stages in own.items()), default=0.0)
             for block, own in zip(blocks, tables, strict=True)
@@ -156,16 +158,16 @@ class ChainMaker:
             assert degrees is not None, "what fits in less time fits in more"
             yield degrees, (terms.batches + sum(map(len, degrees)) - 1) * time_s
 
-    def _stages_of(self, splitter: LayerSplitter, site: Hashable, terms: ChainTerms, most: int) -> "_Stages":
+    def _stages_of(self, splitter: LayerSplitter, tp_group: Hashable, terms: ChainTerms, most: int) -> "_Stages":
         batches = terms.batches if terms.holds_all else min(terms.batches, most)
-        key = splitter, site, replace(terms, batches=batches), most
+        key = splitter, tp_group, replace(terms, batches=batches), most
         found = self._stages.get(key)
         if found is None:
-            sites = frozenset((site,))
+            tp_groups = frozenset((tp_group,))
             times = [
                 [
                     splitter.options(
-                        sites,
+                        tp_groups,
                         first,
                         after == 0,
                         terms.size,

@@ -49,7 +49,7 @@ def scaled(weights: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.maximum(1, np.rint(weights / top * _LARGEST)).astype(np.int64)
 
 
-def partition(
+def partition_graph(
     graph: DeviceGraph,
     parts: int,
     edge_weights: NDArray[np.float64],

@@ -16,19 +16,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.schedule import Schedule
 from hexiopt.solving import Capabilities
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import PricedPlan
 from solvers.core.interleaving import drawn_schedule
-from solvers.core.partition import Bundle, Group, Structure
+from solvers.core.partition import Group, Partition, PipelineGroup
 from solvers.core.search import Search
 from solvers.core.zero import LOCKSTEP, drawn_groups, drawn_stage
 from solvers.frame.solver import SearchSolver, offer_partition
 from solvers.frame.starts import cut
-from solvers.heuristics.graph import DeviceGraph, device_graph, partition
+from solvers.heuristics.graph import DeviceGraph, device_graph, partition_graph
 from solvers.heuristics.stage_order import best_order
 
 _AFRESH = 0.25  # share of iterations that partition the whole cluster anew
@@ -63,7 +63,7 @@ class _Incumbent:
 
     step_time_s: float
     parts: tuple[tuple[int, ...], ...]
-    structure: Structure
+    partition: Partition
     style: "_Style"
 
 
@@ -84,46 +84,48 @@ class HierarchicalPartition:
         self._best: dict[int, _Incumbent] = {}  # by number of pipelines
         self._liked: dict[tuple[int, int], tuple[int, ...]] = {}
 
-    def found(self) -> list[Structure]:
+    def found(self) -> list[Partition]:
         """The best structures for their numbers of pipelines, best first."""
-        return [one.structure for one in sorted(self._best.values(), key=lambda one: one.step_time_s)]
+        return [one.partition for one in sorted(self._best.values(), key=lambda one: one.step_time_s)]
 
     def iterate(self) -> None:
         """One pass of both phases: afresh, or on some pipelines of a good plan."""
         base = self._base()
         style = self._style(base)
         parts, kept = self._phase_one(base, style)
-        bundles = self._aligned(parts, style) if style.sharding >= LOCKSTEP else self._bundles(parts, kept, style)
-        structure = Structure(tuple(bundles), style.schedule, style.sharding, style.chunks, style.groups)
-        if not bundles:
+        pipeline_groups = (
+            self._aligned(parts, style) if style.sharding >= LOCKSTEP else self._bundles(parts, kept, style)
+        )
+        partition = Partition(tuple(pipeline_groups), style.schedule, style.sharding, style.chunks, style.groups)
+        if not pipeline_groups:
             return
         rival = self._best.get(len(parts))
         least = rival.step_time_s if rival else float("inf")
-        priced = self.offer(structure, least)
+        priced = self.offer(partition, least)
         if priced is not None and priced.cost.objective < least:
-            self._best[len(parts)] = _Incumbent(priced.cost.objective, parts, structure, style)
+            self._best[len(parts)] = _Incumbent(priced.cost.objective, parts, partition, style)
             if style.sharding < LOCKSTEP:
-                self._like(structure)
+                self._like(partition)
 
-    def offer(self, structure: Structure, limit_s: float) -> PricedPlan | None:
+    def offer(self, partition: Partition, limit_s: float) -> PricedPlan | None:
         """The plan of a partition, offered to the search; as `offer_partition`."""
-        return offer_partition(self.search, self.completer, structure, limit_s)
+        return offer_partition(self.search, self.completer, partition, limit_s)
 
     def _bundles(
-        self, parts: tuple[tuple[int, ...], ...], kept: dict[tuple[int, ...], Bundle], style: "_Style"
-    ) -> list[Bundle]:
+        self, parts: tuple[tuple[int, ...], ...], kept: dict[tuple[int, ...], PipelineGroup], style: "_Style"
+    ) -> list[PipelineGroup]:
         """Every part a pipeline, of a bundle of its own; none where one does not fit."""
         # How many holders a machine has is not known yet.
-        shards = Shards(style.sharding, len(parts) if style.groups == "all" else 1)
-        bundles = []
+        shards = StateSharding(style.sharding, len(parts) if style.groups == "all" else 1)
+        pipeline_groups = []
         for part in parts:
             old = kept.get(part) or self._pipeline(self._graph.subset(list(part)), style, shards)
             if old is None:
                 return []
-            bundles.append(Bundle(old.stages, style.size))
-        return bundles
+            pipeline_groups.append(PipelineGroup(old.stages, style.size))
+        return pipeline_groups
 
-    def _aligned(self, parts: tuple[tuple[int, ...], ...], style: "_Style") -> list[Bundle]:
+    def _aligned(self, parts: tuple[tuple[int, ...], ...], style: "_Style") -> list[PipelineGroup]:
         """Every part a pipeline of as many stages of one TP degree: one bundle; none where a part is too small."""
         machine_of, space = self.problem.cluster.machine_of, self.problem.space
         devices = [[self._graph.devices[i] for i in part] for part in parts]
@@ -136,7 +138,7 @@ class HierarchicalPartition:
         count = space.num_stages or self.rng.randint(min(1, most), most)
         if not 0 < count <= most:
             return []
-        return [Bundle(tuple(zip(*(line[:count] for line in lines), strict=True)), style.size)]
+        return [PipelineGroup(tuple(zip(*(line[:count] for line in lines), strict=True)), style.size)]
 
     def _base(self) -> _Incumbent | None:
         """The plan to work on: one of the best for their numbers of pipelines, the better the likelier."""
@@ -150,7 +152,7 @@ class HierarchicalPartition:
 
     def _phase_one(
         self, base: _Incumbent | None, style: "_Style"
-    ) -> tuple[tuple[tuple[int, ...], ...], dict[tuple[int, ...], Bundle]]:
+    ) -> tuple[tuple[tuple[int, ...], ...], dict[tuple[int, ...], PipelineGroup]]:
         """GPUs per pipeline, and the pipelines that stay as they are."""
         rng, fixed = self.rng, self.problem.space.num_pipelines
         gpus = len(self._graph.devices)
@@ -161,7 +163,7 @@ class HierarchicalPartition:
             return self._partition(self._used(count), count), {}
         if style.ranks != base.style.ranks:
             return base.parts, {}  # another order for all pipelines, so that they stay aligned
-        kept = {} if style.sharding >= LOCKSTEP else dict(zip(base.parts, base.structure.bundles, strict=True))
+        kept = {} if style.sharding >= LOCKSTEP else dict(zip(base.parts, base.partition.pipeline_groups, strict=True))
         chosen = rng.sample(base.parts, min(len(base.parts), rng.choice((1, 2, 2, 3))))
         rest = tuple(part for part in base.parts if part not in chosen)
         union = tuple(sorted(position for part in chosen for position in part))
@@ -192,7 +194,7 @@ class HierarchicalPartition:
             drawn = [self.rng.uniform(0.4, 1.6) for _ in range(count)]
             shares = [share / sum(drawn) for share in drawn]
         exponent = self.rng.choice(_EXPONENTS)
-        parts = partition(graph, count, weights, self.rng.randrange(1 << 30), shares=shares, exponent=exponent)
+        parts = partition_graph(graph, count, weights, self.rng.randrange(1 << 30), shares=shares, exponent=exponent)
         return tuple(tuple(positions[i] for i in part) for part in parts)
 
     def _style(self, base: _Incumbent | None) -> "_Style":
@@ -215,12 +217,12 @@ class HierarchicalPartition:
             return replace(base.style, sharding=sharding, groups=new.groups)
         return replace(base.style, **{changed: getattr(new, changed)})
 
-    def _pipeline(self, graph: DeviceGraph, style: "_Style", shards: Shards) -> Bundle | None:
+    def _pipeline(self, graph: DeviceGraph, style: "_Style", shards: StateSharding) -> PipelineGroup | None:
         """Phase 2 for the GPUs of one pipeline."""
         cluster = self.problem.cluster
         by_machine: dict[int, list[int]] = {}
         blocks: list[list[int]] = []  # GPUs of one machine in one part
-        for part in partition(graph, self._secondary(graph), graph.bandwidth, self.rng.randrange(1 << 30)):
+        for part in partition_graph(graph, self._secondary(graph), graph.bandwidth, self.rng.randrange(1 << 30)):
             by_machine.clear()
             for i in part:
                 by_machine.setdefault(int(cluster.machine_of[graph.devices[i]]), []).append(graph.devices[i])
@@ -253,7 +255,7 @@ class HierarchicalPartition:
                 trial_s = seconds(trial)
                 if trial_s < best_s:
                     best_s, chosen = trial_s, trial
-        return Bundle(tuple((group,) for group in stages(chosen)), style.size) if math.isfinite(best_s) else None
+        return PipelineGroup(tuple((group,) for group in stages(chosen)), style.size) if math.isfinite(best_s) else None
 
     def _first_option(self, block: list[int], options: list[tuple[int, ...]]) -> int:
         """The TP degrees that served such a block in a good plan, or any."""
@@ -265,12 +267,12 @@ class HierarchicalPartition:
     def _kind(self, device: int) -> int:
         return self._kind_of[int(self.problem.cluster.machine_of[device])]
 
-    def _like(self, structure: Structure) -> None:
+    def _like(self, partition: Partition) -> None:
         """Remember the TP degrees of a good plan, by machine kind and number of GPUs."""
         machine_of = self.problem.cluster.machine_of
-        for bundle in structure.bundles:
+        for pipeline_group in partition.pipeline_groups:
             blocks: dict[int, list[Group]] = {}
-            for (group,) in bundle.stages:
+            for (group,) in pipeline_group.stages:
                 blocks.setdefault(int(machine_of[group[0]]), []).append(group)
             for groups in blocks.values():
                 degrees = tuple(sorted((len(group) for group in groups), reverse=True))
@@ -292,8 +294,8 @@ class HierarchicalPartition:
         for i, j in np.argwhere(machines[:, None] == machines).tolist():
             bandwidth[i, j] = network.pair_bandwidth(heads[i], heads[j])
             latency_s[i, j] = network.pair_latency(heads[i], heads[j])
-        hops = message / bandwidth * (1 + _TIE * abs(rank[:, None] - rank)) + latency_s
-        order = best_order(hops.tolist())
+        routes = message / bandwidth * (1 + _TIE * abs(rank[:, None] - rank)) + latency_s
+        order = best_order(routes.tolist())
         return order if rank[order[0]] <= rank[order[-1]] else order[::-1]
 
 

@@ -13,14 +13,14 @@ from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import PricedPlan, price_plan
 from solvers.core.interleaving import multiple_of
 from solvers.core.operators import Lottery, OperatorTally
-from solvers.core.partition import Structure
+from solvers.core.partition import Partition
 from solvers.core.search import Allowance, Search
 from solvers.heuristics.operators.plans import PLAN_OPERATORS, PlanNeighbourhood
 
 _TWICE = 0.1  # of the steps change two things at once
 
 
-class Polisher:
+class HillClimber:
     """Improves one plan step by step."""
 
     def __init__(self, search: Search, completer: PlanCompleter, rng: random.Random) -> None:
@@ -28,15 +28,15 @@ class Polisher:
         self._lottery = Lottery(PLAN_OPERATORS, PlanNeighbourhood(completer), search.problem, search.operators)
         self._climbed: set[float] = set()
 
-    def begin(self, starts: Iterable[Structure], allowance: Allowance) -> None:
+    def begin(self, starts: Iterable[Partition], allowance: Allowance) -> None:
         """Improve the plans of `starts` before annealing: a few layer shifts can reverse their ranking, and a start
         that leaves the pool is not revisited."""
-        for structure in starts:
+        for partition in starts:
             if not allowance:
                 return
-            self._improve(structure, allowance)
+            self._improve(partition, allowance)
 
-    def finish(self, ranked: Iterable[Structure] = ()) -> None:
+    def finish(self, ranked: Iterable[Partition] = ()) -> None:
         """Improve the search's best plan, and the same plan with micro-batches of twice and half the size.
 
         With few micro-batches another size may win, but only with other layers. As long as budget is left, so are
@@ -48,14 +48,14 @@ class Polisher:
         for start in (plan, self._resized(plan, 2.0), self._resized(plan, 0.5)):
             if start is not None:
                 self._climb(start, allowance)
-        for structure in ranked:
+        for partition in ranked:
             if not allowance:
                 return
-            self._improve(structure, allowance)
+            self._improve(partition, allowance)
 
-    def _improve(self, structure: Structure, allowance: Allowance) -> None:
+    def _improve(self, partition: Partition, allowance: Allowance) -> None:
         self.search.step()
-        completed = self.completer.allowed(structure) and self.completer.complete(structure)
+        completed = self.completer.allowed(partition) and self.completer.complete(partition)
         if completed:
             self._climb(completed.plan, allowance)
 

@@ -9,11 +9,11 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.problem.problem import Problem
 from solvers.completion.completer import PlanCompleter
 from solvers.core.operators import OperatorTally
-from solvers.core.partition import Bundle, Misfit, Structure
+from solvers.core.partition import DoesNotFit, Partition, PipelineGroup
 from solvers.core.search import Allowance, Search
 from solvers.core.zero import plain_stages, sharding_groups
 from solvers.frame.solver import SearchSolver
@@ -27,8 +27,8 @@ from solvers.frame.starts import (
     symmetric,
 )
 from solvers.heuristics.annealing import Metropolis, anneal
-from solvers.heuristics.chains import ChainMaker
-from solvers.heuristics.hill_climbing import Polisher
+from solvers.heuristics.chains import ChainBuilder
+from solvers.heuristics.hill_climbing import HillClimber
 from solvers.heuristics.operators.recreate import Recreation
 from solvers.heuristics.operators.table import PartitionProposals
 
@@ -50,7 +50,7 @@ _ANYWAY = 0.05  # share of structures priced although their estimate speaks agai
 class EvaluatedPartition:
     """A partition's energy, and by which factor the price exceeds the estimate."""
 
-    structure: Structure
+    partition: Partition
     energy: float
     factor: float = 1.0
 
@@ -62,7 +62,7 @@ class Annealer:
         self, search: Search, completer: PlanCompleter, rng: random.Random, recreate_share: float = 0.0
     ) -> None:
         self.search, self.completer, self.rng = search, completer, rng
-        recreation = Recreation(search.problem, ChainMaker(search.pricer, completer.splitters))
+        recreation = Recreation(search.problem, ChainBuilder(search.pricer, completer.splitters))
         self._proposals = PartitionProposals(
             search.problem,
             search.operators,
@@ -70,10 +70,10 @@ class Annealer:
             recreation=recreation,
             recreate_share=recreate_share,
         )
-        self._seen: dict[Structure, EvaluatedPartition] = {}
+        self._seen: dict[Partition, EvaluatedPartition] = {}
 
     def evaluate(
-        self, structure: Structure, limit: float = math.inf, factor: float = 1.0, tally: OperatorTally | None = None
+        self, partition: Partition, limit: float = math.inf, factor: float = 1.0, tally: OperatorTally | None = None
     ) -> EvaluatedPartition | None:
         """The energy of a partition: logarithm of the step time, or beyond `_MISFIT` where no plan follows from it.
 
@@ -81,28 +81,28 @@ class Annealer:
         `factor`, as a neighbour's did; now and then a partition is priced all the same.
         """
         tally = tally or OperatorTally()
-        found = self._seen.get(structure)
+        found = self._seen.get(partition)
         if found is not None:
             tally.known += 1
             return found
-        found = self._evaluated(structure, limit, factor, tally)
+        found = self._evaluated(partition, limit, factor, tally)
         if found is not None:
             if len(self._seen) > _KEPT:
                 self._seen.clear()
-            self._seen[structure] = found
+            self._seen[partition] = found
         return found
 
     def _evaluated(
-        self, structure: Structure, limit: float, factor: float, tally: OperatorTally
+        self, partition: Partition, limit: float, factor: float, tally: OperatorTally
     ) -> EvaluatedPartition | None:
-        distance = self.completer.distance(structure)
+        distance = self.completer.distance(partition)
         if distance:
             tally.unfit += 1
-            return EvaluatedPartition(structure, _FORBIDDEN + math.log(distance))
-        completed = self.completer.complete(structure)
-        if isinstance(completed, Misfit):
+            return EvaluatedPartition(partition, _FORBIDDEN + math.log(distance))
+        completed = self.completer.complete(partition)
+        if isinstance(completed, DoesNotFit):
             tally.unfit += 1
-            return EvaluatedPartition(structure, _MISFIT + math.log(completed.missing))
+            return EvaluatedPartition(partition, _MISFIT + math.log(completed.missing))
         limit_s = math.exp(limit) if limit < _MISFIT / 2 else math.inf
         if completed.estimate_s * factor**_TRUST > limit_s and self.rng.random() > _ANYWAY:
             return None
@@ -113,34 +113,34 @@ class Annealer:
         cost = self.search.offer(priced.plan, priced.cost)
         energy = math.log(cost.step_time_s)
         return EvaluatedPartition(
-            structure,
+            partition,
             energy if cost.fits else _MISFIT - 1.0 + energy / 1e3,
             max(1.0, cost.step_time_s / completed.estimate_s),
         )
 
-    def anneal(self, start: Structure, hot: float, allowance: Allowance) -> EvaluatedPartition:
+    def anneal(self, start: Partition, hot: float, allowance: Allowance) -> EvaluatedPartition:
         """The best partition met from `start`, the first temperature being `hot`."""
         known = self.evaluate(start)
         assert known is not None, "without a limit everything is evaluated"
         [best] = anneal([known], self._propose, self._near, Metropolis(hot, _COLD), allowance, self.rng)
         return best
 
-    def _propose(self, now: EvaluatedPartition, rng: random.Random) -> tuple[OperatorTally, Structure] | None:
-        return self._proposals.draw(now.structure, rng)
+    def _propose(self, now: EvaluatedPartition, rng: random.Random) -> tuple[OperatorTally, Partition] | None:
+        return self._proposals.draw(now.partition, rng)
 
     def _near(
-        self, structure: Structure, now: EvaluatedPartition, limit: float, tally: OperatorTally
+        self, partition: Partition, now: EvaluatedPartition, limit: float, tally: OperatorTally
     ) -> EvaluatedPartition | None:
-        return self.evaluate(structure, limit, now.factor, tally)
+        return self.evaluate(partition, limit, now.factor, tally)
 
 
-def hand_made(problem: Problem, completer: PlanCompleter) -> Iterator[Structure]:
+def rule_based(problem: Problem, completer: PlanCompleter) -> Iterator[Partition]:
     """Structures that people would try: every kind of machine with its own symmetric grid, chains, and replicas."""
     yield from own_grids(problem, completer)
     yield from without_grids(problem, completer)
 
 
-def without_grids(problem: Problem, completer: PlanCompleter) -> Iterator[Structure]:
+def without_grids(problem: Problem, completer: PlanCompleter) -> Iterator[Partition]:
     """Chains and replicas."""
     yield from lockstep_structures(problem)
     yield from chain_structures(problem)
@@ -150,19 +150,19 @@ def without_grids(problem: Problem, completer: PlanCompleter) -> Iterator[Struct
 
 def own_grids(
     problem: Problem, completer: PlanCompleter, go_on: Callable[[], bool] = lambda: True
-) -> Iterator[Structure]:
+) -> Iterator[Partition]:
     """Each kind its best symmetric grid for its share of the batch, side by side; at several micro-batch sizes, as long
     as `go_on` says so."""
     for sharding in plain_stages(problem):
         for size in problem.space.micro_batch_sizes(problem.workload.global_batch)[:3]:
             chosen = []
             for members in kinds(problem):
-                best: tuple[float, Bundle] | None = None
-                for bundle in symmetric(problem, members):
+                best: tuple[float, PipelineGroup] | None = None
+                for pipeline_group in symmetric(problem, members):
                     if not go_on():
                         return
-                    sized = Bundle(bundle.stages, size)
-                    rate = completer.rate(first_choice(problem, (sized,)), Shards(sharding, sized.width))
+                    sized = PipelineGroup(pipeline_group.stages, size)
+                    rate = completer.rate(first_choice(problem, (sized,)), StateSharding(sharding, sized.width))
                     if rate > 0.0 and (best is None or rate > best[0]):
                         best = (rate, sized)
                 if best is not None:
@@ -173,12 +173,12 @@ def own_grids(
 
 
 def improve(
-    polisher: Polisher,
-    starts: Iterable[Structure],
+    climber: HillClimber,
+    starts: Iterable[Partition],
     allowance: Allowance,
     cooling: float = 1.0,
     recreate_share: float = 0.0,
-) -> list[Structure]:
+) -> list[Partition]:
     """Price `starts`, polish the first few, then anneal the best in rounds, each with fewer partitions and more time
     for each, and with the first temperature `cooling` times that of the round before. `recreate_share` of the moves
     ruin one or two bundles and recreate them as chains.
@@ -186,9 +186,9 @@ def improve(
     Gives what became of them, best first. Successive halving (Jamieson and Talwalkar, 2016): a start shows soon
     whether it leads anywhere.
     """
-    search = polisher.search
-    annealer = Annealer(search, polisher.completer, polisher.rng, recreate_share)
-    pool: list[tuple[float, int, Structure]] = []
+    search = climber.search
+    annealer = Annealer(search, climber.completer, climber.rng, recreate_share)
+    pool: list[tuple[float, int, Partition]] = []
     least, for_starts = math.inf, allowance.part(_STARTS)
     for number, start in enumerate(starts):
         if not for_starts or not search.step():
@@ -199,9 +199,9 @@ def improve(
             pool.append((found.energy, number, start))
     pool.sort(key=lambda item: item[:2])
     polishing = search.until(min(allowance.end, search.spent + _POLISHING))
-    polisher.begin([structure for _, _, structure in pool[:_POLISHED]], polishing)
+    climber.begin([partition for _, _, partition in pool[:_POLISHED]], polishing)
     rounds = allowance.rest()
-    left_out: list[tuple[float, int, Structure]] = []
+    left_out: list[tuple[float, int, Partition]] = []
     for turn, size in enumerate(_POOLS):
         pool.sort(key=lambda item: item[:2])
         left_out += pool[size:]
@@ -212,8 +212,8 @@ def improve(
             if found.energy < energy:
                 if turn == 0:  # the start itself, with other layers, may lead elsewhere
                     left_out.append(pool[k])
-                pool[k] = (found.energy, number, found.structure)
-    return [structure for _, _, structure in sorted(pool + left_out, key=lambda item: item[:2])]
+                pool[k] = (found.energy, number, found.partition)
+    return [partition for _, _, partition in sorted(pool + left_out, key=lambda item: item[:2])]
 
 
 class LocalSearch(SearchSolver):
@@ -224,5 +224,5 @@ class LocalSearch(SearchSolver):
     def search(self, run: Search, rng: random.Random) -> None:
         """Anneal, then polish."""
         completer = PlanCompleter(run.pricer)
-        polisher = Polisher(run, completer, rng)
-        polisher.finish(improve(polisher, hand_made(run.problem, completer), run.until(ANNEAL)))
+        climber = HillClimber(run, completer, rng)
+        climber.finish(improve(climber, rule_based(run.problem, completer), run.until(ANNEAL)))

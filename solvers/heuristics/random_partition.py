@@ -10,7 +10,7 @@ import random
 from hexiopt.problem.problem import Problem
 from solvers.completion.completer import PlanCompleter
 from solvers.core.interleaving import drawn_schedule
-from solvers.core.partition import Bundle, Group, Structure
+from solvers.core.partition import Group, Partition, PipelineGroup
 from solvers.core.search import Search
 from solvers.core.zero import drawn_groups, drawn_stage, must_align
 from solvers.frame.solver import SearchSolver, offer_partition
@@ -41,7 +41,7 @@ def _some_devices(problem: Problem, rng: random.Random) -> list[int]:
     return sorted(device for own in machines for device in own)
 
 
-def random_structure(problem: Problem, rng: random.Random) -> Structure | None:
+def random_structure(problem: Problem, rng: random.Random) -> Partition | None:
     """A random partition; None where a pipeline came out empty or too long."""
     devices = _some_devices(problem, rng)
     space, layers = problem.space, problem.model.num_layers
@@ -53,20 +53,20 @@ def random_structure(problem: Problem, rng: random.Random) -> Structure | None:
     for device in devices:
         rng.choice(parts).append(device)
     size = rng.choice(problem.space.micro_batch_sizes(max(1, problem.workload.global_batch // count)))
-    bundles = []
+    pipeline_groups = []
     for part in parts:
         groups = random_groups(problem, part, rng)
         if space.num_stages is not None:
             groups = groups[: space.num_stages]
         if not groups or len(groups) > layers:
             return None
-        bundles.append(Bundle(tuple((group,) for group in groups), size))
+        pipeline_groups.append(PipelineGroup(tuple((group,) for group in groups), size))
     schedule, chunks = drawn_schedule(problem, rng)
-    sharding = drawn_stage(problem, rng, aligned=len(bundles) == 1)
-    return Structure(tuple(bundles), schedule, sharding, chunks, drawn_groups(problem, rng, sharding))
+    sharding = drawn_stage(problem, rng, aligned=len(pipeline_groups) == 1)
+    return Partition(tuple(pipeline_groups), schedule, sharding, chunks, drawn_groups(problem, rng, sharding))
 
 
-def _regular(problem: Problem, rng: random.Random) -> Structure | None:
+def _regular(problem: Problem, rng: random.Random) -> Partition | None:
     """A random partition where all stages have one TP degree, and all pipelines one structure."""
     space = problem.space
     by_machine: dict[int, list[int]] = {}
@@ -87,10 +87,10 @@ def _regular(problem: Problem, rng: random.Random) -> Structure | None:
     if count * stages > len(groups):
         return None
     size = rng.choice(problem.space.micro_batch_sizes(max(1, problem.workload.global_batch // count)))
-    bundle = Bundle(tuple(tuple(groups[s * count : (s + 1) * count]) for s in range(stages)), size)
+    pipeline_group = PipelineGroup(tuple(tuple(groups[s * count : (s + 1) * count]) for s in range(stages)), size)
     schedule, chunks = drawn_schedule(problem, rng)
     sharding = drawn_stage(problem, rng, aligned=True)
-    return Structure((bundle,), schedule, sharding, chunks, drawn_groups(problem, rng, sharding))
+    return Partition((pipeline_group,), schedule, sharding, chunks, drawn_groups(problem, rng, sharding))
 
 
 class RandomPartition(SearchSolver):
@@ -102,6 +102,6 @@ class RandomPartition(SearchSolver):
         """Draw and price."""
         completer = PlanCompleter(run.pricer)
         while run.step():
-            structure = random_structure(run.problem, rng)
-            if structure is not None:
-                offer_partition(run, completer, structure)
+            partition = random_structure(run.problem, rng)
+            if partition is not None:
+                offer_partition(run, completer, partition)

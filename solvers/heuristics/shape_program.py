@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
-from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.problem.space import default_schedule
 from hexiopt.schedules.in_flight import holding
 from hexiopt.solving import Pricer
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.layers import LayerSplitter
-from solvers.core.partition import Bundle, Group, Structure
+from solvers.core.partition import Group, Partition, PipelineGroup
 from solvers.core.search import Search
 from solvers.core.zero import plain_stages
 from solvers.frame.solver import SearchSolver, offer_partition
@@ -48,7 +48,7 @@ class Item:
     kind: int
     tp: int
     times: Floats
-    hop_s: float
+    message_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class Shape:
     """A pipeline shape: counts of items, beat and fill in seconds, micro-batch size."""
 
     counts: tuple[int, ...]
-    beat_s: float
+    period_s: float
     fill_s: float
     micro_batch_size: int
 
     def sequences(self, step_s: float) -> float:
         """Sequences that one such pipeline processes in a step of `step_s` seconds."""
-        return max(0.0, self.micro_batch_size * ((step_s - self.fill_s) / self.beat_s + 1.0))
+        return max(0.0, self.micro_batch_size * ((step_s - self.fill_s) / self.period_s + 1.0))
 
 
 class ShapeProgram:
@@ -77,7 +77,7 @@ class ShapeProgram:
         self.kinds = kinds(problem)
         self.devices = problem.usable_by_machine
         self.supply = np.array([sum(len(self.devices[m]) for m in members) for members in self.kinds], float)
-        shards = Shards(sharding, max(1, int(self.supply.sum()) // 8))
+        shards = StateSharding(sharding, max(1, int(self.supply.sum()) // 8))
         splitter = LayerSplitter(pricer, pricer.policies(), even=False, per_layer=problem.space.recompute_per_layer)
         self.sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)[:3]
         self.items: dict[int, list[Item]] = {size: [] for size in self.sizes}
@@ -87,12 +87,12 @@ class ShapeProgram:
             for k, members in enumerate(self.kinds):
                 own = self.devices[members[0]]
                 for tp in problem.space.allowed_tp(len(own)):
-                    site = pricer.site(own[:tp])
-                    options = splitter.options(frozenset([site]), False, False, size, holding(held), shards)
-                    hop_s = 0.0
+                    tp_group = pricer.tp_group(own[:tp])
+                    options = splitter.options(frozenset([tp_group]), False, False, size, holding(held), shards)
+                    message_s = 0.0
                     if 2 * tp <= len(own):
-                        hop_s = pricer.hop_s(own[:tp], own[tp : 2 * tp], size)
-                    self.items[size].append(Item(k, tp, np.array(options.times or [np.inf]), hop_s))
+                        message_s = pricer.message_s(own[:tp], own[tp : 2 * tp], size)
+                    self.items[size].append(Item(k, tp, np.array(options.times or [np.inf]), message_s))
         self._columns: list[Shape] = []
         self._known: set[tuple[tuple[int, ...], int, float]] = set()
 
@@ -103,8 +103,8 @@ class ShapeProgram:
         if len(ends) == 1 and len(self.kinds[0]) > 1:
             ends.append(self.devices[self.kinds[0][1]][0])
         pairs = [(a, b) for a in ends for b in ends if a != b]
-        hops = [self._pricer.hop_s((a,), (b,), 1) for a, b in pairs]
-        return 2 * float(np.median(hops)) if hops else 0.0
+        routes = [self._pricer.message_s((a,), (b,), 1) for a, b in pairs]
+        return 2 * float(np.median(routes)) if routes else 0.0
 
     def solve(self) -> tuple[float, list[tuple[Shape, float]]] | None:
         """(T, shapes with how many of each, fractional) at which the cluster just processes the global batch."""
@@ -129,7 +129,7 @@ class ShapeProgram:
                 step_s *= 2.0
                 continue
             value = sum(x * shape.sequences(step_s) for shape, x in mix)
-            slope = sum(x * shape.micro_batch_size / shape.beat_s for shape, x in mix)
+            slope = sum(x * shape.micro_batch_size / shape.period_s for shape, x in mix)
             answer = (step_s, mix)
             change = (batch - value) / slope
             step_s = max(step_s + change, 0.3 * step_s)
@@ -191,7 +191,7 @@ class ShapeProgram:
                 if found is None:
                     continue
                 shape = found
-                key = (shape.counts, size, round(shape.beat_s, 9))
+                key = (shape.counts, size, round(shape.period_s, 9))
                 worth = shape.sequences(step_s) - float(self.usage(shape) @ duals)
                 if worth > 1e-6 * max(1.0, shape.sequences(step_s)) and key not in self._known:
                     self._known.add(key)
@@ -211,22 +211,22 @@ class ShapeProgram:
         high = min(step_s, max(float(item.times[-1]) for item in items))
         if high <= low:
             return None
-        beats = np.geomspace(low, high, _BEATS)
-        n = np.array([np.searchsorted(item.times, beats * (1 + 1e-12), side="right") for item in items])
+        periods = np.geomspace(low, high, _BEATS)
+        n = np.array([np.searchsorted(item.times, periods * (1 + 1e-12), side="right") for item in items])
         stage_s = np.array([item.times[np.maximum(m, 1) - 1] for item, m in zip(items, n, strict=True)])
         # Every stage adds its time and its hop to the fill, which costs micro-batches.
-        hop_s = np.array([2 * item.hop_s for item in items])[:, None]
+        message_s = np.array([2 * item.message_s for item in items])[:, None]
         price = np.array([duals[item.kind] * item.tp for item in items])[:, None]
-        loss = price + size * (stage_s + hop_s) / beats
+        loss = price + size * (stage_s + message_s) / periods
         loss = np.where(n > 0, loss, np.inf)
-        best = np.zeros((layers + 1, len(beats)))
-        choice = np.zeros((layers + 1, len(beats)), np.int64)
-        grid = np.arange(len(beats))
+        best = np.zeros((layers + 1, len(periods)))
+        choice = np.zeros((layers + 1, len(periods)), np.int64)
+        grid = np.arange(len(periods))
         for layer in range(1, layers + 1):
             options = best[np.maximum(layer - n, 0), grid] + loss
             choice[layer] = np.argmin(options, axis=0)
             best[layer] = options[choice[layer], grid]
-        worth = size * (step_s / beats + 2.0) - best[layers]
+        worth = size * (step_s / periods + 2.0) - best[layers]
         at = int(np.argmax(worth))
         if not np.isfinite(best[layers, at]):
             return None
@@ -235,11 +235,11 @@ class ShapeProgram:
         while layer > 0:
             pick = int(choice[layer, at])
             counts[items_i[pick]] += 1
-            fill_s += float(stage_s[pick, at] + hop_s[pick, 0])
+            fill_s += float(stage_s[pick, at] + message_s[pick, 0])
             used.add(items[pick].kind)
             layer -= int(n[pick, at])
         fill_s += (len(used) - 1) * self._cross_s[size]
-        return Shape(tuple(counts), float(beats[at]), fill_s, size)
+        return Shape(tuple(counts), float(periods[at]), fill_s, size)
 
 
 def rounded(program: ShapeProgram, step_s: float, time_limit_s: float) -> list[tuple[Shape, int]]:
@@ -259,14 +259,14 @@ def rounded(program: ShapeProgram, step_s: float, time_limit_s: float) -> list[t
     return [(shape, round(x)) for shape, x in zip(columns, answer.x, strict=True) if round(x) > 0]
 
 
-def laid_out(program: ShapeProgram, chosen: Sequence[tuple[Shape, int]], aligned: bool) -> list[Bundle]:
+def laid_out(program: ShapeProgram, chosen: Sequence[tuple[Shape, int]], aligned: bool) -> list[PipelineGroup]:
     """Shapes on devices, frequent ones first.
 
     Either a pipeline's stages of a kind share a machine, so that messages stay inside; or (`aligned`) a stage of
     several pipelines does, so that a machine holds few layers and its interface carries few gradients.
     """
     free = {m: list(own) for m, own in program.devices.items()}
-    bundles = []
+    pipeline_groups = []
     for shape, count in sorted(chosen, key=lambda c: -c[1]):
         if aligned:
             pipelines = _place_aligned(program, shape, count, free)
@@ -277,8 +277,8 @@ def laid_out(program: ShapeProgram, chosen: Sequence[tuple[Shape, int]], aligned
             by_degrees[tuple(len(group) for group in stages)].append(stages)
         for same in by_degrees.values():
             slots = tuple(tuple(stages[s] for stages in same) for s in range(len(same[0])))
-            bundles.append(Bundle(slots, shape.micro_batch_size))
-    return bundles
+            pipeline_groups.append(PipelineGroup(slots, shape.micro_batch_size))
+    return pipeline_groups
 
 
 def _place_aligned(program: ShapeProgram, shape: Shape, count: int, free: dict[int, list[int]]) -> list[list[Group]]:
@@ -338,7 +338,7 @@ def _place(program: ShapeProgram, shape: Shape, free: dict[int, list[int]]) -> l
     return stages
 
 
-def shape_structures(search: Search, go_on: Callable[[], bool] | None = None) -> Iterator[Structure]:
+def shape_structures(search: Search, go_on: Callable[[], bool] | None = None) -> Iterator[Partition]:
     """Structures by the linear program under a few assumptions, best sharding first, as long as `go_on` says so (the
     search's own, where none is given)."""
     problem, go_on = search.problem, go_on or search.go_on
@@ -356,11 +356,14 @@ def shape_structures(search: Search, go_on: Callable[[], bool] | None = None) ->
                 limit_s = math.inf if search.budget.max_steps is not None else _MIP_S
                 chosen = rounded(program, answer[0], limit_s)
                 for aligned in (True, False):
-                    bundles = laid_out(program, chosen, aligned)
-                    if bundles:
-                        yield Structure(tuple(bundles), schedule, sharding)
-                        backwards = tuple(bundle.with_stages(bundle.stages[::-1]) for bundle in bundles)
-                        yield Structure(backwards, schedule, sharding)
+                    pipeline_groups = laid_out(program, chosen, aligned)
+                    if pipeline_groups:
+                        yield Partition(tuple(pipeline_groups), schedule, sharding)
+                        backwards = tuple(
+                            pipeline_group.with_stages(pipeline_group.stages[::-1])
+                            for pipeline_group in pipeline_groups
+                        )
+                        yield Partition(backwards, schedule, sharding)
 
 
 class Shapes(SearchSolver):
@@ -377,8 +380,8 @@ class Shapes(SearchSolver):
         drawn = (random_structure(problem, rng) for _ in itertools.count())
         others = itertools.chain(chain_structures(problem), drawn)
         until_found = itertools.takewhile(lambda _: run.plan is None, others)
-        for structure in itertools.chain(shape_structures(run), until_found):
+        for partition in itertools.chain(shape_structures(run), until_found):
             if not run.step():
                 break
-            if structure is not None:
-                offer_partition(run, completer, structure)
+            if partition is not None:
+                offer_partition(run, completer, partition)

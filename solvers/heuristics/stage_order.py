@@ -13,16 +13,16 @@ TAU = 4
 MOST_PATHS = 128  # kept of each length, in all
 
 
-def best_order(hops: Sequence[Sequence[float]]) -> list[int]:
-    """An order of all stages with the least sum of hops. `hops[a][b]` is the time from stage a to b."""
-    count = len(hops)
+def best_order(routes: Sequence[Sequence[float]]) -> list[int]:
+    """An order of all stages with the least sum of hops. `routes[a][b]` is the time from stage a to b."""
+    count = len(routes)
     if count <= 2:
-        return list(range(count)) if count < 2 or hops[0][1] <= hops[1][0] else [1, 0]
-    return _exact(hops) if count <= EXACT else _greedy(hops)
+        return list(range(count)) if count < 2 or routes[0][1] <= routes[1][0] else [1, 0]
+    return _exact(routes) if count <= EXACT else _greedy(routes)
 
 
-def _exact(hops: Sequence[Sequence[float]]) -> list[int]:
-    count = len(hops)
+def _exact(routes: Sequence[Sequence[float]]) -> list[int]:
+    count = len(routes)
     full = (1 << count) - 1
     # best[visited][last] = (length, stage before last)
     best: list[dict[int, tuple[float, int]]] = [{} for _ in range(full + 1)]
@@ -30,7 +30,7 @@ def _exact(hops: Sequence[Sequence[float]]) -> list[int]:
         best[1 << stage][stage] = (0.0, -1)
     for visited in range(1, full + 1):
         for last, (length, _) in best[visited].items():
-            row = hops[last]
+            row = routes[last]
             for stage in range(count):
                 bit = 1 << stage
                 if visited & bit:
@@ -46,9 +46,9 @@ def _exact(hops: Sequence[Sequence[float]]) -> list[int]:
     return order[::-1]
 
 
-def _greedy(hops: Sequence[Sequence[float]]) -> list[int]:
+def _greedy(routes: Sequence[Sequence[float]]) -> list[int]:
     """Of equally long paths the first by their stages counts."""
-    table = np.array(hops)
+    table = np.array(routes)
     count = len(table)
     nearest = np.argsort(table, axis=1, kind="stable")
     paths, lengths = np.arange(count)[:, None], np.zeros(count)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hexiopt.cost.executors.memory import MemoryModel, Shards
+from hexiopt.cost.executors.memory import MemoryModel, StateSharding
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import SequenceGroup, SequenceLayout
 from hexiopt.plan.token_layout import Floats, Ints
 from solvers.core.zero import LOCKSTEP
@@ -39,7 +39,7 @@ class Estimates:
     """Estimates for one problem and ZeRO stage; with `tensor`, stages that may have tensor parallelism have it where it
     is faster."""
 
-    def __init__(self, model: CostModel, zero: int, *, tensor: bool = False) -> None:
+    def __init__(self, model: PlanPricer, zero: int, *, tensor: bool = False) -> None:
         problem = self.problem = model.problem
         cluster, spec, workload = problem.cluster, problem.model, problem.workload
         first: dict[str, int] = {}
@@ -67,7 +67,7 @@ class Estimates:
         self._per_machine = np.array([most[name] for name in self.types])
         self.zero = zero
         alone = MemoryModel(spec, workload, cluster.gpu_of(examples[0]), 1, 1)
-        spread = Shards(self.zero, len(problem.usable_devices))
+        spread = StateSharding(self.zero, len(problem.usable_devices))
         # From two layers on linear under ZeRO-3 too, where what is gathered stays the same.
         two, three = (sum(alone.states(n, False, False, spread)) for n in (2, 3))
         self._layer_bytes = three - two
@@ -79,20 +79,20 @@ class Estimates:
         self._kv_bytes = 2.0 * workload.seq_len * spec.num_kv_heads * dim * width
         self._qo_bytes = 2.0 * workload.seq_len * spec.num_heads * dim * width
 
-    def step_s(self, fills: Floats, beats: Floats, size: int) -> Floats:
+    def step_s(self, fills: Floats, periods: Floats, size: int) -> Floats:
         """Seconds of the batch from the rhythms of the lines of each shape [shapes]; in lockstep all lines have as many
         micro-batches."""
         count = -(-self.problem.workload.global_batch // size)
         if self.zero < LOCKSTEP:
-            return split_s(fills, beats, count)
-        seconds: Floats = (fills + beats * (count / beats.shape[1])).max(axis=1)
+            return split_s(fills, periods, count)
+        seconds: Floats = (fills + periods * (count / periods.shape[1])).max(axis=1)
         return seconds
 
     def shape_s(self, shape: Shape) -> float:
         """As `step_s`, of one shape whose lines may have unequally many stages."""
         rows = [self._line_s(line, shape.size, len(shape.lines)) for line in shape.lines]
-        fills, beats, syncs = (np.array([column]) for column in zip(*rows, strict=True))
-        return float(self.step_s(fills, beats, shape.size)[0] + syncs.max())
+        fills, periods, syncs = (np.array([column]) for column in zip(*rows, strict=True))
+        return float(self.step_s(fills, periods, shape.size)[0] + syncs.max())
 
     def _line_s(self, line: Line, size: int, lines: int) -> tuple[float, float, float]:
         key = (line, size, lines)
@@ -104,8 +104,8 @@ class Estimates:
             types = len(self.types)
             counts = np.array([[[np.bincount(self.type_of_machine[own], minlength=types) for own in machines]]], float)
             cells = Cells(counts, np.array([[[len(np.unique(own)) for own in machines]]]), self.slowest_nic_s(counts))
-            fills, beats, sync_s = self.rhythms_s(cells, size, lines)
-            self._lines[key] = float(fills[0, 0]), float(beats[0, 0]), float(sync_s[0])
+            fills, periods, sync_s = self.rhythms_s(cells, size, lines)
+            self._lines[key] = float(fills[0, 0]), float(periods[0, 0]), float(sync_s[0])
         return self._lines[key]
 
     def slowest_nic_s(self, counts: Floats) -> Floats:
@@ -123,7 +123,7 @@ class Estimates:
         most = np.maximum(0.0, np.floor((self._least(cells) - self._ends_bytes) / self._layer_bytes))
         rate = cells.counts @ self._speed[0]
         if self._tensor is not None:
-            shards = Shards(self.zero, lines)
+            shards = StateSharding(self.zero, lines)
             tensor_s, rooms = self._tensor.of(cells.counts, cells.machines, held, size, shards)
             best_room = np.maximum(most, rooms.max(axis=0))
         else:
@@ -134,14 +134,14 @@ class Estimates:
             best = np.minimum(best, np.where(share <= rooms, tensor_s, np.inf).min(axis=0))
         share = self._share(best, best_room)
         with np.errstate(invalid="ignore"):
-            beats = size * (share * best).max(axis=2)
-            fills = size * (share * best).sum(axis=2) - beats
-        lost = ~(np.isfinite(beats) & np.isfinite(fills))
-        beats[lost] = fills[lost] = np.inf
+            periods = size * (share * best).max(axis=2)
+            fills = size * (share * best).sum(axis=2) - periods
+        lost = ~(np.isfinite(periods) & np.isfinite(fills))
+        periods[lost] = fills[lost] = np.inf
         together = (cells.machines > 1) | (lines > 1)
         share = np.where(np.isfinite(share), share, 0.0)
         sync = 2.0 * share * self._layer_params * workload.stored_gradient_bytes * cells.nic_s * together
-        return fills, beats, sync.max(axis=(1, 2))
+        return fills, periods, sync.max(axis=(1, 2))
 
     def _layouts_s(self, cells: Cells, size: int, share: Floats, held: Floats) -> Floats:
         """Seconds of a layer for a sequence with a sequence layout, by the best policy [shapes, lines, stages]."""
@@ -206,7 +206,7 @@ class Estimates:
         return found
 
 
-def _token_bytes(model: CostModel, device: int, policy: str) -> tuple[float, float, float]:
+def _token_bytes(model: PlanPricer, device: int, policy: str) -> tuple[float, float, float]:
     """Activations for each token that a device with all heads has: of a layer, beside all layers, of the head."""
     problem = model.problem
     tokens = problem.workload.seq_len
@@ -226,18 +226,18 @@ def _over(amount: Floats, parts: Floats) -> Floats:
     return found
 
 
-def split_s(fills: Floats, beats: Floats, count: int | Floats) -> Floats:
+def split_s(fills: Floats, periods: Floats, count: int | Floats) -> Floats:
     """Seconds until the lines of each shape [shapes, lines] have done `count` micro-batches together, each at least
     one; infinite where a line never ends. A line that is not there has a beat of infinity and a fill of 0."""
-    found = np.full(len(beats), np.inf)
-    good = np.flatnonzero(np.isfinite(fills).all(axis=1) & np.isfinite(beats).any(axis=1))
-    fills, beats, counts = fills[good], beats[good], np.broadcast_to(count, len(found))[good]
-    there = np.isfinite(beats)
-    first_s = np.where(there, fills + beats, 0.0).max(axis=1, initial=0.0)
-    low, high = np.zeros(len(beats)), np.where(there, fills + beats * counts[:, None], 0.0).max(axis=1, initial=0.0)
+    found = np.full(len(periods), np.inf)
+    good = np.flatnonzero(np.isfinite(fills).all(axis=1) & np.isfinite(periods).any(axis=1))
+    fills, periods, counts = fills[good], periods[good], np.broadcast_to(count, len(found))[good]
+    there = np.isfinite(periods)
+    first_s = np.where(there, fills + periods, 0.0).max(axis=1, initial=0.0)
+    low, high = np.zeros(len(periods)), np.where(there, fills + periods * counts[:, None], 0.0).max(axis=1, initial=0.0)
     for _ in range(_SPLITS):
         middle = 0.5 * (low + high)
-        done = np.where(there, np.maximum(1.0, np.floor((middle[:, None] - fills) / beats + 1e-9)), 0.0).sum(axis=1)
+        done = np.where(there, np.maximum(1.0, np.floor((middle[:, None] - fills) / periods + 1e-9)), 0.0).sum(axis=1)
         enough = (done >= counts) & (middle >= first_s)
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     found[good] = high

@@ -39,7 +39,7 @@ class HexiSeq(SearchSolver):
     def search(self, run: Search, rng: random.Random) -> None:
         """Shapes by hand, layouts for them, then moves."""
         planner = Planner(run, self._freedoms())
-        search_shapes(planner, planner.hand_made(), rng)
+        search_shapes(planner, planner.sequence_starts(), rng)
 
     def _freedoms(self) -> Freedoms:
         orders = ("zigzag", "contiguous") if self.order == "best" else (self.order,)

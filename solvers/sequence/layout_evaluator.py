@@ -8,17 +8,17 @@ from typing import NamedTuple
 import numpy as np
 
 from hexiopt.cost.executors.links import LinkTable
-from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import SequenceLayout
 from hexiopt.plan.token_layout import Floats
 from solvers.completion.allocation import proportional
 from solvers.sequence.grouping import Groups
-from solvers.sequence.stage_tables import Mixtures
+from solvers.sequence.stage_tables import RecomputeTable
 from solvers.sequence.token_allocation import (
-    Allotment,
     RateTable,
+    TokenAllocation,
     balanced_tokens,
     head_parts,
     starts_of,
@@ -39,7 +39,7 @@ class Need(NamedTuple):
     first: bool
     last: bool
     held: int
-    shards: Shards = Shards()
+    shards: StateSharding = StateSharding()
     sharers: int = 1
 
 
@@ -54,7 +54,7 @@ class Freedoms:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class LayoutRecipe:
     """How to make a layout: its groups, how tokens and heads are allotted, and factors of both [devices]."""
 
     groups: Groups
@@ -65,7 +65,7 @@ class Recipe:
     token_factor: tuple[float, ...] = field(default=())
     head_factor: tuple[float, ...] = field(default=())
 
-    def scaled(self, kind: str, places: Sequence[int], factor: float) -> "Recipe":
+    def scaled(self, kind: str, places: Sequence[int], factor: float) -> "LayoutRecipe":
         """The same with the factors `kind` of some devices times `factor`."""
         count = sum(map(len, self.groups))
         values = list(getattr(self, kind) or (1.0,) * count)
@@ -77,7 +77,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class EvaluatedLayout:
     """A layout, the leanest recompute policy that it was made for, and the seconds of a micro-batch through its stage;
     or, where memory does not suffice, infinitely many, and the bytes missing on the fullest device."""
 
@@ -85,7 +85,7 @@ class Fitted:
     policy: str
     seconds: float
     excess_bytes: float
-    recipe: Recipe
+    recipe: LayoutRecipe
     stage: SequenceStage  # of this layout, or of an equal one on other devices
 
     @property
@@ -97,14 +97,14 @@ class Fitted:
 class Judge:
     """Judges recipes of one problem."""
 
-    def __init__(self, model: CostModel, freedoms: Freedoms) -> None:
+    def __init__(self, model: PlanPricer, freedoms: Freedoms) -> None:
         self._model, self._problem, self._freedoms = model, model.problem, freedoms
         self._rates = RateTable(model)
         self._wires = LinkTable(model.problem.cluster)
         self._stages: dict[tuple[SequenceLayout, int, int], SequenceStage] = {}
-        self._allotments: dict[Recipe, Allotment] = {}
+        self._allotments: dict[LayoutRecipe, TokenAllocation] = {}
 
-    def judged(self, recipe: Recipe, size: int, need: Need) -> tuple[Fitted, bool]:
+    def judged(self, recipe: LayoutRecipe, size: int, need: Need) -> tuple[EvaluatedLayout, bool]:
         """The layout of a recipe, brought within memory if that goes, and whether it is not the recipe's own: changed
         for memory, or too large for it."""
         made = self._allotted(recipe)
@@ -132,9 +132,9 @@ class Judge:
             seconds = float(self.mixtures(stage, need, richer, need.num_layers).seconds[-1])
         elif excess <= 0.0:
             seconds = sum(stage.stage_s(policies, need.first, need.last))
-        return Fitted(layout, recipe.policy, seconds, excess, recipe, stage), repairs > 0 or excess > 0.0
+        return EvaluatedLayout(layout, recipe.policy, seconds, excess, recipe, stage), repairs > 0 or excess > 0.0
 
-    def mixtures(self, stage: SequenceStage, need: Need, policies: Sequence[str], most: int) -> Mixtures:
+    def mixtures(self, stage: SequenceStage, need: Need, policies: Sequence[str], most: int) -> RecomputeTable:
         """What a layout takes with recompute layer by layer, of stages of 1 to `most` layers at the place of `need`."""
 
         def bytes_of(layers: tuple[str, ...]) -> Floats:
@@ -143,7 +143,7 @@ class Judge:
 
         beside_s = sum(stage.stage_s((), need.first, need.last))
         mixed = self._problem.space.recompute_per_stage
-        return Mixtures(
+        return RecomputeTable(
             policies, lambda p: sum(stage.layer_s(p)), bytes_of, stage.limit_bytes, beside_s, most, mixed=mixed
         )
 
@@ -155,12 +155,12 @@ class Judge:
                 self._stages.clear()
             network, own = self._problem.cluster.network, list(layout.devices)
             used = np.concatenate([network.transmitters[own], network.receivers[own]]).tolist()
-            crowd = dict.fromkeys(used, sharers) if sharers > 1 else None
-            found = SequenceStage(self._problem, self._model.framework, layout, size, crowd, self._wires)
+            contention = dict.fromkeys(used, sharers) if sharers > 1 else None
+            found = SequenceStage(self._problem, self._model.framework, layout, size, contention, self._wires)
             self._stages[key] = found
         return found
 
-    def _allotted(self, recipe: Recipe) -> Allotment:
+    def _allotted(self, recipe: LayoutRecipe) -> TokenAllocation:
         found = self._allotments.get(recipe)
         if found is None:
             if len(self._allotments) >= _KEPT:
@@ -168,7 +168,7 @@ class Judge:
             found = self._allotments[recipe] = self._allot(recipe)
         return found
 
-    def _allot(self, recipe: Recipe) -> Allotment:
+    def _allot(self, recipe: LayoutRecipe) -> TokenAllocation:
         workload, spec, groups = self._problem.workload, self._problem.model, recipe.groups
         devices = list(chain.from_iterable(groups))
         rates, starts = self._rates.of(devices, recipe.policy), starts_of(groups)
@@ -182,7 +182,7 @@ class Judge:
             speed = 1.0 / rates.of_sequence_s(workload.seq_len, spec.num_heads)
             weights = speed if recipe.rule == "compute" else np.sqrt(speed)
         tokens = proportional(_times(weights, recipe.token_factor), workload.seq_len)
-        return Allotment(groups, tokens, heads, recipe.order)
+        return TokenAllocation(groups, tokens, heads, recipe.order)
 
 
 def _times(values: Floats, factors: tuple[float, ...]) -> Floats:

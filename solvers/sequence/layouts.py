@@ -12,9 +12,9 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from solvers.sequence.grouping import Signatures, clusterings
-from solvers.sequence.layout_evaluator import RULES, Fitted, Freedoms, Judge, Need, Recipe
+from solvers.sequence.layout_evaluator import RULES, EvaluatedLayout, Freedoms, Judge, LayoutRecipe, Need
 
 _PLAIN = (4, 10, None)  # clusterings tried at each effort
 _VARIED = 2  # best clusterings whose orders, rules and policies are all tried
@@ -25,23 +25,23 @@ _WORTH = 1.0 - 1e-6  # of the best: what counts as better
 _KEPT = 20_000  # layouts remembered before memory is given back
 
 
-def _rank(one: Fitted) -> tuple[float, float]:
+def _rank(one: EvaluatedLayout) -> tuple[float, float]:
     return one.rank
 
 
 class LayoutSearch:
     """Searches layouts of one problem; `go_on` says whether there is time left."""
 
-    def __init__(self, model: CostModel, go_on: Callable[[], bool], freedoms: Freedoms | None = None) -> None:
+    def __init__(self, model: PlanPricer, go_on: Callable[[], bool], freedoms: Freedoms | None = None) -> None:
         self.model, self.problem = model, model.problem
         self.freedoms = freedoms or Freedoms()
         self.judge = Judge(model, self.freedoms)
         self._go_on = go_on
         self._signatures = Signatures(model.problem)
         self._examples: dict[bytes, tuple[int, ...]] = {}
-        self._kept: dict[tuple[object, ...], Fitted | None] = {}
+        self._kept: dict[tuple[object, ...], EvaluatedLayout | None] = {}
 
-    def best(self, devices: Sequence[int], size: int, need: Need, effort: int = 1) -> Fitted | None:
+    def best(self, devices: Sequence[int], size: int, need: Need, effort: int = 1) -> EvaluatedLayout | None:
         """The best layout of all of `devices` for micro-batches of `size` sequences; one that does not fit where none
         does, None where none is legal. `effort` 0 tries the plainest groups alone, 1 more of them and their variants, 2
         all, and descends over types, 3 over groups and ranks too."""
@@ -65,7 +65,7 @@ class LayoutSearch:
         self._kept[key] = found
         return found
 
-    def _moved(self, found: Fitted, devices: tuple[int, ...]) -> Fitted:
+    def _moved(self, found: EvaluatedLayout, devices: tuple[int, ...]) -> EvaluatedLayout:
         """The same layout on other devices, of the same signature."""
         to = dict(zip(sorted(found.layout.devices), devices, strict=True))
         if all(a == b for a, b in to.items()):
@@ -76,19 +76,19 @@ class LayoutSearch:
 
     # ---------------------------------------------------------------- stages I and II
 
-    def _chosen(self, devices: tuple[int, ...], size: int, need: Need, effort: int) -> Fitted:
+    def _chosen(self, devices: tuple[int, ...], size: int, need: Need, effort: int) -> EvaluatedLayout:
         ways = clusterings(self.problem, devices)[: _PLAIN[effort]]
         if not self.freedoms.groups:
             even = [groups for groups in ways if len({len(own) for own in groups}) == 1]
             ways = even or [tuple((d,) for d in devices)]
         order = self.freedoms.orders[0]
-        tried: list[Fitted] = []
+        tried: list[EvaluatedLayout] = []
         for groups in ways:
             if tried and not self._go_on():
                 break
             # The policy that suits one clustering suits most.
             policies = self.model.policies() if not tried else (min(tried, key=_rank).policy,)
-            tried.append(self.over_policies(Recipe(groups, order, "none"), size, need, policies))
+            tried.append(self.over_policies(LayoutRecipe(groups, order, "none"), size, need, policies))
         tried.sort(key=_rank)
         best = tried[0]
         for start in tried[: _VARIED * effort]:
@@ -98,7 +98,9 @@ class LayoutSearch:
                 best = min(best, self.judge.judged(recipe, size, need)[0], key=_rank)
         return best
 
-    def over_policies(self, recipe: Recipe, size: int, need: Need, policies: Sequence[str] | None = None) -> Fitted:
+    def over_policies(
+        self, recipe: LayoutRecipe, size: int, need: Need, policies: Sequence[str] | None = None
+    ) -> EvaluatedLayout:
         """The best policy: once a layout fits as it is best balanced, leaner policies only add time."""
         first, *leaner = policies or self.model.policies()
         best, repaired = self.judge.judged(replace(recipe, policy=first), size, need)
@@ -109,10 +111,10 @@ class LayoutSearch:
             best = min(best, found, key=_rank)
         return best
 
-    def _other_policies(self, recipe: Recipe) -> Iterator[Recipe]:
+    def _other_policies(self, recipe: LayoutRecipe) -> Iterator[LayoutRecipe]:
         return (replace(recipe, policy=policy) for policy in self.model.policies() if policy != recipe.policy)
 
-    def _variants(self, recipe: Recipe) -> Iterator[Recipe]:
+    def _variants(self, recipe: LayoutRecipe) -> Iterator[LayoutRecipe]:
         """Other orders, of the groups too, other rules and units."""
         spec = self.problem.model
         turned = tuple(reversed(recipe.groups))
@@ -127,7 +129,7 @@ class LayoutSearch:
 
     # ---------------------------------------------------------------- stage III
 
-    def _descended(self, found: Fitted, size: int, need: Need, *, fine: bool) -> Fitted:
+    def _descended(self, found: EvaluatedLayout, size: int, need: Need, *, fine: bool) -> EvaluatedLayout:
         """Coordinate descent over factors of tokens and heads: of types of GPUs, or if `fine` of groups and ranks."""
         for step in _STEPS:
             for _ in range(_ROUNDS):
@@ -144,7 +146,7 @@ class LayoutSearch:
                     break
         return found
 
-    def _coordinates(self, recipe: Recipe, fine: bool) -> Iterator[tuple[str, list[int]]]:
+    def _coordinates(self, recipe: LayoutRecipe, fine: bool) -> Iterator[tuple[str, list[int]]]:
         devices = [d for own in recipe.groups for d in own]
         kinds = ["token_factor"] * self.freedoms.tokens + ["head_factor"] * self.freedoms.heads
         if fine:

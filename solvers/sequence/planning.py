@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.space import sharding_stages
@@ -25,7 +25,7 @@ from solvers.sequence.layout_evaluator import Freedoms
 from solvers.sequence.layouts import LayoutSearch
 from solvers.sequence.shapes import Shape, ShapeProposals, with_sharding, zero_stages
 from solvers.sequence.stage_builder import PlanBuilder
-from solvers.sequence.starts import HandMade, Sketch
+from solvers.sequence.starts import EstimatedShape, HandMade
 
 _ESTIMATING = 0.25  # most of the budget for estimates
 _QUICK = 0.5  # and until the shapes that they rank first have plain layouts
@@ -60,7 +60,7 @@ class Planner:
 
     def __init__(self, search: Search, freedoms: Freedoms | None = None, *, tensor: bool = False) -> None:
         self.search, self.problem = search, search.problem
-        self.model = search.pricer if isinstance(search.pricer, CostModel) else CostModel(search.problem)
+        self.model = search.pricer if isinstance(search.pricer, PlanPricer) else PlanPricer(search.problem)
         layouts = LayoutSearch(self.model, search.go_on, freedoms)
         ways = (False, True) if tensor else (False,)
         self._builders = {way: PlanBuilder(self.model, layouts, tensor=way) for way in ways}
@@ -105,15 +105,15 @@ class Planner:
         self.search.offer(priced.plan, priced.cost)
         return Planned(shape, priced.plan, priced.cost.step_time_s) if priced.cost.fits else None
 
-    def hand_made(self) -> list[Planned]:
+    def sequence_starts(self) -> list[Planned]:
         """The best shapes that people would build, plain layouts first; best first."""
         search = self.search
-        ranked: list[Sketch] = []
+        ranked: list[EstimatedShape] = []
         for k, estimates in enumerate(self._estimates.values(), start=1):
             share = _ESTIMATING * k / len(self._estimates)
             ranked += HandMade(self.problem, estimates).ranked(partial(bool, self._whole.up_to(share)))
         kinds: dict[tuple[int, ...], int] = {}
-        rounds: list[tuple[float, Sketch]] = []
+        rounds: list[tuple[float, EstimatedShape]] = []
         for sketch in sorted(ranked, key=lambda sketch: sketch.step_s)[:_MOST]:
             kind = sketch.kind
             kinds[kind] = kinds.get(kind, -1) + 1
@@ -202,7 +202,7 @@ def plan_jointly(search: Search, rng: random.Random) -> None:
     """Search until the budget is spent, from what `search` has found so far too."""
     planner = Planner(search, tensor=True)
     found = search.plan
-    pool = planner.hand_made()
+    pool = planner.sequence_starts()
     if found is not None and search.go_on():
         shape = with_sharding(search.problem, shape_of(found))
         known = None if shape is None else planner.planned(shape, 1)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.problem.problem import Problem
 from hexiopt.solving import Capabilities
@@ -18,7 +18,7 @@ from solvers.core.search import Search
 from solvers.core.zero import drawn_groups
 from solvers.frame.solver import SearchSolver
 from solvers.sequence.grouping import clusterings
-from solvers.sequence.layout_evaluator import RULES, Fitted, Freedoms, Need, Recipe
+from solvers.sequence.layout_evaluator import RULES, EvaluatedLayout, Freedoms, LayoutRecipe, Need
 from solvers.sequence.layouts import LayoutSearch
 from solvers.sequence.shapes import Shape, zero_stages
 from solvers.sequence.stage_builder import PlanBuilder
@@ -29,18 +29,18 @@ _SPREAD = 0.2  # of the logarithms of the factors of tokens and heads
 class RandomLayouts(LayoutSearch):
     """Gives a random layout instead of the best; the first recompute policy that fits."""
 
-    def __init__(self, model: CostModel, search: Search, rng: random.Random) -> None:
+    def __init__(self, model: PlanPricer, search: Search, rng: random.Random) -> None:
         super().__init__(model, search.go_on, Freedoms())
         self._rng = rng
 
-    def best(self, devices: Sequence[int], size: int, need: Need, effort: int = 1) -> Fitted | None:
+    def best(self, devices: Sequence[int], size: int, need: Need, effort: int = 1) -> EvaluatedLayout | None:
         """A random one."""
         rng, count = self._rng, len(devices)
         if count > self.problem.workload.seq_len:
             return None
         factors = [tuple(rng.lognormvariate(0.0, _SPREAD) for _ in range(count)) for _ in range(2)]
         groups, order = rng.choice(clusterings(self.problem, devices)), rng.choice(self.freedoms.orders)
-        return self.over_policies(Recipe(groups, order, "none", rng.choice(RULES), 1, *factors), size, need)
+        return self.over_policies(LayoutRecipe(groups, order, "none", rng.choice(RULES), 1, *factors), size, need)
 
 
 def random_shape(problem: Problem, rng: random.Random) -> Shape | None:
@@ -72,7 +72,7 @@ class SequenceRandom(SearchSolver):
 
     def search(self, run: Search, rng: random.Random) -> None:
         """Draw, build, price."""
-        model = run.pricer if isinstance(run.pricer, CostModel) else CostModel(run.problem)
+        model = run.pricer if isinstance(run.pricer, PlanPricer) else PlanPricer(run.problem)
         builder = PlanBuilder(model, RandomLayouts(model, run, rng))
         while run.step():
             shape = random_shape(run.problem, rng)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Ends, Pipeline, Plan, SequenceLayout, Sharding, Stage, TensorParallel
 from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.space import default_schedule
@@ -19,7 +19,7 @@ from solvers.core.zero import LOCKSTEP
 from solvers.sequence.layout_evaluator import Need
 from solvers.sequence.layouts import LayoutSearch
 from solvers.sequence.shapes import Line, Seat, Shape, zero_stages
-from solvers.sequence.stage_tables import Mixtures, Way, dealt_layers, fastest
+from solvers.sequence.stage_tables import RecomputeTable, Way, dealt_layers, fastest
 from solvers.sequence.token_allocation import RateTable
 
 _ROUNDS = 2  # layouts are found again for the layers that those of the round before led to
@@ -43,14 +43,14 @@ class _Built:
 
     stages: tuple[Stage, ...]
     fill_s: float
-    beat_s: float
+    period_s: float
 
 
 class PlanBuilder:
     """Builds plans of one problem. With `tensor`, a stage that may have tensor parallelism has it where that is
     faster."""
 
-    def __init__(self, model: CostModel, layouts: LayoutSearch, *, tensor: bool = False) -> None:
+    def __init__(self, model: PlanPricer, layouts: LayoutSearch, *, tensor: bool = False) -> None:
         self.model, self.problem, self.layouts, self._tensor = model, model.problem, layouts, tensor
         self.schedule = default_schedule(self.problem.workload)
         rates = RateTable(model).of(range(self.problem.cluster.num_devices), "none")
@@ -84,7 +84,7 @@ class PlanBuilder:
                 return None
             built += some
         again = split_batch(
-            [one.fill_s for one in built], [one.beat_s for one in built], [size] * len(work), batch, even=even
+            [one.fill_s for one in built], [one.period_s for one in built], [size] * len(work), batch, even=even
         )
         # More micro-batches may mean more of them in flight.
         if again is not None and all(
@@ -111,7 +111,7 @@ class PlanBuilder:
             if dealt is None:
                 break
             built = [_built([(n, fastest(own, n)) for n, own in zip(dealt, line, strict=True)]) for line in ways]
-            seconds = max(one.fill_s + count * one.beat_s for one in built)
+            seconds = max(one.fill_s + count * one.period_s for one in built)
             if seconds < best_s:
                 best, best_s = built, seconds
             if dealt == share:
@@ -119,17 +119,17 @@ class PlanBuilder:
             share = dealt
         return best
 
-    def _shards(self, blueprint: _Blueprint, line: Line, seat: Seat) -> Shards:
+    def _shards(self, blueprint: _Blueprint, line: Line, seat: Seat) -> StateSharding:
         """Over about how many devices the states of a seat with a layout are spread."""
         shape = blueprint.shape
         if not shape.zero:
-            return Shards()
+            return StateSharding()
         if shape.groups == "machine":
             here = self.problem.cluster.machine_of[list(seat)].tolist()
-            return Shards(shape.zero, float(min(here.count(m) for m in set(here))))
+            return StateSharding(shape.zero, float(min(here.count(m) for m in set(here))))
         if self._tensor:  # of other pipelines' stages, which may be whole TP groups
-            return Shards(shape.zero, float(len(seat) + len(shape.lines) - 1))
-        return Shards(shape.zero, len(seat) + blueprint.stage_devices - _mean_devices(line))
+            return StateSharding(shape.zero, float(len(seat) + len(shape.lines) - 1))
+        return StateSharding(shape.zero, len(seat) + blueprint.stage_devices - _mean_devices(line))
 
     def _held(self, stage: int, num_stages: int, count: int) -> int:
         """Micro-batches, of so many, that a stage has in flight at most."""
@@ -158,22 +158,22 @@ class PlanBuilder:
         )
 
     def _tensor_way(self, seat: Seat, size: int, need: Need, policies: Sequence[str]) -> Way:
-        model, site, shards = self.model, self.model.site(seat), need.shards
-        memory = model.memory_model(site, size)
+        model, tp_group, shards = self.model, self.model.tp_group(seat), need.shards
+        memory = model.memory_model(tp_group, size)
         if shards.stage:  # only the other pipelines' stages share the states of this one
-            shards = Shards(shards.stage, max(1.0, shards.num_devices - len(seat) + 1))
+            shards = StateSharding(shards.stage, max(1.0, shards.num_devices - len(seat) + 1))
 
         def bytes_of(layers: tuple[str, ...]) -> Floats:
             return np.array([memory.mixed_stage((layers,), need.first, need.last, (need.held,), shards).total])
 
         return Way(
             seat,
-            Mixtures(
+            RecomputeTable(
                 policies,
-                lambda policy: sum(model.layer_s(site, size, policy)),
+                lambda policy: sum(model.layer_s(tp_group, size, policy)),
                 bytes_of,
-                np.array([site.gpu.usable_memory_bytes]),
-                sum(model.stage_s(site, 0, need.first, need.last, size, policies[0])),
+                np.array([tp_group.gpu.usable_memory_bytes]),
+                sum(model.stage_s(tp_group, 0, need.first, need.last, size, policies[0])),
                 self.problem.model.num_layers,
                 mixed=self.problem.space.recompute_per_stage,
             ),

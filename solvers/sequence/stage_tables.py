@@ -11,8 +11,8 @@ from itertools import combinations
 
 import numpy as np
 
-from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Ends
 from hexiopt.plan.token_layout import Floats, Ints
 from hexiopt.schedules.in_flight import holding
@@ -22,7 +22,7 @@ from solvers.completion.allocation import least_bottleneck
 _EXACT = 1e-9  # of the limit, for rounding
 
 
-class Mixtures:
+class RecomputeTable:
     """The best policies of stages of 1 to `most` layers.
 
     `layer_s` gives a layer's seconds, `bytes_of` the bytes of a stage on each device [devices], by its policies;
@@ -53,28 +53,28 @@ class Mixtures:
         for k, (seconds, base, each) in enumerate(rows):
             fits = count <= ((limit - base) / each).min()
             self._offer(np.where(fits, count * seconds, np.inf) + beside_s, k, k, count)
-        for rich, lean in combinations(range(len(rows)), 2) if mixed else ():
-            (rich_s, one_base, more), (lean_s, other_base, less) = rows[rich], rows[lean]
+        for faster, smaller in combinations(range(len(rows)), 2) if mixed else ():
+            (rich_s, one_base, more), (lean_s, other_base, less) = rows[faster], rows[smaller]
             if rich_s >= lean_s or (more <= less).any():
                 continue
             room = limit - np.maximum(one_base, other_base) - count[:, None] * less
             number = np.minimum(np.floor((room / (more - less)).min(axis=1)), count - 1).astype(np.int64)
             some_s = number * rich_s + (count - number) * lean_s + beside_s
-            self._offer(np.where(number > 0, some_s, np.inf), lean, rich, number)
+            self._offer(np.where(number > 0, some_s, np.inf), smaller, faster, number)
 
-    def _offer(self, seconds: Floats, lean: int, rich: int, number: Ints) -> None:
+    def _offer(self, seconds: Floats, smaller: int, faster: int, number: Ints) -> None:
         better = seconds < self.seconds
         self.seconds = np.where(better, seconds, self.seconds)
-        self._lean = np.where(better, lean, self._lean)
-        self._rich = np.where(better, rich, self._rich)
+        self._lean = np.where(better, smaller, self._lean)
+        self._rich = np.where(better, faster, self._rich)
         self._num_rich = np.where(better, number, self._num_rich)
 
     def policies(self, num_layers: int) -> tuple[str, ...]:
         """The policies of a stage of so many layers that fit: one, or one for each."""
         at = num_layers - 1
-        rich, lean = self._policies[self._rich[at]], self._policies[self._lean[at]]
+        faster, smaller = self._policies[self._rich[at]], self._policies[self._lean[at]]
         number = int(self._num_rich[at])
-        return (rich,) if number == num_layers else (lean,) * (num_layers - number) + (rich,) * number
+        return (faster,) if number == num_layers else (smaller,) * (num_layers - number) + (faster,) * number
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Way:
     """A way to build a stage: tensor parallelism or a layout, and what it takes with any number of layers."""
 
     ends: Ends
-    mixtures: Mixtures
+    mixtures: RecomputeTable
 
 
 def dealt_layers(lines: Sequence[Sequence[Sequence[Way]]], total: int, *, even: bool = False) -> list[int] | None:
@@ -112,7 +112,7 @@ def fastest(ways: Sequence[Way], layers: int) -> Way:
 class TensorTable:
     """Seconds and bytes of layers of TP groups; groups of types in the order of `types`, degrees up to a machine's."""
 
-    def __init__(self, model: CostModel, types: Sequence[str]) -> None:
+    def __init__(self, model: PlanPricer, types: Sequence[str]) -> None:
         problem = self._problem = model.problem
         self._model = model
         self._examples: dict[tuple[int, int], tuple[int, ...]] = {}  # (type, degree): devices
@@ -125,7 +125,9 @@ class TensorTable:
         self._shape = (len(model.policies()), len(types), self._most + 1)
         self._kept: dict[object, tuple[Floats, Floats]] = {}
 
-    def of(self, counts: Floats, machines: Ints, held: Floats, size: int, shards: Shards) -> tuple[Floats, Floats]:
+    def of(
+        self, counts: Floats, machines: Ints, held: Floats, size: int, shards: StateSharding
+    ) -> tuple[Floats, Floats]:
         """Of stages with `counts` [..., types] devices in as many `machines` [...] and `held` [...] micro-batches of
         `size` sequences in flight: seconds of a layer for a sequence, and layers that fit, both [policies, ...];
         infinite and none where tensor parallelism may not be."""
@@ -137,7 +139,7 @@ class TensorTable:
         most = np.floor((room - flight * held) / (each + both * held) + 1e-9)
         return np.where(may, layer_s[:, kind, at], np.inf), np.where(may, most, 0.0)
 
-    def _tables(self, size: int, shards: Shards) -> tuple[Floats, Floats]:
+    def _tables(self, size: int, shards: StateSharding) -> tuple[Floats, Floats]:
         """Seconds [policies, types, degrees]; and bytes [parts, policies, types, degrees]: room without layers, of a
         layer, of a micro-batch in flight, of a layer's."""
         key = (size, shards)
@@ -146,10 +148,10 @@ class TensorTable:
             layer_s, bytes_of = np.full(self._shape, np.inf), np.zeros((4, *self._shape))
             bytes_of[1] = 1.0
             for (kind, degree), devices in self._examples.items():
-                site = model.site(devices)
-                memory, limit = model.memory_model(site, size), site.gpu.usable_memory_bytes
+                tp_group = model.tp_group(devices)
+                memory, limit = model.memory_model(tp_group, size), tp_group.gpu.usable_memory_bytes
                 for k, policy in enumerate(model.policies()):
-                    layer_s[k, kind, degree] = sum(model.layer_s(site, size, policy)) / size
+                    layer_s[k, kind, degree] = sum(model.layer_s(tp_group, size, policy)) / size
                     # From two layers on linear under ZeRO-3 too.
                     one, more, two, both = (
                         memory.stage(n, False, False, policy, holding(held), shards).total

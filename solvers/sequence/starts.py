@@ -76,7 +76,7 @@ class _Grid:
     ends: Ints
     lines: int
     fills: Floats
-    beats: Floats
+    periods: Floats
     sync_s: float
 
     @property
@@ -86,7 +86,7 @@ class _Grid:
 
 
 @dataclass(frozen=True, eq=False)
-class Sketch:
+class EstimatedShape:
     """An estimate of the shape that `grids` side by side make: seconds of a step, with micro-batches of `size`
     sequences and ZeRO stage `zero`."""
 
@@ -137,10 +137,10 @@ class HandMade:
                 )
             )
 
-    def ranked(self, go_on: Callable[[], bool]) -> list[Sketch]:
+    def ranked(self, go_on: Callable[[], bool]) -> list[EstimatedShape]:
         """Shapes that may fit, the best estimate first; what there was time for."""
         batch, in_lockstep = self._problem.workload.global_batch, self._estimates.zero >= LOCKSTEP
-        found: list[Sketch] = []
+        found: list[EstimatedShape] = []
         own: dict[tuple[int, frozenset[int]], list[tuple[float, _Grid]]] = {}
         for d, s in self._degrees():
             if found and not go_on():
@@ -153,25 +153,25 @@ class HandMade:
             for size in self._sizes(d, s):
                 if in_lockstep and d > 1 and batch % (d * size):
                     continue
-                fills, beats, sync_s = self._estimates.rhythms_s(cells, size)
-                seconds = self._estimates.step_s(fills, beats, size) + sync_s
+                fills, periods, sync_s = self._estimates.rhythms_s(cells, size)
+                seconds = self._estimates.step_s(fills, periods, size) + sync_s
                 good = np.flatnonzero(np.isfinite(seconds)).tolist()
                 if not good:
                     break  # larger micro-batches need more memory
-                grids = {k: _Grid(*cuts[k], d, fills[k], beats[k], float(sync_s[k])) for k in good}
+                grids = {k: _Grid(*cuts[k], d, fills[k], periods[k], float(sync_s[k])) for k in good}
                 if self._problem.space.num_pipelines in (None, d):
                     zero = self._estimates.zero
-                    found += [Sketch(float(seconds[k]), (grid,), size, zero) for k, grid in grids.items()]
+                    found += [EstimatedShape(float(seconds[k]), (grid,), size, zero) for k, grid in grids.items()]
                 if in_lockstep:
                     continue  # nothing stands beside others
-                alone_s = split_s(fills, beats, np.maximum(d, np.round(shares * batch / size)))
+                alone_s = split_s(fills, periods, np.maximum(d, np.round(shares * batch / size)))
                 for k, grid in grids.items():
                     own.setdefault((size, grid.row.kinds), []).append((float(alone_s[k]), grid))
         if go_on() and not in_lockstep:
             found += self._side_by_side(own)
         return sorted(found, key=lambda sketch: sketch.step_s)
 
-    def _side_by_side(self, own: dict[tuple[int, frozenset[int]], list[tuple[float, _Grid]]]) -> list[Sketch]:
+    def _side_by_side(self, own: dict[tuple[int, frozenset[int]], list[tuple[float, _Grid]]]) -> list[EstimatedShape]:
         """Grids of disjoint sets of types that are all types together."""
         batch, count = self._problem.workload.global_batch, self._problem.space.num_pipelines
         found = []
@@ -188,16 +188,17 @@ class HandMade:
                 ]
                 if rows:
                     most = max(sum(grid.lines for grid in grids) for grids in rows)
-                    fills, beats = np.zeros((len(rows), most)), np.full((len(rows), most), np.inf)
+                    fills, periods = np.zeros((len(rows), most)), np.full((len(rows), most), np.inf)
                     for k, grids in enumerate(rows):
                         joined = np.concatenate([grid.fills for grid in grids])
                         fills[k, : len(joined)] = joined
-                        beats[k, : len(joined)] = np.concatenate([grid.beats for grid in grids])
+                        periods[k, : len(joined)] = np.concatenate([grid.periods for grid in grids])
                     sync_s = np.array([max(grid.sync_s for grid in grids) for grids in rows])
-                    seconds = split_s(fills, beats, -(-batch // size)) + sync_s
+                    seconds = split_s(fills, periods, -(-batch // size)) + sync_s
                     zero = self._estimates.zero
                     found += [
-                        Sketch(second, grids, size, zero) for second, grids in zip(seconds.tolist(), rows, strict=True)
+                        EstimatedShape(second, grids, size, zero)
+                        for second, grids in zip(seconds.tolist(), rows, strict=True)
                     ]
         return found
 

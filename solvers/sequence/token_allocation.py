@@ -16,8 +16,8 @@ import numpy as np
 
 from hexiopt.calibration import coefficients as c
 from hexiopt.calibration.gpus import Gpu
-from hexiopt.cost.executors.compute import Blocks, Clock, attention_times, dense_times, largest_shard
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.compute import Blocks, OperatorTimes, attention_times, dense_times, largest_shard
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import SequenceGroup, SequenceLayout
 from hexiopt.plan.token_layout import Floats, Ints
 from solvers.completion.allocation import proportional
@@ -45,7 +45,7 @@ class Rates:
 class RateTable:
     """The rates of a problem's GPU types, by recompute policy."""
 
-    def __init__(self, model: CostModel) -> None:
+    def __init__(self, model: PlanPricer) -> None:
         self._model = model
         self._kept: dict[tuple[str, str], tuple[float, float]] = {}
 
@@ -62,7 +62,7 @@ class RateTable:
         if found is None:
             problem, framework = self._model.problem, self._model.framework
             spec, workload = problem.model, problem.workload
-            clock, shard = Clock(gpu, workload.precision), largest_shard(spec, 1)
+            clock, shard = OperatorTimes(gpu, workload.precision), largest_shard(spec, 1)
             again = float(policy == "full")
             gemm, memory = 1.0 + again + c.GEMM_BACKWARD_PASSES, 1.0 + again + c.MEMORY_BACKWARD_PASSES
             each = [dense_times(spec, workload, clock, shard, n * _MANY, framework) for n in (1, 2)]
@@ -77,7 +77,7 @@ class RateTable:
 
 
 @dataclass(frozen=True)
-class Allotment:
+class TokenAllocation:
     """Devices in groups, and what they get [devices], all in the order of the groups."""
 
     groups: tuple[tuple[int, ...], ...]
@@ -97,7 +97,7 @@ class Allotment:
             self.order,
         )
 
-    def with_tokens(self, tokens: Ints) -> "Allotment":
+    def with_tokens(self, tokens: Ints) -> "TokenAllocation":
         """The same with other tokens."""
         return replace(self, tokens=tokens)
 

@@ -15,7 +15,7 @@ from experiments import plan
 from experiments.app import common
 from experiments.app.common import overlay, worst
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import read_plan
 from tests.conftest import ROOT, Ran, Run
@@ -98,7 +98,7 @@ def test_plan_writes_its_files_and_says_where(hexiopt: Run, tmp_path: Path) -> N
     assert sorted(path.name for path in written[0].parent.iterdir()) == sorted(names)
     assert "tokens/s" in ran.out
     file = read_plan(written[0])
-    cost = CostModel(file.problem).price(file.plan)
+    cost = PlanPricer(file.problem).price(file.plan)
     assert violations(file.problem, file.plan, cost) == []
     stored = json.loads(written[0].read_text())
     assert stored["prediction"]["step_time_s"] == cost.step_time_s

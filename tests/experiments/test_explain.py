@@ -1,7 +1,7 @@
 """What binds a plan with sequence stages, as `explain` tells it."""
 
 from experiments.explain import measured_rows, stage_rows, step_rows
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
 from tests.hexiopt.test_sequence_plans import PROBLEM
 
@@ -9,7 +9,7 @@ from tests.hexiopt.test_sequence_plans import PROBLEM
 def test_the_parts_of_a_sequence_stage_make_its_time() -> None:
     layout = SequenceLayout((SequenceGroup((0, 1), (20, 12), (6, 2)), SequenceGroup((4,), (32,), (8,))), "zigzag")
     plan = Plan((Pipeline((Stage(layout, ((0, 2),), ("selective",)), Stage.of((2, 3), 2, 3)), 4),))
-    cost = CostModel(PROBLEM).price(plan)
+    cost = PlanPricer(PROBLEM).price(plan)
     rows = list(stage_rows(PROBLEM, plan, cost))
     assert len(rows) == 2
     name, time, memory = rows[0]
@@ -20,6 +20,6 @@ def test_the_parts_of_a_sequence_stage_make_its_time() -> None:
     assert list(step_rows(PROBLEM, plan, cost))
     assert len(list(measured_rows(PROBLEM, plan))) == 1
 
-    stage = CostModel(PROBLEM).sequence_stage(layout, 1)
+    stage = PlanPricer(PROBLEM).sequence_stage(layout, 1)
     layer_s, parts = sum(stage.layer_s("selective")), stage.parts_s("selective")
     assert all(sum(part[d] for part in parts.values()) <= layer_s * (1 + 1e-9) for d in range(3))

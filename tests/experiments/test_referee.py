@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.referee import InvalidPlanError, referee
 from hexiopt.result import Result, Status
@@ -90,7 +90,7 @@ def test_the_registry_gives_out_no_other_solvers() -> None:
 
 
 def result_of(plan: Plan, bound_s: float = 0.0) -> Result:
-    return Result("x", Status.FEASIBLE, 0, 1.0, 1, plan, CostModel(problems.easy()).price(plan), bound_s)
+    return Result("x", Status.FEASIBLE, 0, 1.0, 1, plan, PlanPricer(problems.easy()).price(plan), bound_s)
 
 
 def test_every_rule_is_asked() -> None:

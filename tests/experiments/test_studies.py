@@ -335,21 +335,21 @@ def test_a_space_is_credited_with_every_plan_inside_it() -> None:
     found = pd.DataFrame({"s": dict.fromkeys(ablation.SPACES, 10.0)})
     found.loc["no replicated stages"], found.loc[ablation.NONE] = math.nan, 9.0
     best = credited(found, ablation.INSIDE)["s"]
-    assert best[ablation.WHOLE] == best["no replicated stages"] == 9.0
+    assert best[ablation.UNSHARDED] == best["no replicated stages"] == 9.0
     assert best["1F1B only"] == 10.0  # the plan of 9 s may have another schedule
     assert best["one policy a stage"] == 9.0
     both = ablation.PlanSpace(("replicas",), "1f1b")
     assert both.holds(ablation.PlanSpace(SWITCHES, "1f1b"))
     assert not both.holds(ablation.PlanSpace(SWITCHES))
     assert ablation.PlanSpace(("recompute_per_layer",)).holds(ablation.PlanSpace(("recompute_per_stage",)))
-    assert list(credited(found.loc[[ablation.WHOLE, ablation.NONE]], ablation.INSIDE).index) == [
-        ablation.WHOLE,
+    assert list(credited(found.loc[[ablation.UNSHARDED, ablation.NONE]], ablation.INSIDE).index) == [
+        ablation.UNSHARDED,
         ablation.NONE,
     ]
 
 
 def test_ablation_claims_say_what_is_lost_and_where_the_search_stopped() -> None:
-    times_s = {ablation.WHOLE: 10.5, "equal layers in a pipeline": 12.0, ablation.NONE: 15.0}
+    times_s = {ablation.UNSHARDED: 10.5, "equal layers in a pipeline": 12.0, ablation.NONE: 15.0}
     said = reported("ablation", lambda labels: times_s.get(labels["space"], 10.0))
     assert said[0] == "Without any asymmetry a step takes 50.0% longer."
     assert said[1] == "The most expensive single loss is “equal layers in a pipeline”: 20.0% on average."

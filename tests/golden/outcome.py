@@ -12,7 +12,7 @@ from typing import Any
 
 from hexiopt.calibration.frameworks import frameworks
 from hexiopt.cost.executors.memory import MEMORY_PARTS
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.problem.problem import Problem
@@ -34,12 +34,12 @@ def problem_of(data: Data) -> Problem:
     return problem_from_section(Section(data, "problem"))
 
 
-def pricer(problem: Problem, framework: str) -> CostModel:
+def pricer(problem: Problem, framework: str) -> PlanPricer:
     """What prices plans of a problem, run by a framework."""
-    return CostModel(problem, frameworks()[framework])
+    return PlanPricer(problem, frameworks()[framework])
 
 
-def price(model: CostModel, plan_data: Data, simulate: bool) -> Data:
+def price(model: PlanPricer, plan_data: Data, simulate: bool) -> Data:
     """Seconds of a plan, and bytes of each part of memory per device, in the order of stages and replicas.
 
     `executor_end_s` is [pipelines][executors], `memory_bytes[part]` [devices]; `simulated_s` is the step by fair shares

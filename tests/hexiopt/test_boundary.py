@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cost.boundary import sender_load
-from hexiopt.cost.executors.routes import Hop, hop, overlaps
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.boundary import executor_load
+from hexiopt.cost.executors.routes import Route, overlaps, route
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -49,9 +49,9 @@ MODEL = ModelSpec(
 )
 
 
-def model_of(cluster: Cluster, global_batch: int) -> CostModel:
+def model_of(cluster: Cluster, global_batch: int) -> PlanPricer:
     """A message is 1 MB: 1,000 tokens of 500 numbers of two bytes."""
-    return CostModel(Problem(cluster, MODEL, Workload(global_batch=global_batch, seq_len=1000)))
+    return PlanPricer(Problem(cluster, MODEL, Workload(global_batch=global_batch, seq_len=1000)))
 
 
 @given(st.integers(1, 40), st.integers(1, 40))
@@ -80,7 +80,7 @@ def test_one_message_crosses_between_two_machines(cluster: Cluster, data: st.Dat
         first, count = int(cluster.first_device[m]), cluster.machines[m].num_gpus
         devices = data.draw(st.permutations(range(first, first + count)))
         ends.append(tuple(devices[: data.draw(st.integers(1, count))]))
-    way = hop(cluster, *ends)
+    way = route(cluster, *ends)
     network = cluster.network
     crossing = {r: s * float(network.capacity[r]) for r, s in way.shared}
     sides = [
@@ -96,15 +96,15 @@ def test_one_message_crosses_between_two_machines(cluster: Cluster, data: st.Dat
 def test_a_message_inside_a_machine_uses_the_ports_of_its_senders() -> None:
     cluster = cluster_of(4)
     # Ranks 0 and 1 hold halves; the receiver takes both at once.
-    assert hop(cluster, (0, 1), (2,)).alone_s(1e9) == pytest.approx(0.05 + 3e-6)
+    assert route(cluster, (0, 1), (2,)).alone_s(1e9) == pytest.approx(0.05 + 3e-6)
     # One sender gives two halves one after another.
-    assert hop(cluster, (0,), (2, 3)).alone_s(1e9) == pytest.approx(0.1 + 3e-6)
+    assert route(cluster, (0,), (2, 3)).alone_s(1e9) == pytest.approx(0.1 + 3e-6)
 
 
 def test_uneven_degrees_by_hand() -> None:
     """3 ranks to 2: thirds to halves, so rank 1 sends a sixth to each. Machine a has an interface per GPU."""
     cluster = cluster_of(3, 2, network_interfaces=1)
-    (transmit, alone), *others = hop(cluster, (0, 1, 2), (3, 4)).shared
+    (transmit, alone), *others = route(cluster, (0, 1, 2), (3, 4)).shared
     assert (transmit, alone) == (0, pytest.approx(1e-9))
     assert [s for _, s in others] == pytest.approx([1e-9])
 
@@ -169,9 +169,9 @@ def test_a_pipeline_that_returns_to_a_machine_shares_its_interface_with_itself()
 
 def test_a_senders_load_takes_the_larger_direction() -> None:
     cluster = cluster_of(1, 1, 1)
-    ahead, back = hop(cluster, (1,), (2,)), hop(cluster, (1,), (0,))
+    ahead, back = route(cluster, (1,), (2,)), route(cluster, (1,), (0,))
     transmit = cluster.network.transmit_interface(1)
-    load = sender_load([(ahead, 1e9)], [(back, 3e9)])
+    load = executor_load([(ahead, 1e9)], [(back, 3e9)])
     assert load[transmit] == pytest.approx(3.0)
     assert load[cluster.network.receive_interface(2)] == pytest.approx(1.0)
     assert load[cluster.network.receive_interface(0)] == pytest.approx(3.0)
@@ -192,12 +192,12 @@ def test_the_slowest_resource_and_the_longest_latency_count() -> None:
             "test",
         )
     )
-    assert hop(cluster, (0,), (1,)).alone_s(1e9) == pytest.approx(4.0 + 120e-6)
+    assert route(cluster, (0,), (1,)).alone_s(1e9) == pytest.approx(4.0 + 120e-6)
 
 
 def test_an_unlimited_interface_takes_no_time() -> None:
     """Machines of a cluster that states no network: messages cost their latency only."""
-    one = Hop(shared=((3, 0.0),), port_s_per_byte=0.0, latency_s=1e-5)
-    load = sender_load([(one, 1e6)], [])
+    one = Route(shared=((3, 0.0),), port_s_per_byte=0.0, latency_s=1e-5)
+    load = executor_load([(one, 1e6)], [])
     assert load == {3: 0.0}
     assert one.seconds(1e6, load) == 1e-5

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hexiopt.bounds import lower_bound_s
 from hexiopt.bounds.chains import Boxes
 from hexiopt.bounds.shapes import shapes_of
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
@@ -54,7 +54,7 @@ def two_kinds(**changes: object) -> Problem:
 @given(pair=problems_with_plans())
 def test_no_plan_beats_the_bound(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     assert 0.0 < lower_bound_s(model) <= model.price(plan).pipeline_s
 
 
@@ -63,12 +63,12 @@ def test_a_huge_batch_approaches_the_bound() -> None:
     gaps = []
     for global_batch in (100, 200_000):
         problem = two_kinds(global_batch=global_batch)
-        model = CostModel(problem)
+        model = PlanPricer(problem)
         sizes = problem.space.micro_batch_sizes(global_batch)
         best = []
         for device in (0, 1):
-            site = model.site((device,))
-            best.append(min((sum(model.layer_s(site, b, "none")) / b, b) for b in sizes))
+            tp_group = model.tp_group((device,))
+            best.append(min((sum(model.layer_s(tp_group, b, "none")) / b, b) for b in sizes))
         speeds = [1 / seconds for seconds, _ in best]
         first = round(global_batch * speeds[0] / sum(speeds) / 16) * 16
         pipelines = []
@@ -84,11 +84,11 @@ def test_a_huge_batch_approaches_the_bound() -> None:
 
 def test_the_bound_falls_with_devices_and_rises_with_work() -> None:
     problem = two_kinds(global_batch=64)
-    bound = lower_bound_s(CostModel(problem))
+    bound = lower_bound_s(PlanPricer(problem))
     fewer = replace(problem, space=replace(problem.space, exclude=("b",)))
-    assert lower_bound_s(CostModel(fewer)) > bound
-    assert lower_bound_s(CostModel(two_kinds(global_batch=128))) > 1.99 * bound
-    forced = lower_bound_s(CostModel(two_kinds(global_batch=64, recompute="full")))
+    assert lower_bound_s(PlanPricer(fewer)) > bound
+    assert lower_bound_s(PlanPricer(two_kinds(global_batch=128))) > 1.99 * bound
+    forced = lower_bound_s(PlanPricer(two_kinds(global_batch=64, recompute="full")))
     assert forced > 1.2 * bound
 
 
@@ -97,7 +97,7 @@ def test_the_bound_falls_with_devices_and_rises_with_work() -> None:
 def test_no_plan_beats_the_raised_bound(pair: tuple[Problem, Plan]) -> None:
     """Interleaved, replicated, sharded in any way: whatever time the program had."""
     problem, plan = pair
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     cost = model.price(plan)
     if cost.fits:
         assert lower_bound_s(model) <= lower_bound_s(model, 0.3) <= cost.step_time_s
@@ -109,7 +109,7 @@ def test_one_device_meets_the_raised_bound() -> None:
     problem = replace(
         two_kinds(global_batch=16, recompute="none"), model=model, space=Space(exclude=("b",), max_micro_batch_size=1)
     )
-    pricer = CostModel(problem)
+    pricer = PlanPricer(problem)
     step_s = pricer.price(Plan((Pipeline((Stage.of((0,), 0, 8),), 16),))).step_time_s
     bound_s = lower_bound_s(pricer, 5.0)
     assert lower_bound_s(pricer) < 0.95 * bound_s
@@ -123,7 +123,7 @@ def test_memory_raises_the_bound() -> None:
     assert len(gpus) == 2
     large = replace(roomy, model=replace(MODEL, hidden_size=8192, ffn_size=28672, num_heads=64, num_kv_heads=64))
     for problem, least in ((roomy, 1.0), (large, 1.05)):
-        model = CostModel(problem)
+        model = PlanPricer(problem)
         assert lower_bound_s(model, 4.0) >= least * lower_bound_s(model)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from hexiopt.cost.breakdown import breakdown, busy_time
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from tests.hexiopt.layouts import with_layouts
@@ -20,7 +20,7 @@ PAIRS = problems_with_plans() | roomy_problems_with_plans()
 @given(pair=PAIRS | with_layouts(PAIRS))
 def test_the_parts_add_up_to_the_step_and_to_every_executor(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     cost = model.price(plan)
     parts = breakdown(model, plan, cost).parts
     assert sum(seconds for _, seconds in parts) == pytest.approx(cost.step_time_s, rel=1e-12, abs=0)
@@ -36,7 +36,7 @@ def test_the_parts_add_up_to_the_step_and_to_every_executor(pair: tuple[Problem,
 def test_two_stages_by_hand() -> None:
     stages = (Stage.of((0, 1), 0, 3, "full"), Stage.of((2, 3), 3, 6))
     plan = Plan((Pipeline(stages, 1, 8),))
-    model = CostModel(PROBLEM)
+    model = PlanPricer(PROBLEM)
     cost = model.price(plan)
     found = breakdown(model, plan, cost)
     first, second = cost.pipelines[0].stages

@@ -6,7 +6,7 @@ import pytest
 
 from hexiopt.calibration import frameworks as frameworks_file
 from hexiopt.calibration import gpus as gpus_file
-from hexiopt.calibration.constants import constants, fitted, fitted_values
+from hexiopt.calibration.constants import constant, constant_values, constants
 from hexiopt.calibration.frameworks import calibrated_frameworks, default_framework, frameworks
 from hexiopt.calibration.gpus import calibrated_catalogue, catalogue
 from hexiopt.errors import InputError
@@ -19,9 +19,9 @@ OF_LINKS = {f"{link}_efficiency" for link in ("nvlink", "pcie", "infiniband", "e
 
 def test_constants_are_few_and_say_what_they_are() -> None:
     assert 0 < len(constants()) <= MOST_CONSTANTS
-    for constant in constants().values():
-        assert all((constant.unit, constant.meaning, constant.fitted_on))
-        assert constant.value > 0
+    for one in constants().values():
+        assert all((one.unit, one.meaning, one.fitted_on))
+        assert one.value > 0
 
 
 def test_every_constant_is_used() -> None:
@@ -32,18 +32,18 @@ def test_every_constant_is_used() -> None:
 
 def test_a_number_or_the_name_of_a_constant() -> None:
     section = Section({"a": 0.5, "b": "memory_traffic", "c": "memory_trafic"}, "x.yaml")
-    assert fitted(section, "a") == 0.5
-    assert fitted(section, "b") == fitted_values()["memory_traffic"]
-    assert fitted(section, "b", {"memory_traffic": 3.0}) == 3.0
+    assert constant(section, "a") == 0.5
+    assert constant(section, "b") == constant_values()["memory_traffic"]
+    assert constant(section, "b", {"memory_traffic": 3.0}) == 3.0
     with pytest.raises(InputError, match=r"x\.yaml: c: 'memory_trafic' is no fitted constant; did you mean memory_tr"):
-        fitted(section, "c")
+        constant(section, "c")
 
 
 def test_trial_values_reach_gpus_and_frameworks_and_leave_the_catalogue_alone() -> None:
-    trial = fitted_values() | {"ampere_gemm_max": 0.5, "memory_traffic": 4.0}
+    trial = constant_values() | {"ampere_gemm_max": 0.5, "memory_traffic": 4.0}
     before = catalogue()["a100_80gb_sxm"]
     assert calibrated_catalogue(trial)["a100_80gb_sxm"].efficiency.gemm_max == 0.5
     assert calibrated_frameworks(trial)["hexiopt"].memory_traffic == 4.0
     assert catalogue()["a100_80gb_sxm"] == before != calibrated_catalogue(trial)["a100_80gb_sxm"]
-    assert calibrated_catalogue(fitted_values()) == catalogue()
+    assert calibrated_catalogue(constant_values()) == catalogue()
     assert default_framework() == frameworks()["hexiopt"]

@@ -12,7 +12,7 @@ from hexiopt.bounds.chains import Boxes, Chains, Shape
 from hexiopt.bounds.columns import Columns
 from hexiopt.bounds.kernel import Multipliers
 from hexiopt.bounds.stages import StageTypes
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
@@ -33,7 +33,7 @@ def types_of(bandwidth_gb_per_s: float, sharding: str) -> StageTypes:
     cluster = cluster_from_section(Section({"name": "two", "inter_machine": network, "machines": machines}, "test"))
     workload = Workload(64, 2048, optimizer_sharding=sharding)
     space = Space(max_micro_batch_size=1, replicas=False)
-    return StageTypes(CostModel(Problem(cluster, replace(TINY, num_layers=LAYERS), workload, space)))
+    return StageTypes(PlanPricer(Problem(cluster, replace(TINY, num_layers=LAYERS), workload, space)))
 
 
 TYPES = {(rate, stage): types_of(rate, stage) for rate in (0.05, 1.0, 20.0) for stage in ("1", "2")}
@@ -59,7 +59,7 @@ def test_no_stage_type_stands_for_those_of_another_sharding() -> None:
     kept = {}
     for sharding in ("auto", "1"):
         problem = Problem(cluster, replace(TINY, num_layers=LAYERS), Workload(64, 2048, optimizer_sharding=sharding))
-        types = StageTypes(CostModel(problem))
+        types = StageTypes(PlanPricer(problem))
         early = types.numbers(False)
         kept[sharding] = [types.devices[early].tolist(), types.seconds(False, 0, 1).tolist()]
     assert kept["auto"] == kept["1"]

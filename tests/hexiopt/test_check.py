@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.check import Violation, check
 from hexiopt.plan.plan import (
     Pipeline,
@@ -99,12 +99,12 @@ def with_first(**changes: Any) -> Plan:
 def test_valid_plans_pass(pair: tuple[Problem, Plan]) -> None:
     of, plan = pair
     assert check(of, plan) == []
-    cost = CostModel(of).price(plan)
+    cost = PlanPricer(of).price(plan)
     assert {v.rule for v in violations(of, plan, cost)} == (set() if cost.fits else {"memory"})
 
 
 def test_the_example_is_valid() -> None:
-    assert violations(problem(), PLAN, CostModel(problem()).price(PLAN)) == []
+    assert violations(problem(), PLAN, PlanPricer(problem()).price(PLAN)) == []
 
 
 BROKEN: dict[str, tuple[Plan, str]] = {
@@ -293,7 +293,7 @@ def test_the_cost_model_refuses_what_no_schedule_can_run(name: str) -> None:
     if rule in ("replicas", "interleaved"):
         if "nine" not in name:
             with pytest.raises(ValueError, match="stage"):
-                CostModel(problem()).price(plan)
+                PlanPricer(problem()).price(plan)
         (violation,) = (v for v in check(problem(), plan) if v.rule == rule)
         assert "\n" not in violation.text
 
@@ -328,7 +328,7 @@ def test_all_tp_degrees() -> None:
 def test_a_device_without_room_is_named_with_what_it_lacks() -> None:
     big = replace(MODEL, hidden_size=8192, ffn_size=28_672, vocab_size=32_000)
     of = Problem(CLUSTER, big, WORK)
-    cost = CostModel(of).price(PLAN)
+    cost = PlanPricer(of).price(PLAN)
     found = violations(of, PLAN, cost)
     assert {violation.rule for violation in found} == {"memory"}
     assert len(found) == 5

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hexiopt.calibration import coefficients as c
 from hexiopt.calibration.gpus import Efficiency, Gpu, catalogue
 from hexiopt.cost.executors.compute import (
-    Clock,
+    OperatorTimes,
     embedding_compute,
     head_compute,
     largest_shard,
@@ -148,10 +148,10 @@ def test_uneven_heads_cost_what_the_fullest_rank_takes() -> None:
 # ------------------------------------------------------------------ rates
 
 
-def clock(**changes: float) -> Clock:
+def clock(**changes: float) -> OperatorTimes:
     pure = {"gemm_max": 1.0, "gemm_half_flops": 0.0, "attention_max": 1.0, "memory_max": 1.0, "launch_s": 0.0}
     efficiency = Efficiency(**(pure | changes))
-    return Clock(replace(A100, flops_bf16=PEAK, hbm_bytes_per_s=1e9, efficiency=efficiency), "bf16")
+    return OperatorTimes(replace(A100, flops_bf16=PEAK, hbm_bytes_per_s=1e9, efficiency=efficiency), "bf16")
 
 
 def test_efficiency_falls_for_small_products() -> None:

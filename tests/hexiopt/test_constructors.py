@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.calibration.gpus import PRECISIONS
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.parallelism import Replica, Replicated, held_by
 from hexiopt.plan.plan import Stage
@@ -170,8 +170,8 @@ def test_a_window_shorter_than_the_sequence_is_refused() -> None:
     """It would take less than the full attention priced; a window that the sequence fits into changes nothing."""
     cluster = replace(LAB, machines=LAB.machines[:1])
 
-    def priced(model: ModelSpec, seq_len: int) -> CostModel:
-        return CostModel(Problem(cluster, model, Workload(4, seq_len, precision="fp16")))
+    def priced(model: ModelSpec, seq_len: int) -> PlanPricer:
+        return PlanPricer(Problem(cluster, model, Workload(4, seq_len, precision="fp16")))
 
     line = "model: sliding_window: windowed attends to 1024 tokens at a time, fewer than seq_len 2048, and only full"
     assert (refusal(lambda: priced(WINDOW, 2048)) or "").startswith(line)

@@ -6,7 +6,7 @@ import pytest
 
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cores import usable_cores
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.solving import Budget
 from solvers.registry import make_solver
@@ -29,4 +29,4 @@ def test_plans_without_sched_getaffinity(monkeypatch: pytest.MonkeyPatch, name: 
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     result = make_solver(name).solve(problem, Budget(1.0), seed=0)
     assert result.plan is not None
-    assert lower_bound_s(CostModel(problem), 0.5) > 0
+    assert lower_bound_s(PlanPricer(problem), 0.5) > 0

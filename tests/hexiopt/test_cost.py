@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hexiopt.calibration import coefficients as c
 from hexiopt.cost.executors.collectives import ring_collective_s
 from hexiopt.cost.executors.compute import embedding_compute, head_compute, layer_compute, optimizer_compute_s
-from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, TensorParallel, held_by
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
@@ -54,7 +54,7 @@ PROBLEM = Problem(CLUSTER, MODEL, Workload(global_batch=8, seq_len=2048))
 @given(pair=problems_with_plans() | roomy_problems_with_plans())
 def test_parts_make_up_the_step(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
-    cost = CostModel(problem).price(plan)
+    cost = PlanPricer(problem).price(plan)
     assert cost.gradient_sync_s >= 0.0
     assert cost.optimizer_s > 0.0
     assert cost.pipeline_s == max(p.end_s for p in cost.pipelines)
@@ -86,17 +86,17 @@ def test_parts_make_up_the_step(pair: tuple[Problem, Plan]) -> None:
 def test_a_used_cost_model_prices_like_a_new_one(data: st.DataObject) -> None:
     """Nothing that it keeps between plans changes a price."""
     problem = data.draw(problems(max_batch=20))
-    used = CostModel(problem)
+    used = PlanPricer(problem)
     several = data.draw(st.lists(plans(problem), min_size=2, max_size=4))
     for plan in [*several, *several]:
-        assert used.price(plan) == CostModel(problem).price(plan)
+        assert used.price(plan) == PlanPricer(problem).price(plan)
 
 
 @given(pair=problems_with_plans(max_batch=20), data=st.data())
 def test_the_order_of_pipelines_does_not_matter(pair: tuple[Problem, Plan], data: st.DataObject) -> None:
     problem, plan = pair
     shuffled = replace(plan, pipelines=tuple(data.draw(st.permutations(plan.pipelines))))
-    one, other = CostModel(problem).price(plan), CostModel(problem).price(shuffled)
+    one, other = PlanPricer(problem).price(plan), PlanPricer(problem).price(shuffled)
     assert other.step_time_s == pytest.approx(one.step_time_s, rel=1e-12)
     assert other.excess_bytes == pytest.approx(one.excess_bytes)
 
@@ -104,7 +104,7 @@ def test_the_order_of_pipelines_does_not_matter(pair: tuple[Problem, Plan], data
 @given(pair=problems_with_plans(max_batch=20))
 def test_recompute_costs_time_and_one_more_micro_batch_too(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
-    model = CostModel(problem)
+    model = PlanPricer(problem)
 
     def with_policy(policy: str) -> Plan:
         return replace(
@@ -128,13 +128,15 @@ def test_a_tp_stage_by_hand(policy: str) -> None:
     """Both A100s as one stage, eight micro-batches one after another."""
     work, gpu = PROBLEM.workload, CLUSTER.gpu_of(0)
     plan = Plan((Pipeline((Stage.of((0, 1), 0, 6, policy),), 8),))
-    cost = CostModel(PROBLEM).price(plan)
+    cost = PlanPricer(PROBLEM).price(plan)
     layer = layer_compute(MODEL, work, gpu, 2, 1)
     ends = [f(MODEL, work, gpu, 2, 1) for f in (embedding_compute, head_compute)]
     collective_s = ring_collective_s(2048 * 1024 * 2, 2, 100e9, 10e-6)
     forward_s = 6 * (layer.forward_s + 4 * collective_s) + sum(e.forward_s + collective_s for e in ends)
-    again_s = {"none": 0.0, "selective": layer.attention_s, "full": layer.forward_s + 4 * collective_s}[policy]
-    backward_s = 6 * (layer.backward_s + 6 * collective_s + again_s) + sum(e.backward_s + collective_s for e in ends)
+    recompute_s = {"none": 0.0, "selective": layer.attention_s, "full": layer.forward_s + 4 * collective_s}[policy]
+    backward_s = 6 * (layer.backward_s + 6 * collective_s + recompute_s) + sum(
+        e.backward_s + collective_s for e in ends
+    )
     (stage,) = cost.pipelines[0].stages
     assert (stage.forward_s, stage.backward_s) == pytest.approx((forward_s, backward_s))
     assert cost.pipeline_s == pytest.approx(8 * (forward_s + backward_s))
@@ -145,24 +147,24 @@ def test_a_tp_stage_by_hand(policy: str) -> None:
 def test_two_unequal_stages_by_hand() -> None:
     """A100 then RTX 3090 over 1.25 GB/s and 20 µs; GPipe: Σ + 7 · max, forward and back."""
     plan = Plan((Pipeline((Stage.of((0,), 0, 4), Stage.of((2,), 4, 6)), 8),), GPIPE)
-    (priced,) = CostModel(PROBLEM).price(plan).pipelines
-    hop_s = 2048 * 1024 * 2 / 1.25e9 + 20e-6
-    assert (*priced.send_forward_s, *priced.send_backward_s) == pytest.approx((hop_s, hop_s))
+    (priced,) = PlanPricer(PROBLEM).price(plan).pipelines
+    message_s = 2048 * 1024 * 2 / 1.25e9 + 20e-6
+    assert (*priced.send_forward_s, *priced.send_backward_s) == pytest.approx((message_s, message_s))
     f, b = ([getattr(s, key) for s in priced.stages] for key in ("forward_s", "backward_s"))
-    end_s = sum(f) + hop_s + 7 * max(*f, hop_s) + sum(b) + hop_s + 7 * max(*b, hop_s)
+    end_s = sum(f) + message_s + 7 * max(*f, message_s) + sum(b) + message_s + 7 * max(*b, message_s)
     assert priced.end_s == pytest.approx(end_s)
 
 
 @given(pair=problems_with_plans(plain=True))
 def test_memory_is_that_of_the_position(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     cost = model.price(plan)
-    shards = Shards(plan.sharding.stage, len(plan.pipelines))
+    shards = StateSharding(plan.sharding.stage, len(plan.pipelines))
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
         count = len(pipeline.stages)
         for k, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
-            memory = model.memory_model(model.site(stage.devices), pipeline.micro_batch_size)
+            memory = model.memory_model(model.tp_group(stage.devices), pipeline.micro_batch_size)
             held = in_flight(plan.schedule, StagePosition(k, count, pipeline.num_micro_batches))
             assert stage_cost.memory == memory.stage(
                 stage.num_layers, k == 0, k == count - 1, stage.policy, held, shards
@@ -173,16 +175,16 @@ def test_a_replica_takes_its_samples_and_its_own_gpu() -> None:
     """An A100 with three samples of four beside an RTX 3090 with one, before an A100 with all; messages by samples."""
     replicas = (Replica((0,), 3), Replica((2,), 1))
     stages = (Stage(held_by(replicas), ((0, 4),), ("none", "full", "full", "selective")), Stage.of((1,), 4, 6))
-    model = CostModel(PROBLEM)
+    model = PlanPricer(PROBLEM)
     cost = model.price(Plan((Pipeline(stages, 2, 4),), ONE_F_ONE_B, Sharding(1)))
     (priced,) = cost.pipelines
     for devices, samples, one in (((0,), 3, priced.stages[0].each[0]), ((2,), 1, priced.stages[0].each[1])):
-        site = model.site(devices)
-        embedding, _ = model.ends_s(site, samples)
-        times = [model.layer_s(site, samples, policy) for policy in ("none", "full", "full", "selective")]
+        tp_group = model.tp_group(devices)
+        embedding, _ = model.ends_s(tp_group, samples)
+        times = [model.layer_s(tp_group, samples, policy) for policy in ("none", "full", "full", "selective")]
         assert one.forward_s == pytest.approx(sum(f for f, _ in times) + embedding.forward_s)
         assert one.backward_s == pytest.approx(sum(b for _, b in times) + embedding.backward_s)
-        assert one.limit_bytes == site.gpu.usable_memory_bytes
+        assert one.limit_bytes == tp_group.gpu.usable_memory_bytes
     # Two holders of the first four layers and the embedding, one of the rest.
     work = PROBLEM.workload
     first, last = priced.stages
@@ -202,7 +204,7 @@ def test_a_replica_takes_its_samples_and_its_own_gpu() -> None:
 def test_interleaved_stages_hold_the_ends_with_their_first_and_last_range() -> None:
     """Embedding with the first range of the first stage, head with the last of the last; in all, what 1F1B takes."""
     of = replace(PROBLEM, workload=replace(PROBLEM.workload, recompute="none"))
-    model = CostModel(of)
+    model = PlanPricer(of)
     ranges = (((0, 2), (3, 5)), ((2, 3), (5, 6)))
     woven = tuple(Stage(TensorParallel((s,)), own) for s, own in enumerate(ranges))
     plain = (Stage.of((0,), 0, 4), Stage.of((1,), 4, 6))
@@ -211,9 +213,9 @@ def test_interleaved_stages_hold_the_ends_with_their_first_and_last_range() -> N
     for a, b in zip(one.stages, other.stages, strict=True):
         assert (a.forward_s, a.backward_s) == pytest.approx((b.forward_s, b.backward_s))
         assert a.memory.weights == b.memory.weights
-    site = model.site((0,))
-    layer = model.layer_s(site, 1, "none")
-    embedding, head = model.ends_s(site, 1)
+    tp_group = model.tp_group((0,))
+    layer = model.layer_s(tp_group, 1, "none")
+    embedding, head = model.ends_s(tp_group, 1)
     assert one.stages[0].chunk_s[0][0] == pytest.approx(2 * layer[0] + embedding.forward_s)
     assert one.stages[0].chunk_s[1] == pytest.approx((2 * layer[0], 2 * layer[1]))
     assert one.stages[1].chunk_s[0] == pytest.approx(layer)
@@ -231,13 +233,13 @@ def test_replicas_spread_optimizer_states_over_all_holders(pair: tuple[Problem, 
     """Σ over a replica's layers of parameters over holders; in all, every layer's states once or (by TP) more."""
     problem, plan = pair
     plan = replace(plan, sharding=Sharding(1))
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     cost = model.price(plan)
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
         for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
             ends = s == 0, s == len(pipeline.stages) - 1
             for replica, one in zip(stage.replicas, stage_cost.each, strict=True):
-                memory = model.memory_model(model.site(replica.devices), 1)
+                memory = model.memory_model(model.tp_group(replica.devices), 1)
                 held = [layer for first, end in stage.layers for layer in range(first, end)]
                 expected = sum(memory.layer_params / num_holders(plan, layer) for layer in held)
                 tail = memory.num_params(0, *ends) - memory.num_params(0, ends[0], False)
@@ -263,7 +265,7 @@ def test_what_is_not_priced_is_refused_in_words(plan: Plan) -> None:
     feature = unpriced(plan)
     if feature is not None:
         with pytest.raises(ValueError, match="not priced yet") as caught:
-            CostModel(PROBLEM).price(plan)
+            PlanPricer(PROBLEM).price(plan)
         assert feature in str(caught.value)
 
 

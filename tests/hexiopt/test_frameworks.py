@@ -7,7 +7,7 @@ import pytest
 
 from hexiopt.calibration.frameworks import Framework, default_framework, frameworks
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -49,7 +49,7 @@ def price(policy: str = "none", zero: int = 0, tp: int = 2, **changes: Any) -> C
     framework: Framework = replace(default_framework(), **changes)
     groups = [(0, 1), (2, 3)] if tp == 2 else [(0,), (2,)]
     plan = Plan(tuple(Pipeline((Stage.of(g, 0, 8, policy),), 8) for g in groups), ONE_F_ONE_B, Sharding(zero))
-    return CostModel(PROBLEM, framework).price(plan)
+    return PlanPricer(PROBLEM, framework).price(plan)
 
 
 def busy(cost: Cost) -> tuple[float, float]:
@@ -124,4 +124,4 @@ def test_holders_of_shards_cost_a_message_each() -> None:
 def test_all_frameworks_price() -> None:
     for framework in frameworks().values():
         plan = Plan((Pipeline((Stage.of((0, 1), 0, 8),), 8), Pipeline((Stage.of((2, 3), 0, 8),), 8)))
-        assert CostModel(PROBLEM, framework).price(plan).step_time_s > 0
+        assert PlanPricer(PROBLEM, framework).price(plan).step_time_s > 0

@@ -193,9 +193,9 @@ def test_catalogue_round_trip(name: str) -> None:
 
 def test_dict_shows_the_file_s_numbers() -> None:
     for name in NAMES:
-        shown = gpu_to_dict(catalogue()[name])
-        assert {key: shown[key] for key in TYPES[name] if key in shown and key != "efficiency"} == {
-            key: value for key, value in TYPES[name].items() if key in shown and key != "efficiency"
+        quoted = gpu_to_dict(catalogue()[name])
+        assert {key: quoted[key] for key in TYPES[name] if key in quoted and key != "efficiency"} == {
+            key: value for key, value in TYPES[name].items() if key in quoted and key != "efficiency"
         }
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cost.gradient_sync import SyncGroups, SyncTimes, slices, sync_groups
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.gradient_sync import ParameterHolders, RingTimes, parameter_holders, slices
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -38,7 +38,7 @@ TIED = replace(MODEL, tied_embeddings=True)
 Holders = tuple[int, ...]
 
 
-def found(groups: SyncGroups) -> dict[Holders, float]:
+def found(groups: ParameterHolders) -> dict[Holders, float]:
     """Parameters by holders; every group of devices stands once."""
     rows = [
         (tuple(row), params)
@@ -83,7 +83,7 @@ def brute_force(pipelines: tuple[Pipeline, ...], model: ModelSpec) -> dict[Holde
 @given(pair=problems_with_plans() | roomy_problems_with_plans())
 def test_groups_hold_what_brute_force_finds(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
-    assert found(sync_groups(plan.pipelines, problem.model)) == pytest.approx(
+    assert found(parameter_holders(plan.pipelines, problem.model)) == pytest.approx(
         brute_force(plan.pipelines, problem.model)
     )
 
@@ -113,28 +113,28 @@ def two_pipelines(*degrees: int) -> tuple[Pipeline, ...]:
 
 def test_degrees_1_2_and_4() -> None:
     total = MODEL.num_params
-    assert found(sync_groups(two_pipelines(1, 2, 4), MODEL)) == pytest.approx(
+    assert found(parameter_holders(two_pipelines(1, 2, 4), MODEL)) == pytest.approx(
         {(0, 1, 3): total / 4, (0, 1, 4): total / 4, (0, 2, 5): total / 4, (0, 2, 6): total / 4}
     )
 
 
 def test_degrees_3_and_2() -> None:
     total = MODEL.num_params
-    assert found(sync_groups(two_pipelines(3, 2), MODEL)) == pytest.approx(
+    assert found(parameter_holders(two_pipelines(3, 2), MODEL)) == pytest.approx(
         {(0, 3): total / 3, (1, 3): total / 6, (1, 4): total / 6, (2, 4): total / 3}
     )
 
 
 def test_one_pipeline_synchronises_nothing() -> None:
     plan = (Pipeline((Stage.of((0, 1), 0, 3), Stage.of((2,), 3, 6)), 1),)
-    assert sync_groups(plan, MODEL).count == 0
-    assert sync_groups(two_pipelines(2), TIED).count == 0
+    assert parameter_holders(plan, MODEL).count == 0
+    assert parameter_holders(two_pipelines(2), TIED).count == 0
 
 
 def test_tied_embeddings_join_first_and_last_stage() -> None:
     plan = (Pipeline((Stage.of((0, 1), 0, 3), Stage.of((2,), 3, 6)), 1),)
     half = TIED.vocabulary_params / 2
-    assert found(sync_groups(plan, TIED)) == pytest.approx({(0, 2): half, (1, 2): half})
+    assert found(parameter_holders(plan, TIED)) == pytest.approx({(0, 2): half, (1, 2): half})
 
 
 def test_aligned_cuts_make_few_groups() -> None:
@@ -151,9 +151,9 @@ def test_aligned_cuts_make_few_groups() -> None:
             1,
         )
 
-    aligned = sync_groups((stages(0, 2), stages(4, 2), stages(8, 2)), MODEL)
+    aligned = parameter_holders((stages(0, 2), stages(4, 2), stages(8, 2)), MODEL)
     assert aligned.count == 4  # two stages of two ranks; embedding and head in their buffers
-    assert sync_groups((stages(0, 2), stages(4, 3), stages(8, 2)), MODEL).count == 6
+    assert parameter_holders((stages(0, 2), stages(4, 3), stages(8, 2)), MODEL).count == 6
 
 
 # ------------------------------------------------------------------ times
@@ -180,24 +180,24 @@ def test_two_rings_share_the_interfaces_by_hand() -> None:
 
     Interface a transmits (1.5 + 0.5)e8 parameters; at 2 bytes and 1 GB/s that is 0.4 s for both groups.
     """
-    groups = SyncGroups((np.array([[0, 2], [1, 3]]),), (np.array([3e8, 1e8]),))
-    (seconds,) = SyncTimes(groups, two_machines()).pass_s(2)
+    groups = ParameterHolders((np.array([[0, 2], [1, 3]]),), (np.array([3e8, 1e8]),))
+    (seconds,) = RingTimes(groups, two_machines()).ring_pass_s(2)
     assert seconds.tolist() == pytest.approx([0.401, 0.401])
-    (seconds,) = SyncTimes(groups, two_machines(network_interfaces=2)).pass_s(2)
+    (seconds,) = RingTimes(groups, two_machines(network_interfaces=2)).ring_pass_s(2)
     assert seconds.tolist() == pytest.approx([0.301, 0.101])
 
 
 def test_a_ring_crosses_each_machine_boundary_once() -> None:
     """Holders a0, a1, b0, b1 of 4e8 parameters: every edge carries 3e8; 4 GB/s inside, 1 GB/s outside."""
-    groups = SyncGroups((np.array([[0, 1, 2, 3]]),), (np.array([4e8]),))
-    (seconds,) = SyncTimes(groups, two_machines()).pass_s(2)
+    groups = ParameterHolders((np.array([[0, 1, 2, 3]]),), (np.array([4e8]),))
+    (seconds,) = RingTimes(groups, two_machines()).ring_pass_s(2)
     assert seconds.tolist() == pytest.approx([0.6 + 2 * 1e-3])  # two levels of 1 ms
 
 
 def test_a_device_starts_its_groups_one_after_another() -> None:
     """b0 is in two groups, so both wait two latencies."""
-    groups = SyncGroups((np.array([[0, 2], [1, 2]]),), (np.array([1.0, 1.0]),))
-    (seconds,) = SyncTimes(groups, two_machines()).pass_s(2)
+    groups = ParameterHolders((np.array([[0, 2], [1, 2]]),), (np.array([1.0, 1.0]),))
+    (seconds,) = RingTimes(groups, two_machines()).ring_pass_s(2)
     assert seconds.tolist() == pytest.approx([2e-3, 2e-3])
 
 
@@ -206,9 +206,9 @@ def test_zero_1_moves_the_bytes_of_plain_data_parallelism() -> None:
     wide = replace(MODEL, ffn_size=10**6)  # so that the optimiser takes longer than a launch
     problem = Problem(two_machines(), wide, Workload(global_batch=2, seq_len=10))
     pipelines = (Pipeline((Stage.of((0, 1), 0, 6),), 1), Pipeline((Stage.of((2, 3), 0, 6),), 1))
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     plain, sharded = (model.price(Plan(pipelines, ONE_F_ONE_B, Sharding(stage))) for stage in (0, 1))
-    passes = [model.sync_times(Plan(pipelines)).pass_s(2)[0].max() for _ in range(2)]
+    passes = [model.sync_times(Plan(pipelines)).ring_pass_s(2)[0].max() for _ in range(2)]
     assert plain.gradient_sync_s == pytest.approx(sum(passes))
     assert sharded.gradient_sync_s == pytest.approx(passes[0])
     assert sharded.optimizer_s - passes[1] == pytest.approx(plain.optimizer_s / 2)
@@ -222,13 +222,13 @@ def test_late_stages_synchronise_while_early_ones_compute() -> None:
         Pipeline((Stage.of((0,), 0, 3), Stage.of((1,), 3, 6)), 1),
         Pipeline((Stage.of((2,), 0, 3), Stage.of((3,), 3, 6)), 1),
     )
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     plan = Plan(pipelines)
     cost = model.price(plan)
     first, last = cost.pipelines[0].stage_end_s
     assert first > last
     sync = model.sync_times(plan)
-    seconds = dict(zip(map(tuple, sync.groups.holders[0].tolist()), sync.pass_s(2)[0], strict=True))
+    seconds = dict(zip(map(tuple, sync.groups.holders[0].tolist()), sync.ring_pass_s(2)[0], strict=True))
     assert last + 2 * seconds[1, 3] < first
     assert cost.gradient_sync_s == pytest.approx(2 * seconds[0, 2])
 
@@ -253,8 +253,8 @@ def test_rings_use_all_interfaces_of_their_machines() -> None:
             ],
         }
         cluster = cluster_from_section(Section(data, "test"))
-        groups = SyncGroups((np.array([devices], np.int64),), (np.array([1e9]),))
-        ((found,),) = SyncTimes(groups, cluster).pass_s(1.0)
+        groups = ParameterHolders((np.array([devices], np.int64),), (np.array([1e9]),))
+        ((found,),) = RingTimes(groups, cluster).ring_pass_s(1.0)
         return float(found)
 
     whole = tuple(range(8))

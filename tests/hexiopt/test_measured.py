@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.report.measured import MeasuredOperation, MeasuredRank, measured_table
 from hexiopt.units import GIB
@@ -18,7 +18,7 @@ def lines(*peaks: int | None) -> list[str]:
     ]
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(measured_table(problem, plan, CostModel(problem).price(plan), ranks))
+        console.print(measured_table(problem, plan, PlanPricer(problem).price(plan), ranks))
     return captured.get().splitlines()
 
 
@@ -28,7 +28,7 @@ def test_memory_is_shown_beside_the_prediction_without_its_reserve() -> None:
     problem = loose()
     plan = Plan((Pipeline((Stage.of((0,), 0, 2), Stage.of((1,), 2, 4)), 4),))
     for s, (line, peak) in enumerate(((first, "3.0"), (second, "5.3"))):
-        memory = CostModel(problem).price(plan).pipelines[0].stages[s].memory
+        memory = PlanPricer(problem).price(plan).pipelines[0].stages[s].memory
         assert line.split()[-2:] == [f"{(memory.total - memory.reserve) / GIB:.1f}", peak]
 
 

@@ -26,7 +26,7 @@ def test_lines_are_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_terminal_has_a_live_line() -> None:
-    shown = io.StringIO()
-    with MeasuringProgress(console=Console(file=shown, force_terminal=True)) as tell:
+    quoted = io.StringIO()
+    with MeasuringProgress(console=Console(file=quoted, force_terminal=True)) as tell:
         tell("gemm")
-    assert "measuring" in shown.getvalue()
+    assert "measuring" in quoted.getvalue()

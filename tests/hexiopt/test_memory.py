@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hexiopt.calibration import coefficients as c
 from hexiopt.calibration.gpus import Gpu, catalogue
-from hexiopt.cost.executors.memory import MEMORY_PARTS, MemoryModel, Shards
+from hexiopt.cost.executors.memory import MEMORY_PARTS, MemoryModel, StateSharding
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import RECOMPUTE_POLICIES, Workload
 from hexiopt.readers.huggingface import read_model
@@ -69,7 +69,7 @@ def test_bytes_per_parameter() -> None:
 
 def test_zero_1_shards_master_and_moments_only() -> None:
     model = MemoryModel(LLAMA, Workload(), A100, 2, 1)
-    whole, sharded = (model.stage(8, True, False, "none", holding(4), Shards(1, n)) for n in (1, 4))
+    whole, sharded = (model.stage(8, True, False, "none", holding(4), StateSharding(1, n)) for n in (1, 4))
     assert (sharded.master, sharded.optimizer) == (whole.master / 4, whole.optimizer / 4)
     assert replace(sharded, master=0, optimizer=0) == replace(whole, master=0, optimizer=0)
 
@@ -277,7 +277,7 @@ IN_FLIGHT = st.one_of(
     last=st.booleans(),
     policy=st.sampled_from(RECOMPUTE_POLICIES),
     held=IN_FLIGHT,
-    shards=st.builds(Shards, st.integers(0, 3), st.integers(1, 4)),
+    shards=st.builds(StateSharding, st.integers(0, 3), st.integers(1, 4)),
     layers=st.integers(0, 60),
     nudge=st.sampled_from((-1.0, -1e-9, 0.0, 1e-9, 1.0)),
 )
@@ -298,25 +298,25 @@ def test_max_layers_is_the_largest_that_fits(  # type: ignore[no-untyped-def]
     first=st.booleans(),
     last=st.booleans(),
     held=IN_FLIGHT,
-    shards=st.builds(Shards, st.integers(0, 3), st.integers(1, 4)),
+    shards=st.builds(StateSharding, st.integers(0, 3), st.integers(1, 4)),
     layers=st.integers(1, 20),
-    num_lean=st.integers(1, 20),
+    num_smaller=st.integers(1, 20),
     pair=st.sampled_from(tuple(combinations(RECOMPUTE_POLICIES, 2))),
     nudge=st.sampled_from((-1e6, 1e6)),
 )
 def test_least_lean_is_the_fewest_that_fit(  # type: ignore[no-untyped-def]
-    model, workload, gpu, tp, size, first, last, held, shards, layers, num_lean, pair, nudge
+    model, workload, gpu, tp, size, first, last, held, shards, layers, num_smaller, pair, nudge
 ) -> None:
     """Against a scan, with limits just below and above what some number of leaner layers takes."""
-    memory, (rich, lean) = MemoryModel(model, workload, gpu, tp, size), pair
+    memory, (faster, smaller) = MemoryModel(model, workload, gpu, tp, size), pair
 
     def needed(n: int, k: int) -> float:
-        return memory.layered((lean,) * k + (rich,) * (n - k), first, last, held, shards).total
+        return memory.layered((smaller,) * k + (faster,) * (n - k), first, last, held, shards).total
 
-    limit = needed(layers, min(num_lean, layers)) + nudge
+    limit = needed(layers, min(num_smaller, layers)) + nudge
     counts = range(max(1, layers - 1), layers + 2)
-    found = memory.least_lean(limit, counts, first, last, lean, rich, held, shards)
-    saves = memory.layer_activation_bytes(rich) > memory.layer_activation_bytes(lean)
+    found = memory.least_recomputed(limit, counts, first, last, smaller, faster, held, shards)
+    saves = memory.layer_activation_bytes(faster) > memory.layer_activation_bytes(smaller)
     for n, said in zip(counts, found, strict=True):
         fitting = (k for k in range(1, n) if needed(n, k) <= limit)
         assert min(said, n) == (next(fitting, n) if saves else n)

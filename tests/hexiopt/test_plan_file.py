@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.bounds import lower_bound_s
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import (
     Pipeline,
@@ -64,7 +64,7 @@ PLAN = Plan(
         Pipeline((Stage.of((7,), 0, 4),), 2, 1),
     )
 )
-COST = CostModel(PROBLEM).price(PLAN)
+COST = PlanPricer(PROBLEM).price(PLAN)
 SOLVER = {"name": "test", "seed": 3}
 
 
@@ -90,11 +90,11 @@ def read(path: Path, data: Any) -> PlanFile:
 def test_random_plans_come_back(pair: tuple[Problem, Plan], tmp_path_factory: pytest.TempPathFactory) -> None:
     problem, plan = pair
     path = tmp_path_factory.getbasetemp() / "plan.json"
-    cost = CostModel(problem).price(plan)
+    cost = PlanPricer(problem).price(plan)
     write_plan(path, problem, plan, cost, SOLVER)
     found = read_plan(path)
     assert (found.problem, found.plan, found.solver) == (problem, plan, SOLVER)
-    assert CostModel(found.problem).price(found.plan) == cost
+    assert PlanPricer(found.problem).price(found.plan) == cost
     memory = json.loads(path.read_text())["prediction"]["memory_gib"]
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
         for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True):
@@ -206,7 +206,7 @@ def test_the_prediction_is_the_cost() -> None:
 
 
 def test_the_solver_says_how_good_the_plan_is() -> None:
-    bound_s = lower_bound_s(CostModel(PROBLEM))
+    bound_s = lower_bound_s(PlanPricer(PROBLEM))
     result = Result("metis", Status.FEASIBLE, 7, 1.5, 42, PLAN, COST, bound_s)
     assert solver_to_dict(result) == {
         "name": "metis",

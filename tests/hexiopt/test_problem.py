@@ -114,13 +114,13 @@ def test_learned_positions_limit_the_sequence() -> None:
 
 # ------------------------------------------------------------------ damaged mappings
 
-WHOLE = problem_to_dict(Problem(LAB, MODEL, FP16))
+UNSHARDED = problem_to_dict(Problem(LAB, MODEL, FP16))
 
 
 @given(data=st.data())
 def test_a_damaged_mapping_is_read_or_refused(data: st.DataObject) -> None:
     """Some value anywhere inside replaced, removed or joined by a key: a problem or InputError."""
-    damaged = copy.deepcopy(WHOLE)
+    damaged = copy.deepcopy(UNSHARDED)
     for _ in range(data.draw(st.integers(1, 2))):
         here: Any = damaged
         while True:
@@ -150,7 +150,7 @@ def test_any_data_is_refused(data: Any) -> None:
 
 
 def test_another_cost_model_is_refused() -> None:
-    data = copy.deepcopy(WHOLE)
+    data = copy.deepcopy(UNSHARDED)
     data["cost_model"]["version"] = "0"
     with pytest.raises(InputError, match=r"cost_model\.version: '0' is not the cost model '1'"):
         again(data)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
@@ -38,16 +38,16 @@ def measured(*entries: Entry) -> Problem:
 def test_measured_layers_stand_instead_of_calculated_ones() -> None:
     problem = measured(entry(1, 0.01))
     plan = Plan((Pipeline((Stage.of((0, 1), 0, 8),), 16),))
-    (stage,) = CostModel(problem).price(plan).pipelines[0].stages
+    (stage,) = PlanPricer(problem).price(plan).pipelines[0].stages
     assert stage.forward_s == pytest.approx(0.001 + 8 * 0.01 + 0.03)
     assert stage.backward_s == pytest.approx(0.002 + 8 * 0.02 + 0.04)
     full = Plan((Pipeline((Stage.of((0, 1), 0, 8, "full"),), 16),))
-    (again,) = CostModel(problem).price(full).pipelines[0].stages
+    (again,) = PlanPricer(problem).price(full).pipelines[0].stages
     assert again.backward_s == pytest.approx(stage.backward_s + 8 * 0.01)
     for other in (Stage.of((0,), 0, 8), Stage.of((0, 1), 0, 8)):
         size = 2 if other.tp == 2 else 1
         elsewhere = Plan((Pipeline((other,), 16 // size, size),))
-        assert CostModel(problem).price(elsewhere) == CostModel(PROBLEM).price(elsewhere)
+        assert PlanPricer(problem).price(elsewhere) == PlanPricer(PROBLEM).price(elsewhere)
 
 
 def test_between_measured_sizes_times_are_linear_and_beyond_them_calculated() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hexiopt.errors import InputError, closest
+from hexiopt.errors import InputError, did_you_mean
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.plan_file import plan_from_section
@@ -78,7 +78,7 @@ def test_any_text_as_yaml_is_data_or_refused(text: str) -> None:
         assert message.startswith("my.yaml")
     else:
         try:
-            Section(data, "my.yaml").done()
+            Section(data, "my.yaml").finish()
         except InputError as error:
             one_line(error)
 
@@ -96,7 +96,7 @@ def test_any_text_as_json_is_data_or_refused(text: str) -> None:
         assert message.startswith("my.json")
     else:
         try:
-            Section(data, "my.json").done()
+            Section(data, "my.json").finish()
         except InputError as error:
             one_line(error)
 
@@ -376,7 +376,7 @@ def test_keys_that_nothing_took_are_refused() -> None:
     section = Section({"name": "a", "nmae": "b"}, "my.yaml")
     section.text("name")
     with pytest.raises(InputError, match="nmae: unknown key; did you mean name"):
-        section.done()
+        section.finish()
 
 
 @pytest.mark.parametrize(
@@ -409,7 +409,7 @@ def test_a_default_of_none_takes_null() -> None:
 
 @pytest.mark.parametrize("word", ["globl_batch", "zzz"])
 def test_closest_names_a_cure(word: str) -> None:
-    hint = closest(word, ["global_batch", "seq_len"])
+    hint = did_you_mean(word, ["global_batch", "seq_len"])
     assert hint == ("did you mean global_batch?" if word != "zzz" else "known: global_batch, seq_len")
 
 

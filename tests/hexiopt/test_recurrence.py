@@ -102,7 +102,7 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, hops: st.SearchStrategy[float] = HOPS, *, round_times: bool = False) -> Case:
+def cases(draw: st.DrawFn, routes: st.SearchStrategy[float] = HOPS, *, round_times: bool = False) -> Case:
     """Any schedule; up to five stages of three replicas; up to three ranges where the schedule is interleaved."""
     schedule = draw(st.sampled_from((GPIPE, ONE_F_ONE_B, INTERLEAVED, INTERLEAVED)))
     count = draw(st.integers(1, 5))
@@ -131,7 +131,7 @@ def cases(draw: st.DrawFn, hops: st.SearchStrategy[float] = HOPS, *, round_times
         for a, some in enumerate(mine):
             for b, others in enumerate(theirs):
                 if some & others:
-                    links += [LinkCost(False, s, a, b, draw(hops)), LinkCost(True, t, b, a, draw(hops))]
+                    links += [LinkCost(False, s, a, b, draw(routes)), LinkCost(True, t, b, a, draw(routes))]
     pipeline = Pipeline(
         tuple(
             Stage(
@@ -201,14 +201,14 @@ def test_a_time_too_small_to_count_is_none() -> None:
     assert executor_ends_s(ONE_F_ONE_B, 2, 8, executors, links) == (27.0, 25.0)
 
 
-def ring(num_stages: int, num_chunks: int, forward_s: float, backward_s: float, hop_s: float = 0.0) -> Case:
+def ring(num_stages: int, num_chunks: int, forward_s: float, backward_s: float, message_s: float = 0.0) -> Case:
     """Equal interleaved stages whose micro-batches take `forward_s` and `backward_s` in all ranges together."""
     times = ((forward_s / num_chunks, backward_s / num_chunks),) * num_chunks
     stage = StageCost(forward_s, backward_s, NOTHING, 0.0, 0.0, times)
     links = []
     for s in range(num_stages):
         t = (s + 1) % num_stages
-        links += [LinkCost(False, s, 0, 0, hop_s), LinkCost(True, t, 0, 0, hop_s)]
+        links += [LinkCost(False, s, 0, 0, message_s), LinkCost(True, t, 0, 0, message_s)]
     ranges = [tuple((c * num_stages + s, c * num_stages + s + 1) for c in range(num_chunks)) for s in range(num_stages)]
     pipeline = Pipeline(tuple(Stage(TensorParallel((s,)), ranges[s]) for s in range(num_stages)), num_stages)
     return Case(INTERLEAVED, pipeline, (stage,) * num_stages, tuple(links))

@@ -19,11 +19,11 @@ def best_by_force(machine: Machine, indices: tuple[int, ...]) -> tuple[float, fl
     found = []
     for order in permutations(indices[1:]):
         ring = (indices[0], *order, indices[0])
-        hops = list(pairwise(ring))
+        routes = list(pairwise(ring))
         found.append(
             (
-                min(machine.pair_bandwidth(*hop) for hop in hops),
-                -max(machine.pair_latency(*hop) for hop in hops),
+                min(machine.pair_bandwidth(*route) for route in routes),
+                -max(machine.pair_latency(*route) for route in routes),
             )
         )
     bandwidth, latency = max(found)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hexiopt.bounds import compute_bound_s, lower_bound_s
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Stage
@@ -160,7 +160,7 @@ def test_a_schedule_from_outside_is_priced_and_simulated(pair: tuple[Problem, Pl
     """It takes no more than a class: time, memory, simulation and check follow from its programme."""
     problem, plan = pair
     assume(all(pipeline.num_chunks == 1 for pipeline in plan.pipelines))
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     eager, usual = (replace(plan, schedule=schedule) for schedule in (Eager(), ONE_F_ONE_B))
     cost, plain = model.price(eager), model.price(usual)
     ends = {(e.pipeline, e.stage, e.replica): e.end_s for e in simulate(eager, cost) if not e.kind.startswith("send")}
@@ -175,7 +175,7 @@ def test_a_schedule_from_outside_is_priced_and_simulated(pair: tuple[Problem, Pl
 def test_interleaved_with_one_range_a_stage_is_1f1b(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
     assume(plan.sharding.stage < 2)
-    one, other = (CostModel(problem).price(replace(plan, schedule=s)) for s in (INTERLEAVED, ONE_F_ONE_B))
+    one, other = (PlanPricer(problem).price(replace(plan, schedule=s)) for s in (INTERLEAVED, ONE_F_ONE_B))
     assert one == other
 
 
@@ -197,7 +197,7 @@ def test_a_row_in_the_registry_is_all_that_a_search_needs(monkeypatch: pytest.Mo
     assert violations(problem, result.plan, result.cost) == []
     data = plan_to_dict(result.plan, problem.cluster)
     assert plan_from_section(Section(data, "plan"), problem.cluster) == result.plan
-    assert 0.0 < lower_bound_s(CostModel(problem), 0.05) == compute_bound_s(CostModel(problem))
+    assert 0.0 < lower_bound_s(PlanPricer(problem), 0.05) == compute_bound_s(PlanPricer(problem))
     for solver in ("exhaustive", "cp_sat"):
         with pytest.raises(InputError, match="proves nothing about the eager schedule"):
             make_solver(solver).solve(problem, Budget(1.0))

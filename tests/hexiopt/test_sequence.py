@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hexiopt.plan.plan import SequenceGroup, SequenceLayout
 from hexiopt.plan.token_layout import (
-    RingTurns,
+    RingSchedule,
     group_ranges,
     head_ranges,
     joined,
@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_said(
 def test_blocks_are_those_counted_token_by_token(case: tuple[SequenceLayout, int, int]) -> None:
     layout = case[0]
     runs, count = group_ranges(layout), len(layout.groups)
-    turns = RingTurns(members(layout), layout.order)
+    turns = RingSchedule(members(layout), layout.order)
     each = turns.blocks(np.arange(count))
     needed = np.zeros(count, int)
     for turn in range(count):

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import violations
-from hexiopt.cost.executors.routes import hop, shared_tokens
-from hexiopt.cost.gradient_sync import sync_groups
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.routes import route, shared_tokens
+from hexiopt.cost.gradient_sync import parameter_holders
+from hexiopt.cost.model import PlanPricer
 from hexiopt.cost.sharding import backward_s, forward_s
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import (
@@ -57,7 +57,7 @@ def in_one(devices: tuple[int, ...], *tokens: int) -> SequenceLayout:
 @given(pair=CASES)
 def test_the_simulation_ends_when_the_cost_says_and_nothing_beats_the_bound(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     cost = model.price(plan)
     ended = max(event.end_s for event in simulate(plan, cost) if event.kind in ("forward", "backward"))
     assert ended == pytest.approx(cost.pipeline_s, rel=1e-9)
@@ -95,7 +95,7 @@ def test_layouts_of_one_device_cost_what_tp_1_costs(pair: tuple[Problem, Plan], 
             for s in pipeline.stages
         ]
         layouts.append(replace(pipeline, stages=tuple(each)))
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     cost, other = model.price(plan), model.price(replace(plan, pipelines=tuple(layouts)))
     for word in ("step_time_s", "pipeline_s", "excess_bytes", "mfu"):
         assert getattr(other, word) == pytest.approx(getattr(cost, word), rel=1e-9)
@@ -127,11 +127,11 @@ def test_each_token_crosses_once_from_owner_to_owner(data: st.DataObject) -> Non
     assert found == pytest.approx(dict(expected))
     # Everything to machines h and v goes out of machine a's one interface.
     out = TWO.network.transmit_interface(0)
-    assert dict(hop(TWO, here, there).shared)[out] == pytest.approx(1 / 10e9)
+    assert dict(route(TWO, here, there).shared)[out] == pytest.approx(1 / 10e9)
 
 
 def test_ragged_receivers_share_a_port() -> None:
-    way = hop(TWO, (0, 1), in_one((2, 3), 60, 4))
+    way = route(TWO, (0, 1), in_one((2, 3), 60, 4))
     assert way.port_s_per_byte == pytest.approx(60 / 64 / 100e9)
 
 
@@ -147,13 +147,13 @@ def test_gradients_are_shared_as_by_replicas_of_one_device() -> None:
     )
     for tied in (False, True):
         model = replace(MODEL, tied_embeddings=tied)
-        found, expected = (sync_groups((one, tp), model) for one in (layout, copies))
+        found, expected = (parameter_holders((one, tp), model) for one in (layout, copies))
         for a, b in zip((*found.holders, *found.params), (*expected.holders, *expected.params), strict=True):
             assert a.tolist() == b.tolist()
 
 
 def test_states_are_spread_over_all_devices_that_hold_them() -> None:
-    model = CostModel(PROBLEM)
+    model = PlanPricer(PROBLEM)
     whole, spread = (
         model.price(
             Plan((Pipeline((staged(in_one((0, 1, 4, 6), 16, 16, 16, 16), 0, 3),), 4),), sharding=Sharding(*zero))
@@ -174,7 +174,7 @@ def test_states_are_spread_over_all_devices_that_hold_them() -> None:
 
 def test_sequence_stages_share_an_interface_equally() -> None:
     """Two pipelines whose all-to-alls cross the same interfaces take longer than one, and no longer than twice."""
-    model, layout = CostModel(PROBLEM), in_one
+    model, layout = PlanPricer(PROBLEM), in_one
     first, second = layout((0, 4), 32, 32), layout((1, 6), 32, 32)
     one, two = (
         model.price(Plan(tuple(Pipeline((staged(own, 0, 3),), 4 // len(own_all)) for own in own_all)))
@@ -223,7 +223,7 @@ def test_bad_layouts_are_refused_in_one_line(name: str) -> None:
 @pytest.mark.parametrize("groups", ["all", "machine"])
 def test_weights_are_gathered_and_gradients_scattered_unit_by_unit(groups: str) -> None:
     """ZeRO-3 on four devices of two machines, each with all layers: rings of four, or of the two of each machine."""
-    model = CostModel(PROBLEM)
+    model = PlanPricer(PROBLEM)
     layout = in_one((0, 1, 4, 5), 16, 16, 16, 16)
     plan = Plan((Pipeline((staged(layout, 0, 3),), 4),), sharding=Sharding(3, groups))
     stage = model.price(plan).pipelines[0].stages[0]
@@ -236,8 +236,8 @@ def test_weights_are_gathered_and_gradients_scattered_unit_by_unit(groups: str) 
     assert sum(units) == within.groups.params[0][0] == spec.num_params
 
     def passes_s(element_bytes: int) -> list[float]:
-        wait_s = max(within.pass_s(0.0)[0])
-        rate = max((within.pass_s(1.0)[0] - within.pass_s(0.0)[0]) / within.groups.params[0])
+        wait_s = max(within.ring_pass_s(0.0)[0])
+        rate = max((within.ring_pass_s(1.0)[0] - within.ring_pass_s(0.0)[0]) / within.groups.params[0])
         return [rate * element_bytes * params + wait_s for params in units]
 
     gather, scatter = passes_s(WORK.element_bytes), passes_s(WORK.stored_gradient_bytes)
@@ -263,10 +263,10 @@ def test_late_sharding_wants_equal_pipelines() -> None:
         Plan((Pipeline((first,), 2), Pipeline((other,), count)), sharding=Sharding(2))
         for other, count in ((second, 2), (replace(second, layers=((0, 2),)), 2), (tensor, 2))
     )
-    assert CostModel(PROBLEM).price(good).fits
+    assert PlanPricer(PROBLEM).price(good).fits
     for plan, said in ((uneven, "unequal layers"), (wide, "unequal TP degrees")):
         with pytest.raises(ValueError, match=said):
-            CostModel(PROBLEM).price(plan)
+            PlanPricer(PROBLEM).price(plan)
     assert any(v.rule == "sharding" for v in check(PROBLEM, wide))
 
 
@@ -282,5 +282,5 @@ def test_the_bound_is_reached_where_only_flops_take_time() -> None:
     problem = Problem(pure(), model, Workload(global_batch=4, seq_len=4096), Space(sequence=True))
     groups = tuple(SequenceGroup((2 * g, 2 * g + 1), (1024, 1024), (4, 4)) for g in range(2))
     plan = Plan((Pipeline((staged(SequenceLayout(groups, "zigzag"), 0, 3),), 4),))
-    priced = CostModel(problem)
+    priced = PlanPricer(problem)
     assert lower_bound_s(priced) == pytest.approx(priced.price(plan).step_time_s, rel=1e-6)

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexiopt.calibration.gpus import Efficiency, catalogue
-from hexiopt.cost.executors.memory import MEMORY_PARTS, Memory, Shards
+from hexiopt.cost.executors.memory import MEMORY_PARTS, Memory, StateSharding
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.executors.sequence_phases import ends_s
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import SequenceGroup, SequenceLayout
 from hexiopt.plan.token_layout import group_ranges, head_ranges, kv_range, sub_rings
 from hexiopt.problem.cluster import Cluster
@@ -76,14 +76,14 @@ def alone(problem: Problem, device: int) -> SequenceLayout:
 @settings(max_examples=20, deadline=None)
 @given(problem=problems(), size=st.sampled_from((1, 2, 8)), zero=st.integers(0, 1), held=st.integers(0, 3))
 def test_one_device_takes_what_tp_1_takes(problem: Problem, size: int, zero: int, held: int) -> None:
-    model = CostModel(problem)
-    site, stage = model.site((0,)), model.sequence_stage(alone(problem, 0), size)
-    layers, shards = problem.model.num_layers, Shards(zero, 3)
+    model = PlanPricer(problem)
+    tp_group, stage = model.tp_group((0,)), model.sequence_stage(alone(problem, 0), size)
+    layers, shards = problem.model.num_layers, StateSharding(zero, 3)
     for policy, first, last in product(RECOMPUTE_POLICIES, (False, True), (False, True)):
         times = stage.stage_s((policy,) * layers, first, last)
-        assert times == pytest.approx(model.stage_s(site, layers, first, last, size, policy), rel=1e-12)
+        assert times == pytest.approx(model.stage_s(tp_group, layers, first, last, size, policy), rel=1e-12)
         (memory,) = stage.memory.each(stage.memory.stage(((policy,) * layers,), first, last, (held,), shards))
-        expected = model.memory_model(site, size).stage(layers, first, last, policy, holding(held), shards)
+        expected = model.memory_model(tp_group, size).stage(layers, first, last, policy, holding(held), shards)
         for part in MEMORY_PARTS:
             assert getattr(memory, part) == pytest.approx(getattr(expected, part), rel=1e-12), part
 
@@ -92,7 +92,7 @@ def test_one_device_takes_what_tp_1_takes(problem: Problem, size: int, zero: int
 @given(case=staged(), policy=st.sampled_from(RECOMPUTE_POLICIES))
 def test_the_simulation_ends_when_the_recurrence_says(case: tuple[Problem, SequenceLayout, int], policy: str) -> None:
     problem, layout, size = case
-    stage = CostModel(problem).sequence_stage(layout, size)
+    stage = PlanPricer(problem).sequence_stage(layout, size)
     for phases in (list(stage.forward()), list(stage.backward(policy))):
         events = simulate_layer(stage, phases)
         ended = np.zeros(len(layout.devices))
@@ -107,7 +107,7 @@ def test_the_simulation_ends_when_the_recurrence_says(case: tuple[Problem, Seque
 @given(case=staged())
 def test_events_of_a_device_do_not_overlap_and_messages_wait(case: tuple[Problem, SequenceLayout, int]) -> None:
     problem, layout, size = case
-    stage = CostModel(problem).sequence_stage(layout, size)
+    stage = PlanPricer(problem).sequence_stage(layout, size)
     events = simulate_layer(stage, stage.backward("selective"))
     begun: dict[tuple[int, int, int], float] = {}
     for event in events:
@@ -137,7 +137,7 @@ def test_rings_carry_the_keys_that_are_needed_and_gradients_all_the_way() -> Non
     )
     for order in ("contiguous", "zigzag"):
         layout = SequenceLayout(groups, order)
-        stage = SequenceStage(problem, CostModel(problem).framework, layout, 2)
+        stage = SequenceStage(problem, PlanPricer(problem).framework, layout, 2)
         runs, rings = group_ranges(layout), sub_rings(layout, 8, 2)
         sent: Counter[tuple[bool, int, int, int]] = Counter()
         for back, (block, ring) in product((False, True), product(range(3), rings)):
@@ -192,7 +192,7 @@ def test_all_to_alls_carry_each_token_to_each_head_that_reads_it() -> None:
     problem = Problem(TWO, MODEL, Workload(seq_len=64, precision="fp16"))
     group = SequenceGroup((0, 1, 4, 5), (30, 4, 20, 10), (3, 1, 2, 2))
     layout = SequenceLayout((group,))
-    stage = CostModel(problem).sequence_stage(layout, 2)
+    stage = PlanPricer(problem).sequence_stage(layout, 2)
     ranges = head_ranges(group.heads)
     moved = {}
     for (i, a), (j, b) in product(enumerate(group.devices), repeat=2):
@@ -235,7 +235,7 @@ def test_equal_shards_of_equal_devices_end_together(shape: tuple[int, int], kv_h
         SequenceGroup(tuple(devices[g * size : (g + 1) * size]), (128 // count // size,) * size, (8 // size,) * size)
         for g in range(count)
     )
-    stage = CostModel(problem).sequence_stage(SequenceLayout(groups, "zigzag"), 1)
+    stage = PlanPricer(problem).sequence_stage(SequenceLayout(groups, "zigzag"), 1)
     for phases in (stage.forward(), stage.backward("none")):
         ended = ends_s(stage.own, stage.ways, phases)
         assert ended == pytest.approx(np.full(len(ended), ended[0]), rel=1e-9)
@@ -245,7 +245,7 @@ def test_attention_counts_every_pair_once() -> None:
     """On a GPU on which only attention takes time, a ring of one-device groups does the pairs of the causal mask."""
     problem = Problem(pure(), MODEL, Workload(seq_len=96))
     layout = SequenceLayout(tuple(SequenceGroup((d,), (t,), (8,)) for d, t in enumerate((10, 50, 6, 30))), "zigzag")
-    stage = CostModel(problem).sequence_stage(layout, 1)
+    stage = PlanPricer(problem).sequence_stage(layout, 1)
     attention: Counter[int] = Counter()
     for event in simulate_layer(stage, stage.forward()):
         if event.kind == "attention":
@@ -262,7 +262,7 @@ def test_memory_counts_own_tokens_and_own_heads(
 ) -> None:
     problem, layout, size = case
     model, width = problem.model, problem.workload.element_bytes
-    stage = CostModel(problem).sequence_stage(layout, size)
+    stage = PlanPricer(problem).sequence_stage(layout, size)
 
     def memory(layers: int) -> tuple[Memory, ...]:
         return stage.memory.each(stage.memory.stage(((policy,) * layers,), False, False, (held,)))
@@ -303,4 +303,4 @@ def test_what_does_not_fit_is_refused(case: tuple[tuple[int, ...], tuple[int, ..
     )
     problem = Problem(TWO, MODEL, Workload(seq_len=64, precision="fp16"), Space(sequence=True))
     with pytest.raises(ValueError, match=said):
-        CostModel(problem).sequence_stage(SequenceLayout(groups), 1)
+        PlanPricer(problem).sequence_stage(SequenceLayout(groups), 1)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.calibration.gpus import catalogue
-from hexiopt.cost.executors.memory import WHOLE, Memory, MemoryModel, Shards
-from hexiopt.cost.model import CostModel
-from hexiopt.cost.sharding import backward_s, forward_s, scattered_backward_s, sharding_groups, spreads
+from hexiopt.cost.executors.memory import UNSHARDED, Memory, MemoryModel, StateSharding
+from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.sharding import backward_s, forward_s, scattered_backward_s, sharding_groups, state_spreads
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, TensorParallel
 from hexiopt.problem.cluster import Cluster
@@ -92,7 +92,9 @@ def test_llama2_7b_over_eight_devices_by_hand() -> None:
     """Weight 2, gradient 4, master 4, moments 8 bytes. ZeRO-3 holds two whole layers, and a gradient of one."""
     model = MemoryModel(LLAMA, Workload(gradient_bytes=4), A100, 1, 1)
     params, layer = 6_738_415_616, 202_383_360
-    whole, one, two, three = (model.stage(32, True, True, "full", holding(1), Shards(zero, 8)) for zero in range(4))
+    whole, one, two, three = (
+        model.stage(32, True, True, "full", holding(1), StateSharding(zero, 8)) for zero in range(4)
+    )
     assert (whole.weights, whole.gradients, whole.master, whole.optimizer) == (
         2 * params,
         4 * params,
@@ -134,11 +136,11 @@ def test_sharding_more_never_holds_more_state(  # type: ignore[no-untyped-def]
     """ZeRO-3, which gathers two layers at a time, never more than ZeRO-1 from three layers on."""
     memory = MemoryModel(model, workload, A100, tp, 1)
     at = (layers, False, False, policy, holding(held))
-    found = [states(memory.stage(*at, Shards(zero, devices))) for zero in range(4)]
+    found = [states(memory.stage(*at, StateSharding(zero, devices))) for zero in range(4)]
     assert found[0] >= found[1] >= found[2]
     assert found[1] >= found[3] * (1 - 1e-12)
-    alone = [memory.stage(*at, Shards(zero, 1)) for zero in range(4)]
-    assert alone == [memory.stage(*at, WHOLE)] * 4
+    alone = [memory.stage(*at, StateSharding(zero, 1)) for zero in range(4)]
+    assert alone == [memory.stage(*at, UNSHARDED)] * 4
 
 
 # ------------------------------------------------------------------ who shares what
@@ -152,13 +154,13 @@ def test_holders_of_a_machine_by_hand() -> None:
         Pipeline((Stage.of((4,), 0, 3), Stage.of((3,), 3, 6)), 4),
     )
     plan = Plan(lines, ONE_F_ONE_B, Sharding(1, "machine"))
-    found = spreads(plan, sharding_groups(plan, PROBLEM.cluster), 6)
+    found = state_spreads(plan, sharding_groups(plan, PROBLEM.cluster), 6)
     assert [spread.holders for spread in found] == [
         (((2, 2, 2),), ((2, 2, 2),)),
         (((2, 2, 2),), ((2, 2, 2),)),
         (((1, 1, 1),), ((1, 1, 1),)),
     ]
-    model = CostModel(PROBLEM)
+    model = PlanPricer(PROBLEM)
     cost, unsharded = model.price(plan), model.price(replace(plan, sharding=Sharding(0)))
     for p, parts in enumerate((2, 2, 1)):
         for s in (0, 1):
@@ -170,14 +172,14 @@ def test_slices_in_unequal_groups_spread_as_much_as_they_do_together() -> None:
     """TP 2 against TP 1: the first half of a layer is shared by two devices, the second is alone in its group."""
     lines = (Pipeline((Stage.of((0, 1), 0, 6),), 8), Pipeline((Stage.of((2,), 0, 6),), 8))
     plan = Plan(lines, ONE_F_ONE_B, Sharding(1, ((0, 2), (1,))))
-    first, second = spreads(plan, sharding_groups(plan, PROBLEM.cluster), 6)
+    first, second = state_spreads(plan, sharding_groups(plan, PROBLEM.cluster), 6)
     assert first.holders == (((1,) * 6,),)  # rank 1 shares with nobody, and is the fullest
     assert second.holders[0][0] == pytest.approx([1 / (0.5 / 2 + 0.5)] * 6)
 
 
 def test_rings_inside_and_between_groups_by_hand() -> None:
     """Holders a:0, a:1, b:0 of all parameters: a pass inside a, then halves against the same halves of b:0's whole."""
-    rings = CostModel(PROBLEM).rings(data_parallel((0, 1, 4), 1, "machine"))
+    rings = PlanPricer(PROBLEM).rings(data_parallel((0, 1, 4), 1, "machine"))
     (inside,), (params,) = rings.within.groups.holders, rings.within.groups.params
     assert inside.tolist() == [[0, 1]]
     assert params.tolist() == [MODEL.num_params]
@@ -190,7 +192,7 @@ def test_first_and_last_stage_spread_a_tied_matrix_each_and_sum_it_once() -> Non
     """Each stage its own ring; the matrix's gradient is all-reduced between the stages, shard by shard."""
     problem = replace(PROBLEM, model=TIED)
     lines = tuple(Pipeline((Stage.of((k,), 0, 3), Stage.of((2 + k,), 3, 6)), 8) for k in range(2))
-    rings = CostModel(problem).rings(Plan(lines, ONE_F_ONE_B, Sharding(3)))
+    rings = PlanPricer(problem).rings(Plan(lines, ONE_F_ONE_B, Sharding(3)))
     half = TIED.layer_params * 3 + TIED.vocabulary_params
     found = dict(zip(map(tuple, rings.within.groups.holders[0].tolist()), rings.within.groups.params[0], strict=True))
     assert found == {(0, 1): half, (2, 3): half + TIED.head_params}
@@ -205,16 +207,16 @@ def test_first_and_last_stage_spread_a_tied_matrix_each_and_sum_it_once() -> Non
 def test_zero_3_on_one_machine_by_hand() -> None:
     """Four equal devices: three quarters of a layer cross each link of 10 GB/s, in two levels of 5 µs."""
     problem = replace(PROBLEM, cluster=two_machines(latency_us=5.0))
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     cost = model.price(data_parallel((0, 1, 2, 3), 3))
-    site = model.site((0,))
-    layer, (embedding, head) = model.layer_s(site, 1, "none"), model.ends_s(site, 1)
+    tp_group = model.tp_group((0,))
+    layer, (embedding, head) = model.layer_s(tp_group, 1, "none"), model.ends_s(tp_group, 1)
 
-    def pass_s(params: float) -> float:
+    def ring_pass_s(params: float) -> float:
         return 0.75 * params * 2 / 10e9 + 2 * 5e-6
 
     units = [MODEL.embedding_params, *[MODEL.layer_params] * 6, MODEL.head_params]
-    moved = [pass_s(params) for params in units]
+    moved = [ring_pass_s(params) for params in units]
     forward = forward_s([embedding.forward_s, *[layer[0]] * 6, head.forward_s], moved)
     backward = backward_s([embedding.backward_s, *[layer[1]] * 6, head.backward_s], moved, moved)
     for pipeline in cost.pipelines:
@@ -226,7 +228,7 @@ def test_zero_3_on_one_machine_by_hand() -> None:
 
 
 def test_zero_2_scatters_every_time_and_gathers_once() -> None:
-    model = CostModel(PROBLEM)
+    model = PlanPricer(PROBLEM)
     devices = (0, 1, 2, 3)
     plain, two, three = (model.price(data_parallel(devices, zero)) for zero in (1, 2, 3))
     one_pass = 0.75 * MODEL.num_params * 2 / 10e9
@@ -241,7 +243,7 @@ def test_zero_2_scatters_every_time_and_gathers_once() -> None:
 def test_a_stage_is_as_slow_as_its_slowest_holder() -> None:
     """A100 and RTX 3090 in lockstep, with a network that takes no time: all wait for the RTX 3090."""
     problem = replace(PROBLEM, cluster=two_machines(network_gb_per_s=1e5, intra_bandwidth_gb_per_s=1e5))
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     own = {d: model.price(data_parallel((d,), 0)).pipelines[0].stages[0] for d in (0, 4)}
     assert own[0].forward_s < own[4].forward_s
     for zero in (2, 3):
@@ -256,20 +258,20 @@ def test_a_stage_is_as_slow_as_its_slowest_holder() -> None:
 
 def test_hybrid_sharding_all_reduces_shards_between_machines_once() -> None:
     """Two devices a machine: half of all gradients, on the network of 1 GB/s, two passes over two rings at once."""
-    model = CostModel(PROBLEM)
+    model = PlanPricer(PROBLEM)
     cost = model.price(data_parallel((0, 1, 4, 5), 3, "machine"))
     assert cost.gradient_sync_s == pytest.approx(2 * 2 * 0.5 * (MODEL.num_params / 2) * 2 / 1e9)
     shorter = replace(PROBLEM, workload=replace(PROBLEM.workload, global_batch=4))
     plan = data_parallel((0, 1, 4, 5), 3, "machine")
     once = replace(plan, pipelines=tuple(replace(p, num_micro_batches=1) for p in plan.pipelines))
-    assert CostModel(shorter).price(once).gradient_sync_s == pytest.approx(cost.gradient_sync_s)
+    assert PlanPricer(shorter).price(once).gradient_sync_s == pytest.approx(cost.gradient_sync_s)
 
 
 def test_policies_may_differ_between_holders_layer_by_layer() -> None:
     """The slowest holder of every layer decides: a layer that one of them recomputes takes all that long."""
-    model = CostModel(replace(PROBLEM, cluster=two_machines(intra_bandwidth_gb_per_s=1e5)))
-    site = model.site((0,))
-    extra_s = model.layer_s(site, 1, "full")[1] - model.layer_s(site, 1, "none")[1]
+    model = PlanPricer(replace(PROBLEM, cluster=two_machines(intra_bandwidth_gb_per_s=1e5)))
+    tp_group = model.tp_group((0,))
+    extra_s = model.layer_s(tp_group, 1, "full")[1] - model.layer_s(tp_group, 1, "none")[1]
     mixed = [("none",) * 4 + ("full",) * 2, ("full",) + ("none",) * 5]
     lines = tuple(Pipeline((Stage(TensorParallel((d,)), ((0, 6),), policies),), 8) for d, policies in enumerate(mixed))
     plain = model.price(data_parallel((0, 1), 2)).pipelines[0].stages[0].backward_s
@@ -296,7 +298,7 @@ def test_deep_plans_are_valid_and_keep_the_least_state(pair: tuple[Problem, Plan
     problem, plan = pair
     assert check(problem, plan) == []
     free = replace(problem, workload=replace(problem.workload, optimizer_sharding="auto"))
-    model = CostModel(free)
+    model = PlanPricer(free)
     each = [model.price(replace(plan, sharding=Sharding(zero, plan.sharding.groups))) for zero in (0, 1, 2)]
     held = [[states(one.memory) for p in cost.pipelines for s in p.stages for one in s.each] for cost in each]
     for whole, one, two in zip(*held, strict=True):
@@ -314,7 +316,7 @@ def test_on_one_machine_all_holders_are_the_machine(pair: tuple[Problem, Plan], 
     plan = replace(plan, sharding=Sharding(zero))
     if any(violation.rule == "sharding" for violation in check(free, plan)):
         return
-    model = CostModel(free)
+    model = PlanPricer(free)
     machine_of = problem.cluster.machine_of.tolist()
     machines = sorted({machine_of[d] for d in plan.devices()})
     by_machine = tuple(tuple(d for d in plan.devices() if machine_of[d] == m) for m in machines)
@@ -351,7 +353,7 @@ def test_pipelines_out_of_step_are_refused_in_one_line(word: str, zero: int) -> 
     assert f"ZeRO-{zero}" in violation.text
     assert "\n" not in violation.text
     with pytest.raises(ValueError, match=word):
-        CostModel(PROBLEM).price(plan)
+        PlanPricer(PROBLEM).price(plan)
     assert check(PROBLEM, replace(plan, sharding=Sharding(1))) == []
 
 
@@ -360,7 +362,7 @@ def test_the_interleaved_schedule_is_out_of_step() -> None:
     (violation,) = check(PROBLEM, plan)
     assert "interleaved" in violation.text
     with pytest.raises(ValueError, match="interleaved"):
-        CostModel(PROBLEM).price(plan)
+        PlanPricer(PROBLEM).price(plan)
 
 
 @pytest.mark.parametrize(
@@ -379,5 +381,5 @@ def test_groups_divide_the_devices(groups: Any, words: str, zero: int) -> None:
     assert violation.rule == "sharding"
     assert words in violation.text
     with pytest.raises(ValueError, match="sharding groups"):
-        CostModel(PROBLEM).price(plan)
+        PlanPricer(PROBLEM).price(plan)
     assert check(PROBLEM, replace(plan, sharding=Sharding(zero, ((0, 1, 7), (2, 4))))) == []

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.simulation.engine import Event, simulate
@@ -17,7 +17,7 @@ from tests.strategies import problems_with_plans, roomy_problems_with_plans
 def test_the_simulation_ends_when_the_cost_says(pair: tuple[Problem, Plan]) -> None:
     """On random asymmetric plans, with and without shared links: shares are static in both."""
     problem, plan = pair
-    cost = CostModel(problem).price(plan)
+    cost = PlanPricer(problem).price(plan)
     ends: dict[tuple[int, int, int], float] = defaultdict(float)
     for event in simulate(plan, cost):
         if event.kind in ("forward", "backward"):
@@ -39,7 +39,7 @@ def test_the_simulation_ends_when_the_cost_says(pair: tuple[Problem, Plan]) -> N
 @given(pair=problems_with_plans(max_batch=12) | roomy_problems_with_plans())
 def test_every_event_waits_for_its_input_and_its_place(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
-    events = simulate(plan, CostModel(problem).price(plan))
+    events = simulate(plan, PlanPricer(problem).price(plan))
     found = {(e.kind, e.pipeline, e.stage, e.replica, e.chunk, e.micro_batch, e.receiver): e for e in events}
     assert len(events) == len(found) == sum(map(num_events, plan.pipelines))
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from hexiopt.cost.boundary import pipeline_ways
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.boundary import pipeline_messages
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.simulation.engine import simulate
@@ -19,13 +19,13 @@ from tests.strategies import problems_with_plans, roomy_problems_with_plans
 Ends = dict[tuple[int, int, int], float]
 
 
-def ends_alone(model: CostModel, plan: Plan) -> Ends:
+def ends_alone(model: PlanPricer, plan: Plan) -> Ends:
     """When replicas end if no message meets another."""
     cost = model.price(plan)
     pipelines = []
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
-        ways = pipeline_ways(pipeline, model.hop, model.message_bytes(1))
-        alone = {(w.backward, w.stage, w.sender, w.receiver): w.hop.alone_s(w.num_bytes) for w in ways}
+        ways = pipeline_messages(pipeline, model.route, model.message_bytes(1))
+        alone = {(w.backward, w.stage, w.sender, w.receiver): w.route.alone_s(w.num_bytes) for w in ways}
         links = tuple(
             replace(link, seconds=alone[link.backward, link.stage, link.sender, link.receiver])
             for link in priced.each_link
@@ -39,13 +39,13 @@ def ends_alone(model: CostModel, plan: Plan) -> Ends:
     return found
 
 
-def most_ways(model: CostModel, plan: Plan) -> int:
+def most_ways(model: PlanPricer, plan: Plan) -> int:
     """Of all resources of the network, the most ways of messages over one."""
     over = Counter(
         resource
         for pipeline in plan.pipelines
-        for way in pipeline_ways(pipeline, model.hop, model.message_bytes(1))
-        for resource, _ in way.hop.shared
+        for way in pipeline_messages(pipeline, model.route, model.message_bytes(1))
+        for resource, _ in way.route.shared
     )
     return max(over.values(), default=0)
 
@@ -53,7 +53,7 @@ def most_ways(model: CostModel, plan: Plan) -> int:
 @given(pair=problems_with_plans(max_batch=20) | roomy_problems_with_plans())
 def test_no_earlier_than_alone_and_as_priced_where_nothing_is_shared(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     simulated, alone = simulate_network(model, plan), ends_alone(model, plan)
     for (p, s, r), end_s in alone.items():
         assert simulated.pipelines[p].each_replica_end_s[s][r] >= end_s * (1 - 1e-9)
@@ -63,7 +63,7 @@ def test_no_earlier_than_alone_and_as_priced_where_nothing_is_shared(pair: tuple
     assert simulate_network(model, plan) == simulated
 
 
-def side_by_side(first: int, second: int) -> tuple[CostModel, Plan]:
+def side_by_side(first: int, second: int) -> tuple[PlanPricer, Plan]:
     """Two pipelines with one micro-batch over the same two machines, with so many layers on the first one."""
     base = problems.easy()
     problem = replace(
@@ -75,7 +75,7 @@ def side_by_side(first: int, second: int) -> tuple[CostModel, Plan]:
     pipelines = tuple(
         Pipeline((Stage.of((k,), 0, n), Stage.of((2 + k,), n, 8)), 1) for k, n in enumerate((first, second))
     )
-    return CostModel(problem), Plan(pipelines)
+    return PlanPricer(problem), Plan(pipelines)
 
 
 def test_messages_that_meet_take_turns_and_others_do_not() -> None:
@@ -118,6 +118,6 @@ def test_what_takes_long_is_known() -> None:
 def test_sequence_layouts_are_not_simulated() -> None:
     layout = SequenceLayout((SequenceGroup((0, 1), (20, 12), (6, 2)), SequenceGroup((4,), (32,), (8,))), "zigzag")
     plan = Plan((Pipeline((Stage(layout, ((0, 2),), ("selective",)), Stage.of((2, 3), 2, 3)), 4),))
-    assert simulated_s(CostModel(PROBLEM), plan) is None
+    assert simulated_s(PlanPricer(PROBLEM), plan) is None
     with pytest.raises(ValueError, match="sequence layouts are not simulated"):
-        simulate_network(CostModel(PROBLEM), plan)
+        simulate_network(PlanPricer(PROBLEM), plan)

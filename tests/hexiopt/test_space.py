@@ -11,8 +11,8 @@ from hexiopt.errors import InputError
 from hexiopt.problem.space import (
     SWITCHES,
     Space,
-    lean_first,
     recompute_chains,
+    recompute_first,
     recompute_policies,
     schedules,
     sharding_stages,
@@ -121,6 +121,6 @@ def test_what_a_stage_may_recompute() -> None:
         ((none,), (some, none), (some,), (full, some), (full,)),
         ((none,), (full, none), (full,)),
     )
-    assert lean_first(full, 2, none, 3) == (full, full, none)
-    assert lean_first(full, 0, none, 3) == (none,)
-    assert lean_first(full, 3, none, 3) == lean_first(full, 1, full, 3) == (full,)
+    assert recompute_first(full, 2, none, 3) == (full, full, none)
+    assert recompute_first(full, 0, none, 3) == (none,)
+    assert recompute_first(full, 3, none, 3) == recompute_first(full, 1, full, 3) == (full,)

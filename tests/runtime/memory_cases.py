@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hexiopt.cost.executors.memory import MEMORY_PARTS, Memory
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, TensorParallel
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
@@ -90,7 +90,7 @@ def _problem(plan: Plan, model: ModelSpec, workload: Workload) -> Problem:
 
 def compared(plan: Plan, model: ModelSpec, workload: Workload) -> list[Compared]:
     """What the plan is predicted to use, and what it does."""
-    cost, ranks = CostModel(_problem(plan, model, workload)).price(plan), measured(plan, model, workload)
+    cost, ranks = PlanPricer(_problem(plan, model, workload)).price(plan), measured(plan, model, workload)
     found = []
     for p, pipeline in enumerate(cost.pipelines):
         for s, stage in enumerate(pipeline.stages):

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, TensorParallel, held_by, misaligned
 from hexiopt.problem.problem import Problem
@@ -91,8 +91,8 @@ def _recomputes(problem: Problem, num_layers: int) -> list[tuple[str, ...]]:
     policies = recompute_policies(problem.workload)
     found: list[tuple[str, ...]] = [(policy,) for policy in policies]
     if problem.space.recompute_per_layer:
-        for rich, lean in itertools.combinations(policies, 2):
-            found += [(lean,) * n + (rich,) * (num_layers - n) for n in range(1, num_layers)]
+        for faster, smaller in itertools.combinations(policies, 2):
+            found += [(smaller,) * n + (faster,) * (num_layers - n) for n in range(1, num_layers)]
     return found
 
 
@@ -122,7 +122,7 @@ def all_plans(problem: Problem) -> Iterator[Plan]:
 
 def best_step_s(problem: Problem) -> float:
     """The least step time of all plans that fit; infinite where none does."""
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     return min((model.price(plan).objective for plan in all_plans(problem)), default=float("inf"))
 
 

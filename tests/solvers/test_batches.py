@@ -23,17 +23,17 @@ def all_counts(sizes: list[int], global_batch: int) -> list[tuple[int, ...]]:
 def lines(draw: st.DrawFn) -> tuple[list[float], list[float], list[int], int]:
     count = draw(st.integers(1, 4))
     fills = [draw(st.one_of(st.just(0.0), seconds)) for _ in range(count)]
-    beats = [draw(seconds) for _ in range(count)]
+    periods = [draw(seconds) for _ in range(count)]
     sizes = [draw(st.sampled_from((1, 2, 4))) for _ in range(count)]
-    return fills, beats, sizes, draw(st.integers(1, 14))
+    return fills, periods, sizes, draw(st.integers(1, 14))
 
 
 @given(lines())
 def test_against_all_splits(line: tuple[list[float], list[float], list[int], int]) -> None:
     """Exact sums, none only where there is no split, and at most one micro-batch longer than the best."""
-    fills, beats, sizes, batch = line
+    fills, periods, sizes, batch = line
     ways = all_counts(sizes, batch)
-    counts = split_batch(fills, beats, sizes, batch)
+    counts = split_batch(fills, periods, sizes, batch)
     if not ways:
         assert counts is None
         return
@@ -41,10 +41,10 @@ def test_against_all_splits(line: tuple[list[float], list[float], list[int], int
     assert tuple(counts) in ways
 
     def longest(chosen: tuple[int, ...]) -> float:
-        return max(f + b * c for f, b, c in zip(fills, beats, chosen, strict=True))
+        return max(f + b * c for f, b, c in zip(fills, periods, chosen, strict=True))
 
     best = min(map(longest, ways))
-    assert longest(tuple(counts)) <= best + max(beats)
+    assert longest(tuple(counts)) <= best + max(periods)
     if len(set(sizes)) == 1:
         assert longest(tuple(counts)) <= best * (1 + 1e-5)
 
@@ -70,9 +70,9 @@ def test_even(pipelines: int, size: int, batch: int) -> None:
 
 @given(lines(), st.lists(st.sampled_from((1, 1, 2, 3)), min_size=4, max_size=4), st.booleans())
 def test_multiples(line: tuple[list[float], list[float], list[int], int], drawn: list[int], even: bool) -> None:
-    fills, beats, sizes, batch = line
+    fills, periods, sizes, batch = line
     multiples = drawn[: len(sizes)]
-    counts = split_batch(fills, beats, sizes, batch, even=even, multiples=multiples)
+    counts = split_batch(fills, periods, sizes, batch, even=even, multiples=multiples)
     if counts is None:
         return
     assert tuple(counts) in all_counts(sizes, batch)

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.model import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from solvers.completion.completer import PlanCompleter
 from solvers.core.operators import OperatorStatistics
-from solvers.core.partition import Bundle
+from solvers.core.partition import PipelineGroup
 from solvers.frame.starts import first_choice
-from solvers.heuristics.chains import ChainMaker, ChainTerms
+from solvers.heuristics.chains import ChainBuilder, ChainTerms
 from solvers.heuristics.operators.recreate import Recreation
 from solvers.heuristics.operators.table import PartitionProposals
 from tests.solvers import problems
@@ -28,10 +28,10 @@ from tests.solvers.test_starts import CASES, assert_legal
 _AS_GOOD = {10.0: 1.06, 1.0: 1.1}  # by GB/s: times tried lie 6 % apart; round trips are dealt in halves
 
 
-def chains_of(problem: Problem) -> ChainMaker:
+def chains_of(problem: Problem) -> ChainBuilder:
     """As a search has them."""
-    model = CostModel(problem)
-    return ChainMaker(model, PlanCompleter(model).splitters)
+    model = PlanPricer(problem)
+    return ChainBuilder(model, PlanCompleter(model).splitters)
 
 
 def two_machines(network_gb_per_s: float, fast_gib: float, slow_gib: float) -> Problem:
@@ -49,10 +49,10 @@ def test_a_chain_is_as_good_as_any(
     order: tuple[int, int], memory_gib: tuple[float, float], network_gb_per_s: float
 ) -> None:
     problem = two_machines(network_gb_per_s, *memory_gib)
-    completer, chain_maker, devices = PlanCompleter(CostModel(problem)), chains_of(problem), problem.usable_by_machine
+    completer, chain_maker, devices = PlanCompleter(PlanPricer(problem)), chains_of(problem), problem.usable_by_machine
 
-    def step_s(bundle: Bundle) -> float:
-        completed = completer.complete(first_choice(problem, (bundle,)))
+    def step_s(pipeline_group: PipelineGroup) -> float:
+        completed = completer.complete(first_choice(problem, (pipeline_group,)))
         priced = completer.price(completed) if completed else None
         return priced.cost.objective if priced is not None else float("inf")
 
@@ -64,15 +64,15 @@ def test_a_chain_is_as_good_as_any(
                 stages.append((devices[m][ends[m] : ends[m] + t],))
                 ends[m] += t
         if stages:
-            best_s = min(best_s, step_s(Bundle(tuple(stages))))
-    chains = [chain_maker.chain(order, devices, 1, ChainTerms(1, 32, Shards(1, 1)), rank) for rank in range(3)]
+            best_s = min(best_s, step_s(PipelineGroup(tuple(stages))))
+    chains = [chain_maker.chain(order, devices, 1, ChainTerms(1, 32, StateSharding(1, 1)), rank) for rank in range(3)]
     assert best_s < float("inf")
     assert min(step_s(chain) for chain in chains if chain is not None) <= _AS_GOOD[network_gb_per_s] * best_s
 
 
 def test_small_machines_serve_wide_chains_together() -> None:
     problem = problems.easy()
-    chains, devices, terms = chains_of(problem), problem.usable_by_machine, ChainTerms(1, 4, Shards(1, 4))
+    chains, devices, terms = chains_of(problem), problem.usable_by_machine, ChainTerms(1, 4, StateSharding(1, 4))
     chain = chains.chain((0, 1), devices, 4, terms)
     assert chain is not None
     assert [sorted(slot) for slot in chain.stages] == [[(device,) for device in (*devices[0], *devices[1])]]
@@ -83,14 +83,14 @@ def test_chains_of_one_policy_take_the_leanest_where_memory_asks_for_it() -> Non
     problem = two_machines(10.0, 1.2, 0.9)
     workload = replace(problem.workload, seq_len=4096)
     one_policy = replace(problem, workload=workload, space=Space(recompute_per_stage=False))
-    completer, devices = PlanCompleter(CostModel(one_policy)), problem.usable_by_machine
-    chain = chains_of(one_policy).chain((0, 1), devices, 1, ChainTerms(1, 32, Shards(1, 1)))
+    completer, devices = PlanCompleter(PlanPricer(one_policy)), problem.usable_by_machine
+    chain = chains_of(one_policy).chain((0, 1), devices, 1, ChainTerms(1, 32, StateSharding(1, 1)))
     assert chain is not None
-    structure = first_choice(one_policy, (chain,))
-    assert completer.complete(structure)
-    assert completer.rate(structure, Shards(1, 1)) > 0.0
+    partition = first_choice(one_policy, (chain,))
+    assert completer.complete(partition)
+    assert completer.rate(partition, StateSharding(1, 1)) > 0.0
     only_fastest = replace(one_policy, workload=replace(workload, recompute="none"))
-    assert chains_of(only_fastest).chain((0, 1), devices, 1, ChainTerms(1, 32, Shards(1, 1))) is None
+    assert chains_of(only_fastest).chain((0, 1), devices, 1, ChainTerms(1, 32, StateSharding(1, 1))) is None
 
 
 @given(st.sampled_from(sorted(CASES)), st.integers(0, 2**32 - 1))
@@ -100,22 +100,22 @@ def test_bundles_made_anew_are_legal(case: str, seed: int) -> None:
     proposals = PartitionProposals(
         problem, OperatorStatistics(), replicates=True, recreation=recreation, recreate_share=0.5
     )
-    structure = whole(problem)
+    partition = whole(problem)
     for _ in range(40):
-        before = structure
-        found = proposals.draw(structure, rng)
-        assert structure == before
+        before = partition
+        found = proposals.draw(partition, rng)
+        assert partition == before
         if found is not None:
             assert_legal(problem, found[1])
-            structure = found[1]
+            partition = found[1]
 
 
 def test_bundles_are_joined_and_parted() -> None:
     problem, rng = problems.easy(), random.Random(0)
-    recreation, structure, changes = Recreation(problem, chains_of(problem)), whole(problem), set()
+    recreation, partition, changes = Recreation(problem, chains_of(problem)), whole(problem), set()
     for _ in range(200):
-        found = recreation.recreate_as_chains(structure, rng)
+        found = recreation.recreate_as_chains(partition, rng)
         if found is not None:
-            changes.add(len(found.bundles) - len(structure.bundles))
-            structure = found
+            changes.add(len(found.pipeline_groups) - len(partition.pipeline_groups))
+            partition = found
     assert changes == {-1, 0, 1}

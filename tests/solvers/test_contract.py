@@ -18,7 +18,7 @@ import pytest
 
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.problem.problem import Problem
@@ -73,12 +73,12 @@ def assert_sound(problem: Problem, result: Result) -> None:
     assert result.status in (Status.FEASIBLE, Status.OPTIMAL), result.reason
     assert result.plan is not None
     assert result.cost is not None
-    priced = CostModel(problem).price(result.plan)
+    priced = PlanPricer(problem).price(result.plan)
     assert violations(problem, result.plan, priced) == []
     assert result.cost == priced
     assert priced.fits
     assert 0.0 < result.bound_s <= priced.step_time_s
-    assert result.bound_s >= lower_bound_s(CostModel(problem))
+    assert result.bound_s >= lower_bound_s(PlanPricer(problem))
     assert result.gap == pytest.approx(1 - result.bound_s / priced.step_time_s)
     bests = [point.step_time_s for point in result.trajectory]
     assert bests == sorted(set(bests), reverse=True)

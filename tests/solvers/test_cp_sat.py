@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
@@ -18,7 +18,7 @@ from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.result import Status
 from hexiopt.solving import Budget
 from solvers.core.search import Search
-from solvers.exact.assignments import Groups, Seats
+from solvers.exact.assignments import DeviceClasses, Groups
 from solvers.exact.candidates import Candidates
 from solvers.exact.cp_sat import CpSat, Proof
 from solvers.exact.exhaustive import Exhaustive
@@ -35,11 +35,11 @@ SLOW = settings(suppress_health_check=[HealthCheck.filter_too_much])
 
 
 @st.composite
-def priced_plans(draw: st.DrawFn) -> tuple[Problem, Plan, CostModel, float]:
+def priced_plans(draw: st.DrawFn) -> tuple[Problem, Plan, PlanPricer, float]:
     """A plan that fits its problem, and its step time in seconds."""
     problem = draw(strategies.problems(max_batch=24))
     plan = draw(strategies.plans(problem))
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     assume(not check(problem, plan))
     cost = model.price(plan)
     assume(cost.fits)
@@ -61,12 +61,12 @@ def holders(plan: Plan) -> int:
 
 @SLOW
 @given(priced_plans())
-def test_a_line_may_do_what_a_plan_does(drawn: tuple[Problem, Plan, CostModel, float]) -> None:
+def test_a_line_may_do_what_a_plan_does(drawn: tuple[Problem, Plan, PlanPricer, float]) -> None:
     problem, plan, model, step_s = drawn
     floor = LineFloor(model, StageTable(model))
     zero, several = plan.sharding.stage, len(plan.pipelines) > 1
     sync = Sync.ALL if several else Sync.REPLICATED
-    context = Context(sync, Shards(zero, holders(plan)), zero >= 2)
+    context = Context(sync, StateSharding(zero, holders(plan)), zero >= 2)
     batch = problem.workload.global_batch
     for pipeline, groups in zip(plan.pipelines, groups_of(plan), strict=True):
         assert floor.most_sequences(groups, context, 1, batch, step_s) >= pipeline.num_sequences
@@ -74,7 +74,7 @@ def test_a_line_may_do_what_a_plan_does(drawn: tuple[Problem, Plan, CostModel, f
 
 @SLOW
 @given(priced_plans())
-def test_no_stage_is_faster_than_its_table(drawn: tuple[Problem, Plan, CostModel, float]) -> None:
+def test_no_stage_is_faster_than_its_table(drawn: tuple[Problem, Plan, PlanPricer, float]) -> None:
     """With a recompute policy for each layer as the plan has it."""
     _problem, plan, model, _ = drawn
     assume(plan.sharding.stage < 2)
@@ -84,8 +84,8 @@ def test_no_stage_is_faster_than_its_table(drawn: tuple[Problem, Plan, CostModel
             first, last = s == 0, s == len(pipeline.stages) - 1
             samples = stage.samples(pipeline.micro_batch_size)
             for replica, x, one in zip(stage.replicas, samples, cost.each, strict=True):
-                shards = Shards(plan.sharding.stage, holders(plan))
-                times = table.times(model.site(replica.devices), x, first, last, 1, shards)
+                shards = StateSharding(plan.sharding.stage, holders(plan))
+                times = table.times(model.tp_group(replica.devices), x, first, last, 1, shards)
                 both = one.forward_s + one.backward_s
                 assert times.both_s[stage.num_layers] <= both * (1 + 1e-9)
                 assert times.forward_s[stage.num_layers] == pytest.approx(one.forward_s, rel=1e-9)
@@ -180,8 +180,8 @@ def test_finds_the_best_plan_by_itself() -> None:
 
 def test_a_line_is_tightened_to_what_it_can_process() -> None:
     problem = problems.slow_network()
-    model = CostModel(problem)
-    seats = Seats.of(problem)
+    model = PlanPricer(problem)
+    seats = DeviceClasses.of(problem)
     lines = Lines(model, seats, Candidates(model), LineFloor(model, StageTable(model)))
     limit_s = 2 * Exhaustive().solve(problem, Budget(3600.0)).objective
     columns = lines.columns(Kind(alone=True, lockstep=False), limit_s, lambda: True)

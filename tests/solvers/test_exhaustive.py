@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
@@ -113,7 +113,7 @@ def test_equals_the_naive_oracle(problem: Problem) -> None:
         assume(False)
         raise
     assume(len(plans) <= MOST_PLANS)
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     best_s = min((model.price(plan).objective for plan in plans), default=float("inf"))
     assert lower_bound_s(model, 0.2) <= best_s * (1 + 1e-9)
     result = solve(problem)
@@ -145,7 +145,7 @@ def test_equals_the_naive_oracle_with_every_freedom(name: str) -> None:
     """Replicas, layer ranges, ZeRO 0 to 3 with both groups, all at once."""
     machines, workload, gib = BIGGER[name]
     problem = task(machines, workload, Space(max_micro_batch_size=2), gib=gib)
-    model, best_s, kinds = CostModel(problem), float("inf"), set()
+    model, best_s, kinds = PlanPricer(problem), float("inf"), set()
     for plan in oracle.every_plan(problem):
         best_s = min(best_s, model.price(plan).objective)
         kinds.add((plan.schedule, plan.sharding))
@@ -163,7 +163,7 @@ def test_recompute_layer_by_layer(schedule: str) -> None:
     found = []
     for per_layer in (True, False):
         one = replace(problem, space=replace(problem.space, recompute_per_layer=per_layer))
-        model = CostModel(one)
+        model = PlanPricer(one)
         found.append(solve(one).objective)
         assert found[-1] == pytest.approx(min(model.price(plan).objective for plan in oracle.every_plan(one)), rel=1e-9)
     assert found[0] < 0.95 * found[1]
@@ -177,7 +177,7 @@ def test_a_tied_matrix_is_sharded_between_the_ends_of_one_pipeline() -> None:
     result = solve(problem)
     assert result.plan is not None
     assert result.plan.sharding.stage == 1
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     assert result.objective == pytest.approx(min(model.price(p).objective for p in oracle.every_plan(problem)))
 
 

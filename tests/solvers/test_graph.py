@@ -11,7 +11,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
-from solvers.heuristics.graph import DeviceGraph, device_graph, partition, scaled
+from solvers.heuristics.graph import DeviceGraph, device_graph, partition_graph, scaled
 from tests.solvers import problems
 
 
@@ -71,11 +71,11 @@ def test_subset() -> None:
 def test_partition_covers_all_devices_once(parts: int) -> None:
     graph = device_graph(problems.thirty_two_gpus())
     for seed in range(3):
-        found = partition(graph, parts, graph.bandwidth, seed)
+        found = partition_graph(graph, parts, graph.bandwidth, seed)
         assert sorted(position for members in found for position in members) == list(range(32))
         assert all(found)
         assert len(found) <= parts
-        assert partition(graph, parts, graph.bandwidth, seed) == found
+        assert partition_graph(graph, parts, graph.bandwidth, seed) == found
 
 
 def test_partition_finds_the_machines() -> None:
@@ -85,14 +85,14 @@ def test_partition_finds_the_machines() -> None:
         bandwidth[4 * machine : 4 * machine + 4, 4 * machine : 4 * machine + 4] = 50.0
     np.fill_diagonal(bandwidth, 0.0)
     graph = DeviceGraph(tuple(range(16)), np.full(16, 1e14), bandwidth)
-    found = partition(graph, 4, bandwidth, 0)
+    found = partition_graph(graph, 4, bandwidth, 0)
     assert sorted(found) == [[4 * m, 4 * m + 1, 4 * m + 2, 4 * m + 3] for m in range(4)]
 
 
 def test_partition_balances_speed() -> None:
     """One GPU as fast as four others: in two parts it stands alone, or nearly so."""
     graph = DeviceGraph(tuple(range(5)), np.array([4e14, 1e14, 1e14, 1e14, 1e14]), np.ones((5, 5)))
-    found = partition(graph, 2, graph.bandwidth, 0)
+    found = partition_graph(graph, 2, graph.bandwidth, 0)
     speeds = sorted(sum(graph.speed[i] for i in members) for members in found)
     assert len(found) == 2
     assert speeds[0] >= 3e14
@@ -108,7 +108,9 @@ def test_no_partition_is_empty_or_makes_metis_complain(capfd: pytest.CaptureFixt
         parts = rng.randint(1, count)
         drawn = [rng.uniform(0.4, 1.6) for _ in range(parts)]
         shares = [share / sum(drawn) for share in drawn] if rng.random() < 0.5 else None
-        found = partition(part, parts, part.bandwidth, rng.randrange(99), shares=shares, exponent=rng.choice((0, 1)))
+        found = partition_graph(
+            part, parts, part.bandwidth, rng.randrange(99), shares=shares, exponent=rng.choice((0, 1))
+        )
         assert sorted(i for members in found for i in members) == list(range(count))
         assert all(found)
         assert 2 * parts <= count or len(found) == parts

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
@@ -25,10 +25,10 @@ from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import PricedPlan
 from solvers.core.interleaving import drawn_schedule, may_interleave, possible_chunks
 from solvers.core.operators import OperatorStatistics
-from solvers.core.partition import Bundle, Structure
+from solvers.core.partition import Partition, PipelineGroup
 from solvers.core.search import Search
 from solvers.frame.solver import offer_partition
-from solvers.heuristics.hill_climbing import Polisher
+from solvers.heuristics.hill_climbing import HillClimber
 from solvers.heuristics.operators.table import PartitionProposals
 from tests.solvers import problems
 
@@ -41,13 +41,13 @@ def problem(space: Space | None = None, **work: object) -> Problem:
     return Problem(problems.cluster(("a", "fast", 4)), EIGHT, replace(workload, **work), space or Space())  # type: ignore[arg-type]
 
 
-def structure(*stages: int, chunks: int, size: int = 1) -> Structure:
+def partition(*stages: int, chunks: int, size: int = 1) -> Partition:
     """A bundle of one pipeline for each number of stages, on devices in order."""
-    bundles, at = [], 0
+    pipeline_groups, at = [], 0
     for count in stages:
-        bundles.append(Bundle(tuple(((at + s,),) for s in range(count)), size))
+        pipeline_groups.append(PipelineGroup(tuple(((at + s,),) for s in range(count)), size))
         at += count
-    return Structure(tuple(bundles), INTERLEAVED, 0, chunks)
+    return Partition(tuple(pipeline_groups), INTERLEAVED, 0, chunks)
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(1, 4))
@@ -99,8 +99,8 @@ def test_one_range_only() -> None:
     assert {(INTERLEAVED, 1), (INTERLEAVED, 2), (INTERLEAVED, 8)} <= drawn
 
 
-def built(of: Problem, structure: Structure) -> Plan | None:
-    found = PlanCompleter(CostModel(of)).complete(structure)
+def built(of: Problem, partition: Partition) -> Plan | None:
+    found = PlanCompleter(PlanPricer(of)).complete(partition)
     return found.plan if found else None
 
 
@@ -108,7 +108,7 @@ def built(of: Problem, structure: Structure) -> Plan | None:
 def test_a_structure_becomes_an_interleaved_plan(space: Space) -> None:
     of = problem(space)
     for stages, chunks, expected in (((2, 2), 2, [2, 2]), ((4,), 8, [2]), ((4,), 2, [2]), ((2,), 3, [3])):
-        plan = built(of, structure(*stages, chunks=chunks))
+        plan = built(of, partition(*stages, chunks=chunks))
         assert plan is not None
         assert [pipeline.num_chunks for pipeline in plan.pipelines] == expected
         assert check(of, plan) == []
@@ -121,22 +121,22 @@ def test_a_structure_becomes_an_interleaved_plan(space: Space) -> None:
 )
 def test_the_search_knows_the_memory_of_a_stage(stages: list[int], chunks: int, zero: int) -> None:
     """As priced, to the byte: ranges are not all as long, nor as often in flight."""
-    plan = built(problem(), replace(structure(*stages, chunks=chunks), sharding=zero))
+    plan = built(problem(), replace(partition(*stages, chunks=chunks), sharding=zero))
     assume(plan is not None)
     assert plan is not None
-    model = CostModel(problem())
+    model = PlanPricer(problem())
     for pipeline, priced in zip(plan.pipelines, model.price(plan).pipelines, strict=True):
         count = len(pipeline.stages)
         for k, (stage, cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
-            memory = model.memory_model(model.site(stage.devices), pipeline.micro_batch_size)
+            memory = model.memory_model(model.tp_group(stage.devices), pipeline.micro_batch_size)
             at = StagePosition(k, count, pipeline.num_micro_batches, pipeline.num_chunks)
             held = in_flight(plan.schedule, at)
-            shards = Shards(zero, len(plan.pipelines))
+            shards = StateSharding(zero, len(plan.pipelines))
             assert cost.memory == memory.stage(stage.num_layers, k == 0, k == count - 1, stage.policy, held, shards)
 
 
 def test_a_lone_stage_has_one_range_beside_interleaved_ones() -> None:
-    plan = built(problem(), structure(1, 2, chunks=2))
+    plan = built(problem(), partition(1, 2, chunks=2))
     assert plan is not None
     assert [pipeline.num_chunks for pipeline in plan.pipelines] == [1, 2]
     assert plan.pipelines[1].num_micro_batches % 2 == 0
@@ -144,8 +144,8 @@ def test_a_lone_stage_has_one_range_beside_interleaved_ones() -> None:
 
 
 def test_a_batch_that_the_stages_do_not_divide_is_a_misfit() -> None:
-    assert built(problem(), structure(3, chunks=2)) is None
-    assert built(problem(), structure(3, chunks=1)) is not None
+    assert built(problem(), partition(3, chunks=2)) is None
+    assert built(problem(), partition(3, chunks=1)) is not None
 
 
 def test_the_polisher_keeps_interleaved_plans_valid() -> None:
@@ -154,14 +154,14 @@ def test_the_polisher_keeps_interleaved_plans_valid() -> None:
     search = Search("test", of, Budget(max_steps=400), 0)
     completer = PlanCompleter(search.pricer)
     for chunks in (2, 3):
-        assert offer_partition(search, completer, structure(2, 2, chunks=chunks)) is not None
-    polisher = Polisher(search, completer, random.Random(0))
-    polisher.finish()
+        assert offer_partition(search, completer, partition(2, 2, chunks=chunks)) is not None
+    climber = HillClimber(search, completer, random.Random(0))
+    climber.finish()
     plan, met = search.plan, set()
     assert plan is not None
     for _ in range(300):
         assert search.cost is not None
-        found = polisher.neighbour(PricedPlan(plan, search.pricer.price(plan)))
+        found = climber.neighbour(PricedPlan(plan, search.pricer.price(plan)))
         if found is not None:
             trial = found[1]
             assert check(of, trial) == []
@@ -172,18 +172,18 @@ def test_the_polisher_keeps_interleaved_plans_valid() -> None:
 
 @given(
     stage_s=st.lists(st.floats(0.5, 2.0), min_size=2, max_size=6),
-    hop=st.floats(0.0, 0.3),
+    route=st.floats(0.0, 0.3),
     chunks=st.integers(2, 4),
 )
-def test_the_beat_is_near_the_exact_one(stage_s: list[float], hop: float, chunks: int) -> None:
+def test_the_beat_is_near_the_exact_one(stage_s: list[float], route: float, chunks: int) -> None:
     """The slope of the exact recurrence, for equal ranges and hops that are short or long; never below a stage."""
     count = len(stage_s)
     executors = tuple(Executor(s, ((t / 3 / chunks, 2 * t / 3 / chunks),) * chunks) for s, t in enumerate(stage_s))
-    links = [Link(False, s, (s + 1) % count, hop / 2) for s in range(count)]
-    links += [Link(True, (s + 1) % count, s, hop / 2) for s in range(count)]
+    links = [Link(False, s, (s + 1) % count, route / 2) for s in range(count)]
+    links += [Link(True, (s + 1) % count, s, route / 2) for s in range(count)]
     near, far = (max(executor_ends_s(INTERLEAVED, count, m * count, executors, tuple(links))) for m in (50, 90))
     slope = (far - near) / (40 * count)
-    beat = INTERLEAVED.cycle_s(stage_s, [hop] * (count - 1), chunks)
+    beat = INTERLEAVED.cycle_s(stage_s, [route] * (count - 1), chunks)
     assert max(stage_s) <= beat * (1 + 1e-12)
     assert 0.6 * slope <= beat <= 1.4 * slope
     no_hops = [0.0] * (count - 1)

@@ -7,8 +7,8 @@ from functools import cache
 
 import pytest
 
-from hexiopt.cost.executors.memory import WHOLE, Shards
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import UNSHARDED, StateSharding
+from hexiopt.cost.model import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, recompute_policies
 from hexiopt.schedules.in_flight import holding, in_flight
@@ -31,14 +31,14 @@ GROUPS = ((0,), (1,), (2,), (1, 2))
 
 
 @cache
-def model(layers: int, fast_gib: float, slow_gib: float) -> CostModel:
+def model(layers: int, fast_gib: float, slow_gib: float) -> PlanPricer:
     base = problems.tight()
     own = problems.cluster(("a", "fast", 1), ("b", "slow", 2), fast_gib=fast_gib, slow_gib=slow_gib)
-    return CostModel(replace(base, cluster=own, model=replace(base.model, num_layers=layers)))
+    return PlanPricer(replace(base, cluster=own, model=replace(base.model, num_layers=layers)))
 
 
 def stage_time(
-    pricer: CostModel,
+    pricer: PlanPricer,
     groups: Sequence[tuple[int, ...]],
     s: int,
     n: int,
@@ -48,13 +48,13 @@ def stage_time(
     """Forward and backward of stage `s` with `n` layers; None where it does not fit."""
     size, schedule, count, shards = choice
     first, last = s == 0, s == len(groups) - 1
-    site = pricer.site(groups[s])
+    tp_group = pricer.tp_group(groups[s])
     held = in_flight(schedule, StagePosition(s, len(groups), count))
     policies = recompute * n if len(recompute) == 1 else recompute
-    memory = pricer.memory_model(site, size).layered(policies, first, last, held, Shards(1, shards))
-    if memory.total > site.gpu.usable_memory_bytes:
+    memory = pricer.memory_model(tp_group, size).layered(policies, first, last, held, StateSharding(1, shards))
+    if memory.total > tp_group.gpu.usable_memory_bytes:
         return None
-    return sum(pricer.layers_s(site, policies, first, last, size))
+    return sum(pricer.layers_s(tp_group, policies, first, last, size))
 
 
 def recomputes(policies: Sequence[str], n: int, per_layer: bool) -> list[Recompute]:
@@ -65,7 +65,11 @@ def recomputes(policies: Sequence[str], n: int, per_layer: bool) -> list[Recompu
 
 
 def brute_force(
-    pricer: CostModel, groups: Sequence[tuple[int, ...]], choice: tuple[int, str, int, int], even: bool, per_layer: bool
+    pricer: PlanPricer,
+    groups: Sequence[tuple[int, ...]],
+    choice: tuple[int, str, int, int],
+    even: bool,
+    per_layer: bool,
 ) -> float | None:
     """The least slowest stage over all splits and policies; None where nothing fits."""
     problem: Problem = pricer.problem
@@ -103,8 +107,8 @@ def test_splitter_against_all_splits(gib: tuple[float, float], even: bool, per_l
                     continue
                 for choice in CHOICES:
                     size, schedule, count, shards = choice
-                    sites = [frozenset([pricer.site(group)]) for group in groups]
-                    found = splitter.split(sites, size, schedule, count, Shards(1, shards))
+                    tp_groups = [frozenset([pricer.tp_group(group)]) for group in groups]
+                    found = splitter.split(tp_groups, size, schedule, count, StateSharding(1, shards))
                     best = brute_force(pricer, groups, choice, even, per_layer)
                     outcomes.add(best is None)
                     if isinstance(found, int):
@@ -128,9 +132,11 @@ def test_a_slot_of_unequal_sites_fits_the_fullest() -> None:
     """A stage that holds on several sites takes the slowest time, and the layers of the smallest memory."""
     pricer = model(5, 1.5, 1.1)
     splitter = LayerSplitter(pricer, ("none", "selective", "full"), even=False)
-    fast, slow = pricer.site((0,)), pricer.site((1,))
-    both = splitter.options(frozenset([fast, slow]), False, False, 1, holding(1), WHOLE)
-    each = [splitter.options(frozenset([site]), False, False, 1, holding(1), WHOLE) for site in (fast, slow)]
+    fast, slow = pricer.tp_group((0,)), pricer.tp_group((1,))
+    both = splitter.options(frozenset([fast, slow]), False, False, 1, holding(1), UNSHARDED)
+    each = [
+        splitter.options(frozenset([tp_group]), False, False, 1, holding(1), UNSHARDED) for tp_group in (fast, slow)
+    ]
     assert len(both.times) == min(len(options.times) for options in each)
     assert all(t >= max(o.times[k] for o in each) for k, t in enumerate(both.times))
 
@@ -138,17 +144,17 @@ def test_a_slot_of_unequal_sites_fits_the_fullest() -> None:
 def test_more_stages_than_layers_find_no_room() -> None:
     pricer = model(3, 16.0, 8.0)
     splitter = LayerSplitter(pricer, ("none",), even=False)
-    assert splitter.split([frozenset([pricer.site((0,))])] * 4, 1, ONE_F_ONE_B, 4, WHOLE) == 1
+    assert splitter.split([frozenset([pricer.tp_group((0,))])] * 4, 1, ONE_F_ONE_B, 4, UNSHARDED) == 1
 
 
 def test_added_seconds_shift_layers() -> None:
     """Of two equal stages, the one that also sends takes fewer layers."""
-    pricer = CostModel(replace(problems.fast_network(), model=replace(problems.TINY, num_layers=6)))
+    pricer = PlanPricer(replace(problems.fast_network(), model=replace(problems.TINY, num_layers=6)))
     splitter = LayerSplitter(pricer, ("none",), even=False)
-    sites = [frozenset([pricer.site((0,))])] * 3
-    alone = splitter.split(sites, 1, ONE_F_ONE_B, 4, WHOLE)
-    layer_s = sum(pricer.layer_s(pricer.site((0,)), 1, "none"))
-    sending = splitter.split(sites, 1, ONE_F_ONE_B, 4, WHOLE, (0.0, 3 * layer_s, 0.0))
+    tp_groups = [frozenset([pricer.tp_group((0,))])] * 3
+    alone = splitter.split(tp_groups, 1, ONE_F_ONE_B, 4, UNSHARDED)
+    layer_s = sum(pricer.layer_s(pricer.tp_group((0,)), 1, "none"))
+    sending = splitter.split(tp_groups, 1, ONE_F_ONE_B, 4, UNSHARDED, (0.0, 3 * layer_s, 0.0))
     assert not isinstance(alone, int)
     assert not isinstance(sending, int)
     assert sending[1][0] < alone[1][0]

@@ -8,41 +8,41 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.model import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from solvers.completion import pipelines as lines
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.layers import LayerSplitter
-from solvers.completion.pipelines import LineMaker, Rhythm, Terms
-from solvers.core.partition import Bundle, Misfit, Structure
+from solvers.completion.pipelines import PipelineRate, PipelineTimer, SplitInput
+from solvers.core.partition import DoesNotFit, Partition, PipelineGroup
 from tests.solvers import problems
 from tests.solvers.test_moves import moved, proposals_of, whole
 from tests.solvers.test_starts import CASES
 
 
-def walked(problem: Problem, seed: int, steps: int) -> Structure:
+def walked(problem: Problem, seed: int, steps: int) -> Partition:
     """A structure some random moves from every device on its own."""
-    rng, proposals, structure = random.Random(seed), proposals_of(problem, replicates=True), whole(problem)
+    rng, proposals, partition = random.Random(seed), proposals_of(problem, replicates=True), whole(problem)
     for _ in range(steps):
-        structure = moved(proposals, structure, rng)
-    return structure
+        partition = moved(proposals, partition, rng)
+    return partition
 
 
 @given(st.sampled_from(sorted(CASES)), st.integers(0, 2**32 - 1))
 def test_round_trips_take_what_the_plan_is_priced_at(case: str, seed: int) -> None:
     """Of all pipelines, whatever else uses the network: replicas, layer ranges, machines of several interfaces."""
     problem = CASES[case]
-    structure = walked(problem, seed, 30)
-    completer = PlanCompleter(CostModel(problem))
-    assume(completer.allowed(structure))
-    completed = completer.complete(structure)
+    partition = walked(problem, seed, 30)
+    completer = PlanCompleter(PlanPricer(problem))
+    assume(completer.allowed(partition))
+    completed = completer.complete(partition)
     assume(completed)
     assert completed
-    priced = CostModel(problem).pipelines(completed.plan)
-    trips = [own for bundle in LineMaker(CostModel(problem)).trips_s(structure) for own in bundle]
+    priced = PlanPricer(problem).pipelines(completed.plan)
+    trips = [own for pipeline_group in PipelineTimer(PlanPricer(problem)).trips_s(partition) for own in pipeline_group]
     assert len(trips) == len(priced)
     for own, cost in zip(trips, priced, strict=True):
         both = [ahead + back for ahead, back in zip(cost.send_forward_s, cost.send_backward_s, strict=True)]
@@ -61,30 +61,32 @@ def test_layers_make_room_for_messages(gb_per_s: float) -> None:
     """The beat is within 2 % of the best of all splits; where messages are slow, other layers than what computes in
     balance."""
     problem = far_apart(gb_per_s)
-    model = CostModel(problem)
-    bundle = Bundle(tuple(((device,),) for device in range(4)))
-    maker, splitter = LineMaker(model), LayerSplitter(model, model.policies(), even=False)
-    [trips] = maker.trips_s(Structure((bundle,), ONE_F_ONE_B, 1))
-    made = maker.made(bundle, Terms(ONE_F_ONE_B, 1, Shards(1, 1), True, 4), splitter, trips)
-    assert not isinstance(made, Misfit)
+    model = PlanPricer(problem)
+    pipeline_group = PipelineGroup(tuple(((device,),) for device in range(4)))
+    maker, splitter = PipelineTimer(model), LayerSplitter(model, model.policies(), even=False)
+    [trips] = maker.trips_s(Partition((pipeline_group,), ONE_F_ONE_B, 1))
+    made = maker.made(pipeline_group, SplitInput(ONE_F_ONE_B, 1, StateSharding(1, 1), True, 4), splitter, trips)
+    assert not isinstance(made, DoesNotFit)
 
-    def beat_s(layers: tuple[int, ...]) -> float:
-        stage_s = [sum(model.stage_s(model.site((s,)), n, s == 0, s == 3, 1, "none")) for s, n in enumerate(layers)]
-        return Rhythm.of(ONE_F_ONE_B, stage_s, trips[0], 1).beat_s
+    def period_s(layers: tuple[int, ...]) -> float:
+        stage_s = [sum(model.stage_s(model.tp_group((s,)), n, s == 0, s == 3, 1, "none")) for s, n in enumerate(layers)]
+        return PipelineRate.of(ONE_F_ONE_B, stage_s, trips[0], 1).period_s
 
-    best_s = min(beat_s(layers) for layers in product(range(1, 10), repeat=4) if sum(layers) == 12)
-    assert made[0].rhythm.beat_s <= 1.02 * best_s
-    balanced = splitter.split([frozenset((model.site((s,)),)) for s in range(4)], 1, ONE_F_ONE_B, 4, Shards(1, 1))
+    best_s = min(period_s(layers) for layers in product(range(1, 10), repeat=4) if sum(layers) == 12)
+    assert made[0].rhythm.period_s <= 1.02 * best_s
+    balanced = splitter.split(
+        [frozenset((model.tp_group((s,)),)) for s in range(4)], 1, ONE_F_ONE_B, 4, StateSharding(1, 1)
+    )
     assert not isinstance(balanced, int)
-    differs = made[0].rhythm.beat_s < beat_s(tuple(n for n, _ in balanced)) * (1 - 1e-9)
+    differs = made[0].rhythm.period_s < period_s(tuple(n for n, _ in balanced)) * (1 - 1e-9)
     assert differs == (gb_per_s < 1.0)
 
 
 def test_what_is_forgotten_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = CASES[min(CASES)]
-    structures = [walked(problem, seed, 10) for seed in range(20)]
-    kept = PlanCompleter(CostModel(problem))
+    partitions = [walked(problem, seed, 10) for seed in range(20)]
+    kept = PlanCompleter(PlanPricer(problem))
     monkeypatch.setattr(lines, "_KEPT", 3)
-    forgetful = PlanCompleter(CostModel(problem))
-    for structure in structures * 2:
-        assert forgetful.complete(structure) == kept.complete(structure)
+    forgetful = PlanCompleter(PlanPricer(problem))
+    for partition in partitions * 2:
+        assert forgetful.complete(partition) == kept.complete(partition)

@@ -42,8 +42,8 @@ def test_what_both_phases_keep_is_legal_and_gets_better(exclude: tuple[str, ...]
     bests = []
     for _ in range(80):
         hierarchy.iterate()
-        for structure in hierarchy.found():
-            assert_legal(problem, structure)
+        for partition in hierarchy.found():
+            assert_legal(problem, partition)
             bests.append(search.best_s)
     assert bests == sorted(bests, reverse=True)
     assert bests[-1] < bests[0]

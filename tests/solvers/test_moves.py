@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from solvers.core.operators import OperatorStatistics
-from solvers.core.partition import Bundle, Structure
-from solvers.exact.assignments import Seats
+from solvers.core.partition import Partition, PipelineGroup
+from solvers.exact.assignments import DeviceClasses
 from solvers.frame.starts import first_choice
 from solvers.heuristics.operators.table import PARTITION_OPERATORS, REPLICA_OPERATORS, PartitionProposals
 from tests.solvers import oracle, problems
 from tests.solvers.test_starts import CASES, assert_legal
 
 
-def whole(problem: Problem) -> Structure:
+def whole(problem: Problem) -> Partition:
     """Every device a pipeline of its own."""
-    return first_choice(problem, tuple(Bundle((((device,),),)) for device in problem.usable_devices))
+    return first_choice(problem, tuple(PipelineGroup((((device,),),)) for device in problem.usable_devices))
 
 
 def proposals_of(problem: Problem, *, replicates: bool = False) -> PartitionProposals:
@@ -28,33 +28,33 @@ def proposals_of(problem: Problem, *, replicates: bool = False) -> PartitionProp
     return PartitionProposals(problem, OperatorStatistics(), replicates=replicates)
 
 
-def moved(proposals: PartitionProposals, structure: Structure, rng: random.Random) -> Structure:
+def moved(proposals: PartitionProposals, partition: Partition, rng: random.Random) -> Partition:
     """The next partition of a walk."""
-    found = proposals.draw(structure, rng)
-    return structure if found is None else found[1]
+    found = proposals.draw(partition, rng)
+    return partition if found is None else found[1]
 
 
 @given(st.sampled_from(sorted(CASES)), st.integers(0, 2**32 - 1))
 def test_every_sequence_of_moves_is_legal(case: str, seed: int) -> None:
     problem, rng = CASES[case], random.Random(seed)
     proposals = proposals_of(problem, replicates=True)
-    structure = whole(problem)
+    partition = whole(problem)
     for _ in range(60):
-        before = structure
-        found = proposals.draw(structure, rng)
-        assert structure == before  # an operator gives another partition, it does not change its own
+        before = partition
+        found = proposals.draw(partition, rng)
+        assert partition == before  # an operator gives another partition, it does not change its own
         if found is not None:
             assert_legal(problem, found[1])
-            structure = found[1]
+            partition = found[1]
 
 
 def test_every_operator_applies_on_a_walk_and_is_counted() -> None:
     problem, rng, statistics = problems.easy(), random.Random(0), OperatorStatistics()
     proposals = PartitionProposals(problem, statistics, replicates=True)
-    lotteries, structure, drawn = (proposals.plain, proposals.replicas), whole(problem), 6000
+    lotteries, partition, drawn = (proposals.plain, proposals.replicas), whole(problem), 6000
     for k in range(drawn):
-        found = lotteries[k % 4 == 0].draw(structure, rng)
-        structure = found[1] if found is not None else structure
+        found = lotteries[k % 4 == 0].draw(partition, rng)
+        partition = found[1] if found is not None else partition
     counts = statistics.counts()
     listed = [operator.name for operator in (*PARTITION_OPERATORS, *REPLICA_OPERATORS)]
     assert sorted(own.operator for own in counts) == sorted(listed)
@@ -65,9 +65,9 @@ def test_every_operator_applies_on_a_walk_and_is_counted() -> None:
 
 def test_draws_follow_the_weights() -> None:
     problem, rng, statistics = problems.easy(), random.Random(0), OperatorStatistics()
-    lottery, structure = PartitionProposals(problem, statistics).plain, whole(problem)
+    lottery, partition = PartitionProposals(problem, statistics).plain, whole(problem)
     for _ in range(8000):
-        lottery.draw(structure, rng)
+        lottery.draw(partition, rng)
     tickets = sum(operator.weight for operator in lottery.operators)
     for operator in lottery.operators:
         assert statistics.of(operator.name).proposed == pytest.approx(8000 * operator.weight / tickets, rel=0.25)
@@ -84,25 +84,27 @@ def test_a_walk_reaches_every_shape_of_three_devices() -> None:
 
         return tuple(sorted(tuple(named(groups) for groups in stages) for stages in pipelines))
 
-    seats = Seats.of(problem)
+    seats = DeviceClasses.of(problem)
     wanted = {shape(seats.name(arrangement)) for arrangement in seats.arrangements()}
-    proposals, structure = proposals_of(problem, replicates=True), whole(problem)
+    proposals, partition = proposals_of(problem, replicates=True), whole(problem)
     met = set()
     for _ in range(40_000):
-        found = proposals.draw(structure, rng)
+        found = proposals.draw(partition, rng)
         if found is not None:
-            structure = found[1]
-            met.add(shape(pipeline for bundle in structure.bundles for pipeline in lines(bundle)))
+            partition = found[1]
+            met.add(
+                shape(pipeline for pipeline_group in partition.pipeline_groups for pipeline in lines(pipeline_group))
+            )
             if wanted <= met:
                 break
     assert wanted - met == set()
 
 
-def lines(bundle: Bundle) -> list[tuple[tuple[tuple[int, ...], ...], ...]]:
+def lines(pipeline_group: PipelineGroup) -> list[tuple[tuple[tuple[int, ...], ...], ...]]:
     """The pipelines of a bundle: the replicas of every stage."""
-    if bundle.replicated:
-        return [bundle.stages]
-    return [tuple((slot[k],) for slot in bundle.stages) for k in range(bundle.width)]
+    if pipeline_group.replicated:
+        return [pipeline_group.stages]
+    return [tuple((slot[k],) for slot in pipeline_group.stages) for k in range(pipeline_group.width)]
 
 
 def test_a_walk_reaches_every_shape_of_four_devices() -> None:
@@ -117,14 +119,16 @@ def test_a_walk_reaches_every_shape_of_four_devices() -> None:
         shape([tuple(stage.devices for stage in pipeline.stages) for pipeline in plan.pipelines])
         for plan in oracle.all_plans(problem)
     }
-    proposals, structure = proposals_of(problem), whole(problem)
+    proposals, partition = proposals_of(problem), whole(problem)
     met = set()
     for _ in range(40_000):
-        found = proposals.draw(structure, rng)
+        found = proposals.draw(partition, rng)
         if found is not None:
-            structure = found[1]
+            partition = found[1]
             pipelines = [
-                tuple(slot[k] for slot in bundle.stages) for bundle in structure.bundles for k in range(bundle.width)
+                tuple(slot[k] for slot in pipeline_group.stages)
+                for pipeline_group in partition.pipeline_groups
+                for k in range(pipeline_group.width)
             ]
             met.add(shape(pipelines))
             if wanted <= met:
@@ -135,15 +139,15 @@ def test_a_walk_reaches_every_shape_of_four_devices() -> None:
 @pytest.mark.parametrize("space", [Space(max_tp=1), Space(tp_degrees="all"), Space(max_micro_batch_size=1)])
 def test_moves_keep_to_the_degrees_and_sizes_of_the_space(space: Space) -> None:
     problem, rng = problems.easy(space), random.Random(3)
-    proposals, structure = proposals_of(problem), whole(problem)
+    proposals, partition = proposals_of(problem), whole(problem)
     for _ in range(1500):
-        structure = moved(proposals, structure, rng)
-        assert_legal(problem, structure)
+        partition = moved(proposals, partition, rng)
+        assert_legal(problem, partition)
 
 
 def test_a_lonely_device_has_few_moves_and_no_error() -> None:
     problem = problems.easy(Space(exclude=("a", "b", "c:0", "c:1", "c:2")))
-    proposals, structure, rng = proposals_of(problem), whole(problem), random.Random(0)
+    proposals, partition, rng = proposals_of(problem), whole(problem), random.Random(0)
     for _ in range(500):
-        structure = moved(proposals, structure, rng)
-        assert structure.devices() == {7}
+        partition = moved(proposals, partition, rng)
+        assert partition.devices() == {7}

@@ -21,26 +21,26 @@ def hop_tables(draw: st.DrawFn) -> Hops:
     return [[0.0 if a == b else draw(value) for b in range(count)] for a in range(count)]
 
 
-def path_length(hops: Hops, order: Sequence[int]) -> float:
-    return sum(hops[a][b] for a, b in itertools.pairwise(order))
+def path_length(routes: Hops, order: Sequence[int]) -> float:
+    return sum(routes[a][b] for a, b in itertools.pairwise(order))
 
 
-def shortest(hops: Hops) -> float:
-    return min(path_length(hops, order) for order in itertools.permutations(range(len(hops))))
+def shortest(routes: Hops) -> float:
+    return min(path_length(routes, order) for order in itertools.permutations(range(len(routes))))
 
 
 @given(hop_tables())
-def test_exact_where_few(hops: Hops) -> None:
-    order = best_order(hops)
-    assert sorted(order) == list(range(len(hops)))
-    assert path_length(hops, order) == pytest.approx(shortest(hops), rel=1e-12, abs=1e-12)
+def test_exact_where_few(routes: Hops) -> None:
+    order = best_order(routes)
+    assert sorted(order) == list(range(len(routes)))
+    assert path_length(routes, order) == pytest.approx(shortest(routes), rel=1e-12, abs=1e-12)
 
 
 def test_exact_for_seven() -> None:
     rng = random.Random(1)
     for _ in range(3):
-        hops = [[rng.random() for _ in range(7)] for _ in range(7)]
-        assert path_length(hops, best_order(hops)) == pytest.approx(shortest(hops), rel=1e-12)
+        routes = [[rng.random() for _ in range(7)] for _ in range(7)]
+        assert path_length(routes, best_order(routes)) == pytest.approx(shortest(routes), rel=1e-12)
 
 
 def test_no_stage_and_two() -> None:
@@ -54,27 +54,27 @@ def test_never_worse_than_random_where_many(seed: int) -> None:
     rng = random.Random(seed)
     count = rng.randrange(EXACT + 1, 24)
     rack = [rng.randrange(4) for _ in range(count)]
-    hops = [
+    routes = [
         [rng.uniform(1.0, 1.5) if rack[a] == rack[b] else rng.uniform(5.0, 20.0) for b in range(count)]
         for a in range(count)
     ]
-    order = best_order(hops)
+    order = best_order(routes)
     assert sorted(order) == list(range(count))
-    found = path_length(hops, order)
-    others = [path_length(hops, rng.sample(range(count), count)) for _ in range(2000)]
+    found = path_length(routes, order)
+    others = [path_length(routes, rng.sample(range(count), count)) for _ in range(2000)]
     assert found <= min(others)
     # Every rack but the first must be entered once; a good order hardly enters any twice.
     assert sum(rack[a] != rack[b] for a, b in itertools.pairwise(order)) <= len(set(rack))
 
 
-def followed(hops: Hops) -> list[int]:
+def followed(routes: Hops) -> list[int]:
     """The greedy's order, path by path."""
-    count = len(hops)
+    count = len(routes)
     paths = [(0.0, [stage]) for stage in range(count)]
     for _ in range(count - 1):
         grown = []
         for length, path in paths:
-            row = hops[path[-1]]
+            row = routes[path[-1]]
             free = sorted((stage for stage in range(count) if stage not in path), key=lambda stage: (row[stage], stage))
             grown += [(length + row[stage], [*path, stage]) for stage in free[:TAU]]
         paths = sorted(grown)[: min(TAU * count, MOST_PATHS)]
@@ -86,5 +86,5 @@ def followed(hops: Hops) -> list[int]:
 def test_the_cheapest_next_hops_are_followed(count: int, values: tuple[float, ...]) -> None:
     """Ties between paths too."""
     rng = random.Random(count)
-    hops = [[0.0 if a == b else rng.choice(values) for b in range(count)] for a in range(count)]
-    assert best_order(hops) == followed(hops)
+    routes = [[0.0 if a == b else rng.choice(values) for b in range(count)] for a in range(count)]
+    assert best_order(routes) == followed(routes)

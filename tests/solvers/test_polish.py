@@ -12,7 +12,7 @@ from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
-from solvers.heuristics.hill_climbing import Polisher
+from solvers.heuristics.hill_climbing import HillClimber
 from tests.solvers import problems
 
 
@@ -32,6 +32,6 @@ def test_smaller_micro_batches_stay_even() -> None:
     assert check(problem, plan) == []
     search = Search("test", problem, Budget(3600.0, 200), 0)
     search.offer(plan)
-    Polisher(search, PlanCompleter(search.pricer), random.Random(0)).finish()
+    HillClimber(search, PlanCompleter(search.pricer), random.Random(0)).finish()
     assert search.plan is not None
     assert check(problem, search.plan) == []

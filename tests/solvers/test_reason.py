@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
@@ -171,14 +171,14 @@ class Foreign:
     sends_occupy_stages = False
     _ASKED = ("problem", "site", "stage_s", "max_layers", "hop_s", "policies", "pipelines", "price")
 
-    def __init__(self, model: CostModel) -> None:
+    def __init__(self, model: PlanPricer) -> None:
         for name in self._ASKED:
             setattr(self, name, getattr(model, name))
 
 
 def test_a_foreign_cost_model_gets_a_reason_too() -> None:
     problem = problems.hopeless()
-    search = Search("test", problem, Budget(), 0, Foreign(CostModel(problem)))
+    search = Search("test", problem, Budget(), 0, Foreign(PlanPricer(problem)))
     result = conclude(search)
     assert result.status is Status.NOT_FOUND  # proofs are about our own memory model
     assert result.reason

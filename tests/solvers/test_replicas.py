@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, held_by
 from hexiopt.problem.problem import Problem
@@ -15,10 +15,10 @@ from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.completion.completer import PlanCompleter
-from solvers.core.partition import Bundle, Misfit, Structure
+from solvers.core.partition import DoesNotFit, Partition, PipelineGroup
 from solvers.core.search import Search
 from solvers.frame.starts import single_structures
-from solvers.heuristics.hill_climbing import Polisher
+from solvers.heuristics.hill_climbing import HillClimber
 from solvers.registry import make_solver
 from tests.solvers import problems
 from tests.solvers.test_moves import moved, proposals_of
@@ -26,19 +26,19 @@ from tests.solvers.test_starts import assert_legal
 
 
 def completer_of(problem: Problem) -> PlanCompleter:
-    return PlanCompleter(CostModel(problem))
+    return PlanCompleter(PlanPricer(problem))
 
 
-def built(problem: Problem, structure: Structure) -> Plan:
-    found = completer_of(problem).complete(structure)
-    assert not isinstance(found, Misfit)
+def built(problem: Problem, partition: Partition) -> Plan:
+    found = completer_of(problem).complete(partition)
+    assert not isinstance(found, DoesNotFit)
     assert check(problem, found.plan) == []
     return found.plan
 
 
-def lone(*stages: tuple[tuple[int, ...], ...], size: int, sharding: int = 1) -> Structure:
+def lone(*stages: tuple[tuple[int, ...], ...], size: int, sharding: int = 1) -> Partition:
     """One pipeline."""
-    return Structure((Bundle.line(stages, size),), ONE_F_ONE_B, sharding)
+    return Partition((PipelineGroup.line(stages, size),), ONE_F_ONE_B, sharding)
 
 
 def test_faster_replicas_take_more_samples() -> None:
@@ -57,12 +57,12 @@ def test_a_stage_of_one_replica_is_plain() -> None:
     first, second = plan.pipelines[0].stages
     assert first.is_plain
     assert second.samples(2) == (1, 1)
-    assert not Bundle.line([((0,),), ((1,),)], 1).replicated
+    assert not PipelineGroup.line([((0,),), ((1,),)], 1).replicated
 
 
 def test_samples_and_bundles_that_do_not_go() -> None:
     problem = problems.three_gpus()
-    assert isinstance(completer_of(problem).complete(lone(((0,), (1,), (2,)), size=2)), Misfit)
+    assert isinstance(completer_of(problem).complete(lone(((0,), (1,), (2,)), size=2)), DoesNotFit)
     forbidden = replace(problem, space=replace(problem.space, replicas=False))
     pair = lone(((0,), (1,)), size=2)
     assert completer_of(problem).allowed(pair)
@@ -79,9 +79,9 @@ def test_memory_counts_the_holders_of_a_stage() -> None:
     own = problems.cluster(("a", "fast", 3), fast_gib=1.2)
     problem = Problem(own, replace(problems.TINY, num_layers=6), Workload(8, 512, recompute="full"), Space())
     completer = completer_of(problem)
-    assert isinstance(completer.complete(lone(((0,),), size=1, sharding=3)), Misfit)
+    assert isinstance(completer.complete(lone(((0,),), size=1, sharding=3)), DoesNotFit)
     plan = built(problem, lone(((0,), (1,), (2,)), size=4, sharding=3))
-    assert CostModel(problem).price(plan).fits
+    assert PlanPricer(problem).price(plan).fits
 
 
 @pytest.mark.parametrize("case", ["three_gpus", "fast_network", "loose", "easy"])
@@ -91,12 +91,12 @@ def test_what_moves_make_is_priced_and_valid(case: str) -> None:
     problem = replace(problem, space=replace(problem.space, max_micro_batch_size=4))
     completer, rng = completer_of(problem), random.Random(1)
     proposals = proposals_of(problem, replicates=True)
-    structure = Structure(tuple(Bundle((((d,),),)) for d in problem.usable_devices), ONE_F_ONE_B, 1)
+    partition = Partition(tuple(PipelineGroup((((d,),),)) for d in problem.usable_devices), ONE_F_ONE_B, 1)
     replicated = 0
     for _ in range(1200):
-        structure = moved(proposals, structure, rng)
-        assert_legal(problem, structure)
-        completed = completer.allowed(structure) and completer.complete(structure)
+        partition = moved(proposals, partition, rng)
+        assert_legal(problem, partition)
+        completed = completer.allowed(partition) and completer.complete(partition)
         priced = completer.price(completed) if completed else None
         if priced is None:
             continue
@@ -108,15 +108,15 @@ def test_what_moves_make_is_priced_and_valid(case: str) -> None:
 
 def test_starts_of_single_pipelines() -> None:
     problem = problems.loose()
-    found = [structure.bundles[0] for structure in single_structures(problem, True)]
+    found = [partition.pipeline_groups[0] for partition in single_structures(problem, True)]
     assert len(found) == len(set(found))
-    assert Bundle.line([((1,), (2,)), ((0,),)], 2) in found
-    assert Bundle.line([((0,),), ((1, 2),)], 1) in found
-    plain = [structure.bundles[0] for structure in single_structures(problem, False)]
-    assert not any(bundle.replicated for bundle in plain)
+    assert PipelineGroup.line([((1,), (2,)), ((0,),)], 2) in found
+    assert PipelineGroup.line([((0,),), ((1, 2),)], 1) in found
+    plain = [partition.pipeline_groups[0] for partition in single_structures(problem, False)]
+    assert not any(pipeline_group.replicated for pipeline_group in plain)
     assert set(plain) < set(found)
-    for structure in single_structures(problem, True):
-        assert_legal(problem, structure)
+    for partition in single_structures(problem, True):
+        assert_legal(problem, partition)
     assert list(single_structures(problems.sixteen_gpus(), True)) == []  # too many GPUs
 
 
@@ -128,7 +128,7 @@ def test_polishing_shifts_samples() -> None:
     stage = Stage(held_by((Replica((0,), 13), Replica((1,), 3))), ((0, 4),), ("none",))
     search.offer(Plan((Pipeline((stage,), 1, 16),), ONE_F_ONE_B, Sharding(1)))
     before_s = search.best_s
-    Polisher(search, completer, random.Random(0)).finish()
+    HillClimber(search, completer, random.Random(0)).finish()
     assert search.best_s < before_s
     assert search.plan is not None
     (stage,) = search.plan.pipelines[0].stages

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.result import Point
@@ -33,7 +33,7 @@ def test_merged_trajectories_keep_the_times_of_both_searches() -> None:
 def test_of_two_plans_that_do_not_fit_the_nearer_one_is_kept() -> None:
     """Whichever of two searches beside each other met it."""
     problem = hopeless()
-    model, layers = CostModel(problem), problem.model.num_layers
+    model, layers = PlanPricer(problem), problem.model.num_layers
     far, near = (
         Plan((Pipeline(stages, 16, 1),), ONE_F_ONE_B, Sharding(0))
         for stages in (

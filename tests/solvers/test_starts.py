@@ -10,7 +10,7 @@ from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
 from hexiopt.schedules.registry import schedule_named, schedule_names
-from solvers.core.partition import Bundle, Structure
+from solvers.core.partition import Partition, PipelineGroup
 from solvers.frame.starts import (
     chain_structures,
     cut,
@@ -32,10 +32,10 @@ CASES = {
 }
 
 
-def assert_legal(problem: Problem, structure: Structure) -> None:
+def assert_legal(problem: Problem, partition: Partition) -> None:
     """Devices usable and in one place, TP groups inside a machine, bundles rectangular (or replicated), not empty."""
     machine_of = problem.cluster.machine_of
-    groups = [group for bundle in structure.bundles for slot in bundle.stages for group in slot]
+    groups = [group for pipeline_group in partition.pipeline_groups for slot in pipeline_group.stages for group in slot]
     devices = [device for group in groups for device in group]
     assert len(devices) == len(set(devices))
     assert set(devices) <= set(problem.usable_devices)
@@ -43,17 +43,17 @@ def assert_legal(problem: Problem, structure: Structure) -> None:
         machines = {int(machine_of[device]) for device in group}
         assert len(machines) == 1
         assert len(group) in problem.space.allowed_tp(problem.cluster.machines[machines.pop()].num_gpus)
-    assert structure.bundles
-    for bundle in structure.bundles:
-        assert bundle.stages
-        assert bundle.width >= 1
-        if bundle.replicated:
-            assert bundle.width == 1 < max(map(len, bundle.stages)) <= bundle.micro_batch_size
-            assert all(bundle.stages)
+    assert partition.pipeline_groups
+    for pipeline_group in partition.pipeline_groups:
+        assert pipeline_group.stages
+        assert pipeline_group.width >= 1
+        if pipeline_group.replicated:
+            assert pipeline_group.width == 1 < max(map(len, pipeline_group.stages)) <= pipeline_group.micro_batch_size
+            assert all(pipeline_group.stages)
         else:
-            assert {len(slot) for slot in bundle.stages} == {bundle.width}
-            assert all(len({len(group) for group in slot}) == 1 for slot in bundle.stages)
-        assert bundle.micro_batch_size in problem.space.micro_batch_sizes(problem.workload.global_batch)
+            assert {len(slot) for slot in pipeline_group.stages} == {pipeline_group.width}
+            assert all(len({len(group) for group in slot}) == 1 for slot in pipeline_group.stages)
+        assert pipeline_group.micro_batch_size in problem.space.micro_batch_sizes(problem.workload.global_batch)
 
 
 def test_cut() -> None:
@@ -75,10 +75,12 @@ def test_chains_are_legal_and_differ(case: str) -> None:
     problem = CASES[case]
     found = list(chain_structures(problem))
     assert found
-    assert len(found) == len({structure.bundles for structure in found})
-    for structure in found:
-        assert_legal(problem, structure)
-        assert all(len(bundle.stages) <= problem.model.num_layers for bundle in structure.bundles)
+    assert len(found) == len({partition.pipeline_groups for partition in found})
+    for partition in found:
+        assert_legal(problem, partition)
+        assert all(
+            len(pipeline_group.stages) <= problem.model.num_layers for pipeline_group in partition.pipeline_groups
+        )
 
 
 def test_two_chains_side_by_side() -> None:
@@ -86,13 +88,13 @@ def test_two_chains_side_by_side() -> None:
     problem = CASES["thirty_two"]
     machine_of, machines = problem.cluster.machine_of, problem.cluster.machines
     found = list(shared_structures(problem))
-    assert len(found) == len({structure.bundles for structure in found})
+    assert len(found) == len({partition.pipeline_groups for partition in found})
     orders = set()
-    for structure in found:
-        assert_legal(problem, structure)
-        assert len(structure.bundles) == 2
-        for bundle in structure.bundles:
-            through = [machines[machine_of[slot[0][0]]].gpu.name for slot in bundle.stages]
+    for partition in found:
+        assert_legal(problem, partition)
+        assert len(partition.pipeline_groups) == 2
+        for pipeline_group in partition.pipeline_groups:
+            through = [machines[machine_of[slot[0][0]]].gpu.name for slot in pipeline_group.stages]
             orders.add(tuple(name for k, name in enumerate(through) if k == 0 or through[k - 1] != name))
     names = tuple(machines[members[0]].gpu.name for members in kinds(problem))
     assert {names, names[::-1], (names[-1], *names[:-1])} <= orders
@@ -102,13 +104,13 @@ def test_two_chains_side_by_side() -> None:
 def test_symmetric_grids_are_legal(case: str) -> None:
     problem = CASES[case]
     for members in kinds(problem):
-        bundles = list(symmetric(problem, members))
-        assert bundles
-        for bundle in bundles:
-            assert_legal(problem, first_choice(problem, (bundle,)))
+        pipeline_groups = list(symmetric(problem, members))
+        assert pipeline_groups
+        for pipeline_group in pipeline_groups:
+            assert_legal(problem, first_choice(problem, (pipeline_group,)))
             assert all(
                 int(problem.cluster.machine_of[device]) in members
-                for slot in bundle.stages
+                for slot in pipeline_group.stages
                 for group in slot
                 for device in group
             )
@@ -117,20 +119,20 @@ def test_symmetric_grids_are_legal(case: str) -> None:
 def test_what_people_would_build() -> None:
     """One pipeline through all machines, slow ones first; data and tensor parallelism in a machine."""
     problem = CASES["easy"]
-    chains = {structure.bundles for structure in chain_structures(problem)}
-    assert (Bundle((((4, 5, 6, 7),), ((0, 1),), ((2, 3),))),) in chains
+    chains = {partition.pipeline_groups for partition in chain_structures(problem)}
+    assert (PipelineGroup((((4, 5, 6, 7),), ((0, 1),), ((2, 3),))),) in chains
     grids = set(symmetric(problem, [2]))
-    assert Bundle((((4,), (5,), (6,), (7,)),)) in grids
-    assert Bundle((((4,),), ((5,),), ((6,),), ((7,),))) in grids
-    assert Bundle((((4, 5, 6, 7),),)) in grids
+    assert PipelineGroup((((4,), (5,), (6,), (7,)),)) in grids
+    assert PipelineGroup((((4,),), ((5,),), ((6,),), ((7,),))) in grids
+    assert PipelineGroup((((4, 5, 6, 7),),)) in grids
 
 
 @pytest.mark.parametrize(("fixed", "expected"), [("auto", "1f1b"), *((name, name) for name in schedule_names())])
 def test_first_choice_obeys_the_workload(fixed: str, expected: str) -> None:
     problem = problems.easy()
     problem = replace(problem, workload=replace(problem.workload, schedule=fixed, optimizer_sharding="0"))
-    structure = first_choice(problem, (Bundle((((0,),),)),))
-    assert (structure.schedule, structure.sharding) == (schedule_named(expected), 0)
+    partition = first_choice(problem, (PipelineGroup((((0,),),)),))
+    assert (partition.schedule, partition.sharding) == (schedule_named(expected), 0)
 
 
 def test_many_machines_are_dealt_to_short_chains_of_every_mix() -> None:
@@ -145,10 +147,13 @@ def test_many_machines_are_dealt_to_short_chains_of_every_mix() -> None:
     found = list(dealt_structures(problem))
     assert len(found) == len(set(found)) == 2 * 3 * 2
     mixes = set()
-    for structure in found:
-        assert_legal(problem, structure)
-        assert len(structure.devices()) == 64
-        assert all(bundle.width == 4 for bundle in structure.bundles)
-        mixes |= {tuple(int(slot[0][0] >= 32) for slot in bundle.stages) for bundle in structure.bundles}
+    for partition in found:
+        assert_legal(problem, partition)
+        assert len(partition.devices()) == 64
+        assert all(pipeline_group.width == 4 for pipeline_group in partition.pipeline_groups)
+        mixes |= {
+            tuple(int(slot[0][0] >= 32) for slot in pipeline_group.stages)
+            for pipeline_group in partition.pipeline_groups
+        }
     assert {(0, 1), (1, 0), (0, 0, 1, 1), (1, 1, 0, 0)} <= mixes
     assert list(dealt_structures(problems.thirty_two_gpus())) == []

@@ -8,13 +8,13 @@ from itertools import product
 import pytest
 
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.completion.completer import PlanCompleter
-from solvers.core.partition import Bundle, Structure
+from solvers.core.partition import Partition, PipelineGroup
 from solvers.core.search import Search
 from solvers.core.zero import (
     drawn_groups,
@@ -73,24 +73,24 @@ def test_memory_that_only_shards_fit() -> None:
 
 def test_only_one_aligned_bundle_may_be_in_lockstep() -> None:
     problem = sharded(problems.easy(), "auto")
-    completer = PlanCompleter(CostModel(problem))
-    pair = Bundle((((0,), (4,)),), 1)
-    assert completer.distance(Structure((pair,), ONE_F_ONE_B, 3)) == 0
-    assert completer.distance(Structure((pair,), INTERLEAVED, 3)) > 0
-    assert completer.distance(Structure((pair, Bundle((((1,), (2,)),), 1)), ONE_F_ONE_B, 2)) > 0
-    assert completer.distance(Structure((pair, Bundle((((1,), (2,)),), 1)), ONE_F_ONE_B, 1)) == 0
-    three = Bundle((((0,), (4,), (1,)),), 1)  # 16 sequences do not divide by 3
-    assert completer.distance(Structure((three,), ONE_F_ONE_B, 3)) > 0
-    assert completer.distance(Structure((three,), ONE_F_ONE_B, 1)) == 0
+    completer = PlanCompleter(PlanPricer(problem))
+    pair = PipelineGroup((((0,), (4,)),), 1)
+    assert completer.distance(Partition((pair,), ONE_F_ONE_B, 3)) == 0
+    assert completer.distance(Partition((pair,), INTERLEAVED, 3)) > 0
+    assert completer.distance(Partition((pair, PipelineGroup((((1,), (2,)),), 1)), ONE_F_ONE_B, 2)) > 0
+    assert completer.distance(Partition((pair, PipelineGroup((((1,), (2,)),), 1)), ONE_F_ONE_B, 1)) == 0
+    three = PipelineGroup((((0,), (4,), (1,)),), 1)  # 16 sequences do not divide by 3
+    assert completer.distance(Partition((three,), ONE_F_ONE_B, 3)) > 0
+    assert completer.distance(Partition((three,), ONE_F_ONE_B, 1)) == 0
 
 
 def test_starts_in_lockstep_are_allowed() -> None:
     problem = problems.easy()
-    completer = PlanCompleter(CostModel(problem))
+    completer = PlanCompleter(PlanPricer(problem))
     found = list(lockstep_structures(problem))
-    assert {structure.sharding for structure in found} == {2, 3}
-    assert any(len(structure.devices()) == len(problem.usable_devices) for structure in found)
-    assert all(completer.allowed(structure) for structure in found)
+    assert {partition.sharding for partition in found} == {2, 3}
+    assert any(len(partition.devices()) == len(problem.usable_devices) for partition in found)
+    assert all(completer.allowed(partition) for partition in found)
     assert not list(lockstep_structures(sharded(problem, "1")))
 
 
@@ -136,9 +136,9 @@ def test_structures_sharded_inside_machines_never_exceed_memory(zero: int) -> No
     """What a search takes for the states of a device is at least what they are."""
     own = problems.cluster(("a", "fast", 2), ("b", "fast", 2), ("c", "slow", 4), fast_gib=1.3, slow_gib=1.1)
     problem = replace(problems.easy(), cluster=own, workload=replace(problems.easy().workload, recompute="full"))
-    completer, model, built = PlanCompleter(CostModel(problem)), CostModel(problem), 0
-    for structure in lockstep_structures(sharded(problem, "auto")):
-        found = completer.complete(replace(structure, sharding=zero, groups="machine"))
+    completer, model, built = PlanCompleter(PlanPricer(problem)), PlanPricer(problem), 0
+    for partition in lockstep_structures(sharded(problem, "auto")):
+        found = completer.complete(replace(partition, sharding=zero, groups="machine"))
         if found:
             built += 1
             assert found.plan.sharding == Sharding(zero, "machine")
@@ -151,7 +151,7 @@ def test_a_plan_whose_parameters_have_one_holder_each_shards_nothing() -> None:
     base = problems.loose()
     for tied, stages in product((False, True), (1, 2)):
         problem = replace(base, model=replace(base.model, tied_embeddings=tied))
-        model, layers = CostModel(problem), problem.model.num_layers
+        model, layers = PlanPricer(problem), problem.model.num_layers
         ends = [layers * s // stages for s in range(stages + 1)]
         pipeline = Pipeline(tuple(Stage.of((s,), ends[s], ends[s + 1]) for s in range(stages)), 4)
         for zero in (1, 2, 3):

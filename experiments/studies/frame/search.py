@@ -19,7 +19,7 @@ from typing import Any
 import hexiopt
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cores import usable_cores
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
@@ -108,7 +108,7 @@ def measure(spec: SearchSpec, plan_path: Path) -> Measured:
     found: Measured = {"status": "bound", "bound_s": 0.0, "reason": "", "trajectory": []}
     try:
         if spec.solver == BOUND:
-            found["bound_s"] = lower_bound_s(CostModel(spec.problem), spec.time_limit_s)
+            found["bound_s"] = lower_bound_s(PlanPricer(spec.problem), spec.time_limit_s)
         else:
             found |= _searched(spec, plan_path)
     except InputError as error:

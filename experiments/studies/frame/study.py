@@ -21,7 +21,7 @@ from experiments.studies.frame.rows import frame, points_frame
 from experiments.studies.frame.search import Isolated, Measured, SearchSpec
 from experiments.studies.frame.words import hardware, markdown, seconds, workloads
 from hexiopt.cores import usable_cores
-from hexiopt.errors import InputError, closest
+from hexiopt.errors import InputError, did_you_mean
 from hexiopt.readers.plan_file import write_text
 from hexiopt.readers.problem_file import problem_sha256
 from hexiopt.report.style import count
@@ -102,7 +102,7 @@ class Study:
         for flag, names, own in (("--only", scale.only, known), ("--limits", scale.limits_s, solvers)):
             for name in names:
                 if name not in own:
-                    raise InputError(f"{flag}: {name!r} is not in {self.name}; {closest(name, sorted(own))}")
+                    raise InputError(f"{flag}: {name!r} is not in {self.name}; {did_you_mean(name, sorted(own))}")
         if not found:
             raise InputError(f"--only: no search of {self.name} has these labels; see the columns of its CSV")
         return found

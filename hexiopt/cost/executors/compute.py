@@ -58,7 +58,7 @@ def largest_shard(model: ModelSpec, tp: int) -> Shard:
     return Shard(ceil(model.num_heads / tp), kv, ceil(model.ffn_size / tp), ceil(model.vocab_size / tp), tp)
 
 
-class Clock:
+class OperatorTimes:
     """Times operators on one GPU type at one precision, or on many devices (`each`). All times in seconds."""
 
     # Numbers, or arrays [devices].
@@ -82,7 +82,7 @@ class Clock:
         self._launch_s = efficiency.launch_s
 
     @classmethod
-    def each(cls, clocks: "Sequence[Clock]", which: NDArray[np.int64]) -> "Clock":
+    def each(cls, clocks: "Sequence[OperatorTimes]", which: NDArray[np.int64]) -> "OperatorTimes":
         """A clock for devices of several types: `clocks[which[d]]` is that of device d. It times arrays alone."""
         found = object.__new__(cls)
         for name in cls.__annotations__:
@@ -152,7 +152,7 @@ class DenseTimes(Generic[Amount]):
 
 
 def dense_times(
-    model: ModelSpec, workload: Workload, clock: Clock, shard: Shard, tokens: Amount, framework: Framework
+    model: ModelSpec, workload: Workload, clock: OperatorTimes, shard: Shard, tokens: Amount, framework: Framework
 ) -> DenseTimes[Amount]:
     """A layer outside attention, for `tokens` tokens of a micro-batch, on a rank that holds `shard`."""
     hidden, width = model.hidden_size, workload.element_bytes
@@ -171,7 +171,7 @@ def dense_times(
 
 
 def attention_times(
-    clock: Clock, fused: bool, model: ModelSpec, width: int, pairs: Blocks[Amount], framework: Framework
+    clock: OperatorTimes, fused: bool, model: ModelSpec, width: int, pairs: Blocks[Amount], framework: Framework
 ) -> tuple[Amount, Amount]:
     """Forward and backward seconds of attention over blocks of queries and keys; nothing where there is no block.
 
@@ -204,7 +204,7 @@ def layer_compute(
 ) -> ComputeTimes:
     """One decoder layer on the busiest rank, for a micro-batch of `micro_batch_size` sequences."""
     framework = framework or default_framework()
-    clock, shard = Clock(gpu, workload.precision), largest_shard(model, tp)
+    clock, shard = OperatorTimes(gpu, workload.precision), largest_shard(model, tp)
     tokens = float(micro_batch_size * workload.seq_len)
     dense = dense_times(model, workload, clock, shard, tokens, framework)
     squares = tokens * workload.seq_len * shard.heads
@@ -222,7 +222,7 @@ def layer_compute(
 
 def embedding_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> ComputeTimes:
     """The embedding look-up (a gather) and its backward (a scatter-add into the gradient)."""
-    clock = Clock(gpu, workload.precision)
+    clock = OperatorTimes(gpu, workload.precision)
     tokens = micro_batch_size * workload.seq_len
     moved = 2.0 * tokens * model.hidden_size * workload.element_bytes
     gather_s, projection_s = clock.memory_s(moved), _projection_s(model, clock, tokens)
@@ -232,7 +232,7 @@ def embedding_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, m
     )
 
 
-def _projection_s(model: ModelSpec, clock: Clock, tokens: int) -> float:
+def _projection_s(model: ModelSpec, clock: OperatorTimes, tokens: int) -> float:
     """The product between hidden states and a narrower embedding, at either end of a model that has one."""
     if model.projected_embedding is None:
         return 0.0
@@ -242,7 +242,10 @@ def _projection_s(model: ModelSpec, clock: Clock, tokens: int) -> float:
 def head_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> ComputeTimes:
     """Final norm, LM head and cross-entropy over the rank's part of the vocabulary."""
     # The head stays in BF16 beside layers in FP8.
-    clock, shard = Clock(gpu, "bf16" if workload.precision == "fp8" else workload.precision), largest_shard(model, tp)
+    clock, shard = (
+        OperatorTimes(gpu, "bf16" if workload.precision == "fp8" else workload.precision),
+        largest_shard(model, tp),
+    )
     tokens = micro_batch_size * workload.seq_len
     gemm_s = clock.gemm_s(2.0 * tokens * model.embedding_size * shard.vocab)
     gemm_s += _projection_s(model, clock, tokens)
@@ -258,4 +261,4 @@ def head_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_
 def optimizer_compute_s(workload: Workload, gpu: Gpu, num_params: float) -> float:
     """One Adam step over `num_params` parameters of a device: memory traffic only."""
     per_param = c.ADAM_STATE_TRAFFIC_BYTES + workload.stored_gradient_bytes + workload.element_bytes
-    return Clock(gpu, workload.precision).memory_s(num_params * per_param)
+    return OperatorTimes(gpu, workload.precision).memory_s(num_params * per_param)

@@ -20,7 +20,7 @@ Sharers = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Wires:
+class LinkLoads:
     """The ways of pairs of devices.
 
     `resource` [pairs, steps] is a number below `count`; `s_per_byte` [pairs, steps] what a byte loads it with, 0 for a
@@ -33,7 +33,7 @@ class Wires:
     network: Ints
 
     @classmethod
-    def of(cls, cluster: Cluster, senders: Ints, receivers: Ints) -> "Wires":
+    def of(cls, cluster: Cluster, senders: Ints, receivers: Ints) -> "LinkLoads":
         """The ways from each of `senders` to its one of `receivers`, [pairs] each."""
         network, machines = cluster.network, cluster.machines
         machine_of = cluster.machine_of
@@ -77,7 +77,7 @@ class Wires:
             compact.reshape(resource.shape), s_per_byte, latency_s.copy(), np.where(numbers < ports, numbers, -1)
         )
 
-    def crowded(self, sharers: Mapping[int, int]) -> "Wires":
+    def crowded(self, sharers: Mapping[int, int]) -> "LinkLoads":
         """The same where `sharers[resource]` users have an equal part each of a resource of the network."""
         if not sharers:
             return self
@@ -93,7 +93,7 @@ class Wires:
         return found
 
 
-class RingWires:
+class RingLinks:
     """The ways along sub-rings, from each group of a layout to the next.
 
     All messages of a group carry the same tokens at a turn, of as many heads as their ring has: so a port's load goes
@@ -101,7 +101,7 @@ class RingWires:
     messages take equally long. `kind` [groups · rings] numbers those that do.
     """
 
-    def __init__(self, wires: Wires, heads: Ints, groups: int) -> None:
+    def __init__(self, wires: LinkLoads, heads: Ints, groups: int) -> None:
         rings = len(heads)
         group, s_per_byte = np.repeat(np.arange(groups), rings), np.tile(heads, groups)[:, None] * wires.s_per_byte
         shared = wires.network[wires.resource] >= 0
@@ -139,28 +139,28 @@ class RingWires:
 
 
 class LinkTable:
-    """The wires of a cluster, made once each. `sharers` as in `Wires.crowded`."""
+    """The wires of a cluster, made once each. `sharers` as in `LinkLoads.crowded`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._wires = Memo(self._new_wires, 1024)
         self._rings = Memo(self._new_rings, 1024)
 
-    def between(self, senders: Ints, receivers: Ints, sharers: Mapping[int, int]) -> Wires:
-        """As `Wires.of`."""
+    def between(self, senders: Ints, receivers: Ints, sharers: Mapping[int, int]) -> LinkLoads:
+        """As `LinkLoads.of`."""
         return self._wires[senders.tobytes(), receivers.tobytes(), tuple(sorted(sharers.items()))]
 
-    def rings(self, holders: Ints, heads: Ints, sharers: Mapping[int, int]) -> RingWires:
+    def rings(self, holders: Ints, heads: Ints, sharers: Mapping[int, int]) -> RingLinks:
         """The wires of rings through devices `holders` [groups, rings], whose messages carry `heads` [rings]."""
         return self._rings[holders.tobytes(), heads.tobytes(), tuple(sorted(sharers.items()))]
 
-    def _new_wires(self, key: tuple[bytes, bytes, Sharers]) -> Wires:
+    def _new_wires(self, key: tuple[bytes, bytes, Sharers]) -> LinkLoads:
         senders, receivers = (np.frombuffer(raw, np.int64) for raw in key[:2])
-        return Wires.of(self._cluster, senders, receivers).crowded(dict(key[2]))
+        return LinkLoads.of(self._cluster, senders, receivers).crowded(dict(key[2]))
 
-    def _new_rings(self, key: tuple[bytes, bytes, Sharers]) -> RingWires:
+    def _new_rings(self, key: tuple[bytes, bytes, Sharers]) -> RingLinks:
         holders, heads = (np.frombuffer(raw, np.int64) for raw in key[:2])
         holders = holders.reshape(-1, len(heads))
         after = np.concatenate([holders[1:], holders[:1]])
-        wires = Wires.of(self._cluster, holders.ravel(), after.ravel()).crowded(dict(key[2]))
-        return RingWires(wires, heads, len(holders))
+        wires = LinkLoads.of(self._cluster, holders.ravel(), after.ravel()).crowded(dict(key[2]))
+        return RingLinks(wires, heads, len(holders))

@@ -52,7 +52,7 @@ _ALMOST_NONE = 1e-9  # micro-batches in flight, to divide by, where there are no
 MEMORY_PARTS = tuple(field.name for field in fields(Memory))
 
 
-class Shards(NamedTuple):
+class StateSharding(NamedTuple):
     """How the states of a stage are spread: by which ZeRO stage, and over how many devices.
 
     ZeRO-1 spreads master weights and moments, ZeRO-2 gradients too, ZeRO-3 weights too (Rajbhandari et al., arXiv
@@ -63,7 +63,7 @@ class Shards(NamedTuple):
     num_devices: float = 1
 
 
-WHOLE = Shards()
+UNSHARDED = StateSharding()
 
 
 class MemoryModel:
@@ -142,7 +142,7 @@ class MemoryModel:
         return max(map(sum, pairwise([*units, 0.0])), default=0.0), max(units, default=0.0)
 
     def stage(
-        self, num_layers: int, first: bool, last: bool, policy: str, held: InFlight, shards: Shards = WHOLE
+        self, num_layers: int, first: bool, last: bool, policy: str, held: InFlight, shards: StateSharding = UNSHARDED
     ) -> Memory:
         """Bytes on the fullest device of a stage that has `held` in flight; its layers are divided among as many ranges
         as `hexiopt.problem.space.layer_ranges` does."""
@@ -155,7 +155,13 @@ class MemoryModel:
         return self._memory(num_layers, first, last, activations, count, shards)
 
     def recomputing(
-        self, num_layers: int, first: bool, last: bool, recompute: Recompute, held: InFlight, shards: Shards = WHOLE
+        self,
+        num_layers: int,
+        first: bool,
+        last: bool,
+        recompute: Recompute,
+        held: InFlight,
+        shards: StateSharding = UNSHARDED,
     ) -> Memory:
         """As `stage`, with one policy for all layers or one for each."""
         if len(recompute) == 1:
@@ -163,7 +169,7 @@ class MemoryModel:
         return self.layered(recompute, first, last, held, shards)
 
     def layered(
-        self, policies: Sequence[str], first: bool, last: bool, held: InFlight, shards: Shards = WHOLE
+        self, policies: Sequence[str], first: bool, last: bool, held: InFlight, shards: StateSharding = UNSHARDED
     ) -> Memory:
         """As `stage`, with a policy for each layer."""
         if len(held[0]) == 1:
@@ -182,20 +188,27 @@ class MemoryModel:
         return largest(held, stored)
 
     def mixed_stage(
-        self, chunks: Sequence[Sequence[str]], first: bool, last: bool, held: Sequence[int], shards: Shards = WHOLE
+        self,
+        chunks: Sequence[Sequence[str]],
+        first: bool,
+        last: bool,
+        held: Sequence[int],
+        shards: StateSharding = UNSHARDED,
     ) -> Memory:
         """As `stage`, of layer ranges whose layers have `chunks` as policies; `held[c]` micro-batches of range c."""
         stored = self.activations.of_stage(chunks, first, last, held)
         return self._memory(sum(map(len, chunks)), first, last, stored, held[-1], shards)
 
     def _memory(
-        self, num_layers: int, first: bool, last: bool, activations: float, held: int, shards: Shards
+        self, num_layers: int, first: bool, last: bool, activations: float, held: int, shards: StateSharding
     ) -> Memory:
         """With the activations of tokens and layers; the head holds `held` micro-batches."""
         states = self.states(num_layers, first, last, shards)
         return Memory(*states, *transient(self.activations, activations, last, held))
 
-    def states(self, num_layers: int, first: bool, last: bool, shards: Shards) -> tuple[float, float, float, float]:
+    def states(
+        self, num_layers: int, first: bool, last: bool, shards: StateSharding
+    ) -> tuple[float, float, float, float]:
         """Bytes of weights, gradients, master weights and optimiser."""
         workload, (stage, count) = self._workload, shards
         params = weights = gradients = self.num_params(num_layers, first, last)
@@ -213,7 +226,13 @@ class MemoryModel:
         )
 
     def max_layers(
-        self, limit_bytes: float, first: bool, last: bool, policy: str, held: InFlight, shards: Shards = WHOLE
+        self,
+        limit_bytes: float,
+        first: bool,
+        last: bool,
+        policy: str,
+        held: InFlight,
+        shards: StateSharding = UNSHARDED,
     ) -> int:
         """The most layers that fit `limit_bytes`, negative where not even none fits."""
         room = self._room_of(limit_bytes, first, last, (policy,), shards)
@@ -232,25 +251,24 @@ class MemoryModel:
             count += 1
         return count
 
-    def least_lean(
+    def least_recomputed(
         self,
         limit_bytes: float,
         counts: range,
         first: bool,
         last: bool,
-        lean: str,
-        rich: str,
+        smaller: str,
+        faster: str,
         held: InFlight,
-        shards: Shards = WHOLE,
+        shards: StateSharding = UNSHARDED,
     ) -> list[int]:
-        """For stages of so many layers, how many of them, the first ones, must have policy `lean` to fit `limit_bytes`
-        where the others have `rich`: one at least, and more than there are where not even all suffice. As many as
-        `counts`."""
+        """Per layer count, how many leading layers at least must use `smaller` for the stage to fit `limit_bytes`
+        while the others use `faster` [counts]; at least 1, and count + 1 if no number suffices."""
         kept = self.activations
-        stored, saved = kept.stored(rich), kept.stored(rich) - kept.stored(lean)
+        stored, saved = kept.stored(faster), kept.stored(faster) - kept.stored(smaller)
         if saved <= 0 or not counts:
             return [n + 1 for n in counts]
-        room = self._room_of(limit_bytes, first, last, (lean, rich), shards)
+        room = self._room_of(limit_bytes, first, last, (smaller, faster), shards)
         moments = self.moments(held, first, last)
         in_flight, ends_bytes = (np.array(column, dtype=float) for column in zip(*moments, strict=True))
         lengths = _lengths(counts, in_flight.shape[1])
@@ -267,7 +285,13 @@ class MemoryModel:
         return found
 
     def room(
-        self, limit_bytes: float, num_layers: int, first: bool, last: bool, policies: Sequence[str], shards: Shards
+        self,
+        limit_bytes: float,
+        num_layers: int,
+        first: bool,
+        last: bool,
+        policies: Sequence[str],
+        shards: StateSharding,
     ) -> float:
         """Bytes left of `limit_bytes` for what micro-batches in flight store, where layers have any of `policies`."""
         kept, states = self.activations, sum(self.states(num_layers, first, last, shards))
@@ -276,7 +300,7 @@ class MemoryModel:
         return left - kept.buffers - last * kept.logits - max(kept.working_set(policy, last) for policy in policies)
 
     def _room_of(
-        self, limit_bytes: float, first: bool, last: bool, policies: Sequence[str], shards: Shards
+        self, limit_bytes: float, first: bool, last: bool, policies: Sequence[str], shards: StateSharding
     ) -> Callable[[int], float]:
         """`room` by the number of layers."""
 

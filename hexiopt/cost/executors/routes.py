@@ -13,18 +13,18 @@ from hexiopt.plan.plan import Ends, SequenceParallel
 from hexiopt.plan.token_layout import token_ranges
 from hexiopt.problem.cluster import Cluster
 
-Load = dict[int, float]  # shared resource → seconds (per byte of the message, or in all)
+NetworkLoad = dict[int, float]  # shared resource → seconds (per byte of the message, or in all)
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
+class Route:
     """One direction of a boundary, per byte of the whole message."""
 
     shared: tuple[tuple[int, float], ...]  # (resource of the network, seconds a byte needs it alone)
     port_s_per_byte: float  # the busiest sender inside a machine; with sequence layouts, receiver too
     latency_s: float
 
-    def seconds(self, num_bytes: float, load_s: Load) -> float:
+    def seconds(self, num_bytes: float, load_s: NetworkLoad) -> float:
         """Seconds of a message of `num_bytes` while the resources are loaded with `load_s` (its own included)."""
         slowest = self.port_s_per_byte * num_bytes
         for resource, _ in self.shared:
@@ -80,10 +80,10 @@ def _owners(ends: Ends, seq_len: int) -> list[tuple[Fraction | int, int]]:
     return [(end, device) for (_, end), device in sorted(runs)]
 
 
-def hop(cluster: Cluster, senders: Ends, receivers: Ends) -> Hop:
+def route(cluster: Cluster, senders: Ends, receivers: Ends) -> Route:
     """The way from one stage to the next."""
     network, machine_of = cluster.network, cluster.machine_of
-    shared: Load = {}
+    shared: NetworkLoad = {}
     ports: dict[tuple[bool, int], float] = {}
     ragged = isinstance(senders, SequenceParallel) or isinstance(receivers, SequenceParallel)
     latency_s = 0.0
@@ -96,4 +96,4 @@ def hop(cluster: Cluster, senders: Ends, receivers: Ends) -> Hop:
         else:
             for resource in network.route(a, b):
                 shared[resource] = shared.get(resource, 0.0) + share / float(network.capacity[resource])
-    return Hop(tuple(shared.items()), max(ports.values(), default=0.0), latency_s)
+    return Route(tuple(shared.items()), max(ports.values(), default=0.0), latency_s)

@@ -13,7 +13,7 @@ import numpy as np
 from hexiopt.calibration import coefficients as c
 from hexiopt.cost.executors.activations import Activations, Held
 from hexiopt.cost.executors.compute import largest_shard
-from hexiopt.cost.executors.memory import WHOLE, Memory, MemoryModel, Shards, transient
+from hexiopt.cost.executors.memory import UNSHARDED, Memory, MemoryModel, StateSharding, transient
 from hexiopt.plan.token_layout import Floats, Ints, Members, RingHolders, uneven_kv_copies
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
@@ -64,7 +64,12 @@ class SequenceMemory:
         self.activations = Activations.of(model, workload, largest_shard(model, 1), held)
 
     def stage(
-        self, ranges: Sequence[Sequence[str]], first: bool, last: bool, held: Sequence[int], shards: Shards = WHOLE
+        self,
+        ranges: Sequence[Sequence[str]],
+        first: bool,
+        last: bool,
+        held: Sequence[int],
+        shards: StateSharding = UNSHARDED,
     ) -> Floats:
         """The parts of `Memory` [parts, devices], of layer ranges with a policy for each layer; `held[c]` micro-batches
         of range c in flight."""

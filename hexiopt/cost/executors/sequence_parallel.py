@@ -28,23 +28,23 @@ from hexiopt.calibration.frameworks import Framework
 from hexiopt.calibration.gpus import Gpu
 from hexiopt.cost.executors.compute import (
     Blocks,
-    Clock,
     ComputeTimes,
     DenseTimes,
+    OperatorTimes,
     attention_times,
     dense_times,
     embedding_compute,
     head_compute,
     largest_shard,
 )
-from hexiopt.cost.executors.links import LinkTable, RingWires, Wires
+from hexiopt.cost.executors.links import LinkLoads, LinkTable, RingLinks
 from hexiopt.cost.executors.memory import MemoryModel
 from hexiopt.cost.executors.sequence_memory import SequenceMemory
 from hexiopt.cost.executors.sequence_phases import Exchange, Phase, Turns, Ways, Work, ends_s
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
 from hexiopt.plan.plan import SequenceParallel
-from hexiopt.plan.token_layout import Floats, Ints, RingTurns, kv_heads_of, members, misfit, ring_holders
+from hexiopt.plan.token_layout import Floats, Ints, RingSchedule, kv_heads_of, members, misfit, ring_holders
 from hexiopt.problem.problem import Problem
 
 _CELLS = 2**21  # of a table of turns and devices that is worked through at once
@@ -73,7 +73,7 @@ class SequenceStage:
         if wrong is not None:
             raise InputError(f"sequence layout: {wrong}")
         self.own = members(layout)
-        self._turns = RingTurns(self.own, layout.order)
+        self._turns = RingSchedule(self.own, layout.order)
         self.ways = Ways.of(self.own, ring_holders(self.own, model.num_heads, model.num_kv_heads))
         self.kv_heads = kv_heads_of(self.own, model.num_heads, model.num_kv_heads)
         self._sharers, self._wires = sharers or {}, wires or LinkTable(problem.cluster)
@@ -90,8 +90,8 @@ class SequenceStage:
     def _time_layer(self, policy: str) -> tuple[float, float]:
         floor_s = self.framework.layer_host_s
         forward_s, backward_s = self._ends_s(self.forward()), self._ends_s(self.backward(policy))
-        again_s = floor_s if policy == "full" else 0.0
-        return max(floor_s, forward_s), max(floor_s + again_s, backward_s)
+        recompute_s = floor_s if policy == "full" else 0.0
+        return max(floor_s, forward_s), max(floor_s + recompute_s, backward_s)
 
     def parts_s(self, policy: str) -> dict[str, Floats]:
         """Seconds of a layer's forward and backward of each device [devices]: outside attention, in attention, in its
@@ -206,10 +206,10 @@ class SequenceStage:
         kinds, where = np.unique(self._machines, return_inverse=True)
         return np.array([number[machines[m].gpu.name] for m in kinds.tolist()])[where]
 
-    def _clock(self, places: Ints) -> Clock:
+    def _clock(self, places: Ints) -> OperatorTimes:
         """The clock of some of the devices."""
-        clocks = [Clock(gpu, self.problem.workload.precision) for gpu in self._types]
-        return Clock.each(clocks, self._type_of[places])
+        clocks = [OperatorTimes(gpu, self.problem.workload.precision) for gpu in self._types]
+        return OperatorTimes.each(clocks, self._type_of[places])
 
     @cached_property
     def _dense(self) -> DenseTimes[Floats]:
@@ -225,13 +225,13 @@ class SequenceStage:
         return float(self.size * self.problem.model.head_dim * self.problem.workload.element_bytes)
 
     @cached_property
-    def exchange_wires(self) -> Wires:
+    def exchange_wires(self) -> LinkLoads:
         """The ways of the all-to-alls."""
         device = self.own.device
         return self._wires.between(device[self.ways.senders], device[self.ways.receivers], self._sharers)
 
     @cached_property
-    def ring_wires(self) -> RingWires:
+    def ring_wires(self) -> RingLinks:
         """The ways along the sub-rings."""
         rings = self.ways.rings
         return self._wires.rings(self.own.device[rings.place], rings.kv_heads, self._sharers)

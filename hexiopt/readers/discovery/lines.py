@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from hexiopt.errors import InputError, shown
+from hexiopt.errors import InputError, quoted
 from hexiopt.problem.machine import NAME, NAME_RULE
 from hexiopt.reading import read_text
 
@@ -23,7 +23,7 @@ class Line:
 
     def refuse(self, rule: str, value: str | None = None) -> NoReturn:
         """Raise InputError: file, line, `value` (by default the line), `rule` with its remedy."""
-        text = shown(self.text.strip() if value is None else value)
+        text = quoted(self.text.strip() if value is None else value)
         raise InputError(f"{self.path}, line {self.number}: {text} {rule}")
 
     def name(self, text: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hexiopt.calibration.gpus import catalogue
-from hexiopt.errors import InputError, shown
+from hexiopt.errors import InputError, quoted
 from hexiopt.problem.machine import MAX_GPUS_PER_MACHINE, NAME, NAME_RULE
 from hexiopt.readers.discovery.hostfile import read_hostfile
 from hexiopt.readers.discovery.nvidia_smi import SmiGpu, read_nvidia_smi
@@ -109,7 +109,7 @@ def _by_machine(option: str, paths: Mapping[str, str], named: Sequence[str]) -> 
     """Paths by machine, a lone one being of the only machine there is."""
     for machine in paths:
         if machine != LONE and not NAME.fullmatch(machine):
-            raise InputError(f"discover.{option}: {shown(machine)} {NAME_RULE}")
+            raise InputError(f"discover.{option}: {quoted(machine)} {NAME_RULE}")
     if LONE not in paths:
         return dict(paths)
     if len(named) > 1:
@@ -240,7 +240,7 @@ def _check_names(entries: Sequence[Mapping[str, Any]]) -> None:
     names = Counter(entry["name"] for entry in entries)
     for name, number in names.items():
         if not NAME.fullmatch(name):
-            raise InputError(f"{shown(name)} {NAME_RULE}")
+            raise InputError(f"{quoted(name)} {NAME_RULE}")
         if number > 1:
             raise InputError(f"{name}: is a machine and a part of another; rename the machine")
 

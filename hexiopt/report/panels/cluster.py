@@ -37,9 +37,9 @@ def draw_cluster(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = Non
     kinds = _machine_kinds(problem, plan, rows)
     kept = sorted(kinds, key=lambda kind: (-sum(s.colour is not None for s in kind[1]), -len(kind[0])))
     kept = sorted(kept[:MAX_MACHINES], key=lambda kind: kind[0][0])
-    shown = [(cluster.machines[members[0]], len(members), squares) for members, squares in kept]
+    quoted = [(cluster.machines[members[0]], len(members), squares) for members, squares in kept]
 
-    left_out = len(cluster.machines) - sum(number for _, number, _ in shown)
+    left_out = len(cluster.machines) - sum(number for _, number, _ in quoted)
     notes = ["label: pipeline·stage" + (" of the one shown" if rows.grouped else "")]
     if left_out:
         notes.append(f"{count(left_out, 'machine')} left out")
@@ -58,20 +58,20 @@ def draw_cluster(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = Non
         ax.text(0, 0.0, foot, fontsize=SMALL, color=MUTED, va="bottom", parse_math=False)
     space = height - (0.2 if foot else 0.0)
 
-    columns = max(_columns(len(squares)) for _, _, squares in shown)
-    lines = max(-(-len(squares) // _columns(len(squares))) for _, _, squares in shown)
+    columns = max(_columns(len(squares)) for _, _, squares in quoted)
+    lines = max(-(-len(squares) // _columns(len(squares))) for _, _, squares in quoted)
     best = (0.0, 1, 1)
     # Inches: between boxes; for a box's texts; the least width of a box.
-    margin, text, least = 0.12, 0.46 if all(_named_by_gpu(machine) for machine, _, _ in shown) else 0.58, 1.3
-    for across in range(1, min(len(shown), int((width + margin) / (least + margin))) + 1):
-        down = -(-len(shown) // across)
+    margin, text, least = 0.12, 0.46 if all(_named_by_gpu(machine) for machine, _, _ in quoted) else 0.58, 1.3
+    for across in range(1, min(len(quoted), int((width + margin) / (least + margin))) + 1):
+        down = -(-len(quoted) // across)
         box_width, box_height = (width - margin * (across - 1)) / across, (space - margin * (down - 1)) / down
         side = min((box_width - 0.16) / columns, (box_height - text) / lines, 0.62)
         best = max(best, (side, across, down), key=lambda found: (round(found[0], 6), -found[2]))
     side, across, down = max(best[0], 0.06), best[1], best[2]
     box_width = min((width - margin * (across - 1)) / across, max(columns * side + 0.16, 1.75))
     box_height = lines * side + text
-    for k, (machine, number, squares) in enumerate(shown):
+    for k, (machine, number, squares) in enumerate(quoted):
         x = (k % across) * (box_width + margin)
         y = height - (k // across + 1) * box_height - (k // across) * margin
         _draw_machine(ax, machine, number, squares, (x, y, box_width, box_height), side)

@@ -70,11 +70,11 @@ def time_ticks(ax: Axes, axis: TimeAxis, width: float) -> None:
     step = (times[1] - times[0]) / scale
     moments = [k * step for k in range(int(axis.end / step + 1e-9) + 1)] if axis.end / step < 1e5 else [0.0]
     places = [(moment, axis.at(moment)) for moment in moments]
-    shown = [(moment, x) for moment, x in places if x is not None and moment <= axis.end]
+    quoted = [(moment, x) for moment, x in places if x is not None and moment <= axis.end]
     last = axis.width
-    shown = [item for item in shown if (last - item[1]) * width / axis.width > 0.9]
+    quoted = [item for item in quoted if (last - item[1]) * width / axis.width > 0.9]
     ax.set_xticks(
-        [x for _, x in shown] + [last],
-        [f"{moment * scale:g}" for moment, _ in shown] + [f"{axis.end * scale:.4g} {unit}"],
+        [x for _, x in quoted] + [last],
+        [f"{moment * scale:g}" for moment, _ in quoted] + [f"{axis.end * scale:.4g} {unit}"],
     )
     ax.get_xticklabels()[-1].set_horizontalalignment("right")

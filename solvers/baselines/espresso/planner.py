@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines._estimates import AlignedEstimates, Sites
+from solvers.baselines._estimates import AlignedEstimates, StageModel
 from solvers.baselines._grids import MAX_PERMUTED, Area, Slots, filled, machine_classes
 from solvers.baselines._money import Objective
 from solvers.baselines._plans import dividing_sizes, neighbouring_layers
@@ -77,7 +77,7 @@ class EspressoPlanner:
                 own.sort(key=lambda devices: prices[devices[0]])
         self._near = (False, True) if problem.cluster.groups or problem.cluster.links else (False,)
         self._groups: dict[int, list[list[Group]]] = {}
-        self._sites: dict[tuple[int, int], Sites] = {}
+        self._sites: dict[tuple[int, int], StageModel] = {}
 
     def groups(self, tp: int) -> list[list[Group]]:
         """TP groups of each type."""
@@ -93,15 +93,15 @@ class EspressoPlanner:
         """The most stages for which each type has TP groups."""
         return [len(own) // choice.dp for own in self.groups(choice.tp)]
 
-    def sites(self, tp: int, kind: int) -> Sites:
+    def tp_groups(self, tp: int, kind: int) -> StageModel:
         """The sites of a type's TP groups."""
         if (tp, kind) not in self._sites:
-            self._sites[tp, kind] = frozenset(self.times.pricer.site(group) for group in self.groups(tp)[kind])
+            self._sites[tp, kind] = frozenset(self.times.pricer.tp_group(group) for group in self.groups(tp)[kind])
         return self._sites[tp, kind]
 
     def layer_s(self, choice: EspressoChoice, kind: int) -> float:
         """Seconds of a layer on a type."""
-        return self.times.stage_s(self.sites(choice.tp, kind), 1, False, False, choice.size, choice.policy)
+        return self.times.stage_s(self.tp_groups(choice.tp, kind), 1, False, False, choice.size, choice.policy)
 
     def choices(self, policies: Sequence[str]) -> Iterator[EspressoChoice]:
         """All choices whose pipelines share the global batch equally."""
@@ -186,7 +186,7 @@ class EspressoPlanner:
         held = in_flight(ONE_F_ONE_B, StagePosition(position, stages, choice.count))
         ends = position == 0, position == stages - 1
         shards = choice.dp if self.sharding else 1
-        return self.times.max_layers(self.sites(choice.tp, kind), *ends, choice.size, choice.policy, held, shards)
+        return self.times.max_layers(self.tp_groups(choice.tp, kind), *ends, choice.size, choice.policy, held, shards)
 
     def layers(self, choice: EspressoChoice, order: Sequence[int]) -> list[tuple[int, ...]]:
         """Layers per stage that make the slowest as fast as memory allows, and neighbouring splits; none if nothing
@@ -196,8 +196,10 @@ class EspressoPlanner:
             return []
         seconds = []
         for s, (kind, top) in enumerate(zip(order, most, strict=True)):
-            site, ends = self.sites(choice.tp, kind), (s == 0, s == stages - 1)
-            seconds.append([self.times.stage_s(site, n, *ends, choice.size, choice.policy) for n in range(1, top + 1)])
+            tp_group, ends = self.tp_groups(choice.tp, kind), (s == 0, s == stages - 1)
+            seconds.append(
+                [self.times.stage_s(tp_group, n, *ends, choice.size, choice.policy) for n in range(1, top + 1)]
+            )
         best = tuple(least_bottleneck(seconds, total))
         return [best, *neighbouring_layers(best, most, _ALL_SPLITS)]
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 
-from hexiopt.errors import InputError, closest
+from hexiopt.errors import InputError, did_you_mean
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.solving import Capabilities
@@ -98,7 +98,7 @@ class FlashFlex(Baseline):
 
     def __post_init__(self) -> None:
         if self.defects not in (PUBLISHED, RELEASED):
-            hint = closest(self.defects, (PUBLISHED, RELEASED))
+            hint = did_you_mean(self.defects, (PUBLISHED, RELEASED))
             raise InputError(f"solver.defects: {self.defects!r} is not known; {hint}")
 
     @property

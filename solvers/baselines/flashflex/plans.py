@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise, product
 from typing import Any
 
-from hexiopt.cost.executors.memory import WHOLE, Shards
+from hexiopt.cost.executors.memory import UNSHARDED, StateSharding
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
@@ -43,7 +43,7 @@ class PartitionPlans(ABC):
         """Micro-batch sizes to try."""
 
     @abstractmethod
-    def plan(self, structure: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool) -> Plan | None:
+    def plan(self, partition: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool) -> Plan | None:
         """The plan; None if it does not fit or would repeat another."""
 
     def choices(self) -> list[Choice]:
@@ -52,13 +52,13 @@ class PartitionPlans(ABC):
             return []
         return list(product(self.schedules, self.sizes(), self.policies, self.measured))
 
-    def _sharding_of(self, structure: Pipelines) -> int:
-        sharded = self._sharding if len(structure) > 1 else min(sharding_stages(self.problem.workload))
+    def _sharding_of(self, partition: Pipelines) -> int:
+        sharded = self._sharding if len(partition) > 1 else min(sharding_stages(self.problem.workload))
         return sharded or 0
 
 
 def plan_of_lines(
-    structure: Pipelines,
+    partition: Pipelines,
     layers: Sequence[Sequence[int]],
     counts: Sequence[int],
     schedule: Schedule,
@@ -67,7 +67,7 @@ def plan_of_lines(
     sharding: int,
 ) -> Plan:
     """The plan of pipelines with layers per stage and micro-batches per pipeline."""
-    each = zip(structure, layers, counts, strict=True)
+    each = zip(partition, layers, counts, strict=True)
     pipelines = (pipeline_of(line, split, policy, count, size) for line, split, count in each)
     return Plan(tuple(pipelines), schedule, Sharding(sharding))
 
@@ -95,25 +95,25 @@ class PublishedPlans(PartitionPlans):
         """The smallest few, which are best by its formulas."""
         return self.problem.space.micro_batch_sizes(self.problem.workload.global_batch)[:_SIZES]
 
-    def plan(self, structure: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool) -> Plan | None:
+    def plan(self, partition: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool) -> Plan | None:
         """The plan; None also if less recompute leads to the same layers."""
-        layers = self._layers(structure, schedule, size, policy, measured)
+        layers = self._layers(partition, schedule, size, policy, measured)
         before = self.policies[: self.policies.index(policy)]
-        if layers is None or any(self._layers(structure, schedule, size, p, measured) == layers for p in before):
+        if layers is None or any(self._layers(partition, schedule, size, p, measured) == layers for p in before):
             return None
-        counts = self._counts(structure, layers, size, policy, measured)
+        counts = self._counts(partition, layers, size, policy, measured)
         if counts is None:
             return None
-        return plan_of_lines(structure, layers, counts, schedule, size, policy, self._sharding_of(structure))
+        return plan_of_lines(partition, layers, counts, schedule, size, policy, self._sharding_of(partition))
 
     def _layers(
-        self, structure: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool
+        self, partition: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool
     ) -> list[list[int]] | None:
         """Layers per stage of every pipeline; None if they do not fit."""
-        shards = Shards(self._sharding or 0, len(structure))
-        batches = max(1, self.problem.workload.global_batch // (len(structure) * size))
+        shards = StateSharding(self._sharding or 0, len(partition))
+        batches = max(1, self.problem.workload.global_batch // (len(partition) * size))
         found = []
-        for line in structure:
+        for line in partition:
             key = (line, schedule, size, policy, measured, shards, batches)
             if key not in self._splits:
                 self._splits[key] = self._split(line, schedule, size, policy, measured, shards, batches)
@@ -124,15 +124,22 @@ class PublishedPlans(PartitionPlans):
         return found
 
     def _split(
-        self, line: Line, schedule: Schedule, size: int, policy: str, measured: bool, shards: Shards, batches: int
+        self,
+        line: Line,
+        schedule: Schedule,
+        size: int,
+        policy: str,
+        measured: bool,
+        shards: StateSharding,
+        batches: int,
     ) -> list[int] | None:
         pricer = self._pricers[measured]
         waits_s: tuple[float, ...] = ()
         if pricer.sends_occupy_stages:
-            waits_s = (*(2.0 * pricer.hop_s(a, b, size) for a, b in pairwise(line)), 0.0)
-        sites = [pricer.site(group) for group in line]
+            waits_s = (*(2.0 * pricer.message_s(a, b, size) for a, b in pairwise(line)), 0.0)
+        tp_groups = [pricer.tp_group(group) for group in line]
         split = self._splitters[policy, measured].split(
-            [frozenset((site,)) for site in sites], size, schedule, batches, shards, waits_s
+            [frozenset((tp_group,)) for tp_group in tp_groups], size, schedule, batches, shards, waits_s
         )
         if isinstance(split, int):
             return None
@@ -140,16 +147,18 @@ class PublishedPlans(PartitionPlans):
         if not measured or schedule != ONE_F_ONE_B or not self.problem.space.uneven_layers:
             return layers
         # Slow messages between two stages hold up 1F1B unless those have fewer layers.
-        hop_s = [pricer.hop_s(a, b, size) + pricer.hop_s(b, a, size) for a, b in pairwise(line)]
-        if max(hop_s, default=0.0) < _SLOW_MESSAGE * sum(self._stages_s(line, layers, size, policy, measured)):
+        message_s = [pricer.message_s(a, b, size) + pricer.message_s(b, a, size) for a, b in pairwise(line)]
+        if max(message_s, default=0.0) < _SLOW_MESSAGE * sum(self._stages_s(line, layers, size, policy, measured)):
             return layers
         most = [
-            pricer.max_layers(site, at.first, at.last, size, policy, in_flight(schedule, at), shards)
-            for site, at in zip(sites, (StagePosition(k, len(line), batches) for k in range(len(line))), strict=True)
+            pricer.max_layers(tp_group, at.first, at.last, size, policy, in_flight(schedule, at), shards)
+            for tp_group, at in zip(
+                tp_groups, (StagePosition(k, len(line), batches) for k in range(len(line))), strict=True
+            )
         ]
 
         def seconds(trial: Sequence[int]) -> float:
-            return one_f_one_b_s(self._stages_s(line, trial, size, policy, measured), hop_s, batches)
+            return one_f_one_b_s(self._stages_s(line, trial, size, policy, measured), message_s, batches)
 
         return list(shifted(layers, most, seconds)[0])
 
@@ -157,27 +166,27 @@ class PublishedPlans(PartitionPlans):
         """Seconds of each stage for one micro-batch."""
         pricer, last = self._pricers[measured], len(line) - 1
         return [
-            sum(pricer.stage_s(pricer.site(group), n, k == 0, k == last, size, policy))
+            sum(pricer.stage_s(pricer.tp_group(group), n, k == 0, k == last, size, policy))
             for k, (group, n) in enumerate(zip(line, layers, strict=True))
         ]
 
     def _counts(
-        self, structure: Pipelines, layers: Sequence[Sequence[int]], size: int, policy: str, measured: bool
+        self, partition: Pipelines, layers: Sequence[Sequence[int]], size: int, policy: str, measured: bool
     ) -> list[int] | None:
         """Micro-batches per pipeline, of which m take about fill + m · period."""
         pricer = self._pricers[measured]
-        fills, beats = [], []
-        for line, split in zip(structure, layers, strict=True):
+        fills, periods = [], []
+        for line, split in zip(partition, layers, strict=True):
             stage_s = self._stages_s(line, split, size, policy, measured)
-            hop_s = [pricer.hop_s(a, b, size) + pricer.hop_s(b, a, size) for a, b in pairwise(line)]
-            beats.append(
-                largest_cycle_mean_s(stage_s, hop_s)
+            message_s = [pricer.message_s(a, b, size) + pricer.message_s(b, a, size) for a, b in pairwise(line)]
+            periods.append(
+                largest_cycle_mean_s(stage_s, message_s)
                 if measured
-                else max(map(sum, zip(stage_s, (*hop_s, 0.0), strict=True)))
+                else max(map(sum, zip(stage_s, (*message_s, 0.0), strict=True)))
             )
-            fills.append(max(0.0, sum(stage_s) + sum(hop_s) - beats[-1]))
+            fills.append(max(0.0, sum(stage_s) + sum(message_s) - periods[-1]))
         even = not self.problem.space.uneven_batch
-        return split_batch(fills, beats, [size] * len(fills), self.problem.workload.global_batch, even=even)
+        return split_batch(fills, periods, [size] * len(fills), self.problem.workload.global_batch, even=even)
 
 
 # As released.
@@ -197,13 +206,13 @@ class ReleasedPlans(PartitionPlans):
         batch = self.problem.workload.global_batch
         return [b for b in self.problem.space.micro_batch_sizes(batch) if b <= self._fixed and batch % b == 0][-1:]
 
-    def estimate_s(self, structure: Pipelines) -> float:
+    def estimate_s(self, partition: Pipelines) -> float:
         """Seconds of a step in which every pipeline has the same number of micro-batches of the fixed size."""
-        layers = [memory_shares(self.problem, line) for line in structure]
-        if not self.choices() or not all(map(self._fits, structure, layers)):
+        layers = [memory_shares(self.problem, line) for line in partition]
+        if not self.choices() or not all(map(self._fits, partition, layers)):
             return float("inf")
-        counts = [RULE_MICRO_BATCHES] * len(structure)
-        return self._pricer.price(plan_of_lines(structure, layers, counts, GPIPE, self._fixed, "full", 0)).step_time_s
+        counts = [RULE_MICRO_BATCHES] * len(partition)
+        return self._pricer.price(plan_of_lines(partition, layers, counts, GPIPE, self._fixed, "full", 0)).step_time_s
 
     def _fits(self, line: Line, layers: Sequence[int]) -> bool:
         """Whether a pipeline fits by FlashFlex's own memory formula."""
@@ -211,15 +220,15 @@ class ReleasedPlans(PartitionPlans):
         return all(
             1
             <= count
-            <= self._pricer.max_layers(site, k == 0, k == last, self._fixed, "full", holding(0), WHOLE)
-            for k, (site, count) in enumerate(zip(map(self._pricer.site, line), layers, strict=True))
+            <= self._pricer.max_layers(tp_group, k == 0, k == last, self._fixed, "full", holding(0), UNSHARDED)
+            for k, (tp_group, count) in enumerate(zip(map(self._pricer.tp_group, line), layers, strict=True))
         )
 
-    def plan(self, structure: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool) -> Plan | None:
+    def plan(self, partition: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool) -> Plan | None:
         """The plan; None if there are fewer micro-batches than pipelines."""
         most = self.problem.workload.global_batch // size
-        if most < len(structure):
+        if most < len(partition):
             return None
-        counts = [most // len(structure) + (k < most % len(structure)) for k in range(len(structure))]
-        layers = [memory_shares(self.problem, line) for line in structure]
-        return plan_of_lines(structure, layers, counts, schedule, size, policy, self._sharding_of(structure))
+        counts = [most // len(partition) + (k < most % len(partition)) for k in range(len(partition))]
+        layers = [memory_shares(self.problem, line) for line in partition]
+        return plan_of_lines(partition, layers, counts, schedule, size, policy, self._sharding_of(partition))

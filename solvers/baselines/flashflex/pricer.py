@@ -45,7 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.cost.cost import Cost, PipelineCost, StageCost
-from hexiopt.cost.executors.memory import Memory, Shards
+from hexiopt.cost.executors.memory import Memory, StateSharding
 from hexiopt.plan.plan import Pipeline, Plan, unpriced
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import InFlight
@@ -101,7 +101,7 @@ class FlashFlexPricer:
 
     `intra_gb_per_s` overrides the GB/s inside machines by GPU type. Between machines the cluster's bandwidths
     hold. With `micro_batch_rule` the micro-batches are those of FlashFlex's rule, whatever a plan says. All
-    seconds of `stage_s` and `hop_s` include the factor 1.8, so that they add up to `Cost.pipeline_s`.
+    seconds of `stage_s` and `message_s` include the factor 1.8, so that they add up to `Cost.pipeline_s`.
     Schedule, sharding, micro-batches in flight and latencies have no part in its formulas.
     """
 
@@ -148,7 +148,7 @@ class FlashFlexPricer:
 
     # What a search asks of one stage.
 
-    def site(self, devices: tuple[int, ...]) -> FlashFlexSite:
+    def tp_group(self, devices: tuple[int, ...]) -> FlashFlexSite:
         """The site of a TP group: devices of one machine."""
         key = (self._machine_of[devices[0]], len(devices))
         found = self._sites.get(key)
@@ -161,16 +161,16 @@ class FlashFlexPricer:
         return found
 
     def stage_s(
-        self, site: FlashFlexSite, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
+        self, tp_group: FlashFlexSite, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
     ) -> tuple[float, float]:
         """Forward and backward seconds of a stage for one micro-batch, without its sends, times 1.8."""
         _only_full(policy)
-        compute_s = self._layer_flop / (site.flops * site.tp)
-        collective_s = LAYER_MESSAGES * (site.tp - 1) / site.tp * self._message_bytes * site.link_s_per_byte
+        compute_s = self._layer_flop / (tp_group.flops * tp_group.tp)
+        collective_s = LAYER_MESSAGES * (tp_group.tp - 1) / tp_group.tp * self._message_bytes * tp_group.link_s_per_byte
         total_s = PIPELINE_WEIGHT * micro_batch_size * num_layers * (compute_s + collective_s)
         return FORWARD_SHARE * total_s, (1.0 - FORWARD_SHARE) * total_s
 
-    def hop_s(self, senders: tuple[int, ...], receivers: tuple[int, ...], micro_batch_size: int) -> float:
+    def message_s(self, senders: tuple[int, ...], receivers: tuple[int, ...], micro_batch_size: int) -> float:
         """One of a boundary's two messages, times 1.8; both keep the *sending* stage busy."""
         here, there, tp = self._machine_of[senders[0]], self._machine_of[receivers[0]], len(receivers)
         scatter_s = (tp - 1) / tp * self._link_s[there][there]
@@ -178,23 +178,23 @@ class FlashFlexPricer:
 
     def max_layers(
         self,
-        site: FlashFlexSite,
+        tp_group: FlashFlexSite,
         first: bool,
         last: bool,
         micro_batch_size: int,
         policy: str,
         held: InFlight,
-        shards: Shards,
+        shards: StateSharding,
     ) -> int:
         """The most layers that fit; `held` and `shards` have no part in its formula. May be negative."""
         _only_full(policy)
-        limit = site.memory_bytes
-        zero = self._memory(site, 0, first, last, micro_batch_size).total
-        one = self._memory(site, 1, first, last, micro_batch_size).total
+        limit = tp_group.memory_bytes
+        zero = self._memory(tp_group, 0, first, last, micro_batch_size).total
+        one = self._memory(tp_group, 1, first, last, micro_batch_size).total
         count = int((limit - zero) // (one - zero))
-        while count >= 0 and self._memory(site, count, first, last, micro_batch_size).total > limit:
+        while count >= 0 and self._memory(tp_group, count, first, last, micro_batch_size).total > limit:
             count -= 1
-        while self._memory(site, count + 1, first, last, micro_batch_size).total <= limit:
+        while self._memory(tp_group, count + 1, first, last, micro_batch_size).total <= limit:
             count += 1
         return count
 
@@ -206,22 +206,24 @@ class FlashFlexPricer:
         """Raises ValueError for recompute policies that have no price here."""
         _only_full(policy)
 
-    def _num_params(self, site: FlashFlexSite, num_layers: int, first: bool, last: bool) -> float:
+    def _num_params(self, tp_group: FlashFlexSite, num_layers: int, first: bool, last: bool) -> float:
         return (
-            num_layers * self._layer_params / site.tp
+            num_layers * self._layer_params / tp_group.tp
             + (self._first_params if first else 0.0)
             + (self._last_params if last else 0.0)
         )
 
-    def _memory(self, site: FlashFlexSite, num_layers: int, first: bool, last: bool, micro_batch_size: int) -> Memory:
-        state = ELEMENT_BYTES * self._num_params(site, num_layers, first, last)
+    def _memory(
+        self, tp_group: FlashFlexSite, num_layers: int, first: bool, last: bool, micro_batch_size: int
+    ) -> Memory:
+        state = ELEMENT_BYTES * self._num_params(tp_group, num_layers, first, last)
         message = micro_batch_size * self._message_bytes
         return Memory(
             weights=state,
             gradients=state,
             master=0.0,
             optimizer=(STATES_PER_PARAMETER - 2.0) * state,
-            activations=num_layers * message / site.tp,
+            activations=num_layers * message / tp_group.tp,
             logits=0.0,
             buffers=2.0 * message,
             reserve=0.0,
@@ -283,17 +285,17 @@ class FlashFlexPricer:
         for k, stage in enumerate(pipeline.stages):
             for policy in set(stage.recompute):
                 self.refuse(policy)
-            site = self.site(stage.devices)
-            cost = self._stage_cost(site, stage.num_layers, k == 0, k == count - 1, size)
+            tp_group = self.tp_group(stage.devices)
+            cost = self._stage_cost(tp_group, stage.num_layers, k == 0, k == count - 1, size)
             send_s = 0.0
             if k < count - 1:
-                send_s = self.hop_s(stage.devices, pipeline.stages[k + 1].devices, size)
+                send_s = self.message_s(stage.devices, pipeline.stages[k + 1].devices, size)
                 sends.append(send_s)
             costs.append(cost)
             busy.append(cost.forward_s + cost.backward_s + 2.0 * send_s)
             for first, end in stage.layers:
                 machines[first:end] = self._machine_of[stage.devices[0]]
-                tp[first:end] = site.tp
+                tp[first:end] = tp_group.tp
         ends = stage_ends_s(busy, num_micro_batches)
         excess = max(stage.excess_bytes for stage in costs)
         if len(self._parts) >= _KEPT_PIPELINES:
@@ -308,17 +310,17 @@ class FlashFlexPricer:
         )
         return found
 
-    def _stage_cost(self, site: FlashFlexSite, num_layers: int, first: bool, last: bool, size: int) -> StageCost:
-        key = (site, num_layers, first, last, size)
+    def _stage_cost(self, tp_group: FlashFlexSite, num_layers: int, first: bool, last: bool, size: int) -> StageCost:
+        key = (tp_group, num_layers, first, last, size)
         found = self._stages.get(key)
         if found is None:
-            forward_s, backward_s = self.stage_s(site, num_layers, first, last, size, "full")
+            forward_s, backward_s = self.stage_s(tp_group, num_layers, first, last, size, "full")
             found = self._stages[key] = StageCost(
                 forward_s,
                 backward_s,
-                self._memory(site, num_layers, first, last, size),
-                site.memory_bytes,
-                self._num_params(site, num_layers, first, last),
+                self._memory(tp_group, num_layers, first, last, size),
+                tp_group.memory_bytes,
+                self._num_params(tp_group, num_layers, first, last),
             )
         return found
 

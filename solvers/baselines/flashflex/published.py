@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.model import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, schedules
 from hexiopt.schedules.in_flight import InFlight
@@ -22,7 +22,7 @@ from solvers.baselines.flashflex.pricer import FlashFlexPricer, FlashFlexSite
 from solvers.baselines.flashflex.released import Line
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import PricedPlan
-from solvers.core.partition import Bundle, Structure
+from solvers.core.partition import Partition, PipelineGroup
 from solvers.core.search import Search
 from solvers.heuristics.hexiscale import HierarchicalPartition
 
@@ -44,37 +44,37 @@ class OurMemory(FlashFlexPricer):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, intra_gb_per_s=intra_gb_per_s(problem))
-        self._model = CostModel(problem)
+        self._model = PlanPricer(problem)
         self._places: dict[tuple[int, ...], _OurSite] = {}
 
-    def site(self, devices: tuple[int, ...]) -> _OurSite:
+    def tp_group(self, devices: tuple[int, ...]) -> _OurSite:
         """The site of a TP group."""
         found = self._places.get(devices)
         if found is None:
-            base, own = super().site(devices), self._model.site(devices)
+            base, own = super().tp_group(devices), self._model.tp_group(devices)
             found = _OurSite(base.flops, base.memory_bytes, base.tp, base.link_s_per_byte, own)
             self._places[devices] = found
         return found
 
     def stage_s(
-        self, site: FlashFlexSite, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
+        self, tp_group: FlashFlexSite, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
     ) -> tuple[float, float]:
         """Seconds with full recompute."""
-        return super().stage_s(site, num_layers, first, last, micro_batch_size, "full")
+        return super().stage_s(tp_group, num_layers, first, last, micro_batch_size, "full")
 
     def max_layers(
         self,
-        site: FlashFlexSite,
+        tp_group: FlashFlexSite,
         first: bool,
         last: bool,
         micro_batch_size: int,
         policy: str,
         held: InFlight,
-        shards: Shards,
+        shards: StateSharding,
     ) -> int:
         """The most layers that fit by our memory."""
-        assert isinstance(site, _OurSite), "a site of this pricer"
-        return self._model.max_layers(site.own, first, last, micro_batch_size, policy, held, shards)
+        assert isinstance(tp_group, _OurSite), "a site of this pricer"
+        return self._model.max_layers(tp_group.own, first, last, micro_batch_size, policy, held, shards)
 
     def policies(self) -> tuple[str, ...]:
         """The policies that the workload allows."""
@@ -99,27 +99,29 @@ class _AllDevices(HierarchicalPartition):
 
     def __init__(self, search: Search, rng: random.Random) -> None:
         super().__init__(search, PlanCompleter(search.pricer), rng)
-        self.seconds: dict[Structure, float] = {}
+        self.seconds: dict[Partition, float] = {}
 
     def _used(self, count: int) -> tuple[int, ...]:
         return tuple(range(len(self.problem.usable_devices)))
 
-    def offer(self, structure: Structure, limit_s: float) -> PricedPlan | None:
+    def offer(self, partition: Partition, limit_s: float) -> PricedPlan | None:
         """With the stages of a machine together: links inside are the fattest."""
-        if not self.completer.allowed(structure):
+        if not self.completer.allowed(partition):
             return None
-        structure = structure.with_bundles(map(self._along, structure.bundles))
-        completed = self.completer.complete(structure)
+        partition = partition.with_pipeline_groups(map(self._along, partition.pipeline_groups))
+        completed = self.completer.complete(partition)
         if not completed:
             return None
-        if structure not in self.seconds and structure.devices() == set(self.problem.usable_devices):
-            self.seconds[structure] = self.search.pricer.price(completed.plan).step_time_s
-        return super().offer(structure, limit_s)
+        if partition not in self.seconds and partition.devices() == set(self.problem.usable_devices):
+            self.seconds[partition] = self.search.pricer.price(completed.plan).step_time_s
+        return super().offer(partition, limit_s)
 
-    def _along(self, bundle: Bundle) -> Bundle:
+    def _along(self, pipeline_group: PipelineGroup) -> PipelineGroup:
         machine_of = self.problem.cluster.machine_of
-        machines = [int(machine_of[slot[0][0]]) for slot in bundle.stages]
-        return bundle.with_stages(sorted(bundle.stages, key=lambda slot: machines.index(int(machine_of[slot[0][0]]))))
+        machines = [int(machine_of[slot[0][0]]) for slot in pipeline_group.stages]
+        return pipeline_group.with_stages(
+            sorted(pipeline_group.stages, key=lambda slot: machines.index(int(machine_of[slot[0][0]])))
+        )
 
 
 class PublishedSearch:
@@ -150,17 +152,17 @@ class PublishedSearch:
 
     def found(self) -> list[list[tuple[Pipelines, float]]]:
         """For each number of pipelines its best partitions, best first, with the seconds of a step."""
-        by_number: dict[int, list[tuple[float, Structure]]] = {}
+        by_number: dict[int, list[tuple[float, Partition]]] = {}
         if self._phases is not None:
             alike: set[tuple[Any, ...]] = set()
             machine_of = self._phases.problem.cluster.machine_of.tolist()
-            for structure, seconds in self._phases.seconds.items():
-                looks = tuple(sorted(_look(line, machine_of) for line in _pipelines(structure)))
+            for partition, seconds in self._phases.seconds.items():
+                looks = tuple(sorted(_look(line, machine_of) for line in _pipelines(partition)))
                 if looks not in alike:
                     alike.add(looks)
-                    by_number.setdefault(structure.num_pipelines, []).append((seconds, structure))
+                    by_number.setdefault(partition.num_pipelines, []).append((seconds, partition))
         return [
-            [(_pipelines(structure), seconds) for seconds, structure in sorted(kept, key=lambda pair: pair[0])[:_KEPT]]
+            [(_pipelines(partition), seconds) for seconds, partition in sorted(kept, key=lambda pair: pair[0])[:_KEPT]]
             for kept in by_number.values()
         ]
 
@@ -170,5 +172,7 @@ def _look(line: Line, machine_of: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple((machine_of[group[0]], len(group)) for group in line)
 
 
-def _pipelines(structure: Structure) -> Pipelines:
-    return tuple(line for bundle in structure.bundles for line in zip(*bundle.stages, strict=True))
+def _pipelines(partition: Partition) -> Pipelines:
+    return tuple(
+        line for pipeline_group in partition.pipeline_groups for line in zip(*pipeline_group.stages, strict=True)
+    )

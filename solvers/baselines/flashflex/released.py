@@ -24,7 +24,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.units import GB
 from solvers.baselines.flashflex.pricer import BINARY_GIGA, RULE_MICRO_BATCHES, FlashFlexPricer, stage_ends_s
 from solvers.core.partition import Group
-from solvers.heuristics.graph import device_graph, partition
+from solvers.heuristics.graph import device_graph, partition_graph
 from solvers.heuristics.hexiscale import compositions
 
 Line = tuple[Group, ...]  # TP groups of a pipeline, in order
@@ -60,7 +60,7 @@ class ReleasedSearch:
         """Pipelines of each pass, beginning with `start` of them; a pass may fail."""
         devices, count = len(self.problem.usable_devices), start
         for _ in range(passes):
-            parts = partition(self._graph, count, self.reciprocal, self._seed())
+            parts = partition_graph(self._graph, count, self.reciprocal, self._seed())
             if len(parts) == count:
                 yield tuple(self._line(part) for part in parts)
             if self.rng.random() < 0.5:
@@ -75,7 +75,7 @@ class ReleasedSearch:
         """The TP groups of a pipeline of the GPUs at positions `part`."""
         count = 1 + sum(self.rng.random() < _SECONDARY_CHANCE for _ in range(_SECONDARY_DRAWS))
         graph = self._graph.subset(part)
-        parts = [[part[i] for i in own] for own in partition(graph, count, graph.bandwidth, self._seed())]
+        parts = [[part[i] for i in own] for own in partition_graph(graph, count, graph.bandwidth, self._seed())]
         line: list[Group] = []
         for own in _ordered(parts, self._graph.bandwidth):
             for block in self._blocks(own):
@@ -108,8 +108,8 @@ class ReleasedSearch:
         layers[-1] += total - sum(layers)
         busy = []
         for k, (group, count) in enumerate(zip(line, layers, strict=True)):
-            seconds = sum(pricer.stage_s(pricer.site(group), count, False, False, 1, "full"))
-            busy.append(seconds + (2.0 * pricer.hop_s(group, line[k + 1], 1) if k + 1 < len(line) else 0.0))
+            seconds = sum(pricer.stage_s(pricer.tp_group(group), count, False, False, 1, "full"))
+            busy.append(seconds + (2.0 * pricer.message_s(group, line[k + 1], 1) if k + 1 < len(line) else 0.0))
         return stage_ends_s(busy, RULE_MICRO_BATCHES)[-1]
 
 

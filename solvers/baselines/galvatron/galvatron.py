@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Plan, Replica, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.registry import INTERLEAVED
@@ -74,7 +74,7 @@ def _is_planned_for_equal_gpus(problem: Problem, plan: Plan) -> bool:
 
 @lru_cache(maxsize=2)
 def _planner(problem: Problem) -> StagePlanner:
-    return StagePlanner(CostModel(problem))
+    return StagePlanner(PlanPricer(problem))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Galvatron(Baseline):
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
         """Candidates by turn: the best for every number of stages and kind of sharding, then the second best, and so
         on."""
-        planner, estimates = StagePlanner(CostModel(run.problem)), GridEstimates(run.pricer)
+        planner, estimates = StagePlanner(PlanPricer(run.problem)), GridEstimates(run.pricer)
         families: dict[tuple[int, int], list[PlanCandidate]] = {}
         for orders in _ranks_by_set(run.problem):
             for one in _best_choices(run, planner, estimates, orders[0]):
@@ -243,6 +243,6 @@ def _estimate_s(estimates: GridEstimates, order: Ranks, choice: GalvatronChoice,
             once_s = max(once_s, 2 * scatter)
         stage_s.append(forward + backward)
     samples = choice.sequences / grid.width
-    hop_s = estimates.messages(grid).seconds(samples * estimates.sequence_bytes)
-    step_s = one_f_one_b_s(stage_s, hop_s, choice.num_micro_batches)
+    message_s = estimates.messages(grid).seconds(samples * estimates.sequence_bytes)
+    step_s = one_f_one_b_s(stage_s, message_s, choice.num_micro_batches)
     return step_s + once_s + estimates.optimizer_s(grid, grid.width if choice.zero else 1)

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.executors.sites import Site
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.executors.stage_model import TpGroup
+from hexiopt.cost.model import PlanPricer
 from hexiopt.problem.space import recompute_policies, sharding_stages
 from hexiopt.schedules.in_flight import InFlight, in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
@@ -67,8 +67,8 @@ class RecomputeOption:
 
     def recompute(self, choice: GalvatronChoice) -> tuple[str, ...]:
         """The policies of the layers, one for all where they are alike."""
-        fast, lean = choice.policies
-        each = (lean,) * self.recomputed + (fast,) * (self.num_layers - self.recomputed)
+        fast, smaller = choice.policies
+        each = (smaller,) * self.recomputed + (fast,) * (self.num_layers - self.recomputed)
         return each[:1] if len(set(each)) == 1 else each
 
 
@@ -97,12 +97,12 @@ class RecomputeOptions:
 class StagePlanner:
     """Choices and layers for ranks of any machines; what is computed is kept."""
 
-    def __init__(self, model: CostModel) -> None:
+    def __init__(self, model: PlanPricer) -> None:
         self._model, self._problem = model, model.problem
         self._options: dict[tuple[Any, ...], RecomputeOptions] = {}
         self._splits: dict[tuple[Any, ...], list[StageSplit]] = {}
         self._choices: dict[frozenset[int], list[GalvatronChoice]] = {}
-        self._found_sites: dict[tuple[frozenset[int], int], frozenset[Site]] = {}
+        self._found_sites: dict[tuple[frozenset[int], int], frozenset[TpGroup]] = {}
 
     def policies(self) -> list[tuple[str, str]]:
         """Pairs of (policy of most layers, policy of layers that must save memory)."""
@@ -177,7 +177,7 @@ class StagePlanner:
             return []
         return [replace(uniform, tps=tuple(tps))]
 
-    def _sites(self, order: Ranks, tp: int) -> frozenset[Site]:
+    def _sites(self, order: Ranks, tp: int) -> frozenset[TpGroup]:
         """The sites of all TP groups of a degree."""
         key = (frozenset(order), tp)
         found = self._found_sites.get(key)
@@ -186,17 +186,17 @@ class StagePlanner:
             for device in sorted(order):
                 by_machine.setdefault(int(self._problem.cluster.machine_of[device]), []).append(device)
             groups = (group for own in by_machine.values() for group in cut(own, tp))
-            found = self._found_sites[key] = frozenset(map(self._model.site, groups))
+            found = self._found_sites[key] = frozenset(map(self._model.tp_group, groups))
         return found
 
     def _stage_options(self, order: Ranks, choice: GalvatronChoice, s: int, tp: int) -> RecomputeOptions:
         """The options of stage `s` with TP degree `tp`."""
         stages = len(choice.tps)
         holders = len(order) // stages // tp
-        sites = self._sites(order, tp)
+        tp_groups = self._sites(order, tp)
         held = in_flight(ONE_F_ONE_B, StagePosition(s, stages, choice.num_micro_batches))
-        spread, samples = Shards(choice.zero, holders), choice.sequences // holders
-        key = (sites, s == 0, s == stages - 1, samples, held, spread, choice.policies)
+        spread, samples = StateSharding(choice.zero, holders), choice.sequences // holders
+        key = (tp_groups, s == 0, s == stages - 1, samples, held, spread, choice.policies)
         found = self._options.get(key)
         if found is None:
             found = self._options[key] = self._all_options(*key)
@@ -204,24 +204,24 @@ class StagePlanner:
 
     def _all_options(
         self,
-        sites: frozenset[Site],
+        tp_groups: frozenset[TpGroup],
         first: bool,
         last: bool,
         samples: int,
         held: InFlight,
-        spread: Shards,
+        spread: StateSharding,
         policies: tuple[str, str],
     ) -> RecomputeOptions:
         """Memory and seconds are linear in the layers (from the third layer on, which ZeRO-3 no longer holds whole)."""
-        model, (fast, lean) = self._model, policies
-        limit = min(site.gpu.usable_memory_bytes for site in sites) * (1 - _ROUNDING)
+        model, (fast, smaller) = self._model, policies
+        limit = min(tp_group.gpu.usable_memory_bytes for tp_group in tp_groups) * (1 - _ROUNDING)
         n = np.arange(1, self._problem.model.num_layers + 1)
         recomputed, num_bytes = np.zeros(len(n), np.int64), np.zeros(len(n))
-        for memory in {id(m): m for m in (model.memory_model(site, samples) for site in sites)}.values():
+        for memory in {id(m): m for m in (model.memory_model(tp_group, samples) for tp_group in tp_groups)}.values():
             few = [memory.stage(k, first, last, fast, held, spread).total for k in (1, 2, 3, 4)]
             plain = np.where(n < 3, np.take(few, n - 1, mode="clip"), few[2] + (n - 3) * (few[3] - few[2]))
             one, two = (
-                memory.mixed_stage(((lean,) * k + (fast,) * (3 - k),), first, last, held[0], spread).total
+                memory.mixed_stage(((smaller,) * k + (fast,) * (3 - k),), first, last, held[0], spread).total
                 for k in (1, 2)
             )
             saved, working = one - two, 2 * one - two - few[2]  # by each layer that recomputes; by the first of them
@@ -237,11 +237,11 @@ class StagePlanner:
         room = int(np.argmax(recomputed > n)) if (recomputed > n).any() else len(n)
         n, recomputed = n[:room], recomputed[:room]
         forward_s, backward_s = np.zeros(room), np.zeros(room)
-        for site in sites:
+        for tp_group in tp_groups:
             ends, each, again = (
-                model.stage_s(site, 0, first, last, samples, fast),
-                model.layer_s(site, samples, fast),
-                model.layer_s(site, samples, lean),
+                model.stage_s(tp_group, 0, first, last, samples, fast),
+                model.layer_s(tp_group, samples, fast),
+                model.layer_s(tp_group, samples, smaller),
             )
             forward_s = np.maximum(forward_s, ends[0] + n * each[0] + recomputed * (again[0] - each[0]))
             backward_s = np.maximum(backward_s, ends[1] + n * each[1] + recomputed * (again[1] - each[1]))

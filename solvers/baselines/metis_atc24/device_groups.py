@@ -103,7 +103,7 @@ class RankedDevices:
         if a + tp > len(self.ranks) or self._machine[a] != self._machine[a + tp - 1]:
             return None
         allowed = self.problem.space.allowed_tp(self.problem.cluster.machines[self._machine[a]].num_gpus)
-        return self.estimates.pricer.site(self.ranks[a : a + tp]) if tp in allowed else None
+        return self.estimates.pricer.tp_group(self.ranks[a : a + tp]) if tp in allowed else None
 
     def _sequence_s(self, a: int) -> float:
         """Seconds to send the hidden states of a sequence from the machine before rank a to its own; 0 inside a
@@ -116,7 +116,7 @@ class RankedDevices:
         return self.estimates.sequence_bytes / (float(cluster.network.bandwidth[x, y]) * interfaces)
 
     def _waits_s(self, a: int, end: int) -> float:
-        """For one sequence: a cycle of two stages waits for a message, one of three for two (`beat_s`)."""
+        """For one sequence: a cycle of two stages waits for a message, one of three for two (`period_s`)."""
         inside = max(self._crossing_s[a + 1 : end], default=0.0)
         shorter, longer = sorted(self._side_s(at, inside) for at in (a, end))
         return longer / 2 + shorter / 6
@@ -154,14 +154,14 @@ class RankedDevices:
         place = self._places.get((a, size, tp))
         if place is None:
             place = self._places[a, size, tp] = self._place(a, size, tp)
-        sites, ring_s, waits_s = place
-        if None in sites:
+        tp_groups, ring_s, waits_s = place
+        if None in tp_groups:
             return None
         first, last = a == 0, a + size == len(self.ranks)
-        key = (sites, ring_s, first, last, batching)
+        key = (tp_groups, ring_s, first, last, batching)
         found = self._kept.get(key)
         if found is None:
-            found = self._kept[key] = self._timed(sites, tp, ring_s, first, last, batching)
+            found = self._kept[key] = self._timed(tp_groups, tp, ring_s, first, last, batching)
         samples, layer_s, ends_s, max_layers = found
         return StageGroup(self.ranks, a, a + size, tp, samples, layer_s, ends_s, batching.size * waits_s, max_layers)
 
@@ -190,20 +190,21 @@ class RankedDevices:
         return max(seconds, default=0.0)
 
     def _timed(
-        self, sites: tuple[Any, ...], tp: int, ring_s: float, first: bool, last: bool, batching: MetisBatching
+        self, tp_groups: tuple[Any, ...], tp: int, ring_s: float, first: bool, last: bool, batching: MetisBatching
     ) -> Any:
         """For each lane its replicas and their samples; seconds of a layer and the ends; the most layers that fit."""
         size, policy = batching.lane_size, batching.policy
-        lanes = _dealt(sites, batching.lanes)
+        lanes = _dealt(tp_groups, batching.lanes)
         samples: Samples = []
         for members in lanes:
-            times = [[self._layer_s(sites[i], n, policy) for n in range(1, size + 1)] for i in members]
+            times = [[self._layer_s(tp_groups[i], n, policy) for n in range(1, size + 1)] for i in members]
             samples.append((members, shared_out(times, size)))
-        used = {(sites[i], n) for members, counts in samples for i, n in zip(members, counts, strict=True) if n}
+        used = {(tp_groups[i], n) for members, counts in samples for i, n in zip(members, counts, strict=True) if n}
         copies = sum(n > 0 for _, counts in samples for n in counts)
-        layer_s = max(self._layer_s(site, n, policy) for site, n in used)
+        layer_s = max(self._layer_s(tp_group, n, policy) for tp_group, n in used)
         ends_s = max(
-            self._stage_s(site, 1, first, last, n, policy) - self._layer_s(site, n, policy) for site, n in used
+            self._stage_s(tp_group, 1, first, last, n, policy) - self._layer_s(tp_group, n, policy)
+            for tp_group, n in used
         )
         model = self.problem.model
         moved = 2.0 * (copies - 1) / copies * self.problem.workload.stored_gradient_bytes / tp
@@ -218,27 +219,27 @@ class RankedDevices:
             return min(
                 total,
                 *(
-                    self.estimates.max_layers(frozenset([site]), first, last, n, policy, held, shards)
-                    for site, n in used
+                    self.estimates.max_layers(frozenset([tp_group]), first, last, n, policy, held, shards)
+                    for tp_group, n in used
                 ),
             )
 
         return samples, layer_s, ends_s, np.array([0, *_falling(max_layers, 1, self.max_stages)])
 
-    def _layer_s(self, site: Any, size: int, policy: str) -> float:
-        return self._stage_s(site, 1, False, False, size, policy)
+    def _layer_s(self, tp_group: Any, size: int, policy: str) -> float:
+        return self._stage_s(tp_group, 1, False, False, size, policy)
 
-    def _stage_s(self, site: Any, num_layers: int, first: bool, last: bool, size: int, policy: str) -> float:
-        return self.estimates.stage_s(frozenset([site]), num_layers, first, last, size, policy)
+    def _stage_s(self, tp_group: Any, num_layers: int, first: bool, last: bool, size: int, policy: str) -> float:
+        return self.estimates.stage_s(frozenset([tp_group]), num_layers, first, last, size, policy)
 
 
-def _dealt(sites: Sequence[Any], lanes: int) -> list[list[int]]:
+def _dealt(tp_groups: Sequence[Any], lanes: int) -> list[list[int]]:
     """The replicas of each lane: neighbours if all replicas are alike, else equal shares of each kind."""
-    count = len(sites)
-    if len(set(sites)) == 1:
+    count = len(tp_groups)
+    if len(set(tp_groups)) == 1:
         return [list(range(lane * count // lanes, (lane + 1) * count // lanes)) for lane in range(lanes)]
-    kinds = {site: k for k, site in enumerate(dict.fromkeys(sites))}
-    order = sorted(range(count), key=lambda i: (kinds[sites[i]], i))
+    kinds = {tp_group: k for k, tp_group in enumerate(dict.fromkeys(tp_groups))}
+    order = sorted(range(count), key=lambda i: (kinds[tp_groups[i]], i))
     return [sorted(order[lane::lanes]) for lane in range(lanes)]
 
 

@@ -5,8 +5,8 @@ The same replicas, layers and gradients; what the plan space allows of a micro-b
 
 from collections.abc import Callable, Sequence
 
-from hexiopt.cost.boundary import pipeline_ways, round_trips_s, summed, ways_load
-from hexiopt.cost.executors.routes import Hop
+from hexiopt.cost.boundary import pipeline_messages, round_trips_s, total_load, ways_load
+from hexiopt.cost.executors.routes import Route
 from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.schedule import Schedule
@@ -59,12 +59,14 @@ def _devices(shares: Shares) -> StageDevices:
     return tuple(Replica(devices, samples) for devices, samples in shares)
 
 
-def boundaries_s(lanes: Sequence[Pipeline], hop_of: Callable[[Ends, Ends], Hop], sequence_bytes: float) -> list[float]:
+def boundaries_s(
+    lanes: Sequence[Pipeline], hop_of: Callable[[Ends, Ends], Route], sequence_bytes: float
+) -> list[float]:
     """Per boundary of pipelines of equal structure, the longest message ahead and the longest back of one, together.
 
     `sequence_bytes` are the hidden states of one sequence.
     """
-    found = [pipeline_ways(lane, hop_of, sequence_bytes) for lane in lanes]
-    load = summed(item for own in found for item in ways_load(own))
+    found = [pipeline_messages(lane, hop_of, sequence_bytes) for lane in lanes]
+    load = total_load(item for own in found for item in ways_load(own))
     each = [round_trips_s(own, len(lanes[0].stages), load) for own in found]
     return [max(trips) for trips in zip(*each, strict=True)]

@@ -7,7 +7,7 @@ from functools import cache, partial
 from itertools import islice, permutations, product
 from typing import Any
 
-from hexiopt.cost.executors.routes import hop
+from hexiopt.cost.executors.routes import route
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.schedule import Schedule
@@ -78,7 +78,7 @@ class MetisPlanner:
         self.batchings = [
             batching for policy in run.pricer.policies() for batching in batchings(self.problem, policy, bool(sharding))
         ]
-        self._hop_of = cache(partial(hop, self.problem.cluster))
+        self._hop_of = cache(partial(route, self.problem.cluster))
         self._seconds: dict[MetisChoice, float] = {}
         self._hops: dict[MetisChoice, list[float]] = {}
 
@@ -126,12 +126,12 @@ class MetisPlanner:
 
     def _refined(self, choice: MetisChoice) -> MetisChoice:
         """`choice` with layers moved while its estimate falls."""
-        cut, hop_s = self._cut(choice), self._hops_s(choice)
+        cut, message_s = self._cut(choice), self._hops_s(choice)
         assert cut is not None, "a choice without devices"
 
         def seconds(layers: Sequence[int]) -> float:
             stage_s = [group.stage_s(n) for group, n in zip(cut, layers, strict=True)]
-            return one_f_one_b_s(stage_s, hop_s, choice.batching.count)
+            return one_f_one_b_s(stage_s, message_s, choice.batching.count)
 
         return replace(choice, layers=shifted(choice.layers, _max_layers(cut), seconds)[0])
 

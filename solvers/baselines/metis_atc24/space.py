@@ -6,7 +6,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.problem.problem import Problem
 from solvers.baselines._estimates import GridEstimates
@@ -35,7 +35,7 @@ def _follows_ranks(problem: Problem, plan: Plan) -> bool:
 
 @lru_cache(maxsize=1)
 def _estimates(problem: Problem) -> GridEstimates:
-    return GridEstimates(CostModel(problem))
+    return GridEstimates(PlanPricer(problem))
 
 
 SPACE = PublishedSpace(
@@ -55,8 +55,8 @@ def _slower(estimates: GridEstimates, lanes: Sequence[Pipeline], stage: int, nam
     first = lanes[0].stages[stage]
 
     def layer_s(devices: tuple[int, ...], samples: int) -> float:
-        site = frozenset([pricer.site(devices)])
-        return estimates.stage_s(site, 1, False, False, samples, first.policy)
+        tp_group = frozenset([pricer.tp_group(devices)])
+        return estimates.stage_s(tp_group, 1, False, False, samples, first.policy)
 
     slowest_s = min(
         max(

@@ -2,17 +2,17 @@
 
 import random
 
-from solvers.core.partition import Bundle, Structure
+from solvers.core.partition import Partition, PipelineGroup
 from solvers.frame.starts import cut
 from solvers.heuristics.operators.neighbourhood import Bundles, Neighbourhood, on_two, replaced
 
 
 @on_two
 def merge_groups(
-    near: Neighbourhood, first: Bundle, second: Bundle, rng: random.Random
+    near: Neighbourhood, first: PipelineGroup, second: PipelineGroup, rng: random.Random
 ) -> tuple[Bundles, Bundles] | None:
     """Two bundles with stages of the same TP degrees become one, so that their layers align."""
-    degrees = [[len(slot[0]) for slot in bundle.stages] for bundle in (first, second)]
+    degrees = [[len(slot[0]) for slot in pipeline_group.stages] for pipeline_group in (first, second)]
     if degrees[0] != degrees[1] or first.replicated or second.replicated:
         return None
     return (first.with_stages(x + y for x, y in zip(first.stages, second.stages, strict=True)),), ()
@@ -20,7 +20,7 @@ def merge_groups(
 
 @on_two
 def join_pipelines(
-    near: Neighbourhood, first: Bundle, second: Bundle, rng: random.Random
+    near: Neighbourhood, first: PipelineGroup, second: PipelineGroup, rng: random.Random
 ) -> tuple[Bundles, Bundles] | None:
     """Two bundles of one width become one of longer pipelines."""
     if first.width != second.width:
@@ -30,7 +30,9 @@ def join_pipelines(
 
 
 @on_two
-def move_stage(near: Neighbourhood, giver: Bundle, taker: Bundle, rng: random.Random) -> tuple[Bundles, Bundles] | None:
+def move_stage(
+    near: Neighbourhood, giver: PipelineGroup, taker: PipelineGroup, rng: random.Random
+) -> tuple[Bundles, Bundles] | None:
     """A stage leaves a bundle for another; where that is narrower, it becomes several stages there."""
     if len(giver.stages) < 2 or giver.width % taker.width:
         return None
@@ -46,7 +48,9 @@ def move_stage(near: Neighbourhood, giver: Bundle, taker: Bundle, rng: random.Ra
 
 
 @on_two
-def swap_stages(near: Neighbourhood, one: Bundle, two: Bundle, rng: random.Random) -> tuple[Bundles, Bundles] | None:
+def swap_stages(
+    near: Neighbourhood, one: PipelineGroup, two: PipelineGroup, rng: random.Random
+) -> tuple[Bundles, Bundles] | None:
     """Two bundles of one width exchange a stage."""
     if one.width != two.width:
         return None
@@ -57,41 +61,43 @@ def swap_stages(near: Neighbourhood, one: Bundle, two: Bundle, rng: random.Rando
     return None if a is None or b is None else ((a,), (b,))
 
 
-def swap_tp_groups(near: Neighbourhood, structure: Structure, rng: random.Random) -> Structure | None:
+def swap_tp_groups(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
     """Two TP groups of one degree exchange places, anywhere."""
     places = [
         (b, s, k)
-        for b, bundle in enumerate(structure.bundles)
-        for s, slot in enumerate(bundle.stages)
+        for b, pipeline_group in enumerate(partition.pipeline_groups)
+        for s, slot in enumerate(pipeline_group.stages)
         for k in range(len(slot))
     ]
     if len(places) < 2:
         return None
     one, two = rng.sample(places, 2)
-    x, y = (structure.bundles[b].stages[s][k] for b, s, k in (one, two))
+    x, y = (partition.pipeline_groups[b].stages[s][k] for b, s, k in (one, two))
     machine = near.machine_of[x[0]]
     if len(x) != len(y) or (machine == near.machine_of[y[0]] and machine not in near.uneven):
         return None
     to = {x: y, y: x}
-    return structure.with_bundles(
-        bundle.with_stages(tuple(to.get(group, group) for group in slot) for slot in bundle.stages)
-        for bundle in structure.bundles
+    return partition.with_pipeline_groups(
+        pipeline_group.with_stages(tuple(to.get(group, group) for group in slot) for slot in pipeline_group.stages)
+        for pipeline_group in partition.pipeline_groups
     )
 
 
-def leave_unused(near: Neighbourhood, structure: Structure, rng: random.Random) -> Structure | None:
+def leave_unused(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
     """A stage, or a whole bundle, falls out of use."""
-    at = rng.randrange(len(structure.bundles))
-    bundle = structure.bundles[at]
-    if len(bundle.stages) > 1 and rng.random() < 0.8:
-        s = rng.randrange(len(bundle.stages))
-        return replaced(structure, {at: (bundle.with_stages(bundle.stages[:s] + bundle.stages[s + 1 :]),)})
-    return replaced(structure, {at: ()}) if len(structure.bundles) > 1 else None
+    at = rng.randrange(len(partition.pipeline_groups))
+    pipeline_group = partition.pipeline_groups[at]
+    if len(pipeline_group.stages) > 1 and rng.random() < 0.8:
+        s = rng.randrange(len(pipeline_group.stages))
+        return replaced(
+            partition, {at: (pipeline_group.with_stages(pipeline_group.stages[:s] + pipeline_group.stages[s + 1 :]),)}
+        )
+    return replaced(partition, {at: ()}) if len(partition.pipeline_groups) > 1 else None
 
 
-def use_idle(near: Neighbourhood, structure: Structure, rng: random.Random) -> Structure | None:
+def use_idle(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
     """Idle devices of a machine become a stage of a bundle, or a bundle of their own."""
-    used = structure.devices()
+    used = partition.devices()
     idle = {m: [d for d in own if d not in used] for m, own in near.by_machine.items()}
     machines = [m for m, own in idle.items() if own]
     if not machines:
@@ -99,14 +105,17 @@ def use_idle(near: Neighbourhood, structure: Structure, rng: random.Random) -> S
     machine = rng.choice(machines)
     tp = rng.choice([t for t in sorted(near.allowed[machine]) if t <= len(idle[machine])])
     groups = cut(idle[machine], tp)
-    at = rng.randrange(len(structure.bundles))
-    bundle = structure.bundles[at]
+    at = rng.randrange(len(partition.pipeline_groups))
+    pipeline_group = partition.pipeline_groups[at]
     if rng.random() < 0.3:
         width = rng.choice([w for w in range(1, len(groups) + 1) if len(groups) % w == 0])
         stages = tuple(tuple(groups[k : k + width]) for k in range(0, len(groups), width))
-        return replaced(structure, {}, (Bundle(stages, bundle.micro_batch_size),))
-    if len(groups) < bundle.width:
+        return replaced(partition, {}, (PipelineGroup(stages, pipeline_group.micro_batch_size),))
+    if len(groups) < pipeline_group.width:
         return None
-    place = rng.randrange(len(bundle.stages) + 1)
-    slot = tuple(groups[: bundle.width])
-    return replaced(structure, {at: (bundle.with_stages((*bundle.stages[:place], slot, *bundle.stages[place:])),)})
+    place = rng.randrange(len(pipeline_group.stages) + 1)
+    slot = tuple(groups[: pipeline_group.width])
+    return replaced(
+        partition,
+        {at: (pipeline_group.with_stages((*pipeline_group.stages[:place], slot, *pipeline_group.stages[place:])),)},
+    )

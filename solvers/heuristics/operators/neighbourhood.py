@@ -4,10 +4,10 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from hexiopt.problem.problem import Problem
-from solvers.core.partition import Bundle, Group, Structure
+from solvers.core.partition import Group, Partition, PipelineGroup
 
 Slot = tuple[Group, ...]
-Bundles = tuple[Bundle, ...]
+Bundles = tuple[PipelineGroup, ...]
 
 
 class Neighbourhood:
@@ -34,7 +34,7 @@ class Neighbourhood:
             return None
         return tuple(tuple(sorted(a + b)) for a, b in zip(one, two, strict=True))
 
-    def line(self, stages: Sequence[Slot], least_size: int) -> Bundle | None:
+    def line(self, stages: Sequence[Slot], least_size: int) -> PipelineGroup | None:
         """A pipeline of `stages`, with the least allowed micro-batch from `least_size` that serves all replicas.
 
         The largest allowed one where `least_size` is beyond it.
@@ -43,16 +43,16 @@ class Neighbourhood:
         sizes = [size for size in self.sizes if size >= most]
         if not sizes:
             return None
-        return Bundle.line(stages, min((size for size in sizes if size >= least_size), default=sizes[-1]))
+        return PipelineGroup.line(stages, min((size for size in sizes if size >= least_size), default=sizes[-1]))
 
-    def taking(self, taker: Bundle, giver: Bundle, stages: Sequence[Slot]) -> Bundle | None:
+    def taking(self, taker: PipelineGroup, giver: PipelineGroup, stages: Sequence[Slot]) -> PipelineGroup | None:
         """`taker` with `stages`, some of them from `giver`."""
         if taker.replicated or giver.replicated:
             return self.line(stages, taker.micro_batch_size)
         return taker.with_stages(stages)
 
 
-Apply = Callable[[Neighbourhood, Structure, random.Random], Structure | None]
+Apply = Callable[[Neighbourhood, Partition, random.Random], Partition | None]
 
 
 def halves(slot: Slot) -> tuple[Slot, Slot] | None:
@@ -62,31 +62,35 @@ def halves(slot: Slot) -> tuple[Slot, Slot] | None:
     return tuple(g[: len(g) // 2] for g in slot), tuple(g[len(g) // 2 :] for g in slot)
 
 
-def replaced(structure: Structure, changed: Mapping[int, Bundles], more: Sequence[Bundle] = ()) -> Structure:
+def replaced(partition: Partition, changed: Mapping[int, Bundles], more: Sequence[PipelineGroup] = ()) -> Partition:
     """The partition with other bundles in some places, and `more` at the end."""
-    kept = (own for at, bundle in enumerate(structure.bundles) for own in changed.get(at, (bundle,)))
-    return structure.with_bundles((*kept, *more))
+    kept = (
+        own for at, pipeline_group in enumerate(partition.pipeline_groups) for own in changed.get(at, (pipeline_group,))
+    )
+    return partition.with_pipeline_groups((*kept, *more))
 
 
-def on_one(change: Callable[[Neighbourhood, Bundle, random.Random], Bundles | None]) -> Apply:
+def on_one(change: Callable[[Neighbourhood, PipelineGroup, random.Random], Bundles | None]) -> Apply:
     """An operator that puts other bundles in place of a drawn one."""
 
-    def apply(near: Neighbourhood, structure: Structure, rng: random.Random) -> Structure | None:
-        at = rng.randrange(len(structure.bundles))
-        found = change(near, structure.bundles[at], rng)
-        return None if found is None else replaced(structure, {at: found})
+    def apply(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
+        at = rng.randrange(len(partition.pipeline_groups))
+        found = change(near, partition.pipeline_groups[at], rng)
+        return None if found is None else replaced(partition, {at: found})
 
     return apply
 
 
-def on_two(change: Callable[[Neighbourhood, Bundle, Bundle, random.Random], tuple[Bundles, Bundles] | None]) -> Apply:
+def on_two(
+    change: Callable[[Neighbourhood, PipelineGroup, PipelineGroup, random.Random], tuple[Bundles, Bundles] | None],
+) -> Apply:
     """An operator that puts other bundles in place of two drawn ones."""
 
-    def apply(near: Neighbourhood, structure: Structure, rng: random.Random) -> Structure | None:
-        if len(structure.bundles) < 2:
+    def apply(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
+        if len(partition.pipeline_groups) < 2:
             return None
-        a, b = rng.sample(range(len(structure.bundles)), 2)
-        found = change(near, structure.bundles[a], structure.bundles[b], rng)
-        return None if found is None else replaced(structure, {a: found[0], b: found[1]})
+        a, b = rng.sample(range(len(partition.pipeline_groups)), 2)
+        found = change(near, partition.pipeline_groups[a], partition.pipeline_groups[b], rng)
+        return None if found is None else replaced(partition, {a: found[0], b: found[1]})
 
     return apply

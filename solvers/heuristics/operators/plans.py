@@ -9,10 +9,10 @@ from dataclasses import replace
 from math import lcm
 from typing import TypeAlias
 
-from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, held_by, misaligned
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import layer_ranges, lean_first, sharding_stages
+from hexiopt.problem.space import layer_ranges, recompute_first, sharding_stages
 from hexiopt.problem.workload import RECOMPUTE_POLICIES
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.schedule import StagePosition
@@ -85,14 +85,14 @@ def _fitted(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, sta
     holders = holders_of(plan, near.machine_of)
     if plan.sharding.groups == "all":
         holders += len(stage.replicas) - 1
-    shards = Shards(plan.sharding.stage, holders)
+    shards = StateSharding(plan.sharding.stage, holders)
     size = pipeline.micro_batch_size
-    sites = frozenset(
-        site if samples == size else Share(site, samples)
-        for site, samples in zip(map(near.pricer.site, stage.executors), stage.samples(size), strict=True)
+    tp_groups = frozenset(
+        tp_group if samples == size else Share(tp_group, samples)
+        for tp_group, samples in zip(map(near.pricer.tp_group, stage.executors), stage.samples(size), strict=True)
     )
     splitter = near.completer.splitter(stage.policy)
-    options = splitter.options(sites, s == 0, s == count - 1, size, held, shards)
+    options = splitter.options(tp_groups, s == 0, s == count - 1, size, held, shards)
     if len(options.times) < stage.num_layers:
         return None
     return replace(stage, recompute=options.recompute[stage.num_layers - 1])
@@ -174,16 +174,16 @@ def _with_stage(plan: Plan, p: int, s: int, stage: Stage) -> Plan:
 
 def _with_one(recompute: tuple[str, ...], policy: str, num_layers: int) -> tuple[str, ...]:
     """What `num_layers` recompute where one more of them has `policy`; where they have two others, unchanged."""
-    lean, rich = recompute[0], recompute[-1]
-    num_lean = recompute.count(lean) if lean != rich else 0
-    if lean == rich:
+    smaller, faster = recompute[0], recompute[-1]
+    num_smaller = recompute.count(smaller) if smaller != faster else 0
+    if smaller == faster:
         ranks = {name: k for k, name in enumerate(RECOMPUTE_POLICIES)}
-        if ranks[policy] > ranks[rich]:
-            return lean_first(policy, 1, rich, num_layers)
-        return lean_first(lean, num_layers - 1, policy, num_layers)
-    if policy == lean:
-        return lean_first(lean, num_lean + 1, rich, num_layers)
-    return lean_first(lean, num_lean - 1, rich, num_layers) if policy == rich else recompute
+        if ranks[policy] > ranks[faster]:
+            return recompute_first(policy, 1, faster, num_layers)
+        return recompute_first(smaller, num_layers - 1, policy, num_layers)
+    if policy == smaller:
+        return recompute_first(smaller, num_smaller + 1, faster, num_layers)
+    return recompute_first(smaller, num_smaller - 1, faster, num_layers) if policy == faster else recompute
 
 
 # Where they apply.

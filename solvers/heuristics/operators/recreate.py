@@ -6,11 +6,11 @@ Their machines are dealt and ordered another way, or just their TP groups chosen
 import random
 from collections.abc import Mapping, Sequence
 
-from hexiopt.cost.executors.memory import Shards
+from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.problem.problem import Problem
-from solvers.core.partition import Bundle, Structure
+from solvers.core.partition import Partition, PipelineGroup
 from solvers.core.zero import LOCKSTEP
-from solvers.heuristics.chains import ChainMaker, ChainTerms
+from solvers.heuristics.chains import ChainBuilder, ChainTerms
 
 _SAME_DEAL = 0.6  # chances: that two bundles keep their devices, that a bundle keeps its width and machines their order
 _SAME_WIDTH = 0.6
@@ -22,33 +22,33 @@ _RANKS = (0, 0, 0, 1, 2)  # of ways through the machines, from the likely best, 
 class Recreation:
     """Makes bundles of a partition anew."""
 
-    def __init__(self, problem: Problem, chains: ChainMaker) -> None:
+    def __init__(self, problem: Problem, chains: ChainBuilder) -> None:
         self._problem, self._chains = problem, chains
         self._machine_of: list[int] = problem.cluster.machine_of.tolist()
         most = max(map(len, problem.usable_by_machine.values()))
         self._widths = [1 << k for k in range(most.bit_length())]
 
-    def recreate_as_chains(self, structure: Structure, rng: random.Random) -> Structure | None:
+    def recreate_as_chains(self, partition: Partition, rng: random.Random) -> Partition | None:
         """One or two bundles made anew; None where no plan may follow."""
-        bundles, space = structure.bundles, self._problem.space
-        if structure.sharding >= LOCKSTEP or space.num_stages is not None:
+        pipeline_groups, space = partition.pipeline_groups, self._problem.space
+        if partition.sharding >= LOCKSTEP or space.num_stages is not None:
             return None
-        chosen = rng.sample(range(len(bundles)), min(len(bundles), rng.choice((1, 2, 2))))
-        pools = [self._pool(bundles[k]) for k in chosen]
+        chosen = rng.sample(range(len(pipeline_groups)), min(len(pipeline_groups), rng.choice((1, 2, 2))))
+        pools = [self._pool(pipeline_groups[k]) for k in chosen]
         if rng.random() < _IDLE:
-            self._take_idle(structure, pools[0])
+            self._take_idle(partition, pools[0])
         hands = rng.choice((len(chosen), len(chosen), 3 - len(chosen)))  # one may become two, and two one
         deal = self._deal(pools, hands, rng)
-        rest = [bundle for k, bundle in enumerate(bundles) if k not in chosen]
-        widths = [self._width(bundles[chosen[min(h, len(chosen) - 1)]], rng) for h in range(len(deal))]
-        pipelines = sum(bundle.width for bundle in rest) + sum(widths)
-        size = bundles[chosen[0]].micro_batch_size
+        rest = [pipeline_group for k, pipeline_group in enumerate(pipeline_groups) if k not in chosen]
+        widths = [self._width(pipeline_groups[chosen[min(h, len(chosen) - 1)]], rng) for h in range(len(deal))]
+        pipelines = sum(pipeline_group.width for pipeline_group in rest) + sum(widths)
+        size = pipeline_groups[chosen[0]].micro_batch_size
         terms = ChainTerms(
             size,
             max(1, self._problem.workload.global_batch // pipelines // size),
-            Shards(structure.sharding, pipelines if structure.groups == "all" else 1),
-            structure.schedule.saturates_at(1, 1) is None,
-            None if space.uneven_tp else len(bundles[0].stages[0][0]),
+            StateSharding(partition.sharding, pipelines if partition.groups == "all" else 1),
+            partition.schedule.saturates_at(1, 1) is None,
+            None if space.uneven_tp else len(pipeline_groups[0].stages[0][0]),
         )
         made = []
         for hand, width in zip(deal, widths, strict=True):
@@ -56,21 +56,21 @@ class Recreation:
             if chain is None:
                 return None
             made.append(chain)
-        return structure.with_bundles((*rest, *made))
+        return partition.with_pipeline_groups((*rest, *made))
 
-    def _width(self, bundle: Bundle, rng: random.Random) -> int:
-        return bundle.width if rng.random() < _SAME_WIDTH else rng.choice(self._widths)
+    def _width(self, pipeline_group: PipelineGroup, rng: random.Random) -> int:
+        return pipeline_group.width if rng.random() < _SAME_WIDTH else rng.choice(self._widths)
 
-    def _pool(self, bundle: Bundle) -> dict[int, list[int]]:
+    def _pool(self, pipeline_group: PipelineGroup) -> dict[int, list[int]]:
         """Its devices by machine, in the order of its stages."""
         found: dict[int, list[int]] = {}
-        for slot in bundle.stages:
+        for slot in pipeline_group.stages:
             for group in slot:
                 found.setdefault(self._machine_of[group[0]], []).extend(group)
         return {machine: sorted(devices) for machine, devices in found.items()}
 
-    def _take_idle(self, structure: Structure, pool: dict[int, list[int]]) -> None:
-        used = structure.devices()
+    def _take_idle(self, partition: Partition, pool: dict[int, list[int]]) -> None:
+        used = partition.devices()
         for machine, own in self._problem.usable_by_machine.items():
             idle = [device for device in own if device not in used]
             if idle:

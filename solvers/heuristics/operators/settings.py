@@ -5,36 +5,39 @@ from dataclasses import replace
 
 from hexiopt.schedules.registry import INTERLEAVED
 from solvers.core.interleaving import drawn_chunks, drawn_schedule
-from solvers.core.partition import Structure
+from solvers.core.partition import Partition
 from solvers.core.zero import drawn_groups, drawn_stage
 from solvers.heuristics.operators.neighbourhood import Neighbourhood
 
 
-def resize_micro_batch(near: Neighbourhood, structure: Structure, rng: random.Random) -> Structure | None:
+def resize_micro_batch(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
     """Twice or half the micro-batch, of one bundle or of all."""
     factor = rng.choice((0.5, 2.0))
-    chosen = range(len(structure.bundles))
+    chosen = range(len(partition.pipeline_groups))
     if rng.random() < 0.5 and near.problem.space.uneven_batch:
-        chosen = range(first := rng.randrange(len(structure.bundles)), first + 1)
-    bundles = list(structure.bundles)
+        chosen = range(first := rng.randrange(len(partition.pipeline_groups)), first + 1)
+    pipeline_groups = list(partition.pipeline_groups)
     for at in chosen:
-        size = int(bundles[at].micro_batch_size * factor)
-        if size not in near.sizes or size < bundles[at].most_replicas:
+        size = int(pipeline_groups[at].micro_batch_size * factor)
+        if size not in near.sizes or size < pipeline_groups[at].most_replicas:
             return None
-        bundles[at] = replace(bundles[at], micro_batch_size=size)
-    return structure.with_bundles(bundles)
+        pipeline_groups[at] = replace(pipeline_groups[at], micro_batch_size=size)
+    return partition.with_pipeline_groups(pipeline_groups)
 
 
-def change_schedule_or_sharding(near: Neighbourhood, structure: Structure, rng: random.Random) -> Structure:
+def change_schedule_or_sharding(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition:
     """Another schedule or sharding."""
     schedule, chunks = drawn_schedule(near.problem, rng)
-    sharding = drawn_stage(near.problem, rng, aligned=len(structure.bundles) == 1)
-    return Structure(structure.bundles, schedule, sharding, chunks, drawn_groups(near.problem, rng, sharding))
+    sharding = drawn_stage(near.problem, rng, aligned=len(partition.pipeline_groups) == 1)
+    return Partition(partition.pipeline_groups, schedule, sharding, chunks, drawn_groups(near.problem, rng, sharding))
 
 
-def change_chunks(near: Neighbourhood, structure: Structure, rng: random.Random) -> Structure | None:
+def change_chunks(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
     """The same pipelines interleaved, or interleaved with other numbers of layer ranges."""
     chunks = drawn_chunks(near.problem, rng)
-    if all(len(bundle.stages) == 1 for bundle in structure.bundles) or chunks == structure.chunks:
+    if (
+        all(len(pipeline_group.stages) == 1 for pipeline_group in partition.pipeline_groups)
+        or chunks == partition.chunks
+    ):
         return None
-    return replace(structure, schedule=INTERLEAVED, chunks=chunks)
+    return replace(partition, schedule=INTERLEAVED, chunks=chunks)

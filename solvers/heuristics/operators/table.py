@@ -20,12 +20,12 @@ from typing import TypeAlias
 from hexiopt.problem.problem import Problem
 from solvers.core.interleaving import may_interleave
 from solvers.core.operators import Lottery, Operator, OperatorStatistics, OperatorTally
-from solvers.core.partition import Structure
+from solvers.core.partition import Partition
 from solvers.heuristics.operators import exchanges, replicas, settings, stages
 from solvers.heuristics.operators.neighbourhood import Neighbourhood
 from solvers.heuristics.operators.recreate import Recreation
 
-PartitionOperator: TypeAlias = Operator[Neighbourhood, Structure, Structure]
+PartitionOperator: TypeAlias = Operator[Neighbourhood, Partition, Partition]
 PARTITION_OPERATORS: tuple[PartitionOperator, ...] = (
     Operator("reorder_stages", 2, stages.reorder_stages),
     Operator("halve_tp", 1, stages.halve_tp),
@@ -86,7 +86,7 @@ class PartitionProposals:
             self._recreate = Operator("recreate_as_chains", 1, lambda _, partition, rng: recreate(partition, rng))
         self._recreate_share = recreate_share
 
-    def draw(self, partition: Structure, rng: random.Random) -> tuple[OperatorTally, Structure] | None:
+    def draw(self, partition: Partition, rng: random.Random) -> tuple[OperatorTally, Partition] | None:
         """A candidate and the tally of its operator; None where a drawn operator gives none."""
         if self._recreate is not None and self._recreate_share and rng.random() < self._recreate_share:
             return self.plain.apply(self._recreate, partition, rng)

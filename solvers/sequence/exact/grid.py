@@ -16,7 +16,7 @@ from hexiopt.calibration.gpus import Gpu
 from hexiopt.cost.executors.activations import Activations, Held
 from hexiopt.cost.executors.compute import (
     Blocks,
-    Clock,
+    OperatorTimes,
     attention_times,
     dense_times,
     embedding_compute,
@@ -95,7 +95,7 @@ class Grid:
         found = self._dense.get(gpu.name)
         if found is None:
             problem, many = self.problem, np.arange(self.resolution + 1)
-            clock = Clock.each([Clock(gpu, problem.workload.precision)], np.zeros_like(many))
+            clock = OperatorTimes.each([OperatorTimes(gpu, problem.workload.precision)], np.zeros_like(many))
             tokens: Floats = self.size * self.quantum * many.astype(float)
             shard = largest_shard(problem.model, 1)
             times = dense_times(problem.model, problem.workload, clock, shard, tokens, self.framework)
@@ -125,7 +125,7 @@ class Grid:
         """Kernels of attention, for each quantum of queries, quantum of keys and head; whether they run over pairs that
         the causal mask hides, too. Launches are those of one kernel."""
         model, width = self.problem.model, self.problem.workload.element_bytes
-        clock = Clock(gpu, self.problem.workload.precision)
+        clock = OperatorTimes(gpu, self.problem.workload.precision)
         pairs = float(self.size) * self.quantum**2
         whole = not gpu.flash_attention
         blocks = Blocks(_MANY, _MANY, 0.0)
@@ -143,7 +143,7 @@ class Grid:
         """Kernels that sum up parts of attention: for each quantum of queries and query head; and seconds for each
         quantum of keys and key-value head in the backward."""
         model, width = self.problem.model, self.problem.workload.element_bytes
-        clock = Clock(gpu, self.problem.workload.precision)
+        clock = OperatorTimes(gpu, self.problem.workload.precision)
         byte_s = clock.memory_s(_MANY) / _MANY
         elements = float(self.size * self.quantum * model.head_dim)
         kernels = c.GRADIENT_SUM_KERNELS if backward else c.MERGE_KERNELS

@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 from ortools.sat.python import cp_model
 
-from hexiopt.cost.executors.links import Wires
+from hexiopt.cost.executors.links import LinkLoads
 from solvers.sequence.exact.variables import Sum, Variables
 
 
@@ -43,7 +43,7 @@ class Messages:
         many = self._v.grid.resolution
         pairs = [(a, b) for own in self._v.places for a, b in product(own, own) if a != b]
         senders, receivers = (np.array([self._v.devices[pair[end]] for pair in pairs]) for end in (0, 1))
-        wires = Wires.of(self._cluster, senders, receivers).crowded(self._sharers)
+        wires = LinkLoads.of(self._cluster, senders, receivers).crowded(self._sharers)
         found = {}
         for name, of_kv, back in (
             ("qkv", 2.0, False),
@@ -107,7 +107,7 @@ class Messages:
         network = self._cluster.network.num_resources
         size = self._cluster.num_devices
         common: dict[int, float] | None = None
-        wires = Wires.of(self._cluster, senders, receivers).crowded(self._sharers)
+        wires = LinkLoads.of(self._cluster, senders, receivers).crowded(self._sharers)
         machine_of = self._cluster.machine_of
         for k, (a, b) in enumerate(zip(senders.tolist(), receivers.tolist(), strict=True)):
             inside = machine_of[a] == machine_of[b]

@@ -14,7 +14,7 @@ from itertools import product
 import numpy as np
 from ortools.sat.python import cp_model
 
-from hexiopt.plan.token_layout import RingTurns, members
+from hexiopt.plan.token_layout import RingSchedule, members
 from solvers.sequence.exact.frames import Frame
 from solvers.sequence.exact.grid import Grid, Term
 from solvers.sequence.exact.messages import Messages
@@ -52,12 +52,12 @@ class Program:
             fit_memory(v, need)
         self._messages = Messages(v, dict(need.sharers))
         # Times of turns go with products of quanta: groups of even numbers of tokens tell the factors.
-        self._turns = RingTurns(members(frame.layout([2] * len(v.devices), heads or v.any_heads())), frame.order)
+        self._turns = RingSchedule(members(frame.layout([2] * len(v.devices), heads or v.any_heads())), frame.order)
 
         # Step 3, objective: all layers forward and backward, and what the two ends of the model add.
         host_s = grid.framework.layer_host_s
-        again_s = host_s if frame.policy == "full" else 0.0
-        layer = self._phase_end(self._forward(), host_s) + self._phase_end(self._backward(), host_s + again_s)
+        recompute_s = host_s if frame.policy == "full" else 0.0
+        layer = self._phase_end(self._forward(), host_s) + self._phase_end(self._backward(), host_s + recompute_s)
         ends = [v.largest([v.table(k, grid.ends(gpu)[row]) for k, gpu in enumerate(v.gpus)]) for row in range(4)]
         self._objective = v.spec.num_layers * layer + sum(ends)
         v.model.add(self._objective <= v.limit)

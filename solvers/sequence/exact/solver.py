@@ -8,10 +8,10 @@ of tokens. Not in it: pipelines of several stages, tensor parallelism and replic
 sharding groups, ZeRO-2 and 3, a second schedule (with one stage all take equally long,
 and the one that holds least is taken), and stages a thousand times slower than shares by speed.
 
-`Result.own_bound` is a step time that no plan of this space beats, to 2e-6 of it; `Result.bound_s` holds for the whole
-plan space, so that `status` says `optimal` only where that proves it. Where layouts can cross different parts of the
-network (machines of several interfaces, uplinks, stated links) and several pipelines share it, sharing that is not
-common to all layouts is left out of the bound, and a gap may stay.
+`Result.restricted_bound` is a step time that no plan of this space beats, to 2e-6 of it; `Result.bound_s` holds for
+the whole plan space, so that `status` says `optimal` only where that proves it. Where layouts can cross different
+parts of the network (machines of several interfaces, uplinks, stated links) and several pipelines share it, sharing
+that is not common to all layouts is left out of the bound, and a gap may stay.
 
 How: `Plans` looks at parts of the space best first, `stages.py` at frames of a stage by their floors, `program.py`
 is the CP-SAT model of one frame; what is not exact in it is priced and cut. CP-SAT has one worker and counts its work;
@@ -24,12 +24,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import default_schedule, recompute_policies, sharding_stages
-from hexiopt.result import OwnBound
+from hexiopt.result import RestrictedBound
 from hexiopt.schedules.in_flight import most_in_flight
 from hexiopt.schedules.schedule import StagePosition
 from hexiopt.solving import Capabilities
@@ -61,7 +61,7 @@ class Plans:
     """The search for one problem, at a resolution in quanta for a sequence."""
 
     def __init__(self, search: Search, resolution: int) -> None:
-        assert isinstance(search.pricer, CostModel)
+        assert isinstance(search.pricer, PlanPricer)
         self._search, self._model, self._problem = search, search.pricer, search.problem
         self._signatures = Signatures(search.problem)
         self._resolution = resolution
@@ -351,14 +351,14 @@ class SequenceExact(SearchSolver):
                 f"workload: optimizer_sharding: {zero} does not go with the sequence layouts of solver={self.name}; "
                 "choose auto, 0 or 1"
             )
-        if isinstance(run.pricer, CostModel) and run.pricer.framework.overlaps_gradients:
+        if isinstance(run.pricer, PlanPricer) and run.pricer.framework.overlaps_gradients:
             raise InputError(f"solver: {self.name}: its bounds hold for our own cost model only; use solver=hexiseq")
         run.remedy = "it plans pipelines of one sequence stage, so try solver=portfolio"
         plans = Plans(run, resolution)
         if problem.space.num_stages in (None, 1):
             plans.run()
         space = f"pipelines of one sequence stage, tokens in 1/{resolution} of a sequence"
-        run.own_bound = OwnBound(max(run.bound_s, plans.bound_s), space)
+        run.restricted_bound = RestrictedBound(max(run.bound_s, plans.bound_s), space)
 
     def _resolution(self, problem: Problem) -> int:
         seq_len = problem.workload.seq_len

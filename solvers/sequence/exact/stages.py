@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from hexiopt.cost.executors.memory import MemoryModel, Shards
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import MemoryModel, StateSharding
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import SequenceLayout
 from solvers.sequence.exact.floors import Floors
 from solvers.sequence.exact.frames import Frame, alignments, group_orders
@@ -60,7 +60,7 @@ class Stages:
 
     def __init__(
         self,
-        model: CostModel,
+        model: PlanPricer,
         resolution: int,
         go_on: Callable[[], bool],
         step: Callable[[], bool],
@@ -256,7 +256,9 @@ class Stages:
         alone = MemoryModel(problem.model, problem.workload, problem.cluster.gpu_of(frame.devices[0]), 1, work.size)
         holders = dict(zip(sorted(frame.devices), work.holders, strict=True))
         layers = problem.model.num_layers
-        states = tuple((d, sum(alone.states(layers, True, True, Shards(work.zero, n)))) for d, n in holders.items())
+        states = tuple(
+            (d, sum(alone.states(layers, True, True, StateSharding(work.zero, n)))) for d, n in holders.items()
+        )
         return Need(work.held, states, work.sharers)
 
     def _price(self, frame: Frame, work: Work, shares: Shares) -> float:
@@ -276,7 +278,7 @@ class Stages:
         policies = (policy,) * self._problem.model.num_layers
         holders = dict(zip(sorted(layout.devices), work.holders, strict=True))
         for n in set(work.holders):
-            totals = stage.memory.stage((policies,), True, True, (work.held,), Shards(work.zero, n)).sum(axis=0)
+            totals = stage.memory.stage((policies,), True, True, (work.held,), StateSharding(work.zero, n)).sum(axis=0)
             for d, room in zip(layout.devices, (stage.limit_bytes - totals).tolist(), strict=True):
                 if holders[d] == n and room < 0.0:
                     return False

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import (
     Pipeline,
     Plan,
@@ -23,14 +23,14 @@ from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
 from hexiopt.readers.huggingface import read_model
 from hexiopt.reading import Section
 from hexiopt.schedules.registry import INTERLEAVED
-from tests.hexiopt.report.shown import Case
+from tests.hexiopt.report.pictures import Case
 
 CONF = Path(__file__).parents[3] / "conf"
 
 
 def priced(cluster: Cluster, plan: Plan, model: str = "llama2_7b", global_batch: int = 256) -> Case:
     problem = Problem(cluster, read_model(CONF / f"model/{model}.yaml"), Workload(global_batch=global_batch))
-    return problem, plan, CostModel(problem).price(plan)
+    return problem, plan, PlanPricer(problem).price(plan)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from hexiopt.readers.problem_file import problem_sha256
 from hexiopt.report.html import report_html
 from hexiopt.report.progress import SearchProgress
 from hexiopt.result import Point
-from tests.hexiopt.report.shown import SOLVER, Case
+from tests.hexiopt.report.pictures import SOLVER, Case
 
 # ------------------------------------------------------------------------------------------------- page
 

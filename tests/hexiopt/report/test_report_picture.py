@@ -18,7 +18,7 @@ from hexiopt.report.panels.stages import shown_rows
 from hexiopt.report.panels.time_axis import time_axis
 from hexiopt.report.panels.timeline import draw_timeline
 from hexiopt.report.rows import unused_devices
-from tests.hexiopt.report.shown import Case
+from tests.hexiopt.report.pictures import Case
 
 
 def png_size(data: bytes) -> tuple[int, int]:

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from matplotlib.text import Text
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.report.figure import plan_figure
 from hexiopt.report.html import report_html
-from hexiopt.report.rows import alike_pipelines, plan_rows
+from hexiopt.report.rows import identical_pipelines, plan_rows
 from hexiopt.report.style import device_ranges, mix, place, seconds, stage_colour
 from hexiopt.report.table import plan_table, summary_table
-from tests.hexiopt.report.shown import SOLVER, Case, printed
+from tests.hexiopt.report.pictures import SOLVER, Case, printed
 
 # ------------------------------------------------------------------------------------------------- words
 
@@ -55,8 +55,8 @@ def test_stage_shades_differ_and_belong_to_the_pipelines_hue() -> None:
 
 
 def test_alike_pipelines_are_found(mixed: Case, large: Case) -> None:
-    assert alike_pipelines(*mixed[:2]) == ((0,), (1,), (2,), (3,))
-    groups = alike_pipelines(*large[:2])
+    assert identical_pipelines(*mixed[:2]) == ((0,), (1,), (2,), (3,))
+    groups = identical_pipelines(*large[:2])
     assert [len(group) for group in groups] == [107, 107, 106]
     assert sorted(index for group in groups for index in group) == list(range(320))
 
@@ -115,7 +115,7 @@ def test_full_and_overfull_memory_are_said(small: Case) -> None:
     problem, plan, _ = small
     stages = tuple(replace(stage, recompute=("none",)) for stage in plan.pipelines[0].stages)
     overfull = Plan((Pipeline(stages, 32),))
-    cost = CostModel(problem).price(overfull)
+    cost = PlanPricer(problem).price(overfull)
     assert not cost.fits
     assert "+8.2 GiB" in printed(plan_table(problem, overfull, cost)).splitlines()[2]
     assert "does not fit: stage 0·0 (new:0-1)" in printed(summary_table(problem, overfull, cost))
@@ -125,11 +125,11 @@ def test_layers_of_several_policies_are_counted(small: Case) -> None:
     problem, plan, _ = small
     stage = plan.pipelines[0].stages[0]
     n = stage.num_layers
-    for lean, shown in (("full", f"2 full, {n - 2} none"), ("selective", f"2 select., {n - 2} none")):
-        recompute = (lean,) * 2 + ("none",) * (n - 2)
+    for smaller, quoted in (("full", f"2 full, {n - 2} none"), ("selective", f"2 select., {n - 2} none")):
+        recompute = (smaller,) * 2 + ("none",) * (n - 2)
         stages = (replace(stage, recompute=recompute), *plan.pipelines[0].stages[1:])
         mixed = Plan((replace(plan.pipelines[0], stages=stages),))
-        assert shown in printed(plan_table(problem, mixed, CostModel(problem).price(mixed))).splitlines()[2]
+        assert quoted in printed(plan_table(problem, mixed, PlanPricer(problem).price(mixed))).splitlines()[2]
 
 
 def test_summary(mixed: Case) -> None:

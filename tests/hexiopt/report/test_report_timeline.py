@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
@@ -13,7 +13,7 @@ from hexiopt.readers.cluster_file import read_cluster
 from hexiopt.readers.huggingface import read_model
 from hexiopt.report.timeline import timeline_events
 from tests.hexiopt.report.conftest import CONF
-from tests.hexiopt.report.shown import Case
+from tests.hexiopt.report.pictures import Case
 
 
 def test_trace_is_valid_and_ends_with_the_step(case: Case) -> None:
@@ -82,7 +82,7 @@ def test_tied_embeddings_are_synchronised_in_one_pipeline() -> None:
     plan = Plan((Pipeline(stages, 32),))
     model = read_model(CONF / "model/gpt2_345m.yaml")
     problem = Problem(read_cluster(CONF / "cluster/small_mixed.yaml"), model, Workload(32, 1024))
-    cost = CostModel(problem).price(plan)
+    cost = PlanPricer(problem).price(plan)
     assert cost.gradient_sync_s > 0.0
     ends_s = [
         (event["ts"] + event["dur"]) * 1e-6

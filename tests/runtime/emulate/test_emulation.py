@@ -10,7 +10,7 @@ import pytest
 
 from experiments.app.configurations import named_cluster, named_model
 from hexiopt.cost.executors.compute import optimizer_compute_s
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
@@ -50,7 +50,7 @@ def test_messages_and_gradients_shrink_alike() -> None:
     assert max(divisors(task)) == 64
     for divisor in divisors(task):
         small = narrowed(task, divisor)
-        messages = CostModel(task).message_bytes(2) / CostModel(small).message_bytes(2)
+        messages = PlanPricer(task).message_bytes(2) / PlanPricer(small).message_bytes(2)
         assert messages == divisor**2
         assert task.model.num_params / small.model.num_params == pytest.approx(divisor**2, rel=0.02)
         for kept in ("num_layers", "num_heads", "num_kv_heads"):
@@ -70,7 +70,7 @@ def test_a_divisor_must_divide(divisor: int) -> None:
 
 def test_paces_are_the_priced_times(tmp_path: Path) -> None:
     task = problem()
-    cost = CostModel(task).price(plan())
+    cost = PlanPricer(task).price(plan())
     found = paces(task, plan(), cost, 10.0)
     stages = [(0, 0), (0, 0), (0, 1), (1, 0)]
     for rank, (p, s) in enumerate(stages):
@@ -96,7 +96,7 @@ def test_pace_until_waits_only_for_what_is_left() -> None:
 def test_a_step_takes_as_long_as_its_operations(tmp_path: Path) -> None:
     """On shaped links where this machine can have them. Never less than the stage that computes longest."""
     task = problem()
-    cost, shaped = CostModel(task).price(plan()), unsupported(task.cluster) is None
+    cost, shaped = PlanPricer(task).price(plan()), unsupported(task.cluster) is None
     dilation = 1.0 / cost.step_time_s
     steps = EmulationBench(tmp_path, task, 4, 0).paced(plan(), cost, 2, dilation, shaped=shaped)
     assert len(steps.seconds) == 2

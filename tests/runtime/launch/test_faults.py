@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
@@ -50,7 +50,7 @@ def narrow() -> Plan:
 
 def written(folder: Path, name: str, plan: Plan) -> Path:
     task = problem()
-    write_plan(folder / name, task, plan, CostModel(task).price(plan), {})
+    write_plan(folder / name, task, plan, PlanPricer(task).price(plan), {})
     return folder / name
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hexiopt.calibration.gpus import Efficiency, catalogue
 from hexiopt.cost.executors.collectives import ring_collective_s
-from hexiopt.cost.executors.compute import Clock
+from hexiopt.cost.executors.compute import OperatorTimes
 from hexiopt.readers.link_files import Channel
 from runtime.measure.fit import PeakRates, fit_channel, fit_efficiency, fit_ring, measured_rates, usual
 from runtime.measure.points import MeasuredPoint
@@ -24,7 +24,7 @@ def noisy(rng: random.Random, seconds: float) -> float:
 
 def operators(efficiency: Efficiency, rng: random.Random) -> list[MeasuredPoint]:
     """What an A100 of that efficiency takes by the cost model's own clock."""
-    clock = Clock(replace(catalogue()["a100_80gb_sxm"], efficiency=efficiency), "bf16")
+    clock = OperatorTimes(replace(catalogue()["a100_80gb_sxm"], efficiency=efficiency), "bf16")
     points = [MeasuredPoint("launch", {}, efficiency.launch_s * rng.uniform(0.97, 1.03)) for _ in range(3)]
     for k in range(30):
         flops = 10 ** (7 + 5.5 * k / 29)
@@ -58,7 +58,7 @@ def test_an_efficiency_is_found_again(efficiency: Efficiency, seed: int) -> None
     assert peak is not None
     found = fit_efficiency(operators(efficiency, random.Random(seed)), PeakRates(peak, gpu.hbm_bytes_per_s))
     assert found.gemm_max == pytest.approx(efficiency.gemm_max, rel=0.08)
-    true, fitted = (Clock(replace(gpu, efficiency=one), "bf16") for one in (efficiency, found))
+    true, fitted = (OperatorTimes(replace(gpu, efficiency=one), "bf16") for one in (efficiency, found))
     # What small ones take besides a launch is little, and so is what they say of it: one disturbed point may hide it.
     for flops in (1e9, 1e10, 1e11, 1e12):
         assert fitted.gemm_s(flops) == pytest.approx(true.gemm_s(flops), rel=0.12 if flops > 1e9 else 0.25)

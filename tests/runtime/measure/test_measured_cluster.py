@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hexiopt.calibration.gpus import Gpu, catalogue
-from hexiopt.cost.executors.compute import Clock
+from hexiopt.cost.executors.compute import OperatorTimes
 from hexiopt.errors import InputError
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.readers.cluster_yaml import cluster_text, unknowns
@@ -34,7 +34,7 @@ def device(machine: str, index: int, product: str) -> Device:
 def points_of(one: Device) -> list[MeasuredPoint]:
     """As fast as the catalogue says of an A100, or of a T4."""
     gpu: Gpu = catalogue()["t4" if one.product == T4 else "a100_80gb_sxm"]
-    clock, of = Clock(gpu, one.precision), (one.name,)
+    clock, of = OperatorTimes(gpu, one.precision), (one.name,)
     points = [MeasuredPoint("launch", {}, gpu.efficiency.launch_s, of)]
     points += [MeasuredPoint("gemm", {"flops": f}, clock.gemm_s(f), of) for f in (1e8, 1e9, 1e10, 1e11, 1e12)]
     points += [MeasuredPoint("attention", {"flops": f}, clock.attention_s(f), of) for f in (1e9, 1e10, 1e11)]

@@ -10,7 +10,7 @@ from torch.nn import functional
 from runtime.model.functions import gated_silu, recomputed, rms_norm
 from runtime.model.tensor_parallel import TensorParallel
 
-WHOLE = TensorParallel(0, ((0, 3),))
+UNSHARDED = TensorParallel(0, ((0, 3),))
 
 
 def drawn(*shape: int) -> Tensor:
@@ -26,12 +26,12 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tenso
     "norm of heads": (lambda x, w: rms_norm(x, w, 0.1), plain_norm, (drawn(3, 2, 4, 6), drawn(6))),
     "gated MLP": (gated_silu, lambda gate, up: functional.silu(gate) * up, (drawn(3, 2, 5), drawn(3, 2, 5))),
     "columns": (
-        lambda x, a, b, bias: torch.cat(WHOLE.columns(x, [a, b], [bias, None]), dim=-1),
+        lambda x, a, b, bias: torch.cat(UNSHARDED.columns(x, [a, b], [bias, None]), dim=-1),
         lambda x, a, b, bias: torch.cat([functional.linear(x, a, bias), functional.linear(x, b)], dim=-1),
         (drawn(3, 2, 5), drawn(4, 5), drawn(7, 5), drawn(4)),
     ),
     "rows of what is not contiguous": (
-        lambda x, a: WHOLE.rows(x.transpose(0, 1), a),
+        lambda x, a: UNSHARDED.rows(x.transpose(0, 1), a),
         lambda x, a: functional.linear(x.transpose(0, 1), a),
         (drawn(2, 3, 5), drawn(4, 5)),
     ),
@@ -95,5 +95,5 @@ def test_what_is_kept() -> None:
     assert saved_elements(lambda: gated_silu(x, up)) == 60
     assert saved_elements(lambda: recomputed(lambda a: a.sin().exp(), x)) == 30
     a, b = drawn(4, 5).requires_grad_(), drawn(7, 5).requires_grad_()
-    assert saved_elements(lambda: WHOLE.columns(x, [a, b], [None, None])[0]) == 30 + 20 + 35
-    assert saved_elements(lambda: WHOLE.rows(x.transpose(0, 1), a)) == 30 + 20
+    assert saved_elements(lambda: UNSHARDED.columns(x, [a, b], [None, None])[0]) == 30 + 20 + 35
+    assert saved_elements(lambda: UNSHARDED.rows(x.transpose(0, 1), a)) == 30 + 20

@@ -210,12 +210,15 @@ def _recompute(
     space: PublishedSpace, problem: Problem, rng: random.Random, layers: Sequence[int], chunks: int
 ) -> str | list[Recompute]:
     """One policy, or that of the first layers of every range and another."""
-    policies, lean = recompute_policies(problem.workload), rng.choice((0, 0, rng.randint(1, problem.model.num_layers)))
-    if space.recompute is columns.ONE_POLICY or not lean or not problem.space.recompute_per_layer:
+    policies, smaller = (
+        recompute_policies(problem.workload),
+        rng.choice((0, 0, rng.randint(1, problem.model.num_layers))),
+    )
+    if space.recompute is columns.ONE_POLICY or not smaller or not problem.space.recompute_per_layer:
         return rng.choice(policies)
     found = []
     for ranges in layer_ranges(layers, chunks):
-        each = [policies[-1] if k < lean else policies[0] for first, end in ranges for k in range(end - first)]
+        each = [policies[-1] if k < smaller else policies[0] for first, end in ranges for k in range(end - first)]
         found.append(tuple(each[:1] if len(set(each)) == 1 else each))
     return found
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
@@ -54,7 +54,7 @@ def test_first_stages_go_to_types_with_room_for_activations() -> None:
     alike = replace(own.machines[1].gpu, flops_bf16=own.machines[0].gpu.flops_bf16, hbm_bytes_per_s=1.5e12)
     machines = (own.machines[0], replace(own.machines[1], gpu=alike))
     problem = Problem(replace(own, machines=machines), small.TINY, Workload(32, 2048, recompute="none"), Space())
-    planner = EspressoPlanner(AlignedEstimates(CostModel(problem)), 1, Objective(), frozenset({0, 1}))
+    planner = EspressoPlanner(AlignedEstimates(PlanPricer(problem)), 1, Objective(), frozenset({0, 1}))
     roomy = [m[0] for m in planner.machines].index((1,))
     choice = next(c for c in planner.choices(("none",)) if (c.tp, c.dp, c.size) == (1, 1, 1))
     assert planner.orders(EspressoAllocation(choice, (1, 1)))[0] == (roomy, 1 - roomy)
@@ -75,7 +75,7 @@ def test_it_finds_the_best_of_a_few_hundred() -> None:
     """All plans of two GPUs: types, orders, layers, micro-batches, policies; one stage or two."""
     own = small.cluster(("a", "fast", 1), ("b", "slow", 1), network_gb_per_s=1.0, fast_gib=2.0, slow_gib=2.0)
     problem = Problem(own, small.TINY, Workload(8, 2048, schedule="1f1b", optimizer_sharding="0"), Space())
-    model, best = CostModel(problem), float("inf")
+    model, best = PlanPricer(problem), float("inf")
     for policy in ("none", "selective", "full"):
         for size in (1, 2, 4, 8):
             lines = [(Stage.of((d,), 0, 4, policy),) for d in (0, 1)]

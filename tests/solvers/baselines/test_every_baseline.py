@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
@@ -36,7 +36,7 @@ MIXED = pytest.mark.parametrize("kind", slow_but(("slow_network",), problems.MIX
 
 def planned_by_galvatron() -> Complete:
     """Draws with the layers and recompute that Galvatron plans for their degrees and batches."""
-    planner_of: Callable[[Problem], StagePlanner] = cache(lambda problem: StagePlanner(CostModel(problem)))
+    planner_of: Callable[[Problem], StagePlanner] = cache(lambda problem: StagePlanner(PlanPricer(problem)))
 
     def complete(problem: Problem, plan: Plan, rng: random.Random) -> Plan | None:
         planner, ranks = planner_of(problem), ranks_of(plan)
@@ -83,7 +83,7 @@ def test_no_random_plan_of_its_space_beats_it(name: str, kind: str) -> None:
     problem = problems.MIXED[kind]()
     drawn = set(random_plans(space_of(name), problem, random.Random(1), TRIES, COMPLETE.get(name)))
     assert len(drawn) >= 10
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     best_s = min(model.price(plan).objective for plan in drawn)
     assert best_s < float("inf")
     assert answer(name, kind).objective <= (1 + TOLERANCE) * best_s

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hexiopt.cost.cost import violations
-from hexiopt.cost.executors.memory import WHOLE
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import UNSHARDED
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan, Replica, Sharding, held_by
@@ -106,14 +106,14 @@ def test_its_own_memory_formula_refuses() -> None:
 
 def test_published_seconds_are_flashflex_s_and_memory_is_ours() -> None:
     problem = setting_2()
-    pricer, ours = OurMemory(problem), CostModel(problem)
+    pricer, ours = OurMemory(problem), PlanPricer(problem)
     theirs = FlashFlexPricer(problem, intra_gb_per_s=intra_gb_per_s(problem))
     for group in ((0,), (8, 9), (24, 25, 26, 27)):
-        site = pricer.site(group)
-        seconds = theirs.stage_s(theirs.site(group), 3, True, False, 2, "full")
-        assert pricer.stage_s(site, 3, True, False, 2, "none") == seconds
-        room = ours.max_layers(ours.site(group), True, False, 1, "none", holding(2), WHOLE)
-        assert pricer.max_layers(site, True, False, 1, "none", holding(2), WHOLE) == room
+        tp_group = pricer.tp_group(group)
+        seconds = theirs.stage_s(theirs.tp_group(group), 3, True, False, 2, "full")
+        assert pricer.stage_s(tp_group, 3, True, False, 2, "none") == seconds
+        room = ours.max_layers(ours.tp_group(group), True, False, 1, "none", holding(2), UNSHARDED)
+        assert pricer.max_layers(tp_group, True, False, 1, "none", holding(2), UNSHARDED) == room
 
 
 @cache

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.studies.flashflex import problem_of, read_rows
-from hexiopt.cost.executors.memory import WHOLE
+from hexiopt.cost.executors.memory import UNSHARDED
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, held_by
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
@@ -249,16 +249,16 @@ def test_pricer_is_what_a_search_asks() -> None:
     pricer: Pricer = FlashFlexPricer(problem)
     plan = aligned(32, 1)
     assert pricer.policies() == ("full",)
-    assert pricer.site((0,)) == pricer.site((5,)) != pricer.site((8,))
-    assert len({pricer.site((0, 1)), pricer.site((1, 0)), pricer.site((0,))}) == 2
+    assert pricer.tp_group((0,)) == pricer.tp_group((5,)) != pricer.tp_group((8,))
+    assert len({pricer.tp_group((0, 1)), pricer.tp_group((1, 0)), pricer.tp_group((0,))}) == 2
     pipelines = pricer.pipelines(plan)
     assert pricer.price(plan, pipelines) == pricer.price(plan) == FlashFlexPricer(problem).price(plan)
     stages = plan.pipelines[0].stages
     busy = []
     for k, stage in enumerate(stages):
-        seconds = sum(pricer.stage_s(pricer.site(stage.devices), stage.num_layers, k == 0, k == 3, 1, "full"))
+        seconds = sum(pricer.stage_s(pricer.tp_group(stage.devices), stage.num_layers, k == 0, k == 3, 1, "full"))
         if k < 3:
-            seconds += 2 * pricer.hop_s(stage.devices, stages[k + 1].devices, 1)
+            seconds += 2 * pricer.message_s(stage.devices, stages[k + 1].devices, 1)
         busy.append(seconds)
     assert pipelines[0].end_s == pytest.approx(columns_s(busy, 32)[-1])
 
@@ -271,7 +271,7 @@ def test_max_layers_is_where_the_excess_begins(row) -> None:  # type: ignore[no-
         for tp in (1, 2, 4):
             devices = tuple(range(int(first), int(first) + tp))
             assert tp <= machine.num_gpus
-            most = pricer.max_layers(pricer.site(devices), True, True, 2, "full", holding(3), WHOLE)
+            most = pricer.max_layers(pricer.tp_group(devices), True, True, 2, "full", holding(3), UNSHARDED)
             for layers in range(1, total + 1):
                 stages = (Stage.of(devices, 0, layers, "full"),)
                 assert pricer.price(Plan((Pipeline(stages, 1, 2),))).fits == (layers <= most)
@@ -286,7 +286,7 @@ def test_refuses_what_the_formulas_do_not_cover() -> None:
     with pytest.raises(ValueError, match="replicated"):
         pricer.price(Plan((Pipeline((two,), 256),)))
     with pytest.raises(ValueError, match="different machines"):
-        pricer.site((0, 8))
+        pricer.tp_group((0, 8))
 
 
 def test_schedule_and_sharding_do_not_matter() -> None:

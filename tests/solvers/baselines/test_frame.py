@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.space import Space
 from hexiopt.result import Status
@@ -45,7 +45,7 @@ def solved(*listed: PlanCandidate, space: Space = problems.ANY, steps: int | Non
 def test_the_best_by_our_cost_model_is_the_answer() -> None:
     result = solved(PlanCandidate(1.0, lambda: SLOW), PlanCandidate(2.0, lambda: FAST))
     assert (result.plan, result.steps) == (FAST, 2)
-    assert result.cost == CostModel(problems.easy()).price(FAST)
+    assert result.cost == PlanPricer(problems.easy()).price(FAST)
     assert [point.steps for point in result.trajectory] == [1, 2]
 
 

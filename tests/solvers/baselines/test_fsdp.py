@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, held_by
 from hexiopt.problem.problem import Problem
@@ -38,7 +38,7 @@ def test_sets_of_machines() -> None:
 def test_the_best_of_everything(network_gb_per_s: float, fast_gib: float) -> None:
     """Every strategy, micro-batch size and policy over every set of machines, priced."""
     problem = problems.easy(network_gb_per_s=network_gb_per_s, fast_gib=fast_gib)
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     best_s = float("inf")
     for devices, sharding, size, policy in product(device_sets(problem), STRATEGIES, (1, 2, 4, 8), RECOMPUTE_POLICIES):
         if 16 % (len(devices) * size) == 0:

@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 
 from hexiopt.cost.cost import violations
-from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.executors.sites import Site
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.executors.stage_model import TpGroup
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
@@ -29,7 +29,7 @@ POLICIES = ("none", "full")
 def test_as_few_layers_recompute_as_fit(zero: int, stages: int) -> None:
     """Against a scan of all numbers of layers that recompute, on every stage of RTX 3090 and A100 together."""
     problem = mixed.tight_memory()
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     planner = StagePlanner(model)
     order, found = tuple(range(8)), 0
     for tp in (1, 2, 4):
@@ -37,15 +37,17 @@ def test_as_few_layers_recompute_as_fit(zero: int, stages: int) -> None:
             continue
         pipelines = 8 // stages // tp
         choice = GalvatronChoice((tp,) * stages, pipelines, zero, 1, 32 // pipelines, POLICIES)
-        sites = {model.site(order[k : k + tp]) for k in range(0, 8, tp)}
-        least = min(site.gpu.usable_memory_bytes for site in sites)
+        tp_groups = {model.tp_group(order[k : k + tp]) for k in range(0, 8, tp)}
+        least = min(tp_group.gpu.usable_memory_bytes for tp_group in tp_groups)
 
-        def needs(s: int, n: int, k: int, choice: GalvatronChoice = choice, sites: set[Site] = sites) -> float:
+        def needs(
+            s: int, n: int, k: int, choice: GalvatronChoice = choice, tp_groups: set[TpGroup] = tp_groups
+        ) -> float:
             chunk = ("full",) * k + ("none",) * (n - k)
             ends = s == 0, s == stages - 1
             held = in_flight(ONE_F_ONE_B, StagePosition(s, stages, choice.num_micro_batches))
-            spread = Shards(zero, choice.pipelines)
-            memories = (model.memory_model(site, 1) for site in sites)
+            spread = StateSharding(zero, choice.pipelines)
+            memories = (model.memory_model(tp_group, 1) for tp_group in tp_groups)
             return max(memory.mixed_stage((chunk,), *ends, held[0], spread).total for memory in memories)
 
         for split in planner.splits(order, choice):
@@ -56,9 +58,9 @@ def test_as_few_layers_recompute_as_fit(zero: int, stages: int) -> None:
                 assert needs(s, n, k) <= least
                 assert all(needs(s, n, fewer) > least * (1 - 1e-6) for fewer in range(k))
                 seconds = [
-                    sum(model.stage_s(site, n - k, s == 0, s == stages - 1, 1, "none"))
-                    + k * sum(model.layer_s(site, 1, "full"))
-                    for site in sites
+                    sum(model.stage_s(tp_group, n - k, s == 0, s == stages - 1, 1, "none"))
+                    + k * sum(model.layer_s(tp_group, 1, "full"))
+                    for tp_group in tp_groups
                 ]
                 assert option.forward_s + option.backward_s == pytest.approx(max(seconds))
     assert found
@@ -67,7 +69,7 @@ def test_as_few_layers_recompute_as_fit(zero: int, stages: int) -> None:
 def test_layers_move_from_the_balance_of_memory_to_that_of_time() -> None:
     """The first stages of 1F1B hold more micro-batches, so balanced memory gives them fewer layers."""
     problem = mixed.one_kind()
-    planner, order = StagePlanner(CostModel(problem)), tuple(range(8))
+    planner, order = StagePlanner(PlanPricer(problem)), tuple(range(8))
     choice = GalvatronChoice((2, 2, 2, 2), 1, 0, 1, 32, POLICIES)
     splits = planner.splits(order, choice)
     counts = [[option.num_layers for option in split] for split in splits]
@@ -84,7 +86,7 @@ def test_unequal_gpus_are_planned_as_the_slowest() -> None:
     base: Problem = replace(mixed.tight_memory(), cluster=own)
     choice = GalvatronChoice((2, 2, 2, 2), 1, 3, 1, 32, POLICIES)
     found = [
-        StagePlanner(CostModel(problem)).splits(tuple(range(8)), choice)
+        StagePlanner(PlanPricer(problem)).splits(tuple(range(8)), choice)
         for problem in (base, replace(base, cluster=equal))
     ]
     assert found[0]
@@ -96,7 +98,7 @@ def test_unequal_degrees_become_replicas() -> None:
     seen = 0
     for make in mixed.MIXED.values():
         problem = make()
-        planner, order = StagePlanner(CostModel(problem)), tuple(problem.usable_devices)
+        planner, order = StagePlanner(PlanPricer(problem)), tuple(problem.usable_devices)
         for uniform in planner.choices(order):
             for choice in planner.mixed(order, uniform):
                 for split in planner.splits(order, choice)[:1]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
@@ -119,7 +119,7 @@ def test_what_follows_ranks(groups: list[tuple[int, ...]], follows: bool) -> Non
 @pytest.mark.parametrize("kind", problems.MIXED)
 def test_estimated_messages_are_those_of_the_cost_model(kind: str) -> None:
     problem = problems.MIXED[kind]()
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     estimates = GridEstimates(model)
     seen = 0
     for grid in drawn_grids(kind, 40):
@@ -144,8 +144,8 @@ def test_estimated_gradients_are_near_those_of_the_cost_model(kind: str) -> None
         for n in (8, 4)
         if n <= len(groups) and problem.workload.global_batch % n == 0
     )
-    cost = CostModel(problem).price(plan_of(grid, problem))
-    estimates = GridEstimates(CostModel(problem))
+    cost = PlanPricer(problem).price(plan_of(grid, problem))
+    estimates = GridEstimates(PlanPricer(problem))
     [sync_s] = estimates.rings(grid).sync_s(estimates.gradient_bytes([problem.model.num_layers]))
     ends = [p.end_s for p in cost.pipelines]
     assert cost.gradient_sync_s == pytest.approx(sync_s, rel=0.02)

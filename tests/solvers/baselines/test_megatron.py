@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Plan, Replica, Sharding, Stage, held_by
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
@@ -95,18 +95,20 @@ def test_the_best_split_is_the_best_of_all(data: st.DataObject) -> None:
 @pytest.mark.parametrize("chunks", [1, 2, 3])
 def test_rooms_of_blocks_against_the_price(chunks: int) -> None:
     """The most layers that fit where the first of every range recompute."""
-    model = CostModel(pair())
+    model = PlanPricer(pair())
     times, found = GridEstimates(model), set()
     for tp, size, first, last, block in itertools.product((1, 2), (1, 2), (False, True), (False, True), (1, 3)):
-        site = model.site(tuple(range(tp)))
-        held, limit = in_flight(INTERLEAVED, StagePosition(0, 3, 9, chunks)), site.gpu.usable_memory_bytes
+        tp_group = model.tp_group(tuple(range(tp)))
+        held, limit = in_flight(INTERLEAVED, StagePosition(0, 3, 9, chunks)), tp_group.gpu.usable_memory_bytes
 
         def needed(length: int) -> float:
             each = (("full",) * min(length, block) + ("none",) * max(0, length - block)) * chunks  # noqa: B023
-            return model.memory_model(site, size).layered(each, first, last, held, Shards(1, 2)).total  # noqa: B023
+            return model.memory_model(tp_group, size).layered(each, first, last, held, StateSharding(1, 2)).total  # noqa: B023
 
         scan = next(n for n in itertools.count(1) if needed(n) > limit) - 1
-        room = times.max_layers_of_block(frozenset([site]), first, last, size, ("full", block, "none"), chunks, held, 2)
+        room = times.max_layers_of_block(
+            frozenset([tp_group]), first, last, size, ("full", block, "none"), chunks, held, 2
+        )
         assert room == scan * chunks
         found.add(room)
     assert len(found) > 3

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, held_by
 from hexiopt.problem.problem import Problem
@@ -41,7 +41,7 @@ def shared(layers: tuple[int, int], *replicas: tuple[tuple[int, ...], int], poli
 
 
 # a:0 is device 0, b:0 is 1, c:0 and c:1 are 2 and 3.
-WHOLE = plan(shared((0, 3), ((0,), 6), ((1,), 2)), shared((3, 4), ((2,), 4), ((3,), 4)))
+UNSHARDED = plan(shared((0, 3), ((0,), 6), ((1,), 2)), shared((3, 4), ((2,), 4), ((3,), 4)))
 LANES = Plan(
     tuple(
         Pipeline((shared((0, 3), ((first,), 4)), shared((3, 4), ((second,), 4))), 4, 4)
@@ -55,10 +55,10 @@ LANES = Plan(
 @pytest.mark.parametrize(
     ("tried", "broken"),
     [
-        (WHOLE, None),
+        (UNSHARDED, None),
         (LANES, None),
-        (replace(WHOLE, schedule=GPIPE), "schedule gpipe"),
-        (replace(WHOLE, sharding=Sharding(2)), "ZeRO-2"),
+        (replace(UNSHARDED, schedule=GPIPE), "schedule gpipe"),
+        (replace(UNSHARDED, sharding=Sharding(2)), "ZeRO-2"),
         (plan(shared((0, 3), ((0,), 6), ((1,), 2)), Stage.of((2, 3), 3, 4, "full")), "several recompute policies"),
         (plan(shared((0, 3), ((0,), 4), ((2, 3), 4)), Stage.of((1,), 3, 4)), "unequal TP degrees in a stage"),
         (plan(Stage.of((1,), 0, 1), Stage.of((0,), 1, 3), shared((3, 4), ((2,), 4), ((3,), 4))), "no powers of two"),
@@ -128,7 +128,7 @@ def slowest_s(problem: Problem, cut: tuple[StageGroup, ...]) -> float:
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_cuts_are_as_good_as_all_cuts(size: int) -> None:
     problem = pair()
-    estimates = GridEstimates(CostModel(problem))
+    estimates = GridEstimates(PlanPricer(problem))
     for ranks in sequences(problem):
         groups = RankedDevices(estimates, ranks, {}).groups(MetisBatching(32 // size, size, 1, "none", True))
         for stages in range(1, 5):
@@ -148,7 +148,7 @@ def test_cuts_are_as_good_as_all_cuts(size: int) -> None:
 def test_lanes_hold_the_same(asked: int | None) -> None:
     """However many lanes, every replica has its samples, and the plan is valid."""
     problem = small.easy(Space(num_pipelines=asked))
-    estimates, rng = GridEstimates(CostModel(problem)), random.Random(0)
+    estimates, rng = GridEstimates(PlanPricer(problem)), random.Random(0)
     ranked = RankedDevices(estimates, sequences(problem)[0], {})
     made = 0
     for batching in batchings(problem, "none", True):

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
@@ -71,7 +71,7 @@ def test_money_buys_time(name: str) -> None:
 @EACH
 def test_no_random_plan_in_time_is_cheaper(name: str) -> None:
     own = problem()
-    prices, model = prices_per_s(own), CostModel(own)
+    prices, model = prices_per_s(own), PlanPricer(own)
     deadline_s = 2 * make_solver(name).solve(own, Budget(3600.0)).objective
     best = make_solver(name, objective="money", deadline_s=deadline_s).solve(own, Budget(3600.0))
     assert best.plan is not None

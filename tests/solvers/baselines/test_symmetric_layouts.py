@@ -8,7 +8,7 @@ from itertools import chain
 import pytest
 
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan, SequenceLayout, Stage
 from hexiopt.plan.token_layout import ORDERS
@@ -82,7 +82,7 @@ def test_no_random_plan_of_its_space_beats_it(name: str, kind: str) -> None:
     assert result.plan is not None, result.reason
     assert violations(problem, result.plan, result.cost) == []
     assert own.space.first_violation(problem, result.plan) is None
-    model, steps_s = CostModel(problem), []
+    model, steps_s = PlanPricer(problem), []
     for _ in range(DRAWS):
         plan = drawn(own, problem, rng)
         if plan is not None:

@@ -11,7 +11,7 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
-from solvers.exact.assignments import Arrangement, Seats
+from solvers.exact.assignments import DeviceAssignment, DeviceClasses
 from tests.solvers import oracle, problems
 
 
@@ -64,17 +64,17 @@ RUNS = {
 
 @pytest.mark.parametrize("name", SEATS)
 def test_equal_devices(name: str) -> None:
-    assert Seats.of(LABS[name]).devices == SEATS[name]
+    assert DeviceClasses.of(LABS[name]).devices == SEATS[name]
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_equal_machines(name: str) -> None:
-    assert Seats.of(LABS[name]).runs == RUNS[name]
+    assert DeviceClasses.of(LABS[name]).runs == RUNS[name]
 
 
 def test_machines_behind_other_uplinks_differ() -> None:
     racks = [{"name": "r", "members": ["a", "b"], "uplink_gb_per_s": 1}, {"name": "s", "members": ["c"]}]
-    assert Seats.of(lab(one("a"), one("b"), one("c"), groups=racks)).runs == ((0, 1), (2,))
+    assert DeviceClasses.of(lab(one("a"), one("b"), one("c"), groups=racks)).runs == ((0, 1), (2,))
 
 
 @pytest.mark.parametrize(("machines", "count"), [((2,), 5), ((1, 1), 7)])
@@ -82,19 +82,19 @@ def test_two_devices_by_hand(machines: tuple[int, ...], count: int) -> None:
     """One device (either of two kinds), TP in one machine, stages and replicas (in either order), two pipelines."""
     kinds = ("fast", "slow")
     problem = lab(*(one("ab"[k], size, kinds[k]) for k, size in enumerate(machines)))
-    assert len(list(Seats.of(problem).arrangements())) == count
+    assert len(list(DeviceClasses.of(problem).arrangements())) == count
 
 
 def test_equal_machines_count_once() -> None:
     """One device; two as stages, replicas or pipelines; and not twice as many for two names."""
-    assert len(list(Seats.of(lab(one("a"), one("b"))).arrangements())) == 4
+    assert len(list(DeviceClasses.of(lab(one("a"), one("b"))).arrangements())) == 4
 
 
 @pytest.mark.parametrize("name", LABS)
 def test_all_namings_are_all_lines_of_all_devices(name: str) -> None:
     """Against the naive oracle's own way to put devices into pipelines."""
     problem = LABS[name]
-    seats = Seats.of(problem)
+    seats = DeviceClasses.of(problem)
     found = set()
     for arrangement in seats.arrangements():
         for named in every_name(seats, arrangement):
@@ -102,7 +102,7 @@ def test_all_namings_are_all_lines_of_all_devices(name: str) -> None:
     assert found == set(naive(problem))
 
 
-def every_name(seats: Seats, arrangement: Arrangement) -> list[Any]:
+def every_name(seats: DeviceClasses, arrangement: DeviceAssignment) -> list[Any]:
     """All namings, under all exchanges of equal machines."""
     exchanged = [
         tuple(tuple(tuple(tuple(to[k] for k in slot) for slot in stage) for stage in line) for line in arrangement)
@@ -134,8 +134,8 @@ def naive(problem: Problem) -> list[Any]:
 @pytest.mark.parametrize("name", LABS)
 def test_arrangements_differ(name: str) -> None:
     """No two are the same but for names."""
-    seats = Seats.of(LABS[name])
-    seen: dict[Any, Arrangement] = {}
+    seats = DeviceClasses.of(LABS[name])
+    seen: dict[Any, DeviceAssignment] = {}
     for arrangement in seats.arrangements():
         for named in every_name(seats, arrangement):
             key = tuple(sorted(named))

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from hexiopt.cost.boundary import sample_overlaps
 from hexiopt.cost.cost import PipelineCost
-from hexiopt.cost.executors.memory import Shards
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_chains, recompute_policies
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule, StagePosition
-from solvers.exact.assignments import Seats
+from solvers.exact.assignments import DeviceClasses
 from solvers.exact.pipeline_bounds import Part, ends_floor_s
 from solvers.exact.sample_allocation import Rooms
 from solvers.exact.sync_bounds import SyncFloor, tails_s
@@ -41,7 +41,7 @@ def holders(plan: Plan) -> int:
     return sum(max(len(stage.replicas) for stage in pipeline.stages) for pipeline in plan.pipelines)
 
 
-def floor_of(model: CostModel, pipeline: Pipeline, schedule: Schedule) -> list[float]:
+def floor_of(model: PlanPricer, pipeline: Pipeline, schedule: Schedule) -> list[float]:
     """The floor of a pipeline's ends with the messages that it really sends, alone."""
     size, last = pipeline.micro_batch_size, len(pipeline.stages) - 1
     stages = []
@@ -49,9 +49,9 @@ def floor_of(model: CostModel, pipeline: Pipeline, schedule: Schedule) -> list[f
         chunks = [end - first for first, end in stage.layers]
         parts = []
         for replica, samples in zip(stage.replicas, stage.samples(size), strict=True):
-            site = model.site(replica.devices)
+            tp_group = model.tp_group(replica.devices)
             seconds = [
-                model.stage_s(site, n, s == 0, s == last and whole, samples, stage.policy)
+                model.stage_s(tp_group, n, s == 0, s == last and whole, samples, stage.policy)
                 for n, whole in ((chunks[0], len(chunks) == 1), (sum(chunks), True))
             ]
             parts.append(Part(samples, seconds[0], seconds[1]))
@@ -61,7 +61,7 @@ def floor_of(model: CostModel, pipeline: Pipeline, schedule: Schedule) -> list[f
         here, there = [r.devices for r in a.replicas], [r.devices for r in b.replicas]
         sends.append(
             [
-                (model.hop_s(here[i], there[j], common), model.hop_s(there[j], here[i], common))
+                (model.message_s(here[i], there[j], common), model.message_s(there[j], here[i], common))
                 for i, j, common in sample_overlaps(a.samples(size), b.samples(size))
             ]
         )
@@ -72,7 +72,7 @@ def floor_of(model: CostModel, pipeline: Pipeline, schedule: Schedule) -> list[f
 @given(PLANS)
 def test_no_replica_ends_before_its_floor(task: tuple[Problem, Plan]) -> None:
     problem, plan = task[0], one_policy(task[1])
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     for pipeline, inside in zip(plan.pipelines, model.pipelines(plan), strict=True):
         alone = model.pipelines(Plan((pipeline,), plan.schedule))[0]
         floor = floor_of(model, pipeline, plan.schedule)
@@ -103,7 +103,7 @@ def ending(cost: PipelineCost, late: int | None, end_s: float) -> PipelineCost:
 def test_tails_are_what_follows_each_end(task: tuple[Problem, Plan]) -> None:
     """One replica that ends late delays the step by what follows it: exactly, but for how the optimiser is sharded."""
     problem, plan = task[0], one_policy(task[1])
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     costs = model.pipelines(plan)
     nothing = [ending(cost, None, 0.0) for cost in costs]
     late_s = 1.0 + model.price(plan, nothing).step_time_s
@@ -123,7 +123,7 @@ def test_tails_are_what_follows_each_end(task: tuple[Problem, Plan]) -> None:
 def test_sync_takes_no_less_than_its_floor(task: tuple[Problem, Plan]) -> None:
     problem, plan = task[0], one_policy(task[1])
     assume(len(problem.usable_by_machine) > 1)
-    seats = Seats.of(problem)
+    seats = DeviceClasses.of(problem)
     seat_of = {device: k for k, own in enumerate(seats.devices) for device in own}
     arrangement = tuple(
         tuple(tuple(tuple(seat_of[d] for d in replica.devices) for replica in stage.replicas) for stage in p.stages)
@@ -133,7 +133,7 @@ def test_sync_takes_no_less_than_its_floor(task: tuple[Problem, Plan]) -> None:
     groups = plan.sharding.groups if plan.sharding.stage else "all"
     assert isinstance(groups, str)
     floor_s = SyncFloor(seats).seconds(arrangement, groups, cuts)
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     costs = model.pipelines(plan)
     if plan.sharding.stage < 2:  # from ZeRO-2 on rings run inside the pipelines
         costs = tuple(ending(cost, None, 0.0) for cost in costs)
@@ -146,7 +146,7 @@ def test_sync_takes_no_less_than_its_floor(task: tuple[Problem, Plan]) -> None:
 def test_rooms_say_what_the_cost_model_says(task: tuple[Problem, Plan]) -> None:
     """The first of a chain that fits, unsharded; exactly, for every replica of every pipeline alone."""
     problem, plan = task[0], one_policy(task[1])
-    model, policies = CostModel(problem), recompute_policies(problem.workload)
+    model, policies = PlanPricer(problem), recompute_policies(problem.workload)
     rooms = Rooms(model)
     for pipeline in plan.pipelines:
         count = len(pipeline.stages)
@@ -162,7 +162,7 @@ def test_rooms_say_what_the_cost_model_says(task: tuple[Problem, Plan]) -> None:
                         if replica_cost.excess_bytes <= 0:
                             fits.setdefault(r, k)
                 for r, samples in enumerate(stage.samples(pipeline.micro_batch_size)):
-                    site = model.site(stage.replicas[r].devices)
-                    found = rooms.first_fits(site, lengths, plan.schedule, at, Shards(), chain)
+                    tp_group = model.tp_group(stage.replicas[r].devices)
+                    found = rooms.first_fits(tp_group, lengths, plan.schedule, at, StateSharding(), chain)
                     said = found[samples - 1] if samples <= len(found) else None
                     assert said == fits.get(r)

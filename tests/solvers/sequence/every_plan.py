@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise, permutations, product
 
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, sharding_stages
@@ -67,5 +67,5 @@ def plans(problem: Problem, resolution: int) -> Iterator[Plan]:
 
 def best_step_s(problem: Problem, resolution: int) -> float:
     """The least step time of a plan that fits; infinite where none does."""
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     return min((model.price(plan).objective for plan in plans(problem, resolution)), default=float("inf"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
@@ -22,7 +22,7 @@ from hexiopt.readers.plan_file import solver_to_dict
 from hexiopt.report.table import bound
 from hexiopt.result import Result, Status
 from hexiopt.solving import Budget, Progress
-from solvers.frame.infeasible import shortfall
+from solvers.frame.infeasible import memory_infeasibility
 from solvers.registry import make_solver, names, of_sequences
 from solvers.sequence.exact.batch import best_split
 from solvers.sequence.exact.floors import Floors
@@ -50,10 +50,10 @@ def solve(problem: Problem, resolution: int | None = None, seconds: float = 3600
 def assert_sound(problem: Problem, result: Result) -> None:
     """A valid plan at its true price, the bounds below it, and of both no more said than they prove."""
     assert result.plan is not None, result.reason
-    assert result.cost == CostModel(problem).price(result.plan)
+    assert result.cost == PlanPricer(problem).price(result.plan)
     assert violations(problem, result.plan, result.cost) == []
-    assert result.own_bound is not None
-    assert 0.0 < result.bound_s <= result.own_bound.bound_s <= result.objective
+    assert result.restricted_bound is not None
+    assert 0.0 < result.bound_s <= result.restricted_bound.bound_s <= result.objective
     assert (result.status is Status.OPTIMAL) == (result.gap <= 1e-6)
     bests = [point.step_time_s for point in result.trajectory]
     assert bests == sorted(set(bests), reverse=True)
@@ -107,7 +107,7 @@ def test_equals_brute_force(kind: str) -> None:
     assert_sound(problem, result)
     best_s = every_plan.best_step_s(problem, resolution)
     assert result.objective == pytest.approx(best_s, rel=2e-6)
-    assert result.own_gap <= PROVEN
+    assert result.restricted_gap <= PROVEN
 
 
 @st.composite
@@ -136,7 +136,7 @@ def tiny_problems(draw: st.DrawFn) -> tuple[Problem, int]:
 def test_equals_brute_force_on_random_problems(given: tuple[Problem, int]) -> None:
     """Plans that break a switch are left out."""
     problem, resolution = given
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     prices = (model.price(plan).objective for plan in every_plan.plans(problem, resolution) if not check(problem, plan))
     best_s, result = min(prices), solve(problem, resolution)
     if best_s == float("inf"):
@@ -145,7 +145,7 @@ def test_equals_brute_force_on_random_problems(given: tuple[Problem, int]) -> No
     else:
         assert_sound(problem, result)
         assert result.objective == pytest.approx(best_s, rel=2e-6)
-        assert result.own_gap <= PROVEN
+        assert result.restricted_gap <= PROVEN
 
 
 # ------------------------------------------------------------------ the contract
@@ -156,18 +156,18 @@ def test_the_time_limit_is_kept_and_the_bound_then_holds() -> None:
     problem = SMALL_LAYOUTS["four_batch"]()
     result = within(1.0, lambda: solve(problem, seconds=3.0), after_s=3.0)
     assert_sound(problem, result)
-    assert result.own_gap > PROVEN
+    assert result.restricted_gap > PROVEN
     whole = SMALL_LAYOUTS["pair_tight"]()
     proven, cut_off = solve(whole), make_solver("sequence_exact").solve(whole, Budget(3600.0, 2))
-    assert cut_off.own_bound is not None
-    assert cut_off.own_bound.bound_s <= proven.objective * (1 + PROVEN)
+    assert cut_off.restricted_bound is not None
+    assert cut_off.restricted_bound.bound_s <= proven.objective * (1 + PROVEN)
 
 
 def test_same_steps_same_plan() -> None:
     problem = SMALL_LAYOUTS["three_slow_link"]()
     first, second = (make_solver("sequence_exact").solve(problem, Budget(3600.0, 8), seed=s) for s in (0, 0))
     assert first.plan == second.plan
-    assert first.own_bound == second.own_bound
+    assert first.restricted_bound == second.restricted_bound
     assert first.steps == second.steps == 8
 
 
@@ -193,8 +193,8 @@ def test_without_room_there_is_a_reason() -> None:
 def test_a_layout_has_room_where_no_device_has_room_for_a_sequence() -> None:
     """Devices that share a layer's activations need not have room for all of them."""
     problem = tiny(*(("fast", 1),) * 3, seq_len=98304, memory_gib=4.0, recompute="full")
-    assert shortfall(replace(problem, space=Space()), CostModel(problem)) is not None
-    assert shortfall(problem, CostModel(problem)) is None
+    assert memory_infeasibility(replace(problem, space=Space()), PlanPricer(problem)) is not None
+    assert memory_infeasibility(problem, PlanPricer(problem)) is None
     assert_sound(problem, solve(problem, 6))
 
 
@@ -240,7 +240,7 @@ def test_proves_small_problems(name: str) -> None:
     problem = SMALL_LAYOUTS[name]()
     result = solve(problem)
     assert_sound(problem, result)
-    assert result.own_gap <= PROVEN
+    assert result.restricted_gap <= PROVEN
     assert result.objective == pytest.approx(BEST_S[name], rel=PROVEN)
 
 
@@ -252,7 +252,7 @@ def test_the_best_are_within_bounds_and_heuristics_near_them() -> None:
     near = Counter[str]()
     for name, make in SMALL_LAYOUTS.items():
         problem = make()
-        model = CostModel(problem)
+        model = PlanPricer(problem)
         assert lower_bound_s(model) <= BEST_S[name]
         assert equal_shards_s(model) >= BEST_S[name] * (1 - PROVEN)
         for solver in HEURISTICS:
@@ -261,7 +261,7 @@ def test_the_best_are_within_bounds_and_heuristics_near_them() -> None:
     assert all(near[solver] >= 18 for solver in HEURISTICS)
 
 
-def equal_shards_s(model: CostModel) -> float:
+def equal_shards_s(model: PlanPricer) -> float:
     """The step time of one ring, or one group, of equal shards on all devices; infinite where neither fits."""
     problem = model.problem
     devices, seq_len, heads = problem.usable_devices, problem.workload.seq_len, problem.model.num_heads
@@ -350,7 +350,7 @@ def framed(draw: st.DrawFn) -> tuple[Problem, Frame, SequenceLayout]:
 def test_a_program_with_heads_is_the_cost_model(given: tuple[Problem, Frame, SequenceLayout]) -> None:
     """Its choice takes what it says, and no longer than any other."""
     problem, frame, layout = given
-    model, policies = CostModel(problem), (frame.policy,) * SMALL.num_layers
+    model, policies = PlanPricer(problem), (frame.policy,) * SMALL.num_layers
     limit_s = 1.01 * sum(model.sequence_stage(layout, 1).stage_s(policies, True, True))
     heads = [n for own in layout.groups for n in own.heads]
     grid = Grid(problem, model.framework, 16, 1)
@@ -367,7 +367,7 @@ def test_a_program_with_heads_is_the_cost_model(given: tuple[Problem, Frame, Seq
 @given(framed())
 def test_floors_are_below_every_layout(given: tuple[Problem, Frame, SequenceLayout]) -> None:
     problem, frame, layout = given
-    model = CostModel(problem)
+    model = PlanPricer(problem)
     floors = Floors(Grid(problem, model.framework, 16, 1))
     seconds = sum(model.sequence_stage(layout, 1).stage_s((frame.policy,) * SMALL.num_layers, True, True))
     assert floors.of_devices(frame.devices) <= floors.of_frame(frame) * (1 + 1e-9) or frame.policy == "full"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.problem import Problem
@@ -26,7 +26,7 @@ from solvers.sequence.layouts import LayoutSearch
 from solvers.sequence.planning import plan_jointly, shape_of
 from solvers.sequence.shapes import SHAPE_OPERATORS, Shape, ShapeProposals
 from solvers.sequence.stage_builder import PlanBuilder
-from solvers.sequence.stage_tables import Mixtures, Way, dealt_layers
+from solvers.sequence.stage_tables import RecomputeTable, Way, dealt_layers
 from solvers.sequence.starts import HandMade
 from tests.solvers.sequence.small_layouts import task
 
@@ -42,7 +42,7 @@ def used_once(problem: Problem, shape: Shape) -> bool:
 @pytest.mark.parametrize("zero", [1, 3])
 def test_hand_made_shapes_are_shapes(space: Space, zero: int) -> None:
     problem = replace(PROBLEM, space=space)
-    ranked = HandMade(problem, Estimates(CostModel(problem), zero)).ranked(lambda: True)
+    ranked = HandMade(problem, Estimates(PlanPricer(problem), zero)).ranked(lambda: True)
     assert [sketch.step_s for sketch in ranked] == sorted(sketch.step_s for sketch in ranked)
     shapes = [sketch.shape() for sketch in ranked]
     assert all(used_once(problem, shape) for shape in shapes)
@@ -57,7 +57,7 @@ def test_hand_made_shapes_are_shapes(space: Space, zero: int) -> None:
 
 def test_moves_give_shapes_that_obey_the_space() -> None:
     rng, problem = random.Random(3), PROBLEM
-    shape = HandMade(problem, Estimates(CostModel(problem), 1)).ranked(lambda: True)[0].shape()
+    shape = HandMade(problem, Estimates(PlanPricer(problem), 1)).ranked(lambda: True)[0].shape()
     seen, statistics = {shape}, OperatorStatistics()
     proposals = ShapeProposals(problem, statistics)
     for _ in range(300):
@@ -77,7 +77,7 @@ def test_moves_give_shapes_that_obey_the_space() -> None:
 @pytest.mark.parametrize("tensor", [False, True])
 def test_estimates_are_near_the_price(tensor: bool) -> None:
     """Of the median shape within a factor, and the best estimate is not a bad plan."""
-    model = CostModel(PROBLEM)
+    model = PlanPricer(PROBLEM)
     estimates = Estimates(model, 1, tensor=tensor)
     ranked = HandMade(PROBLEM, estimates).ranked(lambda: True)
     builder = PlanBuilder(model, LayoutSearch(model, lambda: True), tensor=tensor)
@@ -96,18 +96,18 @@ def test_estimates_are_near_the_price(tensor: bool) -> None:
 
 @given(st.lists(st.tuples(st.floats(0.0, 5.0), st.floats(0.1, 5.0)), min_size=1, max_size=4), st.integers(4, 12))
 def test_a_batch_is_split_as_fast_as_by_all_ways(lines: list[tuple[float, float]], count: int) -> None:
-    fills, beats = (np.array([column]) for column in zip(*lines, strict=True))
+    fills, periods = (np.array([column]) for column in zip(*lines, strict=True))
     best = min(
         max(f + b * n for (f, b), n in zip(lines, counts, strict=True))
         for counts in product(range(1, count + 1), repeat=len(lines))
         if sum(counts) >= count
     )
-    assert split_s(fills, beats, count)[0] == pytest.approx(best, rel=1e-4)
+    assert split_s(fills, periods, count)[0] == pytest.approx(best, rel=1e-4)
 
 
 def mixtures(
     layer_s: Sequence[float], base: Sequence[float], each: Sequence[float], limit: float, most: int
-) -> Mixtures:
+) -> RecomputeTable:
     """Of policies 0, 1, ... on one device, bytes as in the cost model."""
     names = [str(k) for k in range(len(layer_s))]
 
@@ -115,7 +115,7 @@ def mixtures(
         used = {int(name) for name in layers}
         return np.array([max(base[k] for k in used) + sum(each[int(name)] for name in layers)])
 
-    return Mixtures(names, lambda p: layer_s[int(p)], bytes_of, np.array([limit]), 0.5, most, mixed=True)
+    return RecomputeTable(names, lambda p: layer_s[int(p)], bytes_of, np.array([limit]), 0.5, most, mixed=True)
 
 
 @given(
@@ -181,7 +181,7 @@ def test_layers_are_dealt_as_well_as_in_all_ways(lines: list[list[tuple[float, i
 
 def test_alike_devices_price_layouts_alike() -> None:
     """And unlike ones have other signatures."""
-    model, signatures = CostModel(PROBLEM), Signatures(PROBLEM)
+    model, signatures = PlanPricer(PROBLEM), Signatures(PROBLEM)
     second, third, mixed = (4, 5, 6, 7), (8, 9, 10, 11), (3, 4, 5, 6)
     assert signatures.of(second) == signatures.of(third)
     assert signatures.of(second) != signatures.of((0, 1, 2, 3))

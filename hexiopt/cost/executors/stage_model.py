@@ -11,10 +11,10 @@ from hexiopt.calibration import coefficients as c
 from hexiopt.calibration.frameworks import Framework, default_framework
 from hexiopt.calibration.gpus import Gpu
 from hexiopt.cost.executors.collectives import ring_collective_s
-from hexiopt.cost.executors.compute import Clock, ComputeTimes, embedding_compute, head_compute, layer_compute
+from hexiopt.cost.executors.compute import ComputeTimes, OperatorTimes, embedding_compute, head_compute, layer_compute
 from hexiopt.cost.executors.links import LinkTable
-from hexiopt.cost.executors.memory import MemoryModel, Shards
-from hexiopt.cost.executors.routes import Hop, hop
+from hexiopt.cost.executors.memory import MemoryModel, StateSharding
+from hexiopt.cost.executors.routes import Route, route
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
@@ -24,12 +24,12 @@ from hexiopt.problem.profile import Measured, Shape
 from hexiopt.problem.space import Recompute, recompute_policies
 from hexiopt.schedules.in_flight import InFlight
 
-Crowd = tuple[tuple[int, int], ...]
+Contention = tuple[tuple[int, int], ...]
 """Resources of the network that several sequence stages of a plan use, and how many do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Site:
+class TpGroup:
     """Where a stage runs, as far as its own time and memory go: one object for all places that cost the same.
 
     Compared by identity, so that the tables of the cost model look it up fast.
@@ -48,11 +48,11 @@ class _Layer:
 
     forward_s: float
     backward_s: float
-    again_s: float
+    recompute_s: float
     attention_s: float
 
 
-class Sites:
+class StageModel:
     """The sites of a problem, and what stages take there. Raises InputError for a model that is not priced."""
 
     def __init__(self, problem: Problem, framework: Framework | None = None) -> None:
@@ -76,23 +76,23 @@ class Sites:
         self._links = LinkTable(cluster)
         self._hops = Memo(self._new_hop)
 
-    def site(self, devices: tuple[int, ...]) -> Site:
+    def tp_group(self, devices: tuple[int, ...]) -> TpGroup:
         """The site of a TP group: devices of one machine."""
         return self._sites[devices]
 
-    def _find_site(self, devices: tuple[int, ...]) -> Site:
+    def _find_site(self, devices: tuple[int, ...]) -> TpGroup:
         machine = self._first_alike[self._machine_of[devices[0]]]
         return self._site_by_place[machine, tuple(self._index_of[d] for d in devices)]
 
-    def _site_at(self, place: tuple[int, tuple[int, ...]]) -> Site:
+    def _site_at(self, place: tuple[int, tuple[int, ...]]) -> TpGroup:
         machine, indices = self.problem.cluster.machines[place[0]], place[1]
         bandwidth, latency_s = machine.ring(indices) if len(indices) > 1 else (float("inf"), 0.0)
         return self._site_by_value[machine.gpu.name, len(indices), bandwidth, latency_s]
 
-    def _new_site(self, value: tuple[str, int, float, float]) -> Site:
-        return Site(self._gpus[value[0]], *value[1:])
+    def _new_site(self, value: tuple[str, int, float, float]) -> TpGroup:
+        return TpGroup(self._gpus[value[0]], *value[1:])
 
-    def best_sites(self, machine: int) -> list[Site]:
+    def best_tp_groups(self, machine: int) -> list[TpGroup]:
         """Per TP degree allowed in a machine, a site at least as fast as any group of that many of its devices."""
         spec = self.problem.cluster.machines[machine]
         pairs = [(i, j) for i in range(spec.num_gpus) for j in range(i)]
@@ -103,60 +103,62 @@ class Sites:
             for tp in self.problem.space.allowed_tp(spec.num_gpus)
         ]
 
-    def measured(self, site: Site, micro_batch_size: int) -> Measured | None:
+    def measured(self, tp_group: TpGroup, micro_batch_size: int) -> Measured | None:
         """What the cluster's profile has of the problem's layers at a site."""
         problem = self.problem
         shape = Shape.of(problem.model, problem.workload)
-        return problem.cluster.profile.times(shape, site.gpu.name, site.tp, micro_batch_size)
+        return problem.cluster.profile.times(shape, tp_group.gpu.name, tp_group.tp, micro_batch_size)
 
-    def _layer(self, site: Site, micro_batch_size: int) -> "_Layer":
+    def _layer(self, tp_group: TpGroup, micro_batch_size: int) -> "_Layer":
         problem, framework = self.problem, self.framework
-        compute = layer_compute(problem.model, problem.workload, site.gpu, site.tp, micro_batch_size, framework)
-        measured = self.measured(site, micro_batch_size)
+        compute = layer_compute(problem.model, problem.workload, tp_group.gpu, tp_group.tp, micro_batch_size, framework)
+        measured = self.measured(tp_group, micro_batch_size)
         if measured is not None:
             forward_s, backward_s = measured.layer
             return _Layer(forward_s, backward_s, forward_s, min(compute.attention_s, forward_s))
-        collective_s = framework.tp_exposed * self._collective_s(site, micro_batch_size)
+        collective_s = framework.tp_exposed * self._collective_s(tp_group, micro_batch_size)
         backward_collectives = c.TP_BACKWARD_COLLECTIVES if framework.sequence_parallel else c.TP_FORWARD_COLLECTIVES
         forward_s = compute.forward_s + c.TP_FORWARD_COLLECTIVES * collective_s
         backward_s = compute.backward_s + backward_collectives * collective_s
-        again_s = forward_s - (compute.last_product_s + collective_s if framework.recompute_stops_early else 0.0)
-        forward_s, backward_s, again_s = (max(s, framework.layer_host_s) for s in (forward_s, backward_s, again_s))
-        return _Layer(forward_s, backward_s, again_s, compute.attention_s)
+        recompute_s = forward_s - (compute.last_product_s + collective_s if framework.recompute_stops_early else 0.0)
+        forward_s, backward_s, recompute_s = (
+            max(s, framework.layer_host_s) for s in (forward_s, backward_s, recompute_s)
+        )
+        return _Layer(forward_s, backward_s, recompute_s, compute.attention_s)
 
     def policies(self) -> tuple[str, ...]:
         """The recompute policies that the workload allows."""
         return recompute_policies(self.problem.workload)
 
-    def layer_s(self, site: Site, micro_batch_size: int, policy: str) -> tuple[float, float]:
+    def layer_s(self, tp_group: TpGroup, micro_batch_size: int, policy: str) -> tuple[float, float]:
         """Forward and backward seconds of one layer for one micro-batch, recompute and TP collectives included."""
-        return self._layers[site, micro_batch_size, policy]
+        return self._layers[tp_group, micro_batch_size, policy]
 
-    def _time_layer(self, key: tuple[Site, int, str]) -> tuple[float, float]:
-        site, micro_batch_size, policy = key
-        times = self._layer(site, micro_batch_size)
-        repeated_s = {"none": 0.0, "selective": times.attention_s, "full": times.again_s}[policy]
+    def _time_layer(self, key: tuple[TpGroup, int, str]) -> tuple[float, float]:
+        tp_group, micro_batch_size, policy = key
+        times = self._layer(tp_group, micro_batch_size)
+        repeated_s = {"none": 0.0, "selective": times.attention_s, "full": times.recompute_s}[policy]
         return times.forward_s, times.backward_s + repeated_s
 
-    def ends_s(self, site: Site, micro_batch_size: int) -> tuple[ComputeTimes, ComputeTimes]:
+    def ends_s(self, tp_group: TpGroup, micro_batch_size: int) -> tuple[ComputeTimes, ComputeTimes]:
         """What the embedding adds to a first stage, and final norm, LM head and loss to a last one."""
-        return self._ends[site, micro_batch_size]
+        return self._ends[tp_group, micro_batch_size]
 
-    def _time_ends(self, key: tuple[Site, int]) -> tuple[ComputeTimes, ComputeTimes]:
-        site, micro_batch_size = key
-        measured = self.measured(site, micro_batch_size)
+    def _time_ends(self, key: tuple[TpGroup, int]) -> tuple[ComputeTimes, ComputeTimes]:
+        tp_group, micro_batch_size = key
+        measured = self.measured(tp_group, micro_batch_size)
         if measured is not None:
             return ComputeTimes(*measured.embedding), ComputeTimes(*measured.head)
         model, workload = self.problem.model, self.problem.workload
         # One collective each way: the embedding's sums are scattered, the head's input is gathered.
-        extra_s = self._collective_s(site, micro_batch_size)
-        embedding = embedding_compute(model, workload, site.gpu, site.tp, micro_batch_size)
-        head = head_compute(model, workload, site.gpu, site.tp, micro_batch_size)
+        extra_s = self._collective_s(tp_group, micro_batch_size)
+        embedding = embedding_compute(model, workload, tp_group.gpu, tp_group.tp, micro_batch_size)
+        head = head_compute(model, workload, tp_group.gpu, tp_group.tp, micro_batch_size)
         return embedding.beside(extra_s), head.beside(extra_s)
 
-    def memory_model(self, site: Site, micro_batch_size: int) -> MemoryModel:
+    def memory_model(self, tp_group: TpGroup, micro_batch_size: int) -> MemoryModel:
         """Bytes of stages of any length at a site."""
-        return self._memory_models[site.gpu.name, site.tp, micro_batch_size]
+        return self._memory_models[tp_group.gpu.name, tp_group.tp, micro_batch_size]
 
     def _new_memory_model(self, key: tuple[str, int, int]) -> MemoryModel:
         gpu, tp, micro_batch_size = key
@@ -168,23 +170,23 @@ class Sites:
         """What a stage with a sequence layout takes; `sharers` as in `SequenceStage`."""
         return self._sequence_stages[layout, micro_batch_size, tuple(sorted((sharers or {}).items()))]
 
-    def _new_sequence_stage(self, key: tuple[SequenceParallel, int, Crowd]) -> SequenceStage:
+    def _new_sequence_stage(self, key: tuple[SequenceParallel, int, Contention]) -> SequenceStage:
         layout, micro_batch_size, sharers = key
         return SequenceStage(self.problem, self.framework, layout, micro_batch_size, dict(sharers), self._links)
 
-    def crowded_stage(self, layout: SequenceParallel, micro_batch_size: int, crowd: Crowd) -> SequenceStage:
-        """As `sequence_stage`, where the stage shares what it uses of `crowd`."""
+    def contended_stage(self, layout: SequenceParallel, micro_batch_size: int, contention: Contention) -> SequenceStage:
+        """As `sequence_stage`, where the stage shares what it uses of `contention`."""
         crossed = self.sequence_stage(layout, micro_batch_size).crossed
-        return self.sequence_stage(layout, micro_batch_size, {r: n for r, n in crowd if r in crossed})
+        return self.sequence_stage(layout, micro_batch_size, {r: n for r, n in contention if r in crossed})
 
     def stage_s(
-        self, site: Site, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
+        self, tp_group: TpGroup, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
     ) -> tuple[float, float]:
         """Forward and backward seconds of a stage for one micro-batch."""
-        forward_s, backward_s = self.layer_s(site, micro_batch_size, policy)
+        forward_s, backward_s = self.layer_s(tp_group, micro_batch_size, policy)
         forward_s, backward_s = num_layers * forward_s, num_layers * backward_s
         if first or last:
-            embedding, head = self.ends_s(site, micro_batch_size)
+            embedding, head = self.ends_s(tp_group, micro_batch_size)
             if first:
                 forward_s, backward_s = forward_s + embedding.forward_s, backward_s + embedding.backward_s
             if last:
@@ -192,72 +194,78 @@ class Sites:
         return forward_s, backward_s
 
     def layers_s(
-        self, site: Site, policies: Sequence[str], first: bool, last: bool, micro_batch_size: int
+        self, tp_group: TpGroup, policies: Sequence[str], first: bool, last: bool, micro_batch_size: int
     ) -> tuple[float, float]:
         """As `stage_s`, of layers with a policy each."""
-        forward_s, backward_s = self.stage_s(site, 0, first, last, micro_batch_size, policies[0])
+        forward_s, backward_s = self.stage_s(tp_group, 0, first, last, micro_batch_size, policies[0])
         for policy, count in Counter(policies).items():
-            layer_s = self.layer_s(site, micro_batch_size, policy)
+            layer_s = self.layer_s(tp_group, micro_batch_size, policy)
             forward_s, backward_s = forward_s + count * layer_s[0], backward_s + count * layer_s[1]
         return forward_s, backward_s
 
     def recomputing_s(
-        self, site: Site, num_layers: int, first: bool, last: bool, micro_batch_size: int, recompute: Recompute
+        self, tp_group: TpGroup, num_layers: int, first: bool, last: bool, micro_batch_size: int, recompute: Recompute
     ) -> tuple[float, float]:
         """As `stage_s`, with one policy for all layers or one for each."""
         if len(recompute) == 1:
-            return self.stage_s(site, num_layers, first, last, micro_batch_size, recompute[0])
-        return self.layers_s(site, recompute, first, last, micro_batch_size)
+            return self.stage_s(tp_group, num_layers, first, last, micro_batch_size, recompute[0])
+        return self.layers_s(tp_group, recompute, first, last, micro_batch_size)
 
     def max_layers(
-        self, site: Site, first: bool, last: bool, micro_batch_size: int, policy: str, held: InFlight, shards: Shards
-    ) -> int:
-        """The most layers whose memory fits a device of `site`; `held` in flight."""
-        return self._rooms[site, first, last, micro_batch_size, policy, held, shards]
-
-    def _count_layers(self, key: tuple[Site, bool, bool, int, str, InFlight, Shards]) -> int:
-        site, first, last, micro_batch_size, policy, held, shards = key
-        model = self.memory_model(site, micro_batch_size)
-        return model.max_layers(site.gpu.usable_memory_bytes, first, last, policy, held, shards)
-
-    def least_lean(
         self,
-        site: Site,
+        tp_group: TpGroup,
+        first: bool,
+        last: bool,
+        micro_batch_size: int,
+        policy: str,
+        held: InFlight,
+        shards: StateSharding,
+    ) -> int:
+        """The most layers whose memory fits a device of `tp_group`; `held` in flight."""
+        return self._rooms[tp_group, first, last, micro_batch_size, policy, held, shards]
+
+    def _count_layers(self, key: tuple[TpGroup, bool, bool, int, str, InFlight, StateSharding]) -> int:
+        tp_group, first, last, micro_batch_size, policy, held, shards = key
+        model = self.memory_model(tp_group, micro_batch_size)
+        return model.max_layers(tp_group.gpu.usable_memory_bytes, first, last, policy, held, shards)
+
+    def least_recomputed(
+        self,
+        tp_group: TpGroup,
         counts: range,
         first: bool,
         last: bool,
         micro_batch_size: int,
-        lean: str,
-        rich: str,
+        smaller: str,
+        faster: str,
         held: InFlight,
-        shards: Shards,
+        shards: StateSharding,
     ) -> list[int]:
-        """For stages of so many layers, how many must have policy `lean` to fit a device of `site`, the others `rich`:
-        one at least, and more than there are where not even all suffice."""
-        model, limit = self.memory_model(site, micro_batch_size), site.gpu.usable_memory_bytes
-        return model.least_lean(limit, counts, first, last, lean, rich, held, shards)
+        """As `MemoryModel.least_recomputed`, for the usable memory of a device of `tp_group`."""
+        model, limit = self.memory_model(tp_group, micro_batch_size), tp_group.gpu.usable_memory_bytes
+        return model.least_recomputed(limit, counts, first, last, smaller, faster, held, shards)
 
-    def hop(self, senders: Ends, receivers: Ends) -> Hop:
+    def route(self, senders: Ends, receivers: Ends) -> Route:
         """The way of a message between two stages."""
         return self._hops[senders, receivers]
 
-    def _new_hop(self, ends: tuple[Ends, Ends]) -> Hop:
-        return hop(self.problem.cluster, *ends)
+    def _new_hop(self, ends: tuple[Ends, Ends]) -> Route:
+        return route(self.problem.cluster, *ends)
 
-    def hop_s(self, senders: Ends, receivers: Ends, micro_batch_size: int) -> float:
+    def message_s(self, senders: Ends, receivers: Ends, micro_batch_size: int) -> float:
         """Seconds of one message between two stages, the network otherwise idle."""
-        return self.hop(senders, receivers).alone_s(self.message_bytes(micro_batch_size))
+        return self.route(senders, receivers).alone_s(self.message_bytes(micro_batch_size))
 
     def message_bytes(self, micro_batch_size: int) -> float:
         """Bytes of a boundary's message: one micro-batch's hidden states."""
         workload = self.problem.workload
         return float(micro_batch_size * workload.seq_len * self.problem.model.hidden_size * workload.element_bytes)
 
-    def _collective_s(self, site: Site, micro_batch_size: int) -> float:
+    def _collective_s(self, tp_group: TpGroup, micro_batch_size: int) -> float:
         gathered, copies = self.message_bytes(micro_batch_size), self.framework.tp_copies
-        collective_s = ring_collective_s(gathered, site.tp, site.bandwidth, site.latency_s)
-        if copies and site.tp > 1:
-            collective_s += Clock(site.gpu, self.problem.workload.precision).memory_s(2 * copies * gathered)
+        collective_s = ring_collective_s(gathered, tp_group.tp, tp_group.bandwidth, tp_group.latency_s)
+        if copies and tp_group.tp > 1:
+            collective_s += OperatorTimes(tp_group.gpu, self.problem.workload.precision).memory_s(2 * copies * gathered)
         return collective_s
 
 
