@@ -18,7 +18,7 @@ from tests.solvers.stranger import install
 
 LIARS = '''
 from dataclasses import replace
-from hexiopt.cost.model import CostModel
+from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.result import Result, Status
 from hexiopt.solving import Capabilities
@@ -33,7 +33,7 @@ class Short:
 
     def solve(self, problem, budget, *, seed=0, pricer=None, on_progress=None):
         plan = Plan((Pipeline((Stage.of((0,), 0, 1),), problem.workload.global_batch),))
-        cost = CostModel(problem).price(plan)
+        cost = PlanPricer(problem).price(plan)
         return Result(self.name, Status.OPTIMAL, seed, 0.1, 1, plan, cost)
 
 

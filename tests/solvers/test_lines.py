@@ -73,12 +73,12 @@ def test_layers_make_room_for_messages(gb_per_s: float) -> None:
         return PipelineRate.of(ONE_F_ONE_B, stage_s, trips[0], 1).period_s
 
     best_s = min(period_s(layers) for layers in product(range(1, 10), repeat=4) if sum(layers) == 12)
-    assert made[0].rhythm.period_s <= 1.02 * best_s
+    assert made[0].rate.period_s <= 1.02 * best_s
     balanced = splitter.split(
         [frozenset((model.tp_group((s,)),)) for s in range(4)], 1, ONE_F_ONE_B, 4, StateSharding(1, 1)
     )
     assert not isinstance(balanced, int)
-    differs = made[0].rhythm.period_s < period_s(tuple(n for n, _ in balanced)) * (1 - 1e-9)
+    differs = made[0].rate.period_s < period_s(tuple(n for n, _ in balanced)) * (1 - 1e-9)
     assert differs == (gb_per_s < 1.0)
 
 

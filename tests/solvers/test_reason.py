@@ -169,7 +169,7 @@ class Foreign:
     """Another cost model: ours behind its own name, with nothing but what a search may ask of it."""
 
     sends_occupy_stages = False
-    _ASKED = ("problem", "site", "stage_s", "max_layers", "hop_s", "policies", "pipelines", "price")
+    _ASKED = ("problem", "tp_group", "stage_s", "max_layers", "message_s", "policies", "pipelines", "price")
 
     def __init__(self, model: PlanPricer) -> None:
         for name in self._ASKED:
