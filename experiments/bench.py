@@ -24,7 +24,7 @@ from rich.table import Table
 from experiments.app.configurations import named_cluster, named_model
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cores import usable_cores
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage, TensorParallel
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges

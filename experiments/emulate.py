@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from experiments.app.common import FailedError, Job, NoPlanError, found, interrupt, search, solvers_of
 from experiments.cli import main
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem

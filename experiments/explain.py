@@ -25,7 +25,7 @@ from hexiopt.calibration.gpus import Gpu, catalogue, fitted_efficiency
 from hexiopt.cost.breakdown import breakdown, busy_time
 from hexiopt.cost.cost import Cost, StageCost
 from hexiopt.cost.executors.memory import MEMORY_PARTS
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
@@ -140,7 +140,7 @@ def stage_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
                 parts = _time_parts(model, plan, cost, p, s)
                 rows.append(_stage_row(f"{p}·{s} {place(problem.cluster, stage.all_devices())}", stage_cost, parts))
                 continue
-            for r, (replica, samples, one) in enumerate(zip(stage.replicas, given, stage_cost.each, strict=True)):
+            for r, (replica, samples, one) in enumerate(zip(stage.replicas, given, stage_cost.executors, strict=True)):
                 tp_group = model.tp_group(replica.devices)
                 key = (tp_group, stage.num_layers, stage.recompute, one, samples)
                 if key in seen:
@@ -233,7 +233,7 @@ def measured_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
                 if (tp_group, samples) in seen:
                     continue
                 seen.add((tp_group, samples))
-                found = model.measured(tp_group, samples)
+                found = model.stages.measured(tp_group, samples)
                 name = f"{tp_group.gpu.name}, TP {tp_group.tp}, {samples} sequences"
                 if found is None:
                     yield name, "calculated", "the cluster's profile has no such layers"

@@ -6,7 +6,7 @@ from experiments.app.common import Job, NoPlanError
 from experiments.app.reports import show_plan
 from experiments.cli import main
 from hexiopt.cost.cost import Cost, violations
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.readers.plan_file import PlanFile, plan_file_to_dict

@@ -9,7 +9,7 @@ from typing import Any
 
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import Cost, violations
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError, did_you_mean
 from hexiopt.plan.check import Violation
 from hexiopt.plan.check import check as broken_rules

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import Violation, check
 from hexiopt.problem.problem import Problem
 from hexiopt.result import Result, Status

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError, quoted
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
@@ -68,7 +68,7 @@ class Capabilities:
 
 
 class Pricer(Protocol):
-    """What a search asks of a cost model; `hexiopt.cost.model.PlanPricer` is ours, `solvers.baselines` has others.
+    """What a search asks of a cost model; `hexiopt.cost.pricer.PlanPricer` is ours, `solvers.baselines` has others.
 
     A *site* is whatever makes two TP groups cost the same (hashable). All times in seconds for one micro-batch.
     """

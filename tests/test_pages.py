@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.workload import Workload

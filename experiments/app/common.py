@@ -20,7 +20,7 @@ from experiments.app.config import Config
 from experiments.app.terminal import mute, show
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.plugins import parameters

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.app.common import Job
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.result import Point

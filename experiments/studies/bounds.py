@@ -16,7 +16,7 @@ from experiments.studies.frame.settings import LOWER_BOUND, OURS, first_models, 
 from experiments.studies.frame.study import Report, Scale, Study
 from experiments.studies.frame.words import seconds, share, span
 from hexiopt.bounds.compute import compute_bound_s
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 

@@ -33,7 +33,7 @@ from experiments.studies.frame.search import BOUND, SearchSpec
 from experiments.studies.frame.settings import LOWER_BOUND
 from experiments.studies.frame.study import Report, Scale, Study
 from experiments.studies.frame.words import bold, change, share, span, times, tokens
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
 from solvers.sequence.token_allocation import RateTable
 

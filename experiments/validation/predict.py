@@ -9,7 +9,7 @@ from hexiopt.calibration.constants import constant_values
 from hexiopt.calibration.frameworks import Framework, calibrated_frameworks
 from hexiopt.calibration.gpus import Gpu, calibrated_catalogue
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.machine import Machine

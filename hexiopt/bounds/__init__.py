@@ -8,7 +8,7 @@ compute bound also for sequence layouts, of which the program knows nothing.
 import time
 
 from hexiopt.bounds.compute import compute_bound_s
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 
 __all__ = ["compute_bound_s", "lower_bound_s"]
 

@@ -1,7 +1,7 @@
 """A step time that no plan of the space can beat, whatever the solver."""
 
 from hexiopt.bounds.sequence import sequence_bound_s
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.space import recompute_policies
 
@@ -26,8 +26,8 @@ def compute_bound_s(model: PlanPricer) -> float:
     rates: list[tuple[Machine, int, float]] = []
     for kind, count in machines.items():
         best = max(
-            size / (tp_group.tp * sum(model.layer_s(tp_group, size, policy)))
-            for tp_group in model.best_tp_groups(example[kind])
+            size / (tp_group.tp * sum(model.stages.layer_s(tp_group, size, policy)))
+            for tp_group in model.stages.best_tp_groups(example[kind])
             for size in problem.space.micro_batch_sizes(problem.workload.global_batch)
             for policy in recompute_policies(problem.workload)
         )

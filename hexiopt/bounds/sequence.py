@@ -12,7 +12,7 @@ from hexiopt.cost.executors.compute import (
     head_compute,
     largest_shard,
 )
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 
 _MANY = 1e9  # tokens, beyond every launch
 _HEADS = 10**9  # sequences, likewise

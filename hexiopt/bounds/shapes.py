@@ -27,7 +27,7 @@ from hexiopt.bounds.chains import Boxes, Chain, Chains, Shape
 from hexiopt.bounds.columns import Columns
 from hexiopt.bounds.kernel import Multipliers
 from hexiopt.bounds.stages import StageTypes
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules, sharding_stages
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding
 from hexiopt.cost.executors.stage_model import TpGroup
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.space import recompute_policies, sharding_stages
 from hexiopt.schedules.in_flight import holding
@@ -41,7 +41,7 @@ class StageTypes:
             [
                 _Row(kind, examples[kind], tp_group, share, held_by)
                 for kind, same in enumerate(kinds.values())
-                for tp_group in model.best_tp_groups(same[0])
+                for tp_group in model.stages.best_tp_groups(same[0])
                 if tp_group.tp <= len(devices[same[0]])
                 for share in shares
                 for held_by in _holders(
@@ -60,7 +60,7 @@ class StageTypes:
         self._policy_s = times.sum(axis=2)  # [types, policies]
         self.forward_s: Floats = times[:, :, 0].min(axis=1)
         self.layer_s: Floats = self._policy_s.min(axis=1)
-        heads = [model.ends_s(row.tp_group, row.share)[1] for row in rows]
+        heads = [model.stages.ends_s(row.tp_group, row.share)[1] for row in rows]
         self.head_forward_s: Floats = np.array([head.forward_s for head in heads])
         self._head_s = np.array([head.forward_s + head.backward_s for head in heads])
         self._memory = dict(zip((False, True), memory, strict=True))
@@ -172,7 +172,7 @@ class _Row:
 
     def layer_s(self, model: PlanPricer, policy: str) -> tuple[float, float]:
         """Least forward and backward seconds of a layer. From ZeRO-2 on, a layer takes as long as its rings."""
-        forward_s, backward_s = model.layer_s(self.tp_group, self.share, policy)
+        forward_s, backward_s = model.stages.layer_s(self.tp_group, self.share, policy)
         if self.holders.sharding <= 1 or self.holders.most == 1:
             return forward_s, backward_s
         problem, n = model.problem, self.holders.least
@@ -188,7 +188,7 @@ class _Row:
     def bytes(self, model: PlanPricer, last: bool) -> list[float]:
         """Room beside what does not grow; bytes per layer, per micro-batch in flight; then, for each policy, bytes
         per layer and micro-batch; and what each needs once."""
-        memory, holders = model.memory_model(self.tp_group, self.share), self.holders
+        memory, holders = model.stages.memory_model(self.tp_group, self.share), self.holders
         policies = recompute_policies(model.problem.workload)
         growth = _Growth(memory, last, StateSharding(holders.sharding, holders.most), policies)
         return [

@@ -5,10 +5,11 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from hexiopt.cost.cost import Cost, StageCost
+from hexiopt.cost.context import contentions
+from hexiopt.cost.cost import Cost
+from hexiopt.cost.executors.executor import ExecutorCost
 from hexiopt.cost.executors.stage_model import Contention, TpGroup
-from hexiopt.cost.model import PlanPricer
-from hexiopt.cost.replicated import replica_ends_s
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Plan, SequenceParallel, Stage
 
 
@@ -83,10 +84,11 @@ def breakdown(model: PlanPricer, plan: Plan, cost: Cost) -> Breakdown:
     p = max(range(len(plan.pipelines)), key=lambda k: cost.pipelines[k].end_s)
     pipeline, priced = plan.pipelines[p], cost.pipelines[p]
     number = max(range(len(priced.executor_end_s)), key=priced.executor_end_s.__getitem__)
-    places = [(s, r) for s, stage in enumerate(priced.stages) for r in range(len(stage.each))]
+    places = [(s, r) for s, stage in enumerate(priced.stages) for r in range(len(stage.executors))]
     (s, r), count = places[number], pipeline.num_micro_batches
     busy = busy_time(model, plan, cost, p, s, r)
-    silent_s = replica_ends_s(plan.schedule, count, priced.stages, priced.each_link, message_factor=0.0)[number]
+    graph = model.placed(plan)[p].graph
+    silent_s = graph.ends_s([0.0] * len(priced.messages))[number]
     return Breakdown(
         *(p, s, r),
         compute_s=count * busy.compute_s,
@@ -105,20 +107,20 @@ def busy_time(model: PlanPricer, plan: Plan, cost: Cost, pipeline: int, stage: i
     """What an executor of a stage does for one micro-batch, in seconds."""
     within, given = plan.pipelines[pipeline], plan.pipelines[pipeline].stages[stage]
     first, last = stage == 0, stage == len(within.stages) - 1
-    priced = cost.pipelines[pipeline].stages[stage].each[executor]
+    priced = cost.pipelines[pipeline].stages[stage].executors[executor]
     if given.sequence is not None:
-        contention = model.contentions(plan)[pipeline]
+        contention = contentions(plan, model.stages)[pipeline]
         size = within.micro_batch_size
         return _sequence_busy(model, plan, given, given.sequence, size, contention, first, last, priced)
-    tp_group, size = model.tp_group(given.executors[executor]), given.samples(within.micro_batch_size)[executor]
+    tp_group, size = model.stages.tp_group(given.executors[executor]), given.samples(within.micro_batch_size)[executor]
     alone = TpGroup(tp_group.gpu, tp_group.tp, float("inf"), 0.0)  # where collectives take no time on the links
     policies = Counter(policy for policies in given.policies() for policy in policies)
-    plain_s = policies.total() * sum(model.layer_s(alone, size, "none"))
-    computed_s = sum(n * sum(model.layer_s(alone, size, policy)) for policy, n in policies.items())
-    whole_s = sum(n * sum(model.layer_s(tp_group, size, policy)) for policy, n in policies.items())
+    plain_s = policies.total() * sum(model.stages.layer_s(alone, size, "none"))
+    computed_s = sum(n * sum(model.stages.layer_s(alone, size, policy)) for policy, n in policies.items())
+    whole_s = sum(n * sum(model.stages.layer_s(tp_group, size, policy)) for policy, n in policies.items())
     held = first, last
     ends_s = [
-        [own * (end.forward_s + end.backward_s) for end, own in zip(model.ends_s(at, size), held, strict=True)]
+        [own * (end.forward_s + end.backward_s) for end, own in zip(model.stages.ends_s(at, size), held, strict=True)]
         for at in (alone, tp_group)
     ]
     own_s = whole_s + sum(ends_s[1])
@@ -141,9 +143,9 @@ def _sequence_busy(
     contention: Contention,
     first: bool,
     last: bool,
-    priced: StageCost,
+    priced: ExecutorCost,
 ) -> BusyTime:
-    times = model.contended_stage(layout, size, contention)
+    times = model.stages.contended_stage(layout, size, contention)
     (policies,) = stage.policies()
     counts = Counter(policies)
     each = {policy: times.parts_s(policy) for policy in {*counts, "none"}}
@@ -173,6 +175,6 @@ def _sequence_busy(
     )
 
 
-def _lockstep_s(plan: Plan, priced: StageCost, own_s: float) -> float:
+def _lockstep_s(plan: Plan, priced: ExecutorCost, own_s: float) -> float:
     """What an executor that takes `own_s` by itself waits in lockstep."""
     return priced.forward_s + priced.backward_s - own_s if plan.sharding.stage >= 2 else 0.0

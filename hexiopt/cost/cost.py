@@ -1,9 +1,12 @@
 """What a plan costs: the answer of a cost model, with enough inside to explain it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy
 from hexiopt.cost.executors.memory import Memory
+from hexiopt.cost.sharing import longest_s
 from hexiopt.plan.check import Violation, check
+from hexiopt.plan.messages import Message
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.units import GIB
@@ -11,113 +14,101 @@ from hexiopt.units import GIB
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """One stage, or one replica or device of it, per micro-batch. Seconds; bytes on its fullest device.
+    """One stage per micro-batch: its executors, which are its replicas, or one TP group or sequence layout alone.
 
-    Of a replicated stage: the times of its slowest replica, the memory of its fullest. `chunk_s` has forward and
-    backward of each layer range, where there are several.
+    As a whole it takes the seconds of its slowest executor and the bytes of its fullest device.
     """
 
-    forward_s: float
-    backward_s: float  # recompute included
-    memory: Memory
-    limit_bytes: float
-    num_params: float  # on the fullest device
-    chunk_s: tuple[tuple[float, float], ...] = ()
-    replicas: tuple["StageCost", ...] = ()  # where there are several
-    devices: tuple["StageCost", ...] = ()  # of a sequence layout
+    executors: tuple[ExecutorCost, ...]
 
     @classmethod
-    def of_replicas(cls, replicas: tuple["StageCost", ...]) -> "StageCost":
-        """The stage that `replicas` make up."""
-        slowest = max(replicas, key=lambda one: one.forward_s + one.backward_s)
-        fullest = max(replicas, key=lambda one: one.excess_bytes)
-        return cls(
-            slowest.forward_s,
-            slowest.backward_s,
-            fullest.memory,
-            fullest.limit_bytes,
-            fullest.num_params,
-            slowest.chunk_s,
-            replicas,
-        )
-
-    @classmethod
-    def of_devices(cls, devices: tuple["StageCost", ...]) -> "StageCost":
-        """The stage with a sequence layout that `devices`, which work together, make up."""
-        fullest = max(devices, key=lambda one: one.excess_bytes)
-        return replace(fullest, devices=devices)
-
-    def with_times(self, forward_s: float, backward_s: float) -> "StageCost":
-        """The same in other seconds; not for several replicas, which differ."""
-        devices = tuple(replace(one, forward_s=forward_s, backward_s=backward_s) for one in self.devices)
-        return replace(self, forward_s=forward_s, backward_s=backward_s, devices=devices)
+    def of(
+        cls, forward_s: float, backward_s: float, memory: Memory, limit_bytes: float, num_params: float
+    ) -> "StageCost":
+        """The stage of one executor with one layer range and one copy of the parameters."""
+        return cls((ExecutorCost(((forward_s, backward_s),), (ParameterCopy(memory, limit_bytes, num_params),)),))
 
     @property
-    def copies(self) -> tuple["StageCost", ...]:
-        """The cost of whatever holds a copy of the stage's parameters: see `Stage.copies`."""
-        return self.devices or self.each
+    def copies(self) -> tuple[ParameterCopy, ...]:
+        """All copies of the stage's parameters, in the order of `Stage.copies`."""
+        return tuple([copy for executor in self.executors for copy in executor.copies])
 
     @property
-    def each(self) -> tuple["StageCost", ...]:
-        """The cost of every replica: of an unreplicated stage, itself."""
-        return self.replicas or (self,)
+    def slowest(self) -> ExecutorCost:
+        """The executor whose forward and backward take longest."""
+        own = self.executors
+        return own[0] if len(own) == 1 else max(own, key=lambda one: one.forward_s + one.backward_s)
 
     @property
-    def each_chunk_s(self) -> tuple[tuple[float, float], ...]:
-        """Forward and backward seconds of every layer range."""
-        return self.chunk_s or ((self.forward_s, self.backward_s),)
+    def fullest(self) -> ParameterCopy:
+        """The copy of the parameters with the least room."""
+        own = self.executors
+        return own[0].fullest if len(own) == 1 else max(self.copies, key=lambda one: one.excess_bytes)
+
+    @property
+    def forward_s(self) -> float:
+        """Forward seconds of the slowest executor."""
+        return self.slowest.forward_s
+
+    @property
+    def backward_s(self) -> float:
+        """Backward seconds of the slowest executor, recompute included."""
+        return self.slowest.backward_s
+
+    @property
+    def memory(self) -> Memory:
+        """Bytes on the fullest device."""
+        return self.fullest.memory
+
+    @property
+    def limit_bytes(self) -> float:
+        """Usable bytes of the fullest device."""
+        return self.fullest.limit_bytes
+
+    @property
+    def num_params(self) -> float:
+        """Parameters on the fullest device."""
+        return self.fullest.num_params
 
     @property
     def excess_bytes(self) -> float:
-        """Bytes beyond the limit; negative where there is room."""
-        return self.memory.total - self.limit_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class LinkCost:
-    """Seconds of a message from a replica of `stage` to one of the next (of the stage before, if `backward`)."""
-
-    backward: bool
-    stage: int
-    sender: int
-    receiver: int
-    seconds: float
+        """Bytes beyond the limit on the fullest device; negative where there is room."""
+        return self.fullest.excess_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineCost:
-    """One pipeline. `send_*_s[i]` is the longest message between stages i and i+1.
+    """One pipeline: what its executors and messages take, and when its executors end.
 
-    `stage_end_s` and `end_s` are seconds from the step's start. Where stages have replicas or several layer
-    ranges, `links` has every pair of replicas that exchange messages, and `replica_end_s[s]` each replica's end.
+    `message_s` [messages]; `executor_end_s` [executors, stage by stage] and `end_s` are seconds from the step's start.
     """
 
     stages: tuple[StageCost, ...]
-    send_forward_s: tuple[float, ...]
-    send_backward_s: tuple[float, ...]
-    stage_end_s: tuple[float, ...]
+    messages: tuple[Message, ...]
+    message_s: tuple[float, ...]
+    executor_end_s: tuple[float, ...]
     end_s: float
-    links: tuple[LinkCost, ...] = ()
-    replica_end_s: tuple[tuple[float, ...], ...] = ()
 
     @property
-    def each_link(self) -> tuple[LinkCost, ...]:
-        """All links; in a chain, two between neighbouring stages."""
-        if self.links:
-            return self.links
-        ahead = (LinkCost(False, s, 0, 0, seconds) for s, seconds in enumerate(self.send_forward_s))
-        back = (LinkCost(True, s, 0, 0, seconds) for s, seconds in enumerate(self.send_backward_s, start=1))
-        return (*ahead, *back)
+    def replica_end_s(self) -> tuple[tuple[float, ...], ...]:
+        """When each executor of each stage ends [stages][executors]."""
+        ends = iter(self.executor_end_s)
+        return tuple([tuple([next(ends) for _ in stage.executors]) for stage in self.stages])
 
     @property
-    def each_replica_end_s(self) -> tuple[tuple[float, ...], ...]:
-        """When each replica of each stage ends."""
-        return self.replica_end_s or tuple((end,) for end in self.stage_end_s)
+    def stage_end_s(self) -> tuple[float, ...]:
+        """When the last executor of each stage ends [stages]."""
+        return tuple(map(max, self.replica_end_s))
 
     @property
-    def executor_end_s(self) -> tuple[float, ...]:
-        """When each replica ends, stage by stage in one row."""
-        return tuple(end for ends in self.replica_end_s for end in ends) or self.stage_end_s
+    def send_forward_s(self) -> tuple[float, ...]:
+        """The longest message from each stage to the next [stages - 1]."""
+        return longest_s(self.messages, self.message_s, len(self.stages))[0]
+
+    @property
+    def send_backward_s(self) -> tuple[float, ...]:
+        """The longest message to each stage from the next [stages - 1]."""
+        return longest_s(self.messages, self.message_s, len(self.stages))[1]
 
 
 @dataclass(frozen=True, slots=True)

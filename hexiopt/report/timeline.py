@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hexiopt.cost.cost import Cost, PipelineCost
-from hexiopt.cost.gradient_sync import parameter_holders
+from hexiopt.plan.holders import parameter_holders
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.problem_file import problem_sha256
@@ -69,12 +69,12 @@ def timeline_events(problem: Problem, plan: Plan, cost: Cost) -> dict[str, Any]:
 def _num_fixed(plan: Plan, cost: Cost, index: int) -> int:
     """Events that do not depend on the number of micro-batches."""
     replicas = sum(len(stage.executors) for stage in plan.pipelines[index].stages)
-    return 2 + 5 * replicas + 2 * len(cost.pipelines[index].each_link)
+    return 2 + 5 * replicas + 2 * len(cost.pipelines[index].messages)
 
 
 def _num_events(plan: Plan, cost: Cost, index: int) -> int:
     pipeline = plan.pipelines[index]
-    num_messages = pipeline.num_micro_batches * pipeline.num_chunks * len(cost.pipelines[index].each_link)
+    num_messages = pipeline.num_micro_batches * pipeline.num_chunks * len(cost.pipelines[index].messages)
     return _num_fixed(plan, cost, index) + num_operations(pipeline) + num_messages
 
 
@@ -90,8 +90,8 @@ def _lanes(pipeline: Pipeline, priced: PipelineCost) -> dict[_Lane, str]:
     }
     lanes = {(*at, "", 0): name for at, name in names.items()}
     kinds, arrows = ("send_forward", "send_backward"), ("→", "←")
-    receivers = Counter((link.backward, link.stage, link.sender) for link in priced.each_link)
-    for link in priced.each_link:
+    receivers = Counter((link.backward, link.stage, link.sender) for link in priced.messages)
+    for link in priced.messages:
         to = f" {link.receiver}" if receivers[link.backward, link.stage, link.sender] > 1 else ""
         name = f"{names[link.stage, link.sender]} sends {arrows[link.backward]}{to}"
         lanes[link.stage, link.sender, kinds[link.backward], link.receiver] = name

@@ -56,13 +56,12 @@ def chain_ends_s(
     Seconds from the step's start [stages]. `send_forward_s[i]` is from stage i to i + 1, `send_backward_s[i]` from
     stage i + 1 to i [stages - 1].
     """
-    count = len(forward_s)
-    seconds = [s for pair in zip(forward_s, backward_s, strict=True) for s in pair]
-    stages, links = _chain(count)
-    return _ends_s(schedule, count, num_micro_batches, 1, stages, links, [*seconds, *send_forward_s, *send_backward_s])
+    stages, links = _chain(len(forward_s))
+    chunk_s = tuple([((f, b),) for f, b in zip(forward_s, backward_s, strict=True)])
+    graph = pipeline_graph(schedule, len(forward_s), num_micro_batches, stages, chunk_s, links)
+    return graph.ends_s([*send_forward_s, *send_backward_s])
 
 
-@lru_cache(maxsize=4096)  # equal pipelines of a plan, and of the plans of a search
 def executor_ends_s(
     schedule: Schedule,
     num_stages: int,
@@ -74,16 +73,15 @@ def executor_ends_s(
 
     The pipeline must not break the schedule's rule. Raises InputError where operations wait for each other for ever.
     """
-    seconds = [s for executor in executors for chunk in executor.chunk_s for s in chunk]
-    return _ends_s(
+    graph = pipeline_graph(
         schedule,
         num_stages,
         num_micro_batches,
-        len(executors[0].chunk_s),
         tuple([executor.stage for executor in executors]),
+        tuple([executor.chunk_s for executor in executors]),
         tuple([(link.backward, link.sender, link.receiver) for link in links]),
-        [*seconds, *(link.seconds for link in links)],
     )
+    return graph.ends_s([link.seconds for link in links])
 
 
 _Links = tuple[tuple[bool, int, int], ...]  # backward, sender, receiver
@@ -95,22 +93,52 @@ def _chain(count: int) -> tuple[tuple[int, ...], _Links]:
     return tuple(range(count)), (*ahead, *((True, s + 1, s) for s in range(count - 1)))
 
 
-def _ends_s(
+@dataclass(frozen=True, slots=True, eq=False)
+class PipelineGraph:
+    """A pipeline whose executors take given times; one object for all that are equal (`pipeline_graph`).
+
+    `stages` [executors]; `chunk_s` [executors] has forward and backward seconds of each layer range; `links` lists
+    (backward, sender, receiver) by the executors' numbers.
+    """
+
+    schedule: Schedule
+    num_stages: int
+    num_micro_batches: int
+    stages: tuple[int, ...]
+    chunk_s: tuple[tuple[tuple[float, float], ...], ...]
+    links: _Links
+
+    def ends_s(self, message_s: Sequence[float]) -> tuple[float, ...]:
+        """When each executor ends its last operation [executors], if the messages on each link take `message_s`.
+
+        Seconds from the step's start. The pipeline must not break the schedule's rule. Raises InputError where
+        operations wait for each other for ever.
+        """
+        from hexiopt.schedules.kernel import ends_s  # only here, as numba takes a second to start
+
+        num_chunks = len(self.chunk_s[0])
+        seconds = [s for chunks in self.chunk_s for chunk in chunks for s in chunk]
+        order = _order(self.schedule, self.num_stages, self.num_micro_batches, num_chunks, self.stages)
+        wiring = _wiring(self.num_stages, num_chunks, self.stages, self.links)
+        found: list[float] = ends_s(np.array([*seconds, *message_s]), order, wiring).tolist()
+        if isnan(found[0]):
+            raise InputError(
+                f"schedule {self.schedule}: operations wait for each other for ever; run what they wait for before"
+            )
+        return tuple(found)
+
+
+@lru_cache(maxsize=65_536)
+def pipeline_graph(
     schedule: Schedule,
     num_stages: int,
     num_micro_batches: int,
-    num_chunks: int,
     stages: tuple[int, ...],
+    chunk_s: tuple[tuple[tuple[float, float], ...], ...],
     links: _Links,
-    seconds: list[float],
-) -> tuple[float, ...]:
-    from hexiopt.schedules.kernel import ends_s  # only here, as numba takes a second to start
-
-    order = _order(schedule, num_stages, num_micro_batches, num_chunks, stages)
-    found: list[float] = ends_s(np.array(seconds), order, _wiring(num_stages, num_chunks, stages, links)).tolist()
-    if isnan(found[0]):
-        raise InputError(f"schedule {schedule}: operations wait for each other for ever; run what they wait for before")
-    return tuple(found)
+) -> PipelineGraph:
+    """The graph of a pipeline: equal pipelines have the same one, so that their ends are computed once."""
+    return PipelineGraph(schedule, num_stages, num_micro_batches, stages, chunk_s, links)
 
 
 @lru_cache(maxsize=4096)

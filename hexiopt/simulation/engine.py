@@ -8,10 +8,10 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
 from math import inf
 
-from hexiopt.cost.cost import Cost, PipelineCost
+from hexiopt.cost.cost import Cost, PipelineCost, StageCost
+from hexiopt.plan.messages import Message
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.schedules.schedule import Schedule, StagePosition, operations
 from hexiopt.simulation.fair_shares import fair_rates
@@ -36,12 +36,11 @@ class Event:
 
 
 _Operation = tuple[str, int, int]  # forward or backward, layer range, micro-batch
-Place = tuple[int, int, int]  # pipeline, stage, replica
-_At = tuple[int, int]  # stage, replica
+ExecutorId = tuple[int, int, int]  # pipeline, stage, replica
 
 
 @dataclass(eq=False, slots=True)
-class Way:
+class Link:
     """From one replica to another. Messages go one after another: `fixed_s` seconds, and then, where they share the
     network, as long as their share of it takes.
 
@@ -49,36 +48,39 @@ class Way:
     by all that is not shared.
     """
 
-    sender: Place
+    sender: ExecutorId
     kind: str  # of the operation that sends: forward or backward
-    receiver: Place
+    receiver: ExecutorId
     fixed_s: float
     needs: Mapping[int, float] = field(default_factory=dict)
     most: float = inf
-    waiting: deque[_Operation] = field(default_factory=deque)  # what the messages come from; the first is under way
+    waiting: deque[_Operation] = field(default_factory=deque)  # what the messages come from; the first is under link
     began_s: float = 0.0
     left: float = 0.0  # share of the first that has not gone over
     rate: float = 0.0  # share a second
 
 
 class Step:
-    """One step of some pipelines, event by event. `pipelines` are by their numbers in the plan."""
+    """One step of some pipelines, event by event: by their numbers in the plan, (micro-batches, stages) of each."""
 
     def __init__(
-        self, pipelines: Mapping[int, tuple[Pipeline, PipelineCost]], schedule: Schedule, ways: Iterable[Way]
+        self, pipelines: Mapping[int, tuple[int, tuple[StageCost, ...]]], schedule: Schedule, links: Iterable[Link]
     ) -> None:
-        self._pipelines = pipelines
-        self._ways = {(way.sender, way.kind, way.receiver[2]): way for way in ways}
-        self._partners = {p: _partners(pipeline) for p, (pipeline, _) in pipelines.items()}
-        self._now, self._events, self._count = 0.0, list[tuple[float, int, Event | Way]](), 0
-        self._moving: list[Way] = []  # whose messages share the network now
-        self._running: set[Place] = set()
-        self._came: Counter[tuple[Place, _Operation]] = Counter()  # messages of an operation's input
-        self._todo: dict[Place, list[_Operation]] = {}
-        for p, (pipeline, _) in pipelines.items():
-            count, batches, chunks = len(pipeline.stages), pipeline.num_micro_batches, pipeline.num_chunks
-            for s, stage in enumerate(pipeline.stages):
-                order = operations(schedule, StagePosition(s, count, batches, chunks))
+        self._stages = {p: stages for p, (_, stages) in pipelines.items()}
+        self._outgoing: dict[tuple[ExecutorId, str], list[Link]] = {}
+        self._incoming: Counter[tuple[ExecutorId, str]] = Counter()
+        for link in links:
+            self._outgoing.setdefault((link.sender, link.kind), []).append(link)
+            self._incoming[link.receiver, link.kind] += 1
+        self._now, self._events, self._count = 0.0, list[tuple[float, int, Event | Link]](), 0
+        self._moving: list[Link] = []  # whose messages share the network now
+        self._running: set[ExecutorId] = set()
+        self._came: Counter[tuple[ExecutorId, _Operation]] = Counter()  # messages of an operation's input
+        self._todo: dict[ExecutorId, list[_Operation]] = {}
+        for p, (batches, stages) in pipelines.items():
+            chunks = len(stages[0].executors[0].chunk_s)
+            for s, stage in enumerate(stages):
+                order = operations(schedule, StagePosition(s, len(stages), batches, chunks))
                 todo = [(kind.value, chunk, batch) for kind, chunk, batch in reversed(order)]
                 self._todo |= {(p, s, r): todo.copy() for r in range(len(stage.executors))}
 
@@ -87,7 +89,7 @@ class Step:
         for place in self._todo:
             self._begin(place)
         while self._events or self._moving:
-            first = min(self._moving, key=lambda way: max(0.0, way.left) / way.rate, default=None)
+            first = min(self._moving, key=lambda link: max(0.0, link.left) / link.rate, default=None)
             arrival_s = inf if first is None else self._now + max(0.0, first.left) / first.rate
             if first is not None and (not self._events or arrival_s <= self._events[0][0]):
                 self._move_to(arrival_s)
@@ -107,96 +109,88 @@ class Step:
             else:
                 yield self._arrived(what)
 
-    def _at(self, time_s: float, what: Event | Way) -> None:
+    def _at(self, time_s: float, what: Event | Link) -> None:
         heapq.heappush(self._events, (time_s, self._count, what))
         self._count += 1
 
     def _move_to(self, time_s: float) -> None:
-        for way in self._moving:
-            way.left -= way.rate * (time_s - self._now)
+        for link in self._moving:
+            link.left -= link.rate * (time_s - self._now)
         self._now = time_s
 
     def _share(self) -> None:
-        rates = fair_rates([way.needs for way in self._moving], [way.most for way in self._moving])
-        for way, rate in zip(self._moving, rates, strict=True):
-            way.rate = rate
+        rates = fair_rates([link.needs for link in self._moving], [link.most for link in self._moving])
+        for link, rate in zip(self._moving, rates, strict=True):
+            link.rate = rate
 
-    def _neighbour(self, place: Place, kind: str, chunk: int, step: int) -> tuple[int, int] | None:
-        pipeline = self._pipelines[place[0]][0]
-        return _neighbour(kind, place[1], chunk, len(pipeline.stages), pipeline.num_chunks, step)
+    def _neighbour(self, place: ExecutorId, kind: str, chunk: int, step: int) -> tuple[int, int] | None:
+        stages = self._stages[place[0]]
+        return _neighbour(kind, place[1], chunk, len(stages), len(stages[0].executors[0].chunk_s), step)
 
-    def _begin(self, place: Place) -> None:
+    def _begin(self, place: ExecutorId) -> None:
         """Start the replica's next operation if its input is there."""
         if place in self._running or not self._todo[place]:
             return
         p, s, r = place
         kind, chunk, batch = operation = self._todo[place][-1]
         source = self._neighbour(place, kind, chunk, -1)
-        if source is not None and self._came[place, operation] < len(self._partners[p][(s, r), source[0]]):
+        if source is not None and self._came[place, operation] < self._incoming[place, kind]:
             return
         self._todo[place].pop()
         self._running.add(place)
-        end_s = self._now + _seconds(self._pipelines[p][1], (s, r), kind)[chunk]
+        end_s = self._now + self._stages[p][s].executors[r].chunk_s[chunk][kind == "backward"]
         self._at(end_s, Event(kind, p, s, batch, self._now, end_s, chunk, r))
 
     def _ended(self, event: Event) -> None:
-        """Put an operation's messages on their ways, behind those before them, and go on."""
-        place = p, s, r = event.pipeline, event.stage, event.replica
+        """Put an operation's messages on their links, behind those before them, and go on."""
+        place = event.pipeline, event.stage, event.replica
         self._running.discard(place)
         target = self._neighbour(place, event.kind, event.chunk, 1)
-        for receiver in self._partners[p][(s, r), target[0]] if target is not None else ():
-            way = self._ways[place, event.kind, receiver]
-            way.waiting.append((event.kind, event.chunk, event.micro_batch))
-            if len(way.waiting) == 1:
-                self._send(way)
+        for link in self._outgoing[place, event.kind] if target is not None else ():
+            link.waiting.append((event.kind, event.chunk, event.micro_batch))
+            if len(link.waiting) == 1:
+                self._send(link)
         self._begin(place)
 
-    def _send(self, way: Way) -> None:
-        way.began_s = self._now
-        self._at(self._now + way.fixed_s, way)
+    def _send(self, link: Link) -> None:
+        link.began_s = self._now
+        self._at(self._now + link.fixed_s, link)
 
-    def _arrived(self, way: Way) -> Event:
-        """The first message of a way is there."""
-        kind, chunk, batch = way.waiting.popleft()
-        p, s, r = way.sender
-        sent = Event(f"send_{kind}", p, s, batch, way.began_s, self._now, chunk, r, way.receiver[2])
-        target = self._neighbour(way.sender, kind, chunk, 1)
+    def _arrived(self, link: Link) -> Event:
+        """The first message of a link is there."""
+        kind, chunk, batch = link.waiting.popleft()
+        p, s, r = link.sender
+        sent = Event(f"send_{kind}", p, s, batch, link.began_s, self._now, chunk, r, link.receiver[2])
+        target = self._neighbour(link.sender, kind, chunk, 1)
         assert target is not None, "a message was sent to a stage"
-        self._came[way.receiver, (kind, target[1], batch)] += 1
-        if way.waiting:
-            self._send(way)
-        self._begin(way.receiver)
+        self._came[link.receiver, (kind, target[1], batch)] += 1
+        if link.waiting:
+            self._send(link)
+        self._begin(link.receiver)
         return sent
 
 
 def simulate_pipeline(index: int, pipeline: Pipeline, cost: PipelineCost, schedule: Schedule) -> Iterator[Event]:
     """All events of one pipeline, in the order in which they end; messages take as long as `cost` says."""
-    count, ways = len(pipeline.stages), []
-    for link in cost.each_link:
-        kind, step = ("backward", -1) if link.backward else ("forward", 1)
-        receiver = index, (link.stage + step) % count, link.receiver
-        ways.append(Way((index, link.stage, link.sender), kind, receiver, link.seconds))
-    return Step({index: (pipeline, cost)}, schedule, ways).events()
+    links = [
+        link_of(index, message, len(cost.stages), seconds)
+        for message, seconds in zip(cost.messages, cost.message_s, strict=True)
+    ]
+    return Step({index: (pipeline.num_micro_batches, cost.stages)}, schedule, links).events()
 
 
-def _seconds(cost: PipelineCost, at: _At, kind: str) -> list[float]:
-    """Seconds of a replica's forwards or backwards, by layer range."""
-    return [chunk[kind == "backward"] for chunk in cost.stages[at[0]].each[at[1]].each_chunk_s]
-
-
-def _partners(pipeline: Pipeline) -> dict[tuple[_At, int], list[int]]:
-    """Per replica and other stage, the replicas there with samples that it has too."""
-    shares = []
-    for stage in pipeline.stages:
-        ends = list(accumulate(stage.samples(pipeline.micro_batch_size), initial=0))
-        shares.append([set(range(first, end)) for first, end in pairwise(ends)])
-    count = len(shares)
-    return {
-        ((s, r), t): [q for q, other in enumerate(shares[t]) if own & other]
-        for s in range(count)
-        for t in {(s - 1) % count, (s + 1) % count}
-        for r, own in enumerate(shares[s])
-    }
+def link_of(
+    pipeline: int,
+    message: Message,
+    num_stages: int,
+    fixed_s: float,
+    needs: Mapping[int, float] | None = None,
+    most: float = inf,
+) -> Link:
+    """The link on which messages like `message` go in a pipeline; the rest as of `Link`."""
+    sender = pipeline, message.stage, message.sender
+    receiver = pipeline, message.target(num_stages), message.receiver
+    return Link(sender, "backward" if message.backward else "forward", receiver, fixed_s, needs or {}, most)
 
 
 def _neighbour(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.plan_file import plan_file_to_dict, write_text

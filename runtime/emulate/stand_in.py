@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.executors.compute import optimizer_compute_s
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import ModelSpec
@@ -32,13 +32,13 @@ def paces(problem: Problem, plan: Plan, cost: Cost, dilation: float) -> list[Pac
     model = PlanPricer(problem)
     found = []
     for rank, executor in enumerate(layout.executor_of):
-        priced = cost.pipelines[executor.pipeline].stages[executor.stage].each[executor.replica]
+        priced = cost.pipelines[executor.pipeline].stages[executor.stage].executors[executor.replica]
         device = layout.devices[rank]
         workload, gpu = problem.workload, model.tp_group((device,)).gpu
         optimizer_s = optimizer_compute_s(workload, gpu, priced.memory.optimizer / workload.optimizer_bytes)
         found.append(
             Pace(
-                tuple((dilation * forward_s, dilation * backward_s) for forward_s, backward_s in priced.each_chunk_s),
+                tuple((dilation * forward_s, dilation * backward_s) for forward_s, backward_s in priced.chunk_s),
                 dilation * optimizer_s,
                 tuple(dilation * network.pair_latency(device, other) for other in layout.devices),
             )

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hexiopt.cores import usable_cores
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.problem.problem import Problem

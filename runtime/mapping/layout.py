@@ -12,8 +12,7 @@ from itertools import accumulate, pairwise
 from math import lcm
 from typing import NamedTuple, assert_never
 
-from hexiopt.cost.gradient_sync import slices
-from hexiopt.cost.sharding import sharding_groups
+from hexiopt.plan.holders import sharding_groups, slices
 from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Plan, SequenceLayout, Stage
 from hexiopt.plan.token_layout import common, misfit, token_ranges

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from hexiopt.cost.executors.collectives import tree_depth
 from hexiopt.cost.executors.compute import optimizer_compute_s
-from hexiopt.cost.executors.memory import MemoryModel, StateSharding, longest
+from hexiopt.cost.executors.memory import MemoryModel, StateSharding, largest_fitting
 from hexiopt.cost.executors.routes import NetworkLoad, Route, route
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import InFlight
 from hexiopt.schedules.schedule import largest_cycle_mean_s
@@ -119,7 +119,7 @@ class GridEstimates:
             models = {
                 id(model): (model, tp_group)
                 for tp_group in tp_groups
-                for model in [self.pricer.memory_model(tp_group, size)]
+                for model in [self.pricer.stages.memory_model(tp_group, size)]
             }
             found = self._max_layers[key] = min(
                 chunks
@@ -297,4 +297,4 @@ def _longest_range(
         room = model.room(limit_bytes, length * chunks, first, last, (policy, other), StateSharding(1, shards))
         return all(sum(counts) * stored + ends <= room for counts, ends in moments)
 
-    return max(0, longest(fits))
+    return max(0, largest_fitting(fits))

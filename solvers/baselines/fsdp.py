@@ -19,9 +19,9 @@ from functools import partial
 from itertools import combinations, islice, product
 
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.gradient_sync import RingTimes, parameter_holders
-from hexiopt.cost.model import PlanPricer
-from hexiopt.cost.sharding import rings, sharding_groups
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.cost.rings import RingTimes, divided_rings
+from hexiopt.plan.holders import parameter_holders, sharding_groups
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, default_schedule, recompute_first, recompute_policies, sharding_stages
@@ -108,11 +108,8 @@ def _plan(problem: Problem, devices: Sequence[int], sharding: Sharding, size: in
 def _passes(problem: Problem, devices: Sequence[int], sharding: Sharding) -> _Passes:
     plan = _plan(problem, devices, sharding, 1, recompute_policies(problem.workload)[:1])
     holders = RingTimes(parameter_holders(plan.pipelines, problem.model), problem.cluster)
-    around = rings(holders, sharding_groups(plan, problem.cluster), problem.cluster)
-    within, between = (
-        max((float(seconds.max()) for seconds in sync.ring_pass_s(1.0)), default=0.0)
-        for sync in (around.within, around.between)
-    )
+    around = divided_rings(holders, sharding_groups(plan, problem.cluster), problem.cluster)
+    within, between = (max((float(seconds.max()) for seconds in sync.ring_pass_s(1.0)), default=0.0) for sync in around)
     return _Passes(within, between)
 
 
@@ -153,7 +150,7 @@ class FsdpTrial:
         for faster, smaller in combinations(policies, 2):
             counts = range(layers, layers + 1)
             num_smaller = max(
-                pricer.least_recomputed(tp_group, counts, *at, smaller, faster, self._held, self._spread)[0]
+                pricer.stages.least_recomputed(tp_group, counts, *at, smaller, faster, self._held, self._spread)[0]
                 for tp_group in self._sites
             )
             if num_smaller < layers:
@@ -163,7 +160,7 @@ class FsdpTrial:
         """Seconds of forward and backward of a micro-batch, each on its slowest device."""
         pricer, at = self.pricer, (self.problem.model.num_layers, True, True, self.size)
         if isinstance(pricer, PlanPricer):
-            each = [pricer.recomputing_s(tp_group, *at, recompute) for tp_group in self._sites]
+            each = [pricer.stages.stage_s(tp_group, *at, recompute) for tp_group in self._sites]
         else:
             each = [pricer.stage_s(tp_group, *at, recompute[0]) for tp_group in self._sites]
         return max(forward_s for forward_s, _ in each), max(backward_s for _, backward_s in each)

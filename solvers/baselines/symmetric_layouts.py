@@ -28,7 +28,7 @@ import numpy as np
 from hexiopt.cost.executors.links import LinkTable
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Plan, SequenceGroup, SequenceLayout, Sharding
 from hexiopt.plan.token_layout import ORDERS
 from hexiopt.problem.problem import Problem

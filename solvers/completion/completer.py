@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Sharding
 from hexiopt.schedules.schedule import Schedule
 from hexiopt.solving import Pricer

@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.space import Recompute, recompute_first
 from hexiopt.schedules.in_flight import InFlight, in_flight
 from hexiopt.schedules.schedule import Schedule, StagePosition
@@ -102,10 +102,12 @@ class LayerSplitter:
         rates = []  # per share: seconds of no layer, of a layer of either
         for tp_group, samples in shares:
             none_s = sum(model.stage_s(tp_group, 0, first, last, samples, smaller))
-            rates.append((none_s, *(sum(model.layer_s(tp_group, samples, policy)) for policy in (smaller, faster))))
+            rates.append(
+                (none_s, *(sum(model.stages.layer_s(tp_group, samples, policy)) for policy in (smaller, faster)))
+            )
         counts = range(room + 1, len(found.times) + 1)
         each = [
-            model.least_recomputed(tp_group, counts, first, last, samples, smaller, faster, held, shards)
+            model.stages.least_recomputed(tp_group, counts, first, last, samples, smaller, faster, held, shards)
             for tp_group, samples in shares
         ]
         for n, *least in zip(counts, *each, strict=True):

@@ -6,9 +6,9 @@ from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from hexiopt.cost.boundary import Way, round_trips_s, total_load, ways, ways_load
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.cost.sharing import PlacedMessage, executor_loads, placed_messages, round_trips_s, total_load
 from hexiopt.plan.plan import Replica, Stage, held_by
 from hexiopt.problem.space import Recompute, layer_ranges
 from hexiopt.schedules.registry import ONE_F_ONE_B
@@ -95,7 +95,7 @@ class _Traffic:
     tp_groups: tuple[frozenset[Any], ...]  # per stage, all that it must do well on, as `LayerSplitter.split` takes them
     examples: tuple[int, ...]  # rows that differ
     example_of: tuple[int, ...]  # of each row, which of them stands for it
-    ways: tuple[list[Way], ...] = ()  # of the examples
+    messages: tuple[tuple[PlacedMessage, ...], ...] = ()  # of the examples
     load: tuple[tuple[int, float], ...] = ()  # (shared resource, seconds) of all rows
 
 
@@ -142,7 +142,7 @@ class PipelineTimer:
         load_s = total_load(item for own in each for item in own.load)
         found = []
         for own in each:
-            trips = [tuple(round_trips_s(way, len(own.rows[0]), load_s)) for way in own.ways]
+            trips = [tuple(round_trips_s(messages, len(own.rows[0]), load_s)) for messages in own.messages]
             found.append(tuple([trips[k] for k in own.example_of]))
         return found
 
@@ -230,7 +230,7 @@ class PipelineTimer:
     def _part_s(self, part: Part, first: bool, last: bool, num_layers: int, recompute: Recompute) -> float:
         if self._model is None:  # others have one policy a stage
             return sum(self._pricer.stage_s(part.tp_group, num_layers, first, last, part.samples, recompute[0]))
-        return sum(self._model.recomputing_s(part.tp_group, num_layers, first, last, part.samples, recompute))
+        return sum(self._model.stages.stage_s(part.tp_group, num_layers, first, last, part.samples, recompute))
 
     def _traffic_of(self, pipeline_group: PipelineGroup, wraps: bool) -> _Traffic:
         return self._traffic.of(
@@ -250,12 +250,12 @@ class PipelineTimer:
         examples = tuple(map(example_of.index, range(len(numbers))))
         if self._model is None:
             return _Traffic(rows, tp_groups, examples, example_of)
-        sample_bytes = self._model.message_bytes(1)
+        sample_bytes = self._model.stages.message_bytes(1)
         found = tuple(
-            ways(
+            placed_messages(
                 [[part.group for part in own] for own in rows[k]],
-                [[part.samples for part in own] for own in rows[k]],
-                self._model.route,
+                tuple([tuple([part.samples for part in own]) for own in rows[k]]),
+                self._model.stages.route,
                 sample_bytes,
                 wraps,
             )
@@ -265,7 +265,7 @@ class PipelineTimer:
         load = total_load(
             (resource, count * seconds)
             for own, count in zip(found, counts, strict=True)
-            for resource, seconds in ways_load(own)
+            for resource, seconds in executor_loads(own)
         )
         return _Traffic(rows, tp_groups, examples, example_of, found, tuple(load.items()))
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.result import OPTIMALITY_TOLERANCE, OperatorCounts, Point, RestrictedBound, Result, Status

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Stage, TensorParallel, held_by
 from hexiopt.problem.space import Recompute, recompute_chains
 from hexiopt.schedules.in_flight import holding
@@ -49,7 +49,7 @@ class Candidates:
         """The most sequences of the batch whose layers alone keep the devices busy less than `limit_s`."""
         rate = sum(
             max(
-                size / sum(self._model.layer_s(self._model.tp_group(slot), size, policy))
+                size / sum(self._model.stages.layer_s(self._model.tp_group(slot), size, policy))
                 for size in range(1, self._sizes[-1] + 1)
             )
             for stage in groups
@@ -110,7 +110,9 @@ class Candidates:
         """Whether every stage fits anyhow: all layers, at the fastest policy, all sequences in flight, unsharded."""
         total = self._problem.model.num_layers
         return all(
-            self._model.memory_model(tp_group, size).stage(total, True, True, frame.policies[0], holding(held)).total
+            self._model.stages.memory_model(tp_group, size)
+            .stage(total, True, True, frame.policies[0], holding(held))
+            .total
             <= tp_group.gpu.usable_memory_bytes
             for tp_group in {self._model.tp_group(slot) for stage in groups for slot in stage}
             for size in self._sizes

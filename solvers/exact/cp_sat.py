@@ -19,7 +19,7 @@ import random
 from dataclasses import replace
 
 from hexiopt.bounds import lower_bound_s
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.solving import Budget, Capabilities
 from solvers.core.search import Search
 from solvers.core.workers import at_once, has_second_core

@@ -23,9 +23,9 @@ from math import prod
 import numpy as np
 
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.gradient_sync import parameter_holders
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
+from hexiopt.plan.holders import parameter_holders
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, held_by
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, recompute_policies, schedules, sharding_stages

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.stage_model import TpGroup
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.space import schedules
 from solvers.exact.assignments import Groups
 from solvers.exact.stage_times import StageTable
@@ -189,7 +189,7 @@ class LineFloor:
         """Least seconds of a layer there: both ways, and forward; with the samples that a replica takes at least."""
         x = size if len(slots) == 1 else 1
         each = [
-            self._model.layer_s(self._model.tp_group(slot), x, policy)
+            self._model.stages.layer_s(self._model.tp_group(slot), x, policy)
             for slot in slots
             for policy in self._model.policies()
         ]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
 from solvers.exact.assignments import DeviceAssignment, DeviceClasses, Line, exchanged
 from solvers.exact.candidates import Candidates

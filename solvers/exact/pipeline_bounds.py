@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hexiopt.cost.boundary import sample_overlaps
+from hexiopt.plan.messages import sample_overlaps
 from hexiopt.schedules.schedule import Schedule, StagePosition, forwards_before_backward
 
 

@@ -7,10 +7,10 @@ from itertools import accumulate, pairwise
 from math import inf
 from operator import le
 
-from hexiopt.cost.boundary import sample_overlaps
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.stage_model import TpGroup
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.plan.messages import sample_overlaps
 from hexiopt.problem.space import Recompute, recompute_chains
 from hexiopt.schedules.in_flight import InFlight, in_flight
 from hexiopt.schedules.schedule import Schedule, StagePosition
@@ -88,7 +88,7 @@ class Seconds:
         found = self._work.get(key)
         if found is None:
             found = self._work[key] = [
-                self.model.recomputing_s(tp_group, num_layers, first, last, x, recompute)
+                self.model.stages.stage_s(tp_group, num_layers, first, last, x, recompute)
                 for x in range(1, self._most + 1)
             ]
         return found
@@ -198,7 +198,7 @@ class Dealing:
             for recompute, seconds in firsts.items():
                 each = recompute * ends[-1] if len(recompute) == 1 else recompute
                 seconds += (
-                    self._model.layers_s(tp_group, each[a:b], False, False, x)[1]
+                    self._model.stages.stage_s(tp_group, b - a, False, False, x, each[a:b])[1]
                     for a, b in pairwise(ends)
                     for tp_group, x in zip(self._sites[s], given, strict=True)
                 )
@@ -322,6 +322,7 @@ class Rooms:
         samples: int,
         recompute: Recompute,
     ) -> bool:
-        model = self._model.memory_model(tp_group, samples)
-        memory = model.recomputing(num_layers, position.first, position.last, recompute, held, shards)
+        model = self._model.stages.memory_model(tp_group, samples)
+        each, ends = recompute * num_layers if len(recompute) == 1 else recompute, (position.first, position.last)
+        memory = model.layered(each, *ends, held, shards)
         return memory.total <= tp_group.gpu.usable_memory_bytes * (1 + _SLACK)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hexiopt.calibration import coefficients as c
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.stage_model import TpGroup
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.schedules.in_flight import holding
 
 Floats = NDArray[np.float64]
@@ -49,8 +49,8 @@ class StageTable:
         self, tp_group: TpGroup, samples: int, first: bool, last: bool, held: int, shards: StateSharding
     ) -> StageTimes:
         model, counts = self._model, np.arange(self._layers + 1)
-        memory, policies = model.memory_model(tp_group, samples), model.policies()
-        fastest = min(policies, key=lambda policy: model.layer_s(tp_group, samples, policy)[1])
+        memory, policies = model.stages.memory_model(tp_group, samples), model.policies()
+        fastest = min(policies, key=lambda policy: model.stages.layer_s(tp_group, samples, policy)[1])
         forward_s = np.array([model.stage_s(tp_group, int(n), first, last, samples, fastest)[0] for n in counts])
         backward_s = np.array([model.stage_s(tp_group, int(n), first, last, samples, fastest)[1] for n in counts])
         working = {policy: memory.recompute_working_set_bytes(policy, last) for policy in policies}
@@ -65,7 +65,8 @@ class StageTable:
             for policy in policies
         }
         slower = {
-            policy: model.layer_s(tp_group, samples, policy)[1] - model.layer_s(tp_group, samples, fastest)[1]
+            policy: model.stages.layer_s(tp_group, samples, policy)[1]
+            - model.stages.layer_s(tp_group, samples, fastest)[1]
             for policy in policies
         }
         others = [policy for policy in policies if policy != fastest]

@@ -2,7 +2,7 @@
 least after the end of each replica's pipeline, as all that follows waits for all that comes before.
 
 A layer's rings depend only on which stage of each pipeline holds it. What they need of a network resource adds up over
-layers, and the rings on the most loaded resource take at least as long as it is loaded: as `hexiopt/cost/sharding.py`
+layers, and the rings on the most loaded resource take at least as long as it is loaded: as `hexiopt/cost/rings.py`
 has it, without latencies and without links inside machines.
 """
 
@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.cost.executors.compute import optimizer_compute_s
-from hexiopt.cost.gradient_sync import ParameterHolders, RingTimes, ring_edges
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.cost.rings import RingTimes, ring_edges
+from hexiopt.plan.holders import ParameterHolders
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, held_by
 from hexiopt.problem.space import Space
 from solvers.exact.assignments import DeviceAssignment, DeviceClasses, Slot
@@ -79,8 +80,8 @@ class SyncFloor:
             workload = self._problem.workload
             gradient, weight = workload.stored_gradient_bytes, workload.element_bytes
             rings = self._one_layer.rings(Plan(pipelines, sharding=Sharding(1, groups)))
-            within = min(2 * gradient, gradient + weight) * self._passed(rings.within.groups)
-            between = 2 * gradient * self._passed(rings.between.groups)
+            within = min(2 * gradient, gradient + weight) * self._passed(rings.within_group.groups)
+            between = 2 * gradient * self._passed(rings.between_groups.groups)
             found = self._loads[key] = np.concatenate([within, between]) / self._whole
         return found
 
@@ -121,17 +122,17 @@ def tails_s(model: PlanPricer, plan: Plan, holders: int) -> list[list[float]]:
                 for device in replica.devices:
                     executor_of[device] = len(optimizer_s)
                 tp_group = model.tp_group(replica.devices)
-                params = model.memory_model(tp_group, 1).num_params(
+                params = model.stages.memory_model(tp_group, 1).num_params(
                     stage.num_layers, s == 0, s == len(pipeline.stages) - 1
                 )
                 optimizer_s.append(optimizer_compute_s(workload, tp_group.gpu, params / holders))
         sizes.append(len(optimizer_s) - before)
     around, tails = model.rings(plan), [0.0] * len(optimizer_s)
     if zero in (1, 2):
-        tails = _before_rings(around.within, executor_of, tails, workload.element_bytes, 1)
+        tails = _before_rings(around.within_group, executor_of, tails, workload.element_bytes, 1)
     tails = [tail + own for tail, own in zip(tails, optimizer_s, strict=True)]
-    tails = _before_rings(around.between, executor_of, tails, workload.stored_gradient_bytes, 2)
-    tails = _before_rings(around.within, executor_of, tails, workload.stored_gradient_bytes, (2, 1, 0, 0)[zero])
+    tails = _before_rings(around.between_groups, executor_of, tails, workload.stored_gradient_bytes, 2)
+    tails = _before_rings(around.within_group, executor_of, tails, workload.stored_gradient_bytes, (2, 1, 0, 0)[zero])
     ends = np.cumsum(sizes).tolist()
     return [tails[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 

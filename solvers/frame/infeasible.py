@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import islice
 
 from hexiopt.cost.executors.memory import Memory, StateSharding
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
@@ -95,7 +95,7 @@ def memory_infeasibility(problem: Problem, model: PlanPricer) -> str | None:
             held: dict[int, float] = {}  # layers that a TP group holds, by degree
             for tp in problem.space.allowed_tp(len(own)):
                 tp_group = model.tp_group(own[:tp])
-                memory = model.memory_model(tp_group, 1)
+                memory = model.stages.memory_model(tp_group, 1)
                 held[tp], limit = 0.0, tp_group.gpu.usable_memory_bytes
                 for policy in policies:
                     empty, one = (least(memory.stage(n, False, False, policy, holding(1))) for n in (0, 1))

@@ -12,7 +12,7 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from solvers.sequence.grouping import Signatures, clusterings
 from solvers.sequence.layout_evaluator import RULES, EvaluatedLayout, Freedoms, Judge, LayoutRecipe, Need
 

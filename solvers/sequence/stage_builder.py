@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Ends, Pipeline, Plan, SequenceLayout, Sharding, Stage, TensorParallel
 from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.space import default_schedule
-from hexiopt.schedules.in_flight import most_in_flight
+from hexiopt.schedules.in_flight import holding, most_in_flight
 from hexiopt.schedules.schedule import StagePosition
 from solvers.completion.allocation import proportional
 from solvers.completion.batches import split_batch
@@ -159,18 +159,18 @@ class PlanBuilder:
 
     def _tensor_way(self, seat: Seat, size: int, need: Need, policies: Sequence[str]) -> Way:
         model, tp_group, shards = self.model, self.model.tp_group(seat), need.shards
-        memory = model.memory_model(tp_group, size)
+        memory = model.stages.memory_model(tp_group, size)
         if shards.stage:  # only the other pipelines' stages share the states of this one
             shards = StateSharding(shards.stage, max(1.0, shards.num_devices - len(seat) + 1))
 
         def bytes_of(layers: tuple[str, ...]) -> Floats:
-            return np.array([memory.mixed_stage((layers,), need.first, need.last, (need.held,), shards).total])
+            return np.array([memory.layered(layers, need.first, need.last, holding(need.held), shards).total])
 
         return Way(
             seat,
             RecomputeTable(
                 policies,
-                lambda policy: sum(model.layer_s(tp_group, size, policy)),
+                lambda policy: sum(model.stages.layer_s(tp_group, size, policy)),
                 bytes_of,
                 np.array([tp_group.gpu.usable_memory_bytes]),
                 sum(model.stage_s(tp_group, 0, need.first, need.last, size, policies[0])),

@@ -12,7 +12,7 @@ from itertools import combinations
 import numpy as np
 
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Ends
 from hexiopt.plan.token_layout import Floats, Ints
 from hexiopt.schedules.in_flight import holding
@@ -149,9 +149,9 @@ class TensorTable:
             bytes_of[1] = 1.0
             for (kind, degree), devices in self._examples.items():
                 tp_group = model.tp_group(devices)
-                memory, limit = model.memory_model(tp_group, size), tp_group.gpu.usable_memory_bytes
+                memory, limit = model.stages.memory_model(tp_group, size), tp_group.gpu.usable_memory_bytes
                 for k, policy in enumerate(model.policies()):
-                    layer_s[k, kind, degree] = sum(model.layer_s(tp_group, size, policy)) / size
+                    layer_s[k, kind, degree] = sum(model.stages.layer_s(tp_group, size, policy)) / size
                     # From two layers on linear under ZeRO-3 too.
                     one, more, two, both = (
                         memory.stage(n, False, False, policy, holding(held), shards).total

@@ -17,7 +17,7 @@ import numpy as np
 from hexiopt.calibration import coefficients as c
 from hexiopt.calibration.gpus import Gpu
 from hexiopt.cost.executors.compute import Blocks, OperatorTimes, attention_times, dense_times, largest_shard
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import SequenceGroup, SequenceLayout
 from hexiopt.plan.token_layout import Floats, Ints
 from solvers.completion.allocation import proportional

@@ -15,7 +15,7 @@ from experiments import plan
 from experiments.app import common
 from experiments.app.common import overlay, worst
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import read_plan
 from tests.conftest import ROOT, Ran, Run

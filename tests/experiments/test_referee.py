@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.referee import InvalidPlanError, referee
 from hexiopt.result import Result, Status
@@ -18,7 +18,7 @@ from tests.solvers.stranger import install
 
 LIARS = '''
 from dataclasses import replace
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.result import Result, Status
 from hexiopt.solving import Capabilities

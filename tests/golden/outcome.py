@@ -12,7 +12,7 @@ from typing import Any
 
 from hexiopt.calibration.frameworks import frameworks
 from hexiopt.cost.executors.memory import MEMORY_PARTS
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.problem.problem import Problem

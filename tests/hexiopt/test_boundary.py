@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cost.boundary import executor_load
 from hexiopt.cost.executors.routes import Route, overlaps, route
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.cost.sharing import executor_load
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hexiopt.bounds import lower_bound_s
 from hexiopt.bounds.chains import Boxes
 from hexiopt.bounds.shapes import shapes_of
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
@@ -68,7 +68,7 @@ def test_a_huge_batch_approaches_the_bound() -> None:
         best = []
         for device in (0, 1):
             tp_group = model.tp_group((device,))
-            best.append(min((sum(model.layer_s(tp_group, b, "none")) / b, b) for b in sizes))
+            best.append(min((sum(model.stages.layer_s(tp_group, b, "none")) / b, b) for b in sizes))
         speeds = [1 / seconds for seconds, _ in best]
         first = round(global_batch * speeds[0] / sum(speeds) / 16) * 16
         pipelines = []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from hexiopt.cost.breakdown import breakdown, busy_time
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from tests.hexiopt.layouts import with_layouts

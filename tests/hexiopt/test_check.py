@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import Violation, check
 from hexiopt.plan.plan import (
     Pipeline,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.calibration.gpus import PRECISIONS
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.parallelism import Replica, Replicated, held_by
 from hexiopt.plan.plan import Stage

@@ -6,7 +6,7 @@ import pytest
 
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cores import usable_cores
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.solving import Budget
 from solvers.registry import make_solver

@@ -11,7 +11,7 @@ from hexiopt.calibration import coefficients as c
 from hexiopt.cost.executors.collectives import ring_collective_s
 from hexiopt.cost.executors.compute import embedding_compute, head_compute, layer_compute, optimizer_compute_s
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, TensorParallel, held_by
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
@@ -164,7 +164,7 @@ def test_memory_is_that_of_the_position(pair: tuple[Problem, Plan]) -> None:
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
         count = len(pipeline.stages)
         for k, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
-            memory = model.memory_model(model.tp_group(stage.devices), pipeline.micro_batch_size)
+            memory = model.stages.memory_model(model.tp_group(stage.devices), pipeline.micro_batch_size)
             held = in_flight(plan.schedule, StagePosition(k, count, pipeline.num_micro_batches))
             assert stage_cost.memory == memory.stage(
                 stage.num_layers, k == 0, k == count - 1, stage.policy, held, shards
@@ -180,8 +180,8 @@ def test_a_replica_takes_its_samples_and_its_own_gpu() -> None:
     (priced,) = cost.pipelines
     for devices, samples, one in (((0,), 3, priced.stages[0].each[0]), ((2,), 1, priced.stages[0].each[1])):
         tp_group = model.tp_group(devices)
-        embedding, _ = model.ends_s(tp_group, samples)
-        times = [model.layer_s(tp_group, samples, policy) for policy in ("none", "full", "full", "selective")]
+        embedding, _ = model.stages.ends_s(tp_group, samples)
+        times = [model.stages.layer_s(tp_group, samples, policy) for policy in ("none", "full", "full", "selective")]
         assert one.forward_s == pytest.approx(sum(f for f, _ in times) + embedding.forward_s)
         assert one.backward_s == pytest.approx(sum(b for _, b in times) + embedding.backward_s)
         assert one.limit_bytes == tp_group.gpu.usable_memory_bytes
@@ -214,8 +214,8 @@ def test_interleaved_stages_hold_the_ends_with_their_first_and_last_range() -> N
         assert (a.forward_s, a.backward_s) == pytest.approx((b.forward_s, b.backward_s))
         assert a.memory.weights == b.memory.weights
     tp_group = model.tp_group((0,))
-    layer = model.layer_s(tp_group, 1, "none")
-    embedding, head = model.ends_s(tp_group, 1)
+    layer = model.stages.layer_s(tp_group, 1, "none")
+    embedding, head = model.stages.ends_s(tp_group, 1)
     assert one.stages[0].chunk_s[0][0] == pytest.approx(2 * layer[0] + embedding.forward_s)
     assert one.stages[0].chunk_s[1] == pytest.approx((2 * layer[0], 2 * layer[1]))
     assert one.stages[1].chunk_s[0] == pytest.approx(layer)
@@ -239,7 +239,7 @@ def test_replicas_spread_optimizer_states_over_all_holders(pair: tuple[Problem, 
         for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
             ends = s == 0, s == len(pipeline.stages) - 1
             for replica, one in zip(stage.replicas, stage_cost.each, strict=True):
-                memory = model.memory_model(model.tp_group(replica.devices), 1)
+                memory = model.stages.memory_model(model.tp_group(replica.devices), 1)
                 held = [layer for first, end in stage.layers for layer in range(first, end)]
                 expected = sum(memory.layer_params / num_holders(plan, layer) for layer in held)
                 tail = memory.num_params(0, *ends) - memory.num_params(0, ends[0], False)

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.cost.gradient_sync import ParameterHolders, RingTimes, parameter_holders, slices
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.cost.rings import RingTimes
+from hexiopt.plan.holders import ParameterHolders, parameter_holders, slices
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec

@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.report.measured import MeasuredOperation, MeasuredRank, measured_table
 from hexiopt.units import GIB

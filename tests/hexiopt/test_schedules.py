@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hexiopt.bounds import compute_bound_s, lower_bound_s
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Stage

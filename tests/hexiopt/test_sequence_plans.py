@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import violations
 from hexiopt.cost.executors.routes import route, shared_tokens
-from hexiopt.cost.gradient_sync import parameter_holders
-from hexiopt.cost.model import PlanPricer
-from hexiopt.cost.sharding import backward_s, forward_s
+from hexiopt.cost.lockstep import backward_s, forward_s
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
+from hexiopt.plan.holders import parameter_holders
 from hexiopt.plan.plan import (
     Ends,
     Pipeline,
@@ -231,7 +231,7 @@ def test_weights_are_gathered_and_gradients_scattered_unit_by_unit(groups: str) 
     assert [rows.tolist() for rows in within.groups.holders] == (
         [[[0, 1, 4, 5]]] if groups == "all" else [[[0, 1], [4, 5]]]
     )
-    own, spec, n = model.sequence_stage(layout, 1), PROBLEM.model, 4 if groups == "all" else 2
+    own, spec, n = model.stages.sequence_stage(layout, 1), PROBLEM.model, 4 if groups == "all" else 2
     units = [spec.embedding_params, *[spec.layer_params] * 3, spec.head_params]
     assert sum(units) == within.groups.params[0][0] == spec.num_params
 

@@ -14,7 +14,7 @@ from hexiopt.calibration.gpus import Efficiency, catalogue
 from hexiopt.cost.executors.memory import MEMORY_PARTS, Memory, StateSharding
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.executors.sequence_phases import ends_s
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import SequenceGroup, SequenceLayout
 from hexiopt.plan.token_layout import group_ranges, head_ranges, kv_range, sub_rings
 from hexiopt.problem.cluster import Cluster
@@ -77,13 +77,13 @@ def alone(problem: Problem, device: int) -> SequenceLayout:
 @given(problem=problems(), size=st.sampled_from((1, 2, 8)), zero=st.integers(0, 1), held=st.integers(0, 3))
 def test_one_device_takes_what_tp_1_takes(problem: Problem, size: int, zero: int, held: int) -> None:
     model = PlanPricer(problem)
-    tp_group, stage = model.tp_group((0,)), model.sequence_stage(alone(problem, 0), size)
+    tp_group, stage = model.tp_group((0,)), model.stages.sequence_stage(alone(problem, 0), size)
     layers, shards = problem.model.num_layers, StateSharding(zero, 3)
     for policy, first, last in product(RECOMPUTE_POLICIES, (False, True), (False, True)):
         times = stage.stage_s((policy,) * layers, first, last)
         assert times == pytest.approx(model.stage_s(tp_group, layers, first, last, size, policy), rel=1e-12)
         (memory,) = stage.memory.each(stage.memory.stage(((policy,) * layers,), first, last, (held,), shards))
-        expected = model.memory_model(tp_group, size).stage(layers, first, last, policy, holding(held), shards)
+        expected = model.stages.memory_model(tp_group, size).stage(layers, first, last, policy, holding(held), shards)
         for part in MEMORY_PARTS:
             assert getattr(memory, part) == pytest.approx(getattr(expected, part), rel=1e-12), part
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from hexiopt.calibration.gpus import catalogue
 from hexiopt.cost.executors.memory import UNSHARDED, Memory, MemoryModel, StateSharding
-from hexiopt.cost.model import PlanPricer
-from hexiopt.cost.sharding import backward_s, forward_s, scattered_backward_s, sharding_groups, state_spreads
+from hexiopt.cost.lockstep import backward_s, forward_s, scattered_backward_s
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
+from hexiopt.plan.holders import sharding_groups
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, TensorParallel
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -154,8 +155,8 @@ def test_holders_of_a_machine_by_hand() -> None:
         Pipeline((Stage.of((4,), 0, 3), Stage.of((3,), 3, 6)), 4),
     )
     plan = Plan(lines, ONE_F_ONE_B, Sharding(1, "machine"))
-    found = state_spreads(plan, sharding_groups(plan, PROBLEM.cluster), 6)
-    assert [spread.holders for spread in found] == [
+    found = state_sharding(plan, sharding_groups(plan, PROBLEM.cluster), PROBLEM.model)
+    assert [spread.by_layer for spread in found] == [
         (((2, 2, 2),), ((2, 2, 2),)),
         (((2, 2, 2),), ((2, 2, 2),)),
         (((1, 1, 1),), ((1, 1, 1),)),
@@ -172,18 +173,18 @@ def test_slices_in_unequal_groups_spread_as_much_as_they_do_together() -> None:
     """TP 2 against TP 1: the first half of a layer is shared by two devices, the second is alone in its group."""
     lines = (Pipeline((Stage.of((0, 1), 0, 6),), 8), Pipeline((Stage.of((2,), 0, 6),), 8))
     plan = Plan(lines, ONE_F_ONE_B, Sharding(1, ((0, 2), (1,))))
-    first, second = state_spreads(plan, sharding_groups(plan, PROBLEM.cluster), 6)
-    assert first.holders == (((1,) * 6,),)  # rank 1 shares with nobody, and is the fullest
-    assert second.holders[0][0] == pytest.approx([1 / (0.5 / 2 + 0.5)] * 6)
+    first, second = state_sharding(plan, sharding_groups(plan, PROBLEM.cluster), PROBLEM.model)
+    assert first.by_layer == (((1,) * 6,),)  # rank 1 shares with nobody, and is the fullest
+    assert second.by_layer[0][0] == pytest.approx([1 / (0.5 / 2 + 0.5)] * 6)
 
 
 def test_rings_inside_and_between_groups_by_hand() -> None:
     """Holders a:0, a:1, b:0 of all parameters: a pass inside a, then halves against the same halves of b:0's whole."""
     rings = PlanPricer(PROBLEM).rings(data_parallel((0, 1, 4), 1, "machine"))
-    (inside,), (params,) = rings.within.groups.holders, rings.within.groups.params
+    (inside,), (params,) = rings.within_group.groups.holders, rings.within_group.groups.params
     assert inside.tolist() == [[0, 1]]
     assert params.tolist() == [MODEL.num_params]
-    (between,), (params,) = rings.between.groups.holders, rings.between.groups.params
+    (between,), (params,) = rings.between_groups.groups.holders, rings.between_groups.groups.params
     assert between.tolist() == [[0, 4], [1, 4]]
     assert params.tolist() == [MODEL.num_params / 2] * 2
 
@@ -194,9 +195,11 @@ def test_first_and_last_stage_spread_a_tied_matrix_each_and_sum_it_once() -> Non
     lines = tuple(Pipeline((Stage.of((k,), 0, 3), Stage.of((2 + k,), 3, 6)), 8) for k in range(2))
     rings = PlanPricer(problem).rings(Plan(lines, ONE_F_ONE_B, Sharding(3)))
     half = TIED.layer_params * 3 + TIED.vocabulary_params
-    found = dict(zip(map(tuple, rings.within.groups.holders[0].tolist()), rings.within.groups.params[0], strict=True))
+    found = dict(
+        zip(map(tuple, rings.within_group.groups.holders[0].tolist()), rings.within_group.groups.params[0], strict=True)
+    )
     assert found == {(0, 1): half, (2, 3): half + TIED.head_params}
-    (between,), (params,) = rings.between.groups.holders, rings.between.groups.params
+    (between,), (params,) = rings.between_groups.groups.holders, rings.between_groups.groups.params
     assert between.tolist() == [[0, 2], [1, 3]]
     assert params.tolist() == [TIED.vocabulary_params / 2] * 2
 
@@ -210,7 +213,7 @@ def test_zero_3_on_one_machine_by_hand() -> None:
     model = PlanPricer(problem)
     cost = model.price(data_parallel((0, 1, 2, 3), 3))
     tp_group = model.tp_group((0,))
-    layer, (embedding, head) = model.layer_s(tp_group, 1, "none"), model.ends_s(tp_group, 1)
+    layer, (embedding, head) = model.stages.layer_s(tp_group, 1, "none"), model.stages.ends_s(tp_group, 1)
 
     def ring_pass_s(params: float) -> float:
         return 0.75 * params * 2 / 10e9 + 2 * 5e-6
@@ -271,7 +274,7 @@ def test_policies_may_differ_between_holders_layer_by_layer() -> None:
     """The slowest holder of every layer decides: a layer that one of them recomputes takes all that long."""
     model = PlanPricer(replace(PROBLEM, cluster=two_machines(intra_bandwidth_gb_per_s=1e5)))
     tp_group = model.tp_group((0,))
-    extra_s = model.layer_s(tp_group, 1, "full")[1] - model.layer_s(tp_group, 1, "none")[1]
+    extra_s = model.stages.layer_s(tp_group, 1, "full")[1] - model.stages.layer_s(tp_group, 1, "none")[1]
     mixed = [("none",) * 4 + ("full",) * 2, ("full",) + ("none",) * 5]
     lines = tuple(Pipeline((Stage(TensorParallel((d,)), ((0, 6),), policies),), 8) for d, policies in enumerate(mixed))
     plain = model.price(data_parallel((0, 1), 2)).pipelines[0].stages[0].backward_s
@@ -300,7 +303,7 @@ def test_deep_plans_are_valid_and_keep_the_least_state(pair: tuple[Problem, Plan
     free = replace(problem, workload=replace(problem.workload, optimizer_sharding="auto"))
     model = PlanPricer(free)
     each = [model.price(replace(plan, sharding=Sharding(zero, plan.sharding.groups))) for zero in (0, 1, 2)]
-    held = [[states(one.memory) for p in cost.pipelines for s in p.stages for one in s.each] for cost in each]
+    held = [[states(one.memory) for p in cost.pipelines for s in p.stages for one in s.executors] for cost in each]
     for whole, one, two in zip(*held, strict=True):
         assert whole >= one * (1 - 1e-12) >= two * (1 - 1e-12) ** 2
     # Scattering layer by layer takes no less than computing does.

@@ -4,10 +4,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from hexiopt.cost.boundary import pipeline_messages
 from hypothesis import given
 
-from hexiopt.cost.boundary import pipeline_messages
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.simulation.engine import simulate
@@ -24,7 +24,7 @@ def ends_alone(model: PlanPricer, plan: Plan) -> Ends:
     cost = model.price(plan)
     pipelines = []
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
-        ways = pipeline_messages(pipeline, model.route, model.message_bytes(1))
+        ways = pipeline_messages(pipeline, model.stages.route, model.stages.message_bytes(1))
         alone = {(w.backward, w.stage, w.sender, w.receiver): w.route.alone_s(w.num_bytes) for w in ways}
         links = tuple(
             replace(link, seconds=alone[link.backward, link.stage, link.sender, link.receiver])
@@ -44,7 +44,7 @@ def most_ways(model: PlanPricer, plan: Plan) -> int:
     over = Counter(
         resource
         for pipeline in plan.pipelines
-        for way in pipeline_messages(pipeline, model.route, model.message_bytes(1))
+        for way in pipeline_messages(pipeline, model.stages.route, model.stages.message_bytes(1))
         for resource, _ in way.route.shared
     )
     return max(over.values(), default=0)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hexiopt.cost.executors.memory import MEMORY_PARTS, Memory
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, TensorParallel
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
@@ -128,7 +128,7 @@ def test_the_search_knows_the_memory_of_a_stage(stages: list[int], chunks: int, 
     for pipeline, priced in zip(plan.pipelines, model.price(plan).pipelines, strict=True):
         count = len(pipeline.stages)
         for k, (stage, cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
-            memory = model.memory_model(model.tp_group(stage.devices), pipeline.micro_batch_size)
+            memory = model.stages.memory_model(model.tp_group(stage.devices), pipeline.micro_batch_size)
             at = StagePosition(k, count, pipeline.num_micro_batches, pipeline.num_chunks)
             held = in_flight(plan.schedule, at)
             shards = StateSharding(zero, len(plan.pipelines))

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from hexiopt.cost.executors.memory import UNSHARDED, StateSharding
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, recompute_policies
 from hexiopt.schedules.in_flight import holding, in_flight
@@ -51,10 +51,10 @@ def stage_time(
     tp_group = pricer.tp_group(groups[s])
     held = in_flight(schedule, StagePosition(s, len(groups), count))
     policies = recompute * n if len(recompute) == 1 else recompute
-    memory = pricer.memory_model(tp_group, size).layered(policies, first, last, held, StateSharding(1, shards))
+    memory = pricer.stages.memory_model(tp_group, size).layered(policies, first, last, held, StateSharding(1, shards))
     if memory.total > tp_group.gpu.usable_memory_bytes:
         return None
-    return sum(pricer.layers_s(tp_group, policies, first, last, size))
+    return sum(pricer.stages.stage_s(tp_group, len(policies), first, last, size, policies))
 
 
 def recomputes(policies: Sequence[str], n: int, per_layer: bool) -> list[Recompute]:
@@ -153,7 +153,7 @@ def test_added_seconds_shift_layers() -> None:
     splitter = LayerSplitter(pricer, ("none",), even=False)
     tp_groups = [frozenset([pricer.tp_group((0,))])] * 3
     alone = splitter.split(tp_groups, 1, ONE_F_ONE_B, 4, UNSHARDED)
-    layer_s = sum(pricer.layer_s(pricer.tp_group((0,)), 1, "none"))
+    layer_s = sum(pricer.stages.layer_s(pricer.tp_group((0,)), 1, "none"))
     sending = splitter.split(tp_groups, 1, ONE_F_ONE_B, 4, UNSHARDED, (0.0, 3 * layer_s, 0.0))
     assert not isinstance(alone, int)
     assert not isinstance(sending, int)

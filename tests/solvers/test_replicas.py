@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, held_by
 from hexiopt.problem.problem import Problem

@@ -1,7 +1,6 @@
 """Bytes of activations, logits and buffers, from what devices hold of a micro-batch."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -110,21 +109,21 @@ class Activations(Generic[Amount]):
             working = self.internals
         return at_least(0.0, working - self.final_norm) if last else working
 
-    def of_range(self, policies: Sequence[str], first: bool, last: bool) -> Amount:
-        """What a range of layers, each with its policy, stores of one micro-batch; `first` begins with the embedding,
-        `last` ends with the LM head."""
+    def of_range(self, layers: Mapping[str, int], first: bool, last: bool) -> Amount:
+        """Bytes that a range of layers, so many of each policy, stores of one micro-batch; `first` begins with the
+        embedding, `last` ends with the LM head."""
         found = first * self.token_ids + last * (self.final_norm + self.loss)
-        for policy, n in Counter(policies).items():
+        for policy, n in layers.items():
             found = found + n * self.stored(policy)
         return found
 
-    def of_stage(self, ranges: Sequence[Sequence[str]], first: bool, last: bool, held: Sequence[int]) -> Amount:
-        """All but what the head holds, of layer ranges with a policy for each layer; `held[c]` micro-batches of
-        range c."""
+    def of_stage(self, ranges: Sequence[Mapping[str, int]], first: bool, last: bool, held: Sequence[int]) -> Amount:
+        """All but what the head holds, of layer ranges with so many layers of each policy; `held[c]` micro-batches
+        of range c."""
         found = 0.0 * self.internals
-        for at, (n, policies) in enumerate(zip(held, ranges, strict=True)):
-            found = found + n * self.of_range(policies, first and at == 0, False)
+        for at, (n, layers) in enumerate(zip(held, ranges, strict=True)):
+            found = found + n * self.of_range(layers, first and at == 0, False)
         working = 0.0 * self.internals
-        for policy in {policy for policies in ranges for policy in policies}:
+        for policy in {policy for layers in ranges for policy in layers}:
             working = at_least(working, self.working_set(policy, last))
         return found + working

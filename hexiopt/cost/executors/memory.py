@@ -1,7 +1,7 @@
 """Bytes on the fullest device of a stage: model states, activations by schedule position, logits, buffers."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
@@ -17,7 +17,7 @@ from hexiopt.calibration.gpus import Gpu
 from hexiopt.cost.executors.activations import Activations, Held
 from hexiopt.cost.executors.compute import Amount, Shard, largest_shard
 from hexiopt.problem.model import ModelSpec
-from hexiopt.problem.space import Recompute, range_lengths
+from hexiopt.problem.space import range_lengths
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.in_flight import Counts, InFlight, largest
 
@@ -144,67 +144,41 @@ class MemoryModel:
     def stage(
         self, num_layers: int, first: bool, last: bool, policy: str, held: InFlight, shards: StateSharding = UNSHARDED
     ) -> Memory:
-        """Bytes on the fullest device of a stage that has `held` in flight; its layers are divided among as many ranges
-        as `hexiopt.problem.space.layer_ranges` does."""
-        if len(held[0]) > 1:
-            return self.layered((policy,) * num_layers, first, last, held, shards)
-        kept, ((count,),) = self.activations, held
-        activations = count * num_layers * kept.stored(policy) + kept.working_set(policy, last)
-        if first:
-            activations += count * kept.token_ids
-        return self._memory(num_layers, first, last, activations, count, shards)
+        """Bytes on the fullest device of a stage with one recompute policy that has `held` in flight.
 
-    def recomputing(
-        self,
-        num_layers: int,
-        first: bool,
-        last: bool,
-        recompute: Recompute,
-        held: InFlight,
-        shards: StateSharding = UNSHARDED,
-    ) -> Memory:
-        """As `stage`, with one policy for all layers or one for each."""
-        if len(recompute) == 1:
-            return self.stage(num_layers, first, last, recompute[0], held, shards)
-        return self.layered(recompute, first, last, held, shards)
+        Its layers are divided among as many ranges as `hexiopt.problem.space.range_lengths` does.
+        """
+        lengths = range_lengths(num_layers, len(held[0]))
+        ranges = [{policy: count} if count or len(lengths) == 1 else {} for count in lengths]
+        return self.stage_of_ranges(ranges, first, last, held, shards)
 
     def layered(
         self, policies: Sequence[str], first: bool, last: bool, held: InFlight, shards: StateSharding = UNSHARDED
     ) -> Memory:
         """As `stage`, with a policy for each layer."""
-        if len(held[0]) == 1:
-            return self.mixed_stage((policies,), first, last, held[0], shards)
         ends = [0, *accumulate(range_lengths(len(policies), len(held[0])))]
-        ranges = [policies[start:end] for start, end in pairwise(ends)]
-        return self.mixed_stage(ranges, first, last, self.chunks_held(ranges, first, last, held), shards)
+        ranges = [Counter(policies[start:end]) for start, end in pairwise(ends)]
+        return self.stage_of_ranges(ranges, first, last, held, shards)
 
-    def chunks_held(self, chunks: Sequence[Sequence[str]], first: bool, last: bool, held: InFlight) -> Counts:
-        """Micro-batches of each layer range that a stage holds when they are largest, `chunks` as in `mixed_stage`."""
-        final = len(chunks) - 1
-        stored = [
-            self.activations.of_range(policies, first and at == 0, last and at == final)
-            for at, policies in enumerate(chunks)
-        ]
-        return largest(held, stored)
-
-    def mixed_stage(
+    def stage_of_ranges(
         self,
-        chunks: Sequence[Sequence[str]],
+        ranges: Sequence[Mapping[str, int]],
         first: bool,
         last: bool,
-        held: Sequence[int],
+        held: InFlight,
         shards: StateSharding = UNSHARDED,
     ) -> Memory:
-        """As `stage`, of layer ranges whose layers have `chunks` as policies; `held[c]` micro-batches of range c."""
-        stored = self.activations.of_stage(chunks, first, last, held)
-        return self._memory(sum(map(len, chunks)), first, last, stored, held[-1], shards)
-
-    def _memory(
-        self, num_layers: int, first: bool, last: bool, activations: float, held: int, shards: StateSharding
-    ) -> Memory:
-        """With the activations of tokens and layers; the head holds `held` micro-batches."""
-        states = self.states(num_layers, first, last, shards)
-        return Memory(*states, *transient(self.activations, activations, last, held))
+        """As `stage`, of layer ranges with so many layers of each recompute policy."""
+        final = len(ranges) - 1
+        counts = held[0]
+        if len(held) > 1:
+            stored = [
+                self.activations.of_range(own, first and at == 0, last and at == final) for at, own in enumerate(ranges)
+            ]
+            counts = largest(held, stored)
+        activations = self.activations.of_stage(ranges, first, last, counts)
+        states = self.states(sum([sum(own.values()) for own in ranges]), first, last, shards)
+        return Memory(*states, *transient(self.activations, activations, last, counts[-1]))
 
     def states(
         self, num_layers: int, first: bool, last: bool, shards: StateSharding
@@ -243,7 +217,7 @@ class MemoryModel:
             lengths, left = range_lengths(num_layers, chunks), room(num_layers)
             return all(stored * sum(map(mul, counts, lengths)) + ends <= left for counts, ends in moments)
 
-        count = longest(fits)
+        count = largest_fitting(fits)
         # Rounding may put the last layer on either side of the limit; the check decides.
         while count >= 0 and self.stage(count, first, last, policy, held, shards).total > limit_bytes:
             count -= 1
@@ -327,8 +301,8 @@ def _lengths(counts: range, chunks: int) -> NDArray[np.float64]:
     return np.array([range_lengths(n, chunks) for n in counts], dtype=float).reshape(len(counts), chunks)
 
 
-def longest(fits: Callable[[int], bool]) -> int:
-    """The largest count that fits, where all smaller ones do; -1 where not even none does."""
+def largest_fitting(fits: Callable[[int], bool]) -> int:
+    """The largest count that fits, if all smaller ones do; -1 if not even 0 fits."""
     low, high = -1, 1
     while fits(high):
         low, high = high, 2 * high

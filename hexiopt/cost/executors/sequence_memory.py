@@ -6,6 +6,7 @@ both sides of an all-to-all; for the rings two blocks of keys and values and two
 group, and an FP32 sum of the results, or of the gradients of the queries.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -74,7 +75,7 @@ class SequenceMemory:
         """The parts of `Memory` [parts, devices], of layer ranges with a policy for each layer; `held[c]` micro-batches
         of range c in flight."""
         states = self._alone.states(sum(map(len, ranges)), first, last, shards)
-        kept = self.activations.of_stage(ranges, first, last, held)
+        kept = self.activations.of_stage([Counter(policies) for policies in ranges], first, last, held)
         beside = transient(self.activations, kept, last, held[-1])
         return np.array([*(np.full_like(kept, part) for part in states), *beside])
 

@@ -1,38 +1,51 @@
-"""What a single stage takes at the place where it runs: seconds, bytes, and the way to the next one.
+"""Seconds and bytes of a single stage on the devices where it runs, and the route of its messages to the next.
 
-Everything that repeats is kept: layers by site, hops by their ends.
+Everything that repeats is memoised: layers by class of TP groups, routes by their ends.
 """
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import assert_never
 
 from hexiopt.calibration import coefficients as c
 from hexiopt.calibration.frameworks import Framework, default_framework
 from hexiopt.calibration.gpus import Gpu
 from hexiopt.cost.executors.collectives import ring_collective_s
-from hexiopt.cost.executors.compute import ComputeTimes, OperatorTimes, embedding_compute, head_compute, layer_compute
+from hexiopt.cost.executors.compute import (
+    ComputeTimes,
+    OperatorTimes,
+    embedding_compute,
+    head_compute,
+    layer_compute,
+    optimizer_compute_s,
+)
+from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy
 from hexiopt.cost.executors.links import LinkTable
-from hexiopt.cost.executors.memory import MemoryModel, StateSharding
+from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding
 from hexiopt.cost.executors.routes import Route, route
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
-from hexiopt.plan.plan import Ends, SequenceParallel
+from hexiopt.plan.parallelism import Ends, Replicated, SequenceParallel, TensorParallel
+from hexiopt.plan.plan import Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Measured, Shape
 from hexiopt.problem.space import Recompute, recompute_policies
 from hexiopt.schedules.in_flight import InFlight
 
+_KEPT = 50_000  # prices of stages
+
 Contention = tuple[tuple[int, int], ...]
-"""Resources of the network that several sequence stages of a plan use, and how many do."""
+"""Network resources shared by more than one sequence-parallel stage, each with the number of stages that share it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TpGroup:
-    """Where a stage runs, as far as its own time and memory go: one object for all places that cost the same.
+    """A class of tensor-parallel groups that cost the same: GPU type, degree, slowest ring link.
 
-    Compared by identity, so that the tables of the cost model look it up fast.
+    Interned, so equality is identity and look-ups are fast.
     """
 
     gpu: Gpu
@@ -53,7 +66,7 @@ class _Layer:
 
 
 class StageModel:
-    """The sites of a problem, and what stages take there. Raises InputError for a model that is not priced."""
+    """Prices single stages of a problem. Raises InputError for a model that is not priced."""
 
     def __init__(self, problem: Problem, framework: Framework | None = None) -> None:
         _check_attention(problem)
@@ -73,11 +86,13 @@ class StageModel:
         self._memory_models = Memo(self._new_memory_model)
         self._rooms = Memo(self._count_layers)
         self._sequence_stages = Memo(self._new_sequence_stage, 4096)
+        self._group_costs = Memo(self._price_group, _KEPT)
+        self._layout_costs = Memo(self._price_layout, _KEPT)
         self._links = LinkTable(cluster)
         self._hops = Memo(self._new_hop)
 
     def tp_group(self, devices: tuple[int, ...]) -> TpGroup:
-        """The site of a TP group: devices of one machine."""
+        """The class of a TP group, whose devices are of one machine."""
         return self._sites[devices]
 
     def _find_site(self, devices: tuple[int, ...]) -> TpGroup:
@@ -180,11 +195,13 @@ class StageModel:
         return self.sequence_stage(layout, micro_batch_size, {r: n for r, n in contention if r in crossed})
 
     def stage_s(
-        self, tp_group: TpGroup, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
+        self, tp_group: TpGroup, num_layers: int, first: bool, last: bool, micro_batch_size: int, recompute: Recompute
     ) -> tuple[float, float]:
-        """Forward and backward seconds of a stage for one micro-batch."""
-        forward_s, backward_s = self.layer_s(tp_group, micro_batch_size, policy)
-        forward_s, backward_s = num_layers * forward_s, num_layers * backward_s
+        """Forward and backward seconds of a stage for one micro-batch. `recompute` is one policy, or one per layer."""
+        forward_s = backward_s = 0.0
+        for policy, count in ((recompute[0], num_layers),) if len(recompute) == 1 else Counter(recompute).items():
+            layer_s = self.layer_s(tp_group, micro_batch_size, policy)
+            forward_s, backward_s = forward_s + count * layer_s[0], backward_s + count * layer_s[1]
         if first or last:
             embedding, head = self.ends_s(tp_group, micro_batch_size)
             if first:
@@ -193,23 +210,117 @@ class StageModel:
                 forward_s, backward_s = forward_s + head.forward_s, backward_s + head.backward_s
         return forward_s, backward_s
 
-    def layers_s(
-        self, tp_group: TpGroup, policies: Sequence[str], first: bool, last: bool, micro_batch_size: int
-    ) -> tuple[float, float]:
-        """As `stage_s`, of layers with a policy each."""
-        forward_s, backward_s = self.stage_s(tp_group, 0, first, last, micro_batch_size, policies[0])
-        for policy, count in Counter(policies).items():
-            layer_s = self.layer_s(tp_group, micro_batch_size, policy)
-            forward_s, backward_s = forward_s + count * layer_s[0], backward_s + count * layer_s[1]
-        return forward_s, backward_s
+    def executors(
+        self,
+        stage: Stage,
+        micro_batch_size: int,
+        first: bool,
+        last: bool,
+        in_flight: InFlight,
+        zero_stage: int,
+        holders: Sequence[tuple[float, ...]],
+        contention: Contention,
+    ) -> tuple[ExecutorCost, ...]:
+        """What each executor of a stage takes and holds.
 
-    def recomputing_s(
-        self, tp_group: TpGroup, num_layers: int, first: bool, last: bool, micro_batch_size: int, recompute: Recompute
-    ) -> tuple[float, float]:
-        """As `stage_s`, with one policy for all layers or one for each."""
-        if len(recompute) == 1:
-            return self.stage_s(tp_group, num_layers, first, last, micro_batch_size, recompute[0])
-        return self.layers_s(tp_group, recompute, first, last, micro_batch_size)
+        The states of each copy of its parameters are spread by ZeRO stage `zero_stage` over `holders` devices [copies],
+        one number for all layers or one for each.
+        """
+        match stage.parallelism:
+            case SequenceParallel() as layout:
+                (policies,) = stage.policies()
+                key = (
+                    layout,
+                    policies,
+                    micro_batch_size,
+                    first,
+                    last,
+                    in_flight,
+                    zero_stage,
+                    tuple(holders),
+                    contention,
+                )
+                return (self._layout_costs[key],)
+            case TensorParallel(devices):
+                layers, recompute = stage.layers, stage.recompute
+                lengths = (stage.num_layers,) if len(layers) == 1 else tuple([end - start for start, end in layers])
+                group, size = self.tp_group(devices), micro_batch_size
+                return (
+                    self._group_costs[group, lengths, recompute, size, first, last, in_flight, zero_stage, holders[0]],
+                )
+            case Replicated(replicas):
+                lengths, recompute = tuple([end - start for start, end in stage.layers]), stage.recompute
+                return tuple(
+                    [
+                        self._group_costs[
+                            self.tp_group(replica.devices),
+                            lengths,
+                            recompute,
+                            samples,
+                            first,
+                            last,
+                            in_flight,
+                            zero_stage,
+                            own,
+                        ]
+                        for replica, samples, own in zip(
+                            replicas, stage.samples(micro_batch_size), holders, strict=True
+                        )
+                    ]
+                )
+            case never:
+                assert_never(never)
+
+    def _price_group(
+        self,
+        key: tuple[TpGroup, tuple[int, ...], Recompute, int, bool, bool, InFlight, int, tuple[float, ...]],
+    ) -> ExecutorCost:
+        tp_group, lengths, recompute, samples, first, last, in_flight, zero_stage, holders = key
+        model, ends = self.memory_model(tp_group, samples), [0, *accumulate(lengths)]
+        ranges = [recompute if len(recompute) == 1 else recompute[start:end] for start, end in pairwise(ends)]
+        final = len(lengths) - 1
+        chunk_s = tuple(
+            [
+                self.stage_s(tp_group, count, first and c == 0, last and c == final, samples, policies)
+                for c, (count, policies) in enumerate(zip(lengths, ranges, strict=True))
+            ]
+        )
+        counts = [
+            {policies[0]: count} if len(policies) == 1 else Counter(policies)
+            for count, policies in zip(lengths, ranges, strict=True)
+        ]
+        sharding = StateSharding(zero_stage, model.mean_holders(holders, first, last))
+        memory = model.stage_of_ranges(counts, first, last, in_flight, sharding)
+        num_params = model.num_params(sum(lengths), first, last)
+        return ExecutorCost(chunk_s, (self._copy(memory, tp_group.gpu, num_params),))
+
+    def _price_layout(
+        self,
+        key: tuple[
+            SequenceParallel, Recompute, int, bool, bool, InFlight, int, tuple[tuple[float, ...], ...], Contention
+        ],
+    ) -> ExecutorCost:
+        layout, policies, size, first, last, in_flight, zero_stage, holders, contention = key
+        ((count,),) = in_flight
+        stage = self.contended_stage(layout, size, contention)
+        memories: dict[tuple[float, ...], tuple[Memory, ...]] = {}
+        for same in set(holders):
+            shards = StateSharding(zero_stage, stage.alone.mean_holders(same, first, last))
+            memories[same] = stage.memory.each(stage.memory.stage((policies,), first, last, (count,), shards))
+        params = stage.alone.num_params(len(policies), first, last)
+        gpus = [self.tp_group((device,)).gpu for device in layout.devices]
+        copies = tuple([self._copy(memories[own][k], gpus[k], params) for k, own in enumerate(holders)])
+        return ExecutorCost((stage.stage_s(policies, first, last),), copies)
+
+    def _copy(self, memory: Memory, gpu: Gpu, num_params: float) -> ParameterCopy:
+        workload = self.problem.workload
+        optimizer_s = optimizer_compute_s(workload, gpu, memory.optimizer / workload.optimizer_bytes)
+        return ParameterCopy(memory, gpu.usable_memory_bytes, num_params, optimizer_s)
+
+    def forget_stages(self) -> None:
+        """Give back the prices of whole stages; layers, routes and memory models stay."""
+        self._group_costs.clear()
+        self._layout_costs.clear()
 
     def max_layers(
         self,

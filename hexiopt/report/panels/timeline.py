@@ -122,7 +122,7 @@ def _draw_pipeline(
                     if span * per_second > room:
                         labels.append((left + span / 2, event.stage, event.replica, event.kind, event.micro_batch))
     else:
-        for k, ends in enumerate(priced.each_replica_end_s):
+        for k, ends in enumerate(priced.replica_end_s):
             for r, end_s in enumerate(ends):
                 boxes[k, r, "backward", 0] = axis.spans(0.0, end_s)
     for (k, r, kind, chunk), spans in boxes.items():
@@ -145,7 +145,7 @@ def _draw_pipeline(
             low, height = place(k, r)
             ax.text(x, low + height / 2, f"{batch}", fontsize=size, color=colour, ha="center", va="center", zorder=3)
     synced_s = cost.pipeline_s + cost.gradient_sync_s
-    for k, ends in enumerate(priced.each_replica_end_s):
+    for k, ends in enumerate(priced.replica_end_s):
         for r, end_s in enumerate(ends):
             if syncs:
                 ax.broken_barh(axis.spans(end_s, synced_s), place(k, r), zorder=1, **_SYNC)

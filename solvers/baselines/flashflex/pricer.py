@@ -46,6 +46,7 @@ from numpy.typing import NDArray
 
 from hexiopt.cost.cost import Cost, PipelineCost, StageCost
 from hexiopt.cost.executors.memory import Memory, StateSharding
+from hexiopt.plan.messages import messages
 from hexiopt.plan.plan import Pipeline, Plan, unpriced
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import InFlight
@@ -297,12 +298,13 @@ class FlashFlexPricer:
                 machines[first:end] = self._machine_of[stage.devices[0]]
                 tp[first:end] = tp_group.tp
         ends = stage_ends_s(busy, num_micro_batches)
+        message_s = tuple([send_s for send_s in sends for _ in ("forward", "backward")])
         excess = max(stage.excess_bytes for stage in costs)
         if len(self._parts) >= _KEPT_PIPELINES:
             self._parts.clear()
         found = self._parts[id(pipeline), size] = _Part(
             pipeline,
-            PipelineCost(tuple(costs), tuple(sends), tuple(sends), ends, ends[-1]),
+            PipelineCost(tuple(costs), messages(pipeline), message_s, ends, ends[-1]),
             num_micro_batches * size,
             excess,
             self._eye[machines],
@@ -315,7 +317,7 @@ class FlashFlexPricer:
         found = self._stages.get(key)
         if found is None:
             forward_s, backward_s = self.stage_s(tp_group, num_layers, first, last, size, "full")
-            found = self._stages[key] = StageCost(
+            found = self._stages[key] = StageCost.of(
                 forward_s,
                 backward_s,
                 self._memory(tp_group, num_layers, first, last, size),

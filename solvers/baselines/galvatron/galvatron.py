@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Plan, Replica, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.registry import INTERLEAVED

@@ -15,7 +15,7 @@ import numpy as np
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.stage_model import TpGroup
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.space import recompute_policies, sharding_stages
 from hexiopt.schedules.in_flight import InFlight, in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
@@ -217,12 +217,13 @@ class StagePlanner:
         limit = min(tp_group.gpu.usable_memory_bytes for tp_group in tp_groups) * (1 - _ROUNDING)
         n = np.arange(1, self._problem.model.num_layers + 1)
         recomputed, num_bytes = np.zeros(len(n), np.int64), np.zeros(len(n))
-        for memory in {id(m): m for m in (model.memory_model(tp_group, samples) for tp_group in tp_groups)}.values():
+        for memory in {
+            id(m): m for m in (model.stages.memory_model(tp_group, samples) for tp_group in tp_groups)
+        }.values():
             few = [memory.stage(k, first, last, fast, held, spread).total for k in (1, 2, 3, 4)]
             plain = np.where(n < 3, np.take(few, n - 1, mode="clip"), few[2] + (n - 3) * (few[3] - few[2]))
             one, two = (
-                memory.mixed_stage(((smaller,) * k + (fast,) * (3 - k),), first, last, held[0], spread).total
-                for k in (1, 2)
+                memory.stage_of_ranges(({smaller: k, fast: 3 - k},), first, last, held, spread).total for k in (1, 2)
             )
             saved, working = one - two, 2 * one - two - few[2]  # by each layer that recomputes; by the first of them
             over = plain - limit
@@ -240,8 +241,8 @@ class StagePlanner:
         for tp_group in tp_groups:
             ends, each, again = (
                 model.stage_s(tp_group, 0, first, last, samples, fast),
-                model.layer_s(tp_group, samples, fast),
-                model.layer_s(tp_group, samples, smaller),
+                model.stages.layer_s(tp_group, samples, fast),
+                model.stages.layer_s(tp_group, samples, smaller),
             )
             forward_s = np.maximum(forward_s, ends[0] + n * each[0] + recomputed * (again[0] - each[0]))
             backward_s = np.maximum(backward_s, ends[1] + n * each[1] + recomputed * (again[1] - each[1]))

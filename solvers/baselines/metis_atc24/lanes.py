@@ -5,8 +5,8 @@ The same replicas, layers and gradients; what the plan space allows of a micro-b
 
 from collections.abc import Callable, Sequence
 
-from hexiopt.cost.boundary import pipeline_messages, round_trips_s, total_load, ways_load
 from hexiopt.cost.executors.routes import Route
+from hexiopt.cost.sharing import executor_loads, pipeline_messages, round_trips_s, total_load
 from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.schedule import Schedule
@@ -67,6 +67,6 @@ def boundaries_s(
     `sequence_bytes` are the hidden states of one sequence.
     """
     found = [pipeline_messages(lane, hop_of, sequence_bytes) for lane in lanes]
-    load = total_load(item for own in found for item in ways_load(own))
+    load = total_load(item for own in found for item in executor_loads(own))
     each = [round_trips_s(own, len(lanes[0].stages), load) for own in found]
     return [max(trips) for trips in zip(*each, strict=True)]

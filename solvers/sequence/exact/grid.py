@@ -5,6 +5,7 @@ and heads (`hexiopt/cost/executors/sequence_parallel.py`, `sequence_memory.py`):
 coefficients, taken from the cost model's own functions.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -182,7 +183,7 @@ class Grid:
                     travelling=travelling,
                 )
                 kept = Activations.of(model, workload, largest_shard(model, 1), amounts)
-                stored = held * kept.of_range(policies, True, False)
+                stored = held * kept.of_range(Counter(policies), True, False)
                 working = kept.working_set(policy) - kept.final_norm if policy != "none" else 0.0
                 plain, more = (
                     sum(transient(kept, stored + some, True, held)) - c.COMMUNICATOR_BYTES for some in (0.0, working)

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
 from hexiopt.problem.problem import Problem
@@ -152,7 +152,7 @@ class Plans:
         for p in range(len(sets)):
             # All others were done long ago.
             ended = [
-                replace(cost, stage_end_s=(end_s,), end_s=end_s)
+                replace(cost, executor_end_s=(end_s,), end_s=end_s)
                 for q, cost in enumerate(costs)
                 for end_s in ((0.0,) if q == p else (-1e6,))
             ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import SequenceLayout
 from solvers.sequence.exact.floors import Floors
 from solvers.sequence.exact.frames import Frame, alignments, group_orders
@@ -269,12 +269,12 @@ class Stages:
     def _priced(self, frame: Frame, shares: Shares, work: Work) -> tuple[float, bool]:
         """Forward and backward seconds, and whether every device has room."""
         layout, policies = self._layout(frame, shares), (frame.policy,) * self._problem.model.num_layers
-        stage = self._model.sequence_stage(layout, work.size, dict(work.sharers))
+        stage = self._model.stages.sequence_stage(layout, work.size, dict(work.sharers))
         return sum(stage.stage_s(policies, True, True)), self.fits(layout, frame.policy, work)
 
     def fits(self, layout: SequenceLayout, policy: str, work: Work) -> bool:
         """Whether every device of a layout has room."""
-        stage = self._model.sequence_stage(layout, work.size, dict(work.sharers))
+        stage = self._model.stages.sequence_stage(layout, work.size, dict(work.sharers))
         policies = (policy,) * self._problem.model.num_layers
         holders = dict(zip(sorted(layout.devices), work.holders, strict=True))
         for n in set(work.holders):

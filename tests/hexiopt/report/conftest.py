@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import (
     Pipeline,
     Plan,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from matplotlib.text import Text
 
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.report.figure import plan_figure
 from hexiopt.report.html import report_html

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.app.configurations import named_cluster, named_model
 from hexiopt.cost.executors.compute import optimizer_compute_s
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem

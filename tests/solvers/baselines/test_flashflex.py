@@ -10,7 +10,7 @@ import pytest
 
 from hexiopt.cost.cost import violations
 from hexiopt.cost.executors.memory import UNSHARDED
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan, Replica, Sharding, held_by

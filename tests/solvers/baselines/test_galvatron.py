@@ -8,7 +8,7 @@ import pytest
 from hexiopt.cost.cost import violations
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.stage_model import TpGroup
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
@@ -47,7 +47,7 @@ def test_as_few_layers_recompute_as_fit(zero: int, stages: int) -> None:
             ends = s == 0, s == stages - 1
             held = in_flight(ONE_F_ONE_B, StagePosition(s, stages, choice.num_micro_batches))
             spread = StateSharding(zero, choice.pipelines)
-            memories = (model.memory_model(tp_group, 1) for tp_group in tp_groups)
+            memories = (model.stages.memory_model(tp_group, 1) for tp_group in tp_groups)
             return max(memory.mixed_stage((chunk,), *ends, held[0], spread).total for memory in memories)
 
         for split in planner.splits(order, choice):
@@ -59,7 +59,7 @@ def test_as_few_layers_recompute_as_fit(zero: int, stages: int) -> None:
                 assert all(needs(s, n, fewer) > least * (1 - 1e-6) for fewer in range(k))
                 seconds = [
                     sum(model.stage_s(tp_group, n - k, s == 0, s == stages - 1, 1, "none"))
-                    + k * sum(model.layer_s(tp_group, 1, "full"))
+                    + k * sum(model.stages.layer_s(tp_group, 1, "full"))
                     for tp_group in tp_groups
                 ]
                 assert option.forward_s + option.backward_s == pytest.approx(max(seconds))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from solvers.baselines._estimates import GridEstimates, one_f_one_b_s

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Plan, Replica, Sharding, Stage, held_by
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
@@ -103,7 +103,7 @@ def test_rooms_of_blocks_against_the_price(chunks: int) -> None:
 
         def needed(length: int) -> float:
             each = (("full",) * min(length, block) + ("none",) * max(0, length - block)) * chunks  # noqa: B023
-            return model.memory_model(tp_group, size).layered(each, first, last, held, StateSharding(1, 2)).total  # noqa: B023
+            return model.stages.memory_model(tp_group, size).layered(each, first, last, held, StateSharding(1, 2)).total  # noqa: B023
 
         scan = next(n for n in itertools.count(1) if needed(n) > limit) - 1
         room = times.max_layers_of_block(

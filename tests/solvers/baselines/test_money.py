@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem

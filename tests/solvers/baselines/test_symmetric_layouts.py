@@ -8,7 +8,7 @@ from itertools import chain
 import pytest
 
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan, SequenceLayout, Stage
 from hexiopt.plan.token_layout import ORDERS

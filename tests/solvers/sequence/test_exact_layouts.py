@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import violations
-from hexiopt.cost.model import PlanPricer
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
@@ -351,14 +351,14 @@ def test_a_program_with_heads_is_the_cost_model(given: tuple[Problem, Frame, Seq
     """Its choice takes what it says, and no longer than any other."""
     problem, frame, layout = given
     model, policies = PlanPricer(problem), (frame.policy,) * SMALL.num_layers
-    limit_s = 1.01 * sum(model.sequence_stage(layout, 1).stage_s(policies, True, True))
+    limit_s = 1.01 * sum(model.stages.sequence_stage(layout, 1).stage_s(policies, True, True))
     heads = [n for own in layout.groups for n in own.heads]
     grid = Grid(problem, model.framework, 16, 1)
     program = Program(grid, frame, Need(1, tuple((d, 0.0) for d in frame.devices)), limit_s, heads, memory=False)
     choice, proven = program.least(60.0, 60.0)
     assert proven
     assert choice is not None
-    best = model.sequence_stage(frame.layout([2048 * n for n in choice.quanta], heads), 1)
+    best = model.stages.sequence_stage(frame.layout([2048 * n for n in choice.quanta], heads), 1)
     assert sum(best.stage_s(policies, True, True)) == pytest.approx(choice.seconds, rel=1e-6)
     assert choice.seconds <= limit_s / 1.01 * (1 + 1e-9)
 
@@ -369,7 +369,7 @@ def test_floors_are_below_every_layout(given: tuple[Problem, Frame, SequenceLayo
     problem, frame, layout = given
     model = PlanPricer(problem)
     floors = Floors(Grid(problem, model.framework, 16, 1))
-    seconds = sum(model.sequence_stage(layout, 1).stage_s((frame.policy,) * SMALL.num_layers, True, True))
+    seconds = sum(model.stages.sequence_stage(layout, 1).stage_s((frame.policy,) * SMALL.num_layers, True, True))
     assert floors.of_devices(frame.devices) <= floors.of_frame(frame) * (1 + 1e-9) or frame.policy == "full"
     assert floors.of_devices(frame.devices) <= seconds * (1 + 1e-9)
     assert 0.0 < floors.of_frame(frame) <= seconds * (1 + 1e-9)

@@ -1,19 +1,15 @@
-"""ZeRO sharding: over how many devices states are spread, which rings run, and stages in lockstep.
+"""Stages in lockstep: what forwards and backwards take where states are sharded by ZeRO-2 or ZeRO-3.
 
-A parameter's holders, one in each pipeline and replica, are divided into sharding groups: all of them, those of a
-machine, or stated ones. ZeRO-1 scatters gradients in every group, steps on the shards, and gathers weights once a
-step. ZeRO-2 scatters each layer's gradient in every micro-batch, ZeRO-3 also gathers each layer's weights for its
-forward and again for its backward (Rajbhandari et al., arXiv 1910.02054; Zhao et al., arXiv 2304.11277), so that the
-holders of a stage work in lockstep: every layer takes as long as on the slowest of them. Where a parameter has
-several groups, devices that hold the same part of it in each all-reduce its gradient once, at the end of the step
-(hybrid sharding, Zhao et al., section 3.2.2).
+ZeRO-1 scatters gradients in every sharding group, steps on the shards, and gathers weights once a step. ZeRO-2 scatters
+each layer's gradient in every micro-batch, ZeRO-3 also gathers each layer's weights for its forward and again for its
+backward (Rajbhandari et al., arXiv 1910.02054; Zhao et al., arXiv 2304.11277), so that the holders of a stage work in
+lockstep: every layer takes as long as on the slowest of them.
 
 A stage runs *units* one after another: embedding, layers, LM head. A unit's communication runs beside another's
 compute: weights are gathered while the unit before runs, gradients are scattered while the next one runs. Only the
 first gather and the last scatter have nothing to hide behind.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,153 +17,14 @@ from itertools import pairwise
 
 import numpy as np
 
+from hexiopt.cost.cost import StageCost
 from hexiopt.cost.executors.stage_model import Contention, StageModel, TpGroup
-from hexiopt.cost.gradient_sync import Floats, ParameterHolders, RingTimes, slices
+from hexiopt.cost.place import PlacedPipeline
+from hexiopt.cost.rings import GradientRings, RingTimes
+from hexiopt.plan.holders import Floats, sharding_groups
 from hexiopt.plan.plan import Plan, SequenceParallel
-from hexiopt.problem.cluster import Cluster
 
 Times = tuple[float, float]  # forward and backward seconds for one micro-batch
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Over how many devices a pipeline's states are spread: `holders[s][r]` per layer of copy r of stage s.
-
-    A mean where the ranks of a TP group, or slices of a layer, differ in it.
-    """
-
-    stage: int
-    holders: tuple[tuple[tuple[float, ...], ...], ...]
-
-
-@dataclass(frozen=True)
-class Rings:
-    """The rings of a plan: inside the sharding groups, or over all holders where none divide them; and between."""
-
-    within: RingTimes
-    between: RingTimes
-
-
-# ------------------------------------------------------------------ who shares what
-
-
-def sharding_groups(plan: Plan, cluster: Cluster) -> list[int] | None:
-    """Per device of the cluster, the number of its sharding group; None where all holders of a parameter share it.
-
-    From ZeRO-2 on every stage has its own: first and last stage both hold a tied matrix, and each spreads its own.
-    """
-    stage, groups = plan.sharding.stage, plan.sharding.groups
-    if stage == 0 or (stage == 1 and groups == "all"):
-        return None
-    of = [0] * cluster.num_devices
-    if groups == "machine":
-        of = cluster.machine_of.tolist()
-    elif not isinstance(groups, str):
-        for number, devices in enumerate(groups):
-            for device in devices:
-                of[device] = number
-    if stage >= 2:
-        count = len(plan.pipelines[0].stages)
-        for pipeline in plan.pipelines:
-            for s, one in enumerate(pipeline.stages):
-                for device in one.all_devices():
-                    of[device] = of[device] * count + s
-    return of
-
-
-def state_spreads(plan: Plan, groups: Sequence[int] | None, num_layers: int) -> list[Spread]:
-    """Over how many devices the states of each pipeline are spread; `groups` from `sharding_groups`."""
-    members: list[list[tuple[int, ...]]] = [[] for _ in range(num_layers)]  # who holds a layer
-    for pipeline in plan.pipelines:
-        for stage in pipeline.stages:
-            for first, end in stage.layers:
-                for layer in range(first, end):
-                    members[layer] += stage.copies
-    distinct = set(map(tuple, members))
-    counted = {own: _holders(own, groups) for own in distinct}
-    of_layer = [counted[tuple(own)] for own in members]
-    return [
-        Spread(
-            plan.sharding.stage,
-            tuple(
-                tuple(
-                    tuple(of_layer[layer][devices] for first, end in stage.layers for layer in range(first, end))
-                    for devices in stage.copies
-                )
-                for stage in pipeline.stages
-            ),
-        )
-        for pipeline in plan.pipelines
-    ]
-
-
-def _holders(copies: tuple[tuple[int, ...], ...], groups: Sequence[int] | None) -> dict[tuple[int, ...], float]:
-    """Of devices that hold copies of the same layer, over how many each copy's states are spread, at its fullest
-    rank."""
-    if groups is None:
-        return dict.fromkeys(copies, len(copies))
-    widths, ranks = slices(tuple(map(len, copies)))
-    found: dict[tuple[int, ...], float] = {}
-    sharers = []  # per slice and copy, devices in the group of the one that holds the slice
-    for row in ranks.tolist():
-        own = [groups[devices[rank]] for devices, rank in zip(copies, row, strict=True)]
-        counted = Counter(own)
-        sharers.append([counted[group] for group in own])
-    for k, devices in enumerate(copies):
-        counts: list[list[tuple[float, int]]] = [[] for _ in devices]
-        for width, row, shared in zip(widths, ranks.tolist(), sharers, strict=True):
-            counts[row[k]].append((width, shared[k]))
-        found[devices] = min(map(_mean, counts))
-    return found
-
-
-def _mean(counts: Sequence[tuple[float, int]]) -> float:
-    """The count that spreads as much as all (width, count) do together."""
-    if len({count for _, count in counts}) == 1:
-        return counts[0][1]
-    return sum(width for width, _ in counts) / sum(width / count for width, count in counts)
-
-
-# ------------------------------------------------------------------ rings
-
-
-def rings(holders: RingTimes, groups: Sequence[int] | None, cluster: Cluster) -> Rings:
-    """The rings of `holders` cut by sharding groups."""
-    if groups is None:
-        return Rings(holders, RingTimes(ParameterHolders((), ()), cluster))
-    within, between = _divided(holders.groups, groups)
-    return Rings(RingTimes(within, cluster), RingTimes(between, cluster))
-
-
-def _divided(holders: ParameterHolders, groups: Sequence[int]) -> tuple[ParameterHolders, ParameterHolders]:
-    """Rings inside the sharding groups, and between them: of those that hold the same part of a shard in each."""
-    within: dict[tuple[int, ...], float] = {}
-    between: dict[tuple[int, ...], float] = {}
-    for rows, amounts in zip(holders.holders, holders.params, strict=True):
-        for row, params in zip(rows.tolist(), amounts.tolist(), strict=True):
-            parts: dict[int, list[int]] = {}
-            for device in row:
-                parts.setdefault(groups[device], []).append(device)
-            for part in parts.values():
-                within[tuple(part)] = within.get(tuple(part), 0.0) + params
-            widths, ranks = slices(tuple(map(len, parts.values())))
-            for width, at in zip(widths, ranks.tolist(), strict=True):
-                ring = tuple(sorted(part[k] for part, k in zip(parts.values(), at, strict=True)))
-                between[ring] = between.get(ring, 0.0) + width * params
-    return _grouped(within), _grouped(between)
-
-
-def _grouped(rings_of: dict[tuple[int, ...], float]) -> ParameterHolders:
-    """Rings of two devices or more, by their length."""
-    lengths = sorted({len(ring) for ring in rings_of} - {1})
-    chosen = [[(ring, params) for ring, params in rings_of.items() if len(ring) == n] for n in lengths]
-    return ParameterHolders(
-        tuple(np.array([ring for ring, _ in rows], np.int64) for rows in chosen),
-        tuple(np.array([params for _, params in rows]) for rows in chosen),
-    )
-
-
-# ------------------------------------------------------------------ lockstep
 
 
 def forward_s(compute_s: Sequence[float], gather_s: Sequence[float]) -> float:
@@ -207,6 +64,31 @@ class _Executor:
     def width(self) -> int:
         """Into how many parts its devices cut a layer: those of a layout hold all of it each."""
         return len(self.devices) if self.layout is None else 1
+
+
+def in_lockstep(
+    plan: Plan,
+    placed: Sequence[PlacedPipeline],
+    contentions: Sequence[Contention],
+    rings: GradientRings,
+    stages: StageModel,
+) -> list[PlacedPipeline]:
+    """`placed` with the times of executors that gather and scatter layer by layer with each other, from ZeRO-2 on.
+
+    `contentions` of each pipeline, see `StageModel.contended_stage`.
+    """
+    groups = sharding_groups(plan, stages.problem.cluster)
+    assert groups is not None, "from ZeRO-2 on every stage has sharding groups of its own"
+    seconds = lockstep_s(plan, stages, rings.within_group, groups, contentions)
+    return [
+        pipeline.with_stages(
+            tuple(
+                StageCost(tuple(one.taking(*own) for one, own in zip(stage.executors, times, strict=True)))
+                for stage, times in zip(pipeline.stages, each, strict=True)
+            )
+        )
+        for pipeline, each in zip(placed, seconds, strict=True)
+    ]
 
 
 def lockstep_s(

@@ -1,113 +1,25 @@
-"""Gradient synchronisation across pipelines whose stages and TP degrees differ.
+"""The rings in which devices synchronise the gradients and weights that they hold together.
 
-Every device of a sequence layout holds all that a TP group does.
-A layer's sharded dimension is cut at the union of all TP boundaries; each slice has one holder per pipeline and
-replica, and slices with the same holders share one buffer and one all-reduce. A group starts when the last backward
-of its holders' stages has ended, so late stages synchronise while early ones still compute. Groups run as rings in the
-order of machines, over all interfaces at their devices; rings that cross the same interface, uplink, link or device
-port share it, as in `boundary.py`.
-With tied embeddings, first and last stages hold the matrix together.
+Each group of holders is one all-reduce. It starts when the last backward of its holders' stages has ended, so late
+stages synchronise while early ones still compute. Groups run as rings in the order of machines, over all interfaces at
+their devices; rings that cross the same interface, uplink, link or device port share it, as in `sharing.py`.
+Sharding groups cut a ring: gradients and weights go around inside each group, and devices that hold the same shard in
+each of them all-reduce its gradient once, at the end of the step (hybrid sharding, Zhao et al., arXiv 2304.11277,
+section 3.2.2).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
-from math import lcm
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hexiopt.calibration.coefficients import LAST_BUCKET
 from hexiopt.cost.executors.collectives import tree_depth
-from hexiopt.plan.plan import Pipeline
+from hexiopt.plan.holders import Floats, Ints, ParameterHolders, parameter_holders, sharding_groups, slices
+from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class ParameterHolders:
-    """Groups of devices that hold the same parameters.
-
-    `holders[k]` has shape [groups, devices in a group], devices ascending; `params[k]` shape [groups].
-    """
-
-    holders: tuple[Ints, ...]
-    params: tuple[Floats, ...]
-
-    @property
-    def count(self) -> int:
-        """Groups in all, each one all-reduce."""
-        return sum(len(params) for params in self.params)
-
-
-@lru_cache(maxsize=4096)
-def slices(degrees: tuple[int, ...]) -> tuple[list[float], Ints]:
-    """Widths of the slices between all TP boundaries, and per slice the rank that holds it in each degree."""
-    unit = lcm(*degrees)
-    cuts = sorted({k * (unit // t) for t in set(degrees) for k in range(t + 1)})
-    widths = [(end - start) / unit for start, end in pairwise(cuts)]
-    ranks = np.array([[start * t // unit for t in degrees] for start in cuts[:-1]])
-    return widths, ranks
-
-
-def parameter_holders(pipelines: Sequence[Pipeline], model: ModelSpec) -> ParameterHolders:
-    """Who holds what together."""
-    table_rows: list[tuple[int, ...]] = []
-    holds = []  # per pipeline: the end of each range of layers, in order, and the rows of the replicas that hold it
-    for pipeline in pipelines:
-        rows_of = []
-        for stage in pipeline.stages:
-            start = len(table_rows)
-            table_rows += stage.copies
-            rows_of.append(range(start, len(table_rows)))
-        holds.append(
-            [
-                (stage.layers[chunk][1], own)
-                for chunk in range(pipeline.num_chunks)
-                for stage, own in zip(pipeline.stages, rows_of, strict=True)
-            ]
-        )
-    degree = [len(devices) for devices in table_rows]
-    table = np.zeros((len(degree), max(degree)), np.int64)
-    for row, devices in enumerate(table_rows):
-        table[row, : len(devices)] = devices
-    rows: dict[int, dict[bytes, list[float]]] = {}
-
-    def add(members: list[int], params: float) -> None:
-        """Slices of a tensor of `params` parameters that the replicas `members` hold."""
-        if len(members) == 1 or not params:
-            return
-        widths, ranks = slices(tuple([degree[m] for m in members]))
-        holders = np.sort(table[np.array(members), ranks], axis=1)
-        family = rows.setdefault(len(members), {})
-        for row, width in zip(holders, widths, strict=True):
-            family.setdefault(row.tobytes(), [0.0])[0] += width * params
-
-    cuts = sorted({0} | {end for ranges in holds for end, _ in ranges})
-    at = [0] * len(pipelines)
-    for first, end in pairwise(cuts):
-        members: list[int] = []
-        for k, ranges in enumerate(holds):
-            if ranges[at[k]][0] <= first:
-                at[k] += 1
-            members += ranges[at[k]][1]
-        add(members, float(model.layer_params) * (end - first))
-    heads = [m for ranges in holds for m in ranges[0][1]]
-    tails = [m for ranges in holds for m in ranges[-1][1]]
-    if model.tied_embeddings:
-        add(sorted({*heads, *tails}), float(model.vocabulary_params))
-        add(heads, float(model.embedding_params - model.vocabulary_params))
-    else:
-        add(heads, float(model.embedding_params))
-    add(tails, float(model.head_params))
-    return ParameterHolders(
-        tuple(np.frombuffer(b"".join(family), np.int64).reshape(-1, size) for size, family in rows.items()),
-        tuple(np.array([value[0] for value in family.values()]) for family in rows.values()),
-    )
 
 
 def ring_edges(cluster: Cluster, ring: Sequence[int]) -> list[tuple[int, int, float]]:
@@ -193,23 +105,24 @@ class RingTimes:
 
 
 def after_all_reduce(
-    sync: RingTimes, copy_of: Ints, start: Floats, num_bytes: float, passes: int, beside_s: Floats | None = None
+    sync: RingTimes, copy_of: Ints, start: Floats, num_bytes: float, passes: int, overlap_s: Floats | None = None
 ) -> tuple[Floats, Floats | None]:
-    """When each copy has ended all its rings, every one starting when all its holders are ready.
+    """When each parameter copy has finished all its ring collectives [copies], and what is left of `overlap_s`.
 
-    `passes` over `num_bytes` a parameter each. Where rings run beside `beside_s` seconds of compute per copy, only
-    what goes beyond counts, and the last part of them; returned with what is left of these seconds.
+    A ring starts when its last member is ready; `start` [copies]. It makes `passes` over `num_bytes` a parameter each.
+    `copy_of` [devices] numbers the copy that each device holds. Up to `overlap_s` seconds [copies] of each ring are
+    hidden by compute, except its last bucket.
     """
     if not passes or not sync.groups.count:
-        return start, beside_s
+        return start, overlap_s
     ended = start.copy()
-    left = None if beside_s is None else beside_s.copy()
+    left = None if overlap_s is None else overlap_s.copy()
     for holders, duration in zip(sync.groups.holders, sync.ring_pass_s(num_bytes), strict=True):
         at = copy_of[holders]
         seconds = passes * duration
-        if beside_s is not None and left is not None:
-            np.minimum.at(left, at, np.maximum(beside_s[at] - seconds[:, None], 0.0))
-            seconds = np.maximum(seconds - beside_s[at].min(axis=1), LAST_BUCKET * seconds)
+        if overlap_s is not None and left is not None:
+            np.minimum.at(left, at, np.maximum(overlap_s[at] - seconds[:, None], 0.0))
+            seconds = np.maximum(seconds - overlap_s[at].min(axis=1), LAST_BUCKET * seconds)
         done = start[at].max(axis=1) + seconds
         np.maximum.at(ended, at, done[:, None])
     return ended, left
@@ -246,3 +159,61 @@ def _edges(cluster: Cluster, holders: Ints, params: Floats) -> _Edges:
     sources, targets, moved = zip(*rows, strict=True)
     first = np.cumsum([0, *map(len, each)])[:-1]
     return _Edges(np.array(sources), np.array(targets), np.array(moved), first)
+
+
+@dataclass(frozen=True)
+class GradientRings:
+    """The rings of a plan: inside the sharding groups, or over all holders where none divide them; and between groups.
+
+    `copy_of` [devices]: the number of the parameter copy that each device holds, in the order of the plan.
+    """
+
+    within_group: RingTimes
+    between_groups: RingTimes
+    copy_of: Ints
+
+
+def gradient_rings(plan: Plan, model: ModelSpec, cluster: Cluster) -> GradientRings:
+    """The rings of `plan`. Raises InputError where its pipelines do not hold the same layers."""
+    times = RingTimes(parameter_holders(plan.pipelines, model), cluster)
+    copy_of = np.zeros(cluster.num_devices, np.int64)
+    copies = (devices for pipeline in plan.pipelines for stage in pipeline.stages for devices in stage.copies)
+    for k, devices in enumerate(copies):
+        copy_of[list(devices)] = k
+    return GradientRings(*divided_rings(times, sharding_groups(plan, cluster), cluster), copy_of)
+
+
+def divided_rings(holders: RingTimes, groups: Sequence[int] | None, cluster: Cluster) -> tuple[RingTimes, RingTimes]:
+    """The rings of `holders` inside sharding groups, and between them; `groups` from `sharding_groups`."""
+    if groups is None:
+        return holders, RingTimes(ParameterHolders((), ()), cluster)
+    within, between = _divided(holders.groups, groups)
+    return RingTimes(within, cluster), RingTimes(between, cluster)
+
+
+def _divided(holders: ParameterHolders, groups: Sequence[int]) -> tuple[ParameterHolders, ParameterHolders]:
+    """Rings inside the sharding groups, and between them: of those that hold the same part of a shard in each."""
+    within: dict[tuple[int, ...], float] = {}
+    between: dict[tuple[int, ...], float] = {}
+    for rows, amounts in zip(holders.holders, holders.params, strict=True):
+        for row, params in zip(rows.tolist(), amounts.tolist(), strict=True):
+            parts: dict[int, list[int]] = {}
+            for device in row:
+                parts.setdefault(groups[device], []).append(device)
+            for part in parts.values():
+                within[tuple(part)] = within.get(tuple(part), 0.0) + params
+            widths, ranks = slices(tuple(map(len, parts.values())))
+            for width, at in zip(widths, ranks.tolist(), strict=True):
+                ring = tuple(sorted(part[k] for part, k in zip(parts.values(), at, strict=True)))
+                between[ring] = between.get(ring, 0.0) + width * params
+    return _grouped(within), _grouped(between)
+
+
+def _grouped(rings_of: dict[tuple[int, ...], float]) -> ParameterHolders:
+    """Rings of two devices or more, by their length."""
+    lengths = sorted({len(ring) for ring in rings_of} - {1})
+    chosen = [[(ring, params) for ring, params in rings_of.items() if len(ring) == n] for n in lengths]
+    return ParameterHolders(
+        tuple(np.array([ring for ring, _ in rows], np.int64) for rows in chosen),
+        tuple(np.array([params for _, params in rows]) for rows in chosen),
+    )

@@ -1,0 +1,138 @@
+"""What one pipeline must know of the others: over how many devices states are sharded, and who uses the same network.
+
+A stage's states are spread over as many devices as hold its parameters in one sharding group; a mean where the ranks of
+a TP group, or slices of a layer, differ in it.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hexiopt.cost.executors.stage_model import Contention, StageModel
+from hexiopt.errors import InputError
+from hexiopt.plan.holders import sharding_groups, slices
+from hexiopt.plan.parallelism import SequenceParallel
+from hexiopt.plan.plan import Pipeline, Plan
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+
+Holders = tuple[float, ...]  # devices over which a copy's states are spread: one number for all layers, or one each
+
+
+class PipelineSharding(NamedTuple):
+    """How the states of a pipeline are sharded: by which ZeRO stage, and over how many devices.
+
+    `num_devices` for all of them, unless `by_layer` has the number of every layer [stages][copies][layers].
+    """
+
+    zero_stage: int = 0
+    num_devices: float = 1
+    by_layer: tuple[tuple[Holders, ...], ...] | None = None
+
+    def holders(self, stage: int, num_copies: int) -> tuple[Holders, ...]:
+        """Over how many devices the states of each copy of a stage are spread [copies]."""
+        return ((self.num_devices,),) * num_copies if self.by_layer is None else self.by_layer[stage]
+
+
+class PipelineContext(NamedTuple):
+    """All that the price of a pipeline's executors depends on beside the pipeline and its schedule."""
+
+    sharding: PipelineSharding
+    contention: Contention
+
+
+def plan_context(plan: Plan, problem: Problem, stages: StageModel) -> list[PipelineContext]:
+    """The context of each pipeline of `plan`. Raises InputError for layers that the model does not have."""
+    return [
+        PipelineContext(sharding, contention)
+        for sharding, contention in zip(_shardings(plan, problem), contentions(plan, stages), strict=True)
+    ]
+
+
+def refuse_layers_beyond(pipeline: Pipeline, model: ModelSpec) -> None:
+    """Raises InputError where a stage has a layer that `model` lacks."""
+    for s, stage in enumerate(pipeline.stages):
+        for first, end in stage.layers:
+            if end > model.num_layers or first < 0:
+                said = f"plan: stage {s} has layers {first} to {end - 1}, the model has {model.num_layers}"
+                raise InputError(f"{said}; choose layers from 0 to {model.num_layers - 1}")
+
+
+def contentions(plan: Plan, stages: StageModel) -> list[Contention]:
+    """The network resources that several sequence-parallel stages of the plan use and each pipeline crosses, with how
+    many stages use each."""
+    each = [
+        [
+            stages.sequence_stage(stage.parallelism, pipeline.micro_batch_size).crossed
+            for stage in pipeline.stages
+            if isinstance(stage.parallelism, SequenceParallel)
+        ]
+        for pipeline in plan.pipelines
+    ]
+    users = Counter(resource for own in each for crossed in own for resource in crossed)
+    return [
+        tuple(sorted((r, users[r]) for r in frozenset().union(*own) if users[r] > 1)) if own else () for own in each
+    ]
+
+
+def _shardings(plan: Plan, problem: Problem) -> Sequence[PipelineSharding]:
+    count, sharding = len(plan.pipelines), plan.sharding
+    if not sharding.stage:
+        return [PipelineSharding()] * count
+    unreplicated = all(len(stage.copies) == 1 for pipeline in plan.pipelines for stage in pipeline.stages)
+    if unreplicated and sharding.groups == "all":
+        return [PipelineSharding(sharding.stage, count)] * count
+    return state_sharding(plan, sharding_groups(plan, problem.cluster), problem.model)
+
+
+def state_sharding(plan: Plan, groups: Sequence[int] | None, model: ModelSpec) -> list[PipelineSharding]:
+    """How the states of each pipeline are sharded, layer by layer; `groups` from `sharding_groups`."""
+    members: list[list[tuple[int, ...]]] = [[] for _ in range(model.num_layers)]  # who holds a layer
+    for pipeline in plan.pipelines:
+        refuse_layers_beyond(pipeline, model)
+        for stage in pipeline.stages:
+            for first, end in stage.layers:
+                for layer in range(first, end):
+                    members[layer] += stage.copies
+    distinct = set(map(tuple, members))
+    counted = {own: _num_holders(own, groups) for own in distinct}
+    of_layer = [counted[tuple(own)] for own in members]
+    return [
+        PipelineSharding(
+            plan.sharding.stage,
+            by_layer=tuple(
+                tuple(
+                    tuple(of_layer[layer][devices] for first, end in stage.layers for layer in range(first, end))
+                    for devices in stage.copies
+                )
+                for stage in pipeline.stages
+            ),
+        )
+        for pipeline in plan.pipelines
+    ]
+
+
+def _num_holders(copies: tuple[tuple[int, ...], ...], groups: Sequence[int] | None) -> dict[tuple[int, ...], float]:
+    """Over how many devices the states of each copy of a layer are spread, at its fullest rank."""
+    if groups is None:
+        return dict.fromkeys(copies, len(copies))
+    widths, ranks = slices(tuple(map(len, copies)))
+    found: dict[tuple[int, ...], float] = {}
+    sharers = []  # per slice and copy, devices in the group of the one that holds the slice
+    for row in ranks.tolist():
+        own = [groups[devices[rank]] for devices, rank in zip(copies, row, strict=True)]
+        counted = Counter(own)
+        sharers.append([counted[group] for group in own])
+    for k, devices in enumerate(copies):
+        counts: list[list[tuple[float, int]]] = [[] for _ in devices]
+        for width, row, shared in zip(widths, ranks.tolist(), sharers, strict=True):
+            counts[row[k]].append((width, shared[k]))
+        found[devices] = min(map(_mean, counts))
+    return found
+
+
+def _mean(counts: Sequence[tuple[float, int]]) -> float:
+    """The count that spreads as much as all (width, count) do together."""
+    if len({count for _, count in counts}) == 1:
+        return counts[0][1]
+    return sum(width for width, _ in counts) / sum(width / count for width, count in counts)

@@ -1,0 +1,82 @@
+"""A pipeline on its devices: what its executors take and hold, and what its messages occupy, whatever else runs."""
+
+from dataclasses import dataclass, replace
+
+from hexiopt.cost.context import PipelineContext, refuse_layers_beyond
+from hexiopt.cost.cost import StageCost
+from hexiopt.cost.executors.stage_model import StageModel
+from hexiopt.cost.sharing import PlacedMessage, executor_loads, pipeline_messages
+from hexiopt.errors import InputError
+from hexiopt.plan.messages import Message, executor_links
+from hexiopt.plan.plan import Pipeline, irregular
+from hexiopt.schedules.in_flight import stages_in_flight
+from hexiopt.schedules.recurrence import PipelineGraph, pipeline_graph
+from hexiopt.schedules.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPipeline:
+    """What a pipeline takes apart from others; all seconds and bytes for one micro-batch.
+
+    `network_load` lists (network resource, seconds) of every executor that sends. Of `messages`, `plain_messages` has
+    the ends alone.
+    """
+
+    schedule: Schedule
+    num_micro_batches: int
+    stages: tuple[StageCost, ...]
+    messages: tuple[PlacedMessage, ...]
+    plain_messages: tuple[Message, ...]
+    network_load: tuple[tuple[int, float], ...]
+    graph: PipelineGraph
+
+    def with_stages(self, stages: tuple[StageCost, ...]) -> "PlacedPipeline":
+        """The same pipeline whose executors take other times."""
+        graph = _graph(self.schedule, self.num_micro_batches, stages, self.plain_messages)
+        return replace(self, stages=stages, graph=graph)
+
+
+def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stages: StageModel) -> PlacedPipeline:
+    """`pipeline` on its devices. Raises InputError for what `schedule` cannot run, and for layers beyond the model."""
+    size, count, batches = pipeline.micro_batch_size, len(pipeline.stages), pipeline.num_micro_batches
+    chunks, plain = pipeline.num_chunks, all(stage.is_plain for stage in pipeline.stages)
+    # Plain stages keep all rules but those of the schedule.
+    wrong = schedule.broken_rule(count, chunks, batches) if plain else irregular(pipeline, schedule)
+    if wrong is not None:
+        raise InputError(wrong[1])
+    refuse_layers_beyond(pipeline, stages.problem.model)
+    in_flight = stages_in_flight(schedule, count, batches, chunks)
+    sharding, contention = context
+    costs = []
+    for s, stage in enumerate(pipeline.stages):
+        holders = sharding.holders(s, len(stage.copies))
+        zero_stage = sharding.zero_stage
+        costs.append(
+            StageCost(
+                stages.executors(stage, size, s == 0, s == count - 1, in_flight[s], zero_stage, holders, contention)
+            )
+        )
+    messages = pipeline_messages(pipeline, stages.route, stages.message_bytes(1))
+    found, plain_messages = tuple(costs), tuple([one.message for one in messages])
+    return PlacedPipeline(
+        schedule,
+        batches,
+        found,
+        messages,
+        plain_messages,
+        tuple(executor_loads(messages)),
+        _graph(schedule, batches, found, plain_messages),
+    )
+
+
+def _graph(
+    schedule: Schedule, num_micro_batches: int, stages: tuple[StageCost, ...], messages: tuple[Message, ...]
+) -> PipelineGraph:
+    return pipeline_graph(
+        schedule,
+        len(stages),
+        num_micro_batches,
+        tuple([s for s, stage in enumerate(stages) for _ in stage.executors]),
+        tuple([executor.chunk_s for stage in stages for executor in stage.executors]),
+        executor_links(messages, [len(stage.executors) for stage in stages]),
+    )

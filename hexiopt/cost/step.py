@@ -1,0 +1,60 @@
+"""One training step, from the ends of its pipelines: gradient synchronisation, optimiser, gathering of weights."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hexiopt.calibration.frameworks import Framework
+from hexiopt.cost.cost import Cost, PipelineCost
+from hexiopt.cost.rings import GradientRings, after_all_reduce
+from hexiopt.problem.problem import Problem
+
+
+def step_cost(
+    zero_stage: int, pipelines: Sequence[PipelineCost], rings: GradientRings, problem: Problem, framework: Framework
+) -> Cost:
+    """The cost of a step whose pipelines end as `pipelines` say, its states sharded by ZeRO stage `zero_stage`."""
+    workload = problem.workload
+    pipeline_s = max([pipeline.end_s for pipeline in pipelines])
+    executors = [
+        (executor, end_s)
+        for pipeline in pipelines
+        for executor, end_s in zip(
+            [executor for stage in pipeline.stages for executor in stage.executors],
+            pipeline.executor_end_s,
+            strict=True,
+        )
+    ]
+    copies = [copy for executor, _ in executors for copy in executor.copies]
+    # All copies of an executor (the devices of a sequence layout) end together.
+    ready = np.array([end_s for executor, end_s in executors for _ in executor.copies])
+    optimizer_s = np.array([copy.optimizer_s for copy in copies])
+    backward_s = forward_s = None  # of each copy, beside which rings may run
+    if framework.overlaps_gradients:
+        backward_s = np.array([executor.backward_s for executor, _ in executors for _ in executor.copies])
+    if framework.overlaps_weights:
+        forward_s = np.array([executor.forward_s for executor, _ in executors for _ in executor.copies])
+    within, copy_of, gradient_bytes = rings.within_group, rings.copy_of, workload.stored_gradient_bytes
+    # All-reduced whole, or scattered now, or long since; then shards are all-reduced between groups.
+    passes = (2, 1, 0, 0)[zero_stage]
+    ended, left = after_all_reduce(within, copy_of, ready, gradient_bytes, passes, backward_s)
+    ended, _ = after_all_reduce(rings.between_groups, copy_of, ended, gradient_bytes, 2, left)
+    synced_s = max(pipeline_s, float(ended.max()))
+    finished = ended + optimizer_s
+    if zero_stage in (1, 2):
+        finished, _ = after_all_reduce(within, copy_of, finished, workload.element_bytes, 1, forward_s)
+    step_s = max(synced_s, float(finished.max()))
+    if zero_stage == 1:
+        sizes = [holders.shape[1] for holders in within.groups.holders]
+        step_s += framework.holder_s * max(sizes, default=0)
+    model_flops = workload.tokens * problem.model.model_flops_per_token(workload.seq_len)
+    return Cost(
+        step_time_s=step_s,
+        pipeline_s=pipeline_s,
+        gradient_sync_s=synced_s - pipeline_s,
+        optimizer_s=step_s - synced_s,
+        tokens_per_s=workload.tokens / step_s,
+        mfu=model_flops / (step_s * problem.cluster.total_peak_flops(workload.precision)),
+        excess_bytes=max([copy.excess_bytes for copy in copies]),
+        pipelines=tuple(pipelines),
+    )

@@ -1,0 +1,133 @@
+"""Who holds which parameters together: devices of pipelines whose stages and TP degrees differ.
+
+Every device of a sequence layout holds all that a TP group does. A layer's sharded dimension is cut at the union of all
+TP boundaries; each slice has one holder per pipeline and replica, and slices with the same holders share one buffer.
+With tied embeddings, first and last stages hold the matrix together. The holders of a parameter are divided into
+sharding groups: all of them, those of a machine, or stated ones.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from math import lcm
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexiopt.errors import InputError
+from hexiopt.plan.plan import Pipeline, Plan
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ParameterHolders:
+    """Groups of devices that hold the same parameters.
+
+    `holders[k]` has shape [groups, devices in a group], devices ascending; `params[k]` shape [groups].
+    """
+
+    holders: tuple[Ints, ...]
+    params: tuple[Floats, ...]
+
+    @property
+    def count(self) -> int:
+        """Groups in all, each one all-reduce."""
+        return sum(len(params) for params in self.params)
+
+
+@lru_cache(maxsize=4096)
+def slices(degrees: tuple[int, ...]) -> tuple[list[float], Ints]:
+    """Widths of the slices between all TP boundaries, and per slice the rank that holds it in each degree."""
+    unit = lcm(*degrees)
+    cuts = sorted({k * (unit // t) for t in set(degrees) for k in range(t + 1)})
+    widths = [(end - start) / unit for start, end in pairwise(cuts)]
+    ranks = np.array([[start * t // unit for t in degrees] for start in cuts[:-1]])
+    return widths, ranks
+
+
+def parameter_holders(pipelines: Sequence[Pipeline], model: ModelSpec) -> ParameterHolders:
+    """Who holds what together."""
+    table_rows: list[tuple[int, ...]] = []
+    holds = []  # per pipeline: the end of each range of layers, in order, and the rows of the replicas that hold it
+    for pipeline in pipelines:
+        rows_of = []
+        for stage in pipeline.stages:
+            start = len(table_rows)
+            table_rows += stage.copies
+            rows_of.append(range(start, len(table_rows)))
+        holds.append(
+            [
+                (stage.layers[chunk][1], own)
+                for chunk in range(pipeline.num_chunks)
+                for stage, own in zip(pipeline.stages, rows_of, strict=True)
+            ]
+        )
+    degree = [len(devices) for devices in table_rows]
+    table = np.zeros((len(degree), max(degree)), np.int64)
+    for row, devices in enumerate(table_rows):
+        table[row, : len(devices)] = devices
+    rows: dict[int, dict[bytes, list[float]]] = {}
+
+    def add(members: list[int], params: float) -> None:
+        """Slices of a tensor of `params` parameters that the replicas `members` hold."""
+        if len(members) == 1 or not params:
+            return
+        widths, ranks = slices(tuple([degree[m] for m in members]))
+        holders = np.sort(table[np.array(members), ranks], axis=1)
+        family = rows.setdefault(len(members), {})
+        for row, width in zip(holders, widths, strict=True):
+            family.setdefault(row.tobytes(), [0.0])[0] += width * params
+
+    cuts = sorted({0} | {end for ranges in holds for end, _ in ranges})
+    at = [0] * len(pipelines)
+    for first, end in pairwise(cuts):
+        members: list[int] = []
+        for k, ranges in enumerate(holds):
+            if ranges[at[k]][0] <= first:
+                at[k] += 1
+                if at[k] == len(ranges):
+                    said = f"plan: pipeline {k} ends at layer {first}, another at layer {cuts[-1]}"
+                    raise InputError(f"{said}; give every pipeline all layers")
+            members += ranges[at[k]][1]
+        add(members, float(model.layer_params) * (end - first))
+    heads = [m for ranges in holds for m in ranges[0][1]]
+    tails = [m for ranges in holds for m in ranges[-1][1]]
+    if model.tied_embeddings:
+        add(sorted({*heads, *tails}), float(model.vocabulary_params))
+        add(heads, float(model.embedding_params - model.vocabulary_params))
+    else:
+        add(heads, float(model.embedding_params))
+    add(tails, float(model.head_params))
+    return ParameterHolders(
+        tuple(np.frombuffer(b"".join(family), np.int64).reshape(-1, size) for size, family in rows.items()),
+        tuple(np.array([value[0] for value in family.values()]) for family in rows.values()),
+    )
+
+
+def sharding_groups(plan: Plan, cluster: Cluster) -> list[int] | None:
+    """Per device of the cluster, the number of its sharding group; None where all holders of a parameter share it.
+
+    From ZeRO-2 on every stage has its own: first and last stage both hold a tied matrix, and each spreads its own.
+    """
+    stage, groups = plan.sharding.stage, plan.sharding.groups
+    if stage == 0 or (stage == 1 and groups == "all"):
+        return None
+    of = [0] * cluster.num_devices
+    if groups == "machine":
+        of = cluster.machine_of.tolist()
+    elif not isinstance(groups, str):
+        for number, devices in enumerate(groups):
+            for device in devices:
+                of[device] = number
+    if stage >= 2:
+        count = len(plan.pipelines[0].stages)
+        for pipeline in plan.pipelines:
+            for s, one in enumerate(pipeline.stages):
+                for device in one.all_devices():
+                    of[device] = of[device] * count + s
+    return of

@@ -1,0 +1,77 @@
+"""The messages of a pipeline: who sends samples of a micro-batch to whom.
+
+Executors of a stage take consecutive samples of a micro-batch: each sends to those of the next stage whose samples
+overlap its own, and gets the gradients back. With several layer ranges the last stage also sends to the first.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+
+from hexiopt.plan.plan import Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """The messages of one direction from an executor of `stage` to one of the next stage (before, if `backward`).
+
+    `sender` and `receiver` number the executors of their stages; `samples` of a micro-batch go over.
+    """
+
+    backward: bool
+    stage: int
+    sender: int
+    receiver: int
+    samples: int
+
+    def target(self, num_stages: int) -> int:
+        """The stage that receives it."""
+        return (self.stage + (-1 if self.backward else 1)) % num_stages
+
+
+def sample_overlaps(senders: Sequence[int], receivers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(sender, receiver, samples that both have), a micro-batch's samples dealt to either side in order."""
+    i = j = 0
+    here, there = senders[0], receivers[0]  # samples not yet sent, not yet received
+    while True:
+        common = min(here, there)
+        yield i, j, common
+        here, there = here - common, there - common
+        if not here:
+            i += 1
+            if i == len(senders):
+                return
+            here = senders[i]
+        if not there:
+            j += 1
+            there = receivers[j]
+
+
+def messages(pipeline: Pipeline) -> tuple[Message, ...]:
+    """All messages of a pipeline for one micro-batch, boundary by boundary; a forward one is followed by its answer."""
+    size = pipeline.micro_batch_size
+    return messages_of(tuple([stage.samples(size) for stage in pipeline.stages]), pipeline.num_chunks > 1)
+
+
+@lru_cache(maxsize=4096)
+def messages_of(samples: tuple[tuple[int, ...], ...], wraps: bool) -> tuple[Message, ...]:
+    """As `messages`: executor r of stage s takes `samples[s][r]` of a micro-batch. If the pipeline `wraps`, its last
+    stage sends to the first too."""
+    count = len(samples)
+    found = []
+    for s in range(count if wraps else count - 1):
+        t = (s + 1) % count
+        for a, b, common in sample_overlaps(samples[s], samples[t]):
+            found.append(Message(False, s, a, b, common))
+            found.append(Message(True, t, b, a, common))
+    return tuple(found)
+
+
+def executor_links(found: Sequence[Message], num_executors: Sequence[int]) -> tuple[tuple[bool, int, int], ...]:
+    """(backward, sender, receiver) of each message, where executors are numbered through all stages, which have
+    `num_executors` each [stages]."""
+    first, count = [0, *accumulate(num_executors)], len(num_executors)
+    return tuple(
+        [(one.backward, first[one.stage] + one.sender, first[one.target(count)] + one.receiver) for one in found]
+    )
