@@ -24,6 +24,7 @@ from hexiopt.calibration.frameworks import default_framework
 from hexiopt.calibration.gpus import Gpu, catalogue, fitted_efficiency
 from hexiopt.cost.breakdown import breakdown, busy_time
 from hexiopt.cost.cost import Cost, StageCost
+from hexiopt.cost.executors.executor import ExecutorCost
 from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Plan
@@ -154,7 +155,7 @@ def stage_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
         yield "", f"and {len(rows) - _MAX_STAGES:,} stages of other kinds", ""
 
 
-def _stage_row(name: str, cost: StageCost, parts: list[tuple[str, float]]) -> Row:
+def _stage_row(name: str, cost: StageCost | ExecutorCost, parts: list[tuple[str, float]]) -> Row:
     """A row of `stage_rows`: `parts` of the time, and the largest of the memory on the fullest device."""
     total, memory = cost.forward_s + cost.backward_s, cost.memory
     largest = sorted(MEMORY_PARTS, key=lambda part: -getattr(memory, part))[:3]

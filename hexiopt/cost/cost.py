@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy
+from hexiopt.cost.executors.executor import ChunkTimes, ExecutorCost, ParameterCopy
 from hexiopt.cost.executors.memory import Memory
 from hexiopt.cost.sharing import longest_s
 from hexiopt.plan.check import Violation, check
@@ -54,6 +54,11 @@ class StageCost:
     def backward_s(self) -> float:
         """Backward seconds of the slowest executor, recompute included."""
         return self.slowest.backward_s
+
+    @property
+    def chunk_s(self) -> tuple[ChunkTimes, ...]:
+        """Forward and backward seconds of each layer range of the slowest executor."""
+        return self.slowest.chunk_s
 
     @property
     def memory(self) -> Memory:

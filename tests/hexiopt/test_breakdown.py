@@ -27,7 +27,7 @@ def test_the_parts_add_up_to_the_step_and_to_every_executor(pair: tuple[Problem,
     assert all(seconds >= -1e-12 * cost.step_time_s for _, seconds in parts)
     for p, pipeline in enumerate(cost.pipelines):
         for s, stage in enumerate(pipeline.stages):
-            for r, one in enumerate(stage.each):
+            for r, one in enumerate(stage.executors):
                 busy = busy_time(model, plan, cost, p, s, r)
                 assert busy.total_s == pytest.approx(one.forward_s + one.backward_s, rel=1e-12, abs=0)
                 assert plan.sharding.stage >= 2 or busy.lockstep_s == 0.0

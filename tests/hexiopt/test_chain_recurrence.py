@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from hexiopt.cost.cost import PipelineCost, StageCost
 from hexiopt.cost.executors.memory import Memory
+from hexiopt.plan.messages import messages
 from hexiopt.plan.plan import Pipeline, Stage
 from hexiopt.schedules.recurrence import chain_ends_s
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B, SCHEDULES
@@ -64,10 +65,11 @@ def simulated(schedule: Schedule, times: Times, num_micro_batches: int) -> list[
     """When each stage ends in the event simulation."""
     forward, backward, ahead, back = times
     nothing = Memory(0, 0, 0, 0, 0, 0, 0, 0)
-    stages = tuple(StageCost(f, b, nothing, 0.0, 0.0) for f, b in zip(forward, backward, strict=True))
-    priced = PipelineCost(stages, tuple(ahead), tuple(back), (), 0.0)
+    stages = tuple(StageCost.of(f, b, nothing, 0.0, 0.0) for f, b in zip(forward, backward, strict=True))
     p = len(forward)
     pipeline = Pipeline(tuple(Stage.of((i,), i, i + 1) for i in range(p)), num_micro_batches)
+    message_s = tuple(s for pair in zip(ahead, back, strict=True) for s in pair)
+    priced = PipelineCost(stages, messages(pipeline), message_s, (), 0.0)
     ends = [0.0] * p
     count = 0
     for event in simulate_pipeline(0, pipeline, priced, schedule):

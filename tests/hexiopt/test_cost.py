@@ -73,9 +73,9 @@ def test_parts_make_up_the_step(pair: tuple[Problem, Plan]) -> None:
         assert len(priced.send_forward_s) == len(priced.send_backward_s) == len(pipeline.stages) - 1
         for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True):
             limits = [cluster.gpu_of(replica.devices[0]).usable_memory_bytes for replica in stage.replicas]
-            assert [one.limit_bytes for one in stage_cost.each] == limits
+            assert [one.limit_bytes for one in stage_cost.executors] == limits
             assert stage_cost.limit_bytes in limits
-    excess = [one.memory.total - one.limit_bytes for p in cost.pipelines for s in p.stages for one in s.each]
+    excess = [one.memory.total - one.limit_bytes for p in cost.pipelines for s in p.stages for one in s.executors]
     p, s = cost.binding_stage()
     assert cost.excess_bytes == max(excess) == cost.pipelines[p].stages[s].excess_bytes
     assert cost.fits == (max(excess) <= 0)
@@ -178,7 +178,7 @@ def test_a_replica_takes_its_samples_and_its_own_gpu() -> None:
     model = PlanPricer(PROBLEM)
     cost = model.price(Plan((Pipeline(stages, 2, 4),), ONE_F_ONE_B, Sharding(1)))
     (priced,) = cost.pipelines
-    for devices, samples, one in (((0,), 3, priced.stages[0].each[0]), ((2,), 1, priced.stages[0].each[1])):
+    for devices, samples, one in (((0,), 3, priced.stages[0].executors[0]), ((2,), 1, priced.stages[0].executors[1])):
         tp_group = model.tp_group(devices)
         embedding, _ = model.stages.ends_s(tp_group, samples)
         times = [model.stages.layer_s(tp_group, samples, policy) for policy in ("none", "full", "full", "selective")]
@@ -188,12 +188,13 @@ def test_a_replica_takes_its_samples_and_its_own_gpu() -> None:
     # Two holders of the first four layers and the embedding, one of the rest.
     work = PROBLEM.workload
     first, last = priced.stages
-    assert [one.memory.optimizer for one in first.each] == [8 * first.num_params / 2] * 2
+    assert [one.memory.optimizer for one in first.executors] == [8 * first.num_params / 2] * 2
     assert last.memory.optimizer == 8 * last.num_params
-    assert first.memory == max((one for one in first.each), key=lambda one: one.excess_bytes).memory
+    assert first.memory == max((one for one in first.executors), key=lambda one: one.excess_bytes).memory
     # Both A100s share a machine and its ports; the RTX 3090's message crosses the network.
     sample_bytes = work.seq_len * MODEL.hidden_size * work.element_bytes
-    seconds = {(link.backward, link.sender, link.receiver): link.seconds for link in priced.links}
+    timed = zip(priced.messages, priced.message_s, strict=True)
+    seconds = {(one.backward, one.sender, one.receiver): message_s for one, message_s in timed}
     inside_s, outside_s = 3 * sample_bytes / 100e9 + 10e-6, sample_bytes / 1.25e9 + 20e-6
     assert seconds == pytest.approx(
         {(False, 0, 0): inside_s, (True, 0, 0): inside_s, (False, 1, 0): outside_s, (True, 0, 1): outside_s}
@@ -220,7 +221,7 @@ def test_interleaved_stages_hold_the_ends_with_their_first_and_last_range() -> N
     assert one.stages[0].chunk_s[1] == pytest.approx((2 * layer[0], 2 * layer[1]))
     assert one.stages[1].chunk_s[0] == pytest.approx(layer)
     assert one.stages[1].chunk_s[1][1] == pytest.approx(layer[1] + head.backward_s)
-    wraps = {(link.backward, link.stage) for link in one.links}
+    wraps = {(link.backward, link.stage) for link in one.messages}
     assert wraps == {(False, 0), (True, 1), (False, 1), (True, 0)}
     # The first stage has begun 2·2 − 2 + 2 + 1 forwards of ranges of two layers, 1F1B two of four layers.
     tokens = of.workload.seq_len * c.TOKEN_ID_BYTES
@@ -238,7 +239,7 @@ def test_replicas_spread_optimizer_states_over_all_holders(pair: tuple[Problem, 
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
         for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
             ends = s == 0, s == len(pipeline.stages) - 1
-            for replica, one in zip(stage.replicas, stage_cost.each, strict=True):
+            for replica, one in zip(stage.replicas, stage_cost.executors, strict=True):
                 memory = model.stages.memory_model(model.tp_group(replica.devices), 1)
                 held = [layer for first, end in stage.layers for layer in range(first, end)]
                 expected = sum(memory.layer_params / num_holders(plan, layer) for layer in held)

@@ -209,7 +209,7 @@ def test_zero_1_moves_the_bytes_of_plain_data_parallelism() -> None:
     pipelines = (Pipeline((Stage.of((0, 1), 0, 6),), 1), Pipeline((Stage.of((2, 3), 0, 6),), 1))
     model = PlanPricer(problem)
     plain, sharded = (model.price(Plan(pipelines, ONE_F_ONE_B, Sharding(stage))) for stage in (0, 1))
-    passes = [model.sync_times(Plan(pipelines)).ring_pass_s(2)[0].max() for _ in range(2)]
+    passes = [model.rings(Plan(pipelines)).within_group.ring_pass_s(2)[0].max() for _ in range(2)]
     assert plain.gradient_sync_s == pytest.approx(sum(passes))
     assert sharded.gradient_sync_s == pytest.approx(passes[0])
     assert sharded.optimizer_s - passes[1] == pytest.approx(plain.optimizer_s / 2)
@@ -228,7 +228,7 @@ def test_late_stages_synchronise_while_early_ones_compute() -> None:
     cost = model.price(plan)
     first, last = cost.pipelines[0].stage_end_s
     assert first > last
-    sync = model.sync_times(plan)
+    sync = model.rings(plan).within_group
     seconds = dict(zip(map(tuple, sync.groups.holders[0].tolist()), sync.ring_pass_s(2)[0], strict=True))
     assert last + 2 * seconds[1, 3] < first
     assert cost.gradient_sync_s == pytest.approx(2 * seconds[0, 2])

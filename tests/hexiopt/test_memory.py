@@ -1,6 +1,7 @@
 """Memory: parameters, activations by schedule position, the largest stage that fits, Llama-2 7B by hand."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -214,7 +215,7 @@ def test_one_policy_for_every_layer_is_one_policy(
     for policy in RECOMPUTE_POLICIES:
         whole = memory.stage(layers, *ends, policy, holding(held))
         for chunks in ([(policy,) * layers], [(policy,)] * layers):
-            mixed = memory.mixed_stage(chunks, *ends, (held,) * len(chunks))
+            mixed = memory.stage_of_ranges(list(map(Counter, chunks)), *ends, ((held,) * len(chunks),))
             assert [getattr(mixed, part) for part in MEMORY_PARTS] == pytest.approx(
                 [getattr(whole, part) for part in MEMORY_PARTS], rel=1e-12
             )
@@ -224,7 +225,7 @@ def test_policies_per_layer_add_up() -> None:
     """Layers none, full, selective; three micro-batches of the first range and two of the second, with the head."""
     memory = MemoryModel(LLAMA, Workload(), A100, 1, 1)
     none, selective, full = (memory.layer_activation_bytes(policy) for policy in RECOMPUTE_POLICIES)
-    mixed = memory.mixed_stage([("none", "full"), ("selective",)], False, True, (3, 2))
+    mixed = memory.stage_of_ranges([{"none": 1, "full": 1}, {"selective": 1}], False, True, ((3, 2),))
     plain = memory.stage(0, False, True, "none", holding(2))
     working = memory.recompute_working_set_bytes("full", last=True)
     assert mixed.activations == pytest.approx(3 * (none + full) + 2 * selective + working + plain.activations)

@@ -4,15 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hexiopt.cost.cost import LinkCost, PipelineCost, StageCost
+from hexiopt.cost.cost import PipelineCost, StageCost
+from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy
 from hexiopt.cost.executors.memory import Memory
 from hexiopt.errors import InputError
+from hexiopt.plan.messages import Message
 from hexiopt.plan.plan import Pipeline, Replica, Stage, TensorParallel, held_by
 from hexiopt.schedules.gpipe import GPipe
 from hexiopt.schedules.recurrence import Executor, Link, chain_ends_s, executor_ends_s
@@ -62,6 +64,20 @@ def exact_ends(
     return busy
 
 
+class LinkCost(NamedTuple):
+    """Seconds of the messages from one executor to another, as of `Message`."""
+
+    backward: bool
+    stage: int
+    sender: int
+    receiver: int
+    seconds: float
+
+
+def executor_cost(*chunk_s: tuple[float, float]) -> ExecutorCost:
+    return ExecutorCost(chunk_s, (ParameterCopy(NOTHING, 0.0, 0.0),))
+
+
 @dataclass(frozen=True)
 class Case:
     """A pipeline of any replicas and ranges, the times of its replicas, and of its messages."""
@@ -77,7 +93,7 @@ class Case:
 
     def graph(self) -> tuple[Schedule, int, int, tuple[Executor, ...], tuple[Link, ...]]:
         """What the recurrence takes."""
-        first = [0, *accumulate(len(stage.each) for stage in self.stages)]
+        first = [0, *accumulate(len(stage.executors) for stage in self.stages)]
         count = len(self.stages)
         links = [
             Link(
@@ -88,13 +104,14 @@ class Case:
             )
             for link in self.links
         ]
-        executors = tuple(Executor(s, one.each_chunk_s) for s, stage in enumerate(self.stages) for one in stage.each)
+        executors = tuple(Executor(s, one.chunk_s) for s, stage in enumerate(self.stages) for one in stage.executors)
         return self.schedule, count, self.pipeline.num_micro_batches, executors, tuple(links)
 
     def simulated(self) -> list[float]:
         """The same in the event simulation."""
         ends = {(s, r): 0.0 for s, stage in enumerate(self.pipeline.stages) for r in range(len(stage.replicas))}
-        priced = PipelineCost(self.stages, (), (), (), 0.0, self.links)
+        messages = tuple(Message(*link[:4], samples=1) for link in self.links)
+        priced = PipelineCost(self.stages, messages, tuple(link.seconds for link in self.links), (), 0.0)
         for event in simulate_pipeline(0, self.pipeline, priced, self.schedule):
             if event.kind in ("forward", "backward"):
                 ends[event.stage, event.replica] = event.end_s
@@ -116,14 +133,12 @@ def cases(draw: st.DrawFn, routes: st.SearchStrategy[float] = HOPS, *, round_tim
     if not round_times and draw(st.booleans()):
         seconds = SECONDS
 
-    def stage_cost() -> StageCost:
-        times = tuple((draw(seconds), draw(seconds)) for _ in range(chunks))
-        forward_s, backward_s = (sum(time[way] for time in times) for way in (0, 1))
-        return StageCost(forward_s, backward_s, NOTHING, 0.0, 0.0, times)
+    def drawn() -> ExecutorCost:
+        return executor_cost(*((draw(seconds), draw(seconds)) for _ in range(chunks)))
 
     stages, links = [], []
     for s, own in enumerate(samples):
-        stages.append(StageCost.of_replicas(tuple(stage_cost() for _ in own)))
+        stages.append(StageCost(tuple(drawn() for _ in own)))
         t = (s + 1) % count
         if count == 1 or (t == 0 and chunks == 1):
             continue
@@ -204,7 +219,7 @@ def test_a_time_too_small_to_count_is_none() -> None:
 def ring(num_stages: int, num_chunks: int, forward_s: float, backward_s: float, message_s: float = 0.0) -> Case:
     """Equal interleaved stages whose micro-batches take `forward_s` and `backward_s` in all ranges together."""
     times = ((forward_s / num_chunks, backward_s / num_chunks),) * num_chunks
-    stage = StageCost(forward_s, backward_s, NOTHING, 0.0, 0.0, times)
+    stage = StageCost((executor_cost(*times),))
     links = []
     for s in range(num_stages):
         t = (s + 1) % num_stages
@@ -243,9 +258,9 @@ def test_two_interleaved_stages_by_hand() -> None:
 
 def test_replicas_do_not_wait_for_each_other() -> None:
     """Two samples on either stage: each sample has a pipeline of its own, one twice as fast as the other."""
-    pair = tuple(StageCost(f, 2 * f, NOTHING, 0.0, 0.0) for f in (1.0, 2.0))
+    pair = tuple(executor_cost((f, 2 * f)) for f in (1.0, 2.0))
     links = [LinkCost(way, int(way), r, r, 0.0) for r in (0, 1) for way in (False, True)]
-    stage = StageCost.of_replicas(pair)
+    stage = StageCost(pair)
     replicas = (Replica((0,), 1), Replica((1,), 1))
     pipeline = Pipeline(tuple(Stage(held_by(replicas), ((s, s + 1),)) for s in (0, 1)), 10, 2)
     case = Case(ONE_F_ONE_B, pipeline, (stage, stage), tuple(links))
@@ -255,8 +270,8 @@ def test_replicas_do_not_wait_for_each_other() -> None:
 
 def test_a_replica_waits_for_all_whose_samples_it_takes() -> None:
     """A fast and a slow replica feed one that takes both samples: it starts with the slow one."""
-    first = StageCost.of_replicas(tuple(StageCost(f, f, NOTHING, 0.0, 0.0) for f in (1.0, 3.0)))
-    second = StageCost(1.0, 1.0, NOTHING, 0.0, 0.0)
+    first = StageCost(tuple(executor_cost((f, f)) for f in (1.0, 3.0)))
+    second = StageCost((executor_cost((1.0, 1.0)),))
     links = [LinkCost(False, 0, r, 0, 0.5) for r in (0, 1)] + [LinkCost(True, 1, 0, r, 0.5) for r in (0, 1)]
     replicas = (Replica((0,), 1), Replica((1,), 1))
     pipeline = Pipeline((Stage(held_by(replicas), ((0, 1),)), Stage.of((2,), 1, 2)), 1, 2)

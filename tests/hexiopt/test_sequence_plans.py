@@ -227,7 +227,7 @@ def test_weights_are_gathered_and_gradients_scattered_unit_by_unit(groups: str) 
     layout = in_one((0, 1, 4, 5), 16, 16, 16, 16)
     plan = Plan((Pipeline((staged(layout, 0, 3),), 4),), sharding=Sharding(3, groups))
     stage = model.price(plan).pipelines[0].stages[0]
-    within = model.rings(plan).within
+    within = model.rings(plan).within_group
     assert [rows.tolist() for rows in within.groups.holders] == (
         [[[0, 1, 4, 5]]] if groups == "all" else [[[0, 1], [4, 5]]]
     )

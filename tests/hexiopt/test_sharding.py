@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.calibration.gpus import catalogue
+from hexiopt.cost.context import state_sharding
 from hexiopt.cost.executors.memory import UNSHARDED, Memory, MemoryModel, StateSharding
 from hexiopt.cost.lockstep import backward_s, forward_s, scattered_backward_s
 from hexiopt.cost.pricer import PlanPricer

@@ -29,9 +29,10 @@ def test_the_simulation_ends_when_the_cost_says(pair: tuple[Problem, Plan]) -> N
         assert list(priced.executor_end_s) == pytest.approx([end for stage in found for end in stage], rel=1e-9)
         assert list(priced.stage_end_s) == pytest.approx(list(map(max, found)), rel=1e-9)
         assert priced.end_s == max(priced.stage_end_s)
-        for s in range(len(priced.send_forward_s) if priced.links else 0):
+        timed = list(zip(priced.messages, priced.message_s, strict=True))
+        for s in range(len(priced.send_forward_s)):
             ahead, back = (
-                [x.seconds for x in priced.links if (x.backward, x.stage) == at] for at in ((0, s), (1, s + 1))
+                [seconds for x, seconds in timed if (x.backward, x.stage) == at] for at in ((0, s), (1, s + 1))
             )
             assert (priced.send_forward_s[s], priced.send_backward_s[s]) == (max(ahead), max(back))
 

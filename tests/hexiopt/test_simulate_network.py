@@ -4,10 +4,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hexiopt.cost.boundary import pipeline_messages
 from hypothesis import given
 
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.cost.sharing import pipeline_messages
 from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.simulation.engine import simulate
@@ -25,12 +25,8 @@ def ends_alone(model: PlanPricer, plan: Plan) -> Ends:
     pipelines = []
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
         ways = pipeline_messages(pipeline, model.stages.route, model.stages.message_bytes(1))
-        alone = {(w.backward, w.stage, w.sender, w.receiver): w.route.alone_s(w.num_bytes) for w in ways}
-        links = tuple(
-            replace(link, seconds=alone[link.backward, link.stage, link.sender, link.receiver])
-            for link in priced.each_link
-        )
-        pipelines.append(replace(priced, links=links))
+        alone = {way.message: way.route.alone_s(way.num_bytes) for way in ways}
+        pipelines.append(replace(priced, message_s=tuple(alone[message] for message in priced.messages)))
     found: Ends = {}
     for event in simulate(plan, replace(cost, pipelines=tuple(pipelines))):
         if not event.kind.startswith("send"):
@@ -56,7 +52,7 @@ def test_no_earlier_than_alone_and_as_priced_where_nothing_is_shared(pair: tuple
     model = PlanPricer(problem)
     simulated, alone = simulate_network(model, plan), ends_alone(model, plan)
     for (p, s, r), end_s in alone.items():
-        assert simulated.pipelines[p].each_replica_end_s[s][r] >= end_s * (1 - 1e-9)
+        assert simulated.pipelines[p].replica_end_s[s][r] >= end_s * (1 - 1e-9)
     if most_ways(model, plan) <= 1:
         assert simulated.step_time_s == pytest.approx(model.price(plan).step_time_s, rel=1e-9)
     assert simulated.excess_bytes == model.price(plan).excess_bytes
@@ -92,7 +88,7 @@ def test_messages_that_meet_take_turns_and_others_do_not() -> None:
     found = {
         (p, s, r): end
         for p, pipeline in enumerate(simulated.pipelines)
-        for s, ends in enumerate(pipeline.each_replica_end_s)
+        for s, ends in enumerate(pipeline.replica_end_s)
         for r, end in enumerate(ends)
     }
     assert found == pytest.approx(alone, rel=1e-9)

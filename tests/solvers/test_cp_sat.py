@@ -83,7 +83,7 @@ def test_no_stage_is_faster_than_its_table(drawn: tuple[Problem, Plan, PlanPrice
         for s, (stage, cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
             first, last = s == 0, s == len(pipeline.stages) - 1
             samples = stage.samples(pipeline.micro_batch_size)
-            for replica, x, one in zip(stage.replicas, samples, cost.each, strict=True):
+            for replica, x, one in zip(stage.replicas, samples, cost.executors, strict=True):
                 shards = StateSharding(plan.sharding.stage, holders(plan))
                 times = table.times(model.tp_group(replica.devices), x, first, last, 1, shards)
                 both = one.forward_s + one.backward_s

@@ -90,12 +90,8 @@ def test_the_floor_of_equal_stages_is_exact() -> None:
 
 def ending(cost: PipelineCost, late: int | None, end_s: float) -> PipelineCost:
     """The pipeline with all replicas ending at once but number `late`, at `end_s`."""
-    ends = iter(end_s if k == late else 0.0 for k in range(len(cost.executor_end_s)))
-    each = tuple(tuple(next(ends) for _ in stage.each) for stage in cost.stages)
-    stage_ends = tuple(map(max, each))
-    return replace(
-        cost, replica_end_s=each if cost.replica_end_s else (), stage_end_s=stage_ends, end_s=max(stage_ends)
-    )
+    ends = tuple(end_s if k == late else 0.0 for k in range(len(cost.executor_end_s)))
+    return replace(cost, executor_end_s=ends, end_s=max(ends))
 
 
 @SETTINGS
@@ -158,7 +154,7 @@ def test_rooms_say_what_the_cost_model_says(task: tuple[Problem, Plan]) -> None:
                 for k, recompute in enumerate(chain):
                     stages = (*pipeline.stages[:s], replace(stage, recompute=recompute), *pipeline.stages[s + 1 :])
                     cost = model.pipelines(Plan((replace(pipeline, stages=stages),), plan.schedule))[0]
-                    for r, replica_cost in enumerate(cost.stages[s].each):
+                    for r, replica_cost in enumerate(cost.stages[s].executors):
                         if replica_cost.excess_bytes <= 0:
                             fits.setdefault(r, k)
                 for r, samples in enumerate(stage.samples(pipeline.micro_batch_size)):
