@@ -20,6 +20,6 @@ def test_the_parts_of_a_sequence_stage_make_its_time() -> None:
     assert list(step_rows(PROBLEM, plan, cost))
     assert len(list(measured_rows(PROBLEM, plan))) == 1
 
-    stage = PlanPricer(PROBLEM).sequence_stage(layout, 1)
+    stage = PlanPricer(PROBLEM).stages.sequence_stage(layout, 1)
     layer_s, parts = sum(stage.layer_s("selective")), stage.parts_s("selective")
     assert all(sum(part[d] for part in parts.values()) <= layer_s * (1 + 1e-9) for d in range(3))

@@ -92,7 +92,7 @@ def test_one_device_takes_what_tp_1_takes(problem: Problem, size: int, zero: int
 @given(case=staged(), policy=st.sampled_from(RECOMPUTE_POLICIES))
 def test_the_simulation_ends_when_the_recurrence_says(case: tuple[Problem, SequenceLayout, int], policy: str) -> None:
     problem, layout, size = case
-    stage = PlanPricer(problem).sequence_stage(layout, size)
+    stage = PlanPricer(problem).stages.sequence_stage(layout, size)
     for phases in (list(stage.forward()), list(stage.backward(policy))):
         events = simulate_layer(stage, phases)
         ended = np.zeros(len(layout.devices))
@@ -107,7 +107,7 @@ def test_the_simulation_ends_when_the_recurrence_says(case: tuple[Problem, Seque
 @given(case=staged())
 def test_events_of_a_device_do_not_overlap_and_messages_wait(case: tuple[Problem, SequenceLayout, int]) -> None:
     problem, layout, size = case
-    stage = PlanPricer(problem).sequence_stage(layout, size)
+    stage = PlanPricer(problem).stages.sequence_stage(layout, size)
     events = simulate_layer(stage, stage.backward("selective"))
     begun: dict[tuple[int, int, int], float] = {}
     for event in events:
@@ -192,7 +192,7 @@ def test_all_to_alls_carry_each_token_to_each_head_that_reads_it() -> None:
     problem = Problem(TWO, MODEL, Workload(seq_len=64, precision="fp16"))
     group = SequenceGroup((0, 1, 4, 5), (30, 4, 20, 10), (3, 1, 2, 2))
     layout = SequenceLayout((group,))
-    stage = PlanPricer(problem).sequence_stage(layout, 2)
+    stage = PlanPricer(problem).stages.sequence_stage(layout, 2)
     ranges = head_ranges(group.heads)
     moved = {}
     for (i, a), (j, b) in product(enumerate(group.devices), repeat=2):
@@ -235,7 +235,7 @@ def test_equal_shards_of_equal_devices_end_together(shape: tuple[int, int], kv_h
         SequenceGroup(tuple(devices[g * size : (g + 1) * size]), (128 // count // size,) * size, (8 // size,) * size)
         for g in range(count)
     )
-    stage = PlanPricer(problem).sequence_stage(SequenceLayout(groups, "zigzag"), 1)
+    stage = PlanPricer(problem).stages.sequence_stage(SequenceLayout(groups, "zigzag"), 1)
     for phases in (stage.forward(), stage.backward("none")):
         ended = ends_s(stage.own, stage.ways, phases)
         assert ended == pytest.approx(np.full(len(ended), ended[0]), rel=1e-9)
@@ -245,7 +245,7 @@ def test_attention_counts_every_pair_once() -> None:
     """On a GPU on which only attention takes time, a ring of one-device groups does the pairs of the causal mask."""
     problem = Problem(pure(), MODEL, Workload(seq_len=96))
     layout = SequenceLayout(tuple(SequenceGroup((d,), (t,), (8,)) for d, t in enumerate((10, 50, 6, 30))), "zigzag")
-    stage = PlanPricer(problem).sequence_stage(layout, 1)
+    stage = PlanPricer(problem).stages.sequence_stage(layout, 1)
     attention: Counter[int] = Counter()
     for event in simulate_layer(stage, stage.forward()):
         if event.kind == "attention":
@@ -262,7 +262,7 @@ def test_memory_counts_own_tokens_and_own_heads(
 ) -> None:
     problem, layout, size = case
     model, width = problem.model, problem.workload.element_bytes
-    stage = PlanPricer(problem).sequence_stage(layout, size)
+    stage = PlanPricer(problem).stages.sequence_stage(layout, size)
 
     def memory(layers: int) -> tuple[Memory, ...]:
         return stage.memory.each(stage.memory.stage(((policy,) * layers,), False, False, (held,)))
@@ -303,4 +303,4 @@ def test_what_does_not_fit_is_refused(case: tuple[tuple[int, ...], tuple[int, ..
     )
     problem = Problem(TWO, MODEL, Workload(seq_len=64, precision="fp16"), Space(sequence=True))
     with pytest.raises(ValueError, match=said):
-        PlanPricer(problem).sequence_stage(SequenceLayout(groups), 1)
+        PlanPricer(problem).stages.sequence_stage(SequenceLayout(groups), 1)
