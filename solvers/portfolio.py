@@ -20,18 +20,18 @@ from hexiopt.solving import Capabilities
 from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import Partition
 from solvers.core.search import Search
-from solvers.core.workers import at_once, has_second_core
+from solvers.core.workers import has_second_core, in_parallel
 from solvers.frame.solver import SearchSolver
-from solvers.frame.starts import dealt_structures, whole_grids
+from solvers.frame.starts import short_chain_partitions, whole_grids
+from solvers.heuristics.configuration_program import shape_partitions
 from solvers.heuristics.hexiscale import HierarchicalPartition
 from solvers.heuristics.hill_climbing import HillClimber
 from solvers.heuristics.local_search import ANNEAL, improve, own_grids, without_grids
-from solvers.heuristics.shape_program import shape_structures
 from solvers.sequence.planning import plan_jointly
 
 
 @dataclass(frozen=True, slots=True)
-class _Lane:
+class _Member:
     """How a lane spends its budget."""
 
     number: int  # lanes of other numbers draw otherwise
@@ -45,10 +45,10 @@ class _Lane:
 
 
 _SIDE_BY_SIDE = (
-    _Lane(0, partition=0.25, until_first_plan=True, cooling=0.6, recreate_share=0.05, before_layouts=0.15),
-    _Lane(1, partition=0.0, until_first_plan=False, cooling=1.0, recreate_share=0.0, before_layouts=1.0),
+    _Member(0, partition=0.25, until_first_plan=True, cooling=0.6, recreate_share=0.05, before_layouts=0.15),
+    _Member(1, partition=0.0, until_first_plan=False, cooling=1.0, recreate_share=0.0, before_layouts=1.0),
 )
-_ALONE = _Lane(0, partition=0.25, until_first_plan=False, cooling=1.0, recreate_share=0.03, before_layouts=0.3)
+_ALONE = _Member(0, partition=0.25, until_first_plan=False, cooling=1.0, recreate_share=0.03, before_layouts=0.3)
 _FEW_DEVICES = 16  # GPUs up to which both lanes search replicas, and single TP groups are moved soon enough
 _FEW = 64  # GPUs up to which one lane prices the floor soon enough, while the other partitions
 _LARGE = 200  # GPUs beyond which a structure takes too long to price for annealing thousands
@@ -73,7 +73,7 @@ class Portfolio(SearchSolver):
             _run(run, first, _ALONE, chain(_grids(run, first), _shapes(run)))
         else:
             few = len(problem.usable_devices) <= _FEW
-            with at_once(run, lambda other: _second(other, with_grids=few)) as answer:
+            with in_parallel(run, lambda other: _second(other, with_grids=few)) as answer:
                 _run(run, first, _SIDE_BY_SIDE[0], () if few else _grids(run, first))
                 answer()
         run.budget = whole
@@ -86,49 +86,49 @@ def _second(run: Search, *, with_grids: bool) -> None:
 
 
 def _grids(run: Search, completer: PlanCompleter) -> Iterator[Partition]:
-    return chain(whole_grids(run.problem), own_grids(run.problem, completer, lambda: _goes_on(run)))
+    return chain(whole_grids(run.problem), own_grids(run.problem, completer, lambda: _continues(run)))
 
 
 def _shapes(run: Search) -> Iterator[Partition]:
     """What `shapes` gives; between, what was best on many machines, of which hundreds of starts cannot be priced."""
-    many = dealt_structures(run.problem)
-    for partition in shape_structures(run, lambda: _goes_on(run)):
+    many = short_chain_partitions(run.problem)
+    for partition in shape_partitions(run, lambda: _continues(run)):
         yield partition
         yield from islice(many, _MANY)
     yield from many
 
 
-def _goes_on(run: Search) -> bool:
+def _continues(run: Search) -> bool:
     """Whether the floor is priced on: as long as budget is left, and past the time limit while there is no plan."""
-    return run.go_on() or (run.plan is None and run.budget.max_steps is None and not run.stopped)
+    return run.should_continue() or (run.plan is None and run.budget.max_steps is None and not run.stopped)
 
 
-def _run(run: Search, completer: PlanCompleter, lane: _Lane, floor: Iterable[Partition]) -> None:
+def _run(run: Search, completer: PlanCompleter, member: _Member, fallbacks: Iterable[Partition]) -> None:
     """One lane, to the end of its budget."""
     problem = run.problem
-    cheap = price_floor(run, completer, floor)
-    if problem.space.sequence and lane.before_layouts < 1.0:
+    cheap = price_fallbacks(run, completer, fallbacks)
+    if problem.space.sequence and member.before_layouts < 1.0:
         rng = random.Random(run.seed)
         starts = chain(cheap, own_grids(problem, completer), without_grids(problem, completer))
-        improve(HillClimber(run, completer, rng), starts, run.until(lane.before_layouts))
+        improve(HillClimber(run, completer, rng), starts, run.until(member.before_layouts))
         plan_jointly(run, rng)
         return
     partitions = find_spec("pymetis") is not None and len(problem.usable_devices) <= _LARGE
-    found = hexiscale_partitions(run, completer, lane.partition, lane.until_first_plan) if partitions else []
-    rng = random.Random(run.seed * len(_SIDE_BY_SIDE) + lane.number)
+    found = hexiscale_partitions(run, completer, member.partition, member.until_first_plan) if partitions else []
+    rng = random.Random(run.seed * len(_SIDE_BY_SIDE) + member.number)
     grids = () if cheap and len(problem.usable_devices) > _FEW else own_grids(problem, completer)
     starts = chain(found, cheap, grids, without_grids(problem, completer))
     climber = HillClimber(run, completer, rng)
-    recreate_share = lane.recreate_share if len(problem.usable_devices) > _FEW_DEVICES else 0.0
-    climber.finish(improve(climber, starts, run.until(ANNEAL), lane.cooling, recreate_share))
+    recreate_share = member.recreate_share if len(problem.usable_devices) > _FEW_DEVICES else 0.0
+    climber.finish(improve(climber, starts, run.until(ANNEAL), member.cooling, recreate_share))
 
 
-def price_floor(run: Search, completer: PlanCompleter, floor: Iterable[Partition]) -> list[Partition]:
+def price_fallbacks(run: Search, completer: PlanCompleter, fallbacks: Iterable[Partition]) -> list[Partition]:
     """Price structures one after another: all of them within the time limit, and past it until there is a plan. Of
     those that fit, the best, best first."""
     found: list[tuple[float, int, Partition]] = []
-    for number, partition in enumerate(floor):
-        if not _goes_on(run):
+    for number, partition in enumerate(fallbacks):
+        if not _continues(run):
             break
         run.step()
         completed = completer.allowed(partition) and completer.complete(partition)
@@ -152,7 +152,7 @@ def hexiscale_partitions(
     if share == 0.0:
         return []
     hierarchy, allowance = HierarchicalPartition(run, completer, random.Random(run.seed)), run.until(share)
-    while allowance or (until_first_plan and run.plan is None and run.go_on()):
+    while allowance or (until_first_plan and run.plan is None and run.should_continue()):
         run.step()
         hierarchy.iterate()
     return hierarchy.found()

@@ -17,7 +17,7 @@ from hexiopt.solving import Capabilities, Solver
 BUILT_IN: Mapping[str, str] = {
     "random": "solvers.heuristics.random_partition:RandomPartition",
     "hexiscale": "solvers.heuristics.hexiscale:HexiScale",
-    "shapes": "solvers.heuristics.shape_program:Shapes",
+    "shapes": "solvers.heuristics.configuration_program:Shapes",
     "local_search": "solvers.heuristics.local_search:LocalSearch",
     "portfolio": "solvers.portfolio:Portfolio",
     "cp_sat": "solvers.exact.cp_sat:CpSat",
@@ -35,7 +35,7 @@ BUILT_IN: Mapping[str, str] = {
     "sequence_random": "solvers.sequence.random_layouts:SequenceRandom",
     "ulysses": "solvers.baselines.symmetric_layouts:UlyssesLayouts",
     "usp": "solvers.baselines.symmetric_layouts:UspLayouts",
-    "sequence_exact": "solvers.sequence.exact.solver:SequenceExact",
+    "sequence_exact": "solvers.sequence.exact.sequence_exact:SequenceExact",
 }
 ALIASES: Mapping[str, str] = {"metis": "hexiscale"}  # old names, for one release
 

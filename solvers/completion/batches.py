@@ -11,7 +11,7 @@ from solvers.completion import allocation
 
 def split_batch(
     fill_s: Sequence[float],
-    beat: Sequence[float],
+    period: Sequence[float],
     sizes: Sequence[int],
     global_batch: int,
     *,
@@ -25,7 +25,7 @@ def split_batch(
     if any(n > 1 for n in multiples):
         units = split_batch(
             fill_s,
-            [b * n for b, n in zip(beat, multiples, strict=True)],
+            [b * n for b, n in zip(period, multiples, strict=True)],
             [s * n for s, n in zip(sizes, multiples, strict=True)],
             global_batch,
             even=even,
@@ -37,19 +37,19 @@ def split_batch(
         return None
     if even:
         return _even(sizes, global_batch)
-    low, high = 0.0, max(f + b * (global_batch // s + 1) for f, b, s in zip(fill_s, beat, sizes, strict=True))
+    low, high = 0.0, max(f + b * (global_batch // s + 1) for f, b, s in zip(fill_s, period, sizes, strict=True))
     for _ in range(50):
         middle = 0.5 * (low + high)
-        done = sum(s * max(1, int((middle - f) / b)) for f, b, s in zip(fill_s, beat, sizes, strict=True))
+        done = sum(s * max(1, int((middle - f) / b)) for f, b, s in zip(fill_s, period, sizes, strict=True))
         low, high = (low, middle) if done >= global_batch else (middle, high)
         if high - low <= 1e-6 * high:
             break
-    counts = [max(1, int((high - f) / b)) for f, b in zip(fill_s, beat, strict=True)]
-    return _trim(counts, fill_s, beat, sizes, global_batch)
+    counts = [max(1, int((high - f) / b)) for f, b in zip(fill_s, period, strict=True)]
+    return _trim(counts, fill_s, period, sizes, global_batch)
 
 
 def _trim(
-    counts: list[int], fill_s: Sequence[float], beat: Sequence[float], sizes: Sequence[int], global_batch: int
+    counts: list[int], fill_s: Sequence[float], period: Sequence[float], sizes: Sequence[int], global_batch: int
 ) -> list[int] | None:
     """Take back what is beyond the global batch, the latest pipelines first; exact where sizes allow it."""
     surplus = sum(s * c for s, c in zip(sizes, counts, strict=True)) - global_batch
@@ -57,12 +57,12 @@ def _trim(
         fitting = [k for k, c in enumerate(counts) if c > 1 and sizes[k] <= surplus]
         if not fitting:
             break
-        k = max(fitting, key=lambda k: fill_s[k] + beat[k] * counts[k])
+        k = max(fitting, key=lambda k: fill_s[k] + period[k] * counts[k])
         counts[k] -= 1
         surplus -= sizes[k]
     if surplus > 0:
         # One micro-batch too large to take back whole: return it and fill up with smaller ones.
-        for k in sorted(range(len(counts)), key=lambda k: -(fill_s[k] + beat[k] * counts[k])):
+        for k in sorted(range(len(counts)), key=lambda k: -(fill_s[k] + period[k] * counts[k])):
             if counts[k] > 1 and sizes[k] > surplus:
                 counts[k] -= 1
                 surplus -= sizes[k]
@@ -71,7 +71,7 @@ def _trim(
         fitting = [k for k in range(len(counts)) if sizes[k] <= -surplus]
         if not fitting:
             return None
-        k = min(fitting, key=lambda k: fill_s[k] + beat[k] * (counts[k] + 1))
+        k = min(fitting, key=lambda k: fill_s[k] + period[k] * (counts[k] + 1))
         counts[k] += 1
         surplus += sizes[k]
     return counts if surplus == 0 else None

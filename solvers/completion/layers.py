@@ -18,10 +18,10 @@ from hexiopt.schedules.schedule import Schedule, StagePosition
 from hexiopt.solving import Pricer
 from solvers.completion.allocation import even, least_bottleneck
 
-Choice = tuple[int, Recompute]  # of a stage: layers, and what they recompute
+StageLayers = tuple[int, Recompute]  # of a stage: layers, and what they recompute
 
 
-class Share(NamedTuple):
+class ReplicaShare(NamedTuple):
     """One replica's part of a stage: a site and the samples of each micro-batch that come to it."""
 
     tp_group: Any
@@ -47,7 +47,7 @@ class LayerSplitter:
         self._num_layers = pricer.problem.model.num_layers
         self._times: dict[tuple[Any, ...], list[tuple[str, list[float]]]] = {}
         self._options: dict[tuple[Any, ...], StageOptions] = {}
-        self._splits: dict[tuple[Any, ...], tuple[Choice, ...] | int] = {}
+        self._splits: dict[tuple[Any, ...], tuple[StageLayers, ...] | int] = {}
 
     def options(
         self,
@@ -60,50 +60,55 @@ class LayerSplitter:
     ) -> StageOptions:
         """The options of a stage that must hold on every one of `tp_groups` (the slowest and fullest decide).
 
-        A site gets whole micro-batches, unless it is a `Share`.
+        A site gets whole micro-batches, unless it is a `ReplicaShare`.
         """
         key = (tp_groups, first, last, micro_batch_size, held, shards)
         found = self._options.get(key)
         if found is None:
             shares = _shares(tp_groups, micro_batch_size)
             tables = self._by_speed(tp_groups, first, last, micro_batch_size)
-            rooms = [
+            layer_limits = [
                 min(self._pricer.max_layers(tp_group, first, last, n, policy, held, shards) for tp_group, n in shares)
                 for policy, _ in tables
             ]
             times: list[float] = []
             recompute: list[Recompute] = []
             # From the fastest policy to the leanest: each serves the lengths whose memory the ones before exceed.
-            for room, (policy, seconds) in zip(rooms, tables, strict=True):
-                more = seconds[len(times) : max(len(times), room)]
+            for layer_limit, (policy, seconds) in zip(layer_limits, tables, strict=True):
+                more = seconds[len(times) : max(len(times), layer_limit)]
                 times += more
                 recompute += [(policy,)] * len(more)
             found = self._options[key] = StageOptions(times, recompute)
             if self._model is not None:
-                for (room, (faster, _)), (_, (smaller, _)) in combinations(zip(rooms, tables, strict=True), 2):
-                    self._mix(found, max(0, room), smaller, faster, shares, first, last, held, shards)
+                for (layer_limit, (faster, _)), (_, (smaller, _)) in combinations(
+                    zip(layer_limits, tables, strict=True), 2
+                ):
+                    self._mix(found, max(0, layer_limit), smaller, faster, shares, first, last, held, shards)
         return found
 
     def _mix(
         self,
         found: StageOptions,
-        room: int,
+        layer_limit: int,
         smaller: str,
         faster: str,
-        shares: Sequence[Share],
+        shares: Sequence[ReplicaShare],
         first: bool,
         last: bool,
         held: InFlight,
         shards: StateSharding,
     ) -> None:
-        """Improve what is `found` beyond `room` layers: as few layers as possible use `smaller`, others `faster`."""
+        """Improve the options `found` for more than `layer_limit` layers by mixing two policies.
+
+        As few layers as memory requires recompute under `smaller`, the others under `faster`.
+        """
         model = self._model
         assert model is not None
         rates = []  # per share: seconds of no layer, of a layer of either
         for tp_group, samples in shares:
             none_s = sum(model.stage_s(tp_group, 0, first, last, samples, smaller))
             rates.append((none_s, *(sum(model.layer_s(tp_group, samples, policy)) for policy in (smaller, faster))))
-        counts = range(room + 1, len(found.times) + 1)
+        counts = range(layer_limit + 1, len(found.times) + 1)
         each = [
             model.least_recomputed(tp_group, counts, first, last, samples, smaller, faster, held, shards)
             for tp_group, samples in shares
@@ -152,7 +157,7 @@ class LayerSplitter:
         added_s: tuple[float, ...] = (),
         chunks: int = 1,
         more_holders: tuple[int, ...] = (),
-    ) -> tuple[Choice, ...] | int:
+    ) -> tuple[StageLayers, ...] | int:
         """Layers and policy per stage, or how many layers find no room.
 
         `added_s`: what a stage does beside layers. `chunks`: layer ranges a stage, of a layer at least.
@@ -175,12 +180,14 @@ class LayerSplitter:
             found = self._splits[key] = self._solve(options, added_s or (0.0,) * p, chunks)
         return found
 
-    def _solve(self, options: list[StageOptions], added_s: Sequence[float], least: int) -> tuple[Choice, ...] | int:
+    def _solve(
+        self, options: list[StageOptions], added_s: Sequence[float], least: int
+    ) -> tuple[StageLayers, ...] | int:
         layers, p = self._num_layers, len(options)
         empty = sum(max(0, least - len(o.times)) for o in options)
-        room = sum(len(o.times) for o in options)
-        if p * least > layers or empty or room < layers:
-            return max(layers - room, empty, p * least - layers, 1)
+        layer_limit = sum(len(o.times) for o in options)
+        if p * least > layers or empty or layer_limit < layers:
+            return max(layers - layer_limit, empty, p * least - layers, 1)
         counts = (
             self._even_counts(options)
             if self._even
@@ -200,6 +207,9 @@ class LayerSplitter:
         return even(layers, p, able)
 
 
-def _shares(tp_groups: Iterable[Any], micro_batch_size: int) -> list[Share]:
+def _shares(tp_groups: Iterable[Any], micro_batch_size: int) -> list[ReplicaShare]:
     """Every site with its samples of a micro-batch."""
-    return [tp_group if isinstance(tp_group, Share) else Share(tp_group, micro_batch_size) for tp_group in tp_groups]
+    return [
+        tp_group if isinstance(tp_group, ReplicaShare) else ReplicaShare(tp_group, micro_batch_size)
+        for tp_group in tp_groups
+    ]

@@ -54,9 +54,9 @@ def rebalanced(problem: Problem, plan: Plan, priced: Sequence[PipelineCost]) -> 
         fill = (sum(stages) + (chunks - 1) * max(stages)) / chunks
         fill += sum(cost.send_forward_s) + sum(cost.send_backward_s)
         more = pipeline.num_micro_batches - 1
-        beat = max((cost.end_s - fill) / more if more else 0.0, max(stages))
-        fills.append(cost.end_s - (more + 1) * beat)
-        periods.append(beat)
+        period = max((cost.end_s - fill) / more if more else 0.0, max(stages))
+        fills.append(cost.end_s - (more + 1) * period)
+        periods.append(period)
     sizes = [pipeline.micro_batch_size for pipeline in plan.pipelines]
     multiples = [multiple_of(pipeline.stages) for pipeline in plan.pipelines]
     counts = split_batch(fills, periods, sizes, problem.workload.global_batch, multiples=multiples)

@@ -18,12 +18,12 @@ def may_interleave(problem: Problem) -> bool:
     return problem.space.max_chunks > 1 and any(one.chunked for one in schedules(problem.workload))
 
 
-def drawn_chunks(problem: Problem, rng: random.Random) -> int:
+def draw_chunks(problem: Problem, rng: random.Random) -> int:
     """A number of layer ranges a stage, from 2."""
     return rng.choice([n for n in _NUMBERS if n <= problem.space.max_chunks])
 
 
-def drawn_schedule(problem: Problem, rng: random.Random) -> tuple[Schedule, int]:
+def draw_schedule(problem: Problem, rng: random.Random) -> tuple[Schedule, int]:
     """A schedule at random, and how many layer ranges a stage; 1F1B, which serves most plans best, most often."""
     allowed = schedules(problem.workload)
     schedule = rng.choices(allowed, [_FAVOURED.get(one, 1) for one in allowed])[0]
@@ -32,7 +32,7 @@ def drawn_schedule(problem: Problem, rng: random.Random) -> tuple[Schedule, int]
     if not may_interleave(problem):  # with one layer range a stage, 1F1B under a second name
         return default_schedule(problem.workload), 1
     # Where every plan is interleaved, one range, and so any number of micro-batches, is as good a draw.
-    return schedule, 1 if allowed == (schedule,) and rng.random() < 0.5 else drawn_chunks(problem, rng)
+    return schedule, 1 if allowed == (schedule,) and rng.random() < 0.5 else draw_chunks(problem, rng)
 
 
 def possible_chunks(chunks: int, num_stages: int, num_layers: int) -> int:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from hexiopt.schedules.schedule import Schedule
 
-Group = tuple[int, ...]  # devices of a TP group
+DeviceGroup = tuple[int, ...]  # devices of a TP group
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +23,14 @@ class PipelineGroup:
     `replicated`: each `stages[s]` has the replicas of one stage, as many as it likes, several somewhere.
     """
 
-    stages: tuple[tuple[Group, ...], ...]
+    stages: tuple[tuple[DeviceGroup, ...], ...]
     micro_batch_size: int = 1
     replicated: bool = False
 
     @classmethod
-    def line(cls, stages: Sequence[tuple[Group, ...]], micro_batch_size: int) -> "PipelineGroup":
+    def pipeline(cls, stages: Sequence[tuple[DeviceGroup, ...]], micro_batch_size: int) -> "PipelineGroup":
         """One pipeline, of replicated stages where they have several groups."""
-        return cls(tuple(stages), micro_batch_size, any(len(slot) > 1 for slot in stages))
+        return cls(tuple(stages), micro_batch_size, any(len(stage_groups) > 1 for stage_groups in stages))
 
     @property
     def width(self) -> int:
@@ -42,11 +42,11 @@ class PipelineGroup:
         """The most replicas of a stage; a micro-batch has a sample for each."""
         return max(map(len, self.stages)) if self.replicated else 1
 
-    def with_stages(self, stages: Iterable[tuple[Group, ...]]) -> "PipelineGroup":
+    def with_stages(self, stages: Iterable[tuple[DeviceGroup, ...]]) -> "PipelineGroup":
         """The bundle with other stages."""
         kept = tuple(stages)
         return (
-            PipelineGroup.line(kept, self.micro_batch_size)
+            PipelineGroup.pipeline(kept, self.micro_batch_size)
             if self.replicated
             else PipelineGroup(kept, self.micro_batch_size)
         )
@@ -73,7 +73,7 @@ class Partition:
 
     def devices(self) -> set[int]:
         """All devices used."""
-        return {d for b in self.pipeline_groups for slot in b.stages for group in slot for d in group}
+        return {d for b in self.pipeline_groups for stage_groups in b.stages for group in stage_groups for d in group}
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Search:
         self.bound_s = lower_bound_s(self.pricer) if isinstance(self.pricer, PlanPricer) else 0.0
         self.plan: Plan | None = None
         self.cost: Cost | None = None
-        self.nearest: tuple[Plan, Cost] | None = None  # the plan with the smallest excess of memory
+        self.closest_to_fitting: tuple[Plan, Cost] | None = None  # the plan with the smallest excess of memory
         self.steps = 0
         # What only the solver knows, for the one who says how the run ended (`frame/infeasible.py`):
         self.exhausted = False  # it has looked at its whole space: its plan is the best, or there is none
@@ -62,22 +62,24 @@ class Search:
         """A search of its own for the same run: same clock, budget, seed, pricer and listener; it knows the best plan
         so far."""
         other = copy(self)
-        other.steps, other.nearest, other._trajectory, other.operators = 0, None, [], OperatorStatistics()
+        other.steps, other.closest_to_fitting, other._trajectory, other.operators = 0, None, [], OperatorStatistics()
         return other
 
-    def outcome(self) -> "Outcome":
+    def outcome(self) -> "SearchOutcome":
         """What a search beside this one should know of it; picklable."""
-        return Outcome(self.plan, self.cost, self.steps, self.nearest, self.trajectory, self.operators.counts())
+        return SearchOutcome(
+            self.plan, self.cost, self.steps, self.closest_to_fitting, self.trajectory, self.operators.counts()
+        )
 
-    def absorb(self, outcome: "Outcome") -> None:
+    def absorb(self, outcome: "SearchOutcome") -> None:
         """Take over what another search for the same run found; of two plans that do not fit, the nearer one."""
         self.steps += outcome.steps
         self.operators.add(outcome.operators)
         if outcome.plan is not None:
             self.offer(outcome.plan, outcome.cost)
             self._merge_trajectory(outcome.trajectory)
-        if outcome.nearest is not None:
-            self._near(*outcome.nearest)
+        if outcome.closest_to_fitting is not None:
+            self._keep_closest(*outcome.closest_to_fitting)
 
     # ----------------------------------------------------------------------------- the budget
 
@@ -102,7 +104,7 @@ class Search:
         """Whether the listener has asked to stop."""
         return self._stopped
 
-    def go_on(self, until: float = 1.0) -> bool:
+    def should_continue(self, until: float = 1.0) -> bool:
         """Whether the fraction `until` of the budget is not spent (of the steps where these are limited, else of the
         time), the time limit is not reached, and nobody has stopped the search."""
         now_s, most = self.runtime_s, self.budget.max_steps
@@ -124,7 +126,7 @@ class Search:
 
     def step(self) -> bool:
         """Count one step; False, and none is counted, once the budget is spent."""
-        if not self.go_on():
+        if not self.should_continue():
             return False
         self.steps += 1
         return True
@@ -143,12 +145,12 @@ class Search:
             self.plan, self.cost = plan, cost
             self._trajectory.append(Point(self.runtime_s, self.steps, cost.step_time_s))
         elif not cost.fits:
-            self._near(plan, cost)
+            self._keep_closest(plan, cost)
         return cost
 
-    def _near(self, plan: Plan, cost: Cost) -> None:
-        if self.nearest is None or cost.excess_bytes < self.nearest[1].excess_bytes:
-            self.nearest = (plan, cost)
+    def _keep_closest(self, plan: Plan, cost: Cost) -> None:
+        if self.closest_to_fitting is None or cost.excess_bytes < self.closest_to_fitting[1].excess_bytes:
+            self.closest_to_fitting = (plan, cost)
 
     @property
     def trajectory(self) -> tuple[Point, ...]:
@@ -194,14 +196,14 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SearchOutcome:
     """What one search tells another: its best plan, its steps, the nearest plan that does not fit, its trajectory, and
     what its operators brought."""
 
     plan: Plan | None
     cost: Cost | None
     steps: int
-    nearest: tuple[Plan, Cost] | None
+    closest_to_fitting: tuple[Plan, Cost] | None
     trajectory: tuple[Point, ...]
     operators: tuple[OperatorCounts, ...] = ()
 
@@ -215,7 +217,7 @@ class Allowance:
     end: float
 
     def __bool__(self) -> bool:
-        return self.search.go_on(self.end)
+        return self.search.should_continue(self.end)
 
     @property
     def spent(self) -> float:

@@ -13,7 +13,7 @@ from solvers.core.search import Search
 _GRACE_S = 0.5  # how long the other process may take to notice that it shall stop
 _FIRST_PLAN_S = 10.0  # how long it may go on past the time limit until there is a plan
 _NOTICE_S = 0.02  # how often this one looks whether the other has ended
-Work = Callable[[Search], Any]
+ParallelWork = Callable[[Search], Any]
 
 
 def has_second_core() -> bool:
@@ -23,7 +23,7 @@ def has_second_core() -> bool:
 
 
 @contextmanager
-def at_once(run: Search, work: Work) -> Iterator[Callable[[], Any]]:
+def in_parallel(run: Search, work: ParallelWork) -> Iterator[Callable[[], Any]]:
     """Do `work` in another process, with a search of its own that knows the best plan so far, while the body of the
     `with` runs in this one. Without a second core `work` is done here, after the body.
 
@@ -44,7 +44,7 @@ def at_once(run: Search, work: Work) -> Iterator[Callable[[], Any]]:
 
     def answer() -> Any:
         while not here.poll(_NOTICE_S):
-            run.go_on()  # tells the listener
+            run.should_continue()  # tells the listener
             late_s = -run.left_s() - (_FIRST_PLAN_S if run.plan is None else 0.0)
             if run.stopped or late_s >= 0.0 or not child.is_alive():
                 stop.set()
@@ -74,7 +74,7 @@ def _absorbed(run: Search, found: Any, own: Search) -> Any:
     return found
 
 
-def _work(own: Search, work: Work, stop: Event, pipe: Connection) -> None:
+def _work(own: Search, work: ParallelWork, stop: Event, pipe: Connection) -> None:
     """In the other process: work until `stop`."""
     own.on_progress = lambda _: not stop.is_set()
     try:

@@ -5,7 +5,7 @@ they form a *seat*, and an arrangement says how many devices of which seat go wh
 the cluster are equal where kind, devices to use and network beyond them are; arrangements that differ only in which
 of them is which count once. Exchanging equals changes no device's or link's part in a plan but one: a ring of
 gradient sync visits its devices in the order of their numbers, so with three holders or more the names may matter
-(`namings`).
+(`labelings`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,10 +15,10 @@ from itertools import permutations, product
 
 from hexiopt.problem.problem import Problem
 
-Slot = tuple[int, ...]  # the seats of a TP group's devices, rank by rank
-Line = tuple[tuple[Slot, ...], ...]  # a pipeline: per stage its replicas
-DeviceAssignment = tuple[Line, ...]
-Groups = tuple[tuple[tuple[int, ...], ...], ...]  # a line's devices: per stage, per replica, by rank
+ClassGroup = tuple[int, ...]  # the seats of a TP group's devices, rank by rank
+PipelinePlacement = tuple[tuple[ClassGroup, ...], ...]  # a pipeline: per stage its replicas
+DeviceAssignment = tuple[PipelinePlacement, ...]
+PlacedDevices = tuple[tuple[tuple[int, ...], ...], ...]  # a line's devices: per stage, per replica, by rank
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,20 @@ class DeviceClasses:
     @classmethod
     def of(cls, problem: Problem) -> "DeviceClasses":
         """The seats of a problem's usable devices."""
-        seats, machines = [], []
+        device_classes, machines = [], []
         for machine, own in problem.usable_by_machine.items():
             found: list[list[int]] = []
             for device in own:
-                same = next((seat for seat in found if _equal_devices(problem, seat[0], device)), None)
+                same = next(
+                    (device_class for device_class in found if _equal_devices(problem, device_class[0], device)), None
+                )
                 if same is None:
                     found.append([device])
                 else:
                     same.append(device)
-            seats += [tuple(seat) for seat in found]
+            device_classes += [tuple(device_class) for device_class in found]
             machines += [machine] * len(found)
-        return cls(problem, tuple(seats), tuple(machines), _runs(problem))
+        return cls(problem, tuple(device_classes), tuple(machines), _runs(problem))
 
     @cached_property
     def of_machine(self) -> dict[int, tuple[int, ...]]:
@@ -59,26 +61,28 @@ class DeviceClasses:
         found = []
         for orders in product(*map(permutations, self.runs)):
             to = {m: n for run, order in zip(self.runs, orders, strict=True) for m, n in zip(run, order, strict=True)}
-            seats = [self.of_machine[to[m]][self.of_machine[m].index(k)] for k, m in enumerate(self.machine_of)]
-            found.append(tuple(seats))
+            device_classes = [
+                self.of_machine[to[m]][self.of_machine[m].index(k)] for k, m in enumerate(self.machine_of)
+            ]
+            found.append(tuple(device_classes))
         return tuple(found)
 
-    def namings(self, arrangement: DeviceAssignment) -> Iterator[tuple[Groups, ...]]:
+    def labelings(self, assignment: DeviceAssignment) -> Iterator[tuple[PlacedDevices, ...]]:
         """The arrangement with devices, in every way to name those of a seat; lowest numbers in order of use first."""
-        used = [sum(line_seats.count(k) for line_seats in map(_flat, arrangement)) for k in range(len(self.devices))]
+        used = [sum(line_seats.count(k) for line_seats in map(_flat, assignment)) for k in range(len(self.devices))]
         choices = [permutations(own, count) for own, count in zip(self.devices, used, strict=True)]
         for chosen in product(*choices):
             left = [iter(own) for own in chosen]
             yield tuple(
-                tuple(tuple(tuple(next(left[k]) for k in slot) for slot in stage) for stage in line)
-                for line in arrangement
+                tuple(tuple(tuple(next(left[k]) for k in group) for group in stage) for stage in placement)
+                for placement in assignment
             )
 
-    def name(self, arrangement: DeviceAssignment) -> tuple[Groups, ...]:
+    def labeled(self, assignment: DeviceAssignment) -> tuple[PlacedDevices, ...]:
         """The arrangement with the lowest devices of each seat, in the order of use."""
-        return next(self.namings(arrangement))
+        return next(self.labelings(assignment))
 
-    def arrangements(self) -> Iterator[DeviceAssignment]:
+    def assignments(self) -> Iterator[DeviceAssignment]:
         """All arrangements of at least one device that obey the TP degrees and the numbers of the plan space."""
         space, workload = self.problem.space, self.problem.workload
         most = min(len(self.problem.usable_devices), workload.global_batch, space.num_pipelines or 1 << 30)
@@ -90,21 +94,21 @@ class DeviceClasses:
                     seen.add(same)
                     yield found
 
-    def canonical(self, arrangement: DeviceAssignment) -> DeviceAssignment:
+    def canonical(self, assignment: DeviceAssignment) -> DeviceAssignment:
         """The least of the arrangements that are the same but for the names of pipelines and equal machines."""
-        return min(tuple(sorted(exchanged(line, to) for line in arrangement)) for to in self.exchanges)
+        return min(tuple(sorted(exchanged(placement, to) for placement in assignment)) for to in self.exchanges)
 
     def _pipelines(self, free: tuple[int, ...], most: int, least: tuple[object, ...]) -> Iterator[DeviceAssignment]:
         """One pipeline to `most`, from `free` devices per seat, in the order of their shapes."""
-        for line, left in self._stages(free, self._most_stages):
-            if self.problem.space.num_stages not in (None, len(line)):
+        for placement, left in self._stages(free, self._most_stages):
+            if self.problem.space.num_stages not in (None, len(placement)):
                 continue
-            shape = self._shape(line)
+            shape = self._shape(placement)
             if shape >= least:
-                yield (line,)
+                yield (placement,)
                 if most > 1:
                     for others in self._pipelines(left, most - 1, shape):
-                        yield (line, *others)
+                        yield (placement, *others)
 
     @cached_property
     def _most_stages(self) -> int:
@@ -118,7 +122,7 @@ class DeviceClasses:
     def _replicas(self) -> bool:
         return self.problem.space.replicas
 
-    def _stages(self, free: tuple[int, ...], most: int) -> Iterator[tuple[Line, tuple[int, ...]]]:
+    def _stages(self, free: tuple[int, ...], most: int) -> Iterator[tuple[PipelinePlacement, tuple[int, ...]]]:
         """One stage to `most`, and what is left free."""
         for stage, left in self._slots(free, self._most_replicas):
             yield (stage,), left
@@ -126,24 +130,24 @@ class DeviceClasses:
                 for others, rest in self._stages(left, most - 1):
                     yield (stage, *others), rest
 
-    def _slots(self, free: tuple[int, ...], most: int) -> Iterator[tuple[tuple[Slot, ...], tuple[int, ...]]]:
+    def _slots(self, free: tuple[int, ...], most: int) -> Iterator[tuple[tuple[ClassGroup, ...], tuple[int, ...]]]:
         """One TP group to `most`, in order, and what is left free."""
-        for slot in self._groups(free):
-            left = tuple(count - slot.count(k) for k, count in enumerate(free))
-            yield (slot,), left
+        for group in self._groups(free):
+            left = tuple(count - group.count(k) for k, count in enumerate(free))
+            yield (group,), left
             if most > 1:
                 for others, rest in self._slots(left, most - 1):
-                    yield (slot, *others), rest
+                    yield (group, *others), rest
 
-    def _groups(self, free: tuple[int, ...]) -> Iterator[Slot]:
+    def _groups(self, free: tuple[int, ...]) -> Iterator[ClassGroup]:
         """TP groups from free devices; of equal machines not yet used, only of the first."""
-        for machine, seats in self.of_machine.items():
+        for machine, device_classes in self.of_machine.items():
             if self._waits(machine, free):
                 continue
             for degree in self.problem.space.allowed_tp(self.problem.cluster.machines[machine].num_gpus):
-                for slot in product(seats, repeat=degree):
-                    if all(slot.count(k) <= free[k] for k in seats):
-                        yield slot
+                for group in product(device_classes, repeat=degree):
+                    if all(group.count(k) <= free[k] for k in device_classes):
+                        yield group
 
     def _waits(self, machine: int, free: tuple[int, ...]) -> bool:
         """Whether an equal machine before this one is still wholly free, and this one too."""
@@ -154,9 +158,9 @@ class DeviceClasses:
     def _is_free(self, machine: int, free: tuple[int, ...]) -> bool:
         return all(free[k] == len(self.devices[k]) for k in self.of_machine[machine])
 
-    def _shape(self, line: Line) -> tuple[object, ...]:
+    def _shape(self, placement: PipelinePlacement) -> tuple[object, ...]:
         """The line, equal machines not told apart."""
-        return exchanged(line, self._looks)
+        return exchanged(placement, self._looks)
 
     @cached_property
     def _looks(self) -> tuple[int, ...]:
@@ -165,13 +169,13 @@ class DeviceClasses:
         return tuple(self.of_machine[first[m]][self.of_machine[m].index(k)] for k, m in enumerate(self.machine_of))
 
 
-def exchanged(line: Line, to: Sequence[int]) -> Line:
+def exchanged(placement: PipelinePlacement, to: Sequence[int]) -> PipelinePlacement:
     """The line with other seats, `to[k]` in place of k."""
-    return tuple(tuple(tuple(to[k] for k in slot) for slot in stage) for stage in line)
+    return tuple(tuple(tuple(to[k] for k in group) for group in stage) for stage in placement)
 
 
-def _flat(line: Line) -> list[int]:
-    return [k for stage in line for slot in stage for k in slot]
+def _flat(placement: PipelinePlacement) -> list[int]:
+    return [k for stage in placement for group in stage for k in group]
 
 
 def _equal_devices(problem: Problem, a: int, b: int) -> bool:

@@ -2,7 +2,7 @@
 
 The model (`exact/packing.py`) asks which *lines* of TP groups make up a plan that takes less than T seconds. A line
 says which devices form which stage of one pipeline; the most sequences that it can process in T seconds are tabulated
-(`exact/lines.py`): over micro-batch sizes, layers, layer ranges, samples of replicas and recompute policies, with
+(`exact/placements.py`): over micro-batch sizes, layers, layer ranges, samples of replicas and recompute policies, with
 memory and messages. What is not linear comes lazily: lines are tightened when they are first chosen, and a choice of
 lines is completed to plans that share the network and synchronise gradients, priced by the cost model (`Enumeration`).
 Where all choices are refuted, no plan takes less than T.
@@ -22,11 +22,11 @@ from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.model import PlanPricer
 from hexiopt.solving import Budget, Capabilities
 from solvers.core.search import Search
-from solvers.core.workers import at_once, has_second_core
+from solvers.core.workers import has_second_core, in_parallel
 from solvers.exact.exhaustive import Enumeration
-from solvers.exact.line_bounds import LineFloor
-from solvers.exact.lines import Kind, Lines
-from solvers.exact.packing import Choice, Column, Packing
+from solvers.exact.packing import ColumnChoice, Packing, PipelineColumn
+from solvers.exact.placement_bounds import PlacementBound
+from solvers.exact.placements import PlacementColumns, PlanFamily
 from solvers.exact.stage_times import StageTable
 from solvers.frame.solver import SearchSolver
 from solvers.portfolio import Portfolio
@@ -91,9 +91,11 @@ class Proof:
     def __init__(self, search: Search) -> None:
         assert isinstance(search.pricer, PlanPricer)
         self._search, self._enumeration = search, Enumeration(search)
-        floor = LineFloor(search.pricer, StageTable(search.pricer))
-        self._lines = Lines(search.pricer, self._enumeration.seats, self._enumeration.candidates, floor)
-        self._looked: set[Choice] = set()
+        lower_bound = PlacementBound(search.pricer, StageTable(search.pricer))
+        self._placements = PlacementColumns(
+            search.pricer, self._enumeration.device_classes, self._enumeration.candidates, lower_bound
+        )
+        self._examined: set[ColumnChoice] = set()
 
     def run(self) -> bool:
         """Raise the search's bound as far as the budget lasts; True where nothing is left open."""
@@ -101,77 +103,77 @@ class Proof:
         for gap in _GAPS:
             limit_s = min(search.best_s, _FOREVER_S) * (1 - gap)
             while search.bound_s < limit_s:
-                self._looked.clear()
-                if all(self._refuted(kind, limit_s) for kind in self._lines.kinds()):
+                self._examined.clear()
+                if all(self._refuted(family, limit_s) for family in self._placements.families()):
                     # Better plans, if there were any, have been found.
                     search.bound_s = max(search.bound_s, min(limit_s, search.best_s))
                     break
-                if not search.go_on():
+                if not search.should_continue():
                     return False
                 limit_s = search.best_s * (1 - gap)  # begin again, far below
         return True
 
-    def _refuted(self, kind: Kind, limit_s: float) -> bool:
+    def _refuted(self, family: PlanFamily, limit_s: float) -> bool:
         """Whether every plan of a kind that takes less than `limit_s` was looked at."""
-        columns = self._lines.columns(kind, limit_s, self._search.go_on)
+        columns = self._placements.columns(family, limit_s, self._search.should_continue)
         if columns is None:
             return False
-        return all(self._looked_through(own, kind, limit_s) for own in self._lines.programs(kind, columns))
+        return all(self._examined_all(own, family, limit_s) for own in self._placements.programs(family, columns))
 
-    def _looked_through(self, columns: list[Column], kind: Kind, limit_s: float) -> bool:
-        limits = self._lines.limits(kind)
-        while self._search.go_on():
+    def _examined_all(self, columns: list[PipelineColumn], family: PlanFamily, limit_s: float) -> bool:
+        limits = self._placements.limits(family)
+        while self._search.should_continue():
             self._search.step()
-            packing = Packing(columns, limits, self._looked)
+            packing = Packing(columns, limits, self._examined)
             choices, all_of_them = packing.choices(_CHOICES, _EFFORT_S)
             if not choices:
                 return all_of_them
-            if not self._all_looked_at(choices, packing, limit_s):
+            if not self._examine_in_parallel(choices, packing, limit_s):
                 return False
             if all_of_them:
                 return True
         return False
 
-    def _all_looked_at(self, choices: list[Choice], packing: Packing, limit_s: float) -> bool:
+    def _examine_in_parallel(self, choices: list[ColumnChoice], packing: Packing, limit_s: float) -> bool:
         """Look at `choices`, on two cores where there are two; False where some are left."""
         counted = self._search.budget.max_steps is not None  # then the cores must not matter
         if counted or len(choices) < _WORTH_A_PROCESS or not has_second_core():
-            return self._each_looked_at(choices, packing, limit_s)
+            return self._examine_in_turn(choices, packing, limit_s)
 
-        def theirs(search: Search) -> tuple[bool, set[Choice]]:
+        def theirs(search: Search) -> tuple[bool, set[ColumnChoice]]:
             self._search = self._enumeration.search = search
-            return self._each_looked_at(choices[1::2], packing, limit_s), self._looked
+            return self._examine_in_turn(choices[1::2], packing, limit_s), self._examined
 
-        with at_once(self._search, theirs) as answer:
-            done = self._each_looked_at(choices[::2], packing, limit_s)
+        with in_parallel(self._search, theirs) as answer:
+            done = self._examine_in_turn(choices[::2], packing, limit_s)
             found = answer() if done else None
         if found is None:
             return False
-        self._looked |= found[1]
+        self._examined |= found[1]
         return bool(found[0])
 
-    def _each_looked_at(self, choices: list[Choice], packing: Packing, limit_s: float) -> bool:
+    def _examine_in_turn(self, choices: list[ColumnChoice], packing: Packing, limit_s: float) -> bool:
         """Look at `choices` in turn; also ends where a plan is so much better that it is worth beginning again."""
         return all(
-            self._look_at(choice, packing, limit_s) and self._search.best_s >= limit_s * _FAR for choice in choices
+            self._examine(choice, packing, limit_s) and self._search.best_s >= limit_s * _FAR for choice in choices
         )
 
-    def _look_at(self, choice: Choice, packing: Packing, limit_s: float) -> bool:
+    def _examine(self, choice: ColumnChoice, packing: Packing, limit_s: float) -> bool:
         """Complete a choice, unless its lines process too little after all; False where the budget is spent."""
-        if choice in self._looked:
+        if choice in self._examined:
             return True
-        for line, _ in choice:
-            if not self._search.go_on():
+        for placement, _ in choice:
+            if not self._search.should_continue():
                 return False
-            column, count = packing.columns[line], packing.sequences(choice)
+            column, count = packing.columns[placement], packing.sequences(choice)
             if count < packing.limits.global_batch:
                 return True
             spare = count - packing.limits.global_batch
-            column.most_sequences = self._lines.tighten(
-                line, column.most_sequences - spare, column.most_sequences, limit_s
+            column.most_sequences = self._placements.tighten(
+                placement, column.most_sequences - spare, column.most_sequences, limit_s
             )
         if packing.sequences(choice) >= packing.limits.global_batch:
-            if not self._enumeration.look_at(self._lines.arrangements(choice), limit_s):
+            if not self._enumeration.examine(self._placements.assignments(choice), limit_s):
                 return False
-            self._looked.add(choice)
+            self._examined.add(choice)
         return True

@@ -10,27 +10,27 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-Ints = NDArray[np.int64]
-Vector = tuple[int, ...]
-Choice = tuple[tuple[int, int], ...]  # (column, how many), ascending
+from hexiopt.plan.token_layout import Ints
+
+DeviceCounts = tuple[int, ...]
+ColumnChoice = tuple[tuple[int, int], ...]  # (column, how many), ascending
 
 
 @dataclass
-class Column:
+class PipelineColumn:
     """Pipelines of one sort: the usages that it may have (devices of each bin), and the most sequences of one."""
 
-    usages: tuple[Vector, ...]
+    usages: tuple[DeviceCounts, ...]
     most_sequences: int
 
 
 @dataclass(frozen=True)
-class Limits:
+class PackingLimits:
     """What a plan must keep: devices of each bin, sequences to process, pipelines at most and at least."""
 
-    devices: Vector
+    devices: DeviceCounts
     global_batch: int
     most_pipelines: int
     least_pipelines: int = 1
@@ -39,7 +39,9 @@ class Limits:
 class Packing:
     """A choice of `columns`, each a number of times, within `limits`; none of those already `refuted`."""
 
-    def __init__(self, columns: Sequence[Column], limits: Limits, refuted: Collection[Choice] = ()) -> None:
+    def __init__(
+        self, columns: Sequence[PipelineColumn], limits: PackingLimits, refuted: Collection[ColumnChoice] = ()
+    ) -> None:
         self.columns, self.limits = columns, limits
         model = self._model = cp_model.CpModel()
         self._literals: dict[tuple[int, int], cp_model.IntVar] = {}
@@ -86,7 +88,7 @@ class Packing:
             self._model.add(variable <= count - 1).only_enforce_if(~literal)
         return self._literals[key]
 
-    def choices(self, wanted: int, deterministic_s: float) -> tuple[list[Choice], bool]:
+    def choices(self, wanted: int, deterministic_s: float) -> tuple[list[ColumnChoice], bool]:
         """At most `wanted` choices, those that could process most first, and whether these are all there are."""
         collector = _Collector(self._totals, wanted)
         solver = _solver(deterministic_s)
@@ -95,11 +97,11 @@ class Packing:
         found = sorted(collector.found, key=lambda choice: (-self.sequences(choice), choice))
         return found, status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
 
-    def sequences(self, choice: Choice) -> int:
+    def sequences(self, choice: ColumnChoice) -> int:
         """The most sequences that a choice can process."""
         return sum(self.columns[c].most_sequences * count for c, count in choice)
 
-    def _most(self, usage: Vector) -> int:
+    def _most(self, usage: DeviceCounts) -> int:
         """The most pipelines of this usage that fit."""
         fit = min(have // used for have, used in zip(self.limits.devices, usage, strict=True) if used)
         return min(fit, self.limits.most_pipelines)
@@ -110,7 +112,7 @@ class _Collector(cp_model.CpSolverSolutionCallback):
 
     def __init__(self, totals: dict[int, cp_model.IntVar], wanted: int) -> None:
         super().__init__()
-        self.found: set[Choice] = set()
+        self.found: set[ColumnChoice] = set()
         self._totals, self._wanted = totals, wanted
 
     def on_solution_callback(self) -> None:

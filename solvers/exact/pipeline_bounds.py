@@ -9,7 +9,7 @@ from hexiopt.schedules.schedule import Schedule, StagePosition, forwards_before_
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ReplicaWork:
     """A replica's part in a micro-batch: samples, and forward and backward seconds of the first range and of all."""
 
     samples: int
@@ -17,9 +17,9 @@ class Part:
     all_s: tuple[float, float]
 
 
-def ends_floor_s(
+def ends_lower_bound_s(
     schedule: Schedule,
-    stages: Sequence[Sequence[Part]],
+    stages: Sequence[Sequence[ReplicaWork]],
     sends_s: Sequence[Sequence[tuple[float, float]]],
     num_chunks: int,
     num_micro_batches: int,

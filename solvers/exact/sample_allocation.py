@@ -14,16 +14,16 @@ from hexiopt.cost.model import PlanPricer
 from hexiopt.problem.space import Recompute, recompute_chains
 from hexiopt.schedules.in_flight import InFlight, in_flight
 from hexiopt.schedules.schedule import Schedule, StagePosition
-from solvers.exact.assignments import Groups
-from solvers.exact.pipeline_bounds import Part, ends_floor_s
+from solvers.exact.assignments import PlacedDevices
+from solvers.exact.pipeline_bounds import ReplicaWork, ends_lower_bound_s
 from solvers.exact.splits import Layers
 
-Dealt = tuple[tuple[int, ...], Recompute]  # of a stage: samples of each replica, what it recomputes
+StageAllocation = tuple[tuple[int, ...], Recompute]  # of a stage: samples of each replica, what it recomputes
 _SLACK = 1e-9  # of the memory, for rounding
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class GlobalChoices:
     """What is chosen once for all pipelines.
 
     Schedule, policies (fastest first), ZeRO stage, and the most holders over which a parameter may be spread.
@@ -36,7 +36,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class _Before:
+class _PrecedingReplica:
     """A replica of the stage before: its samples from `first` to `end`, and what they take to its end and from there.
 
     `there_s`: from the step's start to the end of the first micro-batch's forward; `back_s`: its backward of the last
@@ -47,7 +47,7 @@ class _Before:
     end: int
     there_s: float
     back_s: float
-    slot: tuple[int, ...] = ()
+    group: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ class _Stage:
     enough: bool  # whether all replicas together can process a micro-batch in time
 
 
-class Seconds:
+class ReplicaSeconds:
     """Times of stages for numbers of samples, and what they may recompute. Keeps what it has computed."""
 
     def __init__(self, model: PlanPricer) -> None:
         self.model = model
         self._most = model.problem.space.micro_batch_sizes(model.problem.workload.global_batch)[-1]
-        self.rooms = Rooms(model)
+        self.least_recompute = LeastRecompute(model)
         self._chains: dict[tuple[tuple[str, ...], int], tuple[tuple[Recompute, ...], ...]] = {}
         self._work: dict[tuple[TpGroup, int, bool, bool, Recompute], list[tuple[float, float]]] = {}
 
@@ -94,53 +94,65 @@ class Seconds:
         return found
 
 
-class Dealing:
+class SampleAllocation:
     """The ways for a line with `count` micro-batches of `size` sequences to take less than `limit_s`."""
 
-    def __init__(self, seconds: Seconds, groups: Groups, size: int, count: int, frame: Frame, limit_s: float) -> None:
+    def __init__(
+        self,
+        seconds: ReplicaSeconds,
+        groups: PlacedDevices,
+        size: int,
+        count: int,
+        global_choices: GlobalChoices,
+        limit_s: float,
+    ) -> None:
         self._seconds, self._model = seconds, seconds.model
-        self._size, self._count, self._frame, self._limit_s = size, count, frame, limit_s
+        self._size, self._count, self._frame, self._limit_s = size, count, global_choices, limit_s
         self._groups = groups
-        self._sites = [[self._model.tp_group(slot) for slot in stage] for stage in groups]
+        self._sites = [[self._model.tp_group(group) for group in stage] for stage in groups]
         self._stages: dict[tuple[int, tuple[int, ...]], _Stage] = {}
-        self._parts: dict[tuple[int, tuple[int, ...], Dealt], tuple[Part, ...]] = {}
+        self._parts: dict[tuple[int, tuple[int, ...], StageAllocation], tuple[ReplicaWork, ...]] = {}
         self._sends: dict[tuple[tuple[int, ...], tuple[int, ...], int], float] = {}
         self._pair_sends: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[tuple[float, float]]] = {}
 
-    def ways(self, layers: Layers) -> Iterator[tuple[tuple[Dealt, ...], tuple[float, ...]]]:
+    def allocations(self, layers: Layers) -> Iterator[tuple[tuple[StageAllocation, ...], tuple[float, ...]]]:
         """What every stage is dealt, and when each replica ends at least, stage by stage."""
         lengths = [tuple(end - first for first, end in ranges) for ranges in layers]
         stages = [self._stage(s, own) for s, own in enumerate(lengths)]
         if all(stage.enough for stage in stages):
-            for dealt in self._deal(lengths, stages, [_Before(0, self._size, 0.0, 0.0)]):
-                parts = [self._part(s, own, given) for s, (own, given) in enumerate(zip(lengths, dealt, strict=True))]
-                sends_s = [self._pair_sends_s(s, dealt[s][0], dealt[s + 1][0]) for s in range(len(dealt) - 1)]
-                ends_s = ends_floor_s(self._frame.schedule, parts, sends_s, len(lengths[0]), self._count)
+            for allocated in self._allocate(lengths, stages, [_PrecedingReplica(0, self._size, 0.0, 0.0)]):
+                parts = [
+                    self._part(s, own, given) for s, (own, given) in enumerate(zip(lengths, allocated, strict=True))
+                ]
+                sends_s = [
+                    self._pair_sends_s(s, allocated[s][0], allocated[s + 1][0]) for s in range(len(allocated) - 1)
+                ]
+                ends_s = ends_lower_bound_s(self._frame.schedule, parts, sends_s, len(lengths[0]), self._count)
                 if max(ends_s) < self._limit_s:
-                    yield dealt, tuple(ends_s)
+                    yield allocated, tuple(ends_s)
 
-    def _deal(
-        self, lengths: Sequence[tuple[int, ...]], stages: Sequence[_Stage], before: Sequence[_Before]
-    ) -> Iterator[tuple[Dealt, ...]]:
+    def _allocate(
+        self, lengths: Sequence[tuple[int, ...]], stages: Sequence[_Stage], before: Sequence[_PrecedingReplica]
+    ) -> Iterator[tuple[StageAllocation, ...]]:
         """The last `stages`, after the replicas `before`."""
         if not stages:
             yield ()
             return
         s = len(self._sites) - len(stages)
-        for dealt, ways_s in self._deal_stage(s, stages[0], lengths[s], before):
+        for allocated, ways_s in self._allocate_stage(s, stages[0], lengths[s], before):
             own, first = [], 0
-            for part, slot, (there_s, back_s) in zip(
-                self._part(s, lengths[s], dealt), self._groups[s], ways_s, strict=True
+            for part, group, (there_s, back_s) in zip(
+                self._part(s, lengths[s], allocated), self._groups[s], ways_s, strict=True
             ):
                 there_s, back_s = there_s + part.first_s[0], back_s + part.first_s[1]
-                own.append(_Before(first, first + part.samples, there_s, back_s, slot))
+                own.append(_PrecedingReplica(first, first + part.samples, there_s, back_s, group))
                 first += part.samples
-            for others in self._deal(lengths, stages[1:], own):
-                yield (dealt, *others)
+            for others in self._allocate(lengths, stages[1:], own):
+                yield (allocated, *others)
 
-    def _deal_stage(
-        self, s: int, stage: _Stage, lengths: tuple[int, ...], before: Sequence[_Before]
-    ) -> Iterator[tuple[Dealt, tuple[tuple[float, float], ...]]]:
+    def _allocate_stage(
+        self, s: int, stage: _Stage, lengths: tuple[int, ...], before: Sequence[_PrecedingReplica]
+    ) -> Iterator[tuple[StageAllocation, tuple[tuple[float, float], ...]]]:
         """Samples of every replica, the first recompute of a chain that fits them all, and their ways there and back.
 
         A replica runs all its operations after its samples of the first micro-batch have come through the stages
@@ -148,25 +160,25 @@ class Dealing:
         all micro-batches, on each link one after another, fit between as well.
         """
         work, last, count, limit_s = stage.work_s, len(stage.work_s) - 1, self._count, self._limit_s
-        room_s = (limit_s - min(one.there_s + one.back_s for one in before)) / count
-        room = [0] * (last + 2)  # the most samples of the replicas from r on
+        remaining_s = (limit_s - min(one.there_s + one.back_s for one in before)) / count
+        capacity = [0] * (last + 2)  # the most samples of the replicas from r on
         for r in range(last, -1, -1):
-            room[r] = room[r + 1] + bisect_left(work[r], room_s)
+            capacity[r] = capacity[r + 1] + bisect_left(work[r], remaining_s)
 
-        def deal(r: int, at: int) -> Iterator[tuple[tuple[int, float, float], ...]]:
+        def allocate(r: int, at: int) -> Iterator[tuple[tuple[int, float, float], ...]]:
             """Samples and ways of the replicas from r on, of the samples from number `at` on."""
             if r > last:
                 yield ()
                 return
-            slot = self._groups[s][r]
+            group = self._groups[s][r]
             for x in range(1, min(self._size - at - (last - r), len(work[r])) + 1):
                 there = back = link = 0.0
                 for one in before:
                     common = min(one.end, at + x) - max(one.first, at)
                     if common > 0:
                         ahead_s, recompute_s = (
-                            self._send_s(one.slot, slot, common),
-                            self._send_s(slot, one.slot, common),
+                            self._send_s(one.group, group, common),
+                            self._send_s(group, one.group, common),
                         )
                         there, back = max(there, one.there_s + ahead_s), max(back, one.back_s + recompute_s)
                         link = max(link, one.there_s + one.back_s + count * max(ahead_s, recompute_s))
@@ -174,12 +186,12 @@ class Dealing:
                 if max(there + back + count * work_s, link + work_s) >= limit_s:
                     return
                 left = self._size - at - x
-                if left <= room[r + 1] and (left == 0) == (r == last):
-                    for others in deal(r + 1, at + x):
+                if left <= capacity[r + 1] and (left == 0) == (r == last):
+                    for others in allocate(r + 1, at + x):
                         yield ((x, there, back), *others)
 
-        if room[0] >= self._size:
-            for found in deal(0, 0):
+        if capacity[0] >= self._size:
+            for found in allocate(0, 0):
                 given, ways_s = tuple(x for x, _, _ in found), tuple((there, back) for _, there, back in found)
                 for recompute in self._recomputes(s, stage, lengths, given):
                     yield (given, recompute), ways_s
@@ -212,12 +224,18 @@ class Dealing:
         """Stage s with layer ranges of `lengths`."""
         found = self._stages.get((s, lengths))
         if found is None:
-            frame, num_layers = self._frame, sum(lengths)
+            global_choices, num_layers = self._frame, sum(lengths)
             at = StagePosition(s, len(self._sites), self._count, len(lengths))
-            shards = StateSharding(frame.sharding, frame.holders)
-            chains, rooms = self._seconds.chains(frame.policies, num_layers), self._seconds.rooms
+            shards = StateSharding(global_choices.sharding, global_choices.holders)
+            chains, least_recompute = (
+                self._seconds.chains(global_choices.policies, num_layers),
+                self._seconds.least_recompute,
+            )
             fitting = [
-                [rooms.first_fits(tp_group, lengths, frame.schedule, at, shards, chain) for tp_group in self._sites[s]]
+                [
+                    least_recompute.first_fits(tp_group, lengths, global_choices.schedule, at, shards, chain)
+                    for tp_group in self._sites[s]
+                ]
                 for chain in chains
             ]
             work = []
@@ -228,20 +246,20 @@ class Dealing:
                         both_s = self._seconds.work_s(tp_group, num_layers, at.first, at.last, chain[first_fit])[k]
                         least[k] = min(least[k], sum(both_s))
                 work.append(least)
-            room = sum(bisect_left(own, self._limit_s / self._count) for own in work)
-            found = self._stages[s, lengths] = _Stage(chains, fitting, work, room >= self._size)
+            capacity = sum(bisect_left(own, self._limit_s / self._count) for own in work)
+            found = self._stages[s, lengths] = _Stage(chains, fitting, work, capacity >= self._size)
         return found
 
-    def _part(self, s: int, lengths: tuple[int, ...], dealt: Dealt) -> tuple[Part, ...]:
+    def _part(self, s: int, lengths: tuple[int, ...], allocated: StageAllocation) -> tuple[ReplicaWork, ...]:
         """What the replicas of stage s run."""
-        key = (s, lengths, dealt)
+        key = (s, lengths, allocated)
         found = self._parts.get(key)
         if found is None:
-            (given, recompute), work_s = dealt, self._seconds.work_s
+            (given, recompute), work_s = allocated, self._seconds.work_s
             first, last, alone = s == 0, s == len(self._sites) - 1, len(lengths) == 1
             begin = recompute if len(recompute) == 1 else recompute[: lengths[0]]
             found = self._parts[key] = tuple(
-                Part(
+                ReplicaWork(
                     x,
                     work_s(tp_group, lengths[0], first, last and alone, begin)[x - 1],
                     work_s(tp_group, sum(lengths), first, last, recompute)[x - 1],
@@ -273,7 +291,7 @@ class Dealing:
         return found
 
 
-class Rooms:
+class LeastRecompute:
     """What a replica may recompute to fit its memory, its states spread over as many holders as may be, for one cost
     model. Keeps what it has computed."""
 

@@ -5,11 +5,10 @@ from functools import cache, reduce
 from itertools import combinations, pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.space import layer_ranges
 
-Floats = NDArray[np.float64]
 Layers = tuple[tuple[tuple[int, int], ...], ...]  # per stage, its ranges
 
 
@@ -37,12 +36,12 @@ def least_longest(seconds: Sequence[Floats], total: int) -> Floats:
     [choices of p, total + 1]. The result has all combinations of choices, the last pipeline's varying fastest.
     """
     last = seconds[-1]
-    before = reduce(_beside, seconds[:-1], np.array([[0.0] + [np.inf] * total]))
+    before = reduce(_with_one_more, seconds[:-1], np.array([[0.0] + [np.inf] * total]))
     found: Floats = np.min(np.maximum(before[:, None, :], last[None, :, ::-1]), axis=2).ravel()
     return found
 
 
-def _beside(before: Floats, own: Floats) -> Floats:
+def _with_one_more(before: Floats, own: Floats) -> Floats:
     """Per combination and sum of sequences, the least longest time of pipelines `before` and one more."""
     found = np.full((len(before), len(own), before.shape[1]), np.inf)
     for n in np.flatnonzero(np.isfinite(own).any(axis=0)).tolist():

@@ -10,25 +10,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.gradient_sync import ParameterHolders, RingTimes, ring_edges
 from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, held_by
+from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.space import Space
-from solvers.exact.assignments import DeviceAssignment, DeviceClasses, Slot
+from solvers.exact.assignments import ClassGroup, DeviceAssignment, DeviceClasses
 from solvers.exact.splits import Layers
 
-Floats = NDArray[np.float64]
-_Holders = tuple[tuple[Slot, ...], ...]  # the stages that hold a layer, one of each pipeline
+_Holders = tuple[tuple[ClassGroup, ...], ...]  # the stages that hold a layer, one of each pipeline
 
 
-class SyncFloor:
+class SyncBound:
     """Least seconds of gradient sync on a problem's network. Keeps what it has computed."""
 
-    def __init__(self, seats: DeviceClasses) -> None:
-        self._seats, self._problem = seats, seats.problem
+    def __init__(self, device_classes: DeviceClasses) -> None:
+        self._device_classes, self._problem = device_classes, device_classes.problem
         model = self._problem.model
         # Rings of one layer, by the cost model's own rules; what it holds is scaled to a layer, embedding or head.
         # The attention window, which gpt_neo has not in its first layer, is no part of them.
@@ -41,7 +40,7 @@ class SyncFloor:
         self._whole = float(model.layer_params + model.embedding_params + model.head_params)
         self._loads: dict[tuple[_Holders, str], Floats] = {}
 
-    def seconds(self, arrangement: DeviceAssignment, groups: str, cuts: Sequence[Sequence[Layers]]) -> Floats:
+    def seconds(self, assignment: DeviceAssignment, groups: str, cuts: Sequence[Sequence[Layers]]) -> Floats:
         """For all combinations of `cuts`, those of the last pipeline varying fastest; sharding `groups` all or machine.
 
         Rings inside groups pass gradients and weights, or gradients twice; rings between groups pass them twice.
@@ -49,7 +48,7 @@ class SyncFloor:
         stages = [np.array([_stage_of_layer(layers) for layers in own]) for own in cuts]
         chosen = np.indices([len(own) for own in cuts]).reshape(len(cuts), -1)
         held = np.stack([own[at] for own, at in zip(stages, chosen, strict=True)])  # [pipeline, combination, layer]
-        sizes = [len(line) for line in arrangement]
+        sizes = [len(placement) for placement in assignment]
         states = np.ravel_multi_index(tuple(held), tuple(sizes))
         met, where = np.unique(states, return_inverse=True)
         where = where.reshape(states.shape)
@@ -62,7 +61,7 @@ class SyncFloor:
         loads = []
         for state in met.tolist():
             at = np.unravel_index(state, sizes)
-            loads.append(self._load(tuple(line[s] for line, s in zip(arrangement, at, strict=True)), groups))
+            loads.append(self._load(tuple(placement[s] for placement, s in zip(assignment, at, strict=True)), groups))
         found: Floats = (amounts @ np.stack(loads)).max(axis=1, initial=0.0)
         return found
 
@@ -71,10 +70,10 @@ class SyncFloor:
         key = (tuple(sorted(holders)), groups)
         found = self._loads.get(key)
         if found is None:
-            named = self._seats.name(tuple((stage,) for stage in holders))
+            labeled = self._device_classes.labeled(tuple((stage,) for stage in holders))
             pipelines = tuple(
-                Pipeline((Stage(held_by(tuple(Replica(slot, 1) for slot in slots)), ((0, 1),)),), 1, len(slots))
-                for (slots,) in named
+                Pipeline((Stage(held_by(tuple(Replica(group, 1) for group in replicas)), ((0, 1),)),), 1, len(replicas))
+                for (replicas,) in labeled
             )
             workload = self._problem.workload
             gradient, weight = workload.stored_gradient_bytes, workload.element_bytes

@@ -19,8 +19,8 @@ from hexiopt.schedules.in_flight import holding
 from hexiopt.units import GIB
 from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
-from solvers.core.zero import first_stage, must_align
-from solvers.frame.starts import chain_structures, cut
+from solvers.core.zero import first_stage, requires_lockstep
+from solvers.frame.starts import chain_partitions, cut
 
 _TRIED = 24  # most hand-made structures built to see whether a changed problem has a plan
 _PLACED = 24_000  # devices in all of them: their time is in proportion, a second or two
@@ -49,7 +49,7 @@ def conclude(search: Search) -> Result:
         reason = f"no plan fits: {proof}; {nearest_change(search.problem)}"
         return replace(result, status=Status.INFEASIBLE, reason=reason)
     ended = search.stopped or search.spent >= 1.0 or search.left_s() <= 0.0
-    met = _nearest(search)
+    met = _closest_to_fitting(search)
     if search.plan is not None:
         if remedy is None:
             return search.result()
@@ -87,11 +87,11 @@ def memory_infeasibility(problem: Problem, model: PlanPricer) -> str | None:
         return memory.states if layouts else memory.total
 
     total, best = 0.0, (math.inf, 0, "")
-    rooms: dict[object, float] = {}
+    layer_limits: dict[object, float] = {}
     per_layer_gib = 0.0
     for machine, own in problem.usable_by_machine.items():
         key = (problem.cluster.machines[machine].kind, len(own))
-        if key not in rooms:
+        if key not in layer_limits:
             held: dict[int, float] = {}  # layers that a TP group holds, by degree
             for tp in problem.space.allowed_tp(len(own)):
                 tp_group = model.tp_group(own[:tp])
@@ -99,13 +99,13 @@ def memory_infeasibility(problem: Problem, model: PlanPricer) -> str | None:
                 held[tp], limit = 0.0, tp_group.gpu.usable_memory_bytes
                 for policy in policies:
                     empty, one = (least(memory.stage(n, False, False, policy, holding(1))) for n in (0, 1))
-                    room = (limit - empty) / (one - empty)
-                    held[tp] = max(held[tp], room * (1 + 1e-9) if zero else math.floor(room * (1 + 1e-9)))
+                    layer_limit = (limit - empty) / (one - empty)
+                    held[tp] = max(held[tp], layer_limit * (1 + 1e-9) if zero else math.floor(layer_limit * (1 + 1e-9)))
                     excess = least(memory.stage(1, False, False, policy, holding(1), leanest)) - limit
                     if excess < best[0]:
                         best, per_layer_gib = (excess, own[0], tp_group.gpu.name), tp * (one - empty) / GIB
-            rooms[key] = _room(held, len(own))
-        total += rooms[key]
+            layer_limits[key] = _most_layers(held, len(own))
+        total += layer_limits[key]
     needed = problem.model.num_layers
     if total >= needed:
         return None
@@ -123,7 +123,7 @@ def memory_infeasibility(problem: Problem, model: PlanPricer) -> str | None:
     )
 
 
-def _room(held: dict[int, float], devices: int) -> float:
+def _most_layers(held: dict[int, float], devices: int) -> float:
     """The most layers on a machine of `devices` whose TP groups of each degree hold `held`: a knapsack."""
     best = [0.0] * (devices + 1)
     for size in range(1, devices + 1):
@@ -131,16 +131,16 @@ def _room(held: dict[int, float], devices: int) -> float:
     return best[devices]
 
 
-def _nearest(search: Search) -> str:
+def _closest_to_fitting(search: Search) -> str:
     """The nearest plan met, or else the plainest one that obeys the constraints, in words."""
     problem = search.problem
-    if search.nearest is None:
+    if search.closest_to_fitting is None:
         for plan in _plain_plans(problem):
             if not check(problem, plan):
                 search.offer(plan)
-    if search.nearest is None:
+    if search.closest_to_fitting is None:
         return "the TP degrees and numbers of pipelines and stages asked for do not go together"
-    plan, cost = search.nearest
+    plan, cost = search.closest_to_fitting
     p, s = cost.binding_stage()
     copies = zip(plan.pipelines[p].stages[s].copies, cost.pipelines[p].stages[s].copies, strict=True)
     fullest, _ = max(copies, key=lambda copy: copy[1].excess_bytes)
@@ -158,7 +158,7 @@ def _plain_plans(problem: Problem) -> Iterator[Plan]:
         stages = space.num_stages or min(layers, len(groups) // pipelines)
         equal = workload.global_batch % pipelines == 0
         zero = sharding_stages(workload)[-1] if equal else first_stage(problem)
-        if not stages or pipelines * stages > len(groups) or (must_align(problem) and not equal):
+        if not stages or pipelines * stages > len(groups) or (requires_lockstep(problem) and not equal):
             continue
         ends = [layers * s // stages for s in range(stages + 1)]
         counts = [
@@ -223,7 +223,7 @@ def _changes(problem: Problem) -> Iterator[tuple[Problem, str]]:
 
 def _larger_clusters(problem: Problem) -> Iterator[tuple[Problem, str]]:
     """More machines of the kind with most memory: 1, 2, 3, 4, 6, 8, 12, ... of them."""
-    machine = _roomiest(problem)
+    machine = _largest_machine(problem)
     for more in _MORE_MACHINES:
         extra = tuple(replace(machine, name=f"more-{k}", spec_name="more") for k in range(more))
         try:
@@ -235,7 +235,7 @@ def _larger_clusters(problem: Problem) -> Iterator[tuple[Problem, str]]:
         yield replace(problem, cluster=cluster), words
 
 
-def _roomiest(problem: Problem) -> Machine:
+def _largest_machine(problem: Problem) -> Machine:
     """The first machine with most memory."""
     return max(problem.cluster.machines, key=lambda machine: machine.num_gpus * machine.gpu.usable_memory_bytes)
 
@@ -249,7 +249,7 @@ def _fitting(problem: Problem) -> Iterator[bool]:
     if memory_infeasibility(problem, model) is not None:
         return
     completer = PlanCompleter(model)
-    for partition in chain_structures(problem):
+    for partition in chain_partitions(problem):
         completed = completer.allowed(partition) and completer.complete(partition)
         priced = completer.price(completed) if completed else None
         yield priced is not None and priced.cost.fits

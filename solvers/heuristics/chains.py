@@ -13,11 +13,12 @@ from functools import cache
 import numpy as np
 
 from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.plan.token_layout import Ints
 from hexiopt.schedules.in_flight import holding
 from hexiopt.solving import Pricer
 from solvers.completion.layers import LayerSplitter
-from solvers.core.partition import Group, PipelineGroup
-from solvers.heuristics.fewest_stages import Degrees, Ints, fewest_stages
+from solvers.core.partition import DeviceGroup, PipelineGroup
+from solvers.heuristics.fewest_stages import Degrees, fewest_stages
 
 _FACTORS = tuple(1.06**k for k in range(12))  # of the least time: the times that may be tried
 _MORE = 3  # of these, from the first in which all layers find a place
@@ -79,7 +80,7 @@ class ChainBuilder:
             ways = self._chains[key] = tuple(self._ways(*key))
         if not ways:
             return None
-        stages: list[tuple[Group, ...]] = []
+        stages: list[tuple[DeviceGroup, ...]] = []
         for (own, _), degrees in zip(units, ways[min(rank, len(ways) - 1)], strict=True):
             each, at = len(own) // width, 0
             for t in degrees:
@@ -87,7 +88,7 @@ class ChainBuilder:
                 at += t
         return PipelineGroup(tuple(stages), terms.size)
 
-    def _blocks(self, units: Sequence[tuple[Group, int]], width: int, terms: ChainTerms) -> Iterator[_Block]:
+    def _blocks(self, units: Sequence[tuple[DeviceGroup, int]], width: int, terms: ChainTerms) -> Iterator[_Block]:
         for k, (own, most_tp) in enumerate(units):
             share = own[: len(own) // width]
             other = units[k + 1 if k + 1 < len(units) else k - 1][0]
@@ -99,10 +100,10 @@ class ChainBuilder:
 
     def _units(
         self, machines: Sequence[int], devices: Mapping[int, Sequence[int]], width: int
-    ) -> list[tuple[Group, int]]:
+    ) -> list[tuple[DeviceGroup, int]]:
         """Machines with a GPU for every pipeline, and neighbours of one kind that have so together, with the largest
         TP degree in each; the others stay out."""
-        found: list[tuple[Group, int]] = []
+        found: list[tuple[DeviceGroup, int]] = []
         waiting: list[int] = []
         kind: object = None
         for m in machines:

@@ -7,9 +7,9 @@ blocks done, GPUs of the next one taken, and stages so far, the most layers that
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from hexiopt.plan.token_layout import Ints
+
 Degrees = tuple[tuple[int, ...], ...]  # of each block, the TP degrees of its stages in order
 _NONE = -(1 << 20)  # layers where there is no way
 

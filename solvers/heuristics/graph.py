@@ -73,7 +73,7 @@ def partition_graph(
     if parts >= count:
         return [[i] for i in range(count)]
     if 2 * parts > count:
-        return _dealt(graph.speed**exponent, shares or [1.0 / parts] * parts)
+        return _by_weight(graph.speed**exponent, shares or [1.0 / parts] * parts)
     others = ~np.eye(count, dtype=bool)
     adjacency = np.broadcast_to(np.arange(count), (count, count))[others]
     starts = np.arange(0, count * (count - 1) + 1, count - 1)
@@ -92,7 +92,7 @@ def partition_graph(
     return [members for members in found if members]
 
 
-def _dealt(weights: NDArray[np.float64], shares: Sequence[float]) -> list[list[int]]:
+def _by_weight(weights: NDArray[np.float64], shares: Sequence[float]) -> list[list[int]]:
     """Positions dealt heaviest first, one to every part, then each to the part that has least of its share."""
     found: list[list[int]] = [[] for _ in shares]
     filled = [0.0] * len(shares)

@@ -22,10 +22,10 @@ from hexiopt.schedules.schedule import Schedule
 from hexiopt.solving import Capabilities
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import PricedPlan
-from solvers.core.interleaving import drawn_schedule
-from solvers.core.partition import Group, Partition, PipelineGroup
+from solvers.core.interleaving import draw_schedule
+from solvers.core.partition import DeviceGroup, Partition, PipelineGroup
 from solvers.core.search import Search
-from solvers.core.zero import LOCKSTEP, drawn_groups, drawn_stage
+from solvers.core.zero import LOCKSTEP, draw_sharding_groups, draw_zero_stage
 from solvers.frame.solver import SearchSolver, offer_partition
 from solvers.frame.starts import cut
 from solvers.heuristics.graph import DeviceGraph, device_graph, partition_graph
@@ -36,7 +36,7 @@ _NEXT_BEST = 0.4  # chance to pass over a number of pipelines for the next best 
 _MOST_PIPELINES = 64
 _SOME_MACHINES = 0.2  # share of new partitions that leave machines unused
 _SEARCHED_BLOCKS = 3  # machines of a pipeline whose TP degrees an iteration searches
-_LIKED = 0.8  # chance to begin with the TP degrees of a good plan
+_FROM_GOOD_PLAN = 0.8  # chance to begin with the TP degrees of a good plan
 _OTHER_STYLE = 0.25  # share of iterations with another micro-batch size, schedule, sharding or order of kinds
 _UNEVEN = 0.5  # share of partitions into unequal pipelines
 _EXPONENTS = (1.0, 1.0, 0.5, 0.0)  # of a GPU's speed, in its weight
@@ -82,7 +82,7 @@ class HierarchicalPartition:
         self._reciprocal /= self._reciprocal.max() or 1.0
         self._direct = self._graph.bandwidth / (self._graph.bandwidth.max() or 1.0)
         self._best: dict[int, _Incumbent] = {}  # by number of pipelines
-        self._liked: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._good_degrees: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def found(self) -> list[Partition]:
         """The best structures for their numbers of pipelines, best first."""
@@ -94,7 +94,7 @@ class HierarchicalPartition:
         style = self._style(base)
         parts, kept = self._phase_one(base, style)
         pipeline_groups = (
-            self._aligned(parts, style) if style.sharding >= LOCKSTEP else self._bundles(parts, kept, style)
+            self._aligned(parts, style) if style.sharding >= LOCKSTEP else self._separate_groups(parts, kept, style)
         )
         partition = Partition(tuple(pipeline_groups), style.schedule, style.sharding, style.chunks, style.groups)
         if not pipeline_groups:
@@ -105,13 +105,13 @@ class HierarchicalPartition:
         if priced is not None and priced.cost.objective < least:
             self._best[len(parts)] = _Incumbent(priced.cost.objective, parts, partition, style)
             if style.sharding < LOCKSTEP:
-                self._like(partition)
+                self._remember_degrees(partition)
 
     def offer(self, partition: Partition, limit_s: float) -> PricedPlan | None:
         """The plan of a partition, offered to the search; as `offer_partition`."""
         return offer_partition(self.search, self.completer, partition, limit_s)
 
-    def _bundles(
+    def _separate_groups(
         self, parts: tuple[tuple[int, ...], ...], kept: dict[tuple[int, ...], PipelineGroup], style: "_Style"
     ) -> list[PipelineGroup]:
         """Every part a pipeline, of a bundle of its own; none where one does not fit."""
@@ -130,15 +130,15 @@ class HierarchicalPartition:
         machine_of, space = self.problem.cluster.machine_of, self.problem.space
         devices = [[self._graph.devices[i] for i in part] for part in parts]
         tp = self.rng.choice(space.allowed_tp(max(len(own) for own in self.problem.usable_by_machine.values())))
-        lines = []
+        pipelines = []
         for own in devices:
             machines = sorted({int(machine_of[d]) for d in own}, key=lambda m: (style.ranks[self._kind_of[m]], m))
-            lines.append([group for m in machines for group in cut([d for d in own if machine_of[d] == m], tp)])
-        most = min(*map(len, lines), self.problem.model.num_layers)
+            pipelines.append([group for m in machines for group in cut([d for d in own if machine_of[d] == m], tp)])
+        most = min(*map(len, pipelines), self.problem.model.num_layers)
         count = space.num_stages or self.rng.randint(min(1, most), most)
         if not 0 < count <= most:
             return []
-        return [PipelineGroup(tuple(zip(*(line[:count] for line in lines), strict=True)), style.size)]
+        return [PipelineGroup(tuple(zip(*(pipeline[:count] for pipeline in pipelines), strict=True)), style.size)]
 
     def _base(self) -> _Incumbent | None:
         """The plan to work on: one of the best for their numbers of pipelines, the better the likelier."""
@@ -203,9 +203,9 @@ class HierarchicalPartition:
         sizes = self.problem.space.micro_batch_sizes(workload.global_batch)[:3]
         ranks = list(range(max(self._kind_of) + 1))
         rng.shuffle(ranks)
-        size, (schedule, chunks) = rng.choice(sizes), drawn_schedule(self.problem, rng)
-        sharding = drawn_stage(self.problem, rng, aligned=False)
-        new = _Style(size, schedule, sharding, tuple(ranks), chunks, drawn_groups(self.problem, rng, sharding))
+        size, (schedule, chunks) = rng.choice(sizes), draw_schedule(self.problem, rng)
+        sharding = draw_zero_stage(self.problem, rng, aligned=False)
+        new = _Style(size, schedule, sharding, tuple(ranks), chunks, draw_sharding_groups(self.problem, rng, sharding))
         if base is None:
             return new
         if rng.random() > _OTHER_STYLE:
@@ -237,7 +237,7 @@ class HierarchicalPartition:
         order = self._order(blocks, style)
         sequences = self.problem.workload.global_batch * float(graph.speed.sum() / self._graph.speed.sum())
 
-        def stages(chosen: list[int]) -> list[Group]:
+        def stages(chosen: list[int]) -> list[DeviceGroup]:
             found = [group for at in order for group in _groups(blocks[at], choices[at][chosen[at]])]
             return found[: self.problem.space.num_stages or self.problem.model.num_layers]
 
@@ -259,24 +259,24 @@ class HierarchicalPartition:
 
     def _first_option(self, block: list[int], options: list[tuple[int, ...]]) -> int:
         """The TP degrees that served such a block in a good plan, or any."""
-        liked = self._liked.get((self._kind(block[0]), len(block)))
-        if liked in options and self.rng.random() < _LIKED:
-            return options.index(liked)
+        known = self._good_degrees.get((self._kind(block[0]), len(block)))
+        if known in options and self.rng.random() < _FROM_GOOD_PLAN:
+            return options.index(known)
         return self.rng.randrange(len(options))
 
     def _kind(self, device: int) -> int:
         return self._kind_of[int(self.problem.cluster.machine_of[device])]
 
-    def _like(self, partition: Partition) -> None:
+    def _remember_degrees(self, partition: Partition) -> None:
         """Remember the TP degrees of a good plan, by machine kind and number of GPUs."""
         machine_of = self.problem.cluster.machine_of
         for pipeline_group in partition.pipeline_groups:
-            blocks: dict[int, list[Group]] = {}
+            blocks: dict[int, list[DeviceGroup]] = {}
             for (group,) in pipeline_group.stages:
                 blocks.setdefault(int(machine_of[group[0]]), []).append(group)
             for groups in blocks.values():
                 degrees = tuple(sorted((len(group) for group in groups), reverse=True))
-                self._liked[self._kind(groups[0][0]), sum(degrees)] = degrees
+                self._good_degrees[self._kind(groups[0][0]), sum(degrees)] = degrees
 
     def _secondary(self, graph: DeviceGraph) -> int:
         """How many parts the secondary partition makes: from all GPUs together to one part a machine."""
@@ -299,7 +299,7 @@ class HierarchicalPartition:
         return order if rank[order[0]] <= rank[order[-1]] else order[::-1]
 
 
-def _groups(block: list[int], degrees: tuple[int, ...]) -> list[Group]:
+def _groups(block: list[int], degrees: tuple[int, ...]) -> list[DeviceGroup]:
     """The GPUs of a block cut into TP groups of `degrees`."""
     found, start = [], 0
     for degree in degrees:

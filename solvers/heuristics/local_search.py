@@ -18,12 +18,12 @@ from solvers.core.search import Allowance, Search
 from solvers.core.zero import plain_stages, sharding_groups
 from solvers.frame.solver import SearchSolver
 from solvers.frame.starts import (
-    chain_structures,
+    chain_partitions,
     first_choice,
     kinds,
-    lockstep_structures,
-    shared_structures,
-    single_structures,
+    lockstep_partitions,
+    shared_partitions,
+    single_pipeline_partitions,
     symmetric,
 )
 from solvers.heuristics.annealing import Metropolis, anneal
@@ -142,24 +142,24 @@ def rule_based(problem: Problem, completer: PlanCompleter) -> Iterator[Partition
 
 def without_grids(problem: Problem, completer: PlanCompleter) -> Iterator[Partition]:
     """Chains and replicas."""
-    yield from lockstep_structures(problem)
-    yield from chain_structures(problem)
-    yield from shared_structures(problem)
-    yield from single_structures(problem, completer.replicates)
+    yield from lockstep_partitions(problem)
+    yield from chain_partitions(problem)
+    yield from shared_partitions(problem)
+    yield from single_pipeline_partitions(problem, completer.replicates)
 
 
 def own_grids(
-    problem: Problem, completer: PlanCompleter, go_on: Callable[[], bool] = lambda: True
+    problem: Problem, completer: PlanCompleter, should_continue: Callable[[], bool] = lambda: True
 ) -> Iterator[Partition]:
     """Each kind its best symmetric grid for its share of the batch, side by side; at several micro-batch sizes, as long
-    as `go_on` says so."""
+    as `should_continue` says so."""
     for sharding in plain_stages(problem):
         for size in problem.space.micro_batch_sizes(problem.workload.global_batch)[:3]:
             chosen = []
             for members in kinds(problem):
                 best: tuple[float, PipelineGroup] | None = None
                 for pipeline_group in symmetric(problem, members):
-                    if not go_on():
+                    if not should_continue():
                         return
                     sized = PipelineGroup(pipeline_group.stages, size)
                     rate = completer.rate(first_choice(problem, (sized,)), StateSharding(sharding, sized.width))

@@ -16,7 +16,7 @@ from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import SequenceGroup, SequenceLayout
 from hexiopt.plan.token_layout import Floats, Ints
 from solvers.core.zero import LOCKSTEP
-from solvers.sequence.shapes import Line, Shape
+from solvers.sequence.shapes import SequenceShape, ShapePipeline
 from solvers.sequence.stage_tables import TensorTable
 from solvers.sequence.token_allocation import RateTable
 
@@ -35,7 +35,7 @@ class Cells:
     nic_s: Floats
 
 
-class Estimates:
+class SequenceEstimates:
     """Estimates for one problem and ZeRO stage; with `tensor`, stages that may have tensor parallelism have it where it
     is faster."""
 
@@ -54,7 +54,7 @@ class Estimates:
             machine = cluster.machines[m]
             nic_s = 1.0 / (machine.nic_bandwidth_bytes_per_s * machine.num_interfaces)
             np.maximum.at(self._nic_s, self.type_of_machine[m], nic_s)
-        self._lines: dict[object, tuple[float, float, float]] = {}
+        self._pipelines: dict[object, tuple[float, float, float]] = {}
         self._policies = model.policies()
         table = RateTable(model)
         self._tensor = TensorTable(model, self.types) if tensor else None
@@ -88,57 +88,59 @@ class Estimates:
         seconds: Floats = (fills + periods * (count / periods.shape[1])).max(axis=1)
         return seconds
 
-    def shape_s(self, shape: Shape) -> float:
+    def shape_s(self, shape: SequenceShape) -> float:
         """As `step_s`, of one shape whose lines may have unequally many stages."""
-        rows = [self._line_s(line, shape.size, len(shape.lines)) for line in shape.lines]
+        rows = [self._pipeline_s(pipeline, shape.size, len(shape.pipelines)) for pipeline in shape.pipelines]
         fills, periods, syncs = (np.array([column]) for column in zip(*rows, strict=True))
         return float(self.step_s(fills, periods, shape.size)[0] + syncs.max())
 
-    def _line_s(self, line: Line, size: int, lines: int) -> tuple[float, float, float]:
-        key = (line, size, lines)
-        if key not in self._lines:
-            if len(self._lines) >= _KEPT:
-                self._lines.clear()
+    def _pipeline_s(self, pipeline: ShapePipeline, size: int, pipelines: int) -> tuple[float, float, float]:
+        key = (pipeline, size, pipelines)
+        if key not in self._pipelines:
+            if len(self._pipelines) >= _KEPT:
+                self._pipelines.clear()
             machine_of = self.problem.cluster.machine_of
-            machines = [machine_of[list(seat)] for seat in line]
+            machines = [machine_of[list(own)] for own in pipeline]
             types = len(self.types)
             counts = np.array([[[np.bincount(self.type_of_machine[own], minlength=types) for own in machines]]], float)
             cells = Cells(counts, np.array([[[len(np.unique(own)) for own in machines]]]), self.slowest_nic_s(counts))
-            fills, periods, sync_s = self.rhythms_s(cells, size, lines)
-            self._lines[key] = float(fills[0, 0]), float(periods[0, 0]), float(sync_s[0])
-        return self._lines[key]
+            fills, periods, sync_s = self.rhythms_s(cells, size, pipelines)
+            self._pipelines[key] = float(fills[0, 0]), float(periods[0, 0]), float(sync_s[0])
+        return self._pipelines[key]
 
     def slowest_nic_s(self, counts: Floats) -> Floats:
         """Seconds a byte of the slowest interface of stages with `counts` [..., types] devices."""
         found: Floats = np.where(counts > 0, self._nic_s, 0.0).max(axis=-1)
         return found
 
-    def rhythms_s(self, cells: Cells, size: int, lines: int = 0) -> tuple[Floats, Floats, Floats]:
-        """(fill, beat) of every line [shapes, lines]: m micro-batches take about fill + m · beat seconds, infinitely
-        many where memory does not suffice; and the gradients' synchronisation [shapes]. `lines`, where the shape has
-        more of them than `cells`."""
+    def rhythms_s(self, cells: Cells, size: int, pipelines: int = 0) -> tuple[Floats, Floats, Floats]:
+        """Fill and period of every pipeline [shapes, pipelines], and seconds of gradient sync [shapes].
+
+        m micro-batches take about fill + m · period seconds; both are infinite where memory does not suffice.
+        `pipelines`: the number of pipelines of the whole shape, where it has more than `cells`.
+        """
         workload = self.problem.workload
-        lines, stages = max(lines, cells.machines.shape[1]), cells.machines.shape[2]
-        held = np.minimum(np.arange(stages, 0, -1.0), max(1, workload.global_batch // (lines * size)))
+        pipelines, stages = max(pipelines, cells.machines.shape[1]), cells.machines.shape[2]
+        held = np.minimum(np.arange(stages, 0, -1.0), max(1, workload.global_batch // (pipelines * size)))
         most = np.maximum(0.0, np.floor((self._least(cells) - self._ends_bytes) / self._layer_bytes))
         rate = cells.counts @ self._speed[0]
         if self._tensor is not None:
-            shards = StateSharding(self.zero, lines)
-            tensor_s, rooms = self._tensor.of(cells.counts, cells.machines, held, size, shards)
-            best_room = np.maximum(most, rooms.max(axis=0))
+            shards = StateSharding(self.zero, pipelines)
+            tensor_s, layer_limits = self._tensor.of(cells.counts, cells.machines, held, size, shards)
+            best_layer_limit = np.maximum(most, layer_limits.max(axis=0))
         else:
-            best_room = most
-        share = self._share(1.0 / rate, best_room)
+            best_layer_limit = most
+        share = self._share(1.0 / rate, best_layer_limit)
         best = self._layouts_s(cells, size, share, held)
         if self._tensor is not None:
-            best = np.minimum(best, np.where(share <= rooms, tensor_s, np.inf).min(axis=0))
-        share = self._share(best, best_room)
+            best = np.minimum(best, np.where(share <= layer_limits, tensor_s, np.inf).min(axis=0))
+        share = self._share(best, best_layer_limit)
         with np.errstate(invalid="ignore"):
             periods = size * (share * best).max(axis=2)
             fills = size * (share * best).sum(axis=2) - periods
         lost = ~(np.isfinite(periods) & np.isfinite(fills))
         periods[lost] = fills[lost] = np.inf
-        together = (cells.machines > 1) | (lines > 1)
+        together = (cells.machines > 1) | (pipelines > 1)
         share = np.where(np.isfinite(share), share, 0.0)
         sync = 2.0 * share * self._layer_params * workload.stored_gradient_bytes * cells.nic_s * together
         return fills, periods, sync.max(axis=(1, 2))

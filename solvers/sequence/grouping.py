@@ -11,7 +11,7 @@ import numpy as np
 
 from hexiopt.problem.problem import Problem
 
-Groups = tuple[tuple[int, ...], ...]
+DeviceGroups = tuple[tuple[int, ...], ...]
 
 _MOST_GROUPS = 256  # unless more devices need more
 _LARGEST = 32  # devices that a group is expected to have at most
@@ -30,7 +30,7 @@ def by_machine(problem: Problem, devices: Sequence[int]) -> list[tuple[int, ...]
     return [tuple(found[m]) for m in order]
 
 
-def by_type(problem: Problem, machines: Sequence[tuple[int, ...]]) -> list[Groups]:
+def by_type(problem: Problem, machines: Sequence[tuple[int, ...]]) -> list[DeviceGroups]:
     """Machines of each type of GPU, in the order in which the types come."""
     found: dict[str, list[tuple[int, ...]]] = {}
     for own in machines:
@@ -38,7 +38,7 @@ def by_type(problem: Problem, machines: Sequence[tuple[int, ...]]) -> list[Group
     return list(map(tuple, found.values()))
 
 
-def clusterings(problem: Problem, devices: Sequence[int]) -> list[Groups]:
+def clusterings(problem: Problem, devices: Sequence[int]) -> list[DeviceGroups]:
     """Ways to put all of `devices` into groups, each of at most as many as the model has heads, the plainest first."""
     most, count = problem.model.num_heads, len(devices)
     limit = max(_MOST_GROUPS, count // 8) if count > _MOST_GROUPS else count
@@ -52,7 +52,7 @@ def clusterings(problem: Problem, devices: Sequence[int]) -> list[Groups]:
     return list(found)
 
 
-def _all(problem: Problem, machines: Sequence[tuple[int, ...]]) -> Iterator[Groups]:
+def _all(problem: Problem, machines: Sequence[tuple[int, ...]]) -> Iterator[DeviceGroups]:
     types = by_type(problem, machines)
     mixed = tuple(own for row in zip_longest(*types) for own in row if own is not None)
     sizes = sorted({1 << k for own in machines for k in range(len(own).bit_length())}, reverse=True)
@@ -79,7 +79,7 @@ def _all(problem: Problem, machines: Sequence[tuple[int, ...]]) -> Iterator[Grou
         yield from islice((tuple(g for part in way for g in part) for way in product(*ways)), _MIXED)
 
 
-def _across(machines: Sequence[tuple[int, ...]], parts: int) -> Groups:
+def _across(machines: Sequence[tuple[int, ...]], parts: int) -> DeviceGroups:
     """Groups of a part of every machine."""
     cut = [_parts(own, parts) for own in machines]
     return tuple(tuple(d for own in cut for d in own[k]) for k in range(parts))
@@ -90,27 +90,27 @@ def _powers(most: int) -> list[int]:
     return [*(1 << k for k in range(1, most.bit_length()) if 1 << k < most), *([most] if most > 1 else [])]
 
 
-def _unions(machines: Sequence[tuple[int, ...]], joined: int) -> Groups:
+def _unions(machines: Sequence[tuple[int, ...]], joined: int) -> DeviceGroups:
     """Every `joined` consecutive machines together."""
     return tuple(tuple(d for own in machines[k : k + joined] for d in own) for k in range(0, len(machines), joined))
 
 
-def _cut(machines: Sequence[tuple[int, ...]], size: int) -> Groups:
+def _cut(machines: Sequence[tuple[int, ...]], size: int) -> DeviceGroups:
     """Every machine in parts of about `size` devices."""
     return tuple(part for own in machines for part in _parts(own, -(-len(own) // size)))
 
 
-def _parts(devices: Sequence[int], count: int) -> Groups:
+def _parts(devices: Sequence[int], count: int) -> DeviceGroups:
     """`count` consecutive parts, as equal as they go."""
     ends = [len(devices) * k // count for k in range(count + 1)]
     return tuple(tuple(devices[a:b]) for a, b in pairwise(ends) if a < b)
 
 
-Machines = tuple[tuple[int, ...], ...]  # devices machine by machine
+MachineDevices = tuple[tuple[int, ...], ...]  # devices machine by machine
 _FEW_TYPES = 4  # types of GPUs of which all sets are tried
 
 
-def machine_orders(problem: Problem) -> list[Machines]:
+def machine_orders(problem: Problem) -> list[MachineDevices]:
     """Machines of all types, and of sets of types: the fast ones first, or the types mixed; of all, also the
     fast ones last."""
     rows = by_type(problem, by_machine(problem, problem.usable_devices))
@@ -118,7 +118,7 @@ def machine_orders(problem: Problem) -> list[Machines]:
     return list(dict.fromkeys(orders))
 
 
-def _subsets(rows: list[Machines]) -> Iterator[list[Machines]]:
+def _subsets(rows: list[MachineDevices]) -> Iterator[list[MachineDevices]]:
     """All sets of types, the largest first; of many, those without one, the fastest ones, and each alone."""
     if len(rows) <= _FEW_TYPES:
         for count in range(len(rows), 0, -1):
@@ -133,7 +133,7 @@ def _subsets(rows: list[Machines]) -> Iterator[list[Machines]]:
         yield [row]
 
 
-def _arranged(rows: list[Machines], *, whole: bool) -> Iterator[Machines]:
+def _arranged(rows: list[MachineDevices], *, whole: bool) -> Iterator[MachineDevices]:
     yield tuple(own for row in rows for own in row)
     if whole:
         yield tuple(own for row in reversed(rows) for own in row)

@@ -12,8 +12,8 @@ from hexiopt.plan.token_layout import ORDERS
 from hexiopt.solving import Capabilities
 from solvers.core.search import Search
 from solvers.frame.solver import SearchSolver
-from solvers.sequence.layout_evaluator import Freedoms
-from solvers.sequence.planning import Planner, search_shapes
+from solvers.sequence.layout_evaluator import LayoutFreedoms
+from solvers.sequence.planning import SequencePlanner, search_shapes
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class HexiSeq(SearchSolver):
 
     def search(self, run: Search, rng: random.Random) -> None:
         """Shapes by hand, layouts for them, then moves."""
-        planner = Planner(run, self._freedoms())
+        planner = SequencePlanner(run, self._freedoms())
         search_shapes(planner, planner.sequence_starts(), rng)
 
-    def _freedoms(self) -> Freedoms:
+    def _freedoms(self) -> LayoutFreedoms:
         orders = ("zigzag", "contiguous") if self.order == "best" else (self.order,)
-        return Freedoms(self.uneven_tokens, self.uneven_heads, self.uneven_groups, orders)
+        return LayoutFreedoms(self.uneven_tokens, self.uneven_heads, self.uneven_groups, orders)

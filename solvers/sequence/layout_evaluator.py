@@ -14,7 +14,7 @@ from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import SequenceLayout
 from hexiopt.plan.token_layout import Floats
 from solvers.completion.allocation import proportional
-from solvers.sequence.grouping import Groups
+from solvers.sequence.grouping import DeviceGroups
 from solvers.sequence.stage_tables import RecomputeTable
 from solvers.sequence.token_allocation import (
     RateTable,
@@ -31,7 +31,7 @@ _KEPT = 20_000  # allotments remembered before memory is given back
 _KEPT_STAGES = 500  # and priced layouts
 
 
-class Need(NamedTuple):
+class StageNeeds(NamedTuple):
     """What a stage must do: hold `num_layers` layers, with the embedding (`first`) or the head (`last`), `held`
     micro-batches in flight, its states spread as `shards`; `sharers` stages use the interfaces of its machines."""
 
@@ -44,7 +44,7 @@ class Need(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Freedoms:
+class LayoutFreedoms:
     """Which parts of a layout may be uneven, and the orders tried: all, but for ablations."""
 
     tokens: bool = True
@@ -57,7 +57,7 @@ class Freedoms:
 class LayoutRecipe:
     """How to make a layout: its groups, how tokens and heads are allotted, and factors of both [devices]."""
 
-    groups: Groups
+    groups: DeviceGroups
     order: str
     policy: str
     rule: str = "balanced"
@@ -94,20 +94,20 @@ class EvaluatedLayout:
         return self.seconds, self.excess_bytes
 
 
-class Judge:
+class LayoutEvaluator:
     """Judges recipes of one problem."""
 
-    def __init__(self, model: PlanPricer, freedoms: Freedoms) -> None:
+    def __init__(self, model: PlanPricer, freedoms: LayoutFreedoms) -> None:
         self._model, self._problem, self._freedoms = model, model.problem, freedoms
         self._rates = RateTable(model)
         self._wires = LinkTable(model.problem.cluster)
         self._stages: dict[tuple[SequenceLayout, int, int], SequenceStage] = {}
-        self._allotments: dict[LayoutRecipe, TokenAllocation] = {}
+        self._allocations: dict[LayoutRecipe, TokenAllocation] = {}
 
-    def judged(self, recipe: LayoutRecipe, size: int, need: Need) -> tuple[EvaluatedLayout, bool]:
+    def evaluate(self, recipe: LayoutRecipe, size: int, need: StageNeeds) -> tuple[EvaluatedLayout, bool]:
         """The layout of a recipe, brought within memory if that goes, and whether it is not the recipe's own: changed
         for memory, or too large for it."""
-        made = self._allotted(recipe)
+        made = self._allocation_of(recipe)
         policies = (recipe.policy,) * need.num_layers
         for repairs in range(_REPAIRS + 1):
             layout = made.layout()
@@ -129,12 +129,14 @@ class Judge:
         seconds = float("inf")
         if excess <= 0.0 and not repairs:
             richer = self._model.policies()[: self._model.policies().index(recipe.policy) + 1]
-            seconds = float(self.mixtures(stage, need, richer, need.num_layers).seconds[-1])
+            seconds = float(self.recompute_table(stage, need, richer, need.num_layers).seconds[-1])
         elif excess <= 0.0:
             seconds = sum(stage.stage_s(policies, need.first, need.last))
         return EvaluatedLayout(layout, recipe.policy, seconds, excess, recipe, stage), repairs > 0 or excess > 0.0
 
-    def mixtures(self, stage: SequenceStage, need: Need, policies: Sequence[str], most: int) -> RecomputeTable:
+    def recompute_table(
+        self, stage: SequenceStage, need: StageNeeds, policies: Sequence[str], most: int
+    ) -> RecomputeTable:
         """What a layout takes with recompute layer by layer, of stages of 1 to `most` layers at the place of `need`."""
 
         def bytes_of(layers: tuple[str, ...]) -> Floats:
@@ -160,15 +162,15 @@ class Judge:
             self._stages[key] = found
         return found
 
-    def _allotted(self, recipe: LayoutRecipe) -> TokenAllocation:
-        found = self._allotments.get(recipe)
+    def _allocation_of(self, recipe: LayoutRecipe) -> TokenAllocation:
+        found = self._allocations.get(recipe)
         if found is None:
-            if len(self._allotments) >= _KEPT:
-                self._allotments.clear()
-            found = self._allotments[recipe] = self._allot(recipe)
+            if len(self._allocations) >= _KEPT:
+                self._allocations.clear()
+            found = self._allocations[recipe] = self._allocate(recipe)
         return found
 
-    def _allot(self, recipe: LayoutRecipe) -> TokenAllocation:
+    def _allocate(self, recipe: LayoutRecipe) -> TokenAllocation:
         workload, spec, groups = self._problem.workload, self._problem.model, recipe.groups
         devices = list(chain.from_iterable(groups))
         rates, starts = self._rates.of(devices, recipe.policy), starts_of(groups)

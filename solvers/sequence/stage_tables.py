@@ -57,8 +57,8 @@ class RecomputeTable:
             (rich_s, one_base, more), (lean_s, other_base, less) = rows[faster], rows[smaller]
             if rich_s >= lean_s or (more <= less).any():
                 continue
-            room = limit - np.maximum(one_base, other_base) - count[:, None] * less
-            number = np.minimum(np.floor((room / (more - less)).min(axis=1)), count - 1).astype(np.int64)
+            free_bytes = limit - np.maximum(one_base, other_base) - count[:, None] * less
+            number = np.minimum(np.floor((free_bytes / (more - less)).min(axis=1)), count - 1).astype(np.int64)
             some_s = number * rich_s + (count - number) * lean_s + beside_s
             self._offer(np.where(number > 0, some_s, np.inf), smaller, faster, number)
 
@@ -78,14 +78,16 @@ class RecomputeTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class StageOption:
     """A way to build a stage: tensor parallelism or a layout, and what it takes with any number of layers."""
 
     ends: Ends
-    mixtures: RecomputeTable
+    recompute_table: RecomputeTable
 
 
-def dealt_layers(lines: Sequence[Sequence[Sequence[Way]]], total: int, *, even: bool = False) -> list[int] | None:
+def allocate_layers(
+    lines: Sequence[Sequence[Sequence[StageOption]]], total: int, *, even: bool = False
+) -> list[int] | None:
     """Layers of each stage, at least one, the same in all lines, so that the slowest stage is as fast as may be with
     the best of its ways [lines][stages][ways]; `even`: within one layer of each other, the first stages longer. None
     where memory has no room for `total`, or a stage would have no layer."""
@@ -93,7 +95,8 @@ def dealt_layers(lines: Sequence[Sequence[Sequence[Way]]], total: int, *, even: 
     if not all(ways for slot in slots for ways in slot) or len(slots) > total:
         return None
     each_s = [
-        np.max([np.min([way.mixtures.seconds for way in ways], axis=0) for ways in slot], axis=0) for slot in slots
+        np.max([np.min([way.recompute_table.seconds for way in ways], axis=0) for ways in slot], axis=0)
+        for slot in slots
     ]
     times = [seconds[: np.isfinite(seconds).sum()].tolist() for seconds in each_s]  # memory bounds the layers
     if not all(times) or sum(map(len, times)) < total:
@@ -104,9 +107,9 @@ def dealt_layers(lines: Sequence[Sequence[Sequence[Way]]], total: int, *, even: 
     return counts if all(n <= len(own) for n, own in zip(counts, times, strict=True)) else None
 
 
-def fastest(ways: Sequence[Way], layers: int) -> Way:
+def fastest(ways: Sequence[StageOption], layers: int) -> StageOption:
     """The best way for so many layers."""
-    return min(ways, key=lambda way: float(way.mixtures.seconds[layers - 1]))
+    return min(ways, key=lambda way: float(way.recompute_table.seconds[layers - 1]))
 
 
 class TensorTable:
@@ -135,8 +138,8 @@ class TensorTable:
         degree, types = counts.sum(axis=-1).astype(np.int64), (counts > 0).sum(axis=-1)
         may = (machines == 1) & (types == 1) & (degree <= self._most)
         kind, at = counts.argmax(axis=-1), np.where(may, degree, 0)
-        room, each, flight, both = bytes_of[:, :, kind, at]
-        most = np.floor((room - flight * held) / (each + both * held) + 1e-9)
+        free_bytes, each, per_micro_batch, both = bytes_of[:, :, kind, at]
+        most = np.floor((free_bytes - per_micro_batch * held) / (each + both * held) + 1e-9)
         return np.where(may, layer_s[:, kind, at], np.inf), np.where(may, most, 0.0)
 
     def _tables(self, size: int, shards: StateSharding) -> tuple[Floats, Floats]:
@@ -160,8 +163,8 @@ class TensorTable:
                     )
                     ends = 0.5 * (memory.stage(2, True, True, policy, holding(1), shards).total - one)
                     grows = both - two - more + one
-                    flight, each = two - one - 2 * grows, more - one - grows
-                    room = limit - ends - (one - 2 * each - flight - 2 * grows)
-                    bytes_of[:, k, kind, degree] = room, each, flight, grows
+                    per_micro_batch, each = two - one - 2 * grows, more - one - grows
+                    free_bytes = limit - ends - (one - 2 * each - per_micro_batch - 2 * grows)
+                    bytes_of[:, k, kind, degree] = free_bytes, each, per_micro_batch, grows
             self._kept[key] = layer_s, bytes_of
         return self._kept[key]

@@ -13,9 +13,9 @@ import numpy as np
 from hexiopt.plan.token_layout import Floats, Ints
 from hexiopt.problem.problem import Problem
 from solvers.core.zero import LOCKSTEP
-from solvers.sequence.estimates import Cells, Estimates, split_s
+from solvers.sequence.estimates import Cells, SequenceEstimates, split_s
 from solvers.sequence.grouping import machine_orders
-from solvers.sequence.shapes import Line, Shape
+from solvers.sequence.shapes import SequenceShape, ShapePipeline
 
 _SNAP = 0.34  # of a part, by which a cut may move to the border of a machine
 _STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
@@ -74,7 +74,7 @@ class _Grid:
 
     row: _Row
     ends: Ints
-    lines: int
+    pipelines: int
     fills: Floats
     periods: Floats
     sync_s: float
@@ -82,7 +82,7 @@ class _Grid:
     @property
     def stages(self) -> int:
         """Of each line."""
-        return (len(self.ends) - 1) // self.lines
+        return (len(self.ends) - 1) // self.pipelines
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,21 +98,21 @@ class EstimatedShape:
     @property
     def kind(self) -> tuple[int, ...]:
         """Equal for shapes with equally many stages in their lines."""
-        return self.zero, self.size, *sorted(stages for grid in self.grids for stages in [grid.stages] * grid.lines)
+        return self.zero, self.size, *sorted(stages for grid in self.grids for stages in [grid.stages] * grid.pipelines)
 
-    def shape(self) -> Shape:
+    def shape(self) -> SequenceShape:
         """The devices of every stage."""
-        lines: list[Line] = []
+        pipelines: list[ShapePipeline] = []
         for grid in self.grids:
-            seats = [tuple(sorted(grid.row.devices[a:b])) for a, b in pairwise(grid.ends.tolist())]
-            lines += [tuple(seats[k : k + grid.stages]) for k in range(0, len(seats), grid.stages)]
-        return Shape(tuple(lines), self.size, self.zero)
+            stages = [tuple(sorted(grid.row.devices[a:b])) for a, b in pairwise(grid.ends.tolist())]
+            pipelines += [tuple(stages[k : k + grid.stages]) for k in range(0, len(stages), grid.stages)]
+        return SequenceShape(tuple(pipelines), self.size, self.zero)
 
 
-class HandMade:
+class SequenceStarts:
     """All shapes that people would build, with estimates; without sequence layouts they would be grids."""
 
-    def __init__(self, problem: Problem, estimates: Estimates) -> None:
+    def __init__(self, problem: Problem, estimates: SequenceEstimates) -> None:
         self._problem, self._estimates = problem, estimates
         cluster, number = problem.cluster, len(estimates.types)
         machine_type = estimates.type_of_machine
@@ -137,13 +137,13 @@ class HandMade:
                 )
             )
 
-    def ranked(self, go_on: Callable[[], bool]) -> list[EstimatedShape]:
+    def ranked(self, should_continue: Callable[[], bool]) -> list[EstimatedShape]:
         """Shapes that may fit, the best estimate first; what there was time for."""
         batch, in_lockstep = self._problem.workload.global_batch, self._estimates.zero >= LOCKSTEP
         found: list[EstimatedShape] = []
         own: dict[tuple[int, frozenset[int]], list[tuple[float, _Grid]]] = {}
         for d, s in self._degrees():
-            if found and not go_on():
+            if found and not should_continue():
                 break
             cuts = [(row, ends) for row in self._rows for ends in row.cuts(d * s)]
             if not cuts:
@@ -167,9 +167,9 @@ class HandMade:
                 alone_s = split_s(fills, periods, np.maximum(d, np.round(shares * batch / size)))
                 for k, grid in grids.items():
                     own.setdefault((size, grid.row.kinds), []).append((float(alone_s[k]), grid))
-        if go_on() and not in_lockstep:
+        if should_continue() and not in_lockstep:
             found += self._side_by_side(own)
-        return sorted(found, key=lambda sketch: sketch.step_s)
+        return sorted(found, key=lambda estimated: estimated.step_s)
 
     def _side_by_side(self, own: dict[tuple[int, frozenset[int]], list[tuple[float, _Grid]]]) -> list[EstimatedShape]:
         """Grids of disjoint sets of types that are all types together."""
@@ -183,11 +183,11 @@ class HandMade:
                 rows = [
                     grids
                     for grids in product(*(best[kinds] for kinds in parts))
-                    if sum(grid.lines for grid in grids) * size <= batch
-                    and count in (None, sum(grid.lines for grid in grids))
+                    if sum(grid.pipelines for grid in grids) * size <= batch
+                    and count in (None, sum(grid.pipelines for grid in grids))
                 ]
                 if rows:
-                    most = max(sum(grid.lines for grid in grids) for grids in rows)
+                    most = max(sum(grid.pipelines for grid in grids) for grids in rows)
                     fills, periods = np.zeros((len(rows), most)), np.full((len(rows), most), np.inf)
                     for k, grids in enumerate(rows):
                         joined = np.concatenate([grid.fills for grid in grids])
@@ -212,14 +212,14 @@ class HandMade:
         if space.num_stages:
             most_parts = count
         # As many as machines of some types: a machine each.
-        lines = {
+        pipelines = {
             *range(1, 9),
             *(1 << k for k in range(most.bit_length())),
             *(len(row.borders) - 1 for row in self._rows),
         }
         if self._estimates.zero >= LOCKSTEP:
-            lines = {d for d in range(1, most + 1) if batch % d == 0}
-        given = {d for d in lines if d <= most}
+            pipelines = {d for d in range(1, most + 1) if batch % d == 0}
+        given = {d for d in pipelines if d <= most}
         if space.num_pipelines:
             given = {*range(1, min(8, space.num_pipelines)), space.num_pipelines}
         stages = {space.num_stages} if space.num_stages else set(_STAGES)
@@ -253,7 +253,7 @@ def _best(grids: Sequence[tuple[float, _Grid]]) -> list[_Grid]:
     """The best few, of each number of lines and stages one."""
     found: dict[tuple[int, int], _Grid] = {}
     for _, grid in sorted(grids, key=lambda item: item[0]):
-        found.setdefault((grid.lines, len(grid.ends)), grid)
+        found.setdefault((grid.pipelines, len(grid.ends)), grid)
     return list(found.values())[:_BESIDE]
 
 

@@ -15,29 +15,29 @@ from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
 from solvers.baselines._estimates import GridEstimates, around
-from solvers.core.partition import Group
+from solvers.core.partition import DeviceGroup
 
 _MAX_STAGES = 40
 
-Share = tuple[Group, int]  # a replica: its devices and its samples of a micro-batch
-Shares = tuple[Share, ...]
+MetisReplica = tuple[DeviceGroup, int]  # a replica: its devices and its samples of a micro-batch
+MetisReplicas = tuple[MetisReplica, ...]
 Samples = list[tuple[list[int], list[int]]]
 
 
 @dataclass(frozen=True, slots=True)
 class MetisBatching:
-    """`count` micro-batches of `size` sequences, each split equally over `lanes` pipelines; one recompute policy."""
+    """`count` micro-batches of `size` sequences, each split equally over `pipelines`; one policy."""
 
     count: int
     size: int
-    lanes: int
+    pipelines: int
     policy: str
     sharded: bool
 
     @property
     def lane_size(self) -> int:
         """Sequences of a micro-batch in a lane."""
-        return self.size // self.lanes
+        return self.size // self.pipelines
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +61,7 @@ class StageGroup:
         """Seconds of a micro-batch, messages apart."""
         return num_layers * self.layer_s + self.ends_s
 
-    def lanes(self) -> list[Shares]:
+    def pipelines(self) -> list[MetisReplicas]:
         """For each lane the devices and samples of its replicas; replicas without a sample are idle."""
         found = []
         for members, counts in self.samples:
@@ -149,7 +149,7 @@ class RankedDevices:
 
     def group(self, a: int, size: int, tp: int, batching: MetisBatching) -> StageGroup | None:
         """The stage of `size` ranks from rank a with TP degree `tp`; None if there is none."""
-        if size % tp or not batching.lanes <= size // tp <= batching.size:
+        if size % tp or not batching.pipelines <= size // tp <= batching.size:
             return None
         place = self._places.get((a, size, tp))
         if place is None:
@@ -194,9 +194,9 @@ class RankedDevices:
     ) -> Any:
         """For each lane its replicas and their samples; seconds of a layer and the ends; the most layers that fit."""
         size, policy = batching.lane_size, batching.policy
-        lanes = _dealt(tp_groups, batching.lanes)
+        pipelines = _dealt(tp_groups, batching.pipelines)
         samples: Samples = []
-        for members in lanes:
+        for members in pipelines:
             times = [[self._layer_s(tp_groups[i], n, policy) for n in range(1, size + 1)] for i in members]
             samples.append((members, shared_out(times, size)))
         used = {(tp_groups[i], n) for members, counts in samples for i, n in zip(members, counts, strict=True) if n}
@@ -233,14 +233,17 @@ class RankedDevices:
         return self.estimates.stage_s(frozenset([tp_group]), num_layers, first, last, size, policy)
 
 
-def _dealt(tp_groups: Sequence[Any], lanes: int) -> list[list[int]]:
+def _dealt(tp_groups: Sequence[Any], pipelines: int) -> list[list[int]]:
     """The replicas of each lane: neighbours if all replicas are alike, else equal shares of each kind."""
     count = len(tp_groups)
     if len(set(tp_groups)) == 1:
-        return [list(range(lane * count // lanes, (lane + 1) * count // lanes)) for lane in range(lanes)]
+        return [
+            list(range(pipeline * count // pipelines, (pipeline + 1) * count // pipelines))
+            for pipeline in range(pipelines)
+        ]
     kinds = {tp_group: k for k, tp_group in enumerate(dict.fromkeys(tp_groups))}
     order = sorted(range(count), key=lambda i: (kinds[tp_groups[i]], i))
-    return [sorted(order[lane::lanes]) for lane in range(lanes)]
+    return [sorted(order[pipeline::pipelines]) for pipeline in range(pipelines)]
 
 
 def _falling(function: Callable[[int], int], first: int, last: int) -> list[int]:

@@ -4,15 +4,15 @@ import random
 
 from solvers.core.partition import Partition, PipelineGroup
 from solvers.frame.starts import cut
-from solvers.heuristics.operators.neighbourhood import Bundles, Neighbourhood, on_two, replaced
+from solvers.heuristics.operators.neighbourhood import Neighbourhood, PipelineGroups, on_two, replaced
 
 
 @on_two
 def merge_groups(
     near: Neighbourhood, first: PipelineGroup, second: PipelineGroup, rng: random.Random
-) -> tuple[Bundles, Bundles] | None:
+) -> tuple[PipelineGroups, PipelineGroups] | None:
     """Two bundles with stages of the same TP degrees become one, so that their layers align."""
-    degrees = [[len(slot[0]) for slot in pipeline_group.stages] for pipeline_group in (first, second)]
+    degrees = [[len(stage_groups[0]) for stage_groups in pipeline_group.stages] for pipeline_group in (first, second)]
     if degrees[0] != degrees[1] or first.replicated or second.replicated:
         return None
     return (first.with_stages(x + y for x, y in zip(first.stages, second.stages, strict=True)),), ()
@@ -21,7 +21,7 @@ def merge_groups(
 @on_two
 def join_pipelines(
     near: Neighbourhood, first: PipelineGroup, second: PipelineGroup, rng: random.Random
-) -> tuple[Bundles, Bundles] | None:
+) -> tuple[PipelineGroups, PipelineGroups] | None:
     """Two bundles of one width become one of longer pipelines."""
     if first.width != second.width:
         return None
@@ -32,14 +32,14 @@ def join_pipelines(
 @on_two
 def move_stage(
     near: Neighbourhood, giver: PipelineGroup, taker: PipelineGroup, rng: random.Random
-) -> tuple[Bundles, Bundles] | None:
+) -> tuple[PipelineGroups, PipelineGroups] | None:
     """A stage leaves a bundle for another; where that is narrower, it becomes several stages there."""
     if len(giver.stages) < 2 or giver.width % taker.width:
         return None
     s, width = rng.randrange(len(giver.stages)), taker.width
-    slot = giver.stages[s]
+    stage_groups = giver.stages[s]
     # Replicas stay together.
-    parts = [slot] if giver.replicated else [slot[k : k + width] for k in range(0, giver.width, width)]
+    parts = [stage_groups] if giver.replicated else [stage_groups[k : k + width] for k in range(0, giver.width, width)]
     stages = list(taker.stages)
     place = rng.randrange(len(stages) + 1)
     stages[place:place] = parts
@@ -50,7 +50,7 @@ def move_stage(
 @on_two
 def swap_stages(
     near: Neighbourhood, one: PipelineGroup, two: PipelineGroup, rng: random.Random
-) -> tuple[Bundles, Bundles] | None:
+) -> tuple[PipelineGroups, PipelineGroups] | None:
     """Two bundles of one width exchange a stage."""
     if one.width != two.width:
         return None
@@ -66,8 +66,8 @@ def swap_tp_groups(near: Neighbourhood, partition: Partition, rng: random.Random
     places = [
         (b, s, k)
         for b, pipeline_group in enumerate(partition.pipeline_groups)
-        for s, slot in enumerate(pipeline_group.stages)
-        for k in range(len(slot))
+        for s, stage_groups in enumerate(pipeline_group.stages)
+        for k in range(len(stage_groups))
     ]
     if len(places) < 2:
         return None
@@ -78,7 +78,9 @@ def swap_tp_groups(near: Neighbourhood, partition: Partition, rng: random.Random
         return None
     to = {x: y, y: x}
     return partition.with_pipeline_groups(
-        pipeline_group.with_stages(tuple(to.get(group, group) for group in slot) for slot in pipeline_group.stages)
+        pipeline_group.with_stages(
+            tuple(to.get(group, group) for group in stage_groups) for stage_groups in pipeline_group.stages
+        )
         for pipeline_group in partition.pipeline_groups
     )
 
@@ -114,8 +116,14 @@ def use_idle(near: Neighbourhood, partition: Partition, rng: random.Random) -> P
     if len(groups) < pipeline_group.width:
         return None
     place = rng.randrange(len(pipeline_group.stages) + 1)
-    slot = tuple(groups[: pipeline_group.width])
+    stage_groups = tuple(groups[: pipeline_group.width])
     return replaced(
         partition,
-        {at: (pipeline_group.with_stages((*pipeline_group.stages[:place], slot, *pipeline_group.stages[place:])),)},
+        {
+            at: (
+                pipeline_group.with_stages(
+                    (*pipeline_group.stages[:place], stage_groups, *pipeline_group.stages[place:])
+                ),
+            )
+        },
     )

@@ -4,10 +4,10 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from hexiopt.problem.problem import Problem
-from solvers.core.partition import Group, Partition, PipelineGroup
+from solvers.core.partition import DeviceGroup, Partition, PipelineGroup
 
-Slot = tuple[Group, ...]
-Bundles = tuple[PipelineGroup, ...]
+StageGroups = tuple[DeviceGroup, ...]
+PipelineGroups = tuple[PipelineGroup, ...]
 
 
 class Neighbourhood:
@@ -21,12 +21,12 @@ class Neighbourhood:
         self.sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)
         self.uneven = {m for m, spec in enumerate(problem.cluster.machines) if not spec.is_uniform}
 
-    def joins(self, a: Group, b: Group) -> bool:
+    def joins(self, a: DeviceGroup, b: DeviceGroup) -> bool:
         """Whether two TP groups may become one."""
         machine = self.machine_of[a[0]]
         return machine == self.machine_of[b[0]] and len(a) + len(b) in self.allowed[machine]
 
-    def joined(self, one: Slot, two: Slot) -> Slot | None:
+    def joined(self, one: StageGroups, two: StageGroups) -> StageGroups | None:
         """The groups of two stages joined pairwise into groups of twice the degree, where machines allow it."""
         if len(one) != len(two):
             return None
@@ -34,7 +34,7 @@ class Neighbourhood:
             return None
         return tuple(tuple(sorted(a + b)) for a, b in zip(one, two, strict=True))
 
-    def line(self, stages: Sequence[Slot], least_size: int) -> PipelineGroup | None:
+    def pipeline(self, stages: Sequence[StageGroups], least_size: int) -> PipelineGroup | None:
         """A pipeline of `stages`, with the least allowed micro-batch from `least_size` that serves all replicas.
 
         The largest allowed one where `least_size` is beyond it.
@@ -43,26 +43,28 @@ class Neighbourhood:
         sizes = [size for size in self.sizes if size >= most]
         if not sizes:
             return None
-        return PipelineGroup.line(stages, min((size for size in sizes if size >= least_size), default=sizes[-1]))
+        return PipelineGroup.pipeline(stages, min((size for size in sizes if size >= least_size), default=sizes[-1]))
 
-    def taking(self, taker: PipelineGroup, giver: PipelineGroup, stages: Sequence[Slot]) -> PipelineGroup | None:
+    def taking(self, taker: PipelineGroup, giver: PipelineGroup, stages: Sequence[StageGroups]) -> PipelineGroup | None:
         """`taker` with `stages`, some of them from `giver`."""
         if taker.replicated or giver.replicated:
-            return self.line(stages, taker.micro_batch_size)
+            return self.pipeline(stages, taker.micro_batch_size)
         return taker.with_stages(stages)
 
 
 Apply = Callable[[Neighbourhood, Partition, random.Random], Partition | None]
 
 
-def halves(slot: Slot) -> tuple[Slot, Slot] | None:
+def halves(stage_groups: StageGroups) -> tuple[StageGroups, StageGroups] | None:
     """A stage cut into two of half its TP degree."""
-    if any(len(group) % 2 for group in slot):
+    if any(len(group) % 2 for group in stage_groups):
         return None
-    return tuple(g[: len(g) // 2] for g in slot), tuple(g[len(g) // 2 :] for g in slot)
+    return tuple(g[: len(g) // 2] for g in stage_groups), tuple(g[len(g) // 2 :] for g in stage_groups)
 
 
-def replaced(partition: Partition, changed: Mapping[int, Bundles], more: Sequence[PipelineGroup] = ()) -> Partition:
+def replaced(
+    partition: Partition, changed: Mapping[int, PipelineGroups], more: Sequence[PipelineGroup] = ()
+) -> Partition:
     """The partition with other bundles in some places, and `more` at the end."""
     kept = (
         own for at, pipeline_group in enumerate(partition.pipeline_groups) for own in changed.get(at, (pipeline_group,))
@@ -70,7 +72,7 @@ def replaced(partition: Partition, changed: Mapping[int, Bundles], more: Sequenc
     return partition.with_pipeline_groups((*kept, *more))
 
 
-def on_one(change: Callable[[Neighbourhood, PipelineGroup, random.Random], Bundles | None]) -> Apply:
+def on_one(change: Callable[[Neighbourhood, PipelineGroup, random.Random], PipelineGroups | None]) -> Apply:
     """An operator that puts other bundles in place of a drawn one."""
 
     def apply(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
@@ -82,7 +84,9 @@ def on_one(change: Callable[[Neighbourhood, PipelineGroup, random.Random], Bundl
 
 
 def on_two(
-    change: Callable[[Neighbourhood, PipelineGroup, PipelineGroup, random.Random], tuple[Bundles, Bundles] | None],
+    change: Callable[
+        [Neighbourhood, PipelineGroup, PipelineGroup, random.Random], tuple[PipelineGroups, PipelineGroups] | None
+    ],
 ) -> Apply:
     """An operator that puts other bundles in place of two drawn ones."""
 

@@ -17,7 +17,7 @@ from hexiopt.problem.workload import RECOMPUTE_POLICIES
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.schedule import StagePosition
 from solvers.completion.completer import PlanCompleter
-from solvers.completion.layers import Share
+from solvers.completion.layers import ReplicaShare
 from solvers.completion.pricing import PricedPlan
 from solvers.core.interleaving import multiple_of
 from solvers.core.operators import Operator
@@ -88,7 +88,7 @@ def _fitted(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, sta
     shards = StateSharding(plan.sharding.stage, holders)
     size = pipeline.micro_batch_size
     tp_groups = frozenset(
-        tp_group if samples == size else Share(tp_group, samples)
+        tp_group if samples == size else ReplicaShare(tp_group, samples)
         for tp_group, samples in zip(map(near.pricer.tp_group, stage.executors), stage.samples(size), strict=True)
     )
     splitter = near.completer.splitter(stage.policy)

@@ -16,7 +16,7 @@ from solvers.sequence.exact.variables import Sum, Variables
 
 
 @dataclass(frozen=True)
-class Flow:
+class RingMessage:
     """A message that goes with the tokens of a group: between `ends` (places), over resources [(number, seconds a
     byte)], with the key-value heads of a place, or so many."""
 
@@ -75,7 +75,7 @@ class Messages:
             found[name] = seconds
         return found
 
-    def _ring_flows(self) -> list[list[list[Flow]]]:
+    def _ring_flows(self) -> list[list[list[RingMessage]]]:
         """What goes from each group to the next [views, groups]: one view where the rings are known; else what is sent
         whoever receives it, and what is received whoever sent it."""
         count = len(self._v.places)
@@ -89,7 +89,7 @@ class Messages:
                 for g in range(count)
             ]
             return [known]
-        views: list[list[list[Flow]]] = [[], []]
+        views: list[list[list[RingMessage]]] = [[], []]
         for g, own in enumerate(self._v.places):
             others = self._v.places[(g + 1) % count]
             certain = None
@@ -101,7 +101,9 @@ class Messages:
             views[1].append(certain or [self._flow([(a, b) for a in own], (b,), b, None) for b in others])
         return views[:1] if views[0] == views[1] else views
 
-    def _flow(self, pairs: Sequence[tuple[int, int]], ends: tuple[int, ...], place: int, kv_heads: int | None) -> Flow:
+    def _flow(
+        self, pairs: Sequence[tuple[int, int]], ends: tuple[int, ...], place: int, kv_heads: int | None
+    ) -> RingMessage:
         """What all of the pairs load."""
         senders, receivers = (np.array([self._v.devices[pair[end]] for pair in pairs]) for end in (0, 1))
         network = self._cluster.network.num_resources
@@ -120,9 +122,9 @@ class Messages:
                 rates = wires.s_per_byte[k].tolist()
                 own = {network + a: rates[0], network + size + b: rates[1]}
             common = own if common is None else {r: min(rate, common[r]) for r, rate in own.items() if r in common}
-        return Flow(ends, tuple((common or {}).items()), float(wires.latency_s.min()), place, kv_heads)
+        return RingMessage(ends, tuple((common or {}).items()), float(wires.latency_s.min()), place, kv_heads)
 
-    def times(self, moved: Sequence[Sequence[int]]) -> list[tuple[Flow, cp_model.IntVar]]:
+    def times(self, moved: Sequence[Sequence[int]]) -> list[tuple[RingMessage, cp_model.IntVar]]:
         """Seconds of the messages of a turn, in which each group sends the keys and values of the groups `moved`."""
         many, found = self._v.grid.resolution, []
         for view in self._flows:

@@ -19,8 +19,8 @@ from hexiopt.solving import Budget
 from solvers.baselines._estimates import GridEstimates
 from solvers.baselines.metis_atc24.cutting import cuts
 from solvers.baselines.metis_atc24.device_groups import MetisBatching, RankedDevices, StageGroup, shared_out
-from solvers.baselines.metis_atc24.lanes import plan_of_cut
 from solvers.baselines.metis_atc24.metis_atc24 import MetisAtc24
+from solvers.baselines.metis_atc24.parallel_pipelines import plan_of_cut
 from solvers.baselines.metis_atc24.planner import batchings, sequences
 from solvers.registry import make_solver
 from tests.solvers import problems as small
@@ -161,12 +161,12 @@ def test_lanes_hold_the_same(asked: int | None) -> None:
             for s, group in enumerate(cut):
                 held = {
                     (replica.devices, samples)
-                    for lane in plan.pipelines
+                    for pipeline in plan.pipelines
                     for replica, samples in zip(
-                        lane.stages[s].replicas, lane.stages[s].samples(lane.micro_batch_size), strict=True
+                        pipeline.stages[s].replicas, pipeline.stages[s].samples(pipeline.micro_batch_size), strict=True
                     )
                 }
-                assert held == {share for shares in group.lanes() for share in shares}
+                assert held == {share for shares in group.pipelines() for share in shares}
                 assert sum(samples for _, samples in held) == batching.size
             made += 1
     assert made > 10

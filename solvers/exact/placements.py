@@ -12,42 +12,48 @@ from functools import cached_property
 from itertools import groupby, product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.model import PlanPricer
 from hexiopt.problem.space import recompute_policies, schedules, sharding_stages
-from solvers.exact.assignments import DeviceAssignment, DeviceClasses, Line, exchanged
+from solvers.exact.assignments import DeviceAssignment, DeviceClasses, PipelinePlacement, exchanged
 from solvers.exact.candidates import Candidates
-from solvers.exact.line_bounds import Context, LineFloor, Sync
-from solvers.exact.packing import Choice, Column, Limits, most_together
-from solvers.exact.sample_allocation import Frame
-
-Ints = NDArray[np.int64]
+from solvers.exact.packing import ColumnChoice, PackingLimits, PipelineColumn, most_together
+from solvers.exact.placement_bounds import PlacementBound, SyncContext, SyncScope
+from solvers.exact.sample_allocation import GlobalChoices
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class PlanFamily:
     """Plans that are looked for together: how many pipelines at most, whether in lockstep (from ZeRO-2 on)."""
 
     alone: bool
     lockstep: bool
 
 
-class Lines:
+class PlacementColumns:
     """The lines of a problem."""
 
-    def __init__(self, model: PlanPricer, seats: DeviceClasses, candidates: Candidates, floor: LineFloor) -> None:
+    def __init__(
+        self, model: PlanPricer, device_classes: DeviceClasses, candidates: Candidates, lower_bound: PlacementBound
+    ) -> None:
         problem = model.problem
-        self._problem, self._seats, self._candidates, self._floor = problem, seats, candidates, floor
+        self._problem, self._device_classes, self._candidates, self._lower_bound = (
+            problem,
+            device_classes,
+            candidates,
+            lower_bound,
+        )
         single = DeviceClasses.of(replace(problem, space=replace(problem.space, num_pipelines=1)))
-        self.lines: list[Line] = [found[0] for found in single.arrangements()]
-        self._groups = [seats.name((line,))[0] for line in self.lines]
-        self._usages = [tuple(dict.fromkeys(map(self._usage, self._images(line)))) for line in self.lines]
+        self.placements: list[PipelinePlacement] = [found[0] for found in single.assignments()]
+        self._groups = [device_classes.labeled((placement,))[0] for placement in self.placements]
+        self._usages = [
+            tuple(dict.fromkeys(map(self._usage, self._images(placement)))) for placement in self.placements
+        ]
         self._shown: dict[tuple[int, float], int] = {}
 
     @cached_property
-    def _frames(self) -> list[Frame]:
+    def _global_choices(self) -> list[GlobalChoices]:
         """What may be chosen for all pipelines, memory as lean as it gets."""
         problem, workload = self._problem, self._problem.workload
         policies = recompute_policies(workload)
@@ -58,69 +64,78 @@ class Lines:
             # Lockstep is for schedules of one layer range.
             allowed = [stage for stage in stages if stage < 2 or schedule.lockstep]
             if allowed:
-                found.append(Frame(schedule, chosen, allowed[-1], devices if allowed[-1] else 1))
+                found.append(GlobalChoices(schedule, chosen, allowed[-1], devices if allowed[-1] else 1))
         return found
 
-    def kinds(self) -> list[Kind]:
+    def families(self) -> list[PlanFamily]:
         """All kinds of plans that the problem allows."""
         stages, asked = sharding_stages(self._problem.workload), self._problem.space.num_pipelines
         several = asked != 1 and min(len(self._problem.usable_devices), self._problem.workload.global_batch) > 1
         return [
-            Kind(alone, lockstep)
+            PlanFamily(alone, lockstep)
             for lockstep in (False, True)
             if any((stage >= 2) == lockstep for stage in stages)
             for alone in (True, False)
             if (asked in (None, 1) if alone else several)
         ]
 
-    def limits(self, kind: Kind) -> Limits:
+    def limits(self, family: PlanFamily) -> PackingLimits:
         """What a plan of a kind must keep, devices by seat."""
         problem, asked = self._problem, self._problem.space.num_pipelines
-        most = 1 if kind.alone else min(len(problem.usable_devices), problem.workload.global_batch)
-        least = 1 if kind.alone else 2
-        return Limits(
-            tuple(map(len, self._seats.devices)), problem.workload.global_batch, asked or most, asked or least
+        most = 1 if family.alone else min(len(problem.usable_devices), problem.workload.global_batch)
+        least = 1 if family.alone else 2
+        return PackingLimits(
+            tuple(map(len, self._device_classes.devices)), problem.workload.global_batch, asked or most, asked or least
         )
 
-    def columns(self, kind: Kind, limit_s: float, go_on: Callable[[], bool]) -> list[Column] | None:
-        """A column for each line, in their order, of plans of less than `limit_s`; None where `go_on` says to stop."""
+    def columns(
+        self, family: PlanFamily, limit_s: float, should_continue: Callable[[], bool]
+    ) -> list[PipelineColumn] | None:
+        """One column for each placement, in order, for plans that take less than `limit_s`.
+
+        None once `should_continue` returns False.
+        """
         batch = self._problem.workload.global_batch
-        capacity = np.array([sum(len(self._problem.usable_by_machine[m]) for m in run) for run in self._seats.runs])
+        capacity = np.array(
+            [sum(len(self._problem.usable_by_machine[m]) for m in run) for run in self._device_classes.runs]
+        )
         box = np.full(tuple(capacity + 1), batch)  # what is known of one pipeline, by devices of each run of machines
         box[(0,) * box.ndim] = 0
-        most = [0] * len(self.lines)
-        total_of = [self._total(line) for line in self.lines]
-        order = sorted(range(len(self.lines)), key=lambda k: (sum(total_of[k]), total_of[k]))
+        most = [0] * len(self.placements)
+        total_of = [self._total(placement) for placement in self.placements]
+        order = sorted(range(len(self.placements)), key=lambda k: (sum(total_of[k]), total_of[k]))
         for total, own in groupby(order, key=total_of.__getitem__):
-            others = 0 if kind.alone else int(most_together(box)[tuple(capacity - total)])
+            others = 0 if family.alone else int(most_together(box)[tuple(capacity - total)])
             least, best = max(1, batch - others), 0
             for k in own:
-                if not go_on():
+                if not should_continue():
                     return None
-                if not kind.lockstep or self._even(k):
-                    most[k] = self._floor.most_sequences(self._groups[k], self._context(kind, k), least, batch, limit_s)
+                if not family.lockstep or self._even(k):
+                    most[k] = self._lower_bound.most_sequences(
+                        self._groups[k], self._context(family, k), least, batch, limit_s
+                    )
                     best = max(best, most[k])
             # Whoever processes fewer has no part in a plan.
             box[total] = max(best, least - 1)
-        return [Column(usages, n) for usages, n in zip(self._usages, most, strict=True)]
+        return [PipelineColumn(usages, n) for usages, n in zip(self._usages, most, strict=True)]
 
-    def _context(self, kind: Kind, k: int) -> Context:
+    def _context(self, family: PlanFamily, k: int) -> SyncContext:
         """What is known of plans of a kind with line k."""
-        stages = [stage for stage in sharding_stages(self._problem.workload) if (stage >= 2) == kind.lockstep]
-        holders = max(map(len, self.lines[k])) if kind.alone else len(self._problem.usable_devices)
-        sync = Sync.REPLICATED if kind.alone else Sync.ALL
-        return Context(sync, StateSharding(stages[-1], holders), kind.lockstep)
+        stages = [stage for stage in sharding_stages(self._problem.workload) if (stage >= 2) == family.lockstep]
+        holders = max(map(len, self.placements[k])) if family.alone else len(self._problem.usable_devices)
+        sync = SyncScope.REPLICATED if family.alone else SyncScope.ALL
+        return SyncContext(sync, StateSharding(stages[-1], holders), family.lockstep)
 
     def _even(self, k: int) -> bool:
         """Whether the replicas of each stage have one TP degree."""
-        return all(len({len(slot) for slot in stage}) == 1 for stage in self.lines[k])
+        return all(len({len(group) for group in stage}) == 1 for stage in self.placements[k])
 
-    def programs(self, kind: Kind, columns: Sequence[Column]) -> Iterator[list[Column]]:
+    def programs(self, family: PlanFamily, columns: Sequence[PipelineColumn]) -> Iterator[list[PipelineColumn]]:
         """Columns that can go together, the others empty: in lockstep, those of equal TP degrees stage by stage."""
-        if not kind.lockstep or kind.alone:
+        if not family.lockstep or family.alone:
             yield list(columns)
             return
-        degrees = [tuple(len(stage[0]) for stage in line) for line in self.lines]
+        degrees = [tuple(len(stage[0]) for stage in placement) for placement in self.placements]
         for own in sorted({degrees[k] for k, column in enumerate(columns) if column.most_sequences}):
             yield [
                 replace(column, most_sequences=column.most_sequences if degrees[k] == own else 0)
@@ -131,37 +146,40 @@ class Lines:
         """The most sequences up to `most` for which line k has a candidate of less than `limit_s`, or `least` − 1."""
         quoted = self._shown.get((k, limit_s), 0)  # there is a candidate for so many
         for n in range(most, max(least, quoted + 1, 1) - 1, -1):
-            if any(self._candidates.of(self._groups[k], n, frame, limit_s) for frame in self._frames):
+            if any(
+                self._candidates.of(self._groups[k], n, global_choices, limit_s)
+                for global_choices in self._global_choices
+            ):
                 self._shown[k, limit_s] = n
                 return n
         return max(quoted, least - 1)
 
-    def _usage(self, line: Line) -> tuple[int, ...]:
-        count = Counter(k for stage in line for slot in stage for k in slot)
-        return tuple(count[k] for k in range(len(self._seats.devices)))
+    def _usage(self, placement: PipelinePlacement) -> tuple[int, ...]:
+        count = Counter(k for stage in placement for group in stage for k in group)
+        return tuple(count[k] for k in range(len(self._device_classes.devices)))
 
-    def _total(self, line: Line) -> tuple[int, ...]:
+    def _total(self, placement: PipelinePlacement) -> tuple[int, ...]:
         """Devices by run of equal machines."""
-        used = Counter(self._seats.machine_of[k] for stage in line for slot in stage for k in slot)
-        return tuple(sum(used[m] for m in run) for run in self._seats.runs)
+        used = Counter(self._device_classes.machine_of[k] for stage in placement for group in stage for k in group)
+        return tuple(sum(used[m] for m in run) for run in self._device_classes.runs)
 
-    def _images(self, line: Line) -> list[Line]:
+    def _images(self, placement: PipelinePlacement) -> list[PipelinePlacement]:
         """The line on all equal machines."""
-        return list(dict.fromkeys(exchanged(line, to) for to in self._seats.exchanges))
+        return list(dict.fromkeys(exchanged(placement, to) for to in self._device_classes.exchanges))
 
-    def arrangements(self, choice: Choice) -> Iterator[DeviceAssignment]:
+    def assignments(self, choice: ColumnChoice) -> Iterator[DeviceAssignment]:
         """All ways to lay the chosen lines on machines, once for all names of equal ones."""
-        capacity = tuple(map(len, self._seats.devices))
+        capacity = tuple(map(len, self._device_classes.devices))
         found: list[DeviceAssignment] = [()]
         for k in (k for k, count in choice for _ in range(count)):
-            images = [(image, self._usage(image)) for image in self._images(self.lines[k])]
+            images = [(image, self._usage(image)) for image in self._images(self.placements[k])]
             grown: dict[DeviceAssignment, DeviceAssignment] = {}
             for partial in found:
-                taken = [self._usage(line) for line in partial]
+                taken = [self._usage(placement) for placement in partial]
                 for image, usage in images:
                     total = [sum(column) for column in zip(usage, *taken, strict=True)]
                     if all(have <= most for have, most in zip(total, capacity, strict=True)):
                         more = (*partial, image)
-                        grown.setdefault(self._seats.canonical(more), more)
+                        grown.setdefault(self._device_classes.canonical(more), more)
             found = list(grown.values())
         return iter(found)

@@ -12,12 +12,12 @@ from functools import partial
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding
 from hexiopt.cost.model import PlanPricer
 from hexiopt.plan.plan import SequenceLayout
-from solvers.sequence.exact.floors import Floors
-from solvers.sequence.exact.frames import Frame, alignments, group_orders
-from solvers.sequence.exact.grid import Grid
-from solvers.sequence.exact.plain import Shares, by_speed, climbed
-from solvers.sequence.exact.program import Program
-from solvers.sequence.exact.room import Need
+from solvers.sequence.exact.layout_skeletons import LayoutSkeleton, alignments, group_orders
+from solvers.sequence.exact.quanta_grid import QuantaGrid
+from solvers.sequence.exact.quick_shares import QuantaShares, by_speed, climbed
+from solvers.sequence.exact.skeleton_bounds import SkeletonBounds
+from solvers.sequence.exact.skeleton_memory import SkeletonNeeds
+from solvers.sequence.exact.skeleton_program import SkeletonProgram
 from solvers.sequence.grouping import Signatures
 
 AGREEMENT = 1e-6  # of a price, by which the program's time may fall behind it
@@ -28,7 +28,7 @@ _CLIMBED = 4  # of which so many are improved
 
 
 @dataclass(frozen=True)
-class Work:
+class StageWork:
     """What a stage works on: micro-batches of `size` sequences, `held` in flight; ZeRO stage and over how many devices
     each of its devices spreads its states; recompute policies to choose from; by how many resources are shared."""
 
@@ -41,7 +41,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Best:
+class BestStage:
     """No stage on the devices takes less than `bound_s`; one that takes `seconds`, where one is known."""
 
     bound_s: float
@@ -55,107 +55,111 @@ class Best:
         return self.layout is not None and self.seconds <= self.bound_s * (1 + 2 * AGREEMENT)
 
 
-class Stages:
+class StageSolver:
     """Stages of one problem at one resolution. `step` counts programs, `left_s` says how much time there is."""
 
     def __init__(
         self,
         model: PlanPricer,
         resolution: int,
-        go_on: Callable[[], bool],
+        should_continue: Callable[[], bool],
         step: Callable[[], bool],
         left_s: Callable[[], float],
     ) -> None:
         self._model, self._problem, self._resolution = model, model.problem, resolution
         self._signatures = Signatures(model.problem)
-        self._go_on, self._step, self._left_s = go_on, step, left_s
-        self._grids: dict[int, tuple[Grid, Floors]] = {}
-        self._frames: dict[tuple[object, ...], list[tuple[float, Frame]]] = {}
+        self._go_on, self._step, self._left_s = should_continue, step, left_s
+        self._grids: dict[int, tuple[QuantaGrid, SkeletonBounds]] = {}
+        self._skeletons: dict[tuple[object, ...], list[tuple[float, LayoutSkeleton]]] = {}
 
-    def floor_s(self, devices: Sequence[int], size: int) -> float:
+    def lower_bound_s(self, devices: Sequence[int], size: int) -> float:
         """Seconds that every stage on `devices` takes, quickly."""
         return self._tables(size)[1].of_devices(devices)
 
-    def good(self, devices: tuple[int, ...], work: Work) -> Best:
+    def good(self, devices: tuple[int, ...], work: StageWork) -> BestStage:
         """A stage on all of `devices`, if a plain one fits, and no bound."""
         return self._plain(self._ranked(devices, work), work, float("inf"))[0]
 
-    def best(self, devices: tuple[int, ...], work: Work, limit_s: float) -> Best:
+    def best(self, devices: tuple[int, ...], work: StageWork, limit_s: float) -> BestStage:
         """The best stage on all of `devices` that takes less than `limit_s` (infinite: any); if there is none, or time
         runs out, a bound of it."""
-        frames = self._ranked(devices, work)
-        if not frames:
-            return Best(float("inf"))
+        skeletons = self._ranked(devices, work)
+        if not skeletons:
+            return BestStage(float("inf"))
         limited = limit_s < float("inf")
-        found, plain_s = self._plain(frames, work, limit_s)
+        found, plain_s = self._plain(skeletons, work, limit_s)
         limit_s = min(limit_s, found.seconds)
         if limit_s == float("inf"):
             limit_s = _SLOWEST * plain_s
-        for floor_s, frame in frames:
-            if floor_s >= limit_s:
+        for lower_bound_s, skeleton in skeletons:
+            if lower_bound_s >= limit_s:
                 break
-            better, done = self._under_all_policies(frame, work, limit_s)
+            better, done = self._under_all_policies(skeleton, work, limit_s)
             if better is not None:
                 found, limit_s = better, better.seconds
             if not done:
-                return replace(found, bound_s=min(floor_s, limit_s))
+                return replace(found, bound_s=min(lower_bound_s, limit_s))
         if found.layout is None and not limited:
-            return Best(float("inf"))
+            return BestStage(float("inf"))
         return replace(found, bound_s=limit_s * (1 - AGREEMENT))
 
     # ---------------------------------------------------------------- frames
 
-    def _tables(self, size: int) -> tuple[Grid, Floors]:
+    def _tables(self, size: int) -> tuple[QuantaGrid, SkeletonBounds]:
         found = self._grids.get(size)
         if found is None:
-            grid = Grid(self._problem, self._model.framework, self._resolution, size)
-            found = self._grids[size] = grid, Floors(grid)
+            grid = QuantaGrid(self._problem, self._model.framework, self._resolution, size)
+            found = self._grids[size] = grid, SkeletonBounds(grid)
         return found
 
-    def _ranked(self, devices: tuple[int, ...], work: Work) -> list[tuple[float, Frame]]:
+    def _ranked(self, devices: tuple[int, ...], work: StageWork) -> list[tuple[float, LayoutSkeleton]]:
         """All frames by their floors, under the first policy, which repeats least."""
         key = (devices, work.size, work.policies[0])
-        found = self._frames.get(key)
+        found = self._skeletons.get(key)
         if found is None:
-            grid, floors = self._tables(work.size)
+            grid, lower_bounds = self._tables(work.size)
             rows = []
             for groups in group_orders(self._signatures, devices, self._problem.model.num_heads):
                 # In a single group order says nothing; quanta of an odd number of tokens have no equal halves.
                 orders = ("contiguous",) if len(groups) == 1 or grid.quantum % 2 else ("contiguous", "zigzag")
                 for order in orders:
-                    frame = Frame(groups, order, work.policies[0])
-                    rows.append((floors.of_frame(frame), frame))
-            found = self._frames[key] = sorted(rows, key=lambda row: row[0])
+                    skeleton = LayoutSkeleton(groups, order, work.policies[0])
+                    rows.append((lower_bounds.of_skeleton(skeleton), skeleton))
+            found = self._skeletons[key] = sorted(rows, key=lambda row: row[0])
         return found
 
-    def _plain(self, frames: Sequence[tuple[float, Frame]], work: Work, limit_s: float) -> tuple[Best, float]:
+    def _plain(
+        self, skeletons: Sequence[tuple[float, LayoutSkeleton]], work: StageWork, limit_s: float
+    ) -> tuple[BestStage, float]:
         """A good stage below `limit_s`, and the time of a plain one, with room or not."""
-        rows: list[tuple[float, Frame, Shares]] = []
-        found, least_s = Best(0.0), float("inf")
-        for floor_s, plain in frames[:_PLAIN]:
-            if floor_s >= min(limit_s, found.seconds) or not self._go_on():
+        rows: list[tuple[float, LayoutSkeleton, QuantaShares]] = []
+        found, least_s = BestStage(0.0), float("inf")
+        for lower_bound_s, plain in skeletons[:_PLAIN]:
+            if lower_bound_s >= min(limit_s, found.seconds) or not self._go_on():
                 break
-            speeds = [1.0 / self.floor_s((d,), work.size) for d in plain.devices]
+            speeds = [1.0 / self.lower_bound_s((d,), work.size) for d in plain.devices]
             shares = by_speed(plain, speeds, self._resolution, self._problem.model.num_heads)
             for policy in work.policies:
-                frame = replace(plain, policy=policy)
-                seconds, fits = self._priced(frame, shares, work)
+                skeleton = replace(plain, policy=policy)
+                seconds, fits = self._priced(skeleton, shares, work)
                 least_s = min(least_s, seconds)
                 if fits:
-                    rows.append((seconds, frame, shares))
-                    found = min(found, self._met(frame, shares, work), key=lambda best: best.seconds)
+                    rows.append((seconds, skeleton, shares))
+                    found = min(found, self._met(skeleton, shares, work), key=lambda best: best.seconds)
                     break
-        for _, frame, shares in sorted(rows, key=lambda row: row[0])[:_CLIMBED]:
+        for _, skeleton, shares in sorted(rows, key=lambda row: row[0])[:_CLIMBED]:
             if not self._go_on():
                 break
-            price = partial(self._price, frame, work)
-            better = climbed(frame, shares, price, self._go_on)
-            found = min(found, self._met(frame, better, work), key=lambda best: best.seconds)
-        return found if found.seconds < limit_s else Best(0.0), least_s
+            price = partial(self._price, skeleton, work)
+            better = climbed(skeleton, shares, price, self._go_on)
+            found = min(found, self._met(skeleton, better, work), key=lambda best: best.seconds)
+        return found if found.seconds < limit_s else BestStage(0.0), least_s
 
     # ---------------------------------------------------------------- one frame
 
-    def _under_all_policies(self, plain: Frame, work: Work, limit_s: float) -> tuple[Best | None, bool]:
+    def _under_all_policies(
+        self, plain: LayoutSkeleton, work: StageWork, limit_s: float
+    ) -> tuple[BestStage | None, bool]:
         """The best of a frame under any policy that takes less than `limit_s`; and whether all of them was looked at.
 
         The first policy takes least: if it takes too long with all the memory there could be, no other helps."""
@@ -167,33 +171,33 @@ class Stages:
             choice, proven = program.least(self._left_s(), _EFFORT_S)
             if choice is None and proven:
                 return None, True
-        best: Best | None = None
+        best: BestStage | None = None
         for policy in work.policies:
-            frame = replace(plain, policy=policy)
-            if self._tables(work.size)[1].of_frame(frame) < limit_s:
-                better, done = self._solved(frame, work, limit_s)
+            skeleton = replace(plain, policy=policy)
+            if self._tables(work.size)[1].of_skeleton(skeleton) < limit_s:
+                better, done = self._solved(skeleton, work, limit_s)
                 if better is not None:
                     best, limit_s = better, better.seconds
                 if not done:
                     return best, False
         return best, True
 
-    def _solved(self, frame: Frame, work: Work, limit_s: float) -> tuple[Best | None, bool]:
+    def _solved(self, skeleton: LayoutSkeleton, work: StageWork, limit_s: float) -> tuple[BestStage | None, bool]:
         """The best of a frame that takes less than `limit_s`; and whether all of the frame was looked at."""
-        program, best = self._program(frame, work, limit_s), None
+        program, best = self._program(skeleton, work, limit_s), None
         while self._go_on():
             self._step()
             choice, proven = program.least(self._left_s(), _EFFORT_S)
             if choice is None:
                 return best, proven
-            met = self._met(frame, (choice.quanta, choice.heads), work)
+            met = self._met(skeleton, (choice.quanta, choice.heads), work)
             if met.seconds < limit_s:
                 best, limit_s = met, met.seconds
                 if proven and met.seconds <= choice.seconds * (1 + AGREEMENT):
                     return best, True
                 program.below(limit_s)
-            for groups, heads in alignments(self._problem.model, self._signatures, frame.groups, choice.heads):
-                own, done = self._solved_heads(replace(frame, groups=groups), heads, work, limit_s)
+            for groups, heads in alignments(self._problem.model, self._signatures, skeleton.groups, choice.heads):
+                own, done = self._solved_heads(replace(skeleton, groups=groups), heads, work, limit_s)
                 if own is not None:
                     best, limit_s = own, own.seconds
                     program.below(limit_s)
@@ -202,32 +206,32 @@ class Stages:
             program.refute_heads(choice.heads)
         return best, False
 
-    def _met(self, frame: Frame, shares: Shares, work: Work) -> Best:
+    def _met(self, skeleton: LayoutSkeleton, shares: QuantaShares, work: StageWork) -> BestStage:
         """Shares in the alignment of their heads that costs least, of those that fit."""
-        best = Best(0.0)
-        quanta = dict(zip(frame.devices, shares[0], strict=True))
-        for groups, heads in alignments(self._problem.model, self._signatures, frame.groups, shares[1]):
-            turned = replace(frame, groups=groups)
+        best = BestStage(0.0)
+        quanta = dict(zip(skeleton.devices, shares[0], strict=True))
+        for groups, heads in alignments(self._problem.model, self._signatures, skeleton.groups, shares[1]):
+            turned = replace(skeleton, groups=groups)
             own = tuple(quanta[d] for d in turned.devices), heads
             seconds = self._price(turned, work, own)
             if seconds < best.seconds:
-                best = Best(0.0, self._layout(turned, own), frame.policy, seconds)
+                best = BestStage(0.0, self._layout(turned, own), skeleton.policy, seconds)
         return best
 
     def _solved_heads(
-        self, frame: Frame, heads: tuple[int, ...], work: Work, limit_s: float
-    ) -> tuple[Best | None, bool]:
+        self, skeleton: LayoutSkeleton, heads: tuple[int, ...], work: StageWork, limit_s: float
+    ) -> tuple[BestStage | None, bool]:
         """As `_solved`, with given heads."""
-        program, best = self._program(frame, work, limit_s, heads), None
+        program, best = self._program(skeleton, work, limit_s, heads), None
         while self._go_on():
             self._step()
             choice, proven = program.least(self._left_s(), _EFFORT_S)
             if choice is None:
                 return best, proven
             shares = choice.quanta, heads
-            seconds = self._price(frame, work, shares)
+            seconds = self._price(skeleton, work, shares)
             if seconds < limit_s:
-                best, limit_s = Best(0.0, self._layout(frame, shares), frame.policy, seconds), seconds
+                best, limit_s = BestStage(0.0, self._layout(skeleton, shares), skeleton.policy, seconds), seconds
                 if proven and seconds <= choice.seconds * (1 + AGREEMENT):
                     return best, True
                 program.below(limit_s)
@@ -236,43 +240,45 @@ class Stages:
 
     def _program(
         self,
-        frame: Frame,
-        work: Work,
+        skeleton: LayoutSkeleton,
+        work: StageWork,
         limit_s: float,
         heads: tuple[int, ...] | None = None,
         *,
         memory: bool = True,
-    ) -> Program:
-        return Program(self._tables(work.size)[0], frame, self._need(frame, work), limit_s, heads, memory=memory)
+    ) -> SkeletonProgram:
+        return SkeletonProgram(
+            self._tables(work.size)[0], skeleton, self._need(skeleton, work), limit_s, heads, memory=memory
+        )
 
     # ---------------------------------------------------------------- prices
 
-    def _layout(self, frame: Frame, shares: Shares) -> SequenceLayout:
+    def _layout(self, skeleton: LayoutSkeleton, shares: QuantaShares) -> SequenceLayout:
         quantum = self._problem.workload.seq_len // self._resolution
-        return frame.layout([quantum * n for n in shares[0]], shares[1])
+        return skeleton.layout([quantum * n for n in shares[0]], shares[1])
 
-    def _need(self, frame: Frame, work: Work) -> Need:
+    def _need(self, skeleton: LayoutSkeleton, work: StageWork) -> SkeletonNeeds:
         problem = self._problem
-        alone = MemoryModel(problem.model, problem.workload, problem.cluster.gpu_of(frame.devices[0]), 1, work.size)
-        holders = dict(zip(sorted(frame.devices), work.holders, strict=True))
+        alone = MemoryModel(problem.model, problem.workload, problem.cluster.gpu_of(skeleton.devices[0]), 1, work.size)
+        holders = dict(zip(sorted(skeleton.devices), work.holders, strict=True))
         layers = problem.model.num_layers
         states = tuple(
             (d, sum(alone.states(layers, True, True, StateSharding(work.zero, n)))) for d, n in holders.items()
         )
-        return Need(work.held, states, work.sharers)
+        return SkeletonNeeds(work.held, states, work.sharers)
 
-    def _price(self, frame: Frame, work: Work, shares: Shares) -> float:
+    def _price(self, skeleton: LayoutSkeleton, work: StageWork, shares: QuantaShares) -> float:
         """Forward and backward seconds; infinite where a device has no room."""
-        seconds, fits = self._priced(frame, shares, work)
+        seconds, fits = self._priced(skeleton, shares, work)
         return seconds if fits else float("inf")
 
-    def _priced(self, frame: Frame, shares: Shares, work: Work) -> tuple[float, bool]:
+    def _priced(self, skeleton: LayoutSkeleton, shares: QuantaShares, work: StageWork) -> tuple[float, bool]:
         """Forward and backward seconds, and whether every device has room."""
-        layout, policies = self._layout(frame, shares), (frame.policy,) * self._problem.model.num_layers
+        layout, policies = self._layout(skeleton, shares), (skeleton.policy,) * self._problem.model.num_layers
         stage = self._model.sequence_stage(layout, work.size, dict(work.sharers))
-        return sum(stage.stage_s(policies, True, True)), self.fits(layout, frame.policy, work)
+        return sum(stage.stage_s(policies, True, True)), self.fits(layout, skeleton.policy, work)
 
-    def fits(self, layout: SequenceLayout, policy: str, work: Work) -> bool:
+    def fits(self, layout: SequenceLayout, policy: str, work: StageWork) -> bool:
         """Whether every device of a layout has room."""
         stage = self._model.sequence_stage(layout, work.size, dict(work.sharers))
         policies = (policy,) * self._problem.model.num_layers

@@ -9,7 +9,7 @@ from solvers.sequence.exact.variables import Sum, Variables
 
 
 @dataclass(frozen=True)
-class Need:
+class SkeletonNeeds:
     """What a stage needs beside its frame: micro-batches in flight, bytes of states of each device, by how many a
     resource of the network is shared."""
 
@@ -18,7 +18,7 @@ class Need:
     sharers: tuple[tuple[int, int], ...] = ()
 
 
-def fit_memory(v: Variables, need: Need) -> None:
+def fit_memory(v: Variables, need: SkeletonNeeds) -> None:
     """Every device has room for its states and what it holds of micro-batches. Where heads are free, rings and copies
     of keys and values count as if each key-value head went to one device alone."""
     grid, many = v.grid, v.grid.resolution
@@ -31,8 +31,8 @@ def fit_memory(v: Variables, need: Need) -> None:
     for k, (d, gpu) in enumerate(zip(v.devices, v.gpus, strict=True)):
         g = v.group_of[k]
         parted, ringed = len(v.places[g]) > 1, len(v.places) > 1
-        each = grid.bytes_of(gpu, v.frame.policy, need.held, parted)
-        room = int(gpu.usable_memory_bytes - states[d] - c.COMMUNICATOR_BYTES) + 1
+        each = grid.bytes_of(gpu, v.skeleton.policy, need.held, parted)
+        free_bytes = int(gpu.usable_memory_bytes - states[d] - c.COMMUNICATOR_BYTES) + 1
         for variant in range(2):
             moves = each.travelling[variant]
             own = each.own[variant]
@@ -53,5 +53,6 @@ def fit_memory(v: Variables, need: Need) -> None:
             if v.fixed is not None:
                 extra += int(each.copy[variant] * int(v.copies[k])) * v.group_quanta[g]
             v.model.add(
-                int(own) * v.quanta[k] + v.times_heads(v.group_quanta[g], many, k, head, kv_head, int) + extra <= room
+                int(own) * v.quanta[k] + v.times_heads(v.group_quanta[g], many, k, head, kv_head, int) + extra
+                <= free_bytes
             )

@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Seconds = Sequence[dict[tuple[int, int], float]]
+PipelineSeconds = Sequence[dict[tuple[int, int], float]]
 
 
 @dataclass(frozen=True)
-class Split:
+class BatchSplit:
     """Micro-batches of each pipeline: (size in sequences, how many); and when the last pipeline is done."""
 
     batches: tuple[tuple[int, int], ...]
     end_s: float
 
 
-def best_split(seconds: Seconds, batch: int, uneven: bool) -> Split | None:
+def best_split(seconds: PipelineSeconds, batch: int, uneven: bool) -> BatchSplit | None:
     """The split of `batch` sequences whose last pipeline is done first.
 
     `seconds[p]` says, by (size, count) of its micro-batches, when pipeline p would be done. Unless `uneven`, sequences
@@ -31,10 +31,10 @@ def best_split(seconds: Seconds, batch: int, uneven: bool) -> Split | None:
     return min((split for split in found if split is not None), key=lambda split: split.end_s, default=None)
 
 
-def _within(seconds: Seconds, batch: int, low: int, high: int, wanted: int) -> Split | None:
+def _within(seconds: PipelineSeconds, batch: int, low: int, high: int, wanted: int) -> BatchSplit | None:
     """The best with `low` to `high` sequences each, one micro-batch size at least `wanted`."""
     # By sequences dealt so far, and whether a size was at least `wanted`.
-    states: dict[tuple[int, bool], Split] = {(0, not wanted): Split((), 0.0)}
+    states: dict[tuple[int, bool], BatchSplit] = {(0, not wanted): BatchSplit((), 0.0)}
     for own in seconds:
         # Of as many sequences the first done, for either kind of size.
         best: dict[tuple[int, bool], tuple[float, tuple[int, int]]] = {}
@@ -42,12 +42,12 @@ def _within(seconds: Seconds, batch: int, low: int, high: int, wanted: int) -> S
             key = size * count, size >= wanted
             if low <= size * count <= high and (key not in best or end_s < best[key][0]):
                 best[key] = end_s, (size, count)
-        after: dict[tuple[int, bool], Split] = {}
+        after: dict[tuple[int, bool], BatchSplit] = {}
         for (dealt, has), split in states.items():
             for (sequences, large), (alone_s, chosen) in best.items():
                 if dealt + sequences <= batch:
                     key, end_s = (dealt + sequences, has or large), max(split.end_s, alone_s)
                     if key not in after or end_s < after[key].end_s:
-                        after[key] = Split((*split.batches, chosen), end_s)
+                        after[key] = BatchSplit((*split.batches, chosen), end_s)
         states = after
     return states.get((batch, True))

@@ -15,15 +15,15 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from hexiopt.plan.token_layout import RingSchedule, members
-from solvers.sequence.exact.frames import Frame
-from solvers.sequence.exact.grid import Grid, Term
+from solvers.sequence.exact.layout_skeletons import LayoutSkeleton
 from solvers.sequence.exact.messages import Messages
-from solvers.sequence.exact.room import Need, fit_memory
+from solvers.sequence.exact.quanta_grid import KernelSeconds, QuantaGrid
+from solvers.sequence.exact.skeleton_memory import SkeletonNeeds, fit_memory
 from solvers.sequence.exact.variables import Sum, Variables
 
 
 @dataclass(frozen=True)
-class Choice:
+class SolvedShares:
     """Quanta and heads of the devices of a frame, in its order; and the model's time, at most the true one."""
 
     quanta: tuple[int, ...]
@@ -31,32 +31,34 @@ class Choice:
     seconds: float
 
 
-class Program:
-    """The model of a `frame` for less than `limit_s` seconds, forward and backward; `heads` where they are given;
+class SkeletonProgram:
+    """The model of a `skeleton` for less than `limit_s` seconds, forward and backward; `heads` where they are given;
     without `memory`, as if all devices had room for everything."""
 
     def __init__(
         self,
-        grid: Grid,
-        frame: Frame,
-        need: Need,
+        grid: QuantaGrid,
+        skeleton: LayoutSkeleton,
+        need: SkeletonNeeds,
         limit_s: float,
         heads: Sequence[int] | None = None,
         *,
         memory: bool = True,
     ) -> None:
-        v = self._v = Variables(grid, frame, limit_s, heads)
+        v = self._v = Variables(grid, skeleton, limit_s, heads)
         if heads is None:
             v.order_equals(dict(need.states_bytes))
         if memory:
             fit_memory(v, need)
         self._messages = Messages(v, dict(need.sharers))
         # Times of turns go with products of quanta: groups of even numbers of tokens tell the factors.
-        self._turns = RingSchedule(members(frame.layout([2] * len(v.devices), heads or v.any_heads())), frame.order)
+        self._turns = RingSchedule(
+            members(skeleton.layout([2] * len(v.devices), heads or v.any_heads())), skeleton.order
+        )
 
         # Step 3, objective: all layers forward and backward, and what the two ends of the model add.
         host_s = grid.framework.layer_host_s
-        recompute_s = host_s if frame.policy == "full" else 0.0
+        recompute_s = host_s if skeleton.policy == "full" else 0.0
         layer = self._phase_end(self._forward(), host_s) + self._phase_end(self._backward(), host_s + recompute_s)
         ends = [v.largest([v.table(k, grid.ends(gpu)[row]) for k, gpu in enumerate(v.gpus)]) for row in range(4)]
         self._objective = v.spec.num_layers * layer + sum(ends)
@@ -78,7 +80,7 @@ class Program:
         """Leave this choice of quanta out."""
         self._v.refute(self._v.quanta, quanta)
 
-    def least(self, seconds: float, deterministic_s: float) -> tuple[Choice | None, bool]:
+    def least(self, seconds: float, deterministic_s: float) -> tuple[SolvedShares | None, bool]:
         """The choice of least time, and whether that is proven; None and True: there is none within the limit."""
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
@@ -93,7 +95,7 @@ class Program:
             return None, False
         chosen = self._v.fixed or tuple(solver.value(h) for h in self._v.heads or ())
         least_s = solver.best_objective_bound * self._v.unit_s
-        return Choice(tuple(solver.value(t) for t in self._v.quanta), chosen, least_s), status == cp_model.OPTIMAL
+        return SolvedShares(tuple(solver.value(t) for t in self._v.quanta), chosen, least_s), status == cp_model.OPTIMAL
 
     # ---------------------------------------------------------------- phases
 
@@ -109,20 +111,20 @@ class Program:
 
     def _backward(self) -> list[Sum]:
         now: list[Sum] = [0] * len(self._v.devices)
-        if self._v.frame.policy == "full":
+        if self._v.skeleton.policy == "full":
             now = self._forward_from(now, again=True)
         now = self._worked(now, "after_back_s")
         now = self._exchanged(now, "out")
-        if self._v.frame.policy == "selective":
+        if self._v.skeleton.policy == "selective":
             now = self._ringed(now, backward=False)
         now = self._ringed(now, backward=True)
         now = self._exchanged(now, "qkv_back")
         return self._worked(now, "before_back_s")
 
-    def _phase_end(self, now: Sequence[Sum], floor_s: float) -> cp_model.IntVar:
+    def _phase_end(self, now: Sequence[Sum], lower_bound_s: float) -> cp_model.IntVar:
         found = self._v.largest(now)
-        if floor_s:
-            self._v.model.add(found >= self._v.units(floor_s))
+        if lower_bound_s:
+            self._v.model.add(found >= self._v.units(lower_bound_s))
         return found
 
     def _worked(self, now: list[Sum], part: str) -> list[Sum]:
@@ -199,7 +201,7 @@ class Program:
             found.append(self._at_least(term, 1.0, amount))
         return sum(found)
 
-    def _at_least(self, term: Term, kernels: float, amount: Sum) -> cp_model.IntVar:
+    def _at_least(self, term: KernelSeconds, kernels: float, amount: Sum) -> cp_model.IntVar:
         found = self._v.time()
         self._v.model.add(found >= self._v.units(term.launch_s * kernels))
         self._v.model.add(found >= amount)

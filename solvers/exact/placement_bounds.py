@@ -24,20 +24,19 @@ from itertools import pairwise
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.stage_model import TpGroup
 from hexiopt.cost.model import PlanPricer
+from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.space import schedules
-from solvers.exact.assignments import Groups
+from solvers.exact.assignments import PlacedDevices
 from solvers.exact.stage_times import StageTable
 
-Floats = NDArray[np.float64]
 _SLACK = 1e-9  # of a time, for rounding
 
 
-class Sync(Enum):
+class SyncScope(Enum):
     """Which stages synchronise gradients: the replicated ones, or all."""
 
     REPLICATED = 1
@@ -45,16 +44,16 @@ class Sync(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class SyncContext:
     """What is known of the plan: who synchronises, how lean memory gets, whether from ZeRO-2 on."""
 
-    sync: Sync
+    sync: SyncScope
     shards: StateSharding
     lockstep: bool
 
 
 @dataclass(frozen=True, slots=True)
-class _Seconds:
+class _StageSeconds:
     """By layers, in seconds: forward and backward; forward; gradient sync at the end of the step; and what scattering
     gradients adds to the backward where every micro-batch does (from ZeRO-2 on).
     """
@@ -65,7 +64,7 @@ class _Seconds:
     scatter: list[float]
 
 
-class LineFloor:
+class PlacementBound:
     """The conditions on all lines of one problem."""
 
     def __init__(self, model: PlanPricer, table: StageTable) -> None:
@@ -74,9 +73,9 @@ class LineFloor:
         self._sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)
         self._widths = problem.workload.stored_gradient_bytes, problem.workload.element_bytes
         self._interleaves = any(schedule.chunked for schedule in schedules(problem.workload))
-        self._lists: dict[tuple[object, ...], _Seconds] = {}
+        self._lists: dict[tuple[object, ...], _StageSeconds] = {}
 
-    def most_sequences(self, groups: Groups, context: Context, least: int, most: int, step_s: float) -> int:
+    def most_sequences(self, groups: PlacedDevices, context: SyncContext, least: int, most: int, step_s: float) -> int:
         """The most sequences, from `least` to `most`, that may be processed in `step_s` seconds; 0 for none."""
         stages, best = len(groups), 0
         limit_s = step_s * (1 + _SLACK)
@@ -95,10 +94,10 @@ class LineFloor:
                 best = max(best, turns * stages * size)
         return best
 
-    def _flat(self, groups: Groups, context: Context, limit_s: float, size: int, count: int) -> bool:
+    def _flat(self, groups: PlacedDevices, context: SyncContext, limit_s: float, size: int, count: int) -> bool:
         layers, last = self._layers, len(groups) - 1
         routes = self._hops(groups, size)
-        least = [self._least(slots, size) for slots in groups]
+        least = [self._least(replicas, size) for replicas in groups]
         behind = {0: 0.0}  # seconds of the first micro-batch through the stages behind, by their layers
         for s in range(last, -1, -1):
             after = last - s
@@ -109,9 +108,11 @@ class LineFloor:
             for done, passed_s in behind.items():
                 for n in range(1 if s else layers - done, layers - done - s + 1):
                     left = layers - done - n
-                    room_s = limit_s - passed_s - message_s
-                    rooms = room_s - left * before[0] - ways_s, room_s - left * before[1] - ways_s / 2
-                    way_s = self._stage_s(groups[s], n, s == 0, s == last, size, count, warm, held, context, rooms)
+                    remaining_s = limit_s - passed_s - message_s
+                    available_s = remaining_s - left * before[0] - ways_s, remaining_s - left * before[1] - ways_s / 2
+                    way_s = self._stage_s(
+                        groups[s], n, s == 0, s == last, size, count, warm, held, context, available_s
+                    )
                     if way_s is None:
                         break
                     total = passed_s + message_s + way_s
@@ -122,27 +123,27 @@ class LineFloor:
                 return False
         return layers in behind
 
-    def _chunked(self, groups: Groups, context: Context, limit_s: float, size: int, turns: int) -> bool:
+    def _chunked(self, groups: PlacedDevices, context: SyncContext, limit_s: float, size: int, turns: int) -> bool:
         """Of `turns` times as many micro-batches as stages."""
         count = turns * len(groups)
         last, total, before = len(groups) - 1, 0, [0.0, 0.0]
-        for s, slots in enumerate(groups):
-            after, room = last - s, 0
+        for s, replicas in enumerate(groups):
+            after, most = last - s, 0
             held = min(count, 2 * after + 1, len(groups))
-            rooms = limit_s - before[0], limit_s - before[1]
+            available_s = limit_s - before[0], limit_s - before[1]
             for n in range(2, self._layers - 2 * last + 1):
-                if self._stage_s(slots, n, s == 0, s == last, size, count, 0, held, context, rooms) is None:
+                if self._stage_s(replicas, n, s == 0, s == last, size, count, 0, held, context, available_s) is None:
                     break
-                room = n
-            if not room:
+                most = n
+            if not most:
                 return False
-            total += room
-            before = [a + b for a, b in zip(before, self._least(slots, size), strict=True)]
+            total += most
+            before = [a + b for a, b in zip(before, self._least(replicas, size), strict=True)]
         return total >= self._layers
 
     def _stage_s(
         self,
-        slots: Sequence[tuple[int, ...]],
+        replicas: Sequence[tuple[int, ...]],
         n: int,
         first: bool,
         last: bool,
@@ -150,52 +151,52 @@ class LineFloor:
         count: int,
         warm: int,
         held: int,
-        context: Context,
-        rooms: tuple[float, float],
+        context: SyncContext,
+        available_s: tuple[float, float],
     ) -> float | None:
         """Least seconds of a stage of n layers for the first micro-batch; None where a replica takes too long.
 
-        `rooms`: seconds until the pipeline must have ended after the stage has, and until gradients must be
+        `available_s`: seconds until the pipeline must have ended after the stage has, and until gradients must be
         synchronised.
         """
-        synchronises = context.sync is Sync.ALL or (context.sync is Sync.REPLICATED and len(slots) > 1)
+        synchronises = context.sync is SyncScope.ALL or (context.sync is SyncScope.REPLICATED and len(replicas) > 1)
 
-        def fits(own: _Seconds) -> bool:
+        def fits(own: _StageSeconds) -> bool:
             work_s = count * own.both[n] - warm * own.forward[n]
-            if work_s > rooms[0]:
+            if work_s > available_s[0]:
                 return False
-            if not synchronises or work_s + own.sync[n] <= rooms[1]:
+            if not synchronises or work_s + own.sync[n] <= available_s[1]:
                 return True
-            return context.lockstep and work_s + count * own.scatter[n] <= rooms[0]
+            return context.lockstep and work_s + count * own.scatter[n] <= available_s[0]
 
-        if len(slots) == 1:
-            own = self._seconds(slots[0], size, first, last, held, context.shards)
+        if len(replicas) == 1:
+            own = self._seconds(replicas[0], size, first, last, held, context.shards)
             return own.both[n] if fits(own) else None
         most = []
-        for slot in slots:
-            x = size - len(slots) + 1
-            while x and not fits(self._seconds(slot, x, first, last, held, context.shards)):
+        for group in replicas:
+            x = size - len(replicas) + 1
+            while x and not fits(self._seconds(group, x, first, last, held, context.shards)):
                 x -= 1
             most.append(x)
         total = sum(most)
         if total < size or 0 in most:
             return None
         return min(
-            self._seconds(slot, max(1, size - total + x), first, last, held, context.shards).both[n]
-            for slot, x in zip(slots, most, strict=True)
+            self._seconds(group, max(1, size - total + x), first, last, held, context.shards).both[n]
+            for group, x in zip(replicas, most, strict=True)
         )
 
-    def _least(self, slots: Sequence[tuple[int, ...]], size: int) -> tuple[float, float]:
+    def _least(self, replicas: Sequence[tuple[int, ...]], size: int) -> tuple[float, float]:
         """Least seconds of a layer there: both ways, and forward; with the samples that a replica takes at least."""
-        x = size if len(slots) == 1 else 1
+        x = size if len(replicas) == 1 else 1
         each = [
-            self._model.layer_s(self._model.tp_group(slot), x, policy)
-            for slot in slots
+            self._model.layer_s(self._model.tp_group(group), x, policy)
+            for group in replicas
             for policy in self._model.policies()
         ]
         return min(map(sum, each)), min(forward for forward, _ in each)
 
-    def _hops(self, groups: Groups, size: int) -> list[float]:
+    def _hops(self, groups: PlacedDevices, size: int) -> list[float]:
         """Both messages between stages without replicas, the network otherwise idle."""
         found = []
         for here, there in pairwise(groups):
@@ -204,9 +205,9 @@ class LineFloor:
         return found
 
     def _seconds(
-        self, slot: tuple[int, ...], samples: int, first: bool, last: bool, held: int, shards: StateSharding
-    ) -> _Seconds:
-        tp_group, machine = self._model.tp_group(slot), int(self._model.problem.cluster.machine_of[slot[0]])
+        self, group: tuple[int, ...], samples: int, first: bool, last: bool, held: int, shards: StateSharding
+    ) -> _StageSeconds:
+        tp_group, machine = self._model.tp_group(group), int(self._model.problem.cluster.machine_of[group[0]])
         key = (tp_group, machine, samples, first, last, held, shards)
         found = self._lists.get(key)
         if found is None:
@@ -219,7 +220,7 @@ class LineFloor:
             # The last unit's scatter has nothing to hide behind; together they take at least what they take.
             more = np.maximum(scatter[1] - scatter[0], scatter - backward)
             ended = once * (2 * gradient if shards.stage >= 2 else min(2 * gradient, gradient + weight))
-            found = _Seconds(both.tolist(), forward.tolist(), ended.tolist(), more.tolist())
+            found = _StageSeconds(both.tolist(), forward.tolist(), ended.tolist(), more.tolist())
             self._lists[key] = found
         return found
 

@@ -19,30 +19,29 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.space import default_schedule
 from hexiopt.schedules.in_flight import holding
 from hexiopt.solving import Pricer
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.layers import LayerSplitter
-from solvers.core.partition import Group, Partition, PipelineGroup
+from solvers.core.partition import DeviceGroup, Partition, PipelineGroup
 from solvers.core.search import Search
 from solvers.core.zero import plain_stages
 from solvers.frame.solver import SearchSolver, offer_partition
-from solvers.frame.starts import chain_structures, cut, kinds
-from solvers.heuristics.random_partition import random_structure
+from solvers.frame.starts import chain_partitions, cut, kinds
+from solvers.heuristics.random_partition import draw_partition
 
-Floats = NDArray[np.float64]
 _BEATS = 48  # grid of beats, geometric
 _COLUMNS = 60  # most columns generated for one T
 _MIP_S, _MIP_NODES = 1.0, 5_000  # most seconds and nodes of one rounding
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class StageType:
     """A stage type: machine kind, TP degree, least time of n layers (`times[n-1]`), seconds of one hop inside."""
 
     kind: int
@@ -52,7 +51,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PipelineShape:
     """A pipeline shape: counts of items, beat and fill in seconds, micro-batch size."""
 
     counts: tuple[int, ...]
@@ -65,14 +64,22 @@ class Shape:
         return max(0.0, self.micro_batch_size * ((step_s - self.fill_s) / self.period_s + 1.0))
 
 
-class ShapeProgram:
-    """The linear program of one problem, ZeRO stage and in-flight assumption; `go_on` says whether there is time."""
+class ConfigurationProgram:
+    """The linear program for one problem, one ZeRO stage and one assumed number of micro-batches in flight.
+
+    Column generation stops early once `should_continue` returns False.
+    """
 
     def __init__(
-        self, pricer: Pricer, sharding: int, held: int, same_kind: bool, go_on: Callable[[], bool] = lambda: True
+        self,
+        pricer: Pricer,
+        sharding: int,
+        held: int,
+        same_kind: bool,
+        should_continue: Callable[[], bool] = lambda: True,
     ) -> None:
         problem = self._problem = pricer.problem
-        self._pricer, self._go_on = pricer, go_on
+        self._pricer, self._go_on = pricer, should_continue
         self._same_kind = same_kind
         self.kinds = kinds(problem)
         self.devices = problem.usable_by_machine
@@ -80,7 +87,7 @@ class ShapeProgram:
         shards = StateSharding(sharding, max(1, int(self.supply.sum()) // 8))
         splitter = LayerSplitter(pricer, pricer.policies(), even=False, per_layer=problem.space.recompute_per_layer)
         self.sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)[:3]
-        self.items: dict[int, list[Item]] = {size: [] for size in self.sizes}
+        self.items: dict[int, list[StageType]] = {size: [] for size in self.sizes}
         cross_s = self._crossing_s()
         self._cross_s = {size: cross_s * size for size in self.sizes}
         for size in self.sizes:
@@ -92,8 +99,8 @@ class ShapeProgram:
                     message_s = 0.0
                     if 2 * tp <= len(own):
                         message_s = pricer.message_s(own[:tp], own[tp : 2 * tp], size)
-                    self.items[size].append(Item(k, tp, np.array(options.times or [np.inf]), message_s))
-        self._columns: list[Shape] = []
+                    self.items[size].append(StageType(k, tp, np.array(options.times or [np.inf]), message_s))
+        self._columns: list[PipelineShape] = []
         self._known: set[tuple[tuple[int, ...], int, float]] = set()
 
     def _crossing_s(self) -> float:
@@ -106,7 +113,7 @@ class ShapeProgram:
         routes = [self._pricer.message_s((a,), (b,), 1) for a, b in pairs]
         return 2 * float(np.median(routes)) if routes else 0.0
 
-    def solve(self) -> tuple[float, list[tuple[Shape, float]]] | None:
+    def solve(self) -> tuple[float, list[tuple[PipelineShape, float]]] | None:
         """(T, shapes with how many of each, fractional) at which the cluster just processes the global batch."""
         batch = self._problem.workload.global_batch
         usable = [item for items in self.items.values() for item in items if np.isfinite(item.times[0])]
@@ -142,11 +149,11 @@ class ShapeProgram:
         usage = [np.append(self.usage(shape), shape.micro_batch_size) for shape in self._columns]
         return np.array(usage).T, np.append(self.supply, self._problem.workload.global_batch)
 
-    def columns(self) -> list[Shape]:
+    def columns(self) -> list[PipelineShape]:
         """All shapes met."""
         return self._columns
 
-    def _generate(self, step_s: float) -> list[tuple[Shape, float]]:
+    def _generate(self, step_s: float) -> list[tuple[PipelineShape, float]]:
         """Column generation at T = `step_s`."""
         if not self._columns:
             self._price(np.zeros(len(self.kinds)), step_s)
@@ -154,7 +161,7 @@ class ShapeProgram:
                 duals = np.full(len(self.kinds), 1e9)
                 duals[k] = 0.0
                 self._price(duals, step_s)
-        solution: list[tuple[Shape, float]] = []
+        solution: list[tuple[PipelineShape, float]] = []
         for _ in range(_COLUMNS):
             if not self._columns or not self._go_on():
                 return solution
@@ -172,7 +179,7 @@ class ShapeProgram:
         """TP degrees in a machine."""
         return self._problem.space.allowed_tp(len(self.devices[machine]))
 
-    def usage(self, shape: Shape) -> Floats:
+    def usage(self, shape: PipelineShape) -> Floats:
         """Devices of each kind that a shape takes."""
         used = np.zeros(len(self.kinds))
         for item, count in zip(self.items[shape.micro_batch_size], shape.counts, strict=True):
@@ -199,7 +206,7 @@ class ShapeProgram:
                     gained = True
         return gained
 
-    def _knapsack(self, size: int, members: list[int], duals: Floats, step_s: float) -> Shape | None:
+    def _knapsack(self, size: int, members: list[int], duals: Floats, step_s: float) -> PipelineShape | None:
         """The best shape of the items `members`: over a grid of beats, cover all layers at least cost."""
         layers = self._problem.model.num_layers
         items = [self.items[size][i] for i in members]
@@ -239,10 +246,10 @@ class ShapeProgram:
             used.add(items[pick].kind)
             layer -= int(n[pick, at])
         fill_s += (len(used) - 1) * self._cross_s[size]
-        return Shape(tuple(counts), float(periods[at]), fill_s, size)
+        return PipelineShape(tuple(counts), float(periods[at]), fill_s, size)
 
 
-def rounded(program: ShapeProgram, step_s: float, time_limit_s: float) -> list[tuple[Shape, int]]:
+def rounded(program: ConfigurationProgram, step_s: float, time_limit_s: float) -> list[tuple[PipelineShape, int]]:
     """Whole numbers of shapes that process the most in `step_s` seconds, among all columns met."""
     columns = program.columns()
     values = np.array([shape.sequences(step_s) for shape in columns])
@@ -259,7 +266,9 @@ def rounded(program: ShapeProgram, step_s: float, time_limit_s: float) -> list[t
     return [(shape, round(x)) for shape, x in zip(columns, answer.x, strict=True) if round(x) > 0]
 
 
-def laid_out(program: ShapeProgram, chosen: Sequence[tuple[Shape, int]], aligned: bool) -> list[PipelineGroup]:
+def laid_out(
+    program: ConfigurationProgram, chosen: Sequence[tuple[PipelineShape, int]], aligned: bool
+) -> list[PipelineGroup]:
     """Shapes on devices, frequent ones first.
 
     Either a pipeline's stages of a kind share a machine, so that messages stay inside; or (`aligned`) a stage of
@@ -272,26 +281,28 @@ def laid_out(program: ShapeProgram, chosen: Sequence[tuple[Shape, int]], aligned
             pipelines = _place_aligned(program, shape, count, free)
         else:
             pipelines = [stages for stages in (_place(program, shape, free) for _ in range(count)) if stages]
-        by_degrees: dict[tuple[int, ...], list[list[Group]]] = defaultdict(list)
+        by_degrees: dict[tuple[int, ...], list[list[DeviceGroup]]] = defaultdict(list)
         for stages in pipelines:
             by_degrees[tuple(len(group) for group in stages)].append(stages)
         for same in by_degrees.values():
-            slots = tuple(tuple(stages[s] for stages in same) for s in range(len(same[0])))
-            pipeline_groups.append(PipelineGroup(slots, shape.micro_batch_size))
+            pipeline_stages = tuple(tuple(stages[s] for stages in same) for s in range(len(same[0])))
+            pipeline_groups.append(PipelineGroup(pipeline_stages, shape.micro_batch_size))
     return pipeline_groups
 
 
-def _place_aligned(program: ShapeProgram, shape: Shape, count: int, free: dict[int, list[int]]) -> list[list[Group]]:
+def _place_aligned(
+    program: ConfigurationProgram, shape: PipelineShape, count: int, free: dict[int, list[int]]
+) -> list[list[DeviceGroup]]:
     """`count` pipelines, as many at a time as a machine has groups of the widest degree; stage after stage."""
     items = program.items[shape.micro_batch_size]
     order = [item for item, n in zip(items, shape.counts, strict=True) for _ in range(n)]
     largest = max(len(own) for own in program.devices.values())
     together = max(1, largest // max(item.tp for item in order))
-    pipelines: list[list[Group]] = []
+    pipelines: list[list[DeviceGroup]] = []
     while count > 0:
         width = min(count, together)
         count -= width
-        stages: list[list[Group]] = [[] for _ in range(width)]
+        stages: list[list[DeviceGroup]] = [[] for _ in range(width)]
         for item in order:
             members = sorted(program.kinds[item.kind], key=lambda m: -len(free[m]))
             machine = next((m for m in reversed(members) if len(free[m]) >= item.tp * width), members[0])
@@ -306,9 +317,9 @@ def _place_aligned(program: ShapeProgram, shape: Shape, count: int, free: dict[i
     return pipelines
 
 
-def _place(program: ShapeProgram, shape: Shape, free: dict[int, list[int]]) -> list[Group]:
+def _place(program: ConfigurationProgram, shape: PipelineShape, free: dict[int, list[int]]) -> list[DeviceGroup]:
     """The stages of one pipeline, slow kinds first; degrees that no machine has room for are halved."""
-    stages: list[Group] = []
+    stages: list[DeviceGroup] = []
     for k, members in enumerate(program.kinds):
         degrees = sorted(
             (
@@ -338,17 +349,19 @@ def _place(program: ShapeProgram, shape: Shape, free: dict[int, list[int]]) -> l
     return stages
 
 
-def shape_structures(search: Search, go_on: Callable[[], bool] | None = None) -> Iterator[Partition]:
-    """Structures by the linear program under a few assumptions, best sharding first, as long as `go_on` says so (the
-    search's own, where none is given)."""
-    problem, go_on = search.problem, go_on or search.go_on
+def shape_partitions(search: Search, should_continue: Callable[[], bool] | None = None) -> Iterator[Partition]:
+    """Partitions from the rounded linear program under several assumptions, the deepest sharding first.
+
+    Stops once `should_continue` (by default that of `search`) returns False.
+    """
+    problem, should_continue = search.problem, should_continue or search.should_continue
     schedule = default_schedule(problem.workload)
     for sharding in plain_stages(problem)[::-1]:
         for held in (4, 8):
             for same_kind in (False, True):
-                if not go_on():
+                if not should_continue():
                     return
-                program = ShapeProgram(search.pricer, sharding, held, same_kind, go_on)
+                program = ConfigurationProgram(search.pricer, sharding, held, same_kind, should_continue)
                 answer = program.solve()
                 if answer is None:
                     continue
@@ -377,10 +390,10 @@ class Shapes(SearchSolver):
     def search(self, run: Search, rng: random.Random) -> None:
         """Price the roundings."""
         problem, completer = run.problem, PlanCompleter(run.pricer)
-        drawn = (random_structure(problem, rng) for _ in itertools.count())
-        others = itertools.chain(chain_structures(problem), drawn)
+        drawn = (draw_partition(problem, rng) for _ in itertools.count())
+        others = itertools.chain(chain_partitions(problem), drawn)
         until_found = itertools.takewhile(lambda _: run.plan is None, others)
-        for partition in itertools.chain(shape_structures(run), until_found):
+        for partition in itertools.chain(shape_partitions(run), until_found):
             if not run.step():
                 break
             if partition is not None:

@@ -31,7 +31,7 @@ _MANY = 1e18
 
 
 @dataclass(frozen=True)
-class Term:
+class KernelSeconds:
     """Seconds of some kernels: at least `launch_s` for each of them, and `slope_s` for each unit of what they do."""
 
     slope_s: float
@@ -39,7 +39,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseSeconds:
     """Seconds of a layer outside attention [quanta]: before it and after it, forward, backward; forward again."""
 
     before_s: Floats
@@ -50,7 +50,7 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Bytes:
+class DeviceBytes:
     """Bytes of a device under a policy: for a quantum of its own; for one of its group's and each of its query heads,
     each key-value head that these read, each more copy of one; and for a byte that travels. Twice: without and with
     the working set of recompute, of which the larger counts."""
@@ -70,16 +70,16 @@ def default_resolution(seq_len: int, least: int) -> int:
     return few[-1] if few else next((n for n in even if n >= max(2, least)), seq_len)
 
 
-class Grid:
+class QuantaGrid:
     """Tables of one problem at one resolution (quanta in a sequence) and micro-batch size."""
 
     def __init__(self, problem: Problem, framework: Framework, resolution: int, size: int) -> None:
         self.problem, self.framework = problem, framework
         self.resolution, self.size = resolution, size
         self.quantum = problem.workload.seq_len // resolution
-        self._dense: dict[str, Dense] = {}
+        self._dense: dict[str, DenseSeconds] = {}
         self._ends: dict[str, tuple[Floats, ...]] = {}
-        self._bytes: dict[tuple[object, ...], Bytes] = {}
+        self._bytes: dict[tuple[object, ...], DeviceBytes] = {}
 
     @cached_property
     def head_bytes(self) -> float:
@@ -90,7 +90,7 @@ class Grid:
         """The type of a device."""
         return self.problem.cluster.gpu_of(device)
 
-    def dense(self, gpu: Gpu) -> Dense:
+    def dense(self, gpu: Gpu) -> DenseSeconds:
         """Seconds outside attention of 0 to `resolution` quanta."""
         found = self._dense.get(gpu.name)
         if found is None:
@@ -101,7 +101,7 @@ class Grid:
             times = dense_times(problem.model, problem.workload, clock, shard, tokens, self.framework)
             back = c.GEMM_BACKWARD_PASSES, c.MEMORY_BACKWARD_PASSES
             less = times.last_product_s if self.framework.recompute_stops_early else 0.0
-            found = self._dense[gpu.name] = Dense(
+            found = self._dense[gpu.name] = DenseSeconds(
                 times.before_s(), times.after_s(), times.before_s(*back), times.after_s(*back), times.after_s() - less
             )
         return found
@@ -121,7 +121,7 @@ class Grid:
             found = self._ends[gpu.name] = tuple(rows)
         return found
 
-    def attention(self, gpu: Gpu, backward: bool) -> tuple[tuple[Term, bool], ...]:
+    def attention(self, gpu: Gpu, backward: bool) -> tuple[tuple[KernelSeconds, bool], ...]:
         """Kernels of attention, for each quantum of queries, quantum of keys and head; whether they run over pairs that
         the causal mask hides, too. Launches are those of one kernel."""
         model, width = self.problem.model, self.problem.workload.element_bytes
@@ -131,15 +131,15 @@ class Grid:
         blocks = Blocks(_MANY, _MANY, 0.0)
         slope = attention_times(clock, gpu.flash_attention, model, width, blocks, self.framework)[backward] / _MANY
         if not whole:
-            return ((Term(slope * pairs, clock.attention_s(0.0)), False),)
+            return ((KernelSeconds(slope * pairs, clock.attention_s(0.0)), False),)
         passes = c.MEMORY_BACKWARD_PASSES if backward else 1
         scores = passes * clock.memory_s(_MANY * (width * c.SCORE_PASSES), 0.0) / _MANY
         return (
-            (Term((slope - scores) * pairs, clock.attention_s(0.0)), True),
-            (Term(scores * pairs, passes * clock.memory_s(0.0, c.SCORE_PASSES)), True),
+            (KernelSeconds((slope - scores) * pairs, clock.attention_s(0.0)), True),
+            (KernelSeconds(scores * pairs, passes * clock.memory_s(0.0, c.SCORE_PASSES)), True),
         )
 
-    def merging(self, gpu: Gpu, backward: bool) -> tuple[Term, float]:
+    def merging(self, gpu: Gpu, backward: bool) -> tuple[KernelSeconds, float]:
         """Kernels that sum up parts of attention: for each quantum of queries and query head; and seconds for each
         quantum of keys and key-value head in the backward."""
         model, width = self.problem.model, self.problem.workload.element_bytes
@@ -147,10 +147,10 @@ class Grid:
         byte_s = clock.memory_s(_MANY) / _MANY
         elements = float(self.size * self.quantum * model.head_dim)
         kernels = c.GRADIENT_SUM_KERNELS if backward else c.MERGE_KERNELS
-        term = Term(byte_s * elements * (2 * c.ACCUMULATOR_BYTES + width), clock.memory_s(0.0, kernels))
+        term = KernelSeconds(byte_s * elements * (2 * c.ACCUMULATOR_BYTES + width), clock.memory_s(0.0, kernels))
         return term, byte_s * elements * 6 * width if backward else 0.0
 
-    def bytes_of(self, gpu: Gpu, policy: str, held: int, parted: bool) -> Bytes:
+    def bytes_of(self, gpu: Gpu, policy: str, held: int, parted: bool) -> DeviceBytes:
         """What a device holds, `held` micro-batches in flight, in a group of its own or `parted` among several."""
         key = (gpu.name, policy, held, parted)
         found = self._bytes.get(key)
@@ -189,7 +189,7 @@ class Grid:
                 )
                 return plain, more
 
-            found = self._bytes[key] = Bytes(
+            found = self._bytes[key] = DeviceBytes(
                 of(own=1), of(attended=1, heads=1), of(attended=1, kv=1), of(attended=1, copied=1), of(travelling=1)
             )
         return found

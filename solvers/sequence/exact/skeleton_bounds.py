@@ -10,16 +10,16 @@ import numpy as np
 
 from hexiopt.calibration.gpus import Gpu
 from hexiopt.plan.token_layout import Floats
-from solvers.sequence.exact.frames import Frame
-from solvers.sequence.exact.grid import Grid
+from solvers.sequence.exact.layout_skeletons import LayoutSkeleton
+from solvers.sequence.exact.quanta_grid import QuantaGrid
 
 _Type = tuple[Floats, float, float]
 
 
-class Floors:
+class SkeletonBounds:
     """Floors on one grid."""
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: QuantaGrid) -> None:
         self._grid, self._cluster = grid, grid.problem.cluster
         self._spec = grid.problem.model
         self._each = self._spec.num_heads // self._spec.num_kv_heads
@@ -45,36 +45,36 @@ class Floors:
         prices = {a / (a + b) for a, b in limits}
         return max(1.0 / sum(max(p / a, (1.0 - p) / b) for a, b in limits) for p in prices)
 
-    def of_frame(self, frame: Frame) -> float:
+    def of_skeleton(self, skeleton: LayoutSkeleton) -> float:
         """Of one frame: the least, over quanta of the groups, of the longest group's."""
         many = self._grid.resolution
         reached = np.where(np.arange(many + 1) == 0, 0.0, np.inf)  # least longest time to place n quanta
         rows, forward = np.arange(many + 1)[:, None], self._after > 0
-        for own, ring_s in zip(frame.groups, self._rings_s(frame), strict=True):
-            table = self._of_group(own, frame.order, frame.policy, ring_s)
+        for own, ring_s in zip(skeleton.groups, self._rings_s(skeleton), strict=True):
+            table = self._of_group(own, skeleton.order, skeleton.policy, ring_s)
             each = np.where(forward, table[rows, np.maximum(self._after, 0)], np.inf)
             reached = np.maximum(reached[:, None], each).min(axis=0)
         return float(reached[many])
 
     # ---------------------------------------------------------------- rings
 
-    def _rings_s(self, frame: Frame) -> list[float]:
+    def _rings_s(self, skeleton: LayoutSkeleton) -> list[float]:
         """Of each group, seconds in which gradients of keys and values come and go through an interface that none of
         them can avoid."""
-        count = len(frame.groups)
+        count = len(skeleton.groups)
         found = [0.0] * count
         if count == 1:
             return found
         grid = self._grid
         num_bytes = 2.0 * grid.head_bytes * grid.resolution * self._spec.num_kv_heads * self._spec.num_layers
-        machines = [{int(self._cluster.machine_of[d]) for d in own} for own in frame.groups]
+        machines = [{int(self._cluster.machine_of[d]) for d in own} for own in skeleton.groups]
         for g in range(count):
             after = (g + 1) % count
             if machines[g] & machines[after]:
                 continue
             for end in (g, after):
                 if len(machines[end]) == 1:
-                    seconds = num_bytes / min(self._ports(frame.groups[end]))
+                    seconds = num_bytes / min(self._ports(skeleton.groups[end]))
                     found[g], found[after] = max(found[g], seconds), max(found[after], seconds)
         return found
 

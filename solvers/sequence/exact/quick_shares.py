@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, permutations
 
 from solvers.completion.allocation import earliest_finish
-from solvers.sequence.exact.frames import Frame
+from solvers.sequence.exact.layout_skeletons import LayoutSkeleton
 
-Shares = tuple[tuple[int, ...], tuple[int, ...]]  # quanta and heads of the devices of a frame
+QuantaShares = tuple[tuple[int, ...], tuple[int, ...]]  # quanta and heads of the devices of a frame
 
 
-def by_speed(frame: Frame, speeds: Sequence[float], resolution: int, num_heads: int) -> Shares:
+def by_speed(skeleton: LayoutSkeleton, speeds: Sequence[float], resolution: int, num_heads: int) -> QuantaShares:
     """Quanta in proportion to `speeds` of the frame's devices, heads to those in their group."""
     heads: list[int] = []
-    for own, end in zip(frame.groups, accumulate(map(len, frame.groups)), strict=True):
+    for own, end in zip(skeleton.groups, accumulate(map(len, skeleton.groups)), strict=True):
         heads += _in_turns(speeds[end - len(own) : end], num_heads)
     return tuple(_in_turns(speeds, resolution)), tuple(heads)
 
@@ -26,12 +26,17 @@ def _in_turns(speeds: Sequence[float], total: int) -> list[int]:
     return earliest_finish(list(map(half_done, speeds)), total)
 
 
-def climbed(frame: Frame, shares: Shares, price: Callable[[Shares], float], go_on: Callable[[], bool]) -> Shares:
+def climbed(
+    skeleton: LayoutSkeleton,
+    shares: QuantaShares,
+    price: Callable[[QuantaShares], float],
+    should_continue: Callable[[], bool],
+) -> QuantaShares:
     """The shares after the best moves of one quantum or head, as long as they help. `price` in seconds, infinite where
     a device has no room."""
     best_s = price(shares)
-    while go_on():
-        nearby = [(price(other), other) for other in _moves(frame, shares)]
+    while should_continue():
+        nearby = [(price(other), other) for other in _moves(skeleton, shares)]
         least_s, other = min(nearby, default=(best_s, shares))
         if least_s >= best_s:
             break
@@ -39,13 +44,13 @@ def climbed(frame: Frame, shares: Shares, price: Callable[[Shares], float], go_o
     return shares
 
 
-def _moves(frame: Frame, shares: Shares) -> Iterator[Shares]:
+def _moves(skeleton: LayoutSkeleton, shares: QuantaShares) -> Iterator[QuantaShares]:
     quanta, heads = shares
     for a, b in permutations(range(len(quanta)), 2):
         if quanta[a] > 1:
             yield _moved(quanta, a, b), heads
-    ends = list(accumulate(map(len, frame.groups)))
-    for own, end in zip(frame.groups, ends, strict=True):
+    ends = list(accumulate(map(len, skeleton.groups)))
+    for own, end in zip(skeleton.groups, ends, strict=True):
         for a, b in permutations(range(end - len(own), end), 2):
             if heads[a] > 1:
                 yield quanta, _moved(heads, a, b)
