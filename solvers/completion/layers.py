@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.model import PlanPricer
+from hexiopt.memo import Memo
 from hexiopt.problem.space import Recompute, recompute_first
 from hexiopt.schedules.in_flight import InFlight, in_flight
 from hexiopt.schedules.schedule import Schedule, StagePosition
@@ -45,9 +46,13 @@ class LayerSplitter:
         self._pricer, self._even = pricer, even
         self._model = pricer if per_layer and isinstance(pricer, PlanPricer) else None
         self._num_layers = pricer.problem.model.num_layers
-        self._times: dict[tuple[Any, ...], list[tuple[str, list[float]]]] = {}
-        self._options: dict[tuple[Any, ...], StageOptions] = {}
-        self._splits: dict[tuple[Any, ...], tuple[StageLayers, ...] | int] = {}
+        self._times: Memo[tuple[frozenset[Any], bool, bool, int], list[tuple[str, list[float]]]] = Memo(
+            lambda key: self._by_speed(*key)
+        )
+        self._options: Memo[tuple[frozenset[Any], bool, bool, int, InFlight, StateSharding], StageOptions] = Memo(
+            lambda key: self._stage_options(*key)
+        )
+        self._splits: Memo[tuple[Any, ...], tuple[StageLayers, ...] | int] = Memo(lambda key: self._split(*key))
 
     def options(
         self,
@@ -62,28 +67,36 @@ class LayerSplitter:
 
         A site gets whole micro-batches, unless it is a `ReplicaShare`.
         """
-        key = (tp_groups, first, last, micro_batch_size, held, shards)
-        found = self._options.get(key)
-        if found is None:
-            shares = _shares(tp_groups, micro_batch_size)
-            tables = self._by_speed(tp_groups, first, last, micro_batch_size)
-            layer_limits = [
-                min(self._pricer.max_layers(tp_group, first, last, n, policy, held, shards) for tp_group, n in shares)
-                for policy, _ in tables
-            ]
-            times: list[float] = []
-            recompute: list[Recompute] = []
-            # From the fastest policy to the leanest: each serves the lengths whose memory the ones before exceed.
-            for layer_limit, (policy, seconds) in zip(layer_limits, tables, strict=True):
-                more = seconds[len(times) : max(len(times), layer_limit)]
-                times += more
-                recompute += [(policy,)] * len(more)
-            found = self._options[key] = StageOptions(times, recompute)
-            if self._model is not None:
-                for (layer_limit, (faster, _)), (_, (smaller, _)) in combinations(
-                    zip(layer_limits, tables, strict=True), 2
-                ):
-                    self._mix(found, max(0, layer_limit), smaller, faster, shares, first, last, held, shards)
+        return self._options[tp_groups, first, last, micro_batch_size, held, shards]
+
+    def _stage_options(
+        self,
+        tp_groups: frozenset[Any],
+        first: bool,
+        last: bool,
+        micro_batch_size: int,
+        held: InFlight,
+        shards: StateSharding,
+    ) -> StageOptions:
+        shares = _shares(tp_groups, micro_batch_size)
+        tables = self._times[tp_groups, first, last, micro_batch_size]
+        layer_limits = [
+            min(self._pricer.max_layers(tp_group, first, last, n, policy, held, shards) for tp_group, n in shares)
+            for policy, _ in tables
+        ]
+        times: list[float] = []
+        recompute: list[Recompute] = []
+        # From the fastest policy to the leanest: each serves the lengths whose memory the ones before exceed.
+        for layer_limit, (policy, seconds) in zip(layer_limits, tables, strict=True):
+            more = seconds[len(times) : max(len(times), layer_limit)]
+            times += more
+            recompute += [(policy,)] * len(more)
+        found = StageOptions(times, recompute)
+        if self._model is not None:
+            for (layer_limit, (faster, _)), (_, (smaller, _)) in combinations(
+                zip(layer_limits, tables, strict=True), 2
+            ):
+                self._mix(found, max(0, layer_limit), smaller, faster, shares, first, last, held, shards)
         return found
 
     def _mix(
@@ -127,25 +140,21 @@ class LayerSplitter:
         self, tp_groups: frozenset[Any], first: bool, last: bool, micro_batch_size: int
     ) -> list[tuple[str, list[float]]]:
         """Per policy, fastest first, the time of 1, 2, ... layers on the slowest of `tp_groups`."""
-        key = (tp_groups, first, last, micro_batch_size)
-        found = self._times.get(key)
-        if found is None:
-            shares = _shares(tp_groups, micro_batch_size)
-            tables = [
-                (
-                    policy,
-                    [
-                        max(
-                            sum(self._pricer.stage_s(tp_group, n, first, last, samples, policy))
-                            for tp_group, samples in shares
-                        )
-                        for n in range(1, self._num_layers + 1)
-                    ],
-                )
-                for policy in self.policies
-            ]
-            found = self._times[key] = sorted(tables, key=lambda table: table[1][-1])
-        return found
+        shares = _shares(tp_groups, micro_batch_size)
+        tables = [
+            (
+                policy,
+                [
+                    max(
+                        sum(self._pricer.stage_s(tp_group, n, first, last, samples, policy))
+                        for tp_group, samples in shares
+                    )
+                    for n in range(1, self._num_layers + 1)
+                ],
+            )
+            for policy in self.policies
+        ]
+        return sorted(tables, key=lambda table: table[1][-1])
 
     def split(
         self,
@@ -166,19 +175,29 @@ class LayerSplitter:
         p = len(tp_groups)
         batches = min(num_micro_batches, schedule.saturates_at(p, chunks) or num_micro_batches)
         batches += -batches % schedule.micro_batch_multiple(p, chunks)
-        key = (tuple(tp_groups), micro_batch_size, schedule, batches, shards, added_s, chunks, more_holders)
-        found = self._splits.get(key)
-        if found is None:
-            if len(self._splits) > 100_000:
-                self._splits.clear()
-            spread = [shards._replace(num_devices=shards.num_devices + more) for more in more_holders] or [shards] * p
-            positions = [StagePosition(s, p, batches, chunks) for s in range(p)]
-            options = [
-                self.options(tp_group, at.first, at.last, micro_batch_size, in_flight(schedule, at), spread[at.stage])
-                for tp_group, at in zip(tp_groups, positions, strict=True)
-            ]
-            found = self._splits[key] = self._solve(options, added_s or (0.0,) * p, chunks)
-        return found
+        return self._splits[
+            tuple(tp_groups), micro_batch_size, schedule, batches, shards, added_s, chunks, more_holders
+        ]
+
+    def _split(
+        self,
+        tp_groups: tuple[frozenset[Any], ...],
+        micro_batch_size: int,
+        schedule: Schedule,
+        batches: int,
+        shards: StateSharding,
+        added_s: tuple[float, ...],
+        chunks: int,
+        more_holders: tuple[int, ...],
+    ) -> tuple[StageLayers, ...] | int:
+        p = len(tp_groups)
+        spread = [shards._replace(num_devices=shards.num_devices + more) for more in more_holders] or [shards] * p
+        positions = [StagePosition(s, p, batches, chunks) for s in range(p)]
+        options = [
+            self.options(tp_group, at.first, at.last, micro_batch_size, in_flight(schedule, at), spread[at.stage])
+            for tp_group, at in zip(tp_groups, positions, strict=True)
+        ]
+        return self._solve(options, added_s or (0.0,) * p, chunks)
 
     def _solve(
         self, options: list[StageOptions], added_s: Sequence[float], least: int

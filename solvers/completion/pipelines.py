@@ -4,11 +4,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from hexiopt.cost.boundary import Way, round_trips_s, total_load, ways, ways_load
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.model import PlanPricer
+from hexiopt.memo import Memo
 from hexiopt.plan.plan import Replica, Stage, held_by
 from hexiopt.problem.space import Recompute, layer_ranges
 from hexiopt.schedules.registry import ONE_F_ONE_B
@@ -21,8 +22,7 @@ from solvers.core.partition import DeviceGroup, DoesNotFit, Partition, PipelineG
 
 RoundTrips = tuple[tuple[float, ...], ...]  # per pipeline and boundary, seconds of a message ahead and of one back
 _EXACT = 1e-9
-_KEPT = 100_000  # pipelines remembered
-_V = TypeVar("_V")
+_KEPT = 20_000  # pipeline groups remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,25 +99,6 @@ class _Traffic:
     load: tuple[tuple[int, float], ...] = ()  # (shared resource, seconds) of all rows
 
 
-class _Memory(Generic[_V]):
-    """What is known by key; forgets all where it would hold too many pipelines."""
-
-    def __init__(self) -> None:
-        self._found: dict[Hashable, _V] = {}
-        self._held = 0
-
-    def of(self, key: Hashable, width: int, make: Callable[[], _V]) -> _V:
-        """What is known, or made now, of so many pipelines."""
-        found = self._found.get(key)
-        if found is None:
-            self._held += width
-            if self._held > _KEPT:
-                self._found.clear()
-                self._held = width
-            found = self._found[key] = make()
-        return found
-
-
 class PipelineTimer:
     """Makes pipelines of bundles. Keeps what it has computed; one for a search."""
 
@@ -128,13 +109,15 @@ class PipelineTimer:
         cluster = pricer.problem.cluster
         self._machine_of: list[int] = cluster.machine_of.tolist()
         self._uniform = [machine.is_uniform for machine in cluster.machines]
-        self._traffic = _Memory[_Traffic]()
-        self._made = _Memory[list[TimedPipeline] | DoesNotFit]()
+        self._traffic: Memo[tuple[PipelineGroup, bool], _Traffic] = Memo(lambda key: self._sends(*key), _KEPT)
+        self._made: Memo[
+            tuple[PipelineGroup, SplitInput, LayerSplitter, RoundTrips], list[TimedPipeline] | DoesNotFit
+        ] = Memo(lambda key: self._make(*key), _KEPT)
 
     def trips_s(self, partition: Partition) -> list[RoundTrips]:
         """Round trips of every bundle in seconds, while the messages of all of them share the network."""
         each = [
-            self._traffic_of(pipeline_group, self.chunks(pipeline_group, partition) > 1)
+            self._traffic[pipeline_group, self.chunks(pipeline_group, partition) > 1]
             for pipeline_group in partition.pipeline_groups
         ]
         if self._model is None:
@@ -156,8 +139,7 @@ class PipelineTimer:
         self, pipeline_group: PipelineGroup, terms: SplitInput, splitter: LayerSplitter, trips_s: RoundTrips
     ) -> list[TimedPipeline] | DoesNotFit:
         """The bundle's pipelines."""
-        key = (pipeline_group, terms, splitter, trips_s)
-        return self._made.of(key, pipeline_group.width, lambda: self._make(pipeline_group, terms, splitter, trips_s))
+        return self._made[pipeline_group, terms, splitter, trips_s]
 
     def _make(
         self, pipeline_group: PipelineGroup, terms: SplitInput, splitter: LayerSplitter, trips_s: RoundTrips
@@ -200,7 +182,7 @@ class PipelineTimer:
         added_s: tuple[float, ...],
     ) -> list[TimedPipeline] | DoesNotFit:
         """The pipelines with layers that balance the stages, where these also do `added_s`."""
-        traffic = self._traffic_of(pipeline_group, terms.chunks > 1)
+        traffic = self._traffic[pipeline_group, terms.chunks > 1]
         more: tuple[int, ...] = ()
         if (
             pipeline_group.replicated
@@ -240,11 +222,6 @@ class PipelineTimer:
         if self._model is None:  # others have one policy a stage
             return sum(self._pricer.stage_s(part.tp_group, num_layers, first, last, part.samples, recompute[0]))
         return sum(self._model.recomputing_s(part.tp_group, num_layers, first, last, part.samples, recompute))
-
-    def _traffic_of(self, pipeline_group: PipelineGroup, wraps: bool) -> _Traffic:
-        return self._traffic.of(
-            (pipeline_group, wraps), pipeline_group.width, lambda: self._sends(pipeline_group, wraps)
-        )
 
     def _sends(self, pipeline_group: PipelineGroup, wraps: bool) -> _Traffic:
         placed_pipelines, size = self._placed_pipelines(pipeline_group), pipeline_group.micro_batch_size

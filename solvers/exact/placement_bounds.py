@@ -28,6 +28,7 @@ import numpy as np
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.stage_model import TpGroup
 from hexiopt.cost.model import PlanPricer
+from hexiopt.memo import Memo
 from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.space import schedules
 from solvers.exact.assignments import PlacedDevices
@@ -73,7 +74,9 @@ class PlacementBound:
         self._sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)
         self._widths = problem.workload.stored_gradient_bytes, problem.workload.element_bytes
         self._interleaves = any(schedule.chunked for schedule in schedules(problem.workload))
-        self._lists: dict[tuple[object, ...], _StageSeconds] = {}
+        self._lists: Memo[tuple[TpGroup, int, int, bool, bool, int, StateSharding], _StageSeconds] = Memo(
+            lambda key: self._stage_lists(*key)
+        )
 
     def most_sequences(self, groups: PlacedDevices, context: SyncContext, least: int, most: int, step_s: float) -> int:
         """The most sequences, from `least` to `most`, that may be processed in `step_s` seconds; 0 for none."""
@@ -208,21 +211,21 @@ class PlacementBound:
         self, group: tuple[int, ...], samples: int, first: bool, last: bool, held: int, shards: StateSharding
     ) -> _StageSeconds:
         tp_group, machine = self._model.tp_group(group), int(self._model.problem.cluster.machine_of[group[0]])
-        key = (tp_group, machine, samples, first, last, held, shards)
-        found = self._lists.get(key)
-        if found is None:
-            times = self._table.times(tp_group, samples, first, last, held, shards)
-            both, forward = times.both_s, times.forward_s
-            backward = np.where(np.isfinite(both), both - forward, 0.0)
-            gradient, weight = self._widths
-            once = self._ring_s(tp_group, machine, first, last)  # seconds of a pass of one byte per parameter
-            scatter = once * gradient
-            # The last unit's scatter has nothing to hide behind; together they take at least what they take.
-            more = np.maximum(scatter[1] - scatter[0], scatter - backward)
-            ended = once * (2 * gradient if shards.stage >= 2 else min(2 * gradient, gradient + weight))
-            found = _StageSeconds(both.tolist(), forward.tolist(), ended.tolist(), more.tolist())
-            self._lists[key] = found
-        return found
+        return self._lists[tp_group, machine, samples, first, last, held, shards]
+
+    def _stage_lists(
+        self, tp_group: TpGroup, machine: int, samples: int, first: bool, last: bool, held: int, shards: StateSharding
+    ) -> _StageSeconds:
+        times = self._table.times(tp_group, samples, first, last, held, shards)
+        both, forward = times.both_s, times.forward_s
+        backward = np.where(np.isfinite(both), both - forward, 0.0)
+        gradient, weight = self._widths
+        once = self._ring_s(tp_group, machine, first, last)  # seconds of a pass of one byte per parameter
+        scatter = once * gradient
+        # The last unit's scatter has nothing to hide behind; together they take at least what they take.
+        more = np.maximum(scatter[1] - scatter[0], scatter - backward)
+        ended = once * (2 * gradient if shards.stage >= 2 else min(2 * gradient, gradient + weight))
+        return _StageSeconds(both.tolist(), forward.tolist(), ended.tolist(), more.tolist())
 
     def _ring_s(self, tp_group: TpGroup, machine: int, first: bool, last: bool) -> Floats:
         """Seconds in which a device passes on half of its parameters' bytes, one each, by layers.

@@ -11,6 +11,7 @@ from hexiopt.cost.boundary import sample_overlaps
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.stage_model import TpGroup
 from hexiopt.cost.model import PlanPricer
+from hexiopt.memo import Memo
 from hexiopt.problem.space import Recompute, recompute_chains
 from hexiopt.schedules.in_flight import InFlight, in_flight
 from hexiopt.schedules.schedule import Schedule, StagePosition
@@ -69,29 +70,30 @@ class ReplicaSeconds:
         self.model = model
         self._most = model.problem.space.micro_batch_sizes(model.problem.workload.global_batch)[-1]
         self.least_recompute = LeastRecompute(model)
-        self._chains: dict[tuple[tuple[str, ...], int], tuple[tuple[Recompute, ...], ...]] = {}
-        self._work: dict[tuple[TpGroup, int, bool, bool, Recompute], list[tuple[float, float]]] = {}
+        per_layer = model.problem.space.recompute_per_layer
+        self._chains: Memo[tuple[tuple[str, ...], int], tuple[tuple[Recompute, ...], ...]] = Memo(
+            lambda key: recompute_chains(*key, per_layer)
+        )
+        self._work: Memo[tuple[TpGroup, int, bool, bool, Recompute], list[tuple[float, float]]] = Memo(
+            lambda key: self._work_s(*key)
+        )
 
     def chains(self, policies: tuple[str, ...], num_layers: int) -> tuple[tuple[Recompute, ...], ...]:
         """What a stage may recompute: see `recompute_chains`."""
-        found = self._chains.get((policies, num_layers))
-        if found is None:
-            per_layer = self.model.problem.space.recompute_per_layer
-            found = self._chains[policies, num_layers] = recompute_chains(policies, num_layers, per_layer)
-        return found
+        return self._chains[policies, num_layers]
 
     def work_s(
         self, tp_group: TpGroup, num_layers: int, first: bool, last: bool, recompute: Recompute
     ) -> list[tuple[float, float]]:
         """Forward and backward of 1, 2, ... samples."""
-        key = (tp_group, num_layers, first, last, recompute)
-        found = self._work.get(key)
-        if found is None:
-            found = self._work[key] = [
-                self.model.recomputing_s(tp_group, num_layers, first, last, x, recompute)
-                for x in range(1, self._most + 1)
-            ]
-        return found
+        return self._work[tp_group, num_layers, first, last, recompute]
+
+    def _work_s(
+        self, tp_group: TpGroup, num_layers: int, first: bool, last: bool, recompute: Recompute
+    ) -> list[tuple[float, float]]:
+        return [
+            self.model.recomputing_s(tp_group, num_layers, first, last, x, recompute) for x in range(1, self._most + 1)
+        ]
 
 
 class SampleAllocation:
@@ -110,19 +112,25 @@ class SampleAllocation:
         self._size, self._count, self._frame, self._limit_s = size, count, global_choices, limit_s
         self._groups = groups
         self._sites = [[self._model.tp_group(group) for group in stage] for stage in groups]
-        self._stages: dict[tuple[int, tuple[int, ...]], _Stage] = {}
-        self._parts: dict[tuple[int, tuple[int, ...], StageAllocation], tuple[ReplicaWork, ...]] = {}
-        self._sends: dict[tuple[tuple[int, ...], tuple[int, ...], int], float] = {}
-        self._pair_sends: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[tuple[float, float]]] = {}
+        self._stages: Memo[tuple[int, tuple[int, ...]], _Stage] = Memo(lambda key: self._stage(*key))
+        self._parts: Memo[tuple[int, tuple[int, ...], StageAllocation], tuple[ReplicaWork, ...]] = Memo(
+            lambda key: self._part(*key)
+        )
+        self._sends: Memo[tuple[tuple[int, ...], tuple[int, ...], int], float] = Memo(
+            lambda key: self._model.message_s(*key)
+        )
+        self._pair_sends: Memo[tuple[int, tuple[int, ...], tuple[int, ...]], list[tuple[float, float]]] = Memo(
+            lambda key: self._pair_sends_s(*key)
+        )
 
     def allocations(self, layers: Layers) -> Iterator[tuple[tuple[StageAllocation, ...], tuple[float, ...]]]:
         """What every stage is dealt, and when each replica ends at least, stage by stage."""
         lengths = [tuple(end - first for first, end in ranges) for ranges in layers]
-        stages = [self._stage(s, own) for s, own in enumerate(lengths)]
+        stages = [self._stages[s, own] for s, own in enumerate(lengths)]
         if all(stage.enough for stage in stages):
             for allocated in self._allocate(lengths, stages, [_PrecedingReplica(0, self._size, 0.0, 0.0)]):
                 parts = [
-                    self._part(s, own, given) for s, (own, given) in enumerate(zip(lengths, allocated, strict=True))
+                    self._parts[s, own, given] for s, (own, given) in enumerate(zip(lengths, allocated, strict=True))
                 ]
                 sends_s = [
                     self._pair_sends_s(s, allocated[s][0], allocated[s + 1][0]) for s in range(len(allocated) - 1)
@@ -142,7 +150,7 @@ class SampleAllocation:
         for allocated, ways_s in self._allocate_stage(s, stages[0], lengths[s], before):
             own, first = [], 0
             for part, group, (there_s, back_s) in zip(
-                self._part(s, lengths[s], allocated), self._groups[s], ways_s, strict=True
+                self._parts[s, lengths[s], allocated], self._groups[s], ways_s, strict=True
             ):
                 there_s, back_s = there_s + part.first_s[0], back_s + part.first_s[1]
                 own.append(_PrecedingReplica(first, first + part.samples, there_s, back_s, group))
@@ -222,73 +230,58 @@ class SampleAllocation:
 
     def _stage(self, s: int, lengths: tuple[int, ...]) -> _Stage:
         """Stage s with layer ranges of `lengths`."""
-        found = self._stages.get((s, lengths))
-        if found is None:
-            global_choices, num_layers = self._frame, sum(lengths)
-            at = StagePosition(s, len(self._sites), self._count, len(lengths))
-            shards = StateSharding(global_choices.sharding, global_choices.holders)
-            chains, least_recompute = (
-                self._seconds.chains(global_choices.policies, num_layers),
-                self._seconds.least_recompute,
-            )
-            fitting = [
-                [
-                    least_recompute.first_fits(tp_group, lengths, global_choices.schedule, at, shards, chain)
-                    for tp_group in self._sites[s]
-                ]
-                for chain in chains
+        global_choices, num_layers = self._frame, sum(lengths)
+        at = StagePosition(s, len(self._sites), self._count, len(lengths))
+        shards = StateSharding(global_choices.sharding, global_choices.holders)
+        chains, least_recompute = (
+            self._seconds.chains(global_choices.policies, num_layers),
+            self._seconds.least_recompute,
+        )
+        fitting = [
+            [
+                least_recompute.first_fits(tp_group, lengths, global_choices.schedule, at, shards, chain)
+                for tp_group in self._sites[s]
             ]
-            work = []
-            for tp_group, *each in zip(self._sites[s], *fitting, strict=True):
-                least = [inf] * max(map(len, each))
-                for chain, own in zip(chains, each, strict=True):
-                    for k, first_fit in enumerate(own):
-                        both_s = self._seconds.work_s(tp_group, num_layers, at.first, at.last, chain[first_fit])[k]
-                        least[k] = min(least[k], sum(both_s))
-                work.append(least)
-            capacity = sum(bisect_left(own, self._limit_s / self._count) for own in work)
-            found = self._stages[s, lengths] = _Stage(chains, fitting, work, capacity >= self._size)
-        return found
+            for chain in chains
+        ]
+        work = []
+        for tp_group, *each in zip(self._sites[s], *fitting, strict=True):
+            least = [inf] * max(map(len, each))
+            for chain, own in zip(chains, each, strict=True):
+                for k, first_fit in enumerate(own):
+                    both_s = self._seconds.work_s(tp_group, num_layers, at.first, at.last, chain[first_fit])[k]
+                    least[k] = min(least[k], sum(both_s))
+            work.append(least)
+        capacity = sum(bisect_left(own, self._limit_s / self._count) for own in work)
+        return _Stage(chains, fitting, work, capacity >= self._size)
 
     def _part(self, s: int, lengths: tuple[int, ...], allocated: StageAllocation) -> tuple[ReplicaWork, ...]:
         """What the replicas of stage s run."""
-        key = (s, lengths, allocated)
-        found = self._parts.get(key)
-        if found is None:
-            (given, recompute), work_s = allocated, self._seconds.work_s
-            first, last, alone = s == 0, s == len(self._sites) - 1, len(lengths) == 1
-            begin = recompute if len(recompute) == 1 else recompute[: lengths[0]]
-            found = self._parts[key] = tuple(
-                ReplicaWork(
-                    x,
-                    work_s(tp_group, lengths[0], first, last and alone, begin)[x - 1],
-                    work_s(tp_group, sum(lengths), first, last, recompute)[x - 1],
-                )
-                for tp_group, x in zip(self._sites[s], given, strict=True)
+        (given, recompute), work_s = allocated, self._seconds.work_s
+        first, last, alone = s == 0, s == len(self._sites) - 1, len(lengths) == 1
+        begin = recompute if len(recompute) == 1 else recompute[: lengths[0]]
+        return tuple(
+            ReplicaWork(
+                x,
+                work_s(tp_group, lengths[0], first, last and alone, begin)[x - 1],
+                work_s(tp_group, sum(lengths), first, last, recompute)[x - 1],
             )
-        return found
+            for tp_group, x in zip(self._sites[s], given, strict=True)
+        )
 
-    def _pair_sends_s(self, s: int, here: tuple[int, ...], there: tuple[int, ...]) -> Sequence[tuple[float, float]]:
+    def _pair_sends_s(self, s: int, here: tuple[int, ...], there: tuple[int, ...]) -> list[tuple[float, float]]:
         """Messages ahead and back between the replicas of stages s and s + 1, with the samples that each has."""
-        key = (s, here, there)
-        found = self._pair_sends.get(key)
-        if found is None:
-            a, b = self._groups[s], self._groups[s + 1]
-            found = self._pair_sends[key] = [
-                (self._send_s(a[i], b[j], common), self._send_s(b[j], a[i], common))
-                for i, j, common in sample_overlaps(here, there)
-            ]
-        return found
+        a, b = self._groups[s], self._groups[s + 1]
+        return [
+            (self._send_s(a[i], b[j], common), self._send_s(b[j], a[i], common))
+            for i, j, common in sample_overlaps(here, there)
+        ]
 
     def _send_s(self, sender: tuple[int, ...], receiver: tuple[int, ...], samples: int) -> float:
         """A message of so many samples, the network otherwise idle; nothing from before the first stage."""
         if not sender or not receiver:
             return 0.0
-        key = (sender, receiver, samples)
-        found = self._sends.get(key)
-        if found is None:
-            found = self._sends[key] = self._model.message_s(sender, receiver, samples)
-        return found
+        return self._sends[sender, receiver, samples]
 
 
 class LeastRecompute:

@@ -12,6 +12,7 @@ from hexiopt.calibration import coefficients as c
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.stage_model import TpGroup
 from hexiopt.cost.model import PlanPricer
+from hexiopt.memo import Memo
 from hexiopt.plan.token_layout import Floats
 from hexiopt.schedules.in_flight import holding
 
@@ -32,17 +33,15 @@ class StageTable:
     def __init__(self, model: PlanPricer) -> None:
         self._model = model
         self._layers = model.problem.model.num_layers
-        self._found: dict[tuple[object, ...], StageTimes] = {}
+        self._found: Memo[tuple[TpGroup, int, bool, bool, int, StateSharding], StageTimes] = Memo(
+            lambda key: self._times(*key)
+        )
 
     def times(
         self, tp_group: TpGroup, samples: int, first: bool, last: bool, held: int, shards: StateSharding
     ) -> StageTimes:
         """Times of a stage that holds `held` micro-batches of `samples` sequences in flight."""
-        key = (tp_group, samples, first, last, held, shards)
-        found = self._found.get(key)
-        if found is None:
-            found = self._found[key] = self._times(tp_group, samples, first, last, held, shards)
-        return found
+        return self._found[tp_group, samples, first, last, held, shards]
 
     def _times(
         self, tp_group: TpGroup, samples: int, first: bool, last: bool, held: int, shards: StateSharding

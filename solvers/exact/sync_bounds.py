@@ -14,6 +14,7 @@ import numpy as np
 from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.gradient_sync import ParameterHolders, RingTimes, ring_edges
 from hexiopt.cost.model import PlanPricer
+from hexiopt.memo import Memo
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, held_by
 from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.space import Space
@@ -38,7 +39,7 @@ class SyncBound:
         self._embedding = float(model.embedding_params - (model.vocabulary_params if model.tied_embeddings else 0))
         self._head = float(model.head_params)
         self._whole = float(model.layer_params + model.embedding_params + model.head_params)
-        self._loads: dict[tuple[_Holders, str], Floats] = {}
+        self._loads: Memo[tuple[_Holders, str], Floats] = Memo(lambda key: self._load(*key))
 
     def seconds(self, assignment: DeviceAssignment, groups: str, cuts: Sequence[Sequence[Layers]]) -> Floats:
         """For all combinations of `cuts`, those of the last pipeline varying fastest; sharding `groups` all or machine.
@@ -61,27 +62,26 @@ class SyncBound:
         loads = []
         for state in met.tolist():
             at = np.unravel_index(state, sizes)
-            loads.append(self._load(tuple(placement[s] for placement, s in zip(assignment, at, strict=True)), groups))
+            loads.append(
+                self._loads[tuple(sorted(placement[s] for placement, s in zip(assignment, at, strict=True))), groups]
+            )
         found: Floats = (amounts @ np.stack(loads)).max(axis=1, initial=0.0)
         return found
 
     def _load(self, holders: _Holders, groups: str) -> Floats:
         """Seconds that the rings of a parameter, in all slices, need each resource inside and between groups."""
-        key = (tuple(sorted(holders)), groups)
-        found = self._loads.get(key)
-        if found is None:
-            labeled = self._device_classes.labeled(tuple((stage,) for stage in holders))
-            pipelines = tuple(
-                Pipeline((Stage(held_by(tuple(Replica(group, 1) for group in replicas)), ((0, 1),)),), 1, len(replicas))
-                for (replicas,) in labeled
-            )
-            workload = self._problem.workload
-            gradient, weight = workload.stored_gradient_bytes, workload.element_bytes
-            rings = self._one_layer.rings(Plan(pipelines, sharding=Sharding(1, groups)))
-            within = min(2 * gradient, gradient + weight) * self._passed(rings.within.groups)
-            between = 2 * gradient * self._passed(rings.between.groups)
-            found = self._loads[key] = np.concatenate([within, between]) / self._whole
-        return found
+        labeled = self._device_classes.labeled(tuple((stage,) for stage in holders))
+        pipelines = tuple(
+            Pipeline((Stage(held_by(tuple(Replica(group, 1) for group in replicas)), ((0, 1),)),), 1, len(replicas))
+            for (replicas,) in labeled
+        )
+        workload = self._problem.workload
+        gradient, weight = workload.stored_gradient_bytes, workload.element_bytes
+        rings = self._one_layer.rings(Plan(pipelines, sharding=Sharding(1, groups)))
+        within = min(2 * gradient, gradient + weight) * self._passed(rings.within.groups)
+        between = 2 * gradient * self._passed(rings.between.groups)
+        load: Floats = np.concatenate([within, between]) / self._whole
+        return load
 
     def _passed(self, groups: ParameterHolders) -> Floats:
         """Seconds that a byte of every parameter, passed once around its ring, needs each resource of the network."""

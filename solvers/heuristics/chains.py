@@ -13,6 +13,7 @@ from functools import cache
 import numpy as np
 
 from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.memo import Memo
 from hexiopt.plan.token_layout import Ints
 from hexiopt.schedules.in_flight import holding
 from hexiopt.solving import Pricer
@@ -56,8 +57,12 @@ class ChainBuilder:
         problem = pricer.problem
         self._layers, self._space = problem.model.num_layers, problem.space
         self._kinds = [machine.kind for machine in problem.cluster.machines]
-        self._chains: dict[tuple[Sequence[_Block], ChainTerms], tuple[Degrees, ...]] = {}
-        self._stages: dict[tuple[LayerSplitter, Hashable, ChainTerms, int], _Stages] = {}
+        self._chains: Memo[tuple[tuple[_Block, ...], ChainTerms], list[Degrees]] = Memo(
+            lambda key: self._ways(*key), _KEPT
+        )
+        self._stages: Memo[tuple[LayerSplitter, Hashable, ChainTerms, int], _Stages] = Memo(
+            lambda key: self._make_stages(*key)
+        )
 
     def chain(
         self,
@@ -72,12 +77,7 @@ class ChainBuilder:
         `rank` 0 is the way that seems best, 1 the next, as far as there are others.
         """
         units = self._units(machines, devices, width)
-        key = tuple(self._blocks(units, width, terms)), terms
-        ways = self._chains.get(key)
-        if ways is None:
-            if len(self._chains) > _KEPT:
-                self._chains.clear()
-            ways = self._chains[key] = tuple(self._ways(*key))
+        ways = self._chains[tuple(self._blocks(units, width, terms)), terms]
         if not ways:
             return None
         stages: list[tuple[DeviceGroup, ...]] = []
@@ -161,26 +161,26 @@ class ChainBuilder:
 
     def _stages_of(self, splitter: LayerSplitter, tp_group: Hashable, terms: ChainTerms, most: int) -> "_Stages":
         batches = terms.batches if terms.holds_all else min(terms.batches, most)
-        key = splitter, tp_group, replace(terms, batches=batches), most
-        found = self._stages.get(key)
-        if found is None:
-            tp_groups = frozenset((tp_group,))
-            times = [
-                [
-                    splitter.options(
-                        tp_groups,
-                        first,
-                        after == 0,
-                        terms.size,
-                        holding(batches if terms.holds_all else min(batches, after + 1)),
-                        terms.shards,
-                    ).times
-                    for first in (False, True)
-                ]
-                for after in range(most)
+        return self._stages[splitter, tp_group, replace(terms, batches=batches), most]
+
+    @staticmethod
+    def _make_stages(splitter: LayerSplitter, tp_group: Hashable, terms: ChainTerms, most: int) -> "_Stages":
+        tp_groups = frozenset((tp_group,))
+        times = [
+            [
+                splitter.options(
+                    tp_groups,
+                    first,
+                    after == 0,
+                    terms.size,
+                    holding(terms.batches if terms.holds_all else min(terms.batches, after + 1)),
+                    terms.shards,
+                ).times
+                for first in (False, True)
             ]
-            found = self._stages[key] = _Stages(times)
-        return found
+            for after in range(most)
+        ]
+        return _Stages(times)
 
 
 class _Stages:

@@ -11,6 +11,7 @@ from hexiopt.cost.executors.links import LinkTable
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.model import PlanPricer
+from hexiopt.memo import Memo
 from hexiopt.plan.plan import SequenceLayout
 from hexiopt.plan.token_layout import Floats
 from solvers.completion.allocation import proportional
@@ -101,17 +102,19 @@ class LayoutEvaluator:
         self._model, self._problem, self._freedoms = model, model.problem, freedoms
         self._rates = RateTable(model)
         self._wires = LinkTable(model.problem.cluster)
-        self._stages: dict[tuple[SequenceLayout, int, int], SequenceStage] = {}
-        self._allocations: dict[LayoutRecipe, TokenAllocation] = {}
+        self._stages: Memo[tuple[SequenceLayout, int, int], SequenceStage] = Memo(
+            lambda key: self._stage(*key), _KEPT_STAGES
+        )
+        self._allocations = Memo(self._allocate, _KEPT)
 
     def evaluate(self, recipe: LayoutRecipe, size: int, need: StageNeeds) -> tuple[EvaluatedLayout, bool]:
         """The layout of a recipe, brought within memory if that goes, and whether it is not the recipe's own: changed
         for memory, or too large for it."""
-        made = self._allocation_of(recipe)
+        made = self._allocations[recipe]
         policies = (recipe.policy,) * need.num_layers
         for repairs in range(_REPAIRS + 1):
             layout = made.layout()
-            stage = self._stage(layout, size, need.sharers)
+            stage = self._stages[layout, size, need.sharers]
             parts = stage.memory.stage((policies,), need.first, need.last, (need.held,), need.shards)
             totals, limits = parts.sum(axis=0), stage.limit_bytes
             excess = float((totals - limits).max())
@@ -150,25 +153,10 @@ class LayoutEvaluator:
         )
 
     def _stage(self, layout: SequenceLayout, size: int, sharers: int) -> SequenceStage:
-        key = (layout, size, sharers)
-        found = self._stages.get(key)
-        if found is None:
-            if len(self._stages) >= _KEPT_STAGES:
-                self._stages.clear()
-            network, own = self._problem.cluster.network, list(layout.devices)
-            used = np.concatenate([network.transmitters[own], network.receivers[own]]).tolist()
-            contention = dict.fromkeys(used, sharers) if sharers > 1 else None
-            found = SequenceStage(self._problem, self._model.framework, layout, size, contention, self._wires)
-            self._stages[key] = found
-        return found
-
-    def _allocation_of(self, recipe: LayoutRecipe) -> TokenAllocation:
-        found = self._allocations.get(recipe)
-        if found is None:
-            if len(self._allocations) >= _KEPT:
-                self._allocations.clear()
-            found = self._allocations[recipe] = self._allocate(recipe)
-        return found
+        network, own = self._problem.cluster.network, list(layout.devices)
+        used = np.concatenate([network.transmitters[own], network.receivers[own]]).tolist()
+        contention = dict.fromkeys(used, sharers) if sharers > 1 else None
+        return SequenceStage(self._problem, self._model.framework, layout, size, contention, self._wires)
 
     def _allocate(self, recipe: LayoutRecipe) -> TokenAllocation:
         workload, spec, groups = self._problem.workload, self._problem.model, recipe.groups

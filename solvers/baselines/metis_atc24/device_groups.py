@@ -6,6 +6,7 @@ A group is a power of two of ranks. With a TP degree, the same for all its repli
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
 from solvers.baselines._estimates import GridEstimates, around
+from solvers.completion.allocation import earliest_finish
 from solvers.core.partition import DeviceGroup
 
 _MAX_STAGES = 40
@@ -68,18 +70,6 @@ class StageGroup:
             starts = [(self.first_rank + i * self.tp, n) for i, n in zip(members, counts, strict=True) if n]
             found.append(tuple(sorted((self.ranks[a : a + self.tp], n) for a, n in starts)))
         return found
-
-
-def shared_out(times: Sequence[Sequence[float]], samples: int) -> list[int]:
-    """Samples per replica that minimise the time of the slowest: each goes to the replica that would finish it first.
-
-    Replica r takes `times[r][n-1]` for n samples. This is optimal, because times rise with samples.
-    """
-    counts = [0] * len(times)
-    for _ in range(samples):
-        r = min(range(len(times)), key=lambda r: (times[r][counts[r]], r))
-        counts[r] += 1
-    return counts
 
 
 class RankedDevices:
@@ -192,18 +182,18 @@ class RankedDevices:
     def _timed(
         self, tp_groups: tuple[Any, ...], tp: int, ring_s: float, first: bool, last: bool, batching: MetisBatching
     ) -> Any:
-        """For each lane its replicas and their samples; seconds of a layer and the ends; the most layers that fit."""
+        """The replicas of each pipeline and their samples, stage times, and the most layers that fit."""
         size, policy = batching.lane_size, batching.policy
         pipelines = _dealt(tp_groups, batching.pipelines)
         samples: Samples = []
         for members in pipelines:
-            times = [[self._layer_s(tp_groups[i], n, policy) for n in range(1, size + 1)] for i in members]
-            samples.append((members, shared_out(times, size)))
+            finish_s = [partial(self._layer_s, policy, tp_groups[i]) for i in members]
+            samples.append((members, earliest_finish(finish_s, size, least=0)))
         used = {(tp_groups[i], n) for members, counts in samples for i, n in zip(members, counts, strict=True) if n}
         copies = sum(n > 0 for _, counts in samples for n in counts)
-        layer_s = max(self._layer_s(tp_group, n, policy) for tp_group, n in used)
+        layer_s = max(self._layer_s(policy, tp_group, n) for tp_group, n in used)
         ends_s = max(
-            self._stage_s(tp_group, 1, first, last, n, policy) - self._layer_s(tp_group, n, policy)
+            self._stage_s(tp_group, 1, first, last, n, policy) - self._layer_s(policy, tp_group, n)
             for tp_group, n in used
         )
         model = self.problem.model
@@ -226,7 +216,7 @@ class RankedDevices:
 
         return samples, layer_s, ends_s, np.array([0, *_falling(max_layers, 1, self.max_stages)])
 
-    def _layer_s(self, tp_group: Any, size: int, policy: str) -> float:
+    def _layer_s(self, policy: str, tp_group: Any, size: int) -> float:
         return self._stage_s(tp_group, 1, False, False, size, policy)
 
     def _stage_s(self, tp_group: Any, num_layers: int, first: bool, last: bool, size: int, policy: str) -> float:

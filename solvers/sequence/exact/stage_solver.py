@@ -11,6 +11,7 @@ from functools import partial
 
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding
 from hexiopt.cost.model import PlanPricer
+from hexiopt.memo import Memo
 from hexiopt.plan.plan import SequenceLayout
 from solvers.sequence.exact.layout_skeletons import LayoutSkeleton, alignments, group_orders
 from solvers.sequence.exact.quanta_grid import QuantaGrid
@@ -69,12 +70,12 @@ class StageSolver:
         self._model, self._problem, self._resolution = model, model.problem, resolution
         self._signatures = Signatures(model.problem)
         self._go_on, self._step, self._left_s = should_continue, step, left_s
-        self._grids: dict[int, tuple[QuantaGrid, SkeletonBounds]] = {}
+        self._tables = Memo(self._make_tables)
         self._skeletons: dict[tuple[object, ...], list[tuple[float, LayoutSkeleton]]] = {}
 
     def lower_bound_s(self, devices: Sequence[int], size: int) -> float:
         """Seconds that every stage on `devices` takes, quickly."""
-        return self._tables(size)[1].of_devices(devices)
+        return self._tables[size][1].of_devices(devices)
 
     def good(self, devices: tuple[int, ...], work: StageWork) -> BestStage:
         """A stage on all of `devices`, if a plain one fits, and no bound."""
@@ -105,19 +106,16 @@ class StageSolver:
 
     # ---------------------------------------------------------------- frames
 
-    def _tables(self, size: int) -> tuple[QuantaGrid, SkeletonBounds]:
-        found = self._grids.get(size)
-        if found is None:
-            grid = QuantaGrid(self._problem, self._model.framework, self._resolution, size)
-            found = self._grids[size] = grid, SkeletonBounds(grid)
-        return found
+    def _make_tables(self, size: int) -> tuple[QuantaGrid, SkeletonBounds]:
+        grid = QuantaGrid(self._problem, self._model.framework, self._resolution, size)
+        return grid, SkeletonBounds(grid)
 
     def _ranked(self, devices: tuple[int, ...], work: StageWork) -> list[tuple[float, LayoutSkeleton]]:
         """All frames by their floors, under the first policy, which repeats least."""
         key = (devices, work.size, work.policies[0])
         found = self._skeletons.get(key)
         if found is None:
-            grid, lower_bounds = self._tables(work.size)
+            grid, lower_bounds = self._tables[work.size]
             rows = []
             for groups in group_orders(self._signatures, devices, self._problem.model.num_heads):
                 # In a single group order says nothing; quanta of an odd number of tokens have no equal halves.
@@ -174,7 +172,7 @@ class StageSolver:
         best: BestStage | None = None
         for policy in work.policies:
             skeleton = replace(plain, policy=policy)
-            if self._tables(work.size)[1].of_skeleton(skeleton) < limit_s:
+            if self._tables[work.size][1].of_skeleton(skeleton) < limit_s:
                 better, done = self._solved(skeleton, work, limit_s)
                 if better is not None:
                     best, limit_s = better, better.seconds
@@ -248,7 +246,7 @@ class StageSolver:
         memory: bool = True,
     ) -> SkeletonProgram:
         return SkeletonProgram(
-            self._tables(work.size)[0], skeleton, self._need(skeleton, work), limit_s, heads, memory=memory
+            self._tables[work.size][0], skeleton, self._need(skeleton, work), limit_s, heads, memory=memory
         )
 
     # ---------------------------------------------------------------- prices
