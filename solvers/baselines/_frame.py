@@ -9,12 +9,12 @@ import math
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
-from hexiopt.solving import Capabilities
+from hexiopt.solving import MAX_TIME_LIMIT_S, Capabilities
 from solvers.baselines._published_space import PublishedSpace
 from solvers.core.search import Search
 from solvers.frame.solver import SearchSolver
@@ -112,12 +112,21 @@ class Baseline(SearchSolver):
         return CandidatePricing(run, self.limits.max_without_improvement)
 
     def search(self, run: Search, rng: random.Random) -> None:
-        """Price candidates in the order of their estimates; each plan priced is a step. May raise InputError."""
-        pricing = self.pricing(run)
+        """Price candidates in the order of their estimates; each plan priced is a step. May raise InputError.
+
+        Where steps are counted, the time limit ends only the pricing, and that only once there is a plan: enumeration
+        takes no steps, and on a busy machine it could use up the time and leave none for pricing.
+        """
+        pricing, budget = self.pricing(run), run.budget
+        if budget.max_steps is not None:
+            run.budget = replace(budget, time_limit_s=MAX_TIME_LIMIT_S)
         for candidate in ranked(self, run):
+            if run.plan is not None:
+                run.budget = budget
             if pricing.ended or not run.should_continue():
                 break
             pricing.price(candidate)
+        run.budget = budget
         run.reason = pricing.finish()
 
 
