@@ -274,8 +274,8 @@ def one_f_one_b_s(stage_s: Sequence[float], message_s: Sequence[float], num_micr
 
     `message_s` holds both directions of each boundary together.
     """
-    beat = largest_cycle_mean_s(stage_s, message_s) if num_micro_batches > 1 else 0.0
-    return sum(stage_s) + sum(message_s) + (num_micro_batches - 1) * beat
+    period_s = largest_cycle_mean_s(stage_s, message_s) if num_micro_batches > 1 else 0.0
+    return sum(stage_s) + sum(message_s) + (num_micro_batches - 1) * period_s
 
 
 def synced_s(

@@ -291,8 +291,8 @@ class _PipelineTimes:
         stage_s = self.stages_s(layers)
         if self.chunks == 1:
             return one_f_one_b_s(stage_s, self.message_s, self.num_micro_batches)
-        beat = max(*stage_s, self.chunks * max(self.message_s) / 2)
-        return self.num_micro_batches * beat + (sum(stage_s) - max(stage_s)) / self.chunks + sum(self.message_s)
+        period_s = max(*stage_s, self.chunks * max(self.message_s) / 2)
+        return self.num_micro_batches * period_s + (sum(stage_s) - max(stage_s)) / self.chunks + sum(self.message_s)
 
 
 def _best_splits(

@@ -1,7 +1,7 @@
-"""How many micro-batches each pipeline takes, so that the longest pipeline is as short as possible.
+"""How many micro-batches each pipeline takes, so that the slowest pipeline is as fast as possible.
 
-A pipeline of m micro-batches takes about fill + m · beat. The least T with Σ size · ⌊(T − fill) / beat⌋ ≥ batch is
-found by bisection; what is too much is taken back where it saves most.
+A pipeline of m micro-batches takes about fill + m · period. The least T with Σ size · ⌊(T − fill) / period⌋ ≥ batch is
+found by bisection; the surplus is removed where that saves most time.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ def split_batch(
     even: bool = False,
     multiples: Sequence[int] = (),
 ) -> list[int] | None:
-    """Micro-batches per pipeline (each at least 1), Σ size · count = global_batch; None where that is impossible.
+    """Micro-batches per pipeline (each at least 1) with Σ size · count = global_batch; None where that is impossible.
 
-    `even`: equally many sequences for all, within one micro-batch. `multiples`: of what each count is a multiple.
+    `even`: all pipelines get equally many sequences, up to one micro-batch. `multiples`: the divisor of each count.
     """
     if any(n > 1 for n in multiples):
         units = split_batch(
@@ -51,7 +51,7 @@ def split_batch(
 def _trim(
     counts: list[int], fill_s: Sequence[float], period: Sequence[float], sizes: Sequence[int], global_batch: int
 ) -> list[int] | None:
-    """Take back what is beyond the global batch, the latest pipelines first; exact where sizes allow it."""
+    """Remove the surplus over the global batch from the pipelines that finish last; None where sizes do not add up."""
     surplus = sum(s * c for s, c in zip(sizes, counts, strict=True)) - global_batch
     while surplus > 0:
         fitting = [k for k, c in enumerate(counts) if c > 1 and sizes[k] <= surplus]

@@ -1,4 +1,4 @@
-"""Completes what a search moves into plans."""
+"""Completes partitions into plans."""
 
 import math
 from collections.abc import Sequence
@@ -27,8 +27,10 @@ class CompletedPlan:
 
 
 class PlanCompleter:
-    """Completes partitions into plans: layers, recompute, micro-batches per pipeline; knows the problem and what prices
-    its plans, not the search. Keeps what it computed."""
+    """Completes partitions into plans: layers, recompute policies, and micro-batches per pipeline.
+
+    It knows the problem and the pricer, not the search, and caches what it computes.
+    """
 
     def __init__(self, pricer: Pricer, *, replicates: bool = True) -> None:
         """`replicates`: whether stages may have replicas, where the plan space has them and the pricer knows them."""
@@ -43,15 +45,17 @@ class PlanCompleter:
         self.replicates = replicates and space.replicas and isinstance(pricer, PlanPricer)
 
     def splitter(self, policy: str) -> LayerSplitter:
-        """Whoever gives layers to stages where one has `policy`."""
+        """The splitter whose set of recompute policies includes `policy`."""
         return next(own for own in self.splitters if policy in own.policies)
 
     def allowed(self, partition: Partition) -> bool:
-        """Whether the structure obeys the switches and constraints of the plan space."""
+        """Whether the partition respects the switches and constraints of the plan space."""
         return self.distance(partition) == 0
 
     def distance(self, partition: Partition) -> int:
-        """How far the structure is from obeying the switches and constraints of the plan space; 0 if it does."""
+        """A measure of how far the partition violates the switches and constraints of the plan space; 0 if it does
+        not.
+        """
         space, pipeline_groups = self.problem.space, partition.pipeline_groups
         pipelines, most = partition.num_pipelines, self.problem.workload.global_batch
         far = max(0, pipelines - most) + (not pipeline_groups)
@@ -80,7 +84,7 @@ class PlanCompleter:
         return far
 
     def complete(self, partition: Partition) -> CompletedPlan | DoesNotFit:
-        """The completion of `partition` that is estimated best over the sets of recompute policies."""
+        """The completion of `partition` with the least estimate over the sets of recompute policies."""
         found = [self._complete(partition, splitter) for splitter in self.splitters]
         fitting = [one for one in found if not isinstance(one, DoesNotFit)]
         if fitting:
@@ -88,13 +92,14 @@ class PlanCompleter:
         return DoesNotFit(min(one.missing for one in found if isinstance(one, DoesNotFit)))
 
     def price(self, completed: CompletedPlan, limit_s: float = math.inf) -> PricedPlan | None:
-        """The plan and its cost; None, without the whole price, where it certainly exceeds `limit_s`."""
+        """The plan and its cost; None, without a full price, where it certainly exceeds `limit_s`."""
         return price_plan(self.pricer, completed.plan, limit_s)
 
     def rate(self, partition: Partition, shards: StateSharding) -> float:
         """Estimated sequences per second of `partition` alone, states spread as `shards`; 0 where it does not fit.
 
-        With the best set of recompute policies. Of a wide bundle, first, middle and last pipeline stand for all.
+        Uses the best set of recompute policies. In a wide pipeline group the first, middle and last pipeline stand for
+        all.
         """
         expected = max(1, self.problem.workload.global_batch // max(partition.num_pipelines, int(shards.num_devices)))
         thin = partition.with_pipeline_groups(map(_thinned, partition.pipeline_groups))
@@ -127,9 +132,10 @@ class PlanCompleter:
         sequences: float,
         chunks: int = 1,
     ) -> float:
-        """Estimated seconds in which one pipeline of stages `groups` processes `sequences`; infinite if none fits.
+        """Estimated seconds in which one pipeline with stages `groups` processes `sequences`; infinite where it does
+        not fit.
 
-        With the best set of recompute policies.
+        Uses the best set of recompute policies.
         """
         pipeline_group = PipelineGroup(tuple((group,) for group in groups), size)
         alone = Partition((pipeline_group,), schedule, shards.stage, chunks)
@@ -175,7 +181,7 @@ class PlanCompleter:
         return CompletedPlan(Plan(pipelines, schedule, Sharding(partition.sharding, partition.groups)), longest)
 
     def _shards(self, partition: Partition) -> StateSharding:
-        """How states are spread, at least."""
+        """How states are sharded, at the least number of holders."""
         if partition.groups == "all":
             return StateSharding(partition.sharding, partition.num_pipelines)
         stages_of_groups = (
@@ -186,7 +192,7 @@ class PlanCompleter:
     def _terms(
         self, pipeline_group: PipelineGroup, partition: Partition, shards: StateSharding, expected: float
     ) -> SplitInput:
-        """On which a bundle gets its layers, where each pipeline processes `expected` sequences."""
+        """What the layer split of a pipeline group depends on, if each pipeline processes `expected` sequences."""
         schedule, p = partition.schedule, len(pipeline_group.stages)
         chunks = self._timer.chunks(pipeline_group, partition)
         batches = max(1, int(expected // pipeline_group.micro_batch_size))
@@ -195,7 +201,7 @@ class PlanCompleter:
 
 
 def _thinned(pipeline_group: PipelineGroup) -> PipelineGroup:
-    """Of a wide bundle, the first, the middle and the last pipeline."""
+    """The first, the middle and the last pipeline of a wide pipeline group."""
     width = pipeline_group.width
     if width <= 3:
         return pipeline_group

@@ -1,8 +1,9 @@
-"""Layers and recompute policies for stages in a given order: the slowest stage as fast as memory allows.
+"""Layers and recompute policies for stages in a given order: the slowest stage is as fast as memory allows.
 
-Per stage, t(n) is the least time of n layers over the policies whose memory fits, and over two policies, the leaner for
-as few layers as memory asks for, where every layer may have its own; it never falls with n, so the
-smallest bottleneck T with Σ max{n : t(n) ≤ T} ≥ L is exact, and is found by bisection over the times themselves.
+For each stage, t(n) is the least time of n layers over the recompute policies that fit. Where every layer may have its
+own policy, it also covers pairs of policies, with as few layers as memory requires under the one that needs less
+memory. t never decreases with n, so the smallest bottleneck T with Σ max{n : t(n) ≤ T} ≥ L is exact; bisection over the
+times themselves finds it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,11 +20,11 @@ from hexiopt.schedules.schedule import Schedule, StagePosition
 from hexiopt.solving import Pricer
 from solvers.completion.allocation import even, least_bottleneck
 
-StageLayers = tuple[int, Recompute]  # of a stage: layers, and what they recompute
+StageLayers = tuple[int, Recompute]  # of a stage: its number of layers, and their recompute policies
 
 
 class ReplicaShare(NamedTuple):
-    """One replica's part of a stage: a site and the samples of each micro-batch that come to it."""
+    """One replica of a stage: a TP group, and the samples of each micro-batch that it processes."""
 
     tp_group: Any
     samples: int
@@ -31,17 +32,21 @@ class ReplicaShare(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StageOptions:
-    """What a stage can do: `times[n-1]` is the least time of n layers, `recompute[n-1]` the policies that give it."""
+    """The options of a stage: `times[n-1]` is the least time of n layers, `recompute[n-1]` the policies that achieve
+    it.
+    """
 
     times: list[float]
     recompute: list[Recompute]
 
 
 class LayerSplitter:
-    """Splits a model's layers over stages. Keeps what it has computed; one for a search."""
+    """Splits a model's layers over stages, and caches what it computes; one for a search."""
 
     def __init__(self, pricer: Pricer, policies: tuple[str, ...], even: bool, per_layer: bool = False) -> None:
-        """`even`: as many layers everywhere. `per_layer`: a stage may have two policies, as our cost model prices."""
+        """`even`: all stages get equally many layers. `per_layer`: a stage may mix two policies, which only our cost
+        model prices.
+        """
         self.policies = policies
         self._pricer, self._even = pricer, even
         self._model = pricer if per_layer and isinstance(pricer, PlanPricer) else None
@@ -63,9 +68,9 @@ class LayerSplitter:
         held: InFlight,
         shards: StateSharding,
     ) -> StageOptions:
-        """The options of a stage that must hold on every one of `tp_groups` (the slowest and fullest decide).
+        """The options of a stage that must work on every one of `tp_groups` (the slowest and the fullest decide).
 
-        A site gets whole micro-batches, unless it is a `ReplicaShare`.
+        A TP group gets whole micro-batches, unless it is given as a `ReplicaShare`.
         """
         return self._options[tp_groups, first, last, micro_batch_size, held, shards]
 
@@ -86,7 +91,7 @@ class LayerSplitter:
         ]
         times: list[float] = []
         recompute: list[Recompute] = []
-        # From the fastest policy to the leanest: each serves the lengths whose memory the ones before exceed.
+        # Fastest policy first: each one serves the numbers of layers that no faster one can fit.
         for layer_limit, (policy, seconds) in zip(layer_limits, tables, strict=True):
             more = seconds[len(times) : max(len(times), layer_limit)]
             times += more
@@ -129,7 +134,9 @@ class LayerSplitter:
         for n, *least in zip(counts, *each, strict=True):
             num_smaller = max(least)
             if num_smaller < n:
-                seconds = max(s + num_smaller * lean_s + (n - num_smaller) * rich_s for s, lean_s, rich_s in rates)
+                seconds = max(
+                    s + num_smaller * smaller_s + (n - num_smaller) * faster_s for s, smaller_s, faster_s in rates
+                )
                 if seconds < found.times[n - 1]:
                     found.times[n - 1], found.recompute[n - 1] = (
                         seconds,
@@ -139,7 +146,7 @@ class LayerSplitter:
     def _by_speed(
         self, tp_groups: frozenset[Any], first: bool, last: bool, micro_batch_size: int
     ) -> list[tuple[str, list[float]]]:
-        """Per policy, fastest first, the time of 1, 2, ... layers on the slowest of `tp_groups`."""
+        """For each policy, fastest first, the times of 1, 2, ... layers on the slowest of `tp_groups`."""
         shares = _shares(tp_groups, micro_batch_size)
         tables = [
             (
@@ -167,10 +174,10 @@ class LayerSplitter:
         chunks: int = 1,
         more_holders: tuple[int, ...] = (),
     ) -> tuple[StageLayers, ...] | int:
-        """Layers and policy per stage, or how many layers find no room.
+        """Layers and policies of each stage, or the number of layers that do not fit.
 
-        `added_s`: what a stage does beside layers. `chunks`: layer ranges a stage, of a layer at least.
-        `more_holders`: over how many devices more than `shards` says the states of a stage are spread.
+        `added_s`: seconds that each stage spends on other work. `chunks`: layer ranges per stage, of at least one layer
+        each. `more_holders`: for each stage, how many more devices share its states than `shards` says.
         """
         p = len(tp_groups)
         batches = min(num_micro_batches, schedule.saturates_at(p, chunks) or num_micro_batches)
@@ -217,7 +224,7 @@ class LayerSplitter:
         return tuple((n, o.recompute[n - 1]) for n, o in zip(counts, options, strict=True))
 
     def _even_counts(self, options: list[StageOptions]) -> list[int] | None:
-        """As many layers everywhere; the remainder goes where it costs least."""
+        """Equally many layers everywhere; the remainder goes to the stages where it costs least."""
         layers, p = self._num_layers, len(options)
         low, more = divmod(layers, p)
         able = sorted((s for s, o in enumerate(options) if len(o.times) > low), key=lambda s: options[s].times[low])
@@ -227,7 +234,7 @@ class LayerSplitter:
 
 
 def _shares(tp_groups: Iterable[Any], micro_batch_size: int) -> list[ReplicaShare]:
-    """Every site with its samples of a micro-batch."""
+    """All TP groups with their samples of a micro-batch."""
     return [
         tp_group if isinstance(tp_group, ReplicaShare) else ReplicaShare(tp_group, micro_batch_size)
         for tp_group in tp_groups

@@ -1,4 +1,4 @@
-"""Pipelines of a bundle with layers and recompute policies, on a network that the messages of all pipelines share."""
+"""The pipelines of a pipeline group with their layers and recompute policies, on a network shared by all messages."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _KEPT = 20_000  # pipeline groups remembered
 
 @dataclass(frozen=True, slots=True)
 class PipelineRate:
-    """m micro-batches take about fill + m · beat seconds."""
+    """m micro-batches take about fill + m · period seconds."""
 
     fill_s: float
     period_s: float
@@ -35,14 +35,14 @@ class PipelineRate:
 
     @classmethod
     def of(cls, schedule: Schedule, stage_s: Sequence[float], trip_s: Sequence[float], chunks: int) -> "PipelineRate":
-        """Of a pipeline whose stages and messages take so long, forward and backward together."""
+        """The rate of a pipeline from the seconds of its stages and messages, each forward and backward together."""
         period = schedule.cycle_s(stage_s, trip_s, chunks)
         fill = max(0.0, (sum(stage_s) - period) / chunks + sum(trip_s))
         return cls(fill, period, period > max(stage_s) * (1 + _EXACT))
 
 
 class PlacedReplica(NamedTuple):
-    """A replica of a stage: its TP group, the group's site, and its samples of a micro-batch."""
+    """A replica of a stage: its devices, their TP group as the pricer knows it, and its samples of a micro-batch."""
 
     group: DeviceGroup
     tp_group: Any
@@ -54,7 +54,7 @@ PlacedPipeline = tuple[tuple[PlacedReplica, ...], ...]  # of a pipeline, per sta
 
 @dataclass(frozen=True)
 class TimedPipeline:
-    """A pipeline of a row: the layers and policy of each stage, its layer ranges a stage, and its rhythm."""
+    """A placed pipeline with the layers and policies of each stage, its layer ranges per stage, and its rate."""
 
     placed: PlacedPipeline
     split: tuple[StageLayers, ...]
@@ -78,7 +78,7 @@ class TimedPipeline:
 
 @dataclass(frozen=True, slots=True)
 class SplitInput:
-    """On which a bundle gets its layers."""
+    """What the layer split of a pipeline group depends on."""
 
     schedule: Schedule
     chunks: int  # layer ranges a stage
@@ -89,7 +89,10 @@ class SplitInput:
 
 @dataclass(frozen=True, slots=True)
 class _Traffic:
-    """Pipelines of a bundle and their messages. Pipelines through the same places cost the same: one stands for all."""
+    """The pipelines of a pipeline group and their messages.
+
+    Pipelines placed on equivalent devices cost the same: one of them stands for all.
+    """
 
     placed_pipelines: tuple[PlacedPipeline, ...]
     tp_groups: tuple[frozenset[Any], ...]  # per stage, all that it must do well on, as `LayerSplitter.split` takes them
@@ -100,7 +103,7 @@ class _Traffic:
 
 
 class PipelineTimer:
-    """Makes pipelines of bundles. Keeps what it has computed; one for a search."""
+    """Splits and times the pipelines of pipeline groups, and caches what it computes; one for a search."""
 
     def __init__(self, pricer: Pricer) -> None:
         self._pricer = pricer
@@ -115,7 +118,7 @@ class PipelineTimer:
         ] = Memo(lambda key: self._make(*key), _KEPT)
 
     def trips_s(self, partition: Partition) -> list[RoundTrips]:
-        """Round trips of every bundle in seconds, while the messages of all of them share the network."""
+        """Seconds of the round trips in every pipeline group while the messages of all groups share the network."""
         each = [
             self._traffic[pipeline_group, self.chunks(pipeline_group, partition) > 1]
             for pipeline_group in partition.pipeline_groups
@@ -130,7 +133,7 @@ class PipelineTimer:
         return found
 
     def chunks(self, pipeline_group: PipelineGroup, partition: Partition) -> int:
-        """Layer ranges a stage of a bundle, as many as asked for or as it can have."""
+        """Layer ranges per stage of a pipeline group: as many as the partition asks for, or as many as possible."""
         if not partition.schedule.chunked:
             return 1
         return possible_chunks(partition.chunks, len(pipeline_group.stages), self._num_layers)
@@ -138,18 +141,19 @@ class PipelineTimer:
     def made(
         self, pipeline_group: PipelineGroup, terms: SplitInput, splitter: LayerSplitter, trips_s: RoundTrips
     ) -> list[TimedPipeline] | DoesNotFit:
-        """The bundle's pipelines."""
+        """The timed pipelines of the group; equal ones are computed once."""
         return self._made[pipeline_group, terms, splitter, trips_s]
 
     def _make(
         self, pipeline_group: PipelineGroup, terms: SplitInput, splitter: LayerSplitter, trips_s: RoundTrips
     ) -> list[TimedPipeline] | DoesNotFit:
-        """Where even the slowest stage waits for messages, layers are split once more, and the better split counts.
+        """The timed pipelines. Where even the slowest stage waits for messages, layers are split again, and the better
+        split wins.
 
-        A round trip between two stages may be dealt to them in any parts. With the parts that make it least, the
-        largest sum of a stage's compute and its parts is the beat: `largest_cycle_mean_s` says that any run of
-        stages has room for the round trips inside it, and then there are such parts (Hall's theorem). The second split
-        gives each half.
+        A round trip between two stages may be divided between them in any way. With the division that minimises it, the
+        largest sum of a stage's compute and its parts is the period: `largest_cycle_mean_s` says that any run of stages
+        has room for the round trips inside it, and then such a division exists (Hall's theorem). The second split gives
+        each neighbour half.
         """
         if pipeline_group.most_replicas > pipeline_group.micro_batch_size:
             return DoesNotFit(pipeline_group.most_replicas - pipeline_group.micro_batch_size)
@@ -181,7 +185,7 @@ class PipelineTimer:
         trips_s: RoundTrips,
         added_s: tuple[float, ...],
     ) -> list[TimedPipeline] | DoesNotFit:
-        """The pipelines with layers that balance the stages, where these also do `added_s`."""
+        """The pipelines with layers that balance the stages, where each stage also spends `added_s`."""
         traffic = self._traffic[pipeline_group, terms.chunks > 1]
         more: tuple[int, ...] = ()
         if (
@@ -211,7 +215,7 @@ class PipelineTimer:
         ]
 
     def _stage_s(self, placed: PlacedPipeline, split: tuple[StageLayers, ...]) -> list[float]:
-        """What each stage of a pipeline computes for a micro-batch."""
+        """Compute seconds of each stage for a micro-batch."""
         last = len(placed) - 1
         return [
             max(self._part_s(part, s == 0, s == last, *choice) for part in own)
@@ -257,18 +261,20 @@ class PipelineTimer:
         return _Traffic(placed_pipelines, tp_groups, examples, example_of, found, tuple(load.items()))
 
     def _places(self, placed: PlacedPipeline) -> Hashable:
-        """Equal for pipelines whose stages are as fast and send the same way; other pricers may tell devices apart."""
+        """A key, equal for pipelines with equally fast stages and equal routes; other pricers may distinguish all
+        devices.
+        """
         if self._model is None:
             return placed
         return tuple([tuple([(self._place(part.group), part.samples) for part in own]) for own in placed])
 
     def _place(self, group: DeviceGroup) -> Hashable:
-        """Equal for TP groups that are interchangeable."""
+        """A key, equal for interchangeable TP groups."""
         machine = self._machine_of[group[0]]
         return (machine, len(group)) if self._uniform[machine] else group
 
     def _alone_s(self, placed: PlacedPipeline) -> tuple[float, ...]:
-        """Round trips of a pipeline without replicas, no message in another's way."""
+        """Round trips of a pipeline without replicas, if messages do not compete for the network."""
         message_s = self._pricer.message_s
         return tuple(
             message_s(a.group, b.group, a.samples) + message_s(b.group, a.group, a.samples)
@@ -300,7 +306,7 @@ class PipelineTimer:
         )
 
     def _samples(self, stages_of_groups: Sequence[tuple[DeviceGroup, ...]], s: int, size: int) -> tuple[int, ...]:
-        """Samples for the replicas of stage s; an equal share of the layers stands for its own."""
+        """Samples of the replicas of stage s, as if the stage held an equal share of the layers."""
         last, policy = len(stages_of_groups) - 1, self._pricer.policies()[0]
         layers = max(1, self._num_layers // len(stages_of_groups))
 

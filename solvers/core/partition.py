@@ -1,10 +1,10 @@
-"""What a search moves: which devices form which stages; the rest of a plan follows from it
-(`completion/completer.py`).
+"""A search's decision variable: which devices form which stages of which pipelines.
 
-A *bundle* is a set of pipelines with the same stages: `stages[s][k]` is the TP group of its pipeline k in stage s.
-Bundles of one pipeline say anything a plan can say; wider ones keep pipelines aligned, so that their layers meet
-the same machines, and move as one. In a *replicated* bundle the TP groups are not pipelines beside each other but
-the replicas of the stages of one.
+Layers, micro-batches and recomputation follow from it (`completion/completer.py`). A *pipeline group* is a set of
+pipelines with the same stages: `stages[s][k]` is the TP group of pipeline k in stage s. Groups of one pipeline can
+express every plan; wider groups keep pipelines aligned, so that the same machines hold the same layers in all of them,
+and are changed as one. In a *replicated* pipeline group the TP groups of a stage are not separate pipelines but
+replicas of that stage of a single pipeline.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,9 +18,9 @@ DeviceGroup = tuple[int, ...]  # devices of a TP group
 
 @dataclass(frozen=True, slots=True)
 class PipelineGroup:
-    """Pipelines of equal stages, and their micro-batch size in sequences; or one pipeline of replicated stages.
+    """Pipelines with the same stages and one micro-batch size in sequences; or one pipeline of replicated stages.
 
-    `replicated`: each `stages[s]` has the replicas of one stage, as many as it likes, several somewhere.
+    If `replicated`, `stages[s]` lists the replicas of stage s; at least one stage has several.
     """
 
     stages: tuple[tuple[DeviceGroup, ...], ...]
@@ -29,12 +29,12 @@ class PipelineGroup:
 
     @classmethod
     def pipeline(cls, stages: Sequence[tuple[DeviceGroup, ...]], micro_batch_size: int) -> "PipelineGroup":
-        """One pipeline, of replicated stages where they have several groups."""
+        """One pipeline; its stages are replicated where one of them has several TP groups."""
         return cls(tuple(stages), micro_batch_size, any(len(stage_groups) > 1 for stage_groups in stages))
 
     @property
     def width(self) -> int:
-        """Pipelines of the bundle."""
+        """Pipelines of the pipeline group."""
         return 1 if self.replicated else len(self.stages[0])
 
     @property
@@ -43,7 +43,7 @@ class PipelineGroup:
         return max(map(len, self.stages)) if self.replicated else 1
 
     def with_stages(self, stages: Iterable[tuple[DeviceGroup, ...]]) -> "PipelineGroup":
-        """The bundle with other stages."""
+        """The pipeline group with other stages."""
         kept = tuple(stages)
         return (
             PipelineGroup.pipeline(kept, self.micro_batch_size)
@@ -54,7 +54,7 @@ class PipelineGroup:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Bundles, and what is chosen once for the plan."""
+    """Pipeline groups, and the choices common to the whole plan."""
 
     pipeline_groups: tuple[PipelineGroup, ...]
     schedule: Schedule
@@ -68,7 +68,7 @@ class Partition:
         return sum(pipeline_group.width for pipeline_group in self.pipeline_groups)
 
     def with_pipeline_groups(self, pipeline_groups: Iterable[PipelineGroup]) -> "Partition":
-        """The structure with other bundles."""
+        """The partition with other pipeline groups."""
         return replace(self, pipeline_groups=tuple(pipeline_groups))
 
     def devices(self) -> set[int]:
@@ -78,7 +78,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class DoesNotFit:
-    """A structure that no plan follows: so many layers (or sequences) found no place. False, where a plan is true."""
+    """A partition that cannot be completed: `missing` layers (or sequences) did not fit. False in a boolean context."""
 
     missing: int
 

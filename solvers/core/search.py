@@ -43,10 +43,10 @@ class Search:
         self.bound_s = lower_bound_s(self.pricer) if isinstance(self.pricer, PlanPricer) else 0.0
         self.plan: Plan | None = None
         self.cost: Cost | None = None
-        self.closest_to_fitting: tuple[Plan, Cost] | None = None  # the plan with the smallest excess of memory
+        self.closest_to_fitting: tuple[Plan, Cost] | None = None  # the plan that exceeds memory least
         self.steps = 0
         # What only the solver knows, for the one who says how the run ended (`frame/infeasible.py`):
-        self.exhausted = False  # it has looked at its whole space: its plan is the best, or there is none
+        self.exhausted = False  # the whole space was searched: the plan is optimal, or there is none
         self.restricted_bound: RestrictedBound | None = None
         self.reason = ""  # why it found no plan, where it knows better
         self.remedy: str | None = None  # what to try then, where it does not search the whole plan space
@@ -59,20 +59,23 @@ class Search:
     # ------------------------------------------------------------------------ searches inside
 
     def child(self) -> "Search":
-        """A search of its own for the same run: same clock, budget, seed, pricer and listener; it knows the best plan
-        so far."""
+        """A separate search for the same run: same clock, budget, seed, pricer and listener, starting from the best
+        plan so far.
+        """
         other = copy(self)
         other.steps, other.closest_to_fitting, other._trajectory, other.operators = 0, None, [], OperatorStatistics()
         return other
 
     def outcome(self) -> "SearchOutcome":
-        """What a search beside this one should know of it; picklable."""
+        """What another search for the same run needs to know of this one; picklable."""
         return SearchOutcome(
             self.plan, self.cost, self.steps, self.closest_to_fitting, self.trajectory, self.operators.counts()
         )
 
     def absorb(self, outcome: "SearchOutcome") -> None:
-        """Take over what another search for the same run found; of two plans that do not fit, the nearer one."""
+        """Merge the outcome of another search for the same run; of plans that do not fit, keep the one closest to
+        fitting.
+        """
         self.steps += outcome.steps
         self.operators.add(outcome.operators)
         if outcome.plan is not None:
@@ -105,8 +108,10 @@ class Search:
         return self._stopped
 
     def should_continue(self, until: float = 1.0) -> bool:
-        """Whether the fraction `until` of the budget is not spent (of the steps where these are limited, else of the
-        time), the time limit is not reached, and nobody has stopped the search."""
+        """True while less than the fraction `until` of the budget is spent and no listener has asked to stop.
+
+        The budget is counted in steps where these are limited, else in time; the time limit always ends the search.
+        """
         now_s, most = self.runtime_s, self.budget.max_steps
         if self.on_progress is not None and not self._stopped and now_s - self._told_s > _TELL_EVERY_S:
             self._told_s = now_s
@@ -139,7 +144,7 @@ class Search:
         return self.cost.step_time_s if self.cost else float("inf")
 
     def offer(self, plan: Plan, cost: Cost | None = None) -> Cost:
-        """Price `plan` and keep it if it is the best so far, or the nearest to fitting."""
+        """Price `plan`, and keep it if it is the best so far or, where it does not fit, the closest to fitting."""
         cost = cost or self.pricer.price(plan)
         if cost.fits and cost.step_time_s < self.best_s:
             self.plan, self.cost = plan, cost
@@ -158,7 +163,9 @@ class Search:
         return tuple(self._trajectory)
 
     def _merge_trajectory(self, points: Sequence[Point]) -> None:
-        """Take the improvements of a search beside this one into its trajectory, at the times when they were made."""
+        """Merge the improvements of a parallel search into the trajectory, ordered by the time at which they were
+        made.
+        """
         reached, merged = [0, 0], list[Point]()
         members = [(point, member) for member, own in enumerate((self._trajectory, points)) for point in own]
         for point, member in sorted(members, key=lambda item: item[0].runtime_s):
@@ -197,8 +204,9 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """What one search tells another: its best plan, its steps, the nearest plan that does not fit, its trajectory, and
-    what its operators brought."""
+    """What one search reports to another: its best plan, steps, the plan closest to fitting, trajectory and operator
+    counts.
+    """
 
     plan: Plan | None
     cost: Cost | None
@@ -210,7 +218,7 @@ class SearchOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """A part of a search's budget, from one fraction of it to another: true while it is not spent."""
+    """A part of a search's budget, between two fractions of it; true while it is not spent."""
 
     search: Search
     begin: float

@@ -1,6 +1,6 @@
-"""Which ZeRO stage and sharding groups a search gives a structure, and how little of its states they leave a device.
+"""The ZeRO stages and sharding groups of partitions, and the least number of holders among which states are spread.
 
-From ZeRO-2 on, all pipelines must be one aligned bundle.
+From ZeRO-2 on, all pipelines must form one pipeline group.
 """
 
 import random
@@ -18,7 +18,9 @@ _HYBRID = 0.25  # share of draws that shard inside machines only
 
 
 def without_idle_sharding(plan: Plan, problem: Problem) -> Plan:
-    """`plan` without sharding where every parameter has one holder, so that ZeRO would shard nothing: same price."""
+    """`plan` without sharding where every parameter has a single holder, so that ZeRO would shard nothing: equal
+    price.
+    """
     pipeline = plan.pipelines[0]
     alone = len(plan.pipelines) == 1 and all(len(stage.copies) == 1 for stage in pipeline.stages)
     twice = problem.model.tied_embeddings and len(pipeline.stages) > 1  # first and last stage hold the vocabulary
@@ -33,7 +35,7 @@ def requires_lockstep(problem: Problem) -> bool:
 
 
 def plain_stages(problem: Problem) -> tuple[int, ...]:
-    """The ZeRO stages that any structure may have; none where every plan must be in lockstep."""
+    """The ZeRO stages that any partition may have; none where every plan must be in lockstep."""
     return tuple(stage for stage in sharding_stages(problem.workload) if stage < LOCKSTEP)
 
 
@@ -43,7 +45,7 @@ def first_stage(problem: Problem) -> int:
 
 
 def draw_zero_stage(problem: Problem, rng: random.Random, *, aligned: bool) -> int:
-    """A ZeRO stage at random, from ZeRO-2 on only for an `aligned` structure or where nothing else is allowed."""
+    """A ZeRO stage at random, from ZeRO-2 on only for an `aligned` partition or where nothing else is allowed."""
     plain = plain_stages(problem)
     deep = [stage for stage in sharding_stages(problem.workload) if stage >= LOCKSTEP]
     if not plain or (aligned and deep and rng.random() < _DEEP):
@@ -62,15 +64,15 @@ def draw_sharding_groups(problem: Problem, rng: random.Random, stage: int) -> st
 
 
 def fewest_holders(stages: Iterable[Iterable[Sequence[int]]], machine_of: Sequence[int]) -> int:
-    """Of TP groups that hold the same layers (one slot), the fewest that share a machine, over all slots.
+    """The fewest TP groups with the same layers that share a machine, over all stages.
 
-    At least that many share states inside machines; more may where layers of several slots meet.
+    Inside a machine, states are spread over at least that many holders; over more where layers of several stages meet.
     """
     return min(min(Counter(machine_of[group[0]] for group in stage_groups).values()) for stage_groups in stages)
 
 
 def holders_of(plan: Plan, machine_of: Sequence[int]) -> int:
-    """Over how many holders, at least, the states of a plan are spread."""
+    """The least number of holders over which the states of a plan are spread."""
     if plan.sharding.groups == "all":
         return len(plan.pipelines)
     stages: dict[object, list[tuple[int, ...]]] = {}

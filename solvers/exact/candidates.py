@@ -1,8 +1,8 @@
-"""All pipelines of one line of TP groups that alone, on an otherwise idle cluster, take less than a limit.
+"""All pipelines on one placement of TP groups that take less than a limit when alone on an otherwise idle cluster.
 
-What a candidate takes is never more than it takes inside a plan: there it shares the network and waits for others, and
-its states are spread over no more holders. A stage recomputes as little as fits, in each of
-the ways to recompute more (`recompute_chains`).
+A candidate never takes longer alone than inside a plan, where it shares the network and waits for others, and where its
+states are spread over no more holders. A stage recomputes as little as fits, along each of the chains of increasing
+recomputation (`recompute_chains`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,9 @@ _SLACK = 1e-9  # of a limit, for rounding
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A pipeline, and when each of its replicas ends, alone, stage by stage: in seconds, at least or `exact`."""
+    """A pipeline, and when each of its replicas ends if it runs alone, stage by stage: seconds, `exact` or a lower
+    bound.
+    """
 
     pipeline: Pipeline
     ends_s: tuple[float, ...]
@@ -36,7 +38,7 @@ class Candidate:
 
 
 class Candidates:
-    """The candidates of all lines of a search. Keeps what it has computed."""
+    """The candidates of all placements in a search; caches what it computes."""
 
     def __init__(self, model: PlanPricer) -> None:
         self._model = model
@@ -46,7 +48,7 @@ class Candidates:
         self._seconds = ReplicaSeconds(model)
 
     def most_sequences(self, groups: PlacedDevices, limit_s: float, policy: str) -> int:
-        """The most sequences of the batch whose layers alone keep the devices busy less than `limit_s`."""
+        """The most sequences of the batch whose layers alone keep the devices busy for less than `limit_s`."""
         rate = sum(
             max(
                 size / sum(self._model.layer_s(self._model.tp_group(group), size, policy))
@@ -68,7 +70,7 @@ class Candidates:
         known = self._found.get(key)
         if known is None or known[0] < limit_s:
             made = list(self._make(groups, num_sequences, global_choices, limit_s))
-            if global_choices.schedule.chunked:  # with one range of layers, as 1F1B
+            if global_choices.schedule.chunked:  # with one layer range, as under 1F1B
                 made += self.of(groups, num_sequences, replace(global_choices, schedule=ONE_F_ONE_B), limit_s)
             known = self._found[key] = (limit_s, sorted(made, key=lambda one: max(one.ends_s)))
         if known[0] > limit_s:
@@ -76,7 +78,7 @@ class Candidates:
         return known[1]
 
     def exact(self, candidate: Candidate, global_choices: GlobalChoices) -> Candidate:
-        """The candidate with the ends that the cost model says."""
+        """The candidate with its exact ends, from the cost model."""
         if candidate.exact:
             return candidate
         cost = self._model.pipelines(Plan((candidate.pipeline,), global_choices.schedule))[0]
@@ -85,8 +87,8 @@ class Candidates:
     def _make(
         self, groups: PlacedDevices, num_sequences: int, global_choices: GlobalChoices, limit_s: float
     ) -> Iterator[Candidate]:
-        """The candidates in no order; interleaved, only those with several ranges of layers a stage."""
-        least = max(map(len, groups))  # every replica has a sample
+        """The candidates in any order; with an interleaved schedule, only those with several layer ranges per stage."""
+        least = max(map(len, groups))  # every replica needs a sample
         for size in self._sizes:
             count, left = divmod(num_sequences, size)
             if left or size < least:
@@ -101,7 +103,9 @@ class Candidates:
                     yield Candidate(Pipeline(stages, count, size), ends_s, False)
 
     def _layers(self, num_stages: int, num_micro_batches: int, several: bool) -> Iterator[Layers]:
-        """Every way to cut the model's layers into one range for each stage, or into several, equally many."""
+        """Every way to cut the model's layers into one range per stage or, with `several`, into several ranges, equally
+        many each.
+        """
         total, space = self._problem.model.num_layers, self._problem.space
         counts = range(1, 2)
         if several:
@@ -111,7 +115,7 @@ class Candidates:
             yield from layer_cuts(total, num_stages, chunks, not space.uneven_layers)
 
     def _always_fits(self, groups: PlacedDevices, num_sequences: int, global_choices: GlobalChoices) -> bool:
-        """Whether every stage fits anyhow: all layers, at the fastest policy, all sequences in flight, unsharded."""
+        """Whether every stage fits in any case: all layers, the fastest policy, all sequences in flight, unsharded."""
         total = self._problem.model.num_layers
         return all(
             self._model.memory_model(tp_group, size)
@@ -127,14 +131,14 @@ class Candidates:
 def leaner_stages(
     stages: Sequence[Stage], full: Sequence[bool], policies: tuple[str, ...], per_layer: bool
 ) -> Iterator[tuple[Stage, ...]]:
-    """`stages` where the `full` ones recompute a little more, in each of the ways to do so; none where one cannot."""
+    """`stages` in which the `full` ones recompute one step more, in every way; nothing where one of them cannot."""
     yield from product(
         *(_leaner(stage, policies, per_layer) if over else [stage] for stage, over in zip(stages, full, strict=True))
     )
 
 
 def _leaner(stage: Stage, policies: tuple[str, ...], per_layer: bool) -> list[Stage]:
-    """The stage with what follows in every chain that it is in."""
+    """The stage with the next policies in every chain that contains its own."""
     chains = recompute_chains(policies, stage.num_layers, per_layer)
     after = {b: None for chain in chains for a, b in pairwise(chain) if a == stage.recompute}
     return [replace(stage, recompute=recompute) for recompute in after]

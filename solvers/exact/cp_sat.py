@@ -1,17 +1,17 @@
-"""`cp_sat`: an exact CP-SAT model of the whole plan space, for small clusters proven to the end.
+"""`cp_sat`: an exact CP-SAT model of the whole plan space; small clusters are solved with proof.
 
-The model (`exact/packing.py`) asks which *lines* of TP groups make up a plan that takes less than T seconds. A line
-says which devices form which stage of one pipeline; the most sequences that it can process in T seconds are tabulated
-(`exact/placements.py`): over micro-batch sizes, layers, layer ranges, samples of replicas and recompute policies, with
-memory and messages. What is not linear comes lazily: lines are tightened when they are first chosen, and a choice of
-lines is completed to plans that share the network and synchronise gradients, priced by the cost model (`Enumeration`).
-Where all choices are refuted, no plan takes less than T.
+The model (`exact/packing.py`) asks which *placements* of TP groups make up a plan that takes less than T seconds. A
+placement says which devices form which stage of one pipeline. The most sequences that it can process in T seconds are
+tabulated (`exact/placements.py`) over micro-batch sizes, layers, layer ranges, samples of replicas and recompute
+policies, with memory and messages. What is not linear is treated lazily: placements are tightened when they are first
+chosen, and a choice of placements is completed to plans that share the network and synchronise gradients, priced by the
+cost model (`Enumeration`). If all choices are refuted, no plan takes less than T.
 
-T is the incumbent's step time less a hundredth, to prove that gap first, and then the incumbent's own. All numbers of
-the model are whole, and T is compared in floating point: the resolution is 1e-9 of a step time. Beyond a few devices
-or layers the portfolio's plan gets the lower bound of `hexiopt.bounds`, not the proof that it is the best.
+T is first the incumbent's step time less one percent, to prove that gap, and then the incumbent's step time. All
+numbers of the model are integers, and T is compared in floating point, with a resolution of 1e-9 of a step time. Beyond
+a few devices or layers, the portfolio's plan gets the lower bound of `hexiopt.bounds` instead of a proof of optimality.
 
-CP-SAT has one worker and counts its work, not the time; a second core takes half of the choices, but not where steps
+CP-SAT has one worker and counts its work rather than time. A second core takes half of the choices, except where steps
 are counted: the same seed and steps give the same plan.
 """
 
@@ -35,25 +35,25 @@ MOST_DEVICES = 6
 MOST_LAYERS = 8
 _WARM_SHARE = 0.1  # of the time limit, and half of the steps, for the portfolio's plan,
 _WARM_S = 5.0  # but no more than that;
-_WARM_SHARE_LARGE = 0.5  # of the time limit where no proof is to be expected
+_WARM_SHARE_LARGE = 0.5  # of the time limit where no proof can be expected
 _GAPS = (0.01, 0.0)  # proven one after the other
 _FAR = 0.9  # of the step time asked about: where a plan takes less, a proof from there is shorter
 _WORTH_A_PROCESS = 8  # choices
-_CHOICES = 20_000  # of one program, looked at before its columns are tightened again
+_CHOICES = 20_000  # of one model, examined before its columns are tightened again
 _FOREVER_S = 1e9  # no plan worth finding takes longer
 _EFFORT_S = 20.0  # most deterministic seconds of one program
 
 
 class CpSat(SearchSolver):
-    """The best plan, and how good it surely is. Steps: the portfolio's, plans priced, programs solved."""
+    """The best plan and a lower bound. Steps: the portfolio's, plans priced, and CP-SAT models solved."""
 
     name = "cp_sat"
     capabilities = Capabilities(kind="oracle", cores=2)
 
     def search(self, run: Search, rng: random.Random) -> None:
-        """The best plan found with its lower bound, or the proof that no plan fits.
+        """The best plan found and its lower bound, or the proof that no plan fits.
 
-        A pricer that is not our cost model gets the portfolio's plan, without a bound.
+        A pricer other than our cost model gets the portfolio's plan without a bound.
         """
         problem, budget = run.problem, run.budget
         ours = isinstance(run.pricer, PlanPricer)
@@ -73,7 +73,7 @@ class CpSat(SearchSolver):
 
 
 def _warm_start(run: Search, share: float) -> bool:
-    """Run the portfolio with a share of the budget; False where it was asked to stop."""
+    """Run the portfolio with a share of the budget; False if it was asked to stop."""
     whole = run.budget
     other = run.child()
     if whole.max_steps is None:
@@ -86,7 +86,7 @@ def _warm_start(run: Search, share: float) -> bool:
 
 
 class Proof:
-    """Looks through all choices of lines of one problem, for one step time after another."""
+    """Examines all choices of placements of one problem, for one step time after another."""
 
     def __init__(self, search: Search) -> None:
         assert isinstance(search.pricer, PlanPricer)
@@ -98,7 +98,7 @@ class Proof:
         self._examined: set[ColumnChoice] = set()
 
     def run(self) -> bool:
-        """Raise the search's bound as far as the budget lasts; True where nothing is left open."""
+        """Raise the search's bound as far as the budget allows; True if the proof is complete."""
         search = self._search
         for gap in _GAPS:
             limit_s = min(search.best_s, _FOREVER_S) * (1 - gap)
@@ -110,11 +110,11 @@ class Proof:
                     break
                 if not search.should_continue():
                     return False
-                limit_s = search.best_s * (1 - gap)  # begin again, far below
+                limit_s = search.best_s * (1 - gap)  # start over, far below
         return True
 
     def _refuted(self, family: PlanFamily, limit_s: float) -> bool:
-        """Whether every plan of a kind that takes less than `limit_s` was looked at."""
+        """Whether all plans of a family that take less than `limit_s` were examined."""
         columns = self._placements.columns(family, limit_s, self._search.should_continue)
         if columns is None:
             return False
@@ -135,7 +135,7 @@ class Proof:
         return False
 
     def _examine_in_parallel(self, choices: list[ColumnChoice], packing: Packing, limit_s: float) -> bool:
-        """Look at `choices`, on two cores where there are two; False where some are left."""
+        """Examine `choices`, on two cores where available; False if some are left."""
         counted = self._search.budget.max_steps is not None  # then the cores must not matter
         if counted or len(choices) < _WORTH_A_PROCESS or not has_second_core():
             return self._examine_in_turn(choices, packing, limit_s)
@@ -153,13 +153,15 @@ class Proof:
         return bool(found[0])
 
     def _examine_in_turn(self, choices: list[ColumnChoice], packing: Packing, limit_s: float) -> bool:
-        """Look at `choices` in turn; also ends where a plan is so much better that it is worth beginning again."""
+        """Examine `choices` in turn; also ends where a plan is so much better that starting over pays."""
         return all(
             self._examine(choice, packing, limit_s) and self._search.best_s >= limit_s * _FAR for choice in choices
         )
 
     def _examine(self, choice: ColumnChoice, packing: Packing, limit_s: float) -> bool:
-        """Complete a choice, unless its lines process too little after all; False where the budget is spent."""
+        """Complete a choice unless its placements turn out to process too few sequences; False once the budget is
+        spent.
+        """
         if choice in self._examined:
             return True
         for placement, _ in choice:

@@ -1,16 +1,16 @@
-"""`exhaustive`: all plans of the plan space, for a few devices and layers: the oracle of every other solver.
+"""`exhaustive`: all plans of the plan space for a few devices and layers; the oracle for every other solver.
 
-It arranges the devices in pipelines of stages of replicas in all ways, once for all names of equal devices
-(`assignments.py`), completes every pipeline in all ways (`candidates.py`), and prices all
-plans made of those. One rule makes it fast: a step never becomes shorter when something is added to its plan. So
+It enumerates all assignments of devices to pipelines of stages of replicas, one representative for equal devices
+(`assignments.py`), completes every pipeline in all ways (`candidates.py`), and prices all plans made of those. One rule
+makes it fast: adding something to a plan never shortens its step. Therefore
 
-- a stage's work alone bounds its pipeline, and a pipeline alone its plan;
-- so do all pipelines, each alone, and gradient sync after them (`sync_bounds.py`, `sync_tail.py`);
-- a stage recomputes as little as fits, for more adds work.
+- the work of a stage alone bounds its pipeline, and a pipeline alone bounds its plan;
+- all pipelines, each alone, followed by gradient sync, bound the plan too (`sync_bounds.py`);
+- a stage recomputes as little as fits, since more adds work.
 
-A plan is priced unless it is so bounded by the best one known; the most promising come first. A short
-`local_search` says at the start what a good step time is; its plan is not used, so that one outside of the plan space
-would be seen.
+A plan is priced unless such a bound exceeds the best step time known; the most promising come first. A short
+`local_search` first finds a good step time. Its plan is not used, so that a plan outside the plan space would be
+noticed.
 """
 
 import random
@@ -49,21 +49,22 @@ _SLACK = 1e-9  # of a step time, for rounding
 
 
 class Exhaustive(SearchSolver):
-    """Looks at every plan; a step is one plan priced."""
+    """Examines every plan; a step is one plan priced."""
 
     name = "exhaustive"
     capabilities = Capabilities(kind="oracle", pricers="cost_model", max_devices=MOST_DEVICES, max_layers=MOST_LAYERS)
 
     def search(self, run: Search, rng: random.Random) -> None:
-        """The best plan, proven where the budget lasts to the end."""
+        """The best plan, proven if the budget suffices."""
         run.exhausted = Enumeration(run).run()
 
 
 @dataclass(frozen=True)
 class SearchNode:
-    """The plans of an arrangement whose layers, schedule and sharding are chosen.
+    """The plans of an assignment with fixed layers, schedule and sharding.
 
-    Per pipeline `candidates`, and then `bounded` ones: with a bound of the step's time each, ascending.
+    For each pipeline its `candidates`, and later the `bounded` ones: (bound of the step time, index, candidate),
+    ascending.
     """
 
     assignment: DeviceAssignment
@@ -84,16 +85,16 @@ class Enumeration:
         self._batch = self.problem.workload.global_batch
         self._bar_s = float("inf")
         self._sync_bound = SyncBound(self.device_classes)
-        # Where links inside machines take no time, the order of a ring inside one does not matter.
+        # With infinitely fast links inside machines, the order of a ring inside a machine does not matter.
         self._loose_model = PlanPricer(_with_free_machines(self.problem))
 
     @property
     def limit_s(self) -> float:
-        """Plans that take at least so long need not be priced."""
+        """Plans that take at least this long need not be priced."""
         return min(self.search.best_s, self._bar_s)
 
     def run(self) -> bool:
-        """Offer all plans that may be the best; False where the budget ended before."""
+        """Offer all plans that may be the best; False if the budget runs out first."""
         start = self._start()
         assignments: tuple[list[DeviceAssignment], list[DeviceAssignment]] = ([], [])  # without replicas, and with
         for assignment in self.device_classes.assignments():
@@ -101,7 +102,7 @@ class Enumeration:
                 break
             assignments[any(len(stage) > 1 for placement in assignment for stage in placement)].append(assignment)
         bar_s = start.best_s * (1 + _SLACK)
-        # The fewer without replicas first: a good plan among them bounds the others.
+        # First those without replicas, which are fewer: a good plan among them bounds the others.
         if self.search.should_continue() and all(self.examine(part, bar_s) for part in assignments):
             assert self.search.plan is not None or start.plan is None, "a plan outside of the plan space"
             return True
@@ -120,8 +121,9 @@ class Enumeration:
         return other
 
     def examine(self, assignments: Iterable[DeviceAssignment], bar_s: float) -> bool:
-        """Offer all plans of `assignments` that may be the best and take less than `bar_s`; False where the budget
-        ended before. The most promising first: bound them better, then price them.
+        """Offer all plans of `assignments` that may be the best and take less than `bar_s`, the most promising first.
+
+        False if the budget runs out first. Nodes are bounded, then bounded more tightly, then their plans are priced.
         """
         self._bar_s = bar_s
         left: list[tuple[float, int, SearchNode]] = []
@@ -151,30 +153,30 @@ class Enumeration:
         return True
 
     def _global_choices(self, assignment: DeviceAssignment) -> Iterator[GlobalChoices]:
-        """Schedule, policies and ZeRO stage in all ways."""
+        """All combinations of schedule, policy set and ZeRO stage."""
         workload, policies = self.problem.workload, recompute_policies(self.problem.workload)
         sets = [policies] if self.problem.space.recompute_per_stage else [(policy,) for policy in policies]
         holders = _most_holders(assignment)
         stages = sharding_stages(workload)
-        # Where nothing has two holders, the lowest stage stands for all.
+        # Where no parameter has two holders, the lowest ZeRO stage stands for all.
         shares = holders > 1 or (self.problem.model.tied_embeddings and len(assignment[0]) > 1)
         for schedule, chosen, stage in product(schedules(workload), sets, stages if shares else stages[:1]):
             if stage < 2 or (schedule.lockstep and _in_lockstep(assignment)):
                 yield GlobalChoices(schedule, chosen, stage, holders if stage else 1)
 
     def _shardings(self, global_choices: GlobalChoices) -> list[Sharding]:
-        """Sharding groups in all ways that differ."""
+        """All sharding groups that differ."""
         differ = global_choices.holders > 1 and len(self.problem.usable_by_machine) > 1
         return [Sharding(global_choices.sharding, groups) for groups in (SHARDING_GROUPS if differ else ("all",))]
 
     def _cuts(self, assignment: DeviceAssignment) -> list[tuple[Layers, ...]]:
-        """Per pipeline, all ways to give its stages the layers."""
+        """For each pipeline, all ways to divide the layers among its stages."""
         space, layers = self.problem.space, self.problem.model.num_layers
         chunks = space.max_chunks if any(one.chunked for one in schedules(self.problem.workload)) else 1
         return [all_layer_cuts(layers, len(placement), chunks, not space.uneven_layers) for placement in assignment]
 
     def _sync_bounds_s(self, assignment: DeviceAssignment, cuts: Sequence[Sequence[Layers]]) -> dict[str, Floats]:
-        """By sharding groups, the least seconds of gradient sync for all combinations of `cuts`."""
+        """For each kind of sharding groups, the least seconds of gradient sync for all combinations of `cuts`."""
         if len(self.problem.usable_by_machine) > 1 and _most_holders(assignment) > 1:
             return {groups: self._sync_bound.seconds(assignment, groups, cuts) for groups in SHARDING_GROUPS}
         return dict.fromkeys(SHARDING_GROUPS, np.zeros(prod(map(len, cuts))))
@@ -186,10 +188,10 @@ class Enumeration:
         cuts: Sequence[Sequence[Layers]],
         sync_bounds_s: dict[str, Floats],
     ) -> Iterator[tuple[float, SearchNode]]:
-        """The plans of an arrangement that may be the best, divided by the layers of their stages, and their bounds.
+        """Nodes of the plans of an assignment that may be the best, by the layers of their stages, with bounds.
 
-        Each takes as long as the longest of its pipelines, each alone. Up to ZeRO-1, sync starts when some replica of
-        every pipeline has ended, or later, and takes its own time.
+        A plan takes at least as long as the longest of its pipelines alone. Up to ZeRO-1, sync starts no earlier than
+        when some replica of every pipeline has ended, and takes its own time.
         """
         tables = self._by_layers(assignment, global_choices)
         if tables is None:
@@ -215,7 +217,7 @@ class Enumeration:
     def _by_layers(
         self, assignment: DeviceAssignment, global_choices: GlobalChoices
     ) -> list[dict[Layers, list[Candidate]]] | None:
-        """Per pipeline, its candidates by the layers of its stages; None where the batch is not reached."""
+        """For each pipeline, its candidates by the layers of their stages; None where they cannot process the batch."""
         alone = [self.device_classes.labeled((placement,))[0] for placement in assignment]
         tops = [
             min(
@@ -244,7 +246,9 @@ class Enumeration:
         cuts: Sequence[Sequence[Layers]],
         end: Callable[[tuple[float, ...]], float],
     ) -> Floats:
-        """For all combinations of layers, the least longest `end` of the pipelines, each alone; see `least_longest`."""
+        """For all combinations of layers, the least possible longest `end` of the pipelines alone; see
+        `least_longest`.
+        """
         seconds = []
         for table, own in zip(tables, cuts, strict=True):
             times = np.full((len(own), self._batch + 1), np.inf)
@@ -256,7 +260,7 @@ class Enumeration:
         return least_longest(seconds, self._batch)
 
     def _bounded(self, node: SearchNode) -> tuple[float, SearchNode]:
-        """The node's candidates with bounds: what follows a replica's end is sync and the optimiser at least."""
+        """The node with bounds for its candidates: after a replica ends, at least sync and the optimiser follow."""
         plan = _plan(self.device_classes.labeled(node.assignment), [own[0].pipeline for own in node.candidates], node)
         model = self._loose_model if self._labels_matter(plan) else self.model
         bounded, times = [], []
@@ -272,7 +276,9 @@ class Enumeration:
         return float(least_longest(times, self._batch)[0]), replace(node, bounded=tuple(bounded))
 
     def _combine(self, node: SearchNode, chosen: tuple[Candidate, ...]) -> None:
-        """Offer the plans of `chosen` candidates for the first pipelines and any of the node's for the others."""
+        """Offer the plans of `chosen` candidates for the first pipelines and any of the node's candidates for the
+        others.
+        """
         bounded = node.bounded
         if len(chosen) == len(bounded):
             self._price(node, [one.pipeline for one in chosen])
@@ -297,7 +303,7 @@ class Enumeration:
         return any(holders.shape[1] > 2 for holders in parameter_holders(plan.pipelines, self.problem.model).holders)
 
     def _price(self, node: SearchNode, pipelines: Sequence[Pipeline]) -> None:
-        """Offer the plans that recompute as little as fits, and under other names of equal devices if they matter."""
+        """Offer the plans that recompute as little as fits, under all labelings of equal devices if these matter."""
         plan = _plan(self.device_classes.labeled(node.assignment), pipelines, node)
         if check(self.problem, plan):
             return
@@ -314,7 +320,7 @@ class Enumeration:
                         left.append(leaner)
 
     def _relabel(self, plan: Plan, cost: Cost, node: SearchNode) -> None:
-        """Offer a plan of `cost` under other names of equal devices if they matter."""
+        """Offer a plan of `cost` under the other labelings of equal devices if these matter."""
         if not self._labels_matter(plan):
             return
         if self._loose_model.price(plan, cost.pipelines).step_time_s * (1 + _SLACK) >= self.limit_s:
@@ -331,7 +337,7 @@ class Enumeration:
 
 
 def _step_s(candidate: Candidate, tail: Sequence[float]) -> float:
-    """The least step time with a candidate whose replicas are followed by `tail`."""
+    """The least step time with a candidate whose replicas are followed by `tail` seconds."""
     return max(end_s + after_s for end_s, after_s in zip(candidate.ends_s, tail, strict=True))
 
 
@@ -341,7 +347,7 @@ def _most_holders(assignment: DeviceAssignment) -> int:
 
 
 def _in_lockstep(assignment: DeviceAssignment) -> bool:
-    """Whether ZeRO 2 and 3 can gather stage by stage: equally many stages, one TP degree in each."""
+    """Whether ZeRO-2 and 3 can gather stage by stage: equal numbers of stages, and one TP degree in each."""
     if len({len(placement) for placement in assignment}) > 1:
         return False
     stages = zip(*assignment, strict=True)
@@ -349,7 +355,7 @@ def _in_lockstep(assignment: DeviceAssignment) -> bool:
 
 
 def _in_turns(found: Sequence[Sequence[Candidate]]) -> Iterator[tuple[Sequence[Candidate], ...]]:
-    """The candidates that ZeRO 2 and 3 can run together: of the same layers, as many micro-batches in all pipelines."""
+    """The candidates that can run together under ZeRO-2 and 3: equal layers, and equal numbers of micro-batches."""
     if len({own[0].layers for own in found}) > 1:
         return
     for count in sorted(set.intersection(*({one.pipeline.num_micro_batches for one in own} for own in found))):
@@ -357,13 +363,13 @@ def _in_turns(found: Sequence[Sequence[Candidate]]) -> Iterator[tuple[Sequence[C
 
 
 def _counts_once(assignment: DeviceAssignment, layers: Sequence[Layers]) -> bool:
-    """Whether like lines stand in the order of their layers."""
+    """Whether equal placements are in the order of their layers, so that each combination counts once."""
     pairs = list(zip(assignment, layers, strict=True))
     return all(a[0] != b[0] or a[1] <= b[1] for a, b in pairwise(pairs))
 
 
 def _sums(choices: Sequence[Sequence[int]]) -> int:
-    """The sums of one number of each of `choices`, as bits."""
+    """All sums of one number from each of `choices`, as a bit set."""
     found = 1
     for own in choices:
         reached = 0
@@ -374,7 +380,7 @@ def _sums(choices: Sequence[Sequence[int]]) -> int:
 
 
 def _plan(labeled: Sequence[PlacedDevices], pipelines: Sequence[Pipeline], node: SearchNode) -> Plan:
-    """The plan of `pipelines` on devices `labeled`."""
+    """The plan of `pipelines` on the devices `labeled`."""
     return Plan(
         tuple(
             replace(
@@ -400,7 +406,7 @@ def _plan(labeled: Sequence[PlacedDevices], pipelines: Sequence[Pipeline], node:
 
 
 def _leaner(plan: Plan, cost: Cost, policies: tuple[str, ...], per_layer: bool) -> Iterator[Plan]:
-    """The plans whose stages recompute a little more where they do not fit."""
+    """The plans whose stages recompute one step more where they do not fit."""
     each = [
         leaner_stages(pipeline.stages, [one.excess_bytes > 0 for one in own.stages], policies, per_layer)
         for pipeline, own in zip(plan.pipelines, cost.pipelines, strict=True)
@@ -411,7 +417,7 @@ def _leaner(plan: Plan, cost: Cost, policies: tuple[str, ...], per_layer: bool) 
 
 
 def _with_free_machines(problem: Problem) -> Problem:
-    """The problem on a cluster whose links inside machines take no time."""
+    """The problem with infinitely fast links inside machines."""
     machines = tuple(
         replace(machine, intra_bandwidth_bytes_per_s=float("inf"), intra_links=())
         for machine in problem.cluster.machines

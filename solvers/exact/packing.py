@@ -1,9 +1,9 @@
 """The CP-SAT model: which columns make up a plan.
 
-A column stands for pipelines on a given usage of devices, and says the most sequences that one of them can process
-within the step time asked about. A plan of that step time is a choice of columns that fit on the devices together and
-process the global batch; where there is no choice, there is no plan, and the step time asked about is a lower bound.
-All numbers are whole, so nothing is rounded: what is rounded is the step time, by the bisection that asks.
+A column stands for pipelines with a given use of devices, and states the most sequences that one of them can process
+within the step time asked about. A plan with that step time is a choice of columns that fit the devices together and
+process the global batch. If there is no choice, there is no plan, and the step time is a lower bound. All numbers are
+integers, so nothing is rounded but the step time, by the bisection that asks.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,7 +20,7 @@ ColumnChoice = tuple[tuple[int, int], ...]  # (column, how many), ascending
 
 @dataclass
 class PipelineColumn:
-    """Pipelines of one sort: the usages that it may have (devices of each bin), and the most sequences of one."""
+    """Equivalent pipelines: their possible uses of devices (number from each class), and the most sequences of one."""
 
     usages: tuple[DeviceCounts, ...]
     most_sequences: int
@@ -28,7 +28,7 @@ class PipelineColumn:
 
 @dataclass(frozen=True)
 class PackingLimits:
-    """What a plan must keep: devices of each bin, sequences to process, pipelines at most and at least."""
+    """The limits of a plan: devices of each class, sequences to process, and the most and fewest pipelines."""
 
     devices: DeviceCounts
     global_batch: int
@@ -37,7 +37,9 @@ class PackingLimits:
 
 
 class Packing:
-    """A choice of `columns`, each a number of times, within `limits`; none of those already `refuted`."""
+    """The model of a choice of `columns`, each with a multiplicity, within `limits`, excluding those already
+    `refuted`.
+    """
 
     def __init__(
         self, columns: Sequence[PipelineColumn], limits: PackingLimits, refuted: Collection[ColumnChoice] = ()
@@ -89,7 +91,7 @@ class Packing:
         return self._literals[key]
 
     def choices(self, wanted: int, deterministic_s: float) -> tuple[list[ColumnChoice], bool]:
-        """At most `wanted` choices, those that could process most first, and whether these are all there are."""
+        """At most `wanted` choices, those that can process most first, and whether these are all."""
         collector = _Collector(self._totals, wanted)
         solver = _solver(deterministic_s)
         solver.parameters.enumerate_all_solutions = True
@@ -102,13 +104,13 @@ class Packing:
         return sum(self.columns[c].most_sequences * count for c, count in choice)
 
     def _most(self, usage: DeviceCounts) -> int:
-        """The most pipelines of this usage that fit."""
+        """The most pipelines with this use of devices that fit."""
         fit = min(have // used for have, used in zip(self.limits.devices, usage, strict=True) if used)
         return min(fit, self.limits.most_pipelines)
 
 
 class _Collector(cp_model.CpSolverSolutionCallback):
-    """Keeps the choices that the solver finds; laid on devices in several ways, one counts once."""
+    """Collects the choices that the solver finds; one that can be placed in several ways counts once."""
 
     def __init__(self, totals: dict[int, cp_model.IntVar], wanted: int) -> None:
         super().__init__()
@@ -123,7 +125,7 @@ class _Collector(cp_model.CpSolverSolutionCallback):
 
 
 def _solver(deterministic_s: float) -> cp_model.CpSolver:
-    """One worker and a clock that counts work, so that the same model has the same answer."""
+    """A solver with one worker and a limit on counted work, so that the same model gives the same answer."""
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
@@ -132,9 +134,9 @@ def _solver(deterministic_s: float) -> cp_model.CpSolver:
 
 
 def most_together(most: Ints) -> Ints:
-    """Upper bound on the sequences of any number of pipelines, by devices of each kind, from the most of one pipeline.
+    """Upper bound on the sequences of any number of pipelines, by devices of each kind, given the most of one pipeline.
 
-    `most[u]` for u devices of each kind; both never fall with more devices. An unbounded knapsack.
+    `most[u]` is for u devices of each kind; neither decreases with more devices. An unbounded knapsack.
     """
     best = most.copy()
     for axis in range(best.ndim):

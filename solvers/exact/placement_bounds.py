@@ -1,18 +1,20 @@
-"""Whether a pipeline on a given line of TP groups may process so many micro-batches within a time.
+"""Whether a pipeline on a given placement of TP groups may process a number of micro-batches within a time.
 
-Necessary conditions only, so that a no is a proof. With t_s the forward and backward of stage s for a micro-batch, f_s
-its forward, r the stages behind it, M micro-batches, S the sum of all t_s and of the messages both ways:
+All conditions are necessary, so a negative answer is a proof. Let t_s be the forward and backward seconds of stage s
+for a micro-batch, f_s its forward seconds, r the number of stages behind it, M the number of micro-batches, and S the
+sum of all t_s and of the messages in both directions:
 
-- with one layer range a stage, whatever the schedule: S + (M−1)·t_s − min(r, M−1)·f_s ≤ T. Before its first backward a
-  stage runs r + 1 forwards at most, and meanwhile the first micro-batch passes all stages behind it twice
-  (`hexiopt/schedules/one_f_one_b.py`); in a replicated stage this holds for every replica, the others as short as may
-  be;
-- with several, M is a multiple of the stages, and a stage waits for a layer of each stage before: M·t_s + Σ ≤ T;
+- with one layer range per stage, under every schedule: S + (M−1)·t_s − min(r, M−1)·f_s ≤ T. Before its first backward a
+  stage runs at most r + 1 forwards, while the first micro-batch passes all stages behind it twice
+  (`hexiopt/schedules/one_f_one_b.py`); in a replicated stage this holds for every replica, the others as short as
+  possible;
+- with several ranges, M is a multiple of the number of stages, and a stage waits for a layer of each stage before it:
+  M·t_s + Σ ≤ T;
 - memory holds at least min(M, r + 1) micro-batches in flight, with several ranges min(M, 2r + 1, stages);
 - where a parameter has other holders, a ring passes on at least half of what a device holds, after its last backward;
   or, from ZeRO-2 on, in the backward of every micro-batch (`hexiopt/cost/sharding.py`).
 
-Layers are dealt from the last stage to the first; of all ways to deal n layers to the stages behind, the one that
+Layers are allocated from the last stage to the first. Of all allocations of n layers to the stages behind, the one that
 takes the first micro-batch through them fastest stands for all.
 """
 
@@ -46,7 +48,9 @@ class SyncScope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SyncContext:
-    """What is known of the plan: who synchronises, how lean memory gets, whether from ZeRO-2 on."""
+    """What is known of the plan: which stages synchronise, the widest sharding, and whether it is in lockstep (ZeRO-2
+    on).
+    """
 
     sync: SyncScope
     shards: StateSharding
@@ -55,8 +59,8 @@ class SyncContext:
 
 @dataclass(frozen=True, slots=True)
 class _StageSeconds:
-    """By layers, in seconds: forward and backward; forward; gradient sync at the end of the step; and what scattering
-    gradients adds to the backward where every micro-batch does (from ZeRO-2 on).
+    """Seconds by number of layers: forward and backward; forward; gradient sync at the end of the step; and what
+    scattering gradients adds to every backward from ZeRO-2 on.
     """
 
     both: list[float]
@@ -66,7 +70,7 @@ class _StageSeconds:
 
 
 class PlacementBound:
-    """The conditions on all lines of one problem."""
+    """The conditions for all placements of one problem."""
 
     def __init__(self, model: PlanPricer, table: StageTable) -> None:
         problem = model.problem
@@ -79,7 +83,7 @@ class PlacementBound:
         )
 
     def most_sequences(self, groups: PlacedDevices, context: SyncContext, least: int, most: int, step_s: float) -> int:
-        """The most sequences, from `least` to `most`, that may be processed in `step_s` seconds; 0 for none."""
+        """The most sequences, between `least` and `most`, that may be processed in `step_s` seconds; 0 if none."""
         stages, best = len(groups), 0
         limit_s = step_s * (1 + _SLACK)
         if stages > self._layers:
@@ -127,7 +131,7 @@ class PlacementBound:
         return layers in behind
 
     def _chunked(self, groups: PlacedDevices, context: SyncContext, limit_s: float, size: int, turns: int) -> bool:
-        """Of `turns` times as many micro-batches as stages."""
+        """Whether `turns` times as many micro-batches as stages may be processed with several layer ranges."""
         count = turns * len(groups)
         last, total, before = len(groups) - 1, 0, [0.0, 0.0]
         for s, replicas in enumerate(groups):
@@ -159,8 +163,7 @@ class PlacementBound:
     ) -> float | None:
         """Least seconds of a stage of n layers for the first micro-batch; None where a replica takes too long.
 
-        `available_s`: seconds until the pipeline must have ended after the stage has, and until gradients must be
-        synchronised.
+        `available_s`: the seconds left until the pipeline must have ended, and until gradients must be synchronised.
         """
         synchronises = context.sync is SyncScope.ALL or (context.sync is SyncScope.REPLICATED and len(replicas) > 1)
 
@@ -190,7 +193,9 @@ class PlacementBound:
         )
 
     def _least(self, replicas: Sequence[tuple[int, ...]], size: int) -> tuple[float, float]:
-        """Least seconds of a layer there: both ways, and forward; with the samples that a replica takes at least."""
+        """Least seconds of a layer in the stage, forward and backward, and forward, with the fewest samples of a
+        replica.
+        """
         x = size if len(replicas) == 1 else 1
         each = [
             self._model.layer_s(self._model.tp_group(group), x, policy)
@@ -200,7 +205,7 @@ class PlacementBound:
         return min(map(sum, each)), min(forward for forward, _ in each)
 
     def _hops(self, groups: PlacedDevices, size: int) -> list[float]:
-        """Both messages between stages without replicas, the network otherwise idle."""
+        """Seconds of both messages between adjacent unreplicated stages on an otherwise idle network; 0 elsewhere."""
         found = []
         for here, there in pairwise(groups):
             ways = [(here[0], there[0]), (there[0], here[0])] if len(here) == 1 == len(there) else []
@@ -228,9 +233,9 @@ class PlacementBound:
         return _StageSeconds(both.tolist(), forward.tolist(), ended.tolist(), more.tolist())
 
     def _ring_s(self, tp_group: TpGroup, machine: int, first: bool, last: bool) -> Floats:
-        """Seconds in which a device passes on half of its parameters' bytes, one each, by layers.
+        """Seconds in which a device passes on half of its parameters, at one byte each, by number of layers.
 
-        It has a port and an interface for itself.
+        The device is assumed to have a link and a network interface to itself.
         """
         problem = self._model.problem
         spec, several = problem.cluster.machines[machine], len(problem.usable_by_machine) > 1
@@ -248,7 +253,7 @@ class PlacementBound:
 
 
 def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The last number from `low` to `high` for which `holds`, which once false stays false; 0 where there is none."""
+    """The largest number from `low` to `high` for which `holds`, which stays false once it is false; 0 if none."""
     if low > high or not holds(low):
         return 0
     while low < high:

@@ -1,8 +1,8 @@
-"""Lines of TP groups as columns of the CP-SAT model: the most sequences of a pipeline on each within a step time.
+"""Placements of TP groups as columns of the CP-SAT model: the most sequences of a pipeline on each within a step time.
 
-What a line may process is bounded at once (`line_bounds.py`), for the devices that it leaves must process the rest. It
-is tightened to what it can process, with a candidate to show for it (`solvers/exact/candidates.py`), when
-it is first chosen.
+What a placement can process is first bounded (`placement_bounds.py`), since the devices that it leaves must process the
+rest. When it is first chosen, the bound is tightened to what it can process, witnessed by a candidate
+(`candidates.py`).
 """
 
 from collections import Counter
@@ -25,14 +25,14 @@ from solvers.exact.sample_allocation import GlobalChoices
 
 @dataclass(frozen=True, slots=True)
 class PlanFamily:
-    """Plans that are looked for together: how many pipelines at most, whether in lockstep (from ZeRO-2 on)."""
+    """Plans that are searched together: `alone` with one pipeline or several, in `lockstep` (from ZeRO-2 on) or not."""
 
     alone: bool
     lockstep: bool
 
 
 class PlacementColumns:
-    """The lines of a problem."""
+    """The placements of a problem."""
 
     def __init__(
         self, model: PlanPricer, device_classes: DeviceClasses, candidates: Candidates, lower_bound: PlacementBound
@@ -54,7 +54,7 @@ class PlacementColumns:
 
     @cached_property
     def _global_choices(self) -> list[GlobalChoices]:
-        """What may be chosen for all pipelines, memory as lean as it gets."""
+        """The choices common to all pipelines, with the widest sharding."""
         problem, workload = self._problem, self._problem.workload
         policies = recompute_policies(workload)
         sets = [policies] if problem.space.recompute_per_stage else [(policy,) for policy in policies]
@@ -68,7 +68,7 @@ class PlacementColumns:
         return found
 
     def families(self) -> list[PlanFamily]:
-        """All kinds of plans that the problem allows."""
+        """All families of plans that the problem allows."""
         stages, asked = sharding_stages(self._problem.workload), self._problem.space.num_pipelines
         several = asked != 1 and min(len(self._problem.usable_devices), self._problem.workload.global_batch) > 1
         return [
@@ -80,7 +80,7 @@ class PlacementColumns:
         ]
 
     def limits(self, family: PlanFamily) -> PackingLimits:
-        """What a plan of a kind must keep, devices by seat."""
+        """The limits of a plan of a family, devices by device class."""
         problem, asked = self._problem, self._problem.space.num_pipelines
         most = 1 if family.alone else min(len(problem.usable_devices), problem.workload.global_batch)
         least = 1 if family.alone else 2
@@ -120,18 +120,18 @@ class PlacementColumns:
         return [PipelineColumn(usages, n) for usages, n in zip(self._usages, most, strict=True)]
 
     def _context(self, family: PlanFamily, k: int) -> SyncContext:
-        """What is known of plans of a kind with line k."""
+        """What is known of plans of a family with placement k."""
         stages = [stage for stage in sharding_stages(self._problem.workload) if (stage >= 2) == family.lockstep]
         holders = max(map(len, self.placements[k])) if family.alone else len(self._problem.usable_devices)
         sync = SyncScope.REPLICATED if family.alone else SyncScope.ALL
         return SyncContext(sync, StateSharding(stages[-1], holders), family.lockstep)
 
     def _even(self, k: int) -> bool:
-        """Whether the replicas of each stage have one TP degree."""
+        """Whether the replicas of each stage have equal TP degrees."""
         return all(len({len(group) for group in stage}) == 1 for stage in self.placements[k])
 
     def programs(self, family: PlanFamily, columns: Sequence[PipelineColumn]) -> Iterator[list[PipelineColumn]]:
-        """Columns that can go together, the others empty: in lockstep, those of equal TP degrees stage by stage."""
+        """Columns that can be combined, all others empty: in lockstep, those with equal TP degrees stage by stage."""
         if not family.lockstep or family.alone:
             yield list(columns)
             return
@@ -143,7 +143,9 @@ class PlacementColumns:
             ]
 
     def tighten(self, k: int, least: int, most: int, limit_s: float) -> int:
-        """The most sequences up to `most` for which line k has a candidate of less than `limit_s`, or `least` − 1."""
+        """The most sequences up to `most` for which placement k has a candidate below `limit_s`; `least` − 1 if there
+        is none.
+        """
         quoted = self._shown.get((k, limit_s), 0)  # there is a candidate for so many
         for n in range(most, max(least, quoted + 1, 1) - 1, -1):
             if any(
@@ -164,11 +166,11 @@ class PlacementColumns:
         return tuple(sum(used[m] for m in run) for run in self._device_classes.runs)
 
     def _images(self, placement: PipelinePlacement) -> list[PipelinePlacement]:
-        """The line on all equal machines."""
+        """The placement on all combinations of equal machines."""
         return list(dict.fromkeys(exchanged(placement, to) for to in self._device_classes.exchanges))
 
     def assignments(self, choice: ColumnChoice) -> Iterator[DeviceAssignment]:
-        """All ways to lay the chosen lines on machines, once for all names of equal ones."""
+        """All assignments of the chosen placements to machines, one representative for equal machines."""
         capacity = tuple(map(len, self._device_classes.devices))
         found: list[DeviceAssignment] = [()]
         for k in (k for k, count in choice for _ in range(count)):

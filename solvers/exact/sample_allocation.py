@@ -1,4 +1,4 @@
-"""Every way to deal the samples of micro-batches to the replicas of a line while all can end in time."""
+"""Every allocation of the samples of micro-batches to the replicas of a placement with which all can end in time."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ _SLACK = 1e-9  # of the memory, for rounding
 
 @dataclass(frozen=True, slots=True)
 class GlobalChoices:
-    """What is chosen once for all pipelines.
+    """The choices common to all pipelines.
 
     Schedule, policies (fastest first), ZeRO stage, and the most holders over which a parameter may be spread.
     """
@@ -38,10 +38,10 @@ class GlobalChoices:
 
 @dataclass(frozen=True, slots=True)
 class _PrecedingReplica:
-    """A replica of the stage before: its samples from `first` to `end`, and what they take to its end and from there.
+    """A replica of the previous stage with its samples from `first` to `end`.
 
-    `there_s`: from the step's start to the end of the first micro-batch's forward; `back_s`: its backward of the last
-    micro-batch and what follows. The way to the first stage is nothing for all samples.
+    `there_s`: from the start of the step to the end of the first micro-batch's forward. `back_s`: its backward of the
+    last micro-batch and all that follows. Before the first stage, both are 0 for all samples.
     """
 
     first: int
@@ -53,8 +53,8 @@ class _PrecedingReplica:
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """Per chain and replica, for 1, 2, ... samples while they fit: the number of the first of the chain that does. Per
-    replica, the seconds of the fastest of these.
+    """For each chain and replica, by 1, 2, ... samples while they fit: the index in the chain of the first policies
+    that fit; and for each replica the seconds of the fastest of these.
     """
 
     chains: tuple[tuple[Recompute, ...], ...]
@@ -64,7 +64,7 @@ class _Stage:
 
 
 class ReplicaSeconds:
-    """Times of stages for numbers of samples, and what they may recompute. Keeps what it has computed."""
+    """Stage times by number of samples, and the recompute chains; caches what it computes."""
 
     def __init__(self, model: PlanPricer) -> None:
         self.model = model
@@ -79,13 +79,13 @@ class ReplicaSeconds:
         )
 
     def chains(self, policies: tuple[str, ...], num_layers: int) -> tuple[tuple[Recompute, ...], ...]:
-        """What a stage may recompute: see `recompute_chains`."""
+        """The recompute chains of a stage; see `recompute_chains`."""
         return self._chains[policies, num_layers]
 
     def work_s(
         self, tp_group: TpGroup, num_layers: int, first: bool, last: bool, recompute: Recompute
     ) -> list[tuple[float, float]]:
-        """Forward and backward of 1, 2, ... samples."""
+        """Forward and backward seconds of 1, 2, ... samples."""
         return self._work[tp_group, num_layers, first, last, recompute]
 
     def _work_s(
@@ -97,7 +97,9 @@ class ReplicaSeconds:
 
 
 class SampleAllocation:
-    """The ways for a line with `count` micro-batches of `size` sequences to take less than `limit_s`."""
+    """The allocations with which a placement takes less than `limit_s` for `count` micro-batches of `size`
+    sequences.
+    """
 
     def __init__(
         self,
@@ -124,7 +126,7 @@ class SampleAllocation:
         )
 
     def allocations(self, layers: Layers) -> Iterator[tuple[tuple[StageAllocation, ...], tuple[float, ...]]]:
-        """What every stage is dealt, and when each replica ends at least, stage by stage."""
+        """The samples and policies of every stage, and a lower bound on the end of each replica, stage by stage."""
         lengths = [tuple(end - first for first, end in ranges) for ranges in layers]
         stages = [self._stages[s, own] for s, own in enumerate(lengths)]
         if all(stage.enough for stage in stages):
@@ -142,7 +144,7 @@ class SampleAllocation:
     def _allocate(
         self, lengths: Sequence[tuple[int, ...]], stages: Sequence[_Stage], before: Sequence[_PrecedingReplica]
     ) -> Iterator[tuple[StageAllocation, ...]]:
-        """The last `stages`, after the replicas `before`."""
+        """Allocations for the last `stages`, after the replicas `before`."""
         if not stages:
             yield ()
             return
@@ -161,11 +163,11 @@ class SampleAllocation:
     def _allocate_stage(
         self, s: int, stage: _Stage, lengths: tuple[int, ...], before: Sequence[_PrecedingReplica]
     ) -> Iterator[tuple[StageAllocation, tuple[tuple[float, float], ...]]]:
-        """Samples of every replica, the first recompute of a chain that fits them all, and their ways there and back.
+        """Samples of every replica, the first policies of a chain that fit all of them, and their ways there and back.
 
-        A replica runs all its operations after its samples of the first micro-batch have come through the stages
-        before and before those of the last one go back through them; these pass first ranges only. The messages of
-        all micro-batches, on each link one after another, fit between as well.
+        A replica runs all its operations after its samples of the first micro-batch have come through the previous
+        stages, and before those of the last one go back through them; both pass first layer ranges only. The messages
+        of all micro-batches, on each link one after another, must fit in between as well.
         """
         work, last, count, limit_s = stage.work_s, len(stage.work_s) - 1, self._count, self._limit_s
         remaining_s = (limit_s - min(one.there_s + one.back_s for one in before)) / count
@@ -174,7 +176,7 @@ class SampleAllocation:
             capacity[r] = capacity[r + 1] + bisect_left(work[r], remaining_s)
 
         def allocate(r: int, at: int) -> Iterator[tuple[tuple[int, float, float], ...]]:
-            """Samples and ways of the replicas from r on, of the samples from number `at` on."""
+            """Samples and ways of the replicas from r on, which share the samples from index `at` on."""
             if r > last:
                 yield ()
                 return
@@ -207,7 +209,9 @@ class SampleAllocation:
     def _recomputes(
         self, s: int, stage: _Stage, lengths: tuple[int, ...], given: tuple[int, ...]
     ) -> Iterable[Recompute]:
-        """Of each chain the first that fits all replicas, unless another's layers are as fast in every range."""
+        """The first policies of each chain that fit all replicas, unless another's layers are as fast in every
+        range.
+        """
         firsts: dict[Recompute, list[float]] = {}
         for chain, fitting in zip(stage.chains, stage.fitting, strict=True):
             if all(x <= len(own) for own, x in zip(fitting, given, strict=True)):
@@ -229,7 +233,7 @@ class SampleAllocation:
         return found
 
     def _stage(self, s: int, lengths: tuple[int, ...]) -> _Stage:
-        """Stage s with layer ranges of `lengths`."""
+        """The limits of stage s with layer ranges of `lengths`."""
         global_choices, num_layers = self._frame, sum(lengths)
         at = StagePosition(s, len(self._sites), self._count, len(lengths))
         shards = StateSharding(global_choices.sharding, global_choices.holders)
@@ -256,7 +260,7 @@ class SampleAllocation:
         return _Stage(chains, fitting, work, capacity >= self._size)
 
     def _part(self, s: int, lengths: tuple[int, ...], allocated: StageAllocation) -> tuple[ReplicaWork, ...]:
-        """What the replicas of stage s run."""
+        """The work of the replicas of stage s."""
         (given, recompute), work_s = allocated, self._seconds.work_s
         first, last, alone = s == 0, s == len(self._sites) - 1, len(lengths) == 1
         begin = recompute if len(recompute) == 1 else recompute[: lengths[0]]
@@ -270,7 +274,7 @@ class SampleAllocation:
         )
 
     def _pair_sends_s(self, s: int, here: tuple[int, ...], there: tuple[int, ...]) -> list[tuple[float, float]]:
-        """Messages ahead and back between the replicas of stages s and s + 1, with the samples that each has."""
+        """Seconds of the messages forward and back between the replicas of stages s and s + 1, given their samples."""
         a, b = self._groups[s], self._groups[s + 1]
         return [
             (self._send_s(a[i], b[j], common), self._send_s(b[j], a[i], common))
@@ -278,15 +282,16 @@ class SampleAllocation:
         ]
 
     def _send_s(self, sender: tuple[int, ...], receiver: tuple[int, ...], samples: int) -> float:
-        """A message of so many samples, the network otherwise idle; nothing from before the first stage."""
+        """Seconds of a message of `samples` on an otherwise idle network; 0 before the first stage."""
         if not sender or not receiver:
             return 0.0
         return self._sends[sender, receiver, samples]
 
 
 class LeastRecompute:
-    """What a replica may recompute to fit its memory, its states spread over as many holders as may be, for one cost
-    model. Keeps what it has computed."""
+    """The least recomputation with which a replica fits, its states sharded as widely as possible; caches what it
+    computes.
+    """
 
     def __init__(self, model: PlanPricer) -> None:
         self._model = model
@@ -302,9 +307,10 @@ class LeastRecompute:
         shards: StateSharding,
         chain: tuple[Recompute, ...],
     ) -> list[int]:
-        """For 1, 2, ... samples, the number of the first of `chain` that fits; it ends where none does.
+        """For 1, 2, ... samples, the index of the first element of `chain` that fits; the list ends where none does.
 
-        `ranges` are the lengths of the stage's layer ranges, as equal as they go; `chain` as `recompute_chains` has it.
+        `ranges` are the lengths of the stage's layer ranges, as equal as possible; `chain` as given by
+        `recompute_chains`.
         """
         held = in_flight(schedule, position)
         key = (tp_group, ranges, position.first, position.last, held, shards, chain)
@@ -312,7 +318,7 @@ class LeastRecompute:
         if found is None:
             found, at = [], 0
             for samples in range(1, self._most_samples + 1):
-                # More samples never fit with less recompute.
+                # More samples never fit with less recomputation.
                 while at < len(chain) and not self._fits(
                     tp_group, sum(ranges), position, held, shards, samples, chain[at]
                 ):

@@ -1,7 +1,7 @@
-"""The least time of a stage of n layers where memory allows it, every layer with a recompute policy of its own.
+"""The least time of a stage of n layers that fits in memory, where every layer may have its own recompute policy.
 
-Forward times do not depend on the policy, backward times do; so of all mixes of policies that fit, the one with the
-shortest backward is the best in any schedule.
+Forward times do not depend on the policy, backward times do. So of all combinations of policies that fit, the one with
+the shortest backward is best under every schedule.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class StageTimes:
 
 
 class StageTable:
-    """Stage times of a cost model, kept. `shards` as in `hexiopt.cost.memory`."""
+    """Stage times under a cost model, cached; `shards` as in `hexiopt.cost.executors.memory`."""
 
     def __init__(self, model: PlanPricer) -> None:
         self._model = model
@@ -55,7 +55,7 @@ class StageTable:
         free_bytes = tp_group.gpu.usable_memory_bytes * (1 + _ROUNDING) - np.array(
             [memory.stage(int(n), first, last, fastest, holding(held), shards).total for n in counts]
         )
-        # What is kept of activations counts once, and once more for what the allocator loses.
+        # Stored activations count once, plus the allocator's fragmentation.
         factor = 1 + c.FRAGMENTATION
         free_bytes += factor * working[fastest]
         saved = {
@@ -69,7 +69,7 @@ class StageTable:
         others = [policy for policy in policies if policy != fastest]
         extra = np.where(free_bytes >= factor * working[fastest], 0.0, np.inf)
         for smaller in others:
-            # `num_smaller` layers with one policy, and as few as needed of the others with another (or with none).
+            # `num_smaller` layers have one policy, and as few of the others as needed have a second one (or none).
             num_smaller = np.arange(self._layers + 1)[None, :]
             for second in [None, *[policy for policy in others if policy != smaller]]:
                 held_back = max(working[policy] for policy in (fastest, smaller, second) if policy is not None)

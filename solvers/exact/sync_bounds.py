@@ -1,9 +1,8 @@
-"""How long gradient sync takes at least, for all ways to cut the layers of an arrangement at once; and what follows at
-least after the end of each replica's pipeline, as all that follows waits for all that comes before.
+"""Lower bounds on gradient sync for all layer cuts of an assignment at once, and on what follows each replica's end.
 
-A layer's rings depend only on which stage of each pipeline holds it. What they need of a network resource adds up over
-layers, and the rings on the most loaded resource take at least as long as it is loaded: as `hexiopt/cost/sharding.py`
-has it, without latencies and without links inside machines.
+The rings of a layer depend only on which stage of each pipeline holds it. Their loads on a network resource add up over
+layers, and the rings on the most loaded resource take at least as long as its load: as in `hexiopt/cost/sharding.py`,
+without latencies and without links inside machines.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ _Holders = tuple[tuple[ClassGroup, ...], ...]  # the stages that hold a layer, o
 
 
 class SyncBound:
-    """Least seconds of gradient sync on a problem's network. Keeps what it has computed."""
+    """Lower bounds on the seconds of gradient sync; caches what it computes."""
 
     def __init__(self, device_classes: DeviceClasses) -> None:
         self._device_classes, self._problem = device_classes, device_classes.problem
@@ -42,9 +41,10 @@ class SyncBound:
         self._loads: Memo[tuple[_Holders, str], Floats] = Memo(lambda key: self._load(*key))
 
     def seconds(self, assignment: DeviceAssignment, groups: str, cuts: Sequence[Sequence[Layers]]) -> Floats:
-        """For all combinations of `cuts`, those of the last pipeline varying fastest; sharding `groups` all or machine.
+        """A bound for every combination of `cuts`, those of the last pipeline varying fastest; sharding `groups`: all
+        or machine.
 
-        Rings inside groups pass gradients and weights, or gradients twice; rings between groups pass them twice.
+        Rings within groups pass gradients and weights, or gradients twice; rings between groups pass gradients twice.
         """
         stages = [np.array([_stage_of_layer(layers) for layers in own]) for own in cuts]
         chosen = np.indices([len(own) for own in cuts]).reshape(len(cuts), -1)
@@ -69,7 +69,7 @@ class SyncBound:
         return found
 
     def _load(self, holders: _Holders, groups: str) -> Floats:
-        """Seconds that the rings of a parameter, in all slices, need each resource inside and between groups."""
+        """Seconds that the rings of a parameter, in all slices, occupy each resource within and between groups."""
         labeled = self._device_classes.labeled(tuple((stage,) for stage in holders))
         pipelines = tuple(
             Pipeline((Stage(held_by(tuple(Replica(group, 1) for group in replicas)), ((0, 1),)),), 1, len(replicas))
@@ -84,7 +84,7 @@ class SyncBound:
         return load
 
     def _passed(self, groups: ParameterHolders) -> Floats:
-        """Seconds that a byte of every parameter, passed once around its ring, needs each resource of the network."""
+        """Seconds that one byte per parameter, passed once around its ring, occupies each network resource."""
         cluster, network = self._problem.cluster, self._problem.cluster.network
         load = np.zeros(network.num_resources)
         for holders, params in zip(groups.holders, groups.params, strict=True):
@@ -104,10 +104,10 @@ def _stage_of_layer(layers: Layers) -> list[int]:
 
 
 def tails_s(model: PlanPricer, plan: Plan, holders: int) -> list[list[float]]:
-    """Seconds of gradient sync and the optimiser after each replica's end, by pipeline and replica, stage by stage.
+    """Seconds of gradient sync and optimiser after each replica's end, by pipeline and replica, stage by stage.
 
-    A step's time is the largest of sums of a replica's end and what follows it: the rings of `PlanPricer.price`, gone
-    through backwards. `holders`: the most over which an optimiser is sharded.
+    The step time is the largest sum of a replica's end and what follows it: the rings of `PlanPricer.price`, traversed
+    backwards. `holders`: the most over which an optimiser is sharded.
     """
     problem, workload, zero = model.problem, model.problem.workload, plan.sharding.stage
     sizes: list[int] = []
@@ -138,7 +138,7 @@ def tails_s(model: PlanPricer, plan: Plan, holders: int) -> list[list[float]]:
 def _before_rings(
     sync: RingTimes, executor_of: Sequence[int], tails: list[float], num_bytes: float, passes: int
 ) -> list[float]:
-    """What follows each replica before rings of `passes`, from what follows it after them."""
+    """The seconds that follow each replica before rings of `passes`, given those that follow after them."""
     longer = tails.copy()
     if passes and sync.groups.count:
         for holders, seconds in zip(sync.groups.holders, sync.ring_pass_s(num_bytes), strict=True):

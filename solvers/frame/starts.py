@@ -1,7 +1,8 @@
-"""Structures to start from: what people build by hand, enumerated.
+"""Rule-based partitions to start a search from: what engineers would configure by hand, enumerated.
 
-Every machine is cut into TP groups. A *chain* is a bundle that passes through some machines one after another,
-as wide as every machine has groups for; machines too small for its width are joined with others of their kind.
+Every machine is cut into TP groups. A *chain* is a pipeline group that passes through several machines one after
+another and is as wide as every machine has TP groups for; machines too small for its width are combined with others of
+their kind.
 """
 
 from collections import defaultdict
@@ -40,12 +41,14 @@ def kinds(problem: Problem) -> list[list[int]]:
 
 
 def cut(devices: Sequence[int], tp: int) -> list[DeviceGroup]:
-    """Consecutive groups of `tp` devices; what is left over stays out."""
+    """Consecutive groups of `tp` devices; a remainder stays unused."""
     return [tuple(devices[i : i + tp]) for i in range(0, len(devices) - tp + 1, tp)]
 
 
 def symmetric(problem: Problem, machines: Sequence[int]) -> Iterator[PipelineGroup]:
-    """All symmetric grids (TP × stages × width) over machines of one kind, both ways of laying them out."""
+    """All symmetric grids (TP × stages × width) over machines of one kind, laid out along stages and along
+    pipelines.
+    """
     devices = problem.usable_by_machine
     size = len(devices[machines[0]])
     for tp in problem.space.allowed_tp(size):
@@ -61,8 +64,11 @@ def symmetric(problem: Problem, machines: Sequence[int]) -> Iterator[PipelineGro
 
 
 def stage_counts(problem: Problem, most: int) -> list[int]:
-    """Numbers of stages to try, up to `most` and the model's layers: all on a few machines, powers of two and half-way
-    between them beyond, where each takes milliseconds to judge."""
+    """Numbers of stages to try, up to `most` and the model's layers.
+
+    All of them on a few machines; on many, where each takes milliseconds to evaluate, powers of two and the numbers
+    half-way between.
+    """
     most = min(most, problem.model.num_layers)
     if len(problem.usable_devices) <= _ALL_COUNTS:
         return list(range(1, most + 1))
@@ -70,7 +76,7 @@ def stage_counts(problem: Problem, most: int) -> list[int]:
 
 
 def whole_grids(problem: Problem) -> Iterator[Partition]:
-    """Symmetric grids over all machines, slowest kind first, whatever their kinds; a number of stages after another."""
+    """Symmetric grids over all machines whatever their kinds, the slowest kind first, by ascending number of stages."""
     machines, devices = [m for members in kinds(problem) for m in members], problem.usable_by_machine
     degrees = problem.space.allowed_tp(max(map(len, devices.values())))
     cuts = {tp: [group for m in machines for group in cut(devices[m], tp)] for tp in degrees}
@@ -89,9 +95,10 @@ def chain(
     max_tp: int,
     devices: Mapping[int, tuple[int, ...]] | None = None,
 ) -> PipelineGroup | None:
-    """One bundle of `width` pipelines through `machines` in order, with TP degrees up to `max_tp`.
+    """One pipeline group of `width` pipelines through `machines` in order, with TP degrees up to `max_tp`.
 
-    `devices` of each machine to use; all by default.
+    `devices`: the devices to use in each machine; all by default. None where no stage is formed or there are more
+    stages than layers.
     """
     devices, cluster = devices or problem.usable_by_machine, problem.cluster
     stages: list[tuple[DeviceGroup, ...]] = []
@@ -111,7 +118,11 @@ def chain(
 
 
 def distribute(members: Sequence[Sequence[int]], num_chains: int) -> list[list[int]] | None:
-    """Machines dealt into `num_chains` chains, every kind as evenly as it goes; slowest kind first in each."""
+    """Distribute machines over `num_chains` chains, every kind as evenly as possible, the slowest kind first in each
+    chain.
+
+    None where a chain would be empty.
+    """
     found: list[list[int]] = [[] for _ in range(num_chains)]
     for at, machine in enumerate(machine for kind in members for machine in kind):
         found[at % num_chains].append(machine)
@@ -119,7 +130,7 @@ def distribute(members: Sequence[Sequence[int]], num_chains: int) -> list[list[i
 
 
 def sorted_blocks(members: Sequence[Sequence[int]], num_chains: int) -> list[list[int]] | None:
-    """Machines in kind order cut into `num_chains` blocks of neighbours, so that most chains are of one kind."""
+    """Cut the machines, ordered by kind, into `num_chains` consecutive blocks, so that most chains are of one kind."""
     ordered = [machine for kind in members for machine in kind]
     if num_chains > len(ordered):
         return None
@@ -133,9 +144,9 @@ def sorted_blocks(members: Sequence[Sequence[int]], num_chains: int) -> list[lis
 
 
 def orders(problem: Problem, machines: Sequence[int]) -> Iterator[list[int]]:
-    """Orders of `machines`, equal ones interchangeable: by kind first, then all where they are not too many.
+    """Orders of `machines`, where equal machines are interchangeable: first by kind, then all orders if these are few.
 
-    By kind: every permutation of up to four kinds, else slowest first and fastest first.
+    By kind: all permutations of up to four kinds, else slowest first and fastest first.
     """
     by_kind: dict[object, list[int]] = defaultdict(list)
     for machine in machines:
@@ -152,7 +163,7 @@ def orders(problem: Problem, machines: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _mixed(blocks: list[list[int]], left: int) -> Iterator[tuple[int, ...]]:
-    """All ways to deal machines from `blocks`, each in its own order."""
+    """All interleavings of the machines in `blocks`, each block in its own order."""
     if not left:
         yield ()
     for k, block in enumerate(blocks):
@@ -164,7 +175,8 @@ def _mixed(blocks: list[list[int]], left: int) -> Iterator[tuple[int, ...]]:
 def chain_partitions(problem: Problem) -> Iterator[Partition]:
     """Chains over all machines, and over all but the slowest kinds.
 
-    How many chains, how wide, how much TP, machines dealt or in blocks, and for one chain every order of kinds.
+    They vary in the number of chains, width, TP degree, whether machines are distributed or cut into blocks, and, for a
+    single chain, the order of kinds.
     """
     groups = kinds(problem)
     seen: set[tuple[PipelineGroup, ...]] = set()
@@ -191,9 +203,10 @@ def chain_partitions(problem: Problem) -> Iterator[Partition]:
 
 
 def short_chain_partitions(problem: Problem) -> Iterator[Partition]:
-    """For many machines: short chains of every mix of kinds, as wide as machines are, plain and interleaved.
+    """For many machines: short chains with every mix of kinds, as wide as the machines allow, plain and interleaved.
 
-    Machines are dealt to chains in every order of kinds, so that neighbours in an order are in different chains.
+    Machines are distributed in every order of kinds, so that consecutive machines of an order belong to different
+    chains.
     """
     members = kinds(problem)
     machines = sum(map(len, members))
@@ -213,7 +226,7 @@ def short_chain_partitions(problem: Problem) -> Iterator[Partition]:
 
 
 def shared_partitions(problem: Problem) -> Iterator[Partition]:
-    """Two chains side by side: every kind serves one of them or, its machines halved, both."""
+    """Two parallel chains: every kind of machine serves one of them or, with its machines halved, both."""
     groups = kinds(problem)
     if not 2 <= len(groups) <= _MOST_PERMUTED:
         return
@@ -245,17 +258,18 @@ def shared_partitions(problem: Problem) -> Iterator[Partition]:
 
 
 def _ways_through(problem: Problem, machines: Sequence[int]) -> list[list[int]]:
-    """Three orders of `machines`, which stand slowest kind first: that one, its reverse, and that one behind the
-    machines with most memory, as a pipeline's first stage holds the activations of the most micro-batches."""
-    room = [problem.cluster.machines[m].gpu.usable_memory_bytes for m in machines]
-    roomy = [m for m, own in zip(machines, room, strict=True) if own == max(room)]
-    return [list(machines), list(machines)[::-1], [*roomy, *(m for m in machines if m not in roomy)]]
+    """Three orders of `machines`, which are given slowest kind first: that order, its reverse, and that order with the
+    machines of most memory moved to the front, because the first stage holds the activations of most micro-batches.
+    """
+    memory_bytes = [problem.cluster.machines[m].gpu.usable_memory_bytes for m in machines]
+    largest = [m for m, own in zip(machines, memory_bytes, strict=True) if own == max(memory_bytes)]
+    return [list(machines), list(machines)[::-1], [*largest, *(m for m in machines if m not in largest)]]
 
 
 def lockstep_partitions(problem: Problem) -> Iterator[Partition]:
-    """Equal pipelines over machines of any kinds in ZeRO-3 and 2, for plans that must be in lockstep or gain by it.
+    """Equal pipelines over machines of any kinds under ZeRO-3 and ZeRO-2, for plans that must or may run in lockstep.
 
-    Over all machines, and over all but the slowest kinds; one micro-batch size after another.
+    Over all machines, and over all but the slowest kinds, by ascending micro-batch size.
     """
     deep = [stage for stage in sharding_stages(problem.workload)[::-1] if stage >= LOCKSTEP]
     members, devices, batch = kinds(problem), problem.usable_by_machine, problem.workload.global_batch
@@ -279,10 +293,11 @@ def lockstep_partitions(problem: Problem) -> Iterator[Partition]:
 
 
 def single_pipeline_partitions(problem: Problem, replicates: bool) -> Iterator[Partition]:
-    """For a few GPUs: one pipeline over all machines, and over all but the slowest kinds.
+    """For a few GPUs: a single pipeline over all machines, and over all but the slowest kinds.
 
-    In every order of the machines and with every TP degree in each, one stage a TP group; where it `replicates`, also
-    with neighbouring groups the replicas of a stage in every way, at the least micro-batch sizes that give each some.
+    It visits the machines in every order with every TP degree in each, one stage for each TP group. With `replicates`,
+    consecutive groups also become the replicas of a stage in every way, at the smallest micro-batch sizes that give
+    each replica a sample.
     """
     devices, members, seen = problem.usable_by_machine, kinds(problem), set[PipelineGroup]()
     if len(problem.usable_devices) > _FEW:
@@ -304,19 +319,19 @@ def single_pipeline_partitions(problem: Problem, replicates: bool) -> Iterator[P
 
 
 def _in_runs(groups: Sequence[DeviceGroup]) -> Iterator[tuple[tuple[DeviceGroup, ...], ...]]:
-    """All ways to cut a sequence into runs."""
+    """All ways to cut a sequence into consecutive runs."""
     for cuts in product((True, False), repeat=len(groups) - 1):
         ends = [k for k, here in enumerate(cuts, 1) if here]
         yield tuple(tuple(groups[a:b]) for a, b in pairwise([0, *ends, len(groups)]))
 
 
 def chain_counts(machines: int) -> list[int]:
-    """Numbers of chains to try: all for a few machines, powers of two beyond."""
+    """Numbers of chains to try: all on a few machines, powers of two beyond."""
     if machines <= _ALL_CHAIN_COUNTS:
         return list(range(1, machines + 1))
     return [1 << k for k in range(machines.bit_length())]
 
 
 def first_choice(problem: Problem, pipeline_groups: tuple[PipelineGroup, ...]) -> Partition:
-    """`pipeline_groups` with the first schedule (1F1B where it may be) and sharding that the workload allows."""
+    """`pipeline_groups` with the default schedule (1F1B where allowed) and ZeRO stage."""
     return Partition(pipeline_groups, default_schedule(problem.workload), first_stage(problem))

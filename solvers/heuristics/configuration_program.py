@@ -1,14 +1,15 @@
-"""`shapes`: a configuration linear program over pipeline shapes, by column generation.
+"""`shapes`: a configuration linear programme over pipeline shapes, solved by column generation.
 
-Equal GPUs make a large cluster small: what matters is how many pipelines of which *shape* to build. A shape is
-a multiset of stages (machine kind, TP degree) that together hold all layers within a beat β. In a step of T
-seconds it processes M(T) ≈ (T − fill) / β + 1 micro-batches. The most that the cluster processes is
+Equal GPUs make a large cluster small: what matters is how many pipelines of which *shape* to build. A shape is a
+multiset of stages (machine kind, TP degree) that together hold all layers within a period β. In a step of T seconds it
+processes M(T) ≈ (T − fill) / β + 1 micro-batches. The cluster processes at most
 
     max Σ_s x_s · b_s · M_s(T)   subject to   Σ_s x_s · devices(s, k) ≤ devices(k) for every machine kind k.
 
-Columns come from a knapsack over layers, for a grid of beats at once, under the duals of the devices (Gilmore and
-Gomory, 1961). T follows by Newton's method, since the optimum is convex in T. An integer program over
-the columns met rounds the solution; then groups are laid onto machines, a pipeline's stages near each other.
+Columns come from a knapsack over layers, for a whole grid of periods at once, under the dual prices of the devices
+(Gilmore and Gomory, 1961). T is found by Newton's method, because the optimum is convex in T. An integer programme over
+the generated columns rounds the solution; then TP groups are placed on machines, the stages of a pipeline close to each
+other.
 """
 
 import itertools
@@ -35,14 +36,16 @@ from solvers.frame.solver import SearchSolver, offer_partition
 from solvers.frame.starts import chain_partitions, cut, kinds
 from solvers.heuristics.random_partition import draw_partition
 
-_BEATS = 48  # grid of beats, geometric
+_PERIODS = 48  # in the geometric grid
 _COLUMNS = 60  # most columns generated for one T
 _MIP_S, _MIP_NODES = 1.0, 5_000  # most seconds and nodes of one rounding
 
 
 @dataclass(frozen=True, slots=True)
 class StageType:
-    """A stage type: machine kind, TP degree, least time of n layers (`times[n-1]`), seconds of one hop inside."""
+    """A stage type: machine kind, TP degree, the least time of n layers (`times[n-1]`), seconds of a message inside a
+    machine.
+    """
 
     kind: int
     tp: int
@@ -52,7 +55,7 @@ class StageType:
 
 @dataclass(frozen=True, slots=True)
 class PipelineShape:
-    """A pipeline shape: counts of items, beat and fill in seconds, micro-batch size."""
+    """A pipeline shape: the number of stages of each type, period and fill in seconds, and micro-batch size."""
 
     counts: tuple[int, ...]
     period_s: float
@@ -104,7 +107,7 @@ class ConfigurationProgram:
         self._known: set[tuple[tuple[int, ...], int, float]] = set()
 
     def _crossing_s(self) -> float:
-        """A typical hop between machines for one sequence, both directions."""
+        """Seconds of a typical message between machines for one sequence, in both directions."""
         firsts = [self.devices[members[0]] for members in self.kinds]
         ends = [own[0] for own in firsts]
         if len(ends) == 1 and len(self.kinds[0]) > 1:
@@ -114,7 +117,9 @@ class ConfigurationProgram:
         return 2 * float(np.median(routes)) if routes else 0.0
 
     def solve(self) -> tuple[float, list[tuple[PipelineShape, float]]] | None:
-        """(T, shapes with how many of each, fractional) at which the cluster just processes the global batch."""
+        """(T, shapes with their fractional multiplicities) at which the cluster just processes the global batch; None
+        where no stage fits.
+        """
         batch = self._problem.workload.global_batch
         usable = [item for items in self.items.values() for item in items if np.isfinite(item.times[0])]
         if not usable:
@@ -150,7 +155,7 @@ class ConfigurationProgram:
         return np.array(usage).T, np.append(self.supply, self._problem.workload.global_batch)
 
     def columns(self) -> list[PipelineShape]:
-        """All shapes met."""
+        """All shapes generated."""
         return self._columns
 
     def _generate(self, step_s: float) -> list[tuple[PipelineShape, float]]:
@@ -187,7 +192,7 @@ class ConfigurationProgram:
         return used
 
     def _price(self, duals: Floats, step_s: float) -> bool:
-        """Add the shapes that gain most under `duals`, one per micro-batch size; whether any gains."""
+        """Add the shape with the largest reduced cost under `duals` for each micro-batch size; whether any improves."""
         gained = False
         for size in self.sizes:
             groups: list[list[int]] = [list(range(len(self.items[size])))]
@@ -207,7 +212,7 @@ class ConfigurationProgram:
         return gained
 
     def _knapsack(self, size: int, members: list[int], duals: Floats, step_s: float) -> PipelineShape | None:
-        """The best shape of the items `members`: over a grid of beats, cover all layers at least cost."""
+        """The best shape of the stage types `members`: for each period of a grid, all layers covered at least cost."""
         layers = self._problem.model.num_layers
         items = [self.items[size][i] for i in members]
         items_i = [i for i, item in zip(members, items, strict=True) if np.isfinite(item.times[0])]
@@ -218,10 +223,10 @@ class ConfigurationProgram:
         high = min(step_s, max(float(item.times[-1]) for item in items))
         if high <= low:
             return None
-        periods = np.geomspace(low, high, _BEATS)
+        periods = np.geomspace(low, high, _PERIODS)
         n = np.array([np.searchsorted(item.times, periods * (1 + 1e-12), side="right") for item in items])
         stage_s = np.array([item.times[np.maximum(m, 1) - 1] for item, m in zip(items, n, strict=True)])
-        # Every stage adds its time and its hop to the fill, which costs micro-batches.
+        # Every stage adds its time and its message to the fill, which reduces the number of micro-batches.
         message_s = np.array([2 * item.message_s for item in items])[:, None]
         price = np.array([duals[item.kind] * item.tp for item in items])[:, None]
         loss = price + size * (stage_s + message_s) / periods
@@ -250,7 +255,7 @@ class ConfigurationProgram:
 
 
 def rounded(program: ConfigurationProgram, step_s: float, time_limit_s: float) -> list[tuple[PipelineShape, int]]:
-    """Whole numbers of shapes that process the most in `step_s` seconds, among all columns met."""
+    """Integer multiplicities of all generated shapes that process the most sequences in `step_s` seconds."""
     columns = program.columns()
     values = np.array([shape.sequences(step_s) for shape in columns])
     usage, supply = program.constraints()
@@ -269,10 +274,10 @@ def rounded(program: ConfigurationProgram, step_s: float, time_limit_s: float) -
 def laid_out(
     program: ConfigurationProgram, chosen: Sequence[tuple[PipelineShape, int]], aligned: bool
 ) -> list[PipelineGroup]:
-    """Shapes on devices, frequent ones first.
+    """Pipeline groups of the shapes placed on devices, the most frequent shapes first.
 
-    Either a pipeline's stages of a kind share a machine, so that messages stay inside; or (`aligned`) a stage of
-    several pipelines does, so that a machine holds few layers and its interface carries few gradients.
+    Either the stages of a pipeline in one machine kind share a machine, so that messages stay inside it; or (`aligned`)
+    the same stage of several pipelines does, so that a machine holds few layers and sends few gradients.
     """
     free = {m: list(own) for m, own in program.devices.items()}
     pipeline_groups = []
@@ -293,7 +298,7 @@ def laid_out(
 def _place_aligned(
     program: ConfigurationProgram, shape: PipelineShape, count: int, free: dict[int, list[int]]
 ) -> list[list[DeviceGroup]]:
-    """`count` pipelines, as many at a time as a machine has groups of the widest degree; stage after stage."""
+    """`count` pipelines, placed stage by stage, as many at a time as a machine has groups of the largest degree."""
     items = program.items[shape.micro_batch_size]
     order = [item for item, n in zip(items, shape.counts, strict=True) for _ in range(n)]
     largest = max(len(own) for own in program.devices.values())
@@ -311,14 +316,14 @@ def _place_aligned(
                     machine = max(members, key=lambda m: len(free[m]))
                 taken = free[machine][: item.tp]
                 del free[machine][: item.tp]
-                if taken:  # a group that no machine has room for comes out narrower
+                if taken:  # a group that fits no machine gets a smaller degree
                     pipeline += cut(taken, max(t for t in program.allowed(machine) if t <= len(taken)))
         pipelines += [stages_of for stages_of in stages if stages_of]
     return pipelines
 
 
 def _place(program: ConfigurationProgram, shape: PipelineShape, free: dict[int, list[int]]) -> list[DeviceGroup]:
-    """The stages of one pipeline, slow kinds first; degrees that no machine has room for are halved."""
+    """The stages of one pipeline, slow kinds first; TP degrees that fit no machine are halved."""
     stages: list[DeviceGroup] = []
     for k, members in enumerate(program.kinds):
         degrees = sorted(
@@ -332,8 +337,8 @@ def _place(program: ConfigurationProgram, shape: PipelineShape, free: dict[int, 
         )
         while degrees:
             total = sum(degrees)
-            roomy = [m for m in members if len(free[m]) >= total]
-            machine = min(roomy, key=lambda m: len(free[m])) if roomy else max(members, key=lambda m: len(free[m]))
+            fitting = [m for m in members if len(free[m]) >= total]
+            machine = min(fitting, key=lambda m: len(free[m])) if fitting else max(members, key=lambda m: len(free[m]))
             if not free[machine]:
                 break
             left = []
@@ -380,9 +385,9 @@ def shape_partitions(search: Search, should_continue: Callable[[], bool] | None 
 
 
 class Shapes(SearchSolver):
-    """The rounded linear programs, priced; a step is one structure.
+    """Prices the rounded linear programmes; a step is one partition.
 
-    Where the plan space allows none of them, the first hand-made or random structure that fits.
+    Where the plan space allows none of them, the first rule-based or random partition that fits is the result.
     """
 
     name = "shapes"

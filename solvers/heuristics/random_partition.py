@@ -1,8 +1,8 @@
-"""`random`: a random graph partition, the baseline of HexiScale's own evaluation (arXiv 2409.01143, section 5).
+"""`random`: random partitions, the baseline of HexiScale's own evaluation (arXiv 2409.01143, section 5).
 
-GPUs go to pipelines at random, the GPUs of a machine in one pipeline are cut into random TP groups, stages come
-in random order. Layers, recompute and micro-batches are then computed as for every other solver, so a plan is
-feasible by construction, and the comparison shows what the partition alone is worth.
+GPUs are assigned to pipelines at random, the GPUs of a machine in a pipeline are cut into random TP groups, and stages
+are in random order. Layers, recomputation and micro-batches are computed as for every other solver, so the comparison
+shows the value of the partition alone.
 """
 
 import random
@@ -17,7 +17,7 @@ from solvers.frame.solver import SearchSolver, offer_partition
 
 
 def random_groups(problem: Problem, devices: list[int], rng: random.Random) -> list[DeviceGroup]:
-    """Devices cut into TP groups: machine by machine, degrees at random, groups in random order."""
+    """TP groups from the devices of each machine, with random degrees, in random order."""
     by_machine: dict[int, list[int]] = {}
     for device in devices:
         by_machine.setdefault(int(problem.cluster.machine_of[device]), []).append(device)
@@ -34,7 +34,7 @@ def random_groups(problem: Problem, devices: list[int], rng: random.Random) -> l
 
 
 def _some_devices(problem: Problem, rng: random.Random) -> list[int]:
-    """All usable devices, or for a third of the draws those of a random set of machines."""
+    """All usable devices or, in a third of the draws, those of a random set of machines."""
     machines = list(problem.usable_by_machine.values())
     if len(machines) > 1 and rng.random() < 1 / 3:
         machines = rng.sample(machines, rng.randint(1, len(machines)))
@@ -67,7 +67,7 @@ def draw_partition(problem: Problem, rng: random.Random) -> Partition | None:
 
 
 def _regular(problem: Problem, rng: random.Random) -> Partition | None:
-    """A random partition where all stages have one TP degree, and all pipelines one structure."""
+    """A random partition of one pipeline group with a single TP degree."""
     space = problem.space
     by_machine: dict[int, list[int]] = {}
     for device in _some_devices(problem, rng):

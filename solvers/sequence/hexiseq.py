@@ -1,7 +1,8 @@
-"""`hexiseq`: asymmetric sequence parallelism (arXiv 2605.07569), with the degrees beside it searched too.
+"""`hexiseq`: asymmetric sequence parallelism (arXiv 2605.07569), extended by a search over the other degrees.
 
-The paper takes data and pipeline parallelism as given and lays one sequence out over the devices of a stage; here all
-shapes of pipelines of such stages are tried, and the layouts of each are found as in the paper (`layouts.py`).
+The paper takes data and pipeline parallelism as given and distributes a sequence over the devices of a stage. Here all
+shapes of pipelines of such stages are searched, and the layouts of each shape are found as in the paper
+(`layout_search.py`).
 """
 
 import random
@@ -18,10 +19,10 @@ from solvers.sequence.planning import SequencePlanner, search_shapes
 
 @dataclass(frozen=True)
 class HexiSeq(SearchSolver):
-    """`uneven_tokens`, `uneven_heads` and `uneven_groups` take their freedom away where False; `order` of the shards is
-    `contiguous`, `zigzag` or the `best` of both. A step is a plan priced.
+    """`uneven_tokens`, `uneven_heads` and `uneven_groups` allow uneven layouts; False removes that freedom. `order` of
+    the tokens is `contiguous`, `zigzag`, or the `best` of both. A step is one plan priced.
 
-    Raises InputError for an order that is none of these.
+    Raises InputError for any other order.
     """
 
     uneven_tokens: bool = True
@@ -37,7 +38,7 @@ class HexiSeq(SearchSolver):
             raise InputError(f"solver.order: {self.order!r} is not one of {', '.join(ORDERS)} and best")
 
     def search(self, run: Search, rng: random.Random) -> None:
-        """Shapes by hand, layouts for them, then moves."""
+        """Rule-based shapes, layouts for them, then annealing."""
         planner = SequencePlanner(run, self._freedoms())
         search_shapes(planner, planner.sequence_starts(), rng)
 

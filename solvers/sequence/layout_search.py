@@ -1,9 +1,9 @@
-"""The layout problem: given devices, layers and memory, the sequence layout of least forward and backward time.
+"""The layout problem: for given devices, layers and memory, find the sequence layout with the least stage time.
 
-The three stages of HexiSeq (arXiv 2605.07569): groups (`grouping.py`), tokens of the groups and ranks by capability
+The three stages of HexiSeq (arXiv 2605.07569): groups (`grouping.py`), tokens of groups and ranks by capability
 (`token_allocation.py`), and coordinate descent over tokens and heads. Beyond the paper, the second stage balances
-causal work and keeps within memory, every recompute policy and both orders are tried, and the descent scales whole
-types of GPUs first, then groups and ranks. Every layout considered is priced as a plan's would be.
+causal work and respects memory, every recompute policy and both token orders are tried, and the descent first scales
+whole GPU types, then groups and ranks. Every layout is priced as it would be in a plan.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,7 @@ def _rank(one: EvaluatedLayout) -> tuple[float, float]:
 
 
 class LayoutSearch:
-    """Searches layouts of one problem; `should_continue` says whether there is time left."""
+    """Searches layouts of one problem; stops once `should_continue` returns False."""
 
     def __init__(
         self, model: PlanPricer, should_continue: Callable[[], bool], freedoms: LayoutFreedoms | None = None
@@ -51,9 +51,11 @@ class LayoutSearch:
         self._kept: dict[tuple[object, ...], EvaluatedLayout | None] = {}
 
     def best(self, devices: Sequence[int], size: int, need: StageNeeds, effort: int = 1) -> EvaluatedLayout | None:
-        """The best layout of all of `devices` for micro-batches of `size` sequences; one that does not fit where none
-        does, None where none is legal. `effort` 0 tries the plainest groups alone, 1 more of them and their variants, 2
-        all, and descends over types, 3 over groups and ranks too."""
+        """The best layout over all of `devices` for micro-batches of `size` sequences.
+
+        Where none fits, one that does not; None where none is legal. `effort` 0 tries only the plainest groups, 1 more
+        groups and their variants, 2 all of them and a descent over GPU types, 3 also a descent over groups and ranks.
+        """
         devices = tuple(sorted(devices))
         if len(devices) > self.problem.workload.seq_len:
             return None
@@ -75,7 +77,7 @@ class LayoutSearch:
         return found
 
     def _moved(self, found: EvaluatedLayout, devices: tuple[int, ...]) -> EvaluatedLayout:
-        """The same layout on other devices, of the same signature."""
+        """The same layout on other devices with the same signature."""
         to = dict(zip(sorted(found.layout.devices), devices, strict=True))
         if all(a == b for a, b in to.items()):
             return found
@@ -110,7 +112,9 @@ class LayoutSearch:
     def over_policies(
         self, recipe: LayoutRecipe, size: int, need: StageNeeds, policies: Sequence[str] | None = None
     ) -> EvaluatedLayout:
-        """The best policy: once a layout fits as it is best balanced, leaner policies only add time."""
+        """The layout of a recipe under the best policy: once a balanced layout fits, policies with less memory only add
+        time.
+        """
         first, *leaner = policies or self.model.policies()
         best, repaired = self.evaluator.evaluate(replace(recipe, policy=first), size, need)
         for policy in leaner:
@@ -124,7 +128,7 @@ class LayoutSearch:
         return (replace(recipe, policy=policy) for policy in self.model.policies() if policy != recipe.policy)
 
     def _variants(self, recipe: LayoutRecipe) -> Iterator[LayoutRecipe]:
-        """Other orders, of the groups too, other rules and units."""
+        """The recipe with other token orders, group orders, rules and head units."""
         spec = self.problem.model
         turned = tuple(reversed(recipe.groups))
         units = {1, spec.num_heads // spec.num_kv_heads} if self.freedoms.heads else {1}
@@ -139,7 +143,7 @@ class LayoutSearch:
     # ---------------------------------------------------------------- stage III
 
     def _descended(self, found: EvaluatedLayout, size: int, need: StageNeeds, *, fine: bool) -> EvaluatedLayout:
-        """Coordinate descent over factors of tokens and heads: of types of GPUs, or if `fine` of groups and ranks."""
+        """Coordinate descent over the factors of tokens and heads: by GPU type or, if `fine`, by group and rank."""
         for step in _STEPS:
             for _ in range(_ROUNDS):
                 before = found

@@ -1,4 +1,4 @@
-"""From shapes to plans: layouts, layers, recompute policies and batches of the stages of a shape."""
+"""From shapes to plans: the layouts, layers, recompute policies and batches of the stages of a shape."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,13 +22,14 @@ from solvers.sequence.shapes import SequenceShape, ShapePipeline, StageDevices, 
 from solvers.sequence.stage_tables import RecomputeTable, StageOption, allocate_layers, fastest
 from solvers.sequence.token_allocation import RateTable
 
-_ROUNDS = 2  # layouts are found again for the layers that those of the round before led to
+_ROUNDS = 2  # layouts are searched again with the layers that the previous round's layouts led to
 
 
 @dataclass(frozen=True, slots=True)
 class _Blueprint:
-    """A plan to be built: `policies` to choose from, how many stages use the interfaces of each seat's machines, and
-    the sum over pipelines of the devices of their mean stage."""
+    """The inputs of a plan: the `policies` allowed, for each stage the number of stages that use its machines'
+    interfaces, and the sum over pipelines of the mean number of devices per stage.
+    """
 
     shape: SequenceShape
     effort: int
@@ -39,7 +40,7 @@ class _Blueprint:
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """A pipeline's stages; m micro-batches take about fill + m · beat seconds."""
+    """The stages of a pipeline; m micro-batches take about fill + m · period seconds."""
 
     stages: tuple[Stage, ...]
     fill_s: float
@@ -47,8 +48,9 @@ class _Built:
 
 
 class PlanBuilder:
-    """Builds plans of one problem. With `tensor`, a stage that may have tensor parallelism has it where that is
-    faster."""
+    """Builds the plans of one problem; with `tensor`, a stage uses tensor parallelism where that is allowed and
+    faster.
+    """
 
     def __init__(self, model: PlanPricer, layouts: LayoutSearch, *, tensor: bool = False) -> None:
         self.model, self.problem, self.layouts, self._tensor = model, model.problem, layouts, tensor
@@ -58,7 +60,7 @@ class PlanBuilder:
         self._speed = 1.0 / rates.of_sequence_s(workload.seq_len, spec.num_heads)
 
     def build(self, shape: SequenceShape, effort: int = 1) -> Plan | None:
-        """The plan of a shape, not yet priced; None where there is none. `effort` as in `LayoutSearch.best`."""
+        """The plan of a shape, not yet priced; None where none fits. `effort` as in `LayoutSearch.best`."""
         if self.problem.space.recompute_per_stage:
             return self._build(shape, effort, self.model.policies())
         plans = (self._build(shape, effort, (policy,)) for policy in self.model.policies())
@@ -93,7 +95,7 @@ class PlanBuilder:
         again = split_batch(
             [one.fill_s for one in built], [one.period_s for one in built], [size] * len(work), batch, even=even
         )
-        # More micro-batches may mean more of them in flight.
+        # With more micro-batches, more of them may be in flight.
         if again is not None and all(
             self._held(0, len(pipeline), a) <= self._held(0, len(pipeline), b)
             for pipeline, a, b in zip(shape.pipelines, again, counts, strict=True)
@@ -103,7 +105,9 @@ class PlanBuilder:
         return Plan(pipelines, self.schedule, Sharding(shape.zero, shape.groups if shape.zero else "all"))
 
     def _pipelines(self, blueprint: _Blueprint, places: Sequence[int], count: int) -> list[_Built] | None:
-        """The pipelines at `places`, of equally many stages, with the same layers in the stages of the same number."""
+        """The pipelines at `places`, of equally many stages, with equal layers in stages of equal index; None where
+        they do not fit.
+        """
         pipelines = [blueprint.shape.pipelines[p] for p in places]
         layers, stages = self.problem.model.num_layers, len(pipelines[0])
         if stages > layers:
@@ -115,44 +119,45 @@ class PlanBuilder:
         best: list[_Built] | None = None
         best_s = float("inf")
         for _ in range(_ROUNDS if stages > 1 else 1):
-            ways = [
-                [list(self._ways(blueprint, pipeline, k, share[k], count)) for k in range(stages)]
+            options = [
+                [list(self._options(blueprint, pipeline, k, share[k], count)) for k in range(stages)]
                 for pipeline in pipelines
             ]
-            dealt = allocate_layers(ways, layers, even=not self.problem.space.uneven_layers)
-            if dealt is None:
+            allocated = allocate_layers(options, layers, even=not self.problem.space.uneven_layers)
+            if allocated is None:
                 break
             built = [
-                _built([(n, fastest(own, n)) for n, own in zip(dealt, pipeline, strict=True)]) for pipeline in ways
+                _built([(n, fastest(own, n)) for n, own in zip(allocated, pipeline, strict=True)])
+                for pipeline in options
             ]
             seconds = max(one.fill_s + count * one.period_s for one in built)
             if seconds < best_s:
                 best, best_s = built, seconds
-            if dealt == share:
+            if allocated == share:
                 break
-            share = dealt
+            share = allocated
         return best
 
     def _shards(self, blueprint: _Blueprint, pipeline: ShapePipeline, stage_devices: StageDevices) -> StateSharding:
-        """Over about how many devices the states of a seat with a layout are spread."""
+        """How states are sharded: about how many devices share those of a stage with a layout."""
         shape = blueprint.shape
         if not shape.zero:
             return StateSharding()
         if shape.groups == "machine":
             here = self.problem.cluster.machine_of[list(stage_devices)].tolist()
             return StateSharding(shape.zero, float(min(here.count(m) for m in set(here))))
-        if self._tensor:  # of other pipelines' stages, which may be whole TP groups
+        if self._tensor:  # the other pipelines' stages may be whole TP groups, which share as one holder
             return StateSharding(shape.zero, float(len(stage_devices) + len(shape.pipelines) - 1))
         return StateSharding(shape.zero, len(stage_devices) + blueprint.stage_devices - _mean_devices(pipeline))
 
     def _held(self, stage: int, num_stages: int, count: int) -> int:
-        """Micro-batches, of so many, that a stage has in flight at most."""
+        """The most micro-batches, of `count`, that a stage has in flight."""
         return most_in_flight(self.schedule, StagePosition(stage, num_stages, count))
 
-    def _ways(
+    def _options(
         self, blueprint: _Blueprint, pipeline: ShapePipeline, stage: int, layers: int, count: int
     ) -> Iterator[StageOption]:
-        """All that a stage may be."""
+        """The options of a stage: tensor parallelism, where allowed, and the best layout."""
         stage_devices, size, policies = pipeline[stage], blueprint.shape.size, blueprint.policies
         held = self._held(stage, len(pipeline), count)
         shards = self._shards(blueprint, pipeline, stage_devices)
@@ -160,7 +165,7 @@ class PlanBuilder:
             layers, stage == 0, stage == len(pipeline) - 1, held, shards, blueprint.sharers[stage_devices]
         )
         if self._tensor and self._may_be_tensor(stage_devices):
-            yield self._tensor_way(stage_devices, size, need, policies)
+            yield self._tensor_option(stage_devices, size, need, policies)
             if len(stage_devices) == 1:
                 return
         fitted = self.layouts.best(stage_devices, size, need, blueprint.effort)
@@ -175,7 +180,7 @@ class PlanBuilder:
             cluster.machines[machines.pop()].num_gpus
         )
 
-    def _tensor_way(
+    def _tensor_option(
         self, stage_devices: StageDevices, size: int, need: StageNeeds, policies: Sequence[str]
     ) -> StageOption:
         model, tp_group, shards = self.model, self.model.tp_group(stage_devices), need.shards
@@ -204,11 +209,11 @@ def _mean_devices(pipeline: ShapePipeline) -> float:
     return sum(map(len, pipeline)) / len(pipeline)
 
 
-def _built(dealt: Sequence[tuple[int, StageOption]]) -> _Built:
+def _built(allocated: Sequence[tuple[int, StageOption]]) -> _Built:
     stages, seconds, at = [], [], 0
-    for n, way in dealt:
-        stages.append(_stage(way.ends, at, at + n, way.recompute_table.policies(n)))
-        seconds.append(float(way.recompute_table.seconds[n - 1]))
+    for n, option in allocated:
+        stages.append(_stage(option.ends, at, at + n, option.recompute_table.policies(n)))
+        seconds.append(float(option.recompute_table.seconds[n - 1]))
         at += n
     return _Built(tuple(stages), sum(seconds) - max(seconds), max(seconds))
 

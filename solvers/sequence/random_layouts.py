@@ -1,8 +1,8 @@
-"""`sequence_random`: random shapes with random layouts, the baseline of the other solvers.
+"""`sequence_random`: random shapes with random layouts, the baseline for the other sequence solvers.
 
-Machines in random order are cut into pipelines and stages at random places; the groups of a layout are those of a
-random clustering, tokens and heads random around what capability says. Layers, batches and policies are then computed
-as for every other solver.
+Machines in random order are cut into pipelines and stages at random places; layouts use a random clustering, with
+tokens and heads randomised around what capability suggests. Layers, batches and policies are computed as for every
+other solver.
 """
 
 import random
@@ -27,7 +27,7 @@ _SPREAD = 0.2  # of the logarithms of the factors of tokens and heads
 
 
 class RandomLayouts(LayoutSearch):
-    """Gives a random layout instead of the best; the first recompute policy that fits."""
+    """Returns a random layout instead of the best, under the first recompute policy that fits."""
 
     def __init__(self, model: PlanPricer, search: Search, rng: random.Random) -> None:
         super().__init__(model, search.should_continue, LayoutFreedoms())
@@ -65,7 +65,7 @@ def random_shape(problem: Problem, rng: random.Random) -> SequenceShape | None:
 
 
 class SequenceRandom(SearchSolver):
-    """Draws until the budget is spent; a step is a draw."""
+    """Draws shapes until the budget is spent; a step is one draw."""
 
     name = "sequence_random"
     capabilities = Capabilities(sequence="only")

@@ -1,8 +1,8 @@
-"""Shapes of plans with sequence stages: which devices form which stages of which pipelines; and operators on them.
+"""Shapes of plans with sequence stages: which devices form which stages of which pipelines; and operators on shapes.
 
-A shape says nothing of layers, layouts and batches: `stage_builder.py` finds these. One more operator is a function
-`(near, shape, rng) -> shape or None` and a line of `SHAPE_OPERATORS`; what the plan space forbids is sifted out for
-all of them.
+A shape says nothing about layers, layouts and batches, which `plan_builder.py` finds. To add an operator, write a
+function `(near, shape, rng) -> shape or None` and a line of `SHAPE_OPERATORS`; results that the plan space forbids are
+filtered out for all of them.
 """
 
 import random
@@ -21,7 +21,7 @@ ShapePipeline = tuple[StageDevices, ...]
 
 @dataclass(frozen=True, slots=True)
 class SequenceShape:
-    """Pipelines of seats, their micro-batch size in sequences, the ZeRO stage and its groups."""
+    """Pipelines of stages, their micro-batch size in sequences, the ZeRO stage and its groups."""
 
     pipelines: tuple[ShapePipeline, ...]
     size: int = 1
@@ -29,24 +29,24 @@ class SequenceShape:
     groups: str = "all"
 
     def with_pipeline(self, p: int, *pipelines: ShapePipeline) -> "SequenceShape":
-        """The shape with others in place of pipeline p."""
+        """The shape with pipeline p replaced by others."""
         return replace(self, pipelines=(*self.pipelines[:p], *pipelines, *self.pipelines[p + 1 :]))
 
 
 def may_lockstep(problem: Problem, shape: SequenceShape) -> bool:
-    """Whether the pipelines of a shape may gather and scatter together: as many stages and micro-batches in each."""
+    """Whether the pipelines of a shape can run in lockstep: equally many stages and micro-batches in each."""
     batches_even = problem.workload.global_batch % (len(shape.pipelines) * shape.size) == 0
     return len(shape.pipelines) == 1 or (batches_even and len(set(map(len, shape.pipelines))) == 1)
 
 
 def zero_stages(problem: Problem, shape: SequenceShape) -> tuple[int, ...]:
-    """The ZeRO stages that the plan of a shape may have."""
+    """The ZeRO stages that a plan of the shape may use."""
     own = sharding_stages(problem.workload)
     return tuple(stage for stage in own if stage < LOCKSTEP or may_lockstep(problem, shape))
 
 
 def with_sharding(problem: Problem, shape: SequenceShape) -> SequenceShape | None:
-    """The shape, with another ZeRO stage where its own is none of `zero_stages`; None where there are none."""
+    """The shape, its ZeRO stage replaced where `zero_stages` does not allow it; None where that allows none."""
     allowed = zero_stages(problem, shape)
     if shape.zero in allowed:
         return shape
@@ -64,7 +64,7 @@ class ShapeNeighbourhood:
         self.machine_of: list[int] = problem.cluster.machine_of.tolist()
 
     def allows(self, shape: SequenceShape) -> bool:
-        """Whether a shape has devices in all stages and obeys the plan space."""
+        """Whether every stage of a shape has devices and the shape respects the plan space."""
         space, workload = self.problem.space, self.problem.workload
         pipelines, stages = len(shape.pipelines), {len(pipeline) for pipeline in shape.pipelines}
         return (
@@ -83,7 +83,7 @@ Change: TypeAlias = Callable[[ShapeNeighbourhood, SequenceShape, random.Random],
 
 
 def _part(near: ShapeNeighbourhood, devices: StageDevices, rng: random.Random) -> StageDevices:
-    """Some devices of a stage: those of a machine, half of these, or one."""
+    """Some devices of a stage: all in one machine, half of these, or a single one."""
     machine = near.machine_of[rng.choice(devices)]
     own = tuple(d for d in devices if near.machine_of[d] == machine)
     return own[: rng.choice((len(own), max(1, len(own) // 2), 1))]
@@ -150,7 +150,7 @@ def part_stage(near: ShapeNeighbourhood, shape: SequenceShape, rng: random.Rando
 def _parts(
     near: ShapeNeighbourhood, devices: StageDevices, rng: random.Random
 ) -> tuple[StageDevices, StageDevices] | None:
-    """Two stages of one: cut between machines, or by half."""
+    """A stage cut in two, between machines or in the middle; None where it has one device."""
     if len(devices) < 2:
         return None
     machines = list(dict.fromkeys(near.machine_of[d] for d in devices))
@@ -178,7 +178,7 @@ def swap_stages(near: ShapeNeighbourhood, shape: SequenceShape, rng: random.Rand
 
 
 def join_pipelines(near: ShapeNeighbourhood, shape: SequenceShape, rng: random.Random) -> SequenceShape | None:
-    """Two pipelines become one: stage by stage, or one behind the other."""
+    """Two pipelines become one, merged stage by stage or one after the other."""
     if len(shape.pipelines) < 2:
         return None
     p, q = sorted(rng.sample(range(len(shape.pipelines)), 2))
@@ -191,7 +191,7 @@ def join_pipelines(near: ShapeNeighbourhood, shape: SequenceShape, rng: random.R
 
 
 def part_pipeline(near: ShapeNeighbourhood, shape: SequenceShape, rng: random.Random) -> SequenceShape | None:
-    """A pipeline becomes two: cut in its length, or every stage of it."""
+    """A pipeline becomes two, cut along its length or in every stage."""
     p = rng.randrange(len(shape.pipelines))
     pipeline = shape.pipelines[p]
     if len(pipeline) > 1 and rng.random() < 0.5:
@@ -236,7 +236,7 @@ def _exchanged(
 
 
 def _legal(change: Change) -> Change:
-    """The change with a ZeRO stage that goes with it; None where the plan space forbids it."""
+    """The operator followed by a ZeRO stage that suits its result; None where the plan space forbids that."""
 
     def apply(near: ShapeNeighbourhood, shape: SequenceShape, rng: random.Random) -> SequenceShape | None:
         moved = change(near, shape, rng)
@@ -261,12 +261,12 @@ SHAPE_OPERATORS: tuple[Operator[ShapeNeighbourhood, SequenceShape, SequenceShape
 
 
 class ShapeProposals:
-    """Candidates near a shape."""
+    """Proposes candidates near a shape."""
 
     def __init__(self, problem: Problem, statistics: OperatorStatistics) -> None:
         self.lottery = Lottery(SHAPE_OPERATORS, ShapeNeighbourhood(problem), problem, statistics)
 
     def draw(self, shape: SequenceShape, rng: random.Random) -> tuple[OperatorTally, SequenceShape] | None:
-        """A candidate and the tally of its operator; None where none was found in some tries."""
+        """A candidate and the tally of its operator; None where several draws give none."""
         tries = (self.lottery.draw(shape, rng) for _ in range(_TRIES))
         return next((found for found in tries if found is not None), None)

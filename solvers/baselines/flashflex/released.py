@@ -128,7 +128,7 @@ def _ordered(parts: list[list[int]], bandwidth: NDArray[np.float64]) -> list[lis
 
 
 def memory_shares(problem: Problem, line: StageSequence) -> list[int]:
-    """Layers per stage, dealt in turns while a stage has less than its share of memory (`create_layer_partition`).
+    """Layers per stage, allocated in turns while a stage has less than its share of memory (`create_layer_partition`).
 
     Layers left over go to the stages of most memory. A stage may end up with none.
     """

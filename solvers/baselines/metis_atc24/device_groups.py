@@ -37,8 +37,8 @@ class MetisBatching:
     sharded: bool
 
     @property
-    def lane_size(self) -> int:
-        """Sequences of a micro-batch in a lane."""
+    def pipeline_size(self) -> int:
+        """Sequences of a micro-batch in each of the pipelines."""
         return self.size // self.pipelines
 
 
@@ -46,7 +46,7 @@ class MetisBatching:
 class StageGroup:
     """Ranks [first_rank, end_rank) as a stage, with the times of its slowest replica.
 
-    `samples` lists, lane by lane, the numbers of its replicas and their samples of a micro-batch.
+    `samples` lists, pipeline by pipeline, the numbers of its replicas and their samples of a micro-batch.
     """
 
     ranks: tuple[int, ...]
@@ -56,7 +56,7 @@ class StageGroup:
     samples: Samples
     layer_s: float  # with the layer's share of the gradient sync, spread over the micro-batches
     ends_s: float  # what embedding or head add
-    waits_s: float  # about what messages to and from other machines add to a beat of 1F1B
+    waits_s: float  # about what messages to and from other machines add to a period of 1F1B
     max_layers: NDArray[np.int64]  # that fit, by how many stages there are from this one to the last
 
     def stage_s(self, num_layers: int) -> float:
@@ -64,7 +64,7 @@ class StageGroup:
         return num_layers * self.layer_s + self.ends_s
 
     def pipelines(self) -> list[MetisReplicas]:
-        """For each lane the devices and samples of its replicas; replicas without a sample are idle."""
+        """For each pipeline the devices and samples of its replicas; replicas without a sample are idle."""
         found = []
         for members, counts in self.samples:
             starts = [(self.first_rank + i * self.tp, n) for i, n in zip(members, counts, strict=True) if n]
@@ -183,8 +183,8 @@ class RankedDevices:
         self, tp_groups: tuple[Any, ...], tp: int, ring_s: float, first: bool, last: bool, batching: MetisBatching
     ) -> Any:
         """The replicas of each pipeline and their samples, stage times, and the most layers that fit."""
-        size, policy = batching.lane_size, batching.policy
-        pipelines = _dealt(tp_groups, batching.pipelines)
+        size, policy = batching.pipeline_size, batching.policy
+        pipelines = _by_kind(tp_groups, batching.pipelines)
         samples: Samples = []
         for members in pipelines:
             finish_s = [partial(self._layer_s, policy, tp_groups[i]) for i in members]
@@ -223,8 +223,8 @@ class RankedDevices:
         return self.estimates.stage_s(frozenset([tp_group]), num_layers, first, last, size, policy)
 
 
-def _dealt(tp_groups: Sequence[Any], pipelines: int) -> list[list[int]]:
-    """The replicas of each lane: neighbours if all replicas are alike, else equal shares of each kind."""
+def _by_kind(tp_groups: Sequence[Any], pipelines: int) -> list[list[int]]:
+    """The replicas of each pipeline: consecutive ones if all are alike, else equal shares of each kind."""
     count = len(tp_groups)
     if len(set(tp_groups)) == 1:
         return [

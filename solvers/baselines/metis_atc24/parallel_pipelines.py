@@ -1,6 +1,6 @@
-"""Lanes: a pipeline of replicated stages, written down as several of equal structure and batch.
+"""A pipeline of replicated stages, written down as several pipelines of equal structure and batch.
 
-The same replicas, layers and gradients; what the plan space allows of a micro-batch bounds a lane.
+They have the same replicas, layers and gradients; the plan space bounds the micro-batch size of each.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ def plan_of_cut(
     Lanes are halved while their halves are alike, so that plain pipelines result where possible.
     """
     stages = [group.pipelines() for group in cut]
-    size = batching.lane_size
+    size = batching.pipeline_size
     while size % 2 == 0 and problem.space.num_pipelines is None:
         halves = [[_halved(problem, shares) for shares in pipelines] for pipelines in stages]
         if any(half is None for pipelines in halves for half in pipelines):

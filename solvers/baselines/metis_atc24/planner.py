@@ -55,7 +55,7 @@ def sequences(problem: Problem) -> list[tuple[int, ...]]:
 
 
 def batchings(problem: Problem, policy: str, sharded: bool) -> list[MetisBatching]:
-    """Micro-batches that divide the global batch, in as few lanes as the plan space allows or as it requires."""
+    """Micro-batches that divide the global batch, in as few pipelines as the plan space allows or as it requires."""
     batch, asked, found = problem.workload.global_batch, problem.space.num_pipelines, []
     sizes = problem.space.micro_batch_sizes(batch)
     size = asked or 1

@@ -1,4 +1,6 @@
-"""Operators between bundles, which exchange stages and TP groups or join, and on which devices are in use."""
+"""Operators that exchange stages or TP groups between pipeline groups, join groups, or change which devices are
+used.
+"""
 
 import random
 
@@ -11,7 +13,7 @@ from solvers.heuristics.operators.neighbourhood import Neighbourhood, PipelineGr
 def merge_groups(
     near: Neighbourhood, first: PipelineGroup, second: PipelineGroup, rng: random.Random
 ) -> tuple[PipelineGroups, PipelineGroups] | None:
-    """Two bundles with stages of the same TP degrees become one, so that their layers align."""
+    """Two pipeline groups with the same TP degrees stage by stage become one, so that their layers align."""
     degrees = [[len(stage_groups[0]) for stage_groups in pipeline_group.stages] for pipeline_group in (first, second)]
     if degrees[0] != degrees[1] or first.replicated or second.replicated:
         return None
@@ -22,7 +24,7 @@ def merge_groups(
 def join_pipelines(
     near: Neighbourhood, first: PipelineGroup, second: PipelineGroup, rng: random.Random
 ) -> tuple[PipelineGroups, PipelineGroups] | None:
-    """Two bundles of one width become one of longer pipelines."""
+    """Two pipeline groups of equal width become one with longer pipelines."""
     if first.width != second.width:
         return None
     joined = near.taking(first, second, first.stages + second.stages)
@@ -33,7 +35,7 @@ def join_pipelines(
 def move_stage(
     near: Neighbourhood, giver: PipelineGroup, taker: PipelineGroup, rng: random.Random
 ) -> tuple[PipelineGroups, PipelineGroups] | None:
-    """A stage leaves a bundle for another; where that is narrower, it becomes several stages there."""
+    """A stage moves from one pipeline group to another; where that is narrower, it becomes several stages."""
     if len(giver.stages) < 2 or giver.width % taker.width:
         return None
     s, width = rng.randrange(len(giver.stages)), taker.width
@@ -51,7 +53,7 @@ def move_stage(
 def swap_stages(
     near: Neighbourhood, one: PipelineGroup, two: PipelineGroup, rng: random.Random
 ) -> tuple[PipelineGroups, PipelineGroups] | None:
-    """Two bundles of one width exchange a stage."""
+    """Two pipeline groups of equal width exchange a stage."""
     if one.width != two.width:
         return None
     first, second = list(one.stages), list(two.stages)
@@ -62,7 +64,7 @@ def swap_stages(
 
 
 def swap_tp_groups(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
-    """Two TP groups of one degree exchange places, anywhere."""
+    """Two TP groups of equal degree anywhere in the plan change places."""
     places = [
         (b, s, k)
         for b, pipeline_group in enumerate(partition.pipeline_groups)
@@ -86,7 +88,7 @@ def swap_tp_groups(near: Neighbourhood, partition: Partition, rng: random.Random
 
 
 def leave_unused(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
-    """A stage, or a whole bundle, falls out of use."""
+    """A stage, or a whole pipeline group, is removed, and its devices stay idle."""
     at = rng.randrange(len(partition.pipeline_groups))
     pipeline_group = partition.pipeline_groups[at]
     if len(pipeline_group.stages) > 1 and rng.random() < 0.8:
@@ -98,7 +100,7 @@ def leave_unused(near: Neighbourhood, partition: Partition, rng: random.Random) 
 
 
 def use_idle(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
-    """Idle devices of a machine become a stage of a bundle, or a bundle of their own."""
+    """Idle devices of a machine become a stage of a pipeline group, or a new pipeline group."""
     used = partition.devices()
     idle = {m: [d for d in own if d not in used] for m, own in near.by_machine.items()}
     machines = [m for m, own in idle.items() if own]

@@ -1,7 +1,8 @@
-"""Operators that make replicas of stages, pipelines and TP groups, and undo it.
+"""Operators that turn stages, pipelines and TP groups into replicas, and their inverses.
 
-A TP group becomes a replica of another stage, of its own or another pipeline, and leaves it again; pipelines become
-the replicas of one and part again; a TP group falls into replicas, in equal parts or not, and replicas join into one.
+A TP group joins another stage as a replica, in its own or another pipeline, and leaves it again; parallel pipelines
+become replicas of one pipeline and separate again; a TP group splits into replicas, equal or not, and replicas merge
+into one TP group.
 """
 
 import random
@@ -12,7 +13,7 @@ from solvers.heuristics.operators.neighbourhood import Neighbourhood, PipelineGr
 
 
 def pipelines_to_replicas(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
-    """The pipelines of a bundle, or of two that are as long, become one: what were its stages are replicas."""
+    """The pipelines of a group, or of two groups of equal length, become one pipeline whose stages are replicated."""
     chosen = [rng.randrange(len(partition.pipeline_groups))]
     first = partition.pipeline_groups[chosen[0]]
     if first.replicated or first.width == 1 or rng.random() < 0.5:
@@ -29,7 +30,7 @@ def pipelines_to_replicas(near: Neighbourhood, partition: Partition, rng: random
         sum(same_stage, start=())
         for same_stage in zip(*(pipeline_group.stages for pipeline_group in pipeline_groups), strict=True)
     ]
-    # As many samples for each as before, or as few as there must be.
+    # Each replica has as many samples as before, or as few as possible.
     size = (
         sum(pipeline_group.width * pipeline_group.micro_batch_size for pipeline_group in pipeline_groups)
         if rng.random() < 0.5
@@ -40,7 +41,7 @@ def pipelines_to_replicas(near: Neighbourhood, partition: Partition, rng: random
 
 
 def replicas_to_pipelines(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
-    """A pipeline whose stages have equally many replicas becomes so many pipelines."""
+    """A pipeline whose stages all have the same number of replicas becomes that many pipelines."""
     at = _replicated(partition, rng)
     if at is None:
         return None
@@ -58,7 +59,7 @@ def replicas_to_pipelines(near: Neighbourhood, partition: Partition, rng: random
 
 
 def join_as_replica(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
-    """A stage, or one of its replicas, becomes a replica of another stage, of any pipeline that moves alone."""
+    """A stage, or one of its replicas, becomes a replica of another stage, among pipelines that are groups of one."""
     places = [
         (b, s)
         for b, pipeline_group in enumerate(partition.pipeline_groups)
@@ -80,7 +81,9 @@ def join_as_replica(near: Neighbourhood, partition: Partition, rng: random.Rando
 
 
 def leave_replicas(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
-    """Some replicas of a stage become a stage of their own, of any pipeline that moves alone, or a pipeline."""
+    """Some replicas of a stage become a stage of their own, in any pipeline that is a group of one, or a new
+    pipeline.
+    """
     at = _replicated(partition, rng)
     if at is None:
         return None
@@ -101,7 +104,7 @@ def leave_replicas(near: Neighbourhood, partition: Partition, rng: random.Random
 
 
 def group_to_replicas(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
-    """A TP group of a pipeline that moves alone becomes two replicas, of any degrees that are allowed."""
+    """A TP group of a pipeline that is a group of one becomes two replicas, of any allowed degrees."""
     places = [
         (b, s, k)
         for b, pipeline_group in enumerate(partition.pipeline_groups)
@@ -125,7 +128,7 @@ def group_to_replicas(near: Neighbourhood, partition: Partition, rng: random.Ran
 
 
 def replicas_to_group(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
-    """Two replicas in one machine become one TP group."""
+    """Two replicas in the same machine become one TP group."""
     at = _replicated(partition, rng)
     if at is None:
         return None
@@ -142,7 +145,7 @@ def replicas_to_group(near: Neighbourhood, partition: Partition, rng: random.Ran
 
 
 def _replicated(partition: Partition, rng: random.Random) -> int | None:
-    """A replicated bundle."""
+    """The index of a random replicated pipeline group; None where there is none."""
     found = [at for at, pipeline_group in enumerate(partition.pipeline_groups) if pipeline_group.replicated]
     return rng.choice(found) if found else None
 
@@ -150,7 +153,9 @@ def _replicated(partition: Partition, rng: random.Random) -> int | None:
 def _with_pipelines(
     near: Neighbourhood, partition: Partition, changed: dict[int, list[StageGroups]], *more: PipelineGroup
 ) -> Partition | None:
-    """The partition with other stages for some bundles of one pipeline, gone where none are left; and `more`."""
+    """The partition with new stages for some single pipelines, which are removed where no stages are left; and
+    `more`.
+    """
     pipelines: dict[int, PipelineGroups] = {}
     for at, stages in changed.items():
         pipeline = near.pipeline(stages, partition.pipeline_groups[at].micro_batch_size) if stages else None

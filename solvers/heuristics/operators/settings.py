@@ -1,4 +1,4 @@
-"""Operators on what a partition says beside devices: micro-batch sizes, schedule, ZeRO stage, layer ranges."""
+"""Operators on the other choices of a partition: micro-batch sizes, schedule, ZeRO stage, layer ranges."""
 
 import random
 from dataclasses import replace
@@ -11,7 +11,7 @@ from solvers.heuristics.operators.neighbourhood import Neighbourhood
 
 
 def resize_micro_batch(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
-    """Twice or half the micro-batch, of one bundle or of all."""
+    """Double or halve the micro-batch size, of one pipeline group or of all."""
     factor = rng.choice((0.5, 2.0))
     chosen = range(len(partition.pipeline_groups))
     if rng.random() < 0.5 and near.problem.space.uneven_batch:
@@ -35,7 +35,7 @@ def change_schedule_or_sharding(near: Neighbourhood, partition: Partition, rng: 
 
 
 def change_chunks(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
-    """The same pipelines interleaved, or interleaved with other numbers of layer ranges."""
+    """Interleave the same pipelines, or change their number of layer ranges."""
     chunks = draw_chunks(near.problem, rng)
     if (
         all(len(pipeline_group.stages) == 1 for pipeline_group in partition.pipeline_groups)

@@ -1,4 +1,4 @@
-"""Operators inside a bundle: the order of its stages, their TP degrees, its width and its length."""
+"""Operators inside a pipeline group: the order of its stages, their TP degrees, its width and its length."""
 
 import random
 from collections.abc import Iterable
@@ -55,7 +55,7 @@ def double_tp(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Ra
 
 @on_one
 def width_to_stages(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> PipelineGroups | None:
-    """Half as many pipelines, every stage followed by a second one on the other half's devices."""
+    """Half as many pipelines, twice as long: each stage is followed by one on the devices of the other half."""
     half = pipeline_group.width // 2
     if pipeline_group.width % 2:
         return None
@@ -67,7 +67,7 @@ def width_to_stages(near: Neighbourhood, pipeline_group: PipelineGroup, rng: ran
 
 @on_one
 def stages_to_width(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> PipelineGroups | None:
-    """Twice as many pipelines, half as long: neighbouring stages of equal TP degree stand side by side."""
+    """Twice as many pipelines, half as long: two stages of equal TP degree become one of twice the width."""
     stages = pipeline_group.stages
     if len(stages) % 2 or pipeline_group.replicated:
         return None
@@ -102,7 +102,7 @@ def tp_to_width(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.
 
 @on_one
 def split_group(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> PipelineGroups | None:
-    """One bundle becomes two of the same stages."""
+    """One pipeline group becomes two of the same stages."""
     if pipeline_group.width < 2:
         return None
     k = rng.choice((pipeline_group.width // 2, rng.randrange(1, pipeline_group.width)))
@@ -114,7 +114,7 @@ def split_group(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.
 
 @on_one
 def cut_pipeline(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> PipelineGroups | None:
-    """A bundle of long pipelines becomes two of shorter ones."""
+    """A pipeline group becomes two with shorter pipelines."""
     stages = pipeline_group.stages
     if len(stages) < 2:
         return None

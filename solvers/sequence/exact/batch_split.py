@@ -1,4 +1,4 @@
-"""The split of the global batch over pipelines, each with a micro-batch size of its own: the best there is."""
+"""The optimal split of the global batch over pipelines, each with its own micro-batch size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ PipelineSeconds = Sequence[dict[tuple[int, int], float]]
 
 @dataclass(frozen=True)
 class BatchSplit:
-    """Micro-batches of each pipeline: (size in sequences, how many); and when the last pipeline is done."""
+    """Micro-batches of each pipeline as (size in sequences, number), and when the last pipeline finishes."""
 
     batches: tuple[tuple[int, int], ...]
     end_s: float
 
 
 def best_split(seconds: PipelineSeconds, batch: int, uneven: bool) -> BatchSplit | None:
-    """The split of `batch` sequences whose last pipeline is done first.
+    """The split of `batch` sequences whose last pipeline finishes first; None where there is none.
 
-    `seconds[p]` says, by (size, count) of its micro-batches, when pipeline p would be done. Unless `uneven`, sequences
-    differ by no more than the largest micro-batch. None where there is no split.
+    `seconds[p]` gives, by (size, number) of its micro-batches, when pipeline p would finish. Unless `uneven`, the
+    pipelines' numbers of sequences differ by at most the largest micro-batch.
     """
     if uneven:
         return _within(seconds, batch, 1, batch, 0)
@@ -32,21 +32,21 @@ def best_split(seconds: PipelineSeconds, batch: int, uneven: bool) -> BatchSplit
 
 
 def _within(seconds: PipelineSeconds, batch: int, low: int, high: int, wanted: int) -> BatchSplit | None:
-    """The best with `low` to `high` sequences each, one micro-batch size at least `wanted`."""
-    # By sequences dealt so far, and whether a size was at least `wanted`.
+    """The best split with `low` to `high` sequences per pipeline and some micro-batch size of at least `wanted`."""
+    # By sequences allocated so far, and whether some size was at least `wanted`.
     states: dict[tuple[int, bool], BatchSplit] = {(0, not wanted): BatchSplit((), 0.0)}
     for own in seconds:
-        # Of as many sequences the first done, for either kind of size.
+        # For each number of sequences and either kind of size, the choice that finishes first.
         best: dict[tuple[int, bool], tuple[float, tuple[int, int]]] = {}
         for (size, count), end_s in own.items():
             key = size * count, size >= wanted
             if low <= size * count <= high and (key not in best or end_s < best[key][0]):
                 best[key] = end_s, (size, count)
         after: dict[tuple[int, bool], BatchSplit] = {}
-        for (dealt, has), split in states.items():
+        for (allocated, has), split in states.items():
             for (sequences, large), (alone_s, chosen) in best.items():
-                if dealt + sequences <= batch:
-                    key, end_s = (dealt + sequences, has or large), max(split.end_s, alone_s)
+                if allocated + sequences <= batch:
+                    key, end_s = (allocated + sequences, has or large), max(split.end_s, alone_s)
                     if key not in after or end_s < after[key].end_s:
                         after[key] = BatchSplit((*split.batches, chosen), end_s)
         states = after

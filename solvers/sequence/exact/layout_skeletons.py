@@ -1,4 +1,4 @@
-"""Frames: what of a sequence stage is settled before tokens and heads are: its groups, their order, its policy."""
+"""Skeletons: what is fixed of a sequence layout before its tokens and heads: its groups, their order, its policy."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from solvers.sequence.grouping import DeviceGroups, Signatures
 
 @dataclass(frozen=True)
 class LayoutSkeleton:
-    """Groups of devices in order, the order of the shards, and a recompute policy."""
+    """Ordered groups of devices, the token order, and a recompute policy."""
 
     groups: DeviceGroups
     order: str
@@ -24,7 +24,7 @@ class LayoutSkeleton:
         return tuple(d for own in self.groups for d in own)
 
     def layout(self, tokens: Sequence[int], heads: Sequence[int]) -> SequenceLayout:
-        """With tokens and heads of every device, in the order of `devices`."""
+        """The layout with these tokens and heads, in the order of `devices`."""
         each = iter(zip(tokens, heads, strict=True))
         found = []
         for own in self.groups:
@@ -34,7 +34,7 @@ class LayoutSkeleton:
 
 
 def alike(problem: Problem, a: int, b: int) -> bool:
-    """Whether two devices can change places and nothing changes: behind the same interface of a machine."""
+    """Whether exchanging two devices changes nothing: they share a network interface of a machine."""
     cluster = problem.cluster
     m, index = int(cluster.machine_of[a]), cluster.index_in_machine
     machine = cluster.machines[m]
@@ -44,7 +44,7 @@ def alike(problem: Problem, a: int, b: int) -> bool:
 
 
 def group_orders(signatures: Signatures, devices: Sequence[int], most: int) -> list[DeviceGroups]:
-    """All ways to put `devices` into groups of at most `most`, in all orders of these; of those alike, one."""
+    """All ordered divisions of `devices` into groups of at most `most`; one representative of equivalent divisions."""
     found: dict[object, DeviceGroups] = {}
     for groups in _ordered(tuple(devices), most):
         key = (tuple(map(len, groups)), signatures.of([d for own in groups for d in own]))
@@ -66,8 +66,11 @@ def _ordered(devices: tuple[int, ...], most: int) -> Iterator[DeviceGroups]:
 def alignments(
     model: ModelSpec, signatures: Signatures, groups: DeviceGroups, heads: Sequence[int]
 ) -> list[tuple[DeviceGroups, tuple[int, ...]]]:
-    """The orders of devices inside their groups, which say who holds which heads; with the heads of each device. Of
-    those alike, one; in a single group whose queries all have keys of their own, order says nothing."""
+    """The orders of devices within their groups, which determine who holds which heads, with the heads of each device.
+
+    One representative of equivalent orders. In a single group where every query head has its own key-value head, the
+    order does not matter.
+    """
     if len(groups) == 1 and model.num_kv_heads == model.num_heads:
         return [(groups, tuple(heads))]
     held = dict(zip((d for own in groups for d in own), heads, strict=True))
@@ -80,7 +83,9 @@ def alignments(
 
 
 def device_sets(signatures: Signatures, devices: Sequence[int], count: int, most: int) -> list[DeviceGroups]:
-    """All ways to choose `count` disjoint sets of devices, at most `most` in each, unordered; of those alike, one."""
+    """All unordered choices of `count` disjoint sets of at most `most` devices; one representative of equivalent
+    choices.
+    """
     found: dict[object, DeviceGroups] = {}
     for chosen in _disjoint(tuple(devices), count, most):
         sets = tuple(sorted(chosen, key=len))
@@ -90,7 +95,7 @@ def device_sets(signatures: Signatures, devices: Sequence[int], count: int, most
 
 
 def _disjoint(devices: tuple[int, ...], count: int, most: int) -> Iterator[DeviceGroups]:
-    """Sets ascending by their first device."""
+    """Disjoint sets in ascending order of their first devices."""
     if not count:
         yield ()
         return

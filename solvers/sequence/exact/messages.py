@@ -1,7 +1,7 @@
-"""Messages of the CP-SAT model of one frame: all-to-alls inside groups, and keys and values from group to group.
+"""Messages in the CP-SAT model of one skeleton: all-to-alls within groups, and keys and values from group to group.
 
-Where heads are free and two groups in a row have several devices each, nobody knows who sends to whom: then a message
-loads only what it crosses whoever its receiver, or sender, is.
+Where heads are free and two consecutive groups have several devices each, it is unknown who sends to whom. A message
+then loads only the resources that it uses for every possible receiver, or sender.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,9 @@ from solvers.sequence.exact.variables import Sum, Variables
 
 @dataclass(frozen=True)
 class RingMessage:
-    """A message that goes with the tokens of a group: between `ends` (places), over resources [(number, seconds a
-    byte)], with the key-value heads of a place, or so many."""
+    """A ring message: the `ends` (places) that it joins, its `way` as (resource, seconds per byte), and whose key-value
+    heads it carries: those of `place`, or the number `kv_heads` where that is known.
+    """
 
     ends: tuple[int, ...]
     way: tuple[tuple[int, float], ...]
@@ -28,8 +29,10 @@ class RingMessage:
 
 
 class Messages:
-    """Of a frame with `variables`; `sharers` as in `SequenceStage`. `exchange_s` has the seconds of the all-to-alls, by
-    their names there, of every group."""
+    """The messages of the skeleton of `variables`; `sharers` as in `SequenceStage`.
+
+    `exchange_s` holds, by the names used there, the seconds of the all-to-alls of every group.
+    """
 
     def __init__(self, variables: Variables, sharers: Mapping[int, int]) -> None:
         self._v, self._sharers = variables, sharers
@@ -76,8 +79,11 @@ class Messages:
         return found
 
     def _ring_flows(self) -> list[list[list[RingMessage]]]:
-        """What goes from each group to the next [views, groups]: one view where the rings are known; else what is sent
-        whoever receives it, and what is received whoever sent it."""
+        """Ring messages from each group to the next [views, groups].
+
+        One view where the rings are known; otherwise one of what is sent, whoever receives it, and one of what is
+        received, whoever sent it.
+        """
         count = len(self._v.places)
         if self._v.fixed is not None:
             rows = self._v.rings.place
@@ -104,7 +110,7 @@ class Messages:
     def _flow(
         self, pairs: Sequence[tuple[int, int]], ends: tuple[int, ...], place: int, kv_heads: int | None
     ) -> RingMessage:
-        """What all of the pairs load."""
+        """The message with the resources that all `pairs` use."""
         senders, receivers = (np.array([self._v.devices[pair[end]] for pair in pairs]) for end in (0, 1))
         network = self._cluster.network.num_resources
         size = self._cluster.num_devices
@@ -125,7 +131,7 @@ class Messages:
         return RingMessage(ends, tuple((common or {}).items()), float(wires.latency_s.min()), place, kv_heads)
 
     def times(self, moved: Sequence[Sequence[int]]) -> list[tuple[RingMessage, cp_model.IntVar]]:
-        """Seconds of the messages of a turn, in which each group sends the keys and values of the groups `moved`."""
+        """Seconds of the messages of one turn, in which each group sends the keys and values of the groups `moved`."""
         many, found = self._v.grid.resolution, []
         for view in self._flows:
             loads: dict[int, list[Sum]] = {}

@@ -1,8 +1,8 @@
-"""What devices take and hold at a resolution: tokens come in *quanta*, heads one by one.
+"""Times and memory of devices at a resolution: tokens come in *quanta*, heads one by one.
 
-All that a sequence stage costs is made of a few functions of how many quanta a device has, and of products of quanta
-and heads (`hexiopt/cost/executors/sequence_parallel.py`, `sequence_memory.py`): here are the tables and the
-coefficients, taken from the cost model's own functions.
+All costs of a sequence stage are made of a few functions of a device's number of quanta, and of products of quanta and
+heads (`hexiopt/cost/executors/sequence_parallel.py`, `sequence_memory.py`). This module tabulates these functions and
+coefficients from the cost model's own functions.
 """
 
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ _MANY = 1e18
 
 @dataclass(frozen=True)
 class KernelSeconds:
-    """Seconds of some kernels: at least `launch_s` for each of them, and `slope_s` for each unit of what they do."""
+    """Seconds of some kernels: at least `launch_s` for each, and `slope_s` for each unit of work."""
 
     slope_s: float
     launch_s: float
@@ -40,7 +40,7 @@ class KernelSeconds:
 
 @dataclass(frozen=True)
 class DenseSeconds:
-    """Seconds of a layer outside attention [quanta]: before it and after it, forward, backward; forward again."""
+    """Seconds of a layer outside attention [quanta]: before and after it, forward and backward; and forward again."""
 
     before_s: Floats
     after_s: Floats
@@ -51,9 +51,10 @@ class DenseSeconds:
 
 @dataclass(frozen=True)
 class DeviceBytes:
-    """Bytes of a device under a policy: for a quantum of its own; for one of its group's and each of its query heads,
-    each key-value head that these read, each more copy of one; and for a byte that travels. Twice: without and with
-    the working set of recompute, of which the larger counts."""
+    """Bytes of a device under a policy: per quantum of its own; per quantum of its group and each of its query heads,
+    each key-value head that these read, and each further copy of one; and per byte in transit. Each pair is without and
+    with the working set of recomputation, of which the larger counts.
+    """
 
     own: tuple[float, float]
     head: tuple[float, float]
@@ -63,8 +64,10 @@ class DeviceBytes:
 
 
 def default_resolution(seq_len: int, least: int) -> int:
-    """Quanta of a sequence: the largest divisor up to 16 that leaves quanta of an even number of tokens, or if none is
-    at least 2 and `least`, the smallest that does, or all tokens."""
+    """Quanta per sequence: the largest divisor up to 16 with an even number of tokens per quantum.
+
+    Where none of these is at least 2 and `least`, the smallest such divisor above, or one quantum for each token.
+    """
     even = [n for n in range(1, seq_len + 1) if seq_len % (2 * n) == 0]
     few = [n for n in even if max(2, least) <= n <= 16]
     return few[-1] if few else next((n for n in even if n >= max(2, least)), seq_len)
@@ -107,7 +110,9 @@ class QuantaGrid:
         return found
 
     def ends(self, gpu: Gpu) -> tuple[Floats, ...]:
-        """Seconds [quanta] of the embedding, forward and backward, and of final norm, head and loss."""
+        """Seconds [quanta] of the embedding, forward and backward, and of final norm, head and loss, forward and
+        backward.
+        """
         found = self._ends.get(gpu.name)
         if found is None:
             model, workload = self.problem.model, self.problem.workload
@@ -122,8 +127,9 @@ class QuantaGrid:
         return found
 
     def attention(self, gpu: Gpu, backward: bool) -> tuple[tuple[KernelSeconds, bool], ...]:
-        """Kernels of attention, for each quantum of queries, quantum of keys and head; whether they run over pairs that
-        the causal mask hides, too. Launches are those of one kernel."""
+        """The kernels of attention per quantum of queries, quantum of keys and head; and whether they also run over the
+        pairs that the causal mask hides. Launch times are those of one kernel.
+        """
         model, width = self.problem.model, self.problem.workload.element_bytes
         clock = OperatorTimes(gpu, self.problem.workload.precision)
         pairs = float(self.size) * self.quantum**2
@@ -140,8 +146,9 @@ class QuantaGrid:
         )
 
     def merging(self, gpu: Gpu, backward: bool) -> tuple[KernelSeconds, float]:
-        """Kernels that sum up parts of attention: for each quantum of queries and query head; and seconds for each
-        quantum of keys and key-value head in the backward."""
+        """The kernels that merge parts of attention, per quantum of queries and query head; and, in the backward pass,
+        seconds per quantum of keys and key-value head.
+        """
         model, width = self.problem.model, self.problem.workload.element_bytes
         clock = OperatorTimes(gpu, self.problem.workload.precision)
         byte_s = clock.memory_s(_MANY) / _MANY
@@ -151,7 +158,9 @@ class QuantaGrid:
         return term, byte_s * elements * 6 * width if backward else 0.0
 
     def bytes_of(self, gpu: Gpu, policy: str, held: int, parted: bool) -> DeviceBytes:
-        """What a device holds, `held` micro-batches in flight, in a group of its own or `parted` among several."""
+        """The memory of a device with `held` micro-batches in flight, in a group of its own or `parted` among several
+        devices.
+        """
         key = (gpu.name, policy, held, parted)
         found = self._bytes.get(key)
         if found is None:

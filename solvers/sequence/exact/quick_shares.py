@@ -1,4 +1,4 @@
-"""Quick good choices of tokens and heads, where the exact search begins: shares by speed, then single moves."""
+"""Good tokens and heads, found quickly, from which the exact search starts: shares by speed, then single moves."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, permutations
@@ -6,11 +6,11 @@ from itertools import accumulate, permutations
 from solvers.completion.allocation import earliest_finish
 from solvers.sequence.exact.layout_skeletons import LayoutSkeleton
 
-QuantaShares = tuple[tuple[int, ...], tuple[int, ...]]  # quanta and heads of the devices of a frame
+QuantaShares = tuple[tuple[int, ...], tuple[int, ...]]  # quanta and heads of the devices of a skeleton
 
 
 def by_speed(skeleton: LayoutSkeleton, speeds: Sequence[float], resolution: int, num_heads: int) -> QuantaShares:
-    """Quanta in proportion to `speeds` of the frame's devices, heads to those in their group."""
+    """Quanta in proportion to the devices' `speeds`, and heads in proportion to those within each group."""
     heads: list[int] = []
     for own, end in zip(skeleton.groups, accumulate(map(len, skeleton.groups)), strict=True):
         heads += _in_turns(speeds[end - len(own) : end], num_heads)
@@ -18,7 +18,7 @@ def by_speed(skeleton: LayoutSkeleton, speeds: Sequence[float], resolution: int,
 
 
 def _in_turns(speeds: Sequence[float], total: int) -> list[int]:
-    """Each next unit to whoever would be half done with it first."""
+    """Allocate unit by unit, each to the device that would have half of it done first."""
 
     def half_done(speed: float) -> Callable[[int], float]:
         return lambda units: (units - 0.5) / speed
@@ -32,8 +32,10 @@ def climbed(
     price: Callable[[QuantaShares], float],
     should_continue: Callable[[], bool],
 ) -> QuantaShares:
-    """The shares after the best moves of one quantum or head, as long as they help. `price` in seconds, infinite where
-    a device has no room."""
+    """The shares after repeatedly making the best move of one quantum or head, as long as that helps.
+
+    `price` returns seconds, infinite where a device has not enough memory.
+    """
     best_s = price(shares)
     while should_continue():
         nearby = [(price(other), other) for other in _moves(skeleton, shares)]

@@ -1,21 +1,21 @@
-"""`sequence_exact`: the best plan of pipelines of one sequence stage each, proven, for small clusters.
+"""`sequence_exact`: the best plan of pipelines of one sequence stage each, with proof, for small clusters.
 
-Its space, all at once: how many pipelines, which devices form each (some may stay unused), their shares of the batch
-and micro-batch sizes; ZeRO-0 or 1, over all devices or those of a machine; and of every stage its recompute policy, its
-groups, their order and that of the devices in them, the order of the shards, the heads of every device, and its tokens
-in whole *quanta*, of which a sequence has `resolution`. Zigzag shards are looked at where a quantum has an even number
-of tokens. Not in it: pipelines of several stages, tensor parallelism and replicas, policies layer by layer, stated
-sharding groups, ZeRO-2 and 3, a second schedule (with one stage all take equally long,
-and the one that holds least is taken), and stages a thousand times slower than shares by speed.
+It searches jointly: how many pipelines, and which devices form each (some may stay unused); their shares of the batch
+and micro-batch sizes; ZeRO-0 or 1, over all devices or those of a machine; and for every stage its recompute policy,
+its groups, their order and that of the devices in them, the token order, the heads of every device, and its tokens in
+whole *quanta*, of which a sequence has `resolution`. Zigzag order is considered where a quantum has an even number of
+tokens. Excluded are pipelines of several stages, tensor parallelism and replicas, policies layer by layer, stated
+sharding groups, ZeRO-2 and 3, a second schedule (with one stage all take equally long, and the one that needs least
+memory is used), and stages a thousand times slower than shares by speed.
 
-`Result.restricted_bound` is a step time that no plan of this space beats, to 2e-6 of it; `Result.bound_s` holds for
-the whole plan space, so that `status` says `optimal` only where that proves it. Where layouts can cross different
-parts of the network (machines of several interfaces, uplinks, stated links) and several pipelines share it, sharing
-that is not common to all layouts is left out of the bound, and a gap may stay.
+No plan of this space has a smaller step time than `Result.restricted_bound`, up to 2e-6 of it. `Result.bound_s` holds
+for the whole plan space, so `status` is `optimal` only where it proves that. Where layouts can cross different parts of
+the network (machines with several interfaces, uplinks, stated links) and several pipelines share it, the bound ignores
+sharing that is not common to all layouts, and a gap may remain.
 
-How: `ExactPlans` looks at parts of the space best first, `stages.py` at frames of a stage by their floors, `program.py`
-is the CP-SAT model of one frame; what is not exact in it is priced and cut. CP-SAT has one worker and counts its work;
-the same seed and steps give the same plan.
+`ExactPlans` searches subspaces best first, `stage_solver.py` the skeletons of a stage by their lower bounds, and
+`skeleton_program.py` is the CP-SAT model of one skeleton; where it is a relaxation, its solutions are priced and cut
+off. CP-SAT has one worker and counts its work, so the same seed and steps give the same plan.
 """
 
 import heapq
@@ -47,8 +47,10 @@ _BEGINNING = 0.2  # for so much of the time limit
 
 @dataclass(frozen=True)
 class Subspace:
-    """Devices of each pipeline, sharding, policies to choose from; the seconds of each pipeline after its end; and by
-    how many the resources of the network are shared that all of its layouts cross."""
+    """A part of the plan space: the devices of each pipeline, the sharding, the policies allowed, the seconds between
+    the end of each pipeline and that of the step, and by how many pipelines the network resources are shared that all
+    of its layouts cross.
+    """
 
     sets: DeviceGroups
     sharding: Sharding
@@ -58,7 +60,7 @@ class Subspace:
 
 
 class ExactPlans:
-    """The search for one problem, at a resolution in quanta for a sequence."""
+    """The search for one problem at a `resolution` in quanta per sequence."""
 
     def __init__(self, search: Search, resolution: int) -> None:
         assert isinstance(search.pricer, PlanPricer)
@@ -69,19 +71,20 @@ class ExactPlans:
         self._schedule = default_schedule(self._problem.workload)
         self._known: dict[tuple[object, StageWork], BestStage] = {}
         self._begun: dict[tuple[object, StageWork], BestStage] = {}
-        self._open_s = float("inf")  # the least bound of parts whose plan does not reach it
+        self._open_s = float("inf")  # the least bound of subspaces whose plan does not attain it
         self.bound_s = 0.0
 
     def run(self) -> bool:
-        """Offer plans until nothing better is left, and True, or until the budget is spent. `bound_s` holds for all
-        plans of the space at all times."""
+        """Offer plans until the best is proven (True) or the budget is spent; `bound_s` always holds for all plans of
+        the space.
+        """
         search, order = self._search, count()
         waiting: list[tuple[float, int, Subspace]] = []
         begun = False
         for subspace in self._subspaces():
             if (
                 waiting and not begun and not search.should_continue(_BEGINNING / 2)
-            ):  # many parts: a plan comes before the rest
+            ):  # many subspaces: find a plan before the rest
                 begun = True
                 self._begin([subspace for _, _, subspace in heapq.nsmallest(_BEGUN, waiting)])
             if begun and not search.should_continue():
@@ -135,7 +138,7 @@ class ExactPlans:
                         yield Subspace(sets, sharding, own, tails_s, sharers)
 
     def _shardings(self, sets: DeviceGroups) -> Iterator[Sharding]:
-        """ZeRO-0 or 1, of all holders, or where that is something else, of those of a machine."""
+        """ZeRO-0, ZeRO-1 over all holders, and, where that differs, ZeRO-1 over those of a machine."""
         machines = {int(self._problem.cluster.machine_of[d]) for own in sets for d in own}
         for stage in sharding_stages(self._problem.workload):
             if stage < 2:
@@ -144,15 +147,17 @@ class ExactPlans:
                 yield Sharding(stage, "machine")
 
     def _tails(self, sets: DeviceGroups, sharding: Sharding) -> tuple[float, ...]:
-        """How long after the end of each pipeline the step ends at least; whatever its layout, since all devices hold
-        all parameters."""
+        """The least time from the end of each pipeline to the end of the step.
+
+        It does not depend on the layout, since all devices hold all parameters.
+        """
         plan = self._plan(
             tuple((self._equal(own), "none") for own in sets), BatchSplit(((1, 1),) * len(sets), 0.0), sharding
         )
         costs = self._model.pipelines(plan)
         found = []
         for p in range(len(sets)):
-            # All others were done long ago.
+            # All other pipelines ended long before.
             ended = [
                 replace(cost, stage_end_s=(end_s,), end_s=end_s)
                 for q, cost in enumerate(costs)
@@ -162,8 +167,11 @@ class ExactPlans:
         return tuple(found)
 
     def _sharers(self, sets: DeviceGroups) -> tuple[tuple[int, int], ...]:
-        """Resources of the network that every layout of several pipelines crosses: where devices stand in several
-        machines, the interface of each that has only one. (Messages that leave no machine would join no groups.)"""
+        """Network resources that every layout of several pipelines crosses, with the number of those pipelines.
+
+        For pipelines that span machines, these are the interfaces of machines with only one. (If no message left a
+        machine, its devices would not be joined with the others.)
+        """
         cluster, network = self._problem.cluster, self._problem.cluster.network
         users: dict[int, int] = {}
         for own in sets:
@@ -181,7 +189,7 @@ class ExactPlans:
     # ---------------------------------------------------------------- splits
 
     def _split(self, subspace: Subspace) -> BatchSplit | None:
-        """The best split of the batch by what is known of the stages."""
+        """The best split of the batch by the current bounds of the stages."""
         batch, space = self._problem.workload.global_batch, self._problem.space
         seconds = []
         for p in range(len(subspace.sets)):
@@ -195,7 +203,7 @@ class ExactPlans:
         return best_split(seconds, batch, space.uneven_batch)
 
     def _key(self, subspace: Subspace, p: int, size: int, batches: int) -> tuple[object, StageWork]:
-        """Equal for stages that take and hold the same."""
+        """A key, equal for stages with equal times and memory."""
         work = self._work(subspace, p, size, batches)
         devices = subspace.sets[p]
         crossed = set(dict(work.sharers))
@@ -216,7 +224,7 @@ class ExactPlans:
         )
 
     def _best(self, subspace: Subspace, p: int, size: int, batches: int) -> BestStage:
-        """What is known of a stage."""
+        """The bound and, where known, the layout of a stage."""
         key = alike, work = self._key(subspace, p, size, batches)
         found = self._known.get(key)
         if found is None:
@@ -227,22 +235,22 @@ class ExactPlans:
         return found
 
     def _widest(self, work: StageWork) -> StageWork:
-        """The same work with states spread as far as they may be."""
+        """The same work with its states sharded as widely as possible."""
         zero = max(stage for stage in sharding_stages(self._problem.workload) if stage < 2)
         return replace(work, zero=zero, holders=(len(self._problem.usable_devices),) * len(work.holders))
 
     def _first_open(self, subspace: Subspace, split: BatchSplit) -> int | None:
-        """The first pipeline of the split whose stage is only bounded."""
+        """The first pipeline of the split whose stage is not solved yet; None where all are."""
         stages = (self._best(subspace, p, *batches) for p, batches in enumerate(split.batches))
         return next((p for p, best in enumerate(stages) if not best.is_exact), None)
 
     def _solved(self, subspace: Subspace, split: BatchSplit, p: int) -> bool:
-        """Solve the stage of pipeline p; False where the budget is spent before."""
+        """Solve the stage of pipeline p; False where the budget runs out first."""
         (size, batches), devices = split.batches[p], subspace.sets[p]
         self._best(subspace, p, size, batches)
         alike, work = self._key(subspace, p, size, batches)
         limit_s = (self._search.best_s - subspace.tails_s[p]) / batches
-        # Without regard to how states are spread first: that holds for all parts, and is all where it fits.
+        # First with the widest sharding: that bound holds for all subspaces, and suffices where the layout fits anyway.
         for wider in dict.fromkeys((self._widest(work), work)):
             known = self._known.get((alike, wider), BestStage(0.0))
             if not known.is_exact and known.bound_s < limit_s:
@@ -262,7 +270,7 @@ class ExactPlans:
         return True
 
     def _begin(self, subspaces: Sequence[Subspace]) -> None:
-        """Offer plans of good stages, not proven, of some parts."""
+        """Offer plans of good, unproven stages for some subspaces."""
         for subspace in subspaces:
             if not self._search.should_continue(_BEGINNING):
                 return
@@ -280,13 +288,13 @@ class ExactPlans:
             self._offer_stages(subspace, split, stages)
 
     def _finish(self, subspace: Subspace, split: BatchSplit) -> None:
-        """Offer the best plan of a part."""
+        """Offer the best plan of a solved subspace."""
         if self._offer(subspace, split) > split.end_s * (1 + 3 * AGREEMENT):
-            # Its layouts share more of the network than all layouts do: others may share less.
+            # Its layouts share network resources that not all layouts share, so others may be faster.
             self._open_s = min(self._open_s, split.end_s)
 
     def _offer(self, subspace: Subspace, split: BatchSplit) -> float:
-        """Offer the plan of a split, if a stage is known for each pipeline: its step time."""
+        """Offer the plan of a split if every pipeline has a layout; returns its step time, else infinity."""
         return self._offer_stages(
             subspace, split, [self._best(subspace, p, *own) for p, own in enumerate(split.batches)]
         )
@@ -313,7 +321,7 @@ class ExactPlans:
         )
 
     def _equal(self, devices: tuple[int, ...]) -> SequenceLayout:
-        """A ring of shards as equal as they go."""
+        """A ring of shards that are as equal as possible."""
         seq_len, many = self._problem.workload.seq_len, len(devices)
         heads = self._problem.model.num_heads
         return SequenceLayout(
@@ -324,7 +332,7 @@ class ExactPlans:
 
 
 def _moved(layout: SequenceLayout, to: Mapping[int, int]) -> SequenceLayout:
-    """The layout with other numbers for its devices."""
+    """The layout with its devices renumbered."""
     groups = (replace(own, devices=tuple(to[d] for d in own.devices)) for own in layout.groups)
     return replace(layout, groups=tuple(groups))
 
@@ -334,8 +342,9 @@ MOST_DEVICES = 6
 
 @dataclass(frozen=True)
 class SequenceExact(SearchSolver):
-    """`resolution`: quanta of a sequence, a divisor of its length; None takes the largest up to 16 that leaves quanta
-    of an even number of tokens. A step is a program solved."""
+    """`resolution`: quanta per sequence, a divisor of its length; None takes the largest up to 16 for which a quantum
+    has an even number of tokens. A step is one CP-SAT model solved.
+    """
 
     resolution: int | None = None
 

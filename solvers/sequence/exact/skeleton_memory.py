@@ -1,4 +1,4 @@
-"""Memory of the CP-SAT model of one frame, as in `hexiopt/cost/executors/sequence_memory.py`."""
+"""Memory of the CP-SAT model of one skeleton, as in `hexiopt/cost/executors/sequence_memory.py`."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,9 @@ from solvers.sequence.exact.variables import Sum, Variables
 
 @dataclass(frozen=True)
 class SkeletonNeeds:
-    """What a stage needs beside its frame: micro-batches in flight, bytes of states of each device, by how many a
-    resource of the network is shared."""
+    """What a stage needs besides its skeleton: micro-batches in flight, bytes of states on each device, and by how many
+    stages each network resource is shared.
+    """
 
     held: int
     states_bytes: tuple[tuple[int, float], ...]
@@ -19,8 +20,10 @@ class SkeletonNeeds:
 
 
 def fit_memory(v: Variables, need: SkeletonNeeds) -> None:
-    """Every device has room for its states and what it holds of micro-batches. Where heads are free, rings and copies
-    of keys and values count as if each key-value head went to one device alone."""
+    """Constrain every device to hold its states and the activations of its micro-batches.
+
+    Where heads are free, rings and copies of keys and values count as if each key-value head were on a single device.
+    """
     grid, many = v.grid, v.grid.resolution
     width, dim = grid.problem.workload.element_bytes, v.spec.head_dim
     largest = v.model.new_int_var(1, many, "largest")

@@ -1,10 +1,11 @@
-"""The CP-SAT model of one frame: tokens and heads of its devices, at least forward and backward time, within memory.
+"""The CP-SAT model of one skeleton: tokens and heads of its devices that minimise forward and backward time within
+memory.
 
-The frame says which devices form which group, in which order, under which policy. Time runs along phases as in
-`hexiopt/cost/executors/sequence_phases.py`, each as a constraint "not before". With heads given, the model is the cost
-model but for rounding down: its objective never exceeds the true time and falls behind it by less than 1e-6. With heads
-free, it is so too where the rings are known beforehand and query heads do not share key-value heads, and else a
-relaxation: key-value heads count as fractions of query heads; rings as in `messages.py`.
+The skeleton says which devices form which group, in which order, under which policy. The model follows the phases of
+`hexiopt/cost/executors/sequence_phases.py`, each as a constraint "not before". With fixed heads it equals the cost
+model up to rounding down: its objective never exceeds the true time and is less than 1e-6 below it. With free heads
+this also holds where the rings are known in advance and query heads do not share key-value heads. Otherwise it is a
+relaxation: key-value heads count as fractions of query heads, and rings as in `messages.py`.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,9 @@ from solvers.sequence.exact.variables import Sum, Variables
 
 @dataclass(frozen=True)
 class SolvedShares:
-    """Quanta and heads of the devices of a frame, in its order; and the model's time, at most the true one."""
+    """Quanta and heads of the devices of a skeleton, in its order, and the model's time, which never exceeds the true
+    one.
+    """
 
     quanta: tuple[int, ...]
     heads: tuple[int, ...]
@@ -32,8 +35,10 @@ class SolvedShares:
 
 
 class SkeletonProgram:
-    """The model of a `skeleton` for less than `limit_s` seconds, forward and backward; `heads` where they are given;
-    without `memory`, as if all devices had room for everything."""
+    """The model of a `skeleton` for less than `limit_s` seconds, forward and backward.
+
+    `heads` fixes the heads; without `memory`, all devices have unlimited memory.
+    """
 
     def __init__(
         self,
@@ -51,7 +56,7 @@ class SkeletonProgram:
         if memory:
             fit_memory(v, need)
         self._messages = Messages(v, dict(need.sharers))
-        # Times of turns go with products of quanta: groups of even numbers of tokens tell the factors.
+        # Times of turns are proportional to products of quanta; groups with even numbers of tokens give the factors.
         self._turns = RingSchedule(
             members(skeleton.layout([2] * len(v.devices), heads or v.any_heads())), skeleton.order
         )
@@ -68,20 +73,22 @@ class SkeletonProgram:
     # ---------------------------------------------------------------- asking
 
     def below(self, limit_s: float) -> None:
-        """Ask for less time from now on."""
+        """Require less than `limit_s` seconds from now on."""
         self._v.model.add(self._objective <= self._v.units(limit_s))
 
     def refute_heads(self, heads: Sequence[int]) -> None:
-        """Leave these heads out."""
+        """Exclude this choice of heads."""
         assert self._v.heads is not None
         self._v.refute(self._v.heads, heads)
 
     def refute_quanta(self, quanta: Sequence[int]) -> None:
-        """Leave this choice of quanta out."""
+        """Exclude this choice of quanta."""
         self._v.refute(self._v.quanta, quanta)
 
     def least(self, seconds: float, deterministic_s: float) -> tuple[SolvedShares | None, bool]:
-        """The choice of least time, and whether that is proven; None and True: there is none within the limit."""
+        """The choice with the least time, and whether that is proven; (None, True) where no choice is within the
+        limit.
+        """
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = 0
@@ -184,8 +191,11 @@ class SkeletonProgram:
     def _attended(
         self, k: int, g: int, s: int, backward: bool, causal: float, whole: float, kernels: float, rows: float
     ) -> Sum:
-        """Attention of place k at a turn, for the parts of its group's quanta times those of the source that count; and
-        what sums up its parts, for the part `rows` of its group's quanta."""
+        """Seconds of attention of place k in one turn, over the counted fractions of its group's quanta times the
+        source's.
+
+        Includes the kernels that merge its parts, over the fraction `rows` of its group's quanta.
+        """
         many, gpu = self._v.grid.resolution, self._v.gpus[k]
         pairs = self._v.product(self._v.group_quanta[g], self._v.group_quanta[s], many**2)
         found: list[Sum] = []

@@ -1,8 +1,8 @@
-"""The best sequence stage on given devices: frames by their floors, each solved by its program, priced and cut.
+"""The best sequence stage on given devices: skeletons by their lower bounds, each solved by CP-SAT, priced and cut.
 
-A program's choice is priced by the cost model. Where its heads are free and the price is higher than the program's
-time, these heads are solved on their own, in all alignments, with the rings that they make; then they are cut off, and
-the program is asked again, until it has nothing below the best price.
+A solution of the CP-SAT model is priced by the cost model. Where its heads are free and the price exceeds the model's
+time, these heads are solved on their own, in all alignments, with their actual rings. Then they are cut off and the
+model is solved again, until nothing is below the best price.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,14 +24,15 @@ from solvers.sequence.grouping import Signatures
 AGREEMENT = 1e-6  # of a price, by which the program's time may fall behind it
 _EFFORT_S = 20.0  # most deterministic seconds of one program
 _SLOWEST = 1e3  # times shares by speed: slower stages are not looked for
-_PLAIN = 100  # frames with shares by speed before the proof,
+_PLAIN = 100  # skeletons with shares by speed before the proof,
 _CLIMBED = 4  # of which so many are improved
 
 
 @dataclass(frozen=True)
 class StageWork:
-    """What a stage works on: micro-batches of `size` sequences, `held` in flight; ZeRO stage and over how many devices
-    each of its devices spreads its states; recompute policies to choose from; by how many resources are shared."""
+    """The task of a stage: micro-batches of `size` sequences, `held` of them in flight; the ZeRO stage, and over how
+    many holders each device spreads its states; the policies allowed; and by how many pipelines resources are shared.
+    """
 
     size: int
     held: int
@@ -43,7 +44,7 @@ class StageWork:
 
 @dataclass(frozen=True)
 class BestStage:
-    """No stage on the devices takes less than `bound_s`; one that takes `seconds`, where one is known."""
+    """A lower bound on the seconds of any stage on the devices and, where known, a stage and its seconds."""
 
     bound_s: float
     layout: SequenceLayout | None = None
@@ -52,12 +53,14 @@ class BestStage:
 
     @property
     def is_exact(self) -> bool:
-        """Whether there is nothing better."""
+        """Whether the known stage is optimal."""
         return self.layout is not None and self.seconds <= self.bound_s * (1 + 2 * AGREEMENT)
 
 
 class StageSolver:
-    """Stages of one problem at one resolution. `step` counts programs, `left_s` says how much time there is."""
+    """Solves the stages of one problem at one resolution; `step` counts models solved, `left_s` returns the time
+    left.
+    """
 
     def __init__(
         self,
@@ -74,16 +77,18 @@ class StageSolver:
         self._skeletons: dict[tuple[object, ...], list[tuple[float, LayoutSkeleton]]] = {}
 
     def lower_bound_s(self, devices: Sequence[int], size: int) -> float:
-        """Seconds that every stage on `devices` takes, quickly."""
+        """A quick lower bound on the seconds of every stage on `devices`."""
         return self._tables[size][1].of_devices(devices)
 
     def good(self, devices: tuple[int, ...], work: StageWork) -> BestStage:
-        """A stage on all of `devices`, if a plain one fits, and no bound."""
+        """A good stage on all of `devices`, if a simple one fits; without a bound."""
         return self._plain(self._ranked(devices, work), work, float("inf"))[0]
 
     def best(self, devices: tuple[int, ...], work: StageWork, limit_s: float) -> BestStage:
-        """The best stage on all of `devices` that takes less than `limit_s` (infinite: any); if there is none, or time
-        runs out, a bound of it."""
+        """The best stage on all of `devices` that takes less than `limit_s` (infinite: any).
+
+        Where there is none, or time runs out, a lower bound.
+        """
         skeletons = self._ranked(devices, work)
         if not skeletons:
             return BestStage(float("inf"))
@@ -104,21 +109,21 @@ class StageSolver:
             return BestStage(float("inf"))
         return replace(found, bound_s=limit_s * (1 - AGREEMENT))
 
-    # ---------------------------------------------------------------- frames
+    # ---------------------------------------------------------------- skeletons
 
     def _make_tables(self, size: int) -> tuple[QuantaGrid, SkeletonBounds]:
         grid = QuantaGrid(self._problem, self._model.framework, self._resolution, size)
         return grid, SkeletonBounds(grid)
 
     def _ranked(self, devices: tuple[int, ...], work: StageWork) -> list[tuple[float, LayoutSkeleton]]:
-        """All frames by their floors, under the first policy, which repeats least."""
+        """All skeletons by their lower bounds under the first policy, which recomputes least."""
         key = (devices, work.size, work.policies[0])
         found = self._skeletons.get(key)
         if found is None:
             grid, lower_bounds = self._tables[work.size]
             rows = []
             for groups in group_orders(self._signatures, devices, self._problem.model.num_heads):
-                # In a single group order says nothing; quanta of an odd number of tokens have no equal halves.
+                # With a single group the order does not matter; zigzag needs quanta of an even number of tokens.
                 orders = ("contiguous",) if len(groups) == 1 or grid.quantum % 2 else ("contiguous", "zigzag")
                 for order in orders:
                     skeleton = LayoutSkeleton(groups, order, work.policies[0])
@@ -129,7 +134,7 @@ class StageSolver:
     def _plain(
         self, skeletons: Sequence[tuple[float, LayoutSkeleton]], work: StageWork, limit_s: float
     ) -> tuple[BestStage, float]:
-        """A good stage below `limit_s`, and the time of a plain one, with room or not."""
+        """A good stage below `limit_s`, and the least seconds of a simple one, whether or not it fits."""
         rows: list[tuple[float, LayoutSkeleton, QuantaShares]] = []
         found, least_s = BestStage(0.0), float("inf")
         for lower_bound_s, plain in skeletons[:_PLAIN]:
@@ -153,14 +158,15 @@ class StageSolver:
             found = min(found, self._met(skeleton, better, work), key=lambda best: best.seconds)
         return found if found.seconds < limit_s else BestStage(0.0), least_s
 
-    # ---------------------------------------------------------------- one frame
+    # ---------------------------------------------------------------- one skeleton
 
     def _under_all_policies(
         self, plain: LayoutSkeleton, work: StageWork, limit_s: float
     ) -> tuple[BestStage | None, bool]:
-        """The best of a frame under any policy that takes less than `limit_s`; and whether all of them was looked at.
+        """The best stage of a skeleton under any policy that takes less than `limit_s`; and whether all were searched.
 
-        The first policy takes least: if it takes too long with all the memory there could be, no other helps."""
+        The first policy is the fastest: if it is too slow even with unlimited memory, no other policy helps.
+        """
         if not self._go_on():
             return None, False
         if len(work.policies) > 1:
@@ -181,7 +187,9 @@ class StageSolver:
         return best, True
 
     def _solved(self, skeleton: LayoutSkeleton, work: StageWork, limit_s: float) -> tuple[BestStage | None, bool]:
-        """The best of a frame that takes less than `limit_s`; and whether all of the frame was looked at."""
+        """The best stage of a skeleton that takes less than `limit_s`; and whether the skeleton was searched
+        completely.
+        """
         program, best = self._program(skeleton, work, limit_s), None
         while self._go_on():
             self._step()
@@ -205,7 +213,7 @@ class StageSolver:
         return best, False
 
     def _met(self, skeleton: LayoutSkeleton, shares: QuantaShares, work: StageWork) -> BestStage:
-        """Shares in the alignment of their heads that costs least, of those that fit."""
+        """The given quanta and heads in the fastest alignment that fits."""
         best = BestStage(0.0)
         quanta = dict(zip(skeleton.devices, shares[0], strict=True))
         for groups, heads in alignments(self._problem.model, self._signatures, skeleton.groups, shares[1]):
@@ -219,7 +227,7 @@ class StageSolver:
     def _solved_heads(
         self, skeleton: LayoutSkeleton, heads: tuple[int, ...], work: StageWork, limit_s: float
     ) -> tuple[BestStage | None, bool]:
-        """As `_solved`, with given heads."""
+        """As `_solved`, with fixed heads."""
         program, best = self._program(skeleton, work, limit_s, heads), None
         while self._go_on():
             self._step()
@@ -266,18 +274,18 @@ class StageSolver:
         return SkeletonNeeds(work.held, states, work.sharers)
 
     def _price(self, skeleton: LayoutSkeleton, work: StageWork, shares: QuantaShares) -> float:
-        """Forward and backward seconds; infinite where a device has no room."""
+        """Forward and backward seconds; infinite where a device has not enough memory."""
         seconds, fits = self._priced(skeleton, shares, work)
         return seconds if fits else float("inf")
 
     def _priced(self, skeleton: LayoutSkeleton, shares: QuantaShares, work: StageWork) -> tuple[float, bool]:
-        """Forward and backward seconds, and whether every device has room."""
+        """Forward and backward seconds, and whether it fits on every device."""
         layout, policies = self._layout(skeleton, shares), (skeleton.policy,) * self._problem.model.num_layers
         stage = self._model.sequence_stage(layout, work.size, dict(work.sharers))
         return sum(stage.stage_s(policies, True, True)), self.fits(layout, skeleton.policy, work)
 
     def fits(self, layout: SequenceLayout, policy: str, work: StageWork) -> bool:
-        """Whether every device of a layout has room."""
+        """Whether a layout fits on every device."""
         stage = self._model.sequence_stage(layout, work.size, dict(work.sharers))
         policies = (policy,) * self._problem.model.num_layers
         holders = dict(zip(sorted(layout.devices), work.holders, strict=True))

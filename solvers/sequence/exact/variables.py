@@ -1,6 +1,6 @@
-"""The variables of the CP-SAT model of one frame: quanta and heads of its devices, and times in whole units.
+"""The variables of the CP-SAT model of one skeleton: quanta and heads of its devices, and times in integer units.
 
-Seconds are in units of 2^-40 of the limit asked about, rounded down, so that no time exceeds the true one.
+The unit is 2^-40 of the limit asked about. Seconds are rounded down, so that no time exceeds the true one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +54,9 @@ class Variables:
         self.model.add(sum(self.group_quanta) == many)
 
     def order_equals(self, states: Mapping[int, float]) -> None:
-        """Of devices of a group that could change places, with states of as many bytes, the first have most quanta."""
+        """Break symmetry: of interchangeable devices in a group with equal bytes of states, the first have most
+        quanta.
+        """
         for places in self.places:
             for a, b in pairwise(places):
                 if alike(self.grid.problem, *(self.devices[k] for k in (a, b))) and (
@@ -63,7 +65,7 @@ class Variables:
                     self.model.add(self.quanta[a] >= self.quanta[b])
 
     def refute(self, variables: Sequence[cp_model.IntVar], values: Sequence[int]) -> None:
-        """Leave these values of some variables out."""
+        """Exclude this combination of values."""
         differ = []
         for variable, value in zip(variables, values, strict=True):
             literal = self.model.new_bool_var("")
@@ -72,7 +74,7 @@ class Variables:
         self.model.add_bool_or(differ)
 
     def any_heads(self) -> list[int]:
-        """Some heads, where they are free and what is asked does not depend on them."""
+        """Any legal heads, for what does not depend on them."""
         return [n for own in self.skeleton.groups for n in [*[1] * (len(own) - 1), self.spec.num_heads - len(own) + 1]]
 
     def units(self, seconds: float) -> int:
@@ -95,7 +97,7 @@ class Variables:
     def times_heads(
         self, amount: cp_model.IntVar, most: int, k: int, of_head: float, of_kv: float, whole: Callable[[float], int]
     ) -> Sum:
-        """`amount` times what each query head and each key-value head of place k counts, in whole numbers."""
+        """`amount` times the coefficients of the query heads and key-value heads of place k, in integers."""
         if self.fixed is not None:
             return whole(of_head * self.fixed[k] + of_kv * int(self.kv_heads[k])) * amount
         assert self.heads is not None
