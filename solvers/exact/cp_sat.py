@@ -61,9 +61,9 @@ class CpSat(SearchSolver):
         share = min(_WARM_SHARE, _WARM_S / budget.time_limit_s) if small else _WARM_SHARE_LARGE
         if not ours:
             share = 1.0
-        if not _warm_start(run, share) or not ours:
+        if not warm_start(run, share) or not ours:
             return
-        if run.plan is None and not small and budget.max_steps is None and not _warm_start(run, 1.0):
+        if run.plan is None and not small and budget.max_steps is None and not warm_start(run, 1.0):
             return
         if small and Proof(run).run():
             run.exhausted = run.plan is None
@@ -72,7 +72,7 @@ class CpSat(SearchSolver):
             run.bound_s = max(run.bound_s, lower_bound_s(run.pricer, run.left_s()))
 
 
-def _warm_start(run: Search, share: float) -> bool:
+def warm_start(run: Search, share: float) -> bool:
     """Run the portfolio with a share of the budget; False where it was asked to stop."""
     whole = run.budget
     other = run.child()
