@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solvers.core.search import Search
-from solvers.core.workers import at_once, has_second_core
+from solvers.core.workers import in_parallel, has_second_core
 from solvers.exact.proof.combinations import Combinations
 from solvers.exact.proof.kernels import LIMIT, NO
 from solvers.exact.proof.partitions import Packings, Partition, surroundings
@@ -131,7 +131,7 @@ class Proof:
             except BudgetSpentError:
                 return "open"
 
-        with at_once(self._run, theirs) as answer:
+        with in_parallel(self._run, theirs) as answer:
             mine = self._in_turn(search, each[::2], sequences, limit_s)
             if mine == "found":
                 return mine
