@@ -20,7 +20,7 @@ from runtime.model.decoder import DecoderChunk, Rope, empty_weights
 from runtime.model.tensor_parallel import RankTpGroup
 from runtime.pace import Pace
 from runtime.parallel.gradient_sync import GradientSync, buckets
-from runtime.parallel.groups import Groups
+from runtime.parallel.groups import ProcessGroups
 from runtime.parallel.messages import StageMessages, like
 from runtime.parallel.optimizer import AdamW, Optimizer
 from runtime.parallel.pipeline import Sequences, StageRunner
@@ -58,7 +58,7 @@ class Trainee:
         assert self.layout.world_size == dist.get_world_size(), "a process for each device of the plan"
         self._tokens = global_batch * seq_len
         self._device = device
-        groups = Groups(self.layout.groups(), timeout_s)
+        groups = ProcessGroups(self.layout.groups(), timeout_s)
         line, executor = self.layout.line_of[rank], self.layout.executor_of[rank]
         at = executor.ranks.index(rank)
         parts = list(executor.parts(model, rank))

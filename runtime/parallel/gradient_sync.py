@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from runtime.mapping.layout import HeldParts
 from runtime.mapping.parts import ParameterPart
-from runtime.parallel.groups import Groups
+from runtime.parallel.groups import ProcessGroups
 
 _BUCKET_ELEMENTS = 8_000_000  # of a bucket, unless one parameter is larger
 
@@ -129,7 +129,7 @@ def _bucket(
 class GradientSync:
     """Collects the gradients of a step in buckets, and sums them over the ranks that hold the same elements."""
 
-    def __init__(self, found: Sequence[Bucket], weights: dict[str, nn.Parameter], groups: Groups) -> None:
+    def __init__(self, found: Sequence[Bucket], weights: dict[str, nn.Parameter], groups: ProcessGroups) -> None:
         self.buckets, self._weights, self._groups = list(found), weights, groups
         self._of: dict[str, list[Bucket]] = defaultdict(list)
         for bucket in self.buckets:

@@ -15,7 +15,7 @@ from torch.optim.adamw import adamw
 from runtime.mapping.parts import ParameterPart
 from runtime.pace import Pace, pace_until
 from runtime.parallel.gradient_sync import Bucket
-from runtime.parallel.groups import Groups
+from runtime.parallel.groups import ProcessGroups
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -41,7 +41,7 @@ class Optimizer:
         settings: AdamW,
         buckets: Sequence[Bucket],
         weights: Mapping[str, nn.Parameter],
-        groups: Groups,
+        groups: ProcessGroups,
         pace: Pace | None = None,
     ) -> None:
         self._settings, self._buckets, self._weights, self._groups = settings, buckets, weights, groups

@@ -23,14 +23,14 @@ from runtime.model.attention import met
 from runtime.model.functions import applied
 from runtime.parallel.all_to_all import AllToAll
 from runtime.parallel.block_attention import Block, attend, attend_backward, blocks, exact, merge
-from runtime.parallel.groups import Groups
+from runtime.parallel.groups import ProcessGroups
 
 
 class SequenceAttention:
     """Attention of a rank that has its own tokens of all heads before and after; groups of `layout` name ranks."""
 
     def __init__(
-        self, model: ModelSpec, layout: SequenceLayout, rank: int, groups: Groups, device: torch.device
+        self, model: ModelSpec, layout: SequenceLayout, rank: int, groups: ProcessGroups, device: torch.device
     ) -> None:
         (g,) = (g for g, group in enumerate(layout.groups) if rank in group.devices)
         own, tokens = layout.groups[g], token_ranges(layout)[g]

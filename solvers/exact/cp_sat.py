@@ -61,18 +61,18 @@ class CpSat(SearchSolver):
         share = min(_WARM_SHARE, _WARM_S / budget.time_limit_s) if small else _WARM_SHARE_LARGE
         if not ours:
             share = 1.0
-        if not _warm_start(run, share) or not ours:
+        if not warm_start(run, share) or not ours:
             return
-        if run.plan is None and not small and budget.max_steps is None and not _warm_start(run, 1.0):
+        if run.plan is None and not small and budget.max_steps is None and not warm_start(run, 1.0):
             return
-        if small and Proof(run).run():
+        if small and PackingProof(run).run():
             run.exhausted = run.plan is None
         elif not small and run.plan is not None and budget.max_steps is None:  # the bound rises by the clock
             assert isinstance(run.pricer, PlanPricer)
             run.bound_s = max(run.bound_s, lower_bound_s(run.pricer, run.left_s()))
 
 
-def _warm_start(run: Search, share: float) -> bool:
+def warm_start(run: Search, share: float) -> bool:
     """Run the portfolio with a share of the budget; False if it was asked to stop."""
     whole = run.budget
     other = run.child()
@@ -85,7 +85,7 @@ def _warm_start(run: Search, share: float) -> bool:
     return not other.stopped
 
 
-class Proof:
+class PackingProof:
     """Examines all choices of placements of one problem, for one step time after another."""
 
     def __init__(self, search: Search) -> None:

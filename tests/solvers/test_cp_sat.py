@@ -20,7 +20,7 @@ from hexiopt.solving import Budget
 from solvers.core.search import Search
 from solvers.exact.assignments import DeviceClasses, PlacedDevices
 from solvers.exact.candidates import Candidates
-from solvers.exact.cp_sat import CpSat, Proof
+from solvers.exact.cp_sat import CpSat, PackingProof
 from solvers.exact.exhaustive import Exhaustive
 from solvers.exact.packing import Packing, PackingLimits, PipelineColumn, most_together
 from solvers.exact.placement_bounds import PlacementBound, SyncContext, SyncScope
@@ -173,7 +173,7 @@ def test_finds_the_best_plan_by_itself() -> None:
     """Without the portfolio's plan the proof finds it: all plans are in the model."""
     problem = problems.fast_network()
     search = Search("test", problem, Budget(3600.0), 0)
-    assert Proof(search).run()
+    assert PackingProof(search).run()
     assert search.best_s == pytest.approx(Exhaustive().solve(problem, Budget(3600.0)).objective, rel=1e-9)
     assert search.bound_s == pytest.approx(search.best_s, rel=1e-9)
 

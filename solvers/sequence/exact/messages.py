@@ -28,7 +28,7 @@ class RingMessage:
     kv_heads: int | None
 
 
-class Messages:
+class SkeletonMessages:
     """The messages of the skeleton of `variables`; `sharers` as in `SequenceStage`.
 
     `exchange_s` holds, by the names used there, the seconds of the all-to-alls of every group.

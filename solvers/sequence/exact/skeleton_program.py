@@ -17,7 +17,7 @@ from ortools.sat.python import cp_model
 
 from hexiopt.plan.token_layout import RingSchedule, members
 from solvers.sequence.exact.layout_skeletons import LayoutSkeleton
-from solvers.sequence.exact.messages import Messages
+from solvers.sequence.exact.messages import SkeletonMessages
 from solvers.sequence.exact.quanta_grid import KernelSeconds, QuantaGrid
 from solvers.sequence.exact.skeleton_memory import SkeletonNeeds, fit_memory
 from solvers.sequence.exact.variables import Sum, Variables
@@ -55,7 +55,7 @@ class SkeletonProgram:
             v.order_equals(dict(need.states_bytes))
         if memory:
             fit_memory(v, need)
-        self._messages = Messages(v, dict(need.sharers))
+        self._messages = SkeletonMessages(v, dict(need.sharers))
         # Times of turns are proportional to products of quanta; groups with even numbers of tokens give the factors.
         self._turns = RingSchedule(
             members(skeleton.layout([2] * len(v.devices), heads or v.any_heads())), skeleton.order
