@@ -12,7 +12,7 @@ from experiments.app import solver_config
 from experiments.app.common import Job, config_names
 from experiments.app.config import Config, ConstraintsConfig, SolverConfig, SpaceConfig, WorkloadConfig, register
 from hexiopt.cost.cost import violations
-from hexiopt.plugins import parameters
+from hexiopt.plugins import ALIASES, parameters
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
@@ -59,7 +59,7 @@ def test_every_model_builds_a_problem(tmp_path: Path, name: str) -> None:
 
 
 def test_solver_files_are_the_registry() -> None:
-    assert set(config_names("solver")) == {*registry.names(), *registry.ALIASES}
+    assert set(config_names("solver")) == {*registry.names(), *ALIASES}
 
 
 PLANNERS = registry.names(lambda able: not registry.small_oracle(able))
