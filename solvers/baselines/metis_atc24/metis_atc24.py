@@ -4,7 +4,8 @@ Can express: one pipeline over all devices, ranked by a sequence of the GPU type
 together, in the order of the cluster file, as in its host file: it has one bandwidth between machines and permutes
 types, not machines); stages on consecutive ranks, a power of two of them each; per stage its own degrees of data and
 tensor parallelism, TP inside a machine; in a stage of several GPU types, samples of a micro-batch by speed (a
-replica whose share rounds to none idles); layers by speed and memory; any micro-batch that divides the global batch; 1F1B.
+replica whose share rounds to none idles); layers by speed and memory; any micro-batch that divides the global batch;
+1F1B.
 
 Cannot: leaving devices out otherwise; pipelines of unequal structure or batch; TP degrees that differ inside a stage;
 GPU types that alternate along the pipeline. It has no recompute and no sharding of its own: here one policy for the
