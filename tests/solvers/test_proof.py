@@ -155,9 +155,9 @@ def agrees(problem: Problem) -> bool:
     model = PlanPricer(problem)
     run = Search("test", problem, Budget(600.0), 0, model)
     [proof] = [Proof(ProofTables(model, GPIPE if problem.workload.schedule == "gpipe" else ONE_F_ONE_B), run)]
-    assert proof.answer(expected.objective * (1 - 1e-6)) == "none"
+    assert proof.answer(expected.objective * (1 - 1e-6), run.until()) == "none"
     assert run.best_s >= expected.objective * (1 - 1e-9)
-    assert proof.answer(expected.objective * (1 + 1e-6)) == "found"
+    assert proof.answer(expected.objective * (1 + 1e-6), run.until()) == "found"
     assert run.plan is not None
     assert not check(problem, run.plan)
     return True

@@ -16,7 +16,7 @@ from hexiopt.problem.space import schedules, sharding_stages
 from hexiopt.result import OPTIMALITY_TOLERANCE, RestrictedBound
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.solving import Capabilities
-from solvers.core.search import Search
+from solvers.core.search import Allowance, Search
 from solvers.exact.cp_sat import warm_start
 from solvers.exact.proof.proof import Answer, BudgetSpentError, Proof
 from solvers.exact.proof.tables import ProofTables
@@ -25,6 +25,7 @@ from solvers.frame.solver import SearchSolver
 _WARM_SHARE, _WARM_S = 0.15, 10.0  # of the time limit for the portfolio's plan, but no more seconds
 _SHARES = (0.0099, 0.003, 0.001, OPTIMALITY_TOLERANCE / 2)  # of the best step time, asked one after the other,
 _WIDER = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2)  # and these where the first is left open
+_FIRST = 0.6  # of what is left of the budget, for each of them
 _MOST_USAGES = 4_096
 _FOREVER_S = 1e9  # no plan worth finding takes longer
 
@@ -47,32 +48,39 @@ class Exact(SearchSolver):
                 run.bound_s = max(run.bound_s, lower_bound_s(run.pricer, run.left_s()))
             return
         proofs = [Proof(ProofTables(run.pricer, schedule), run) for schedule in covered]
-        try:
-            self._prove(run, proofs)
-        except BudgetSpentError:
-            return
+        self._prove(run, proofs)
 
     def _prove(self, run: Search, proofs: list[Proof]) -> None:
         rest = not_covered(run.problem)
         if run.plan is None:
-            answer = _answer(proofs, _FOREVER_S)
+            try:
+                answer = _answer(proofs, _FOREVER_S, run.until())
+            except BudgetSpentError:
+                return
             run.exhausted = answer == "none" and not rest
             if answer != "found":
                 return
-        shares = list(_SHARES)
-        while shares:
-            share = shares[0]
+        if self._proved(run, proofs, _SHARES[0], run.allowance(_FIRST), rest):
+            for share in _SHARES[1:]:
+                if not self._proved(run, proofs, share, run.until(), rest):
+                    return
+        else:
+            for share in _WIDER:
+                if self._proved(run, proofs, share, run.allowance(_FIRST), rest):
+                    return
+
+    def _proved(self, run: Search, proofs: list[Proof], share: float, allowed: Allowance, rest: str) -> bool:
+        """Whether no plan is better than the best one by more than `share`; better plans are found on the way."""
+        answer: Answer = "found"
+        while answer == "found":
             limit_s = run.best_s * (1 - share)
-            answer = _answer(proofs, limit_s)
-            if answer == "found":
-                continue  # from the new best plan on
-            if answer == "none":
-                self._bounded(run, limit_s, rest)
-            elif share == _SHARES[0]:
-                shares = [share, *_WIDER]
-            shares.pop(0)
-            if answer == "none" and share in _WIDER:
-                return
+            try:
+                answer = _answer(proofs, limit_s, allowed)
+            except BudgetSpentError:
+                return False
+        if answer == "none":
+            self._bounded(run, limit_s, rest)
+        return answer == "none"
 
     def _bounded(self, run: Search, limit_s: float, rest: str) -> None:
         if rest:
@@ -81,10 +89,10 @@ class Exact(SearchSolver):
             run.bound_s = max(run.bound_s, limit_s)
 
 
-def _answer(proofs: list[Proof], limit_s: float) -> Answer:
+def _answer(proofs: list[Proof], limit_s: float, allowed: Allowance) -> Answer:
     answers = list[Answer]()
     for proof in proofs:
-        answers.append(proof.answer(limit_s))
+        answers.append(proof.answer(limit_s, allowed))
         if answers[-1] == "found":
             return "found"
     return "open" if "open" in answers else "none"

@@ -208,16 +208,18 @@ def _kind(i: int, p: int, begins: bool) -> int:
 @numba.njit(cache=True)
 def search_pipelines(
     usage: Ints, strides: Ints, groups: Groups, seconds: StageSeconds, tails: Tails, messages: Messages,
-    before_s: Floats, num_layers: int, num_micro_batches: int, limit_s: float, most_nodes: int, found: Ints,
+    before_s: Floats, num_layers: int, num_micro_batches: int, limit_s: float, most_work: int, found: Ints,
 ) -> tuple[int, int, int]:  # fmt: skip
     """Pipelines on exactly `usage` that end, with tails, within `limit_s`: all of them, or one if `found` has one row.
 
-    Into `found` [pipelines, stages + 1, 2]: group and layers of each stage, then −1. Answers YES, NO or LIMIT (too many
-    nodes or pipelines), how many were found, and nodes. Depth first, from the last stage of a pipeline to the first:
-    how many micro-batches are in flight, what fits, and the recurrence of the suffix as a pipeline of its own are then
-    exact. 1F1B and GPipe fix a stage's order by the stages behind it, and its operations start no earlier than with
-    all inputs there at once: so stage s ends no earlier than in the suffix alone, later by the forwards before it, and
-    the step no earlier than the head of the suffix, later by all of the prefix (max-plus systems are monotone).
+    Into `found` [pipelines, stages + 1, 2]: group and layers of each stage, then −1. Answers YES, NO or LIMIT (too much
+    work or too many pipelines), how many were found, and the work, in operations of recurrences.
+
+    Depth first, from the last stage of a pipeline to the first: how many micro-batches are in flight, what fits, and
+    the recurrence of the suffix as a pipeline of its own are then exact. 1F1B and GPipe fix a stage's order by the
+    stages behind it, and its operations start no earlier than with all inputs there at once: so stage s ends no earlier
+    than in the suffix alone, later by the forwards before it, and the step no earlier than the head of the suffix,
+    later by all of the prefix (max-plus systems are monotone).
     """
     num_machines, most = len(usage), int(usage.sum())
     m_batches = num_micro_batches
@@ -234,7 +236,7 @@ def search_pipelines(
         if usage[groups.machine[g]] >= groups.tp[g]:
             least_forward_s = min(least_forward_s, seconds.forward_s[0, g, 1])
     free[0] = usage
-    d = nodes = count = 0
+    d = work = count = 0
     while d >= 0:
         if not started[d]:
             started[d], row[d], layers[d] = True, 0, num_layers - held[d] + 1
@@ -300,7 +302,7 @@ def search_pipelines(
                 total_s += ahead_s[i] + back_s[i]
         if total_s + rounds_s + tails.all_s > limit_s:
             continue
-        nodes += 1
+        work += 2 * p * m_batches
         chain_ends(seconds.all_forward_first, chain_f, chain_b, ahead_s, back_s, p, m_batches, ends_s)
         on[d + 1] = on[d]
         on[d + 1, m] += n + tails.units[kind]
@@ -319,16 +321,16 @@ def search_pipelines(
             found[count, p, 0] = -1
             count += 1
             if len(found) == 1:
-                return YES, count, nodes
+                return YES, count, work
             if count == len(found):
-                return LIMIT, count, nodes
-        if nodes > most_nodes:
-            return LIMIT, count, nodes
+                return LIMIT, count, work
+        if work > most_work:
+            return LIMIT, count, work
         if fits and not begins:
             held[d + 1] = held[d] + n
             d += 1
             started[d] = False
-    return YES if count else NO, count, nodes
+    return YES if count else NO, count, work
 
 
 @numba.njit(cache=True)

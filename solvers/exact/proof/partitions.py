@@ -1,6 +1,6 @@
 """Which usages pipelines of a plan may have together: packing them onto the machines, and what each then knows."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,10 +38,10 @@ class Packings:
             k, v = k - 1, v - w
         return tuple(sorted(parts))
 
-    def partitions(self) -> Iterator[Partition]:
+    def partitions(self, keep_on: Callable[[], None]) -> Iterator[Partition]:
         """All partitions of two pipelines or more that process the batch, once for all names of equal machines.
 
-        `sequences` may fall while they are listed; what then is too little is left out.
+        `keep_on` is called again and again, and may raise.
         """
         usages, batch = self.tables.usages, self.tables.batch
         order = [w for w in range(1, usages.size) if self.sequences[w] >= 1]
@@ -56,6 +56,7 @@ class Packings:
                 return
             for at in range(start, len(order)):
                 w = order[at]
+                keep_on()
                 if (vectors[left] >= vectors[w]).all():
                     more = int(most_of_up_to[self.most_pipelines - len(parts) - 1, left - w])
                     if total + self.sequences[w] + more >= batch:
@@ -65,8 +66,7 @@ class Packings:
             name = usages.canonical(parts)
             if name not in seen:
                 seen.add(name)
-                if sum(int(self.sequences[w]) for w in parts) >= batch:
-                    yield parts
+                yield parts
 
 
 def surroundings(tables: ProofTables, parts: Partition, sharding: Sharding) -> dict[int, Surroundings]:

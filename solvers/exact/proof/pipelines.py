@@ -26,8 +26,8 @@ Ints = NDArray[np.int64]
 _RELAXED = 128  # tables of least sums that are kept
 _ROUNDS = 4  # of caps that follow from sums that follow from caps
 _SAME = 1e-4  # of a sum: so little more is not worth another round
-SHORT = 20_000  # nodes of a search that may be in vain
-WHOLE = 1_000_000
+SHORT = 4_000_000  # operations of a search that may be in vain: some hundredths of a second
+WHOLE = 200_000_000  # about a second
 Stages = tuple[tuple[int, int], ...]  # (group, layers) of each stage
 
 
@@ -46,10 +46,10 @@ class FoundPipeline:
 
 
 class PipelineSearch:
-    """Answers for one step time `limit_s`, remembered by surroundings and usage. `nodes` counts the work."""
+    """Answers for one step time `limit_s`, remembered by surroundings and usage. `work` counts operations."""
 
     def __init__(self, tables: ProofTables, limit_s: float) -> None:
-        self.tables, self.limit_s, self.nodes = tables, limit_s, 0
+        self.tables, self.limit_s, self.work = tables, limit_s, 0
         self._relaxed = Memo(self._relax, _RELAXED)
         self._most_relaxed = Memo(self._bisect, _RELAXED)
         # Micro-batches that are surely possible, and not known to be impossible, by size.
@@ -129,7 +129,7 @@ class PipelineSearch:
     # ---------------------------------------------------------------------- one usage, exactly
 
     def find(
-        self, around: Surroundings, usage: int, size: int, num_micro_batches: int, most_nodes: int, most: int = 1
+        self, around: Surroundings, usage: int, size: int, num_micro_batches: int, most_work: int, most: int = 1
     ) -> tuple[int, list[Stages]]:
         """Whether a pipeline on exactly `usage` processes so many micro-batches in time: YES, NO or LIMIT; and such
         pipelines, up to `most` (with 1 the search ends at the first)."""
@@ -151,11 +151,11 @@ class PipelineSearch:
                 known_s = float(whole_s[-1])
         found = np.zeros((most, tables.most_stages + 1, 2), np.int64)
         terms = tables.terms[around]
-        answer, count, nodes = search_pipelines(
+        answer, count, work = search_pipelines(
             vector, strides, tables.groups, tables.seconds(around.holders, size, num_micro_batches), terms.tails,
-            terms.messages[size], before_s, tables.num_layers, num_micro_batches, self.limit_s, most_nodes, found,
+            terms.messages[size], before_s, tables.num_layers, num_micro_batches, self.limit_s, most_work, found,
         )  # fmt: skip
-        self.nodes += int(nodes)
+        self.work += int(work)
         return int(answer), [_stages(row) for row in found[:count].tolist()]
 
     def _known(self, around: Surroundings, usage: int) -> dict[int, list[int]]:
@@ -169,7 +169,7 @@ class PipelineSearch:
         """The most sequences of a pipeline on a usage, as far as is known."""
         return max(size * high for size, (_, high) in self._known(around, usage).items())
 
-    def can_process(self, around: Surroundings, usage: int, sequences: int, most_nodes: int) -> bool:
+    def can_process(self, around: Surroundings, usage: int, sequences: int, most_work: int) -> bool:
         """Whether a pipeline on a usage may process so many sequences; also where the search reached its limit."""
         known = self._known(around, usage)
         asked = {size: max(1, -(-sequences // size)) for size in known}
@@ -177,7 +177,7 @@ class PipelineSearch:
             return True
         for size, (_, high) in known.items():
             if high >= asked[size]:
-                answer, _ = self.find(around, usage, size, asked[size], most_nodes)
+                answer, _ = self.find(around, usage, size, asked[size], most_work)
                 if answer != NO:
                     if answer == YES:
                         known[size][0] = asked[size]
@@ -185,14 +185,14 @@ class PipelineSearch:
                 known[size][1] = asked[size] - 1
         return False
 
-    def exact_most(self, around: Surroundings, usage: int, most_nodes: int = WHOLE) -> int:
+    def exact_most(self, around: Surroundings, usage: int, most_work: int = WHOLE) -> int:
         """The most sequences of a pipeline on a usage; an upper bound where searches reach their limit."""
         known = self._known(around, usage)
         best = max(size * low for size, (low, _) in known.items())
         for size, between in known.items():
             asked = between[1]
             while between[0] < between[1] and between[1] * size > best:
-                answer, _ = self.find(around, usage, size, asked, most_nodes)
+                answer, _ = self.find(around, usage, size, asked, most_work)
                 if answer == LIMIT:
                     break
                 between[answer != YES] = asked if answer == YES else asked - 1
@@ -201,7 +201,7 @@ class PipelineSearch:
         return self.most(around, usage)
 
     def all_pipelines(
-        self, around: Surroundings, usage: int, least: int, most: int, most_nodes: int = WHOLE
+        self, around: Surroundings, usage: int, least: int, most: int, most_work: int = WHOLE
     ) -> list[FoundPipeline] | None:
         """All pipelines on a usage that may process `least` sequences, each with the most that it may; None where the
         search reached its limit."""
@@ -210,7 +210,7 @@ class PipelineSearch:
             num_micro_batches = max(1, -(-least // size))
             if num_micro_batches * size > self.tables.batch:
                 continue
-            answer, each = self.find(around, usage, size, num_micro_batches, most_nodes, most)
+            answer, each = self.find(around, usage, size, num_micro_batches, most_work, most)
             if answer == LIMIT:
                 return None
             found += [

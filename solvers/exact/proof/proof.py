@@ -9,12 +9,13 @@ C. *Combinations.* Of the rest, all pipelines that can process enough are combin
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.core.search import Search
+from solvers.core.search import Allowance, Search
 from solvers.core.workers import has_second_core, in_parallel
 from solvers.exact.proof.combinations import Combinations
 from solvers.exact.proof.kernels import LIMIT, NO
@@ -42,14 +43,15 @@ class Proof:
     or a combination. Plans that it finds are offered to `run`."""
 
     def __init__(self, tables: ProofTables, run: Search) -> None:
-        self._tables, self._run = tables, run
+        self._tables, self._run, self._allowed = tables, run, run.until()
         self._combinations = Combinations(tables, run)
 
-    def answer(self, limit_s: float) -> Answer:
+    def answer(self, limit_s: float, allowed: Allowance) -> Answer:
         """`none`: no plan takes `limit_s` or less; `found`: one does, and was offered; `open`: neither is known.
 
-        Raises BudgetSpentError.
+        Raises BudgetSpentError where `allowed` is spent.
         """
+        self._allowed = allowed
         limit_s *= _ROUNDING
         search = PipelineSearch(self._tables, limit_s)
         alone = self._one(search, limit_s)
@@ -58,7 +60,12 @@ class Proof:
         return self._several(search, limit_s)
 
     def _step(self) -> None:
+        self._keep_on()
         if not self._run.step():
+            raise BudgetSpentError
+
+    def _keep_on(self) -> None:
+        if not self._allowed:
             raise BudgetSpentError
 
     # ------------------------------------------------------------------------- plans of one pipeline
@@ -116,7 +123,7 @@ class Proof:
                 same = representative == usage
                 sequences[same] = np.minimum(sequences[same], most)
                 exact.add(usage)
-        return self._each(search, list(packings.partitions()), sequences, limit_s)
+        return self._each(search, list(packings.partitions(self._keep_on)), sequences, limit_s)
 
     def _each(self, search: PipelineSearch, each: list[Partition], sequences: Ints, limit_s: float) -> Answer:
         """The answer for all partitions, half of them in a second process where there are many; not where steps are
@@ -126,6 +133,7 @@ class Proof:
 
         def theirs(run: Search) -> Answer:
             self._run, self._combinations = run, Combinations(self._tables, run)
+            self._allowed = replace(self._allowed, search=run)
             try:
                 return self._in_turn(search, each[1::2], sequences, limit_s)
             except BudgetSpentError:
@@ -170,14 +178,14 @@ class Proof:
         batch, vectors = self._tables.batch, self._tables.usages.vectors
         most = {w: min(int(sequences[w]), search.most(around[w], w)) for w in around}
         easiest = sorted(around, key=lambda w: (vectors[w].sum(), -parts.count(w)))
-        for most_nodes in (SHORT, WHOLE):
+        for most_work in (SHORT, WHOLE):
             for w in easiest:
                 others = sum(most[x] for x in parts if x != w)
                 if others + most[w] * parts.count(w) < batch:
                     return True
                 self._step()
                 needed = -(-(batch - others) // parts.count(w))  # of each on this usage, at least
-                if not search.can_process(around[w], w, max(1, needed), most_nodes):
+                if not search.can_process(around[w], w, max(1, needed), most_work):
                     return True
         for w in easiest:
             self._step()
