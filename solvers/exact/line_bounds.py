@@ -3,12 +3,11 @@
 Necessary conditions only, so that a no is a proof. With t_s the forward and backward of stage s for a micro-batch, f_s
 its forward, r the stages behind it, M micro-batches, S the sum of all t_s and of the messages both ways:
 
-- with one layer range a stage, whatever the schedule: S + (M−1)·t_s − min(r, M−1)·f_s ≤ T. Before its first backward a
-  stage runs r + 1 forwards at most, and meanwhile the first micro-batch passes all stages behind it twice
-  (`hexiopt/schedules/one_f_one_b.py`); in a replicated stage this holds for every replica, the others as short as may
-  be;
+- with one layer range a stage: S + (M−1)·t_s − min(k_s, M−1)·f_s ≤ T, k_s being the most forwards that a stage runs
+  ahead under any of the schedules (`BoundTerms`); in a replicated stage this holds for every replica, the others as
+  short as may be;
 - with several, M is a multiple of the stages, and a stage waits for a layer of each stage before: M·t_s + Σ ≤ T;
-- memory holds at least min(M, r + 1) micro-batches in flight, with several ranges min(M, 2r + 1, stages);
+- memory holds at least as many micro-batches in flight as `BoundTerms` says, of several ranges as of the last;
 - where a parameter has other holders, a ring passes on at least half of what a device holds, after its last backward;
   or, from ZeRO-2 on, in the backward of every micro-batch (`hexiopt/cost/sharding.py`).
 
@@ -30,6 +29,7 @@ from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.stage_model import TpGroup
 from hexiopt.cost.model import PlanPricer
 from hexiopt.problem.space import schedules
+from hexiopt.schedules.schedule import weakest_terms
 from solvers.exact.assignments import Groups
 from solvers.exact.stage_times import StageTable
 
@@ -73,7 +73,8 @@ class LineFloor:
         self._model, self._table, self._layers = model, table, problem.model.num_layers
         self._sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)
         self._widths = problem.workload.stored_gradient_bytes, problem.workload.element_bytes
-        self._interleaves = any(schedule.chunked for schedule in schedules(problem.workload))
+        self._schedules = schedules(problem.workload)
+        self._interleaved = [schedule for schedule in self._schedules if schedule.chunked]
         self._lists: dict[tuple[object, ...], _Seconds] = {}
 
     def most_sequences(self, groups: Groups, context: Context, least: int, most: int, step_s: float) -> int:
@@ -82,7 +83,7 @@ class LineFloor:
         limit_s = step_s * (1 + _SLACK)
         if stages > self._layers:
             return 0
-        chunks = self._interleaves and not context.lockstep and 1 < stages <= self._layers // 2
+        chunks = bool(self._interleaved) and not context.lockstep and 1 < stages <= self._layers // 2
         for size in self._sizes:
             if size < max(map(len, groups)):
                 continue
@@ -102,7 +103,8 @@ class LineFloor:
         behind = {0: 0.0}  # seconds of the first micro-batch through the stages behind, by their layers
         for s in range(last, -1, -1):
             after = last - s
-            held, warm = min(count, after + 1), min(after, count - 1)
+            terms = weakest_terms(self._schedules, after, len(groups), 1)
+            held, warm = min(count, terms.last_in_flight), min(terms.forwards_ahead, count - 1)
             before = [min((one[k] for one in least[:s]), default=0.0) for k in (0, 1)]
             message_s, ways_s = routes[s] if s < last else 0.0, sum(routes[:s])
             reached: dict[int, float] = {}
@@ -128,7 +130,7 @@ class LineFloor:
         last, total, before = len(groups) - 1, 0, [0.0, 0.0]
         for s, slots in enumerate(groups):
             after, room = last - s, 0
-            held = min(count, 2 * after + 1, len(groups))
+            held = min(count, weakest_terms(self._interleaved, after, len(groups), 2).last_in_flight)
             rooms = limit_s - before[0], limit_s - before[1]
             for n in range(2, self._layers - 2 * last + 1):
                 if self._stage_s(slots, n, s == 0, s == last, size, count, 0, held, context, rooms) is None:
