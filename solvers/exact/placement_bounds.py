@@ -4,13 +4,12 @@ All conditions are necessary, so a negative answer is a proof. Let t_s be the fo
 for a micro-batch, f_s its forward seconds, r the number of stages behind it, M the number of micro-batches, and S the
 sum of all t_s and of the messages in both directions:
 
-- with one layer range per stage, under every schedule: S + (M−1)·t_s − min(r, M−1)·f_s ≤ T. Before its first backward a
-  stage runs at most r + 1 forwards, while the first micro-batch passes all stages behind it twice
-  (`hexiopt/schedules/one_f_one_b.py`); in a replicated stage this holds for every replica, the others as short as
-  possible;
+- with one layer range per stage: S + (M−1)·t_s − min(k_s, M−1)·f_s ≤ T, where k_s is the most forwards a stage runs
+  ahead under any of the schedules (`BoundTerms`), while the first micro-batch passes all stages behind it twice; in a
+  replicated stage this holds for every replica, the others as short as possible;
 - with several ranges, M is a multiple of the number of stages, and a stage waits for a layer of each stage before it:
   M·t_s + Σ ≤ T;
-- memory holds at least min(M, r + 1) micro-batches in flight, with several ranges min(M, 2r + 1, stages);
+- memory holds at least as many micro-batches in flight as `BoundTerms` says; with several ranges, as of the last one;
 - where a parameter has other holders, a ring passes on at least half of what a device holds, after its last backward;
   or, from ZeRO-2 on, in the backward of every micro-batch (`hexiopt/cost/sharding.py`).
 
@@ -33,6 +32,7 @@ from hexiopt.cost.model import PlanPricer
 from hexiopt.memo import Memo
 from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.space import schedules
+from hexiopt.schedules.schedule import weakest_terms
 from solvers.exact.assignments import PlacedDevices
 from solvers.exact.stage_times import StageTable
 
@@ -77,7 +77,8 @@ class PlacementBound:
         self._model, self._table, self._layers = model, table, problem.model.num_layers
         self._sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)
         self._widths = problem.workload.stored_gradient_bytes, problem.workload.element_bytes
-        self._interleaves = any(schedule.chunked for schedule in schedules(problem.workload))
+        self._schedules = schedules(problem.workload)
+        self._interleaved = [schedule for schedule in self._schedules if schedule.chunked]
         self._lists: Memo[tuple[TpGroup, int, int, bool, bool, int, StateSharding], _StageSeconds] = Memo(
             lambda key: self._stage_lists(*key)
         )
@@ -88,7 +89,7 @@ class PlacementBound:
         limit_s = step_s * (1 + _SLACK)
         if stages > self._layers:
             return 0
-        chunks = self._interleaves and not context.lockstep and 1 < stages <= self._layers // 2
+        chunks = bool(self._interleaved) and not context.lockstep and 1 < stages <= self._layers // 2
         for size in self._sizes:
             if size < max(map(len, groups)):
                 continue
@@ -108,7 +109,8 @@ class PlacementBound:
         behind = {0: 0.0}  # seconds of the first micro-batch through the stages behind, by their layers
         for s in range(last, -1, -1):
             after = last - s
-            held, warm = min(count, after + 1), min(after, count - 1)
+            terms = weakest_terms(self._schedules, after, len(groups), 1)
+            held, warm = min(count, terms.last_in_flight), min(terms.forwards_ahead, count - 1)
             before = [min((one[k] for one in least[:s]), default=0.0) for k in (0, 1)]
             message_s, ways_s = routes[s] if s < last else 0.0, sum(routes[:s])
             reached: dict[int, float] = {}
@@ -136,7 +138,7 @@ class PlacementBound:
         last, total, before = len(groups) - 1, 0, [0.0, 0.0]
         for s, replicas in enumerate(groups):
             after, most = last - s, 0
-            held = min(count, 2 * after + 1, len(groups))
+            held = min(count, weakest_terms(self._interleaved, after, len(groups), 2).last_in_flight)
             available_s = limit_s - before[0], limit_s - before[1]
             for n in range(2, self._layers - 2 * last + 1):
                 if self._stage_s(replicas, n, s == 0, s == last, size, count, 0, held, context, available_s) is None:
