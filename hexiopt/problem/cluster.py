@@ -47,7 +47,7 @@ class Cluster:
         if len(self.machines) > 1:
             for machine in self.machines:
                 if machine.nic_bandwidth_bytes_per_s == math.inf:
-                    said = f"{where}: machine {machine.name}: has no network bandwidth, but the cluster has several machines"
+                    said = f"{where}: machine {machine.name}: has no network bandwidth, but must reach other machines"
                     keys = "nic_bandwidth_gb_per_s in a cluster file, nic_bandwidth_bytes_per_s in Python"
                     raise InputError(f"{said}; state it, per network interface and direction: {keys}")
         self._check_names(where)
