@@ -48,7 +48,7 @@ WARM_REPEATS = 200
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One measured claim. `holds` compares with the target; None where there is none."""
 
     name: str
@@ -69,7 +69,7 @@ def best_s(solver: str, task: Problem, limit_s: float, seed: int) -> float:
     return make_solver(solver).solve(task, Budget(limit_s), seed=seed).objective
 
 
-def partition(scale: float) -> Iterator[Row]:
+def partition(scale: float) -> Iterator[BenchRow]:
     """HexiScale's partition against random partition, and the portfolio against both: settings 1 to 3."""
     limit_s = 10.0 * scale
     metis_gain, portfolio_gain, worst = [], [], 0.0
@@ -81,9 +81,9 @@ def partition(scale: float) -> Iterator[Row]:
             portfolio_gain.append(times["hexiscale"] / times["portfolio"])
             worst = max(worst, times["portfolio"] / times["hexiscale"])
         ours = metis_gain[-SEEDS:]
-        yield Row("partition", f"random / metis, {cluster} {model}", geometric_mean(ours), "×", "", None)
+        yield BenchRow("partition", f"random / metis, {cluster} {model}", geometric_mean(ours), "×", "", None)
     what = f"step times, geometric mean over settings 1 to 3, {SEEDS} seeds, {limit_s:g} s"
-    yield Row(
+    yield BenchRow(
         "partition",
         f"random / metis: {what}",
         geometric_mean(metis_gain),
@@ -91,7 +91,7 @@ def partition(scale: float) -> Iterator[Row]:
         "≥ 1.3",
         geometric_mean(metis_gain) >= 1.3,
     )
-    yield Row(
+    yield BenchRow(
         "partition",
         f"metis / portfolio: {what}",
         geometric_mean(portfolio_gain),
@@ -99,16 +99,16 @@ def partition(scale: float) -> Iterator[Row]:
         "> 1",
         geometric_mean(portfolio_gain) > 1.0,
     )
-    yield Row("partition", "portfolio / metis, the worst of these runs", worst, "×", "≤ 1", worst <= 1.0)
+    yield BenchRow("partition", "portfolio / metis, the worst of these runs", worst, "×", "≤ 1", worst <= 1.0)
 
 
-def speed(scale: float) -> Iterator[Row]:
+def speed(scale: float) -> Iterator[BenchRow]:
     """The portfolio's plan after 5 s against that after 120 s."""
     for cluster, model in SETTINGS:
         task = problem(cluster, model)
         short, long = (best_s("portfolio", task, limit_s * scale, 0) for limit_s in (5.0, 120.0))
         ratio = short / min(short, long)
-        yield Row(
+        yield BenchRow(
             "speed",
             f"plan after {5 * scale:g} s / after {120 * scale:g} s, {cluster} {model}",
             ratio,
@@ -118,20 +118,20 @@ def speed(scale: float) -> Iterator[Row]:
         )
 
 
-def pricing(scale: float) -> Iterator[Row]:
+def pricing(scale: float) -> Iterator[BenchRow]:
     """Pricing one plan on 56 GPUs: with empty tables, and when two pipelines changed."""
     task = problem("hexiscale_setting_3", "llama_30b")
     result = make_solver("local_search").solve(task, Budget(5.0 * scale))
     assert result.plan is not None, "setting 3 has a plan"
     cold = [_priced_s(PlanPricer(task), result.plan) for _ in range(20)]
-    yield Row("pricing", "one plan on 56 GPUs, nothing remembered", 1e3 * median(cold), "ms", "", None)
+    yield BenchRow("pricing", "one plan on 56 GPUs, nothing remembered", 1e3 * median(cold), "ms", "", None)
     model = PlanPricer(task)
     _priced_s(model, result.plan)
     again = []
     for _ in range(WARM_REPEATS):
         model.forget_plans()
         again.append(_priced_s(model, result.plan))
-    yield Row(
+    yield BenchRow(
         "pricing",
         "one plan on 56 GPUs, layers and hops known",
         1e3 * median(again),
@@ -151,7 +151,7 @@ def _priced_s(model: PlanPricer, plan: Plan, *, whole: bool = True) -> float:
     return time.process_time() - start
 
 
-def prices(scale: float) -> Iterator[Row]:
+def prices(scale: float) -> Iterator[BenchRow]:
     """Prices per second of plans not priced before: by a new model on a new cluster, by one that knows layers and
     routes, and where little differs from a priced plan."""
     setting_2 = problem("hexiscale_setting_2", "llama2_7b")
@@ -198,7 +198,9 @@ def prices(scale: float) -> Iterator[Row]:
             ("layers of one pipeline changed, its pipelines() only", only),
             ("micro-batches moved between two pipelines", batches),
         ):
-            yield Row("prices", f"{name}: {what}, {1e3 * median(seconds):.3g} ms", 1 / median(seconds), "/s", "", None)
+            yield BenchRow(
+                "prices", f"{name}: {what}, {1e3 * median(seconds):.3g} ms", 1 / median(seconds), "/s", "", None
+            )
 
 
 def _new_model(task: Problem) -> PlanPricer:
@@ -233,7 +235,7 @@ def _cut(pipeline: Pipeline, layers: Sequence[tuple[tuple[int, int], ...]]) -> P
     return replace(pipeline, stages=tuple(stages))
 
 
-def large(scale: float) -> Iterator[Row]:
+def large(scale: float) -> Iterator[BenchRow]:
     """Synthetic clusters of four types: time, memory, and the plan against each type's own symmetric pipelines."""
     for gpus, limit_s, most_s in ((1024, 27.0, 30.0), (10_240, 160.0, 180.0)):
         cluster = named_cluster("synthetic", num_machines=gpus // 8)
@@ -246,8 +248,8 @@ def large(scale: float) -> Iterator[Row]:
         result = make_solver("portfolio").solve(task, Budget(limit_s * scale))
         took_s = time.perf_counter() - start
         ratio = search.best_s / result.objective
-        yield Row("large", f"{gpus} GPUs: seconds to a plan", took_s, "s", f"≤ {most_s:g}", took_s <= most_s)
-        yield Row(
+        yield BenchRow("large", f"{gpus} GPUs: seconds to a plan", took_s, "s", f"≤ {most_s:g}", took_s <= most_s)
+        yield BenchRow(
             "large",
             f"{gpus} GPUs: each type's own symmetric pipelines / portfolio",
             ratio,
@@ -256,10 +258,10 @@ def large(scale: float) -> Iterator[Row]:
             ratio >= 1.0,
         )
     peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 2**20
-    yield Row("large", "10240 GPUs: peak memory, both processes", peak, "GiB", "≤ 4", peak <= 4.0)
+    yield BenchRow("large", "10240 GPUs: peak memory, both processes", peak, "GiB", "≤ 4", peak <= 4.0)
 
 
-def gap(scale: float) -> Iterator[Row]:
+def gap(scale: float) -> Iterator[BenchRow]:
     """How far the portfolio's plan may be from the best, half of two minutes for it and half for the bound."""
     for rate, most in ((12.5, 0.10), (0.625, 0.20)):
         for name, model in SETTINGS:
@@ -270,16 +272,16 @@ def gap(scale: float) -> Iterator[Row]:
     yield _gap(large_task, "1,024 GPUs, llama2_13b, 100 Gbit/s", 0.10, 60 * scale)
 
 
-def _gap(task: Problem, what: str, most: float, limit_s: float) -> Row:
+def _gap(task: Problem, what: str, most: float, limit_s: float) -> BenchRow:
     began_s = time.perf_counter()
     result = make_solver("portfolio").solve(task, Budget(limit_s), seed=0)
     measured = result.above(lower_bound_s(PlanPricer(task), limit_s)).gap
     took_s = time.perf_counter() - began_s
     said = f"{what}: step {result.objective:.2f} s, in {took_s:.0f} s"
-    return Row("gap", said, 100 * measured, "%", f"≤ {100 * most:g}", measured <= most)
+    return BenchRow("gap", said, 100 * measured, "%", f"≤ {100 * most:g}", measured <= most)
 
 
-def training(scale: float) -> Iterator[Row]:
+def training(scale: float) -> Iterator[BenchRow]:
     """A step of training by this runtime over one by stock parts of torch, on this machine."""
     from runtime.stock import pipelines, tensor_parallel
     from runtime.stock.turns import take_turns
@@ -291,10 +293,10 @@ def training(scale: float) -> Iterator[Row]:
     ):
         found = take_turns(module.SIZE, module.ways_of, 6, max(1, steps // 5))
         said = f"{what}, {1e3 * found.step_s['hexiopt']:.0f} ms a step"
-        yield Row("training", said, found.ratio, "×", f"≤ {most:g}", found.ratio <= most)
+        yield BenchRow("training", said, found.ratio, "×", f"≤ {most:g}", found.ratio <= most)
 
 
-BENCHES: dict[str, Callable[[float], Iterator[Row]]] = {
+BENCHES: dict[str, Callable[[float], Iterator[BenchRow]]] = {
     "pricing": pricing,
     "prices": prices,
     "speed": speed,

@@ -22,7 +22,7 @@ from hexiopt.calibration import coefficients
 from hexiopt.calibration.constants import constants
 from hexiopt.calibration.frameworks import default_framework
 from hexiopt.calibration.gpus import Gpu, catalogue, fitted_efficiency
-from hexiopt.cost.breakdown import breakdown, busy_time
+from hexiopt.cost.breakdown import busy_time
 from hexiopt.cost.cost import Cost, StageCost
 from hexiopt.cost.executors.executor import ExecutorCost
 from hexiopt.cost.executors.memory import MEMORY_PARTS
@@ -32,6 +32,7 @@ from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.cluster_file import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATENCY_US
 from hexiopt.readers.plan_file import solver_to_dict
+from hexiopt.report.step_parts import step_parts
 from hexiopt.report.style import MEMORY_LABELS, gib, milliseconds, percent, place, rate, seconds
 from hexiopt.simulation.network import simulated_s
 from hexiopt.units import GIB, MICROSECOND, TFLOP
@@ -98,18 +99,14 @@ def step_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
         seconds(cost.optimizer_s),
         f"memory traffic of Adam on the last device to start{gathers}",
     )
-    model = PlanPricer(problem)
-    spent = breakdown(model, plan, cost)
-    several = len(pipeline.stages[spent.stage].executors) > 1
-    name = f"stage {spent.stage}" + (f", replica {spent.executor}" if several else "") + f" of pipeline {longest}"
-    parts = [part for part in spent.parts if part[1] > 1e-9 * cost.step_time_s]
+    spent = step_parts(problem, plan, cost)
     yield (
         "step",
         seconds(cost.step_time_s),
-        f"on {name}, which ends last: "
-        + ", ".join(f"{part} {seconds(value)} ({percent(value / cost.step_time_s)})" for part, value in parts),
+        f"on {spent.executor}, which ends last: "
+        + ", ".join(f"{part.name} {part.duration} ({part.percent})" for part in spent.parts),
     )
-    simulated = simulated_s(model, plan)
+    simulated = simulated_s(PlanPricer(problem), plan)
     if simulated is not None:
         yield (
             "simulated",

@@ -4,44 +4,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hexiopt.api import (
-        InputError,
-        Plan,
-        Problem,
-        Space,
-        Workload,
-        check,
-        cluster,
-        load_plan,
-        lower_bound,
-        model,
-        price,
-        solve,
-        solvers,
-    )
-
-__all__ = [
-    "InputError",
-    "Plan",
-    "Problem",
-    "Space",
-    "Workload",
-    "check",
-    "cluster",
-    "load_plan",
-    "lower_bound",
-    "model",
-    "price",
-    "solve",
-    "solvers",
-]
+    from hexiopt.api import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module("hexiopt.api"), name)
+    if name == "__all__" or not name.startswith("_"):
+        api = import_module("hexiopt.api")
+        if name == "__all__" or name in api.__all__:
+            return getattr(api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *import_module("hexiopt.api").__all__})

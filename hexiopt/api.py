@@ -14,7 +14,7 @@ from hexiopt.errors import InputError, did_you_mean
 from hexiopt.plan.check import Violation
 from hexiopt.plan.check import check as broken_rules
 from hexiopt.plan.plan import Plan
-from hexiopt.plugins import declared, imported, refereed
+from hexiopt.plugins import current_name, declared, imported, refereed
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
@@ -22,7 +22,8 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
 from hexiopt.readers.huggingface import model_from_config, read_model
-from hexiopt.readers.plan_file import PlanFile, read_plan
+from hexiopt.readers.plan_file import PlanFile, read_plan, solver_to_dict, write_plan
+from hexiopt.readers.shipped import is_shipped, shipped
 from hexiopt.reading import Section, number_in, whole_in
 from hexiopt.result import Result
 from hexiopt.solving import MAX_SEED, MAX_TIME_LIMIT_S, Budget
@@ -39,41 +40,56 @@ __all__ = [
     "lower_bound",
     "model",
     "price",
+    "save_plan",
     "solve",
     "solvers",
 ]
 
 
 def cluster(source: str | Path | Mapping[str, Any]) -> Cluster:
-    """The cluster of a YAML or JSON file, or of a mapping with the same keys (docs/clusters.md).
+    """A shipped cluster by its name, the cluster of a YAML or JSON file, or that of a mapping (docs/clusters.md).
 
-    A `profile` that it names is a path from the file's folder, of a mapping from the working directory. Raises
-    InputError that names file and key.
+    A string that is a shipped name is that cluster; "./NAME" or a Path is a file. The path of a `profile` starts at the
+    folder of the file, or at the working directory for a mapping. Raises InputError, which names file and key.
     """
+    if isinstance(source, str) and is_shipped("cluster", source):
+        return cluster_from_section(Section(shipped("cluster", source), f"{source}.yaml"))
     return read_cluster(source) if isinstance(source, str | Path) else cluster_from_section(Section(source, "cluster"))
 
 
 def model(source: str | Path | Mapping[str, Any]) -> ModelSpec:
-    """The model of a Hugging Face `config.json`, of a YAML file with the same keys, or of such a mapping.
+    """A shipped model by its name, the model of a Hugging Face `config.json`, of YAML with its keys, or of a mapping.
 
-    Raises InputError that names file and key.
+    A string that is a shipped name is that model; "./NAME" or a Path is a file. Raises InputError, which names file and
+    key.
     """
+    if isinstance(source, str) and is_shipped("model", source):
+        return model_from_config(Section(shipped("model", source), f"{source}.yaml"))
     return read_model(source) if isinstance(source, str | Path) else model_from_config(Section(source, "model"))
 
 
 def load_plan(path: str | Path) -> PlanFile:
-    """What a `plan.json` says: `problem`, `plan`, and the `solver` that made it. Raises InputError.
+    """The content of a `plan.json`: `problem`, `plan`, and the `solver` that made it. Raises InputError.
 
-    `check` says whether the plan is valid, `price` what it costs today.
+    `check` and `price` take it in place of its plan.
     """
     return read_plan(path)
 
 
-def price(problem: Problem, plan: Plan) -> Cost:
-    """What a step of `plan` takes: seconds with their parts, tokens per second, bytes of every stage.
+def save_plan(path: str | Path, problem: Problem, result: Result) -> None:
+    """Write the plan of `result`, found for `problem`, as a `plan.json`, which `load_plan` reads. Raises InputError."""
+    if result.plan is None or result.cost is None:
+        raise InputError(f"plan: {result.solver} found none ({result.status}); there is nothing to save")
+    write_plan(Path(path), problem, result.plan, result.cost, solver_to_dict(result))
 
-    A plan beyond memory has a price too; see `Cost.fits`. Raises InputError for a plan that breaks any other rule.
+
+def price(problem: Problem, plan: Plan | PlanFile) -> Cost:
+    """The price of one step of `plan`: seconds with their parts, tokens per second, bytes of every stage.
+
+    A plan that does not fit in memory has a price too; see `Cost.fits`. Raises InputError for a plan that breaks any
+    other rule.
     """
+    plan = _plan_of(plan)
     broken = broken_rules(problem, plan)
     if broken:
         more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
@@ -81,16 +97,24 @@ def price(problem: Problem, plan: Plan) -> Cost:
     return PlanPricer(problem).price(plan)
 
 
-def check(problem: Problem, plan: Plan) -> list[Violation]:
-    """The rules that `plan` breaks; empty for a valid plan that fits. Memory is looked at where no other rule is
-    broken."""
+def _plan_of(plan: Plan | PlanFile) -> Plan:
+    return plan.plan if isinstance(plan, PlanFile) else plan
+
+
+def check(problem: Problem, plan: Plan | PlanFile) -> list[Violation]:
+    """The rules that `plan` breaks; empty for a valid plan that fits.
+
+    Memory is checked only if no other rule is broken.
+    """
+    plan = _plan_of(plan)
     return broken_rules(problem, plan) or violations(problem, plan, price(problem, plan))
 
 
 def lower_bound(problem: Problem, time_limit_s: float = 10.0) -> float:
-    """Seconds that a step of every plan takes at least; better with more time, never wrong with less.
+    """A step time in seconds that no plan can beat; more time makes it tighter, less time never makes it wrong.
 
-    At 0 seconds it is the compute bound, at once. Raises InputError for a time limit below 0 or above 30 days.
+    With a limit of 0 it is the compute bound, which takes no search. Raises InputError for a time limit below 0 or
+    above 30 days.
     """
     limit_s = number_in(time_limit_s, "time_limit_s", at_least=0.0, at_most=MAX_TIME_LIMIT_S)
     return lower_bound_s(PlanPricer(problem), limit_s)
@@ -109,11 +133,11 @@ def solve(
     max_steps: int | None = None,
     **options: object,
 ) -> Result:
-    """The best plan that `solver`, one of `solvers()`, finds within `time_limit_s` seconds, checked and priced anew.
+    """The best plan that `solver`, one of `solvers()`, finds within `time_limit_s` seconds, checked and priced again.
 
-    `max_steps`, in the solver's own unit, makes the plan the same for the same `seed`, whatever else the machine does.
-    `options` are the solver's own parameters. A result without a plan says why in `reason`; `bound_s` is what the
-    solver proved, which `result.above(lower_bound(problem))` may raise.
+    With `max_steps`, in the solver's own unit, the same `seed` gives the same plan, whatever the load of the machine.
+    `options` are the solver's own parameters. A result without a plan gives the reason in `reason`; `bound_s` is the
+    bound that the solver proved, which `result.above(lower_bound(problem))` may raise.
 
     Raises InputError for unknown solvers and options, values out of range, and problems that the solver does not take;
     `hexiopt.referee.InvalidPlanError` for a plan that breaks a rule: a fault of the solver.
@@ -123,6 +147,7 @@ def solve(
     known = declared()
     if not known:
         raise InputError('solver: no installed package declares one; install this project, as by "pip install -e ."')
+    solver = current_name(solver)
     if solver not in known:
         raise InputError(f"solver: {solver!r} is not known; {did_you_mean(str(solver), known)}")
     return refereed(imported(solver, known[solver]), **options).solve(problem, budget, seed=seed)

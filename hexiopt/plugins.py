@@ -3,17 +3,20 @@
 Found by their metadata and imported only when asked for, so that `hexiopt` imports no package of solvers.
 """
 
+import warnings
+from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import Any, Protocol, cast
 
-from hexiopt.errors import InputError
+from hexiopt.errors import InputError, RenamedWarning
 from hexiopt.referee import Refereed
 from hexiopt.solving import Capabilities, Solver
 
 GROUP = "hexiopt.solvers"
 OWN_DISTRIBUTION = "hexiopt"
+ALIASES: Mapping[str, str] = {"metis": "hexiscale"}  # old names of solvers, kept for one release
 
 
 class SolverClass(Protocol):
@@ -24,6 +27,13 @@ class SolverClass(Protocol):
 
     def __call__(self, **parameters: Any) -> Solver:
         """A solver."""
+
+
+def current_name(name: str) -> str:
+    """`name`, or the name that replaces it; the use of an old name gives a RenamedWarning at the caller's caller."""
+    if name in ALIASES:
+        warnings.warn(f"solver: {name} is now called {ALIASES[name]}; the old name goes soon", RenamedWarning, 3)
+    return ALIASES.get(name, name)
 
 
 def declared() -> dict[str, str]:

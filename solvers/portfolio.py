@@ -1,13 +1,14 @@
-"""`portfolio`, the default: several ways of finding a plan within one time limit, and the best plan of all.
+"""`portfolio`, the default: several search strategies within one time limit; the best plan of all is the result.
 
-Two lanes work side by side, on two cores where there are two. Before anything else they price the *floor*, cheap
-candidates that a plan of the portfolio is never behind: symmetric grids over all machines, a grid of each kind's own,
-and what `solver=shapes` gives; past the time limit too, until there is a plan. Then one lane continues with HexiScale's
-partition, as `solver=hexiscale` would, and anneals what that finds and what people build by hand, now and then with
-bundles made anew (`recreate.py`); the other anneals the latter and the best of the floor. On large clusters, too large
-for a complete graph, both start by hand. Where the plan space has sequence layouts, the first lane soon turns to them
-instead, and decides stage by stage between these and tensor parallelism (`planning.py`). With a budget in steps
-both lanes run wherever they are, so that the plan does not depend on the cores.
+Two members run side by side, on two cores where there are two. First they price the *fallbacks*, cheap candidates that
+guarantee a minimum quality: symmetric grids over all machines, a separate grid for each machine kind, and the
+partitions of `solver=shapes`. Pricing them continues past the time limit until there is a plan. Then one member runs
+HexiScale's partition, as `solver=hexiscale` would, and anneals its results and the rule-based starts, occasionally
+rebuilding pipeline groups as chains (`recreate.py`); the other anneals the rule-based starts and the best fallbacks. On
+clusters too large for a complete graph, both begin with the rule-based starts. Where the plan space has sequence
+layouts, the first member soon turns to them and chooses between a layout and tensor parallelism stage by stage
+(`planning.py`). With a budget in steps both members run even on a single core, so that the plan does not depend on the
+number of cores.
 """
 
 import random
@@ -20,60 +21,60 @@ from hexiopt.solving import Capabilities
 from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import Partition
 from solvers.core.search import Search
-from solvers.core.workers import at_once, has_second_core
+from solvers.core.workers import has_second_core, in_parallel
 from solvers.frame.solver import SearchSolver
-from solvers.frame.starts import dealt_structures, whole_grids
+from solvers.frame.starts import short_chain_partitions, whole_grids
+from solvers.heuristics.configuration_program import shape_partitions
 from solvers.heuristics.hexiscale import HierarchicalPartition
 from solvers.heuristics.hill_climbing import HillClimber
 from solvers.heuristics.local_search import ANNEAL, improve, own_grids, without_grids
-from solvers.heuristics.shape_program import shape_structures
 from solvers.sequence.planning import plan_jointly
 
 
 @dataclass(frozen=True, slots=True)
-class _Lane:
-    """How a lane spends its budget."""
+class _Member:
+    """How a member spends its budget."""
 
-    number: int  # lanes of other numbers draw otherwise
+    number: int  # members with different numbers draw different random numbers
     partition: float  # share for HexiScale's partition
-    until_first_plan: bool  # whether that takes longer until there is a plan
-    # First temperature of a round of annealing over that of the round before. Heated as much again, large plans mostly
-    # lose what they gained, while small ones get out of where they are stuck.
+    until_first_plan: bool  # keep partitioning beyond that share until a feasible plan is found
+    # First temperature of an annealing round, relative to that of the round before. Reheating fully undoes what large
+    # plans gained, but frees small ones from local optima.
     cooling: float
-    recreate_share: float  # of annealing's moves, those that recreate bundles as chains: dear, and mostly worth it
-    before_layouts: float  # share before it turns to sequence layouts, where the plan space has any
+    recreate_share: float  # of annealing's moves that rebuild groups as chains: expensive, usually worth it
+    before_layouts: float  # share of the budget before it turns to sequence layouts, where the plan space has them
 
 
 _SIDE_BY_SIDE = (
-    _Lane(0, partition=0.25, until_first_plan=True, cooling=0.6, recreate_share=0.05, before_layouts=0.15),
-    _Lane(1, partition=0.0, until_first_plan=False, cooling=1.0, recreate_share=0.0, before_layouts=1.0),
+    _Member(0, partition=0.25, until_first_plan=True, cooling=0.6, recreate_share=0.05, before_layouts=0.15),
+    _Member(1, partition=0.0, until_first_plan=False, cooling=1.0, recreate_share=0.0, before_layouts=1.0),
 )
-_ALONE = _Lane(0, partition=0.25, until_first_plan=False, cooling=1.0, recreate_share=0.03, before_layouts=0.3)
-_FEW_DEVICES = 16  # GPUs up to which both lanes search replicas, and single TP groups are moved soon enough
-_FEW = 64  # GPUs up to which one lane prices the floor soon enough, while the other partitions
-_LARGE = 200  # GPUs beyond which a structure takes too long to price for annealing thousands
-_MANY = 4  # of those for each of the floor's shapes
-_BEST = 16  # of the floor's structures that are annealed
+_ALONE = _Member(0, partition=0.25, until_first_plan=False, cooling=1.0, recreate_share=0.03, before_layouts=0.3)
+_FEW_DEVICES = 16  # GPUs up to which both members search replicas, and single TP groups are moved soon enough
+_FEW = 64  # GPUs up to which one member prices the fallbacks soon enough, while the other partitions
+_LARGE = 200  # GPUs beyond which a partition takes too long to price for annealing thousands
+_MANY = 4  # of those for each of the fallbacks' shapes
+_BEST = 16  # of the fallbacks' partitions that are annealed
 
 
 class Portfolio(SearchSolver):
-    """The best plan of all ways; steps are shared equally by the lanes."""
+    """The best plan of all members, which share the steps equally."""
 
     name = "portfolio"
     capabilities = Capabilities(sequence="also", cores=2)
 
     def search(self, run: Search, rng: random.Random) -> None:
-        """Run both lanes, at once where the machine can."""
+        """Run both members, at once where the machine can."""
         whole, problem = run.budget, run.problem
         if whole.max_steps is not None:
             run.budget = replace(whole, max_steps=-(-whole.max_steps // len(_SIDE_BY_SIDE)))
-        # Replicas rarely pay beyond a few devices, and their plans take longer to price: there, one lane tries them.
+        # Replicas rarely pay beyond a few devices, and their plans take longer to price: there, one member tries them.
         first = PlanCompleter(run.pricer, replicates=len(problem.usable_devices) <= _FEW_DEVICES)
         if whole.max_steps is None and not has_second_core():
             _run(run, first, _ALONE, chain(_grids(run, first), _shapes(run)))
         else:
             few = len(problem.usable_devices) <= _FEW
-            with at_once(run, lambda other: _second(other, with_grids=few)) as answer:
+            with in_parallel(run, lambda other: _second(other, with_grids=few)) as answer:
                 _run(run, first, _SIDE_BY_SIDE[0], () if few else _grids(run, first))
                 answer()
         run.budget = whole
@@ -86,49 +87,53 @@ def _second(run: Search, *, with_grids: bool) -> None:
 
 
 def _grids(run: Search, completer: PlanCompleter) -> Iterator[Partition]:
-    return chain(whole_grids(run.problem), own_grids(run.problem, completer, lambda: _goes_on(run)))
+    return chain(whole_grids(run.problem), own_grids(run.problem, completer, lambda: _continues(run)))
 
 
 def _shapes(run: Search) -> Iterator[Partition]:
-    """What `shapes` gives; between, what was best on many machines, of which hundreds of starts cannot be priced."""
-    many = dealt_structures(run.problem)
-    for partition in shape_structures(run, lambda: _goes_on(run)):
+    """The partitions of `shapes`; on many machines, where hundreds of starts cannot be priced, interleaved with short
+    chains.
+    """
+    many = short_chain_partitions(run.problem)
+    for partition in shape_partitions(run, lambda: _continues(run)):
         yield partition
         yield from islice(many, _MANY)
     yield from many
 
 
-def _goes_on(run: Search) -> bool:
-    """Whether the floor is priced on: as long as budget is left, and past the time limit while there is no plan."""
-    return run.go_on() or (run.plan is None and run.budget.max_steps is None and not run.stopped)
+def _continues(run: Search) -> bool:
+    """Whether to go on pricing fallbacks: while budget is left, and past the time limit while there is no plan."""
+    return run.should_continue() or (run.plan is None and run.budget.max_steps is None and not run.stopped)
 
 
-def _run(run: Search, completer: PlanCompleter, lane: _Lane, floor: Iterable[Partition]) -> None:
-    """One lane, to the end of its budget."""
+def _run(run: Search, completer: PlanCompleter, member: _Member, fallbacks: Iterable[Partition]) -> None:
+    """One member, to the end of its budget."""
     problem = run.problem
-    cheap = price_floor(run, completer, floor)
-    if problem.space.sequence and lane.before_layouts < 1.0:
+    cheap = price_fallbacks(run, completer, fallbacks)
+    if problem.space.sequence and member.before_layouts < 1.0:
         rng = random.Random(run.seed)
         starts = chain(cheap, own_grids(problem, completer), without_grids(problem, completer))
-        improve(HillClimber(run, completer, rng), starts, run.until(lane.before_layouts))
+        improve(HillClimber(run, completer, rng), starts, run.until(member.before_layouts))
         plan_jointly(run, rng)
         return
     partitions = find_spec("pymetis") is not None and len(problem.usable_devices) <= _LARGE
-    found = hexiscale_partitions(run, completer, lane.partition, lane.until_first_plan) if partitions else []
-    rng = random.Random(run.seed * len(_SIDE_BY_SIDE) + lane.number)
+    found = hexiscale_partitions(run, completer, member.partition, member.until_first_plan) if partitions else []
+    rng = random.Random(run.seed * len(_SIDE_BY_SIDE) + member.number)
     grids = () if cheap and len(problem.usable_devices) > _FEW else own_grids(problem, completer)
     starts = chain(found, cheap, grids, without_grids(problem, completer))
     climber = HillClimber(run, completer, rng)
-    recreate_share = lane.recreate_share if len(problem.usable_devices) > _FEW_DEVICES else 0.0
-    climber.finish(improve(climber, starts, run.until(ANNEAL), lane.cooling, recreate_share))
+    recreate_share = member.recreate_share if len(problem.usable_devices) > _FEW_DEVICES else 0.0
+    climber.finish(improve(climber, starts, run.until(ANNEAL), member.cooling, recreate_share))
 
 
-def price_floor(run: Search, completer: PlanCompleter, floor: Iterable[Partition]) -> list[Partition]:
-    """Price structures one after another: all of them within the time limit, and past it until there is a plan. Of
-    those that fit, the best, best first."""
+def price_fallbacks(run: Search, completer: PlanCompleter, fallbacks: Iterable[Partition]) -> list[Partition]:
+    """Price partitions one after another, within the time limit or, while there is no plan, past it.
+
+    Returns the partitions with the best estimates among those that fit, best first.
+    """
     found: list[tuple[float, int, Partition]] = []
-    for number, partition in enumerate(floor):
-        if not _goes_on(run):
+    for number, partition in enumerate(fallbacks):
+        if not _continues(run):
             break
         run.step()
         completed = completer.allowed(partition) and completer.complete(partition)
@@ -147,12 +152,15 @@ def price_floor(run: Search, completer: PlanCompleter, floor: Iterable[Partition
 def hexiscale_partitions(
     run: Search, completer: PlanCompleter, share: float, until_first_plan: bool
 ) -> list[Partition]:
-    """What HexiScale's partition finds in a `share` of the whole budget, drawing as `solver=hexiscale` does, or until
-    there is a plan."""
+    """The partitions that HexiScale's search finds in a `share` of the whole budget, best first.
+
+    It draws the same random numbers as `solver=hexiscale`. With `until_first_plan` it continues beyond its share until
+    there is a plan.
+    """
     if share == 0.0:
         return []
     hierarchy, allowance = HierarchicalPartition(run, completer, random.Random(run.seed)), run.until(share)
-    while allowance or (until_first_plan and run.plan is None and run.go_on()):
+    while allowance or (until_first_plan and run.plan is None and run.should_continue()):
         run.step()
         hierarchy.iterate()
     return hierarchy.found()

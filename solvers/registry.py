@@ -4,24 +4,24 @@ A package adds its own by an entry point (`hexiopt/plugins.py`). Ours are declar
 the table here also serves where no metadata is installed.
 """
 
-import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
 from pkgutil import resolve_name
 from typing import cast
 
-from hexiopt.errors import InputError, RenamedWarning, did_you_mean
-from hexiopt.plugins import SolverClass, declared, imported, refereed
+from hexiopt.errors import InputError, did_you_mean
+from hexiopt.plugins import ALIASES, SolverClass, current_name, declared, imported, refereed
 from hexiopt.solving import Capabilities, Solver
 
 BUILT_IN: Mapping[str, str] = {
     "random": "solvers.heuristics.random_partition:RandomPartition",
     "hexiscale": "solvers.heuristics.hexiscale:HexiScale",
-    "shapes": "solvers.heuristics.shape_program:Shapes",
+    "shapes": "solvers.heuristics.configuration_program:Shapes",
     "local_search": "solvers.heuristics.local_search:LocalSearch",
     "portfolio": "solvers.portfolio:Portfolio",
     "cp_sat": "solvers.exact.cp_sat:CpSat",
     "exhaustive": "solvers.exact.exhaustive:Exhaustive",
+    "exact": "solvers.exact.proof.exact:Exact",
     "amp": "solvers.baselines.amp:Amp",
     "espresso": "solvers.baselines.espresso.espresso:Espresso",
     "flashflex": "solvers.baselines.flashflex.flashflex:FlashFlex",
@@ -35,9 +35,8 @@ BUILT_IN: Mapping[str, str] = {
     "sequence_random": "solvers.sequence.random_layouts:SequenceRandom",
     "ulysses": "solvers.baselines.symmetric_layouts:UlyssesLayouts",
     "usp": "solvers.baselines.symmetric_layouts:UspLayouts",
-    "sequence_exact": "solvers.sequence.exact.solver:SequenceExact",
+    "sequence_exact": "solvers.sequence.exact.sequence_exact:SequenceExact",
 }
-ALIASES: Mapping[str, str] = {"metis": "hexiscale"}  # old names, for one release
 
 
 def known() -> dict[str, str]:
@@ -48,9 +47,7 @@ def known() -> dict[str, str]:
 
 def solver_class(name: str) -> SolverClass:
     """The class of the solver called `name`. Raises InputError for unknown names and what cannot be imported."""
-    if name in ALIASES:
-        warnings.warn(f"solver: {name} is now called {ALIASES[name]}; the old name goes soon", RenamedWarning, 2)
-        name = ALIASES[name]
+    name = current_name(name)
     solvers = known()
     if name not in solvers:
         raise InputError(f"solver: {name!r} is not known; {did_you_mean(name, solvers)}")

@@ -171,3 +171,21 @@ def test_the_runtime_imports_along_its_arrows(path: Path) -> None:
 def test_the_runtimes_arrows_point_one_way() -> None:
     folders = {path.name for path in (ROOT / "runtime").iterdir() if list(path.glob("*.py"))}
     assert set(TopologicalSorter(RUNTIME).static_order()) == set(RUNTIME) == folders | {""}
+
+
+# ------------------------------------------------------------------------------ names
+
+# Class names that two modules of hexiopt still share; may only shrink.
+SHARED_NAMES = {"Link", "Shape", "Way"}
+
+
+def test_public_class_names_are_unique() -> None:
+    """A name means one thing in the whole project, so that a reader need not look at the imports."""
+    where: dict[str, list[str]] = {}
+    for folder in ALLOWED:
+        for path in files(folder):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    where.setdefault(node.name, []).append(module(path))
+    shared = {name: found for name, found in where.items() if len(found) > 1}
+    assert set(shared) <= SHARED_NAMES, shared

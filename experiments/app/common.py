@@ -52,7 +52,7 @@ class FailedError(Exception):
     """What was started has ended too early; one line with the reason."""
 
 
-class Outcome(float):
+class RunOutcome(float):
     """How a job ended: metric (step time in seconds, infinite without one), exit code, one-line message.
 
     A float, so that a sweeper minimises it; picklable, so that it comes back from a launcher's process.
@@ -61,7 +61,7 @@ class Outcome(float):
     exit_code: int
     message: str
 
-    def __new__(cls, metric: float, exit_code: int = 0, message: str = "") -> "Outcome":
+    def __new__(cls, metric: float, exit_code: int = 0, message: str = "") -> "RunOutcome":
         self = super().__new__(cls, metric)
         self.exit_code, self.message = exit_code, message
         return self
@@ -72,14 +72,14 @@ def worst(codes: Sequence[int]) -> int:
     return next((code for code in (INTERRUPTED, 1, 2, 3) if code in codes), 0)
 
 
-def failure(error: Exception) -> Outcome:
+def failure(error: Exception) -> RunOutcome:
     """The outcome of an exception that ended a job or the program."""
     if isinstance(error, InputError):
-        return Outcome(math.inf, 2, str(error))
+        return RunOutcome(math.inf, 2, str(error))
     if isinstance(error, NoPlanError):
-        return Outcome(math.inf, 3, str(error))
+        return RunOutcome(math.inf, 3, str(error))
     if isinstance(error, FailedError | InvalidPlanError):
-        return Outcome(math.inf, 1, str(error))
+        return RunOutcome(math.inf, 1, str(error))
     if os.environ.get("HEXIOPT_DEBUG") == "1":
         traceback.print_exception(error, file=sys.stderr)
         hint = "see the traceback above"
@@ -87,7 +87,7 @@ def failure(error: Exception) -> Outcome:
         hint = "set HEXIOPT_DEBUG=1 for the traceback"
     text = " ".join(str(error).split())
     what = f"unexpected {type(error).__name__}" + (f": {text[:500]}" if text else "")
-    return Outcome(math.inf, 1, f"{what}; {hint}")
+    return RunOutcome(math.inf, 1, f"{what}; {hint}")
 
 
 @dataclass(frozen=True)
@@ -318,23 +318,23 @@ def _listener(job: Job, problem: Problem) -> Iterator[OnProgress]:
 # ----------------------------------------------------------------------------------- running
 
 
-def run_verb(verb: str, start: Callable[[], Job]) -> Outcome:
+def run_verb(verb: str, start: Callable[[], Job]) -> RunOutcome:
     """Run `experiments.<verb>.run` on the job that `start` makes; any exception becomes an outcome."""
     try:
         interrupt.pressed = False
         job = start()
         metric: float = import_module(f"experiments.{verb}").run(job)
         if interrupt.pressed:
-            return Outcome(metric, INTERRUPTED, "interrupted; the best so far is kept")
-        return Outcome(metric)
+            return RunOutcome(metric, INTERRUPTED, "interrupted; the best so far is kept")
+        return RunOutcome(metric)
     except BrokenPipeError:  # files are written before anything is printed
         mute()
-        return Outcome(math.inf)
+        return RunOutcome(math.inf)
     except Exception as error:
         return failure(error)
 
 
-def status_of(outcome: Outcome, overrides: Sequence[str]) -> dict[str, Any]:
+def status_of(outcome: RunOutcome, overrides: Sequence[str]) -> dict[str, Any]:
     """What a job of a sweep leaves in `status.json`."""
     return {
         "exit_code": outcome.exit_code,

@@ -5,33 +5,35 @@
 """
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import Field, asdict, dataclass, field, fields
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import Field, asdict, dataclass, field, fields, make_dataclass
+from typing import Any, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from hexiopt.errors import InputError
 from hexiopt.problem.machine import NAME, NAME_RULE
-from hexiopt.problem.space import Space
+from hexiopt.problem.space import BOUNDS, Space
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.problem_file import space_from_sections, workload_from_section
 from hexiopt.reading import Section
 from hexiopt.solving import MAX_SEED, MAX_STEPS, MAX_TIME_LIMIT_S
 
 
-@dataclass
-class WorkloadConfig:
-    """See `hexiopt.workload.Workload`."""
+def _node(made: Any, names: Collection[str]) -> Any:
+    """A dataclass with those fields of `made` for Hydra, which would make a frozen dataclass itself read-only."""
+    hints = get_type_hints(made)
+    own = [(one.name, hints[one.name], field(default=one.default)) for one in fields(made) if one.name in names]
+    return make_dataclass(f"{made.__name__}Node", own)
 
-    global_batch: int = 256
-    seq_len: int = 4096
-    precision: str = "bf16"
-    recompute: str = "auto"
-    schedule: str = "auto"
-    optimizer_sharding: str = "auto"
-    gradient_bytes: int = 2
+
+_FREEDOMS = {one.name for one in fields(Space)} - {*BOUNDS}
+
+
+@dataclass
+class WorkloadConfig(_node(Workload, {one.name for one in fields(Workload)})):  # type: ignore[misc]
+    """The fields of `hexiopt.problem.workload.Workload`."""
 
     def __post_init__(self) -> None:
         self.workload()
@@ -69,33 +71,16 @@ def _default(parameter: Field[Any]) -> Any:
 
 
 @dataclass
-class SpaceConfig:
-    """The freedoms of a plan; see `hexiopt.space.Space`."""
-
-    tp_degrees: str = "powers_of_two"
-    max_micro_batch_size: int = 16
-    max_chunks: int = 8
-    replicas: bool = True
-    uneven_layers: bool = True
-    uneven_tp: bool = True
-    uneven_batch: bool = True
-    uneven_structure: bool = True
-    recompute_per_stage: bool = True
-    recompute_per_layer: bool = True
-    sequence: bool = False
+class SpaceConfig(_node(Space, _FREEDOMS)):  # type: ignore[misc]
+    """The freedoms of a plan: fields of `hexiopt.problem.space.Space`."""
 
     def __post_init__(self) -> None:
         space_from_sections(Section(asdict(self), "space"), Section({}, "constraints"))
 
 
 @dataclass
-class ConstraintsConfig:
-    """What a plan must keep to; null leaves free. `exclude` names machines, or devices as `machine:index`."""
-
-    num_pipelines: int | None = None
-    num_stages: int | None = None
-    max_tp: int | None = None
-    exclude: list[str] = field(default_factory=list)
+class ConstraintsConfig(_node(Space, BOUNDS)):  # type: ignore[misc]
+    """The constraints on a plan, fields of `Space` too; null leaves free. `exclude` names machines or devices."""
 
     def __post_init__(self) -> None:
         space_from_sections(Section({}, "space"), Section(asdict(self), "constraints"))

@@ -38,7 +38,7 @@ from omegaconf.errors import (
 )
 
 from experiments.app import solver_config
-from experiments.app.common import STATUS_FILE, FailedError, Job, Outcome, failure, run_verb, status_of, worst
+from experiments.app.common import STATUS_FILE, FailedError, Job, RunOutcome, failure, run_verb, status_of, worst
 from experiments.app.config import Config, register
 from experiments.app.terminal import plain_warnings
 from experiments.app.verbs import VERBS
@@ -57,7 +57,7 @@ def run(verb: str, args: Sequence[str]) -> int:
         with plain_warnings():
             return _run(verb, args)
     except _CONFIG_ERRORS as error:
-        outcome = Outcome(float("inf"), 2, one_line(error))
+        outcome = RunOutcome(float("inf"), 2, one_line(error))
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -65,13 +65,13 @@ def run(verb: str, args: Sequence[str]) -> int:
             outcome = failure(error)
         else:
             what = f"{error.filename}: {error.strerror}; choose another folder for the results"
-            outcome = Outcome(float("inf"), 2, what)
+            outcome = RunOutcome(float("inf"), 2, what)
     except Exception as error:
         outcome = failure(error)
     return _ended(outcome)
 
 
-def _ended(outcome: Outcome) -> int:
+def _ended(outcome: RunOutcome) -> int:
     if outcome.exit_code:
         print(f"hexiopt: {outcome.message}", file=sys.stderr)
     return outcome.exit_code
@@ -163,7 +163,7 @@ def _open(override: str) -> str:
 
 def _one(hydra: Hydra, loader: "_Loader", name: str, verb: str, overrides: list[str]) -> int:
     returned = hydra.run(config_name=name, task_function=partial(task, verb, False), overrides=overrides)
-    outcome: Outcome = returned.return_value
+    outcome: RunOutcome = returned.return_value
     for folder in loader.new_folders:  # what Hydra made, unless results are in it
         try:
             folder.rmdir()
@@ -197,7 +197,7 @@ def _by_number(path: Path) -> tuple[int, str]:
     return (int(name) if name.isdecimal() else -1, str(path))
 
 
-def task(verb: str, in_sweep: bool, cfg: DictConfig) -> Outcome:
+def task(verb: str, in_sweep: bool, cfg: DictConfig) -> RunOutcome:
     """One job, in this process or a launcher's. Never raises; in a sweep it leaves `status.json`."""
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)

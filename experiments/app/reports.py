@@ -20,9 +20,10 @@ def show_plan(job: Job, problem: Problem, plan: Plan, cost: Cost, solver: Mappin
     """Print a plan and what it achieves."""
     if job.in_sweep:
         return
-    from hexiopt.report.table import plan_table, summary_table
+    from hexiopt.report.table import breakdown_table, plan_table, summary_table
 
-    job.show(plan_table(problem, plan, cost), "", summary_table(problem, plan, cost, solver))
+    stages, parts = plan_table(problem, plan, cost), breakdown_table(problem, plan, cost)
+    job.show(stages, "", parts, "", summary_table(problem, plan, cost, solver))
 
 
 def plan_reports(

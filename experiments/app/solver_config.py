@@ -14,8 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments.app.config import SolverConfig
 from hexiopt.errors import InputError
-from hexiopt.plugins import parameters
-from solvers.registry import ALIASES, BUILT_IN, known, solver_class
+from hexiopt.plugins import ALIASES, parameters
+from solvers.registry import BUILT_IN, known, solver_class
 
 SCHEMA = "_schema"  # ends the name of what is stored for our own solvers
 

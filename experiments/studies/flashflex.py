@@ -42,7 +42,7 @@ _NOTES = (
 
 
 @dataclass(frozen=True)
-class Row:
+class FlashFlexRow:
     """One comparison: HexiScale's setting, a model, GB/s between machines; what others reach in tokens/s."""
 
     setting: int
@@ -52,13 +52,13 @@ class Row:
     annealer_tokens_per_s: float
 
 
-def read_rows() -> tuple[Row, ...]:
+def read_rows() -> tuple[FlashFlexRow, ...]:
     """The rows of `data/flashflex_rows.yaml`."""
     with as_file(files("experiments").joinpath("data/flashflex_rows.yaml")) as file:
-        return tuple(Row(**row) for row in read_mapping(file)["rows"])
+        return tuple(FlashFlexRow(**row) for row in read_mapping(file)["rows"])
 
 
-def problem_of(row: Row) -> Problem:
+def problem_of(row: FlashFlexRow) -> Problem:
     """The problem of a row: 256 sequences of 4,096 tokens, full recompute; no replicas, which have no price there."""
     return Problem(
         cluster=named_cluster(f"hexiscale_setting_{row.setting}", inter_gb_per_s=row.inter_gb_per_s),

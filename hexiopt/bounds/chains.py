@@ -2,16 +2,15 @@
 
 Follow one sequence of a micro-batch through the stages of its pipeline: a *chain*. A TP group of t devices that takes
 x sequences of each micro-batch charges each of them t / x devices, so that a pipeline's chains share its price, however
-its stages are replicated. A chain obeys what every schedule does in a step of T seconds with M micro-batches. With t_s
-the forward and backward of stage s for a micro-batch, f_s its forward, r the stages after it:
+its stages are replicated. A chain obeys what every schedule of its family does in a step of T seconds with M
+micro-batches (`BoundTerms`). With t_s the forward and backward of stage s for a micro-batch, f_s its forward, and k_s
+the most forwards that it runs ahead:
 
-    1F1B and GPipe:  (M − 1) · t_s − min(r, M − 1) · f_s + Σ t ≤ T
-    interleaved:     M · t_s − c_s − 2 r · (its longest layer range's forward) + Σ c ≤ T,  c_s its shortest range
+    one layer range:  (M − 1) · t_s − min(k_s, M − 1) · f_s + Σ t ≤ T
+    several:          M · t_s − c_s − k_s · (its longest layer range's forward) + Σ c ≤ T,  c_s its shortest range
 
-because until the first micro-batch has come back from the stages after it, a stage runs at most r + 1 forwards (2 r + 1
-of a range beyond those that come before the last range), and Σ is what that journey takes elsewhere (the order of
-operations of Narayanan et al., arXiv 2104.04473, section 2.2). Each policy mix takes at least the time of the fastest
-one that fits the micro-batches in flight, fractions of layers allowed.
+where Σ is what the first micro-batch's journey takes. Each policy mix takes at least the time of the fastest one that
+fits the micro-batches in flight, fractions of layers allowed.
 
 A stage that waits for gradient sync (`columns.py`) ends that much before T: the first one as above, any other M · t_s
 after the step's start at least.
@@ -30,6 +29,7 @@ from numpy.typing import NDArray
 from hexiopt.bounds.kernel import SLACK, Ends, Found, Multipliers, Rows, Task, least_prices, least_prices_finely
 from hexiopt.bounds.stages import StageTypes
 from hexiopt.cores import usable_cores
+from hexiopt.schedules.schedule import BoundTerms, Schedule, weakest_terms
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -37,10 +37,12 @@ _PARTS = 48  # of Σ, where the recursion knows it
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """How many layer ranges a stage has and how many stages a pipeline has, both from least to most; and the
-    micro-batches of every pipeline under ZeRO-2 and 3, where all have as many. None under ZeRO-0 and 1."""
+class ScheduleFamily:
+    """Pipelines under one of `schedules`: how many layer ranges each stage has and how many stages a pipeline has, both
+    from least to most; and the micro-batches of every pipeline under ZeRO-2 and 3, where all have equally many. None
+    under ZeRO-0 and 1."""
 
+    schedules: tuple[Schedule, ...]
     least_ranges: int
     most_ranges: int
     least_stages: int
@@ -56,6 +58,12 @@ class Shape:
     def interleaved(self) -> bool:
         """Whether stages have several layer ranges."""
         return self.most_ranges > 1
+
+    def terms(self, after: int, num_stages: int = 1) -> BoundTerms:
+        """What holds, whatever the schedule, for a stage with `after` stages behind in a pipeline of at least
+        `num_stages`."""
+        count = max(num_stages, self.least_stages, after + 1)
+        return weakest_terms(self.schedules, after, count, self.least_ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,36 +103,28 @@ class Boxes:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Stages from the last to the first: stage type, layers, seconds forward and backward [stages] each."""
+    """Stages from the last to the first: stage type, layers, seconds forward and backward, and the most forwards that
+    each runs ahead (`BoundTerms`) [stages] each."""
 
     types: Ints
     layers: Ints
     seconds: Floats
-    shape: Shape
+    ahead: Ints
+    shape: ScheduleFamily
 
 
 class Chains:
     """The cheapest chains of one shape."""
 
-    def __init__(self, types: StageTypes, shape: Shape) -> None:
+    def __init__(self, types: StageTypes, shape: ScheduleFamily) -> None:
         self.types, self.shape = types, shape
-        after = range(shape.most_stages)
-        if shape.interleaved:
-            stages = [max(shape.least_stages, a + 1) for a in after]
-            many, few = (
-                np.stack(
-                    [
-                        types.interleaved_s(a, p, shape.least_ranges, shape.most_ranges, much)
-                        for a, p in zip(after, stages, strict=True)
-                    ]
-                )
-                for much in (True, False)
-            )
-            enough = 2 * np.array(stages)
-        else:
-            many = np.stack([types.seconds(shape.late, a, a + 1) for a in after])
-            few = np.stack([types.seconds(shape.late, a, 1) for a in after])
-            enough = np.array(after) + 1
+        terms = [shape.terms(after) for after in range(shape.most_stages)]
+        # Interleaved pipelines have at least as many micro-batches as stages.
+        fewest = [max(shape.least_stages, after + 1) if shape.interleaved else 1 for after in range(len(terms))]
+        many = np.stack([self._seconds(after, own) for after, own in enumerate(terms)])
+        few = np.stack([self._seconds(after, own.with_micro_batches(fewest[after])) for after, own in enumerate(terms)])
+        enough = np.array([own.in_flight + own.first_again for own in terms])
+        ahead = np.array([own.forwards_ahead for own in terms])
         self._numbers = types.numbers(shape.late)
         own = self._numbers
         self._rows = Rows(
@@ -139,7 +139,12 @@ class Chains:
             many,
             few,
             enough,
+            ahead,
         )
+
+    def _seconds(self, after: int, terms: BoundTerms) -> Floats:
+        shape = self.shape
+        return self.types.seconds(shape.late, after, terms, shape.least_ranges, shape.most_ranges)
 
     def least_price(
         self, prices: Multipliers, step_s: float, boxes: Boxes, wanted: Floats, weights: Floats | None
@@ -175,13 +180,9 @@ class Chains:
     def _chain(self, stages: Ints) -> Chain:
         """A chain of (row, layers), timed as with many micro-batches."""
         rows, n = stages.T
-        which = self._numbers[rows]
-        after, shape = np.arange(len(which)), self.shape
-        if shape.interleaved:
-            each = [
-                self.types.interleaved_s(int(a), len(which), shape.least_ranges, shape.most_ranges, True)[r, k]
-                for a, r, k in zip(after, rows, n, strict=True)
-            ]
-        else:
-            each = list(self._rows.many[after, rows, n])
-        return Chain(which, n.copy(), np.array(each), shape)
+        terms = [self.shape.terms(after, len(rows)) for after in range(len(rows))]
+        seconds = [
+            self._seconds(after, own)[r, k] for (after, own), r, k in zip(enumerate(terms), rows, n, strict=True)
+        ]
+        ahead = np.array([own.forwards_ahead for own in terms])
+        return Chain(self._numbers[rows], n.copy(), np.array(seconds), ahead, self.shape)

@@ -2,7 +2,7 @@
 
 Beside devices, a chain needs room in its machines for layers, because layers that several machines hold cost time.
 Let h be the number of machines that hold a layer. Gradient sync carries (h − 1)/h of the layer's gradients through the
-interface of each of them, each way (`gradient_sync.py`, `sharding.py`), so that of a machine's a layers
+interface of each of them, each way (`rings.py`, `lockstep.py`), so that of a machine's a layers
 
     o = Σ 1/h,  s = a − o:   its interface syncs for s · interface_s seconds, and Σ o over all machines = L, the layers.
 
@@ -212,9 +212,8 @@ class _Stages:
         self._first = after == self._sizes[self._column] - 1
         head_s = np.where(after == 0, types.head_forward_s[self._row], 0.0)
         forward_s = types.forward_s[self._row]
-        self._ahead_s = np.where(
-            turns, 2 * after * (-(-self._n // least) * forward_s + head_s), after * (self._n * forward_s + head_s)
-        )
+        ahead = np.concatenate([chain.ahead for chain in chains])
+        self._ahead_s = ahead * (-(-self._n // least) * forward_s + head_s)  # of the longest layer range
         self._journey_s = np.where(turns, (self._n // most) * types.layer_s[self._row], self._t)
         self._multiple = np.where(interleaved, self._sizes, 1)  # of micro-batches
         self._inner_s = types.inner_s[self._row]

@@ -15,7 +15,7 @@ class Rows(NamedTuple):
     """Stage types, as in `StageTypes`, and their seconds for the stages of one shape.
 
     `many` and `few` are forward and backward seconds [stages behind, types, layers + 1] with many micro-batches
-    and with fewer than the row of `enough` says.
+    and with fewer than `enough` [stages behind]; `ahead` [stages behind] are the most forwards that a stage runs ahead.
     """
 
     kind: Ints
@@ -29,10 +29,11 @@ class Rows(NamedTuple):
     many: Floats
     few: Floats
     enough: Ints
+    ahead: Ints
 
 
 class Multipliers(NamedTuple):
-    """Prices of what is scarce, [kinds, modes] but `holder`; see `shapes.py`. `tail_s` is a mode's sync."""
+    """Prices of what is scarce, [kinds, modes] but `holder`; see `programme.py`. `tail_s` is a mode's sync."""
 
     device: Floats
     slot: Floats
@@ -44,7 +45,7 @@ class Multipliers(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What all boxes share: `shape` as in `Shape`, least and most ranges, least and most stages."""
+    """What all boxes share: `shape` as in `ScheduleFamily`, least and most ranges, least and most stages."""
 
     limit_s: float
     batch: float
@@ -154,7 +155,7 @@ def _price_stages(
     """Fill value and journey of stages with `after` stages behind. Returns the most layers of any."""
     limit_s, rows, prices = task.limit_s, task.rows, task.prices
     least_ranges, most_ranges = task.shape[0], task.shape[1]
-    enough, top = m >= rows.enough[after], 0
+    enough, ahead, top = m >= rows.enough[after], rows.ahead[after], 0
     for row in range(len(rows.kind)):
         kind = rows.kind[row]
         head_s = rows.head_forward_s[row] if after == 0 else 0.0
@@ -168,12 +169,12 @@ def _price_stages(
                 most, fewest = -(-n // least_ranges), n // most_ranges
                 journey_s, busy_s = fewest * rows.layer_s[row], work_s
                 # Where forwards count negatively, a slower link than the best would not make it worse.
-                if m * n >= 2 * after * most + fewest:
-                    ahead_s = 2 * after * (most * rows.forward_s[row] + head_s)
+                if m * n >= ahead * most + fewest:
+                    ahead_s = ahead * (most * rows.forward_s[row] + head_s)
                     busy_s = max(busy_s, work_s - journey_s - ahead_s + low_s)
             else:
                 journey_s = t
-                ahead_s = min(after, m - 1) * (n * rows.forward_s[row] + head_s)
+                ahead_s = min(ahead, m - 1) * (n * rows.forward_s[row] + head_s)
                 busy_s = max(work_s, work_s - t - ahead_s + low_s)
             if busy_s > limit_s or journey_s > high_s * SLACK:
                 continue

@@ -13,6 +13,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.space import recompute_policies, sharding_stages
 from hexiopt.schedules.in_flight import holding
+from hexiopt.schedules.schedule import BoundTerms
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -39,12 +40,12 @@ class StageTypes:
         rows, memory = _undominated(
             model,
             [
-                _Row(kind, examples[kind], tp_group, share, held_by)
+                _Row(kind, examples[kind], tp_group, share, holders)
                 for kind, same in enumerate(kinds.values())
                 for tp_group in model.stages.best_tp_groups(same[0])
                 if tp_group.tp <= len(devices[same[0]])
                 for share in shares
-                for held_by in _holders(
+                for holders in _holders(
                     sharding_stages(workload), len(problem.usable_devices), len(devices[same[0]]) // tp_group.tp
                 )
             ],
@@ -64,38 +65,24 @@ class StageTypes:
         self.head_forward_s: Floats = np.array([head.forward_s for head in heads])
         self._head_s = np.array([head.forward_s + head.backward_s for head in heads])
         self._memory = dict(zip((False, True), memory, strict=True))
-        self._seconds: dict[tuple[int, ...], Floats] = {}
+        self._seconds: dict[tuple[object, ...], Floats] = {}
 
     def numbers(self, late: bool) -> Ints:
         """The types of ZeRO-2 and 3, or of the others."""
         return np.flatnonzero(self.late == late)
 
-    def seconds(self, late: bool, after: int, held: int) -> Floats:
-        """Least forward and backward seconds of n layers with `after` stages behind and `held` micro-batches in
-        flight, infinite where memory lacks [`numbers(late)`, layers + 1]."""
-        n = np.arange(self.num_layers + 1)
-        return self._kept((late, after, held), late, after == 0, held * n, 0 * n, held, held)
-
-    def interleaved_s(self, after: int, stages: int, least_ranges: int, most_ranges: int, many: bool) -> Floats:
-        """As `seconds`, not `late`, of a stage of a pipeline of so many stages at least, in so many layer ranges;
-        `many` micro-batches are at least twice the stages.
-
-        Before its first backward such a stage has run `stages` forwards of each range but the last, of that one
-        2 · after + 1 or as many, and then of the first range again (`hexiopt/schedules/interleaved.py`).
-        """
-        n = np.arange(self.num_layers + 1)
-        begun = 2 * after + 1
-        stored = stages * n - max(0, stages - begun) * -(-n // least_ranges)
-        more = max(0, begun - stages) * many * (n // most_ranges)
-        key = (after, stages, least_ranges, most_ranges, many)
-        return self._kept(key, False, after == 0, stored, more, stages, after + 1)
-
-    def _kept(
-        self, key: tuple[int, ...], late: bool, last: bool, stored: Ints, more: Ints, repeated: int, held: int
-    ) -> Floats:
+    def seconds(self, late: bool, after: int, terms: BoundTerms, least_ranges: int = 1, most_ranges: int = 1) -> Floats:
+        """Least forward and backward seconds of n layers in so many layer ranges, with `after` stages behind, where
+        micro-batches are in flight as `terms` say; infinite where memory lacks [`numbers(late)`, layers + 1]."""
+        key = (late, after, terms, least_ranges, most_ranges)
         found = self._seconds.get(key)
         if found is None:
-            found = self._seconds[key] = self._least_s(self.numbers(late), last, stored, more, repeated, held)
+            n = np.arange(self.num_layers + 1)
+            stored = terms.in_flight * n - (terms.in_flight - terms.last_in_flight) * -(-n // least_ranges)
+            more = terms.first_again * (n // most_ranges)
+            held = min(after + 1, terms.last_in_flight)
+            found = self._least_s(self.numbers(late), after == 0, stored, more, terms.in_flight, held)
+            self._seconds[key] = found
         return found
 
     def _least_s(self, rows: Ints, last: bool, stored: Ints, more: Ints, repeated: int, held: int) -> Floats:

@@ -47,8 +47,9 @@ class Cluster:
         if len(self.machines) > 1:
             for machine in self.machines:
                 if machine.nic_bandwidth_bytes_per_s == math.inf:
-                    said = f"{where}: machine {machine.name}: nic_bandwidth_bytes_per_s: is missing"
-                    raise InputError(f"{said}; state it, in bytes/s per network interface and direction")
+                    said = f"{where}: machine {machine.name}: has no network bandwidth, but must reach other machines"
+                    keys = "nic_bandwidth_gb_per_s in a cluster file, nic_bandwidth_bytes_per_s in Python"
+                    raise InputError(f"{said}; state it, per network interface and direction: {keys}")
         self._check_names(where)
         wrong = broken_group([(group.name, group.members) for group in self.groups], self.machines, self._names)
         if wrong is not None:

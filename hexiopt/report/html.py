@@ -14,6 +14,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.readers.problem_file import problem_sha256, problem_to_dict
 from hexiopt.report import table
 from hexiopt.report.rows import PipelineRow, StageRow, plan_rows, unused_devices
+from hexiopt.report.step_parts import step_parts
 from hexiopt.report.style import (
     MEMORY_COLOURS,
     MEMORY_LABELS,
@@ -62,6 +63,8 @@ tr.group td { font-weight: 600; padding-top: .9rem; }
 .bar { display: flex; width: 130px; height: 12px; background: var(--line); border-radius: 3px;
   overflow: hidden; }
 .bar i { height: 100%; }
+.step { width: 100%; height: 22px; margin: .6rem 0; }
+.parts { width: auto; min-width: 320px; }
 .pairs { width: auto; }
 .pairs th { font-weight: 400; padding-left: 0; }
 .swatch { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .3em; }
@@ -106,6 +109,7 @@ def report_html(
             + _pairs([*table.choices(problem, plan), *table.origin(solver)])
             + "</div>",
         ),
+        _section("Where the step goes", _step(problem, plan, cost)),
         _section("Stages", f'{_stages(rows.pipelines)}<p class="muted">{escape(rows.note)}</p>'),
         _section("Memory", _memory(rows.pipelines)),
         _search(cost, solver, trajectory),
@@ -312,6 +316,30 @@ def _trajectory_svg(trajectory: Sequence[Point], bound_s: float | None, runtime_
         f'<text x="{left}" y="{low_edge + 18}" text-anchor="middle">0</text>'
         f'<text x="{right}" y="{low_edge + 18}" text-anchor="end">{seconds(end)} of search</text></svg>'
     )
+
+
+def _step(problem: Problem, plan: Plan, cost: Cost) -> str:
+    """The parts of the step time as one bar and as a table."""
+    spent = step_parts(problem, plan, cost)
+    bars = "".join(
+        f'<i title="{part.name}: {part.duration}" style="width:{100 * part.share:.2f}%;background:{part.colour}"></i>'
+        for part in spent.parts
+    )
+    body = [
+        _row(
+            (f'<span class="swatch" style="background:{part.colour}"></span>{part.name}', False),
+            (part.duration, True),
+            (part.percent, True),
+        )
+        for part in spent.parts
+    ]
+    body.append(
+        _row(("<b>step time</b>", False), (f"<b>{seconds(cost.step_time_s)}</b>", True), ("<b>100.0%</b>", True))
+    )
+    note = f"Seconds of {spent.executor}, which ends last."
+    table_html = _table([("Part", False), ("Time", True), ("Share", True)], body)
+    narrow = table_html.replace("<table>", '<table class="parts">', 1)
+    return f'<p class="muted">{note}</p><span class="bar step">{bars}</span>{narrow}'
 
 
 def _problem(problem: Problem) -> str:

@@ -72,15 +72,21 @@ def ink_on(colour: str) -> str:
     return PAPER if 0.299 * red + 0.587 * green + 0.114 * blue < 0.58 else INK
 
 
+def seconds_scale(value: float) -> tuple[float, int, str]:
+    """How a duration is written: its unit in seconds, digits after the point, and the unit's name."""
+    if value >= 0.9995:  # less is not rounded to 1,000 ms
+        return 1.0, 1 if value >= 100 else 2, "s"
+    unit_s, unit = (1e-3, "ms") if value >= 0.9995e-3 else (1e-6, "µs")
+    number = float(f"{value / unit_s:.3g}")
+    return unit_s, 0 if number >= 100 else 1 if number >= 10 else 2, unit
+
+
 def seconds(value: float) -> str:
     """A duration in words, four significant digits at most."""
-    if value >= 100:
-        return f"{value:,.1f} s"
-    if value >= 0.9995:  # less is not rounded to 1,000 ms
-        return f"{value:.2f} s"
-    if value >= 0.9995e-3:
-        return f"{value * 1e3:.3g} ms"
-    return f"{value * 1e6:.3g} µs" if value else "0 s"
+    unit_s, decimals, unit = seconds_scale(value)
+    if unit == "s":
+        return f"{value:,.{decimals}f} s"
+    return f"{value / unit_s:.3g} {unit}" if value else "0 s"
 
 
 def milliseconds(value: float) -> str:

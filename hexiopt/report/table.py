@@ -12,6 +12,7 @@ from hexiopt.cost.cost import Cost, StageCost
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.report.rows import PipelineRow, PlanRows, StageRow, plan_rows, unused_devices
+from hexiopt.report.step_parts import step_parts
 from hexiopt.report.style import (
     FULL_MEMORY,
     PIPELINE_HUES,
@@ -21,11 +22,11 @@ from hexiopt.report.style import (
     gib,
     listed,
     milliseconds,
-    percent,
     seconds,
 )
 
 _BAR = 5
+_SHARE_BAR = 24
 _NOTE = "F+B and send (next stage and back): per micro-batch. Busy: of the step. Memory: fullest device."
 _HEADERS = (
     "Stage",
@@ -145,6 +146,22 @@ def summary_table(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str,
     return Group(*lines)
 
 
+def breakdown_table(problem: Problem, plan: Plan, cost: Cost) -> RenderableType:
+    """Where the seconds of a step go, largest share as the longest bar; the figures add up to the step time."""
+    spent = step_parts(problem, plan, cost)
+    table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    longest = max(part.share for part in spent.parts)
+    for part in spent.parts:
+        bar = "█" * max(1, round(part.share / longest * _SHARE_BAR))
+        table.add_row(part.name, part.duration, part.percent, Text(bar, part.colour))
+    where = f"Where the {seconds(cost.step_time_s)} of a step go: {spent.executor}, which ends last"
+    return Group(Text(where, style="bold"), table)
+
+
 def headline(problem: Problem) -> str:
     """Model and cluster in a line."""
     cluster, model = problem.cluster, problem.model
@@ -159,16 +176,9 @@ def headline(problem: Problem) -> str:
 
 
 def performance(problem: Problem, cost: Cost) -> list[tuple[str, str]]:
-    """Step time, its parts, and what they come to."""
-    step_s = cost.step_time_s
-    parts = (
-        ("pipeline", cost.pipeline_s),
-        ("gradient sync", cost.gradient_sync_s),
-        ("optimizer", cost.optimizer_s),
-    )
+    """Step time, and what it comes to."""
     return [
-        ("step time", seconds(step_s)),
-        *((f"  {name}", f"{seconds(value)} ({percent(value / step_s)})") for name, value in parts),
+        ("step time", seconds(cost.step_time_s)),
         ("tokens/s", f"{cost.tokens_per_s:,.0f}"),
         ("MFU", f"{cost.mfu:.1%} of all {problem.cluster.num_devices:,} GPUs"),
     ]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hexiopt.schedules.schedule import BACKWARD_TURN, FORWARD_TURN, Programme, Schedule, StagePosition
+from hexiopt.schedules.schedule import BACKWARD_TURN, FORWARD_TURN, BoundTerms, Programme, Schedule, StagePosition
 
 
 @dataclass(frozen=True)
@@ -12,8 +12,11 @@ class GPipe(Schedule):
 
     name: ClassVar[str] = "gpipe"
     lockstep: ClassVar[bool] = True
-    bounded: ClassVar[bool] = True
 
     def programme(self, at: StagePosition) -> Programme:
         """F, as often as there are micro-batches, then B."""
         return (FORWARD_TURN, at.num_micro_batches), (BACKWARD_TURN, at.num_micro_batches)
+
+    def bound_terms(self, num_after: int, num_stages: int, num_chunks: int) -> BoundTerms:
+        """All stages run all forwards first; of these, as many are held as under 1F1B at least."""
+        return BoundTerms(0, num_after + 1, num_after + 1)

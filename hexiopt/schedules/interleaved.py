@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from hexiopt.schedules.one_f_one_b import OneFOneB
-from hexiopt.schedules.schedule import OperationKind, Programme, Schedule, StagePosition, Turn
+from hexiopt.schedules.schedule import BoundTerms, OperationKind, Programme, Schedule, StagePosition, Turn
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,6 @@ class Interleaved(Schedule):
 
     name: ClassVar[str] = "interleaved"
     chunked: ClassVar[bool] = True
-    bounded: ClassVar[bool] = True
 
     def programme(self, at: StagePosition) -> Programme:
         """Two forwards for every stage after and one turn of each range but the last; F B in turns; the rest of B."""
@@ -45,6 +44,14 @@ class Interleaved(Schedule):
     def micro_batch_multiple(self, num_stages: int, num_chunks: int) -> int:
         """Of the stages, where they have several ranges."""
         return num_stages if num_chunks > 1 else 1
+
+    def bound_terms(self, num_after: int, num_stages: int, num_chunks: int) -> BoundTerms:
+        """Before its first backward a stage has run a turn of each range but the last, 2 · after + 1 forwards or a turn
+        of that one, and the rest of these of the first range again."""
+        if num_chunks == 1:
+            return OneFOneB().bound_terms(num_after, num_stages, num_chunks)
+        begun = 2 * num_after + 1
+        return BoundTerms(2 * num_after, num_stages, min(num_stages, begun), max(0, begun - num_stages))
 
     def saturates_at(self, num_stages: int, num_chunks: int) -> int | None:
         """The warm-up of the first stage and a whole period of ranges fit three micro-batches a stage."""

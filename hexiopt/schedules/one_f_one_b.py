@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hexiopt.schedules.schedule import BACKWARD_TURN, FORWARD_TURN, Programme, Schedule, StagePosition
+from hexiopt.schedules.schedule import BACKWARD_TURN, FORWARD_TURN, BoundTerms, Programme, Schedule, StagePosition
 
 _PAIR = FORWARD_TURN + BACKWARD_TURN
 
@@ -14,7 +14,6 @@ class OneFOneB(Schedule):
 
     name: ClassVar[str] = "1f1b"
     lockstep: ClassVar[bool] = True
-    bounded: ClassVar[bool] = True
 
     def programme(self, at: StagePosition) -> Programme:
         """F for every stage after, F B in turns, the rest of B."""
@@ -24,6 +23,10 @@ class OneFOneB(Schedule):
             (_PAIR, at.num_micro_batches - warm_up),
             (BACKWARD_TURN, warm_up),
         )
+
+    def bound_terms(self, num_after: int, num_stages: int, num_chunks: int) -> BoundTerms:
+        """A forward for every stage after, and one more than these before the first backward."""
+        return BoundTerms(num_after, num_after + 1, num_after + 1)
 
     def saturates_at(self, num_stages: int, num_chunks: int) -> int | None:
         """Of the first stage, which has most in flight: as many as there are stages."""

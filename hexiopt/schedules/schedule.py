@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
@@ -81,6 +81,40 @@ class StagePosition(NamedTuple):
         return self.num_stages - 1 - self.stage
 
 
+class BoundTerms(NamedTuple):
+    """What holds for a stage in every pipeline of a class, whatever its times: the law that lower bounds rest on.
+
+    *Latest return.* Between the forward of the first micro-batch through its last layer range and its first backward, a
+    stage runs at most `forwards_ahead` forwards of a layer range more than the last stage does there. So the step takes
+    at least J + M · t − forwards_ahead · f seconds: M micro-batches, t the forward and backward of one in the stage, f
+    the forward of its longest layer range, and J the forward and backward of one layer range in each other stage, the
+    last of those after it and the first of those before it.
+
+    *Least memory.* Before its first backward the stage holds so many micro-batches of each layer range at once, or all
+    of them where the pipeline has fewer: `last_in_flight` of its last range, `in_flight` of the others, `first_again`
+    more of the first.
+    """
+
+    forwards_ahead: int
+    in_flight: int
+    last_in_flight: int
+    first_again: int = 0
+
+    def with_micro_batches(self, count: int) -> "BoundTerms":
+        """The same where the pipeline has so many micro-batches only."""
+        return BoundTerms(
+            self.forwards_ahead,
+            min(self.in_flight, count),
+            min(self.last_in_flight, count),
+            max(0, min(self.first_again, count - self.in_flight)),
+        )
+
+    def weakest(self, other: "BoundTerms") -> "BoundTerms":
+        """What holds under either of two schedules."""
+        least = (min(a, b) for a, b in zip(self[1:], other[1:], strict=True))
+        return BoundTerms(max(self.forwards_ahead, other.forwards_ahead), *least)
+
+
 @dataclass(frozen=True)
 class Schedule(ABC):
     """The order of operations of a pipeline. Schedules are values: equal ones order alike."""
@@ -88,7 +122,6 @@ class Schedule(ABC):
     name: ClassVar[str]  # in files and on the command line
     chunked: ClassVar[bool] = False  # stages may hold several layer ranges
     lockstep: ClassVar[bool] = False  # pipelines may gather and scatter states in every micro-batch (ZeRO-2 and 3)
-    bounded: ClassVar[bool] = False  # what hexiopt/bounds and solvers/exact say of all plans is proved for it too
 
     @abstractmethod
     def programme(self, at: StagePosition) -> Programme:
@@ -110,6 +143,19 @@ class Schedule(ABC):
         more, as far as is known."""
         return None
 
+    def bound_terms(self, num_after: int, num_stages: int, num_chunks: int) -> BoundTerms | None:
+        """What holds for a stage with `num_after` others behind it, in all pipelines of at least `num_stages` stages.
+
+        `num_chunks` is the number of layer ranges of a stage; what is said of two holds for more. None: nothing is
+        proved.
+        """
+        return None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether lower bounds and solvers that prove optimality may speak of the schedule."""
+        return self.bound_terms(0, 1, 1) is not None
+
     def cycle_s(self, stage_s: Sequence[float], round_trip_s: Sequence[float], num_chunks: int) -> float:
         """About the seconds between micro-batches in the steady state, for searches.
 
@@ -123,6 +169,14 @@ class Schedule(ABC):
 
     def __str__(self) -> str:
         return self.name
+
+
+def weakest_terms(schedules: Sequence[Schedule], num_after: int, num_stages: int, num_chunks: int) -> BoundTerms:
+    """What `Schedule.bound_terms` says of all `schedules`, which must be bounded."""
+    each = [schedule.bound_terms(num_after, num_stages, num_chunks) for schedule in schedules]
+    proved = [terms for terms in each if terms is not None]
+    assert len(proved) == len(each), "nothing is proved about one of the schedules"
+    return reduce(BoundTerms.weakest, proved)
 
 
 def largest_cycle_mean_s(stage_s: Sequence[float], round_trip_s: Sequence[float], ahead: int = 1) -> float:

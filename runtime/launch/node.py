@@ -30,7 +30,7 @@ _SPAWN_S = 120.0  # in which a spawned process must have imported torch, before 
 _SETTLE_S = 0.5  # in which the first cause may still be told after its consequences
 
 
-class Node:
+class NodeLauncher:
     """The ranks of one machine."""
 
     def __init__(self, run: TrainingRun, plan_file: PlanFile, machine: str | None, master: str) -> None:
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     run = TrainingRun.read(given.run)
     plan_file = read_plan(run.plan)
-    return Node(run, plan_file, given.machine, given.master).watch()
+    return NodeLauncher(run, plan_file, given.machine, given.master).watch()
 
 
 if __name__ == "__main__":

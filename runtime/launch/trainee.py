@@ -13,14 +13,14 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from runtime.device import clock_of
 from runtime.mapping.layout import Chunk, layout_of
-from runtime.mapping.parts import Part, RankShard, stage_parts
+from runtime.mapping.parts import ParameterPart, RankShard, stage_parts
 from runtime.memory import States, Used, used
 from runtime.model.attention import Attention, WholeAttention
 from runtime.model.decoder import DecoderChunk, Rope, empty_weights
-from runtime.model.tensor_parallel import TensorParallel
+from runtime.model.tensor_parallel import RankTpGroup
 from runtime.pace import Pace
 from runtime.parallel.gradient_sync import GradientSync, buckets
-from runtime.parallel.groups import Groups
+from runtime.parallel.groups import ProcessGroups
 from runtime.parallel.messages import StageMessages, like
 from runtime.parallel.optimizer import AdamW, Optimizer
 from runtime.parallel.pipeline import Sequences, StageRunner
@@ -48,7 +48,7 @@ class Trainee:
         gradient_dtype: torch.dtype,
         device: torch.device,
         settings: AdamW,
-        initial: Callable[[Part], Tensor],
+        initial: Callable[[ParameterPart], Tensor],
         timeout_s: float,
         cluster: Cluster | None = None,
         pace: Pace | None = None,
@@ -58,7 +58,7 @@ class Trainee:
         assert self.layout.world_size == dist.get_world_size(), "a process for each device of the plan"
         self._tokens = global_batch * seq_len
         self._device = device
-        groups = Groups(self.layout.groups(), timeout_s)
+        groups = ProcessGroups(self.layout.groups(), timeout_s)
         line, executor = self.layout.line_of[rank], self.layout.executor_of[rank]
         at = executor.ranks.index(rank)
         parts = list(executor.parts(model, rank))
@@ -70,10 +70,10 @@ class Trainee:
         match executor.sequence:
             case None:
                 tokens = tuple(own for (own,) in executor.tokens(seq_len))
-                tp = TensorParallel(at, tokens, groups.of(executor.ranks))
+                tp = RankTpGroup(at, tokens, groups.of(executor.ranks))
                 attention = WholeAttention(model, shard, seq_len, dtype, device)
             case layout:
-                tp = TensorParallel(0, reads)
+                tp = RankTpGroup(0, reads)
                 attention = SequenceAttention(model, layout, rank, groups, device)
         rope = Rope(model, reads, dtype, device)
         self._tables = rope.tensors() + attention.tensors()
@@ -147,7 +147,7 @@ def _names_by_chunk(model: ModelSpec, chunks: Sequence[Chunk], shard: RankShard)
     return found
 
 
-def drawn(seed: int, part: Part) -> Tensor:
+def drawn(seed: int, part: ParameterPart) -> Tensor:
     """Initial values that do not depend on the plan: each parameter is drawn whole, by name and seed, then sliced.
 
     Matrices are normal, norms one, biases zero; float32.

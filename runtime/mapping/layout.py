@@ -3,7 +3,7 @@
 Ranks follow the cluster's devices in order, so that the ranks of a machine stand together, whatever a plan makes of
 them. An *executor* is one replica of a stage: the ranks of a TP group, or of a sequence layout. Activations between
 stages are cut along the sequence over the ranks of either side, and along samples over replicas
-(`hexiopt/cost/boundary.py`): each pair of ranks whose parts overlap exchanges what both have.
+(`hexiopt/plan/messages.py`): each pair of ranks whose parts overlap exchanges what both have.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from hexiopt.plan.token_layout import common, misfit, token_ranges
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
-from runtime.mapping.parts import Part, Range, RankShard, shards, split, stage_parts
+from runtime.mapping.parts import ParameterPart, Range, RankShard, shards, split, stage_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Executor:
+class RankExecutor:
     """One replica of a stage: its ranks, ascending, and the samples of each micro-batch that it takes.
 
     They are a TP group, or, with `sequence`, hold the stage's parameters whole; its groups name ranks, not devices.
@@ -83,14 +83,14 @@ class Executor:
         for group in groups:
             yield tuple(sorted(group.devices))
 
-    def parts(self, model: ModelSpec, rank: int) -> Iterator[Part]:
+    def parts(self, model: ModelSpec, rank: int) -> Iterator[ParameterPart]:
         """The parts of parameters that `rank` holds."""
         first, last = self.chunks[0].first, self.chunks[-1].last
         return stage_parts(model, [c.layers for c in self.chunks], self.shards[self.ranks.index(rank)], first, last)
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class MessageRoute:
     """The part of a micro-batch's hidden states that `sender` has and `receiver` needs: runs of tokens, and samples."""
 
     sender: int
@@ -115,7 +115,7 @@ class Lane(NamedTuple):
 class PipelineLayout:
     """A pipeline: its stages' executors, its micro-batches, and the first of its samples in the global batch."""
 
-    stages: tuple[tuple[Executor, ...], ...]
+    stages: tuple[tuple[RankExecutor, ...], ...]
     num_micro_batches: int
     micro_batch_size: int
     first_sample: int
@@ -125,11 +125,11 @@ class PipelineLayout:
         """Layer ranges of every stage."""
         return len(self.stages[0][0].chunks)
 
-    def routes(self, chunk: int, seq_len: int) -> list[Route]:
+    def routes(self, chunk: int, seq_len: int) -> list[MessageRoute]:
         """From virtual stage `chunk` to the next one. Backward, every route is taken the other way round."""
         count = len(self.stages)
         return [
-            Route(a, b, tokens, samples)
+            MessageRoute(a, b, tokens, samples)
             for sender in self.stages[chunk % count]
             for receiver in self.stages[(chunk + 1) % count]
             for samples in common([sender.samples], [receiver.samples])
@@ -144,7 +144,7 @@ class HeldParts:
     """Parts of parameters that the same `ranks` (ascending) hold; `groups` are those ranks by sharding group."""
 
     ranks: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[ParameterPart, ...]
     groups: tuple[tuple[int, ...], ...]
 
     def between(self) -> list[tuple[tuple[int, ...], int, int, int]]:
@@ -172,7 +172,7 @@ class Layout:
     devices: tuple[int, ...]
     lines: tuple[PipelineLayout, ...]
     line_of: tuple[PipelineLayout, ...]
-    executor_of: tuple[Executor, ...]
+    executor_of: tuple[RankExecutor, ...]
     held: tuple[HeldParts, ...]
     """Every element of every parameter once, those of the last layers first."""
 
@@ -226,7 +226,7 @@ def layout_of(plan: Plan, model: ModelSpec, cluster: Cluster | None = None) -> L
     """
     devices = tuple(sorted(plan.devices()))
     rank_of = {device: rank for rank, device in enumerate(devices)}
-    lines, line_of, executor_of = [], dict[int, PipelineLayout](), dict[int, Executor]()
+    lines, line_of, executor_of = [], dict[int, PipelineLayout](), dict[int, RankExecutor]()
     first_sample = 0
     for p, pipeline in enumerate(plan.pipelines):
         count, ranges = len(pipeline.stages), pipeline.num_chunks
@@ -260,18 +260,20 @@ def _executors(
     chunks: tuple[Chunk, ...],
     model: ModelSpec,
     rank_of: Mapping[int, int],
-) -> Iterator[Executor]:
+) -> Iterator[RankExecutor]:
     match stage.parallelism:
         case SequenceParallel() as layout:
             groups = [replace(group, devices=tuple(rank_of[d] for d in group.devices)) for group in layout.groups]
             sequence = replace(layout, groups=tuple(groups))
             ranks = tuple(sorted(rank for group in groups for rank in group.devices))
-            yield Executor(p, s, 0, ranks, shards(model, 1) * len(ranks), (0, micro_batch_size), chunks, sequence)
+            yield RankExecutor(p, s, 0, ranks, shards(model, 1) * len(ranks), (0, micro_batch_size), chunks, sequence)
         case TensorParallel() | Replicated() as held:
             ends = [0, *accumulate(held.samples(micro_batch_size))]
             for r, (replica, samples) in enumerate(zip(held.replicas, pairwise(ends), strict=True)):
                 each = shards(model, len(replica.devices), replica.heads)
-                yield Executor(p, s, r, *_in_rank_order([rank_of[d] for d in replica.devices], each), samples, chunks)
+                yield RankExecutor(
+                    p, s, r, *_in_rank_order([rank_of[d] for d in replica.devices], each), samples, chunks
+                )
         case never:
             assert_never(never)
 
@@ -282,19 +284,19 @@ def _in_rank_order(ranks: Sequence[int], each: Sequence[RankShard]) -> tuple[tup
     return tuple(ranks[k] for k in order), tuple(each[k] for k in order)
 
 
-def _held(executor_of: Sequence[Executor], model: ModelSpec, group_of: Sequence[int]) -> tuple[HeldParts, ...]:
-    holders: dict[str, list[tuple[Part, int]]] = {}
+def _held(executor_of: Sequence[RankExecutor], model: ModelSpec, group_of: Sequence[int]) -> tuple[HeldParts, ...]:
+    holders: dict[str, list[tuple[ParameterPart, int]]] = {}
     for rank, executor in enumerate(executor_of):
         for part in executor.parts(model, rank):
             holders.setdefault(part.name, []).append((part, rank))
-    found: dict[tuple[int, ...], list[Part]] = {}
+    found: dict[tuple[int, ...], list[ParameterPart]] = {}
     for name in sorted(holders, key=_backward_order):
         own = holders[name]
         whole = own[0][0]
         cuts = sorted({end for part, _ in own for end in (part.start, part.end)})
         for start, end in pairwise(cuts):
             ranks = tuple(sorted(rank for part, rank in own if part.start <= start and end <= part.end))
-            found.setdefault(ranks, []).append(Part(name, whole.shape, whole.dim, start, end))
+            found.setdefault(ranks, []).append(ParameterPart(name, whole.shape, whole.dim, start, end))
 
     def by_group(ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         return tuple(

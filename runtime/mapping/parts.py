@@ -25,7 +25,7 @@ class RankShard:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ParameterPart:
     """The part [start, end) along `dim` of the parameter `name`, which is `shape` as a whole."""
 
     name: str
@@ -73,32 +73,32 @@ def shards(model: ModelSpec, tp: int, heads: Sequence[int] | None = None) -> tup
     )
 
 
-def layer_parts(model: ModelSpec, layer: int, shard: RankShard) -> Iterator[Part]:
+def layer_parts(model: ModelSpec, layer: int, shard: RankShard) -> Iterator[ParameterPart]:
     """The parts of a decoder layer."""
     at, dim, h = f"model.layers.{layer}.", model.head_dim, model.hidden_size
     queries, keys = (shard.heads, model.num_heads * dim), (shard.kv_heads, model.num_kv_heads * dim)
 
-    yield Part(f"{at}input_layernorm.weight", (h,), 0, 0, h)
+    yield ParameterPart(f"{at}input_layernorm.weight", (h,), 0, 0, h)
     for name, ((low, high), width) in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
-        yield Part(f"{at}self_attn.{name}.weight", (width, h), 0, low * dim, high * dim)
+        yield ParameterPart(f"{at}self_attn.{name}.weight", (width, h), 0, low * dim, high * dim)
         if model.attention_bias:
-            yield Part(f"{at}self_attn.{name}.bias", (width,), 0, low * dim, high * dim)
+            yield ParameterPart(f"{at}self_attn.{name}.bias", (width,), 0, low * dim, high * dim)
     if model.qk_norm:
         for name in ("q_norm", "k_norm"):
-            yield Part(f"{at}self_attn.{name}.weight", (dim,), 0, 0, dim)
+            yield ParameterPart(f"{at}self_attn.{name}.weight", (dim,), 0, 0, dim)
     (low, high), width = queries
-    yield Part(f"{at}self_attn.o_proj.weight", (h, width), 1, low * dim, high * dim)
+    yield ParameterPart(f"{at}self_attn.o_proj.weight", (h, width), 1, low * dim, high * dim)
     if model.output_bias:
-        yield Part(f"{at}self_attn.o_proj.bias", (h,), 0, 0, h)
-    yield Part(f"{at}post_attention_layernorm.weight", (h,), 0, 0, h)
+        yield ParameterPart(f"{at}self_attn.o_proj.bias", (h,), 0, 0, h)
+    yield ParameterPart(f"{at}post_attention_layernorm.weight", (h,), 0, 0, h)
     ffn, (low, high) = model.ffn_size, shard.ffn
     for name in ("gate_proj", "up_proj"):
-        yield Part(f"{at}mlp.{name}.weight", (ffn, h), 0, low, high)
+        yield ParameterPart(f"{at}mlp.{name}.weight", (ffn, h), 0, low, high)
         if model.mlp_bias:
-            yield Part(f"{at}mlp.{name}.bias", (ffn,), 0, low, high)
-    yield Part(f"{at}mlp.down_proj.weight", (h, ffn), 1, low, high)
+            yield ParameterPart(f"{at}mlp.{name}.bias", (ffn,), 0, low, high)
+    yield ParameterPart(f"{at}mlp.down_proj.weight", (h, ffn), 1, low, high)
     if model.mlp_bias:
-        yield Part(f"{at}mlp.down_proj.bias", (h,), 0, 0, h)
+        yield ParameterPart(f"{at}mlp.down_proj.bias", (h,), 0, 0, h)
 
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
@@ -109,20 +109,22 @@ def head_name(model: ModelSpec) -> str:
     return EMBEDDING if model.tied_embeddings else HEAD
 
 
-def stage_parts(model: ModelSpec, layers: Sequence[Range], shard: RankShard, first: bool, last: bool) -> Iterator[Part]:
+def stage_parts(
+    model: ModelSpec, layers: Sequence[Range], shard: RankShard, first: bool, last: bool
+) -> Iterator[ParameterPart]:
     """The parts of a stage with ranges of layers; `first` holds the embedding, `last` final norm and LM head."""
     matrix = (model.vocab_size, model.hidden_size)
     if first:
-        yield Part(EMBEDDING, matrix, 0, *shard.vocab)
+        yield ParameterPart(EMBEDDING, matrix, 0, *shard.vocab)
     for start, end in layers:
         for layer in range(start, end):
             yield from layer_parts(model, layer, shard)
     if last:
-        yield Part(FINAL_NORM, (model.hidden_size,), 0, 0, model.hidden_size)
+        yield ParameterPart(FINAL_NORM, (model.hidden_size,), 0, 0, model.hidden_size)
         if not (first and model.tied_embeddings):
-            yield Part(head_name(model), matrix, 0, *shard.vocab)
+            yield ParameterPart(head_name(model), matrix, 0, *shard.vocab)
 
 
-def whole_parts(model: ModelSpec) -> list[Part]:
+def whole_parts(model: ModelSpec) -> list[ParameterPart]:
     """Every parameter of the model as a whole, from the embedding to the LM head; a tied matrix once."""
     return list(stage_parts(model, [(0, model.num_layers)], shards(model, 1)[0], first=True, last=True))

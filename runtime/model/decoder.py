@@ -16,10 +16,10 @@ from torch.nn import functional
 from hexiopt.plan.token_layout import Range
 from hexiopt.problem.model import ModelSpec
 from runtime.mapping.layout import Chunk
-from runtime.mapping.parts import EMBEDDING, FINAL_NORM, Part, RankShard, head_name
+from runtime.mapping.parts import EMBEDDING, FINAL_NORM, ParameterPart, RankShard, head_name
 from runtime.model.attention import Attention
 from runtime.model.functions import gated_silu, recomputed, rms_norm
-from runtime.model.tensor_parallel import TensorParallel
+from runtime.model.tensor_parallel import RankTpGroup
 
 Weights = Mapping[str, nn.Parameter]
 
@@ -53,12 +53,12 @@ class Layer:
         self._model, self._policy, self._attend = model, policy, attention
         self._at, self._weights = f"model.layers.{number}.", weights
 
-    def __call__(self, x_tbh: Tensor, tp: TensorParallel, rope: Rope) -> Tensor:
+    def __call__(self, x_tbh: Tensor, tp: RankTpGroup, rope: Rope) -> Tensor:
         """Hidden states after the layer, from those before it: the rank's own tokens."""
         run = partial(self._run, tp=tp, rope=rope)
         return recomputed(run, x_tbh) if self._policy == "full" else run(x_tbh)
 
-    def _run(self, x_tbh: Tensor, tp: TensorParallel, rope: Rope) -> Tensor:
+    def _run(self, x_tbh: Tensor, tp: RankTpGroup, rope: Rope) -> Tensor:
         eps = self._model.norm_eps
         normed = rms_norm(x_tbh, self._weight("input_layernorm"), eps)
         q, k, v = self._columns(normed, tp, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -73,10 +73,10 @@ class Layer:
     def _bias(self, name: str) -> Tensor | None:
         return self._weights.get(f"{self._at}{name}.bias")
 
-    def _columns(self, x: Tensor, tp: TensorParallel, *names: str) -> tuple[Tensor, ...]:
+    def _columns(self, x: Tensor, tp: RankTpGroup, *names: str) -> tuple[Tensor, ...]:
         return tp.columns(x, [self._weight(name) for name in names], [self._bias(name) for name in names])
 
-    def _row(self, name: str, x: Tensor, tp: TensorParallel) -> Tensor:
+    def _row(self, name: str, x: Tensor, tp: RankTpGroup) -> Tensor:
         """A projection whose input is cut: summed over ranks before the bias, which all of them hold."""
         found, bias = tp.rows(x, self._weight(name)), self._bias(name)
         return found if bias is None else found + bias
@@ -99,7 +99,7 @@ class DecoderChunk:
         model: ModelSpec,
         chunk: Chunk,
         shard: RankShard,
-        tp: TensorParallel,
+        tp: RankTpGroup,
         rope: Rope,
         attention: Attention,
         weights: Weights,
@@ -140,6 +140,6 @@ class DecoderChunk:
         return self._tp.loss(self.logits(x_tbh), labels_tb, self._shard.vocab)
 
 
-def empty_weights(parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, nn.Parameter]:
+def empty_weights(parts: Sequence[ParameterPart], dtype: torch.dtype, device: torch.device) -> dict[str, nn.Parameter]:
     """Parameters of the parts that a rank holds, not yet filled."""
     return {part.name: nn.Parameter(torch.empty(part.local_shape, dtype=dtype, device=device)) for part in parts}

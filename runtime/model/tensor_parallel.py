@@ -22,7 +22,7 @@ from runtime.model.functions import applied
 
 
 @dataclass(frozen=True, eq=False)
-class TensorParallel:
+class RankTpGroup:
     """A rank's TP group: `tokens` of every rank. Without a `group` there is one rank, which needs no other."""
 
     rank: int
@@ -61,7 +61,7 @@ def _lengths(tokens: Sequence[Range]) -> list[int]:
     return [end - start for start, end in tokens]
 
 
-def _all_gather(x: Tensor, tp: TensorParallel) -> Tensor:
+def _all_gather(x: Tensor, tp: RankTpGroup) -> Tensor:
     lengths = _lengths(tp.tokens)
     longest = max(lengths)
     padded = x if len(x) == longest else torch.cat([x, x.new_zeros(longest - len(x), *x.shape[1:])])
@@ -72,7 +72,7 @@ def _all_gather(x: Tensor, tp: TensorParallel) -> Tensor:
     return torch.cat([whole[k * longest : k * longest + n] for k, n in enumerate(lengths)])
 
 
-def _reduce_scatter(x: Tensor, tp: TensorParallel) -> Tensor:
+def _reduce_scatter(x: Tensor, tp: RankTpGroup) -> Tensor:
     lengths = _lengths(tp.tokens)
     longest = max(lengths)
     if min(lengths) < longest:
@@ -90,9 +90,7 @@ class _Products(torch.autograd.Function):
     """Of one input with several matrices, each with its bias or None; gathered before, if there is a `tp` to do it."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, tp: TensorParallel | None, *weights_and_biases: Tensor | None
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, tp: RankTpGroup | None, *weights_and_biases: Tensor | None) -> tuple[Tensor, ...]:
         count = len(weights_and_biases) // 2
         weights, biases = weights_and_biases[:count], weights_and_biases[count:]
         ctx.tp = None if tp is None or tp.group is None else tp
@@ -120,7 +118,7 @@ class _Products(torch.autograd.Function):
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, tp: TensorParallel) -> Tensor:
+    def forward(ctx: Any, x: Tensor, tp: RankTpGroup) -> Tensor:
         ctx.tp = tp
         return _reduce_scatter(x, tp)
 

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from runtime.mapping.layout import HeldParts
-from runtime.mapping.parts import Part
-from runtime.parallel.groups import Groups
+from runtime.mapping.parts import ParameterPart
+from runtime.parallel.groups import ProcessGroups
 
 _BUCKET_ELEMENTS = 8_000_000  # of a bucket, unless one parameter is larger
 
@@ -38,7 +38,7 @@ class Bucket:
     between: tuple[tuple[tuple[int, ...], slice], ...]
     decays: bool
     sharded: bool
-    parts: tuple[Part, ...]
+    parts: tuple[ParameterPart, ...]
     gradient: Tensor
     views: dict[str, tuple[Tensor, tuple[slice, ...]]]
     missing: set[str] = field(default_factory=set)
@@ -61,14 +61,14 @@ class Bucket:
 
 
 def buckets(
-    held: Sequence[HeldParts], parts: Sequence[Part], dtype: torch.dtype, device: torch.device, shard: bool
+    held: Sequence[HeldParts], parts: Sequence[ParameterPart], dtype: torch.dtype, device: torch.device, shard: bool
 ) -> list[Bucket]:
     """The buckets of a rank that holds `parts`; gradients of `dtype`, sharded over their ranks if `shard`."""
     own, rank, found = {part.name: part for part in parts}, dist.get_rank(), []
     for same in held:
         if rank not in same.ranks:
             continue
-        by_decay: dict[bool, list[Part]] = defaultdict(list)
+        by_decay: dict[bool, list[ParameterPart]] = defaultdict(list)
         for part in same.parts:
             if prod(part.local_shape):
                 by_decay[part.decays].append(part)
@@ -78,8 +78,8 @@ def buckets(
     return found
 
 
-def _filled(parts: Sequence[Part]) -> list[list[Part]]:
-    found: list[list[Part]] = []
+def _filled(parts: Sequence[ParameterPart]) -> list[list[ParameterPart]]:
+    found: list[list[ParameterPart]] = []
     size = 0
     for part in parts:
         length = prod(part.local_shape)
@@ -95,8 +95,8 @@ def _bucket(
     same: HeldParts,
     decays: bool,
     shard: bool,
-    parts: Sequence[Part],
-    own: dict[str, Part],
+    parts: Sequence[ParameterPart],
+    own: dict[str, ParameterPart],
     dtype: torch.dtype,
     device: torch.device,
 ) -> Bucket:
@@ -129,7 +129,7 @@ def _bucket(
 class GradientSync:
     """Collects the gradients of a step in buckets, and sums them over the ranks that hold the same elements."""
 
-    def __init__(self, found: Sequence[Bucket], weights: dict[str, nn.Parameter], groups: Groups) -> None:
+    def __init__(self, found: Sequence[Bucket], weights: dict[str, nn.Parameter], groups: ProcessGroups) -> None:
         self.buckets, self._weights, self._groups = list(found), weights, groups
         self._of: dict[str, list[Bucket]] = defaultdict(list)
         for bucket in self.buckets:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from runtime.mapping.layout import Lane
 
 
-class Groups:
+class ProcessGroups:
     """Process groups by their ranks. Every rank must make them, and at the same time: creation is collective."""
 
     def __init__(self, all_ranks: Sequence[tuple[int, ...]], timeout_s: float) -> None:

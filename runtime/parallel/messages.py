@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hexiopt.plan.token_layout import common, joined
-from runtime.mapping.layout import Executor, Lane, PipelineLayout, Route
+from runtime.mapping.layout import Lane, MessageRoute, PipelineLayout, RankExecutor
 from runtime.mapping.parts import Range
 from runtime.parallel.outbox import Outbox
 
@@ -42,7 +42,7 @@ class StageMessages:
     def __init__(
         self,
         line: PipelineLayout,
-        executor: Executor,
+        executor: RankExecutor,
         rank: int,
         seq_len: int,
         hidden: int,
@@ -63,7 +63,7 @@ class StageMessages:
         # By virtual stage whose input or output it is, and whether it comes in.
         self._pieces: dict[tuple[int, bool], list[_Piece]] = {}
 
-        def piece(route: Route, peer: int) -> _Piece:
+        def piece(route: MessageRoute, peer: int) -> _Piece:
             return _Piece(
                 peer,
                 _rows(own_tokens, route.tokens, like.device),

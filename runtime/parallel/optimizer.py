@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from runtime.mapping.parts import Part
+from runtime.mapping.parts import ParameterPart
 from runtime.pace import Pace, pace_until
 from runtime.parallel.gradient_sync import Bucket
-from runtime.parallel.groups import Groups
+from runtime.parallel.groups import ProcessGroups
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -41,7 +41,7 @@ class Optimizer:
         settings: AdamW,
         buckets: Sequence[Bucket],
         weights: Mapping[str, nn.Parameter],
-        groups: Groups,
+        groups: ProcessGroups,
         pace: Pace | None = None,
     ) -> None:
         self._settings, self._buckets, self._weights, self._groups = settings, buckets, weights, groups
@@ -80,7 +80,7 @@ class Optimizer:
             yield bucket, {"weight": master, **moments}
 
     @torch.no_grad()
-    def load(self, read: Callable[[str, Part], Tensor], step: int) -> None:
+    def load(self, read: Callable[[str, ParameterPart], Tensor], step: int) -> None:
         """Take over master weights and moments after `step` steps: `read(kind, part)`."""
         for bucket, own in self.states():
             for kind, values in own.items():

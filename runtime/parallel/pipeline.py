@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hexiopt.schedules.schedule import Operation, Schedule, StagePosition, operations
 from runtime.device import DeviceClock
-from runtime.mapping.layout import Executor, PipelineLayout
+from runtime.mapping.layout import PipelineLayout, RankExecutor
 from runtime.mapping.parts import Range
 from runtime.model.decoder import DecoderChunk
 from runtime.pace import Pace, pace_until
@@ -46,7 +46,7 @@ class StageRunner:
         self,
         schedule: Schedule,
         line: PipelineLayout,
-        executor: Executor,
+        executor: RankExecutor,
         reads: Sequence[Range],
         chunks: list[DecoderChunk],
         names: list[list[str]],

@@ -23,14 +23,14 @@ from runtime.model.attention import met
 from runtime.model.functions import applied
 from runtime.parallel.all_to_all import AllToAll
 from runtime.parallel.block_attention import Block, attend, attend_backward, blocks, exact, merge
-from runtime.parallel.groups import Groups
+from runtime.parallel.groups import ProcessGroups
 
 
 class SequenceAttention:
     """Attention of a rank that has its own tokens of all heads before and after; groups of `layout` name ranks."""
 
     def __init__(
-        self, model: ModelSpec, layout: SequenceLayout, rank: int, groups: Groups, device: torch.device
+        self, model: ModelSpec, layout: SequenceLayout, rank: int, groups: ProcessGroups, device: torch.device
     ) -> None:
         (g,) = (g for g, group in enumerate(layout.groups) if rank in group.devices)
         own, tokens = layout.groups[g], token_ranges(layout)[g]
@@ -41,7 +41,7 @@ class SequenceAttention:
         self._heads, self._kv_heads = heads, kv_heads
         self._all_to_all = AllToAll([tokens[place] for place in order], ranks.index(rank), groups.of(ranks), device)
         everyone = tuple(sorted(r for group in layout.groups for r in group.devices))
-        self._ring = SubRing(model, layout, g, own.devices.index(rank), groups.of(everyone))
+        self._ring = RankSubRing(model, layout, g, own.devices.index(rank), groups.of(everyone))
 
     def __call__(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor) -> Tensor:
         """Own tokens of all heads, from those of queries, keys and values."""
@@ -65,7 +65,7 @@ class _SubRing:
     before: int
 
 
-class SubRing:
+class RankSubRing:
     """The sub-rings of the rank at `place` in group `g` of a layout, all of whose ranks are in `group`."""
 
     def __init__(
@@ -131,7 +131,7 @@ class _RingAttention(torch.autograd.Function):
     """[T, B, n, D] of queries [T, B, n, D], keys and values [T, B, m, D]."""
 
     @staticmethod
-    def forward(ctx: Any, ring: SubRing, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: Any, ring: RankSubRing, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         queries = q.permute(1, 2, 0, 3)
         # As the queries lie in memory: the projection that follows saves the same storage, not a copy.
         out = torch.zeros_like(q, dtype=exact(q.dtype)).permute(1, 2, 0, 3)
@@ -155,7 +155,7 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        ring: SubRing = ctx.ring
+        ring: RankSubRing = ctx.ring
         queries, grad = q.permute(1, 2, 0, 3), grads[0].permute(1, 2, 0, 3).contiguous()
         of_queries = torch.zeros_like(out, dtype=exact(q.dtype))
         held: Sequence[Tensor] = _by_ring(ring, k, v)
@@ -189,7 +189,7 @@ class _RingAttention(torch.autograd.Function):
         return None, *(x.to(q.dtype).permute(2, 0, 1, 3) for x in (of_queries, of_k, of_v))
 
 
-def _by_ring(ring: SubRing, k: Tensor, v: Tensor) -> list[Tensor]:
+def _by_ring(ring: RankSubRing, k: Tensor, v: Tensor) -> list[Tensor]:
     """Keys and values [2, B, m, T, D] of each sub-ring."""
     both = torch.stack([k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3)])
     return [both[:, :, own.kv_heads].contiguous() for own in ring.own]

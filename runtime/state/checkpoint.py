@@ -28,7 +28,7 @@ from hexiopt.errors import InputError
 from hexiopt.problem.model import ModelSpec
 from hexiopt.readers.huggingface import model_from_config
 from hexiopt.reading import Section, read_mapping
-from runtime.mapping.parts import Part, whole_parts
+from runtime.mapping.parts import ParameterPart, whole_parts
 from runtime.parallel.gradient_sync import Bucket
 
 FORMAT, VERSION = "hexiopt.checkpoint", 1
@@ -209,7 +209,7 @@ class Checkpoint:
                     "resume from another checkpoint"
                 )
 
-    def read(self, kind: str, part: Part) -> Tensor:
+    def read(self, kind: str, part: ParameterPart) -> Tensor:
         """A part of master weights or moments, from whatever pieces it was cut into."""
         found: Tensor | None = None
         by_range: dict[tuple[int, int], list[Piece]] = defaultdict(list)

@@ -22,7 +22,7 @@ from torch import Tensor
 from hexiopt.errors import InputError, quoted
 from hexiopt.problem.model import ARCHITECTURES, ModelSpec
 from hexiopt.reading import Section, read_mapping
-from runtime.mapping.parts import EMBEDDING, HEAD, Part, whole_parts
+from runtime.mapping.parts import EMBEDDING, HEAD, ParameterPart, whole_parts
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SUFFIX = ".safetensors"
@@ -86,7 +86,7 @@ class HuggingFaceWeights:
         if extra:
             raise InputError(f"{path}: has {_counted(extra)}, which the model {model.name} has not; {belong}")
 
-    def read(self, part: Part) -> Tensor:
+    def read(self, part: ParameterPart) -> Tensor:
         """The values of a part [part.local_shape] as they are stored, mapped from the file: for copying at once.
 
         Raises InputError where the file cannot be read any more.
@@ -100,7 +100,7 @@ class HuggingFaceWeights:
         """Refuse an LM head that tying would drop."""
         head, embedding = self._stored[HEAD], self._stored[EMBEDDING]
         if (head.shape, head.dtype) == (embedding.shape, embedding.dtype):
-            one, other = (self.read(Part(name, head.shape, 0, 0, head.shape[0])) for name in (HEAD, EMBEDDING))
+            one, other = (self.read(ParameterPart(name, head.shape, 0, 0, head.shape[0])) for name in (HEAD, EMBEDDING))
             if torch.equal(one, other):
                 return
         raise InputError(
@@ -202,9 +202,9 @@ def write_hugging_face(
         ) from None
 
 
-def _grouped(parts: list[Part], itemsize: int, shard_bytes: int) -> list[list[Part]]:
+def _grouped(parts: list[ParameterPart], itemsize: int, shard_bytes: int) -> list[list[ParameterPart]]:
     """The parameters of each file: in order, as many as fit."""
-    found: list[list[Part]] = []
+    found: list[list[ParameterPart]] = []
     room = 0
     for part in parts:
         size = prod(part.shape) * itemsize
@@ -217,7 +217,7 @@ def _grouped(parts: list[Part], itemsize: int, shard_bytes: int) -> list[list[Pa
 
 
 def _write_tensors(
-    folder: Path, files: dict[str, list[Part]], tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype
+    folder: Path, files: dict[str, list[ParameterPart]], tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype
 ) -> None:
     places = {
         part.name: (folder / file, offset, part.shape)
@@ -236,7 +236,7 @@ def _write_tensors(
         _sync(folder / name)
 
 
-def _write_header(path: Path, parts: list[Part], dtype: torch.dtype) -> list[int]:
+def _write_header(path: Path, parts: list[ParameterPart], dtype: torch.dtype) -> list[int]:
     """Write the header of a file with the tensors `parts`. Returns where in the file each of them begins."""
     (kind,) = (kind for kind, known in _DTYPES.items() if known == dtype)
     ends = [0, *accumulate(prod(part.shape) * dtype.itemsize for part in parts)]

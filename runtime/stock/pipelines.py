@@ -20,7 +20,7 @@ from runtime.launch.trainee import Trainee, drawn
 from runtime.mapping.layout import layout_of
 from runtime.model.attention import WholeAttention
 from runtime.model.decoder import DecoderChunk, Rope, empty_weights
-from runtime.model.tensor_parallel import TensorParallel
+from runtime.model.tensor_parallel import RankTpGroup
 from runtime.parallel.optimizer import AdamW
 from runtime.stock.turns import OURS, STOCK, TIMEOUT_S, Step, compared
 
@@ -52,7 +52,7 @@ class _StockStage(nn.Module):
         for part in parts:
             weights[part.name].data.copy_(drawn(0, part))
         self.held = nn.ParameterList(weights.values())
-        tp = TensorParallel(0, ((0, _SEQ_LEN),))
+        tp = RankTpGroup(0, ((0, _SEQ_LEN),))
         cpu, shard = torch.device("cpu"), executor.shards[0]
         rope = Rope(_MODEL, [(0, _SEQ_LEN)], torch.float32, cpu)
         attention = WholeAttention(_MODEL, shard, _SEQ_LEN, torch.float32, cpu)

@@ -22,8 +22,8 @@ from runtime.mapping.layout import Chunk
 from runtime.mapping.parts import shards, split, stage_parts
 from runtime.model.attention import WholeAttention
 from runtime.model.decoder import DecoderChunk, Rope, empty_weights
-from runtime.model.tensor_parallel import TensorParallel
-from runtime.parallel.groups import Groups
+from runtime.model.tensor_parallel import RankTpGroup
+from runtime.parallel.groups import ProcessGroups
 from runtime.stock.turns import OURS, STOCK, TIMEOUT_S, Step, compared
 
 SIZE = 2  # processes
@@ -115,9 +115,9 @@ def _stock(rank: int) -> Step:
 
 
 def _ours(rank: int) -> Step:
-    groups = Groups([tuple(range(SIZE))], TIMEOUT_S)
+    groups = ProcessGroups([tuple(range(SIZE))], TIMEOUT_S)
     tokens = split(_SEQ_LEN, SIZE)
-    tp = TensorParallel(rank, tuple(tokens), groups.of(tuple(range(SIZE))))
+    tp = RankTpGroup(rank, tuple(tokens), groups.of(tuple(range(SIZE))))
     layers, shard = (0, _MODEL.num_layers), shards(_MODEL, SIZE)[rank]
     parts = list(stage_parts(_MODEL, [layers], shard, False, False))
     weights = empty_weights(parts, torch.float32, _CPU)

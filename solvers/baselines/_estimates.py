@@ -18,14 +18,14 @@ from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import InFlight
 from hexiopt.schedules.schedule import largest_cycle_mean_s
 from hexiopt.solving import Pricer
-from solvers.baselines._grids import Slots, StageGrid
+from solvers.baselines._grids import PipelineStages, StageGrid
 from solvers.baselines._plans import shifted
-from solvers.core.partition import Group
+from solvers.core.partition import DeviceGroup
 
 _BACKWARD_SHARE = 2 / 3  # of a micro-batch's seconds in a stage
 
-Member = TypeVar("Member", int, Group)
-StageModel = frozenset[Any]  # sites of a stage's TP groups; the slowest and fullest decide
+Member = TypeVar("Member", int, DeviceGroup)
+StageTpGroups = frozenset[Any]  # sites of a stage's TP groups; the slowest and fullest decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +64,18 @@ class GridEstimates:
         self.problem: Problem = pricer.problem
         self._seconds: dict[tuple[Any, ...], float] = {}
         self._max_layers: dict[tuple[Any, ...], int] = {}
-        self._hops: dict[tuple[Group, Group], Route] = {}
-        self._slowest: dict[tuple[Group, ...], float] = {}
+        self._hops: dict[tuple[DeviceGroup, DeviceGroup], Route] = {}
+        self._slowest: dict[tuple[DeviceGroup, ...], float] = {}
         workload = self.problem.workload
         self.sequence_bytes = float(workload.seq_len * self.problem.model.hidden_size * workload.element_bytes)
 
-    def tp_groups(self, grid: StageGrid) -> list[StageModel]:
+    def tp_groups(self, grid: StageGrid) -> list[StageTpGroups]:
         """The sites of every stage."""
-        return [frozenset(self.pricer.tp_group(group) for group in slot) for slot in grid.stages]
+        return [frozenset(self.pricer.tp_group(group) for group in stage_groups) for stage_groups in grid.stages]
 
-    def stage_s(self, tp_groups: StageModel, num_layers: int, first: bool, last: bool, size: int, policy: str) -> float:
+    def stage_s(
+        self, tp_groups: StageTpGroups, num_layers: int, first: bool, last: bool, size: int, policy: str
+    ) -> float:
         """Seconds of forward and backward of a stage on its slowest site."""
         key = (tp_groups, num_layers, first, last, size, policy)
         found = self._seconds.get(key)
@@ -84,7 +86,7 @@ class GridEstimates:
         return found
 
     def max_layers(
-        self, tp_groups: StageModel, first: bool, last: bool, size: int, policy: str, held: InFlight, shards: int
+        self, tp_groups: StageTpGroups, first: bool, last: bool, size: int, policy: str, held: InFlight, shards: int
     ) -> int:
         """The most layers that fit on the fullest site of a stage; at least 0."""
         key = (tp_groups, first, last, size, policy, held, shards)
@@ -99,7 +101,7 @@ class GridEstimates:
 
     def max_layers_of_block(
         self,
-        tp_groups: StageModel,
+        tp_groups: StageTpGroups,
         first: bool,
         last: bool,
         size: int,
@@ -149,7 +151,7 @@ class GridEstimates:
             latencies.append(max(way.latency_s for way in ahead) + max(way.latency_s for way in back))
         return GridMessages(tuple(rates), tuple(latencies))
 
-    def _hop(self, senders: Group, receivers: Group) -> Route:
+    def _hop(self, senders: DeviceGroup, receivers: DeviceGroup) -> Route:
         found = self._hops.get((senders, receivers))
         if found is None:
             found = self._hops[senders, receivers] = route(self.problem.cluster, senders, receivers)
@@ -163,9 +165,9 @@ class GridEstimates:
         share = (grid.width - 1) / grid.width / grid.tp  # of a stage's parameters, over each edge of a ring
         loads: list[NetworkLoad] = []
         latency_s = 0.0
-        for slot in grid.stages:
+        for stage_groups in grid.stages:
             load: NetworkLoad = {}
-            for ring in zip(*slot, strict=True):
+            for ring in zip(*stage_groups, strict=True):
                 for a, b in around(ring):
                     latency_s = max(latency_s, network.pair_latency(a, b))
                     if cluster.machine_of[a] == cluster.machine_of[b]:
@@ -184,37 +186,47 @@ class GridEstimates:
         found[-1] += model.head_params * width
         return found
 
-    def slowest_link(self, slot: tuple[Group, ...]) -> float:
+    def slowest_link(self, stage_groups: tuple[DeviceGroup, ...]) -> float:
         """Bytes/s of the slowest link on the rings over a stage's pipelines, with no other traffic."""
-        found = self._slowest.get(slot)
+        found = self._slowest.get(stage_groups)
         if found is None:
             network = self.problem.cluster.network
-            rate = min(network.pair_bandwidth(a, b) for ring in zip(*slot, strict=True) for a, b in around(ring))
-            found = self._slowest[slot] = rate
+            rate = min(
+                network.pair_bandwidth(a, b) for ring in zip(*stage_groups, strict=True) for a, b in around(ring)
+            )
+            found = self._slowest[stage_groups] = rate
         return found
 
     def optimizer_s(self, grid: StageGrid, shards: int) -> float:
         """The optimiser step of a mean stage on the slowest GPU type, its states sharded over `shards`."""
         params = self.problem.model.num_params / (len(grid.stages) * grid.tp * shards)
-        gpus = {self.problem.cluster.gpu_of(group[0]) for slot in grid.stages for group in slot}
+        gpus = {self.problem.cluster.gpu_of(group[0]) for stage_groups in grid.stages for group in stage_groups}
         return max(optimizer_compute_s(self.problem.workload, gpu, params) for gpu in gpus)
 
 
 class AlignedEstimates(GridEstimates):
     """Estimates for aligned pipelines, whose TP groups may be of any degree and type."""
 
-    def step_s(self, slots: Slots, layers: Sequence[int], policy: str, batches: int, size: int) -> float:
+    def step_s(self, slots: PipelineStages, layers: Sequence[int], policy: str, batches: int, size: int) -> float:
         """Seconds of a step: 1F1B of `batches` micro-batches with every stage as slow as its slowest replica, then
         gradients."""
         return self._pipelines_s(slots, policy, batches, size)(layers) + self.gradients_s(slots, layers)
 
     def refined(
-        self, slots: Slots, layers: tuple[int, ...], max_layers: Sequence[int], policy: str, batches: int, size: int
+        self,
+        slots: PipelineStages,
+        layers: tuple[int, ...],
+        max_layers: Sequence[int],
+        policy: str,
+        batches: int,
+        size: int,
     ) -> tuple[int, ...]:
         """`layers` after moving single ones, within `max_layers`, while the pipelines get faster."""
         return shifted(layers, max_layers, self._pipelines_s(slots, policy, batches, size))[0]
 
-    def _pipelines_s(self, slots: Slots, policy: str, batches: int, size: int) -> Callable[[Sequence[int]], float]:
+    def _pipelines_s(
+        self, slots: PipelineStages, policy: str, batches: int, size: int
+    ) -> Callable[[Sequence[int]], float]:
         """Seconds of the longest pipeline, given the layers of each stage."""
         grid, last = StageGrid(slots), len(slots) - 1
         tp_groups, message_s = self.tp_groups(grid), self.messages(grid).seconds(size * self.sequence_bytes)
@@ -225,7 +237,7 @@ class AlignedEstimates(GridEstimates):
 
         return seconds
 
-    def gradients_s(self, slots: Slots, layers: Sequence[int]) -> float:
+    def gradients_s(self, slots: PipelineStages, layers: Sequence[int]) -> float:
         """Both passes over the gradients, all stages at once: a ring over the replicas of each stage.
 
         A slice of a layer goes round between the ranks that hold it, as activations go between unequal TP groups.
@@ -234,11 +246,11 @@ class AlignedEstimates(GridEstimates):
         if width == 1:
             return 0.0
         model, load, port_s, latency_s = self.problem.model, NetworkLoad(), 0.0, 0.0
-        for s, (slot, count) in enumerate(zip(slots, layers, strict=True)):
+        for s, (stage_groups, count) in enumerate(zip(slots, layers, strict=True)):
             params = count * model.layer_params
             params += (model.embedding_params if s == 0 else 0) + (model.head_params if s == len(slots) - 1 else 0)
             moved = params * self.problem.workload.stored_gradient_bytes * (width - 1) / width
-            for sender, receiver in around(slot):
+            for sender, receiver in around(stage_groups):
                 way = self._hop(sender, receiver)
                 port_s = max(port_s, way.port_s_per_byte * moved)
                 latency_s = max(latency_s, way.latency_s)
@@ -262,8 +274,8 @@ def one_f_one_b_s(stage_s: Sequence[float], message_s: Sequence[float], num_micr
 
     `message_s` holds both directions of each boundary together.
     """
-    beat = largest_cycle_mean_s(stage_s, message_s) if num_micro_batches > 1 else 0.0
-    return sum(stage_s) + sum(message_s) + (num_micro_batches - 1) * beat
+    period_s = largest_cycle_mean_s(stage_s, message_s) if num_micro_batches > 1 else 0.0
+    return sum(stage_s) + sum(message_s) + (num_micro_batches - 1) * period_s
 
 
 def synced_s(

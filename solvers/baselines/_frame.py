@@ -9,12 +9,12 @@ import math
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
-from hexiopt.solving import Capabilities
+from hexiopt.solving import MAX_TIME_LIMIT_S, Capabilities
 from solvers.baselines._published_space import PublishedSpace
 from solvers.core.search import Search
 from solvers.frame.solver import SearchSolver
@@ -77,7 +77,7 @@ def best_first(
     for bound, skeleton in skeletons:
         if bound > limits.slack * best.seconds:
             continue
-        if best.count > limits.max_candidates or not run.go_on():
+        if best.count > limits.max_candidates or not run.should_continue():
             return
         for candidate in expand(skeleton):
             best.note(candidate.estimate_s)
@@ -100,7 +100,7 @@ class Baseline(SearchSolver):
         """The baseline's own search.
 
         Estimates are in seconds (or in money, by the objective); infinite ones are dropped. Work of more than some
-        milliseconds between two candidates must ask `run.go_on()` itself.
+        milliseconds between two candidates must ask `run.should_continue()` itself.
         """
 
     def published_space(self) -> PublishedSpace:
@@ -112,12 +112,21 @@ class Baseline(SearchSolver):
         return CandidatePricing(run, self.limits.max_without_improvement)
 
     def search(self, run: Search, rng: random.Random) -> None:
-        """Price candidates in the order of their estimates; each plan priced is a step. May raise InputError."""
-        pricing = self.pricing(run)
+        """Price candidates in the order of their estimates; each plan priced is a step. May raise InputError.
+
+        Where steps are counted, the time limit ends only the pricing, and that only once there is a plan: enumeration
+        takes no steps, and on a busy machine it could use up the time and leave none for pricing.
+        """
+        pricing, budget = self.pricing(run), run.budget
+        if budget.max_steps is not None:
+            run.budget = replace(budget, time_limit_s=MAX_TIME_LIMIT_S)
         for candidate in ranked(self, run):
-            if pricing.ended or not run.go_on():
+            if run.plan is not None:
+                run.budget = budget
+            if pricing.ended or not run.should_continue():
                 break
             pricing.price(candidate)
+        run.budget = budget
         run.reason = pricing.finish()
 
 
@@ -127,7 +136,7 @@ def ranked(baseline: Baseline, run: Search) -> list[PlanCandidate]:
     for candidate in baseline.candidates(run, random.Random(run.seed)):
         if candidate.estimate_s < math.inf:
             found.append(candidate)
-        if not run.go_on(baseline.limits.enumeration_share):
+        if not run.should_continue(baseline.limits.enumeration_share):
             break
     return sorted(found, key=lambda candidate: (candidate.turn, candidate.estimate_s))
 
@@ -184,8 +193,8 @@ class CandidatePricing:
         """
         improved = True
         while improved and self.best is not None and self.best.neighbours is not None:
-            improved = any(self.run.go_on() and self.price(neighbour) for neighbour in self.best.neighbours())
-        if self.run.plan is None and self.run.nearest is None and self._invalid:
+            improved = any(self.run.should_continue() and self.price(neighbour) for neighbour in self.best.neighbours())
+        if self.run.plan is None and self.run.closest_to_fitting is None and self._invalid:
             return (
                 f"no plan of {self.run.name}'s space obeys the plan space asked for: {self._invalid}; "
                 "choose solver=portfolio"

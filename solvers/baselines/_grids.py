@@ -15,13 +15,13 @@ import numpy as np
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from solvers.baselines._published_space import Rule, divides_model
-from solvers.core.partition import Group
+from solvers.core.partition import DeviceGroup
 from solvers.frame.starts import cut
 
 MAX_PERMUTED = 4  # machine classes up to which all their orders are tried
 _MAX_RATES, _MAX_AREAS = 8, 16  # areas, and link rates that they are formed by, the slowest
 
-Slots = tuple[tuple[Group, ...], ...]  # `slots[s][k]` is the TP group of stage s in pipeline k
+PipelineStages = tuple[tuple[DeviceGroup, ...], ...]  # `slots[s][k]` is the TP group of stage s in pipeline k
 Area = frozenset[int]  # machines
 
 
@@ -29,7 +29,7 @@ Area = frozenset[int]  # machines
 class StageGrid:
     """Pipelines of equally many stages. `stages[s][k]` is the TP group of stage s in pipeline k."""
 
-    stages: Slots
+    stages: PipelineStages
 
     @property
     def width(self) -> int:
@@ -42,7 +42,7 @@ class StageGrid:
         return len(self.stages[0][0])
 
 
-def laid_out(groups: Sequence[Group], stages: int, along: bool) -> StageGrid:
+def laid_out(groups: Sequence[DeviceGroup], stages: int, along: bool) -> StageGrid:
     """The grid of `groups` in rank order; `stages` divides their number.
 
     Neighbours form a stage, or with `along` a pipeline.
@@ -53,7 +53,7 @@ def laid_out(groups: Sequence[Group], stages: int, along: bool) -> StageGrid:
     return StageGrid(tuple(tuple(groups[s * width : (s + 1) * width]) for s in range(stages)))
 
 
-def grids(problem: Problem, groups: Sequence[Group], *, both: bool) -> Iterator[StageGrid]:
+def grids(problem: Problem, groups: Sequence[DeviceGroup], *, both: bool) -> Iterator[StageGrid]:
     """All grids of `groups` whose pipelines share the batch equally and whose stages hold at least a layer.
 
     Neighbours form a stage; with `both`, grids in which they form a pipeline are included.
@@ -77,7 +77,7 @@ def processes_per_machine(problem: Problem) -> list[int]:
     return sorted({len(own) for own in problem.usable_by_machine.values()}, reverse=True)
 
 
-def rank_groups(problem: Problem, machines: Iterable[int], tp: int, processes: int) -> list[Group]:
+def rank_groups(problem: Problem, machines: Iterable[int], tp: int, processes: int) -> list[DeviceGroup]:
     """TP groups of `machines` in order, from up to `processes` GPUs of each."""
     return [group for m in machines for group in cut(problem.usable_by_machine[m][:processes], tp)]
 
@@ -109,7 +109,7 @@ def follows_ranks(problem: Problem, plan: Plan, processes: Iterable[int], *, bot
     return False
 
 
-def _groups_by_rank(plan: Plan, along: bool) -> list[Group]:
+def _groups_by_rank(plan: Plan, along: bool) -> list[DeviceGroup]:
     """The TP groups in rank order of a plan whose pipelines have equally many stages; see `laid_out`."""
     groups = [[stage.devices for stage in pipeline.stages] for pipeline in plan.pipelines]
     return [group for turn in (groups if along else zip(*groups, strict=True)) for group in turn]
@@ -249,7 +249,7 @@ def filled(
     *,
     along: bool,
     near: bool,
-) -> Slots | None:
+) -> PipelineStages | None:
     """TP groups for all slots, filled stage by stage or `along` pipelines; None if there are too few devices.
 
     `machines[k]` holds the devices of each machine of kind k. Stage s takes the first (kind, TP degree) of `wanted[s]`
@@ -258,7 +258,7 @@ def filled(
     """
     free = [[list(own) for own in kind] for kind in machines]
     stages = len(wanted)
-    found: list[list[Group]] = [[] for _ in range(stages)]
+    found: list[list[DeviceGroup]] = [[] for _ in range(stages)]
     for at in range(stages * pipelines):
         k, s = divmod(at, stages) if along else divmod(at, pipelines)[::-1]
         before = found[s - 1][k][0] if near and s else None
@@ -266,10 +266,10 @@ def filled(
         if group is None:
             return None
         found[s].append(group)
-    return tuple(tuple(slot) for slot in found)
+    return tuple(tuple(stage_groups) for stage_groups in found)
 
 
-def _taken(problem: Problem, machines: list[list[int]], tp: int, near: int | None) -> Group | None:
+def _taken(problem: Problem, machines: list[list[int]], tp: int, near: int | None) -> DeviceGroup | None:
     """Takes `tp` devices of the first machine that has them, or of the one with the fastest link to device `near`; None
     if no machine has."""
     able = (own for own in machines if len(own) >= tp)

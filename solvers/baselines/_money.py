@@ -130,7 +130,7 @@ class CheapestPricing(CandidatePricing):
                 f"no plan found within solver.deadline_s={self._deadline_s:g}; the fastest step met takes "
                 f"{self._fastest_s:.4g} s; allow more"
             )
-        elif self._deadline_s < math.inf and self.run.nearest is None and self.run.go_on():
+        elif self._deadline_s < math.inf and self.run.closest_to_fitting is None and self.run.should_continue():
             return (
                 f"no plan of {self.run.name}'s space is estimated to take at most "
                 f"solver.deadline_s={self._deadline_s:g}; allow more, or choose solver=portfolio"

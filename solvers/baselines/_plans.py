@@ -8,9 +8,9 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, layer_ranges, schedules, sharding_stages
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
-from solvers.core.partition import Group
+from solvers.core.partition import DeviceGroup
 
-StageDevices = Group | tuple[Replica, ...] | SequenceLayout  # of a stage of one pipeline
+StageHolders = DeviceGroup | tuple[Replica, ...] | SequenceLayout  # of a stage of one pipeline
 Ranges = tuple[tuple[int, int], ...]  # layers of a stage
 
 
@@ -100,7 +100,7 @@ def shifted(
 
 
 def pipeline_of(
-    stages: Sequence[StageDevices],
+    stages: Sequence[StageHolders],
     layers: Sequence[int],
     recompute: str | Sequence[Recompute],
     num_micro_batches: int,
@@ -116,7 +116,7 @@ def pipeline_of(
 
 
 def aligned_plan(
-    slots: Sequence[Sequence[StageDevices]],
+    slots: Sequence[Sequence[StageHolders]],
     layers: Sequence[int],
     recompute: str | Sequence[Recompute],
     batches: Sequence[int],
@@ -129,13 +129,15 @@ def aligned_plan(
     """Pipelines of the same layers and recompute (see `pipeline_of`): `slots[s][k]` is stage s of pipeline k, which has
     `batches[k]` micro-batches."""
     pipelines = (
-        pipeline_of([slot[k] for slot in slots], layers, recompute, count, micro_batch_size, chunks=chunks)
+        pipeline_of(
+            [stage_groups[k] for stage_groups in slots], layers, recompute, count, micro_batch_size, chunks=chunks
+        )
         for k, count in enumerate(batches)
     )
     return Plan(tuple(pipelines), schedule, sharding)
 
 
-def _stage(devices: StageDevices, layers: Ranges, recompute: Recompute) -> Stage:
+def _stage(devices: StageHolders, layers: Ranges, recompute: Recompute) -> Stage:
     if isinstance(devices, SequenceLayout):
         return Stage(devices, layers, recompute)
     if isinstance(devices[0], Replica):

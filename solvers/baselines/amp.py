@@ -59,7 +59,7 @@ class Amp(Baseline):
         best_of = {one.choice: one.layers for one in reversed(found)}
         shared: list[_Found] = []
         for choice in dict.fromkeys(one.choice for one in found):
-            if not run.go_on(_SHIFTED):
+            if not run.should_continue(_SHIFTED):
                 break
             layers, seconds = _shifted(times, choice, best_of[choice])
             shared.append(_Found(seconds, choice, layers))
@@ -120,7 +120,7 @@ def _found(times: GridEstimates, run: Search) -> Iterator[_Found]:
                 for choice in _choices(times, grid):
                     for estimate_s, layers in _split(times, choice):
                         yield _Found(estimate_s, choice, layers)
-                if not run.go_on(_LISTED):
+                if not run.should_continue(_LISTED):
                     return
 
 
@@ -219,7 +219,7 @@ def _all_reduce_s(times: GridEstimates, grid: StageGrid, layers: Sequence[int]) 
     """Seconds of the slowest stage's all-reduce: its gradients cross the slowest link of its ring twice."""
     width, model = grid.width, times.problem.model
     slowest_s = 0.0
-    for slot, count in zip(grid.stages, layers, strict=True):
+    for stage_groups, count in zip(grid.stages, layers, strict=True):
         num_bytes = count * model.layer_params / grid.tp * times.problem.workload.stored_gradient_bytes
-        slowest_s = max(slowest_s, 2.0 * (width - 1) / width * num_bytes / times.slowest_link(slot))
+        slowest_s = max(slowest_s, 2.0 * (width - 1) / width * num_bytes / times.slowest_link(stage_groups))
     return slowest_s

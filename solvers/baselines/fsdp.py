@@ -8,7 +8,7 @@ recompute policy, or two, as any layers may be checkpointed (`apply_activation_c
 Cannot: tensor or pipeline parallelism; unequal batches, so that the slowest GPU sets the pace and the global batch must
 divide by the GPUs.
 
-FSDP has no planner and so no estimate of its own: the ranking here is ours, of the closed forms of `cost/sharding.py`,
+FSDP has no planner and so no estimate of its own: the ranking here is ours, of the closed forms of `cost/lockstep.py`,
 and stands for the engineer's trials.
 """
 

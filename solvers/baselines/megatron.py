@@ -29,7 +29,7 @@ from hexiopt.problem.space import Recompute, layer_ranges, recompute_policies, s
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines._estimates import GridEstimates, StageModel, one_f_one_b_s, synced_s
+from solvers.baselines._estimates import GridEstimates, StageTpGroups, one_f_one_b_s, synced_s
 from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import (
     GRID_OF_SOME,
@@ -124,7 +124,7 @@ def _bounded_grids(times: GridEstimates, run: Search) -> list[tuple[float, Stage
                 for grid in grids(problem, rank_groups(problem, order, tp, most), both=True):
                     if grid not in found:
                         found[grid] = _bound_s(times, grid)
-            if not run.go_on(_BOUNDING):
+            if not run.should_continue(_BOUNDING):
                 return _by_bound(found)
     return _by_bound(found)
 
@@ -210,7 +210,7 @@ def _block_lengths(problem: Problem, chunks: int) -> range:
 
 def _max_layers(
     times: GridEstimates,
-    tp_groups: Sequence[StageModel],
+    tp_groups: Sequence[StageTpGroups],
     size: int,
     num_micro_batches: int,
     chunks: int,
@@ -257,7 +257,7 @@ class _PipelineTimes:
     def of(
         cls,
         times: GridEstimates,
-        tp_groups: Sequence[StageModel],
+        tp_groups: Sequence[StageTpGroups],
         message_s: Sequence[float],
         size: int,
         recompute: MegatronRecompute,
@@ -291,8 +291,8 @@ class _PipelineTimes:
         stage_s = self.stages_s(layers)
         if self.chunks == 1:
             return one_f_one_b_s(stage_s, self.message_s, self.num_micro_batches)
-        beat = max(*stage_s, self.chunks * max(self.message_s) / 2)
-        return self.num_micro_batches * beat + (sum(stage_s) - max(stage_s)) / self.chunks + sum(self.message_s)
+        period_s = max(*stage_s, self.chunks * max(self.message_s) / 2)
+        return self.num_micro_batches * period_s + (sum(stage_s) - max(stage_s)) / self.chunks + sum(self.message_s)
 
 
 def _best_splits(

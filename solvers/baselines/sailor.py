@@ -31,9 +31,9 @@ from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule, StagePosition
-from solvers.baselines._estimates import AlignedEstimates, StageModel
+from solvers.baselines._estimates import AlignedEstimates, StageTpGroups
 from solvers.baselines._frame import BestEstimate, PlanCandidate, SearchLimits, best_first
-from solvers.baselines._grids import MAX_PERMUTED, Area, Slots, filled, linked_areas, machine_classes
+from solvers.baselines._grids import MAX_PERMUTED, Area, PipelineStages, filled, linked_areas, machine_classes
 from solvers.baselines._money import MoneyBaseline, Objective
 from solvers.baselines._plans import aligned_plan, even_parts, one_f_one_b, optimizer_sharding
 from solvers.baselines._published_space import ANY_TP, BATCHES_WITHIN_ONE, PublishedSpace, Rule
@@ -143,7 +143,7 @@ class _Planner:
         self.areas = linked_areas(problem)
         self._fitted: tuple[_Shape | None, Fitting] = (None, [])  # of the latest shape
         self._near = (False, True) if len(self.areas) > 1 else (False,)
-        self.tp_groups: list[dict[int, StageModel]] = [
+        self.tp_groups: list[dict[int, StageTpGroups]] = [
             {tp: frozenset([times.pricer.tp_group(own[0][:tp])]) for tp in problem.space.allowed_tp(len(own[0]))}
             for own in self.classes
         ]
@@ -211,11 +211,11 @@ class _Planner:
         first = bisect_left(limits_s, True, key=lambda limit_s: self._enough(shape, area, _least(fitting, limit_s)))
         return [_least(fitting, limit_s) for limit_s in limits_s[first : first + 2 * _STRAGGLERS]]
 
-    def placements(self, shape: _Shape, degrees: Degrees, area: Area) -> Iterator[Slots]:
+    def placements(self, shape: _Shape, degrees: Degrees, area: Area) -> Iterator[PipelineStages]:
         """Placements of `shape` on an area, which machine classes fill in every order."""
         devices = self.problem.usable_by_machine
         free = [[devices[m] for m in members if m in area] for members in self.members]
-        seen: set[Slots] = set()
+        seen: set[PipelineStages] = set()
         for order, along, near in product(self._orders(), (False, True), self._near):
             wanted = [[(c, own[c]) for c in order if own[c]] for own in degrees]
             slots = filled(self.problem, free, wanted, shape.pipelines, along=along, near=near)
@@ -223,10 +223,10 @@ class _Planner:
                 seen.add(slots)
                 yield slots
 
-    def estimate(self, shape: _Shape, slots: Slots) -> float:
+    def estimate(self, shape: _Shape, slots: PipelineStages) -> float:
         """The objective of a step, by its estimate."""
         seconds = self.times.step_s(slots, shape.layers, shape.policy, shape.longest, shape.size)
-        return self.objective.of((d for slot in slots for group in slot for d in group), seconds)
+        return self.objective.of((d for stage_groups in slots for group in stage_groups for d in group), seconds)
 
     def _fitting(self, shape: _Shape) -> Fitting:
         """For each stage and class, the TP degrees that fit memory, ascending, with the seconds of the stage."""

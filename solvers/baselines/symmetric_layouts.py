@@ -48,7 +48,7 @@ from solvers.sequence.token_allocation import RateTable
 
 _MAX_GRIDS = 4000  # grids estimated in full
 
-Block = tuple[int, ...]  # devices of a stage
+StageBlock = tuple[int, ...]  # devices of a stage
 
 
 def _layouts(plan: Plan) -> list[SequenceLayout | None]:
@@ -94,7 +94,7 @@ _ALL_TO_ALL = Rule(
 class _LayoutGrid:
     """`lines[p][s]` are the devices of stage s in pipeline p, in groups of `hp`; `size` is the micro-batch size."""
 
-    lines: tuple[tuple[Block, ...], ...]
+    lines: tuple[tuple[StageBlock, ...], ...]
     hp: int
     size: int
 
@@ -104,7 +104,7 @@ class _Cut:
     """A grid not yet made: d pipelines of s stages, each on the first `used` devices of one of d · s equal parts of a
     row. Neighbouring parts form a pipeline, or with `across` the same stage of all pipelines."""
 
-    devices: Block
+    devices: StageBlock
     d: int
     s: int
     used: int
@@ -146,7 +146,7 @@ class SymmetricLayouts(Baseline):
                 return
             seen.add(grid)
             for order in ORDERS if len(grid.lines[0][0]) > grid.hp else ORDERS[:1]:
-                if not run.go_on():
+                if not run.should_continue():
                     return
                 for sharding, seconds, policy in estimate.steps_s(grid, order):
                     yield PlanCandidate(seconds, partial(_plan, run.problem, grid, order, sharding, policy))
@@ -163,7 +163,7 @@ class SymmetricLayouts(Baseline):
             pace = list(accumulate((estimate.sequence_s[d] for d in devices), max))
             limit = list(accumulate((estimate.limit_bytes[d] for d in devices), min))
             for d, s in _degrees_beside(problem, len(devices)):
-                if not run.go_on():
+                if not run.should_continue():
                     return
                 room, sizes = len(devices) // (d * s), dividing_sizes(problem, d)
                 for cp, hp in self.degrees(problem.model.num_heads, room):
@@ -222,7 +222,7 @@ class _Estimate:
         self._alone = MemoryModel(spec, workload, problem.cluster.gpu_of(problem.usable_devices[0]), 1, 1)
         self.limit_bytes = [problem.cluster.gpu_of(d).usable_memory_bytes for d in range(problem.cluster.num_devices)]
         self._signatures = Signatures(problem)
-        self._signed: dict[Block, bytes] = {}
+        self._signed: dict[StageBlock, bytes] = {}
         self._kept: dict[tuple[object, ...], SequenceStage] = {}
 
     def least_bytes(self, num_lines: int, num_stages: int, num_devices: int, size: int) -> float:
@@ -256,7 +256,7 @@ class _Estimate:
     def _line_s(
         self,
         grid: _LayoutGrid,
-        line: Sequence[Block],
+        line: Sequence[StageBlock],
         stages: Sequence[SequenceStage],
         count: int,
         sharding: Sharding,
@@ -274,7 +274,7 @@ class _Estimate:
         seconds = [sum(stage.stage_s(policies[s], s == 0, s == last)) for s, stage in enumerate(stages)]
         return sum(seconds) + (count - 1) * max(seconds)
 
-    def _stage(self, block: Block, hp: int, order: str, size: int) -> SequenceStage:
+    def _stage(self, block: StageBlock, hp: int, order: str, size: int) -> SequenceStage:
         at = self._signed.get(block)
         if at is None:
             at = self._signed[block] = self._signatures.of(block)
@@ -286,7 +286,7 @@ class _Estimate:
             self._kept[key] = found
         return found
 
-    def _holders(self, grid: _LayoutGrid, stage: int, block: Block, sharding: Sharding) -> float:
+    def _holders(self, grid: _LayoutGrid, stage: int, block: StageBlock, sharding: Sharding) -> float:
         """The number of devices that share the states of a stage, the fewest of any sharding group."""
         if sharding.groups == "all":
             return float(len(grid.lines) * len(block))
@@ -322,7 +322,7 @@ def _layers(problem: Problem, num_stages: int) -> list[int]:
     return even_parts(problem.model.num_layers, num_stages)
 
 
-def _layout(problem: Problem, block: Block, hp: int, order: str) -> SequenceLayout:
+def _layout(problem: Problem, block: StageBlock, hp: int, order: str) -> SequenceLayout:
     low, extra = divmod(problem.workload.seq_len, len(block))
     tokens = [low + (k < extra) for k in range(len(block))]
     heads = (problem.model.num_heads // hp,) * hp

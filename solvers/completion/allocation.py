@@ -1,7 +1,7 @@
-"""Whole numbers that sum to a total: how layers, samples, tokens and heads are shared out.
+"""Whole numbers that sum to a total: how layers, samples, tokens and heads are allocated.
 
-Four rules: evenly, in proportion to weights, so that the slowest part is as fast as possible, and one unit at a time to
-the part that would have it done first.
+Four rules: evenly; in proportion to weights; so that the slowest part is as fast as possible; and one unit at a time,
+each to the part that would finish it first.
 """
 
 from bisect import bisect_right
@@ -15,9 +15,10 @@ _EXACT = 1e-9  # of a bottleneck: how closely bisection brackets it
 
 
 def even(total: int, parts: int, first: Sequence[int] | None = None) -> list[int]:
-    """Parts that differ by one at most; `first` lists those to be larger in order of preference (default: as counted).
+    """Parts that differ by at most one; `first` lists the parts that should be larger, most preferred first (default:
+    by index).
 
-    `first` must name at least `total % parts` of them.
+    It must name at least `total % parts` of them.
     """
     low, more = divmod(total, parts)
     larger = set((range(parts) if first is None else first)[:more])
@@ -25,9 +26,10 @@ def even(total: int, parts: int, first: Sequence[int] | None = None) -> list[int
 
 
 def proportional(weights: Floats, total: int, *, least: int = 1, caps: Floats | None = None) -> Ints:
-    """Parts in proportion to `weights`, each at least `least` and at most its cap; largest remainders are rounded up.
+    """Parts in proportion to `weights`, each at least `least` and at most its cap; the largest remainders are rounded
+    up.
 
-    `total` must be enough for all parts, and not too much for the whole parts of the caps.
+    `total` must allow `least` for every part and must not exceed the sum of the caps rounded down.
     """
     count = len(weights)
     most = np.full(count, np.inf) if caps is None else np.floor(caps)
@@ -39,7 +41,7 @@ def proportional(weights: Floats, total: int, *, least: int = 1, caps: Floats | 
         missing, excess = np.maximum(least - share, 0.0), np.maximum(share - most, 0.0)
         if not missing.any() and not excess.any():
             break
-        # The bound that is exceeded by more in all surely binds: to keep the other one shifts shares further its way.
+        # The bound that is violated more in total binds: enforcing the other one only moves shares towards it.
         bound, beyond = (float(least), missing > 0.0) if missing.sum() > excess.sum() else (most, excess > 0.0)
         share[beyond] = np.broadcast_to(bound, count)[beyond]
         open_ &= ~beyond
@@ -55,8 +57,8 @@ def least_bottleneck(
 ) -> list[int]:
     """Counts n_s ≥ `least` with Σ n_s = total that minimise the largest `times[s][n_s - 1] + added[s]`.
 
-    Among those, the sum is small too (least where times are convex). `times[s]` never falls; total is from
-    `least` · len(times) to Σ len(times[s]).
+    Among these, the sum of times is small too, and minimal where times are convex. `times[s]` must not decrease, and
+    `total` must lie between `least` · len(times) and Σ len(times[s]).
     """
     if any(added):
         times = [[x + more for x in t] for t, more in zip(times, added, strict=True)]
@@ -83,10 +85,10 @@ def least_bottleneck(
 
 
 def earliest_finish(finish_s: Sequence[Callable[[int], float]], total: int, least: int = 1) -> list[int]:
-    """Counts of at least `least`, the other units one at a time to the part that would have its next one done first.
+    """Counts of at least `least`; every further unit goes to the part that would finish it first.
 
-    `finish_s[k]` is when part k has so many units done. Where that never falls with more of them, the last part is done
-    as early as possible.
+    `finish_s[k](n)` is when part k has finished n units. Where it does not decrease with n, the last part finishes as
+    early as possible.
     """
     counts = [least] * len(finish_s)
     after = [own(least + 1) for own in finish_s]

@@ -1,4 +1,4 @@
-"""Completes what a search moves into plans."""
+"""Completes partitions into plans."""
 
 import math
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from hexiopt.schedules.schedule import Schedule
 from hexiopt.solving import Pricer
 from solvers.completion.batches import split_batch
 from solvers.completion.layers import LayerSplitter
-from solvers.completion.pipelines import Line, PipelineTimer, SplitInput
+from solvers.completion.pipelines import PipelineTimer, SplitInput, TimedPipeline
 from solvers.completion.pricing import PricedPlan, price_plan
 from solvers.core.interleaving import multiple_of
-from solvers.core.partition import DoesNotFit, Group, Partition, PipelineGroup
+from solvers.core.partition import DeviceGroup, DoesNotFit, Partition, PipelineGroup
 from solvers.core.zero import LOCKSTEP, fewest_holders
 
 
@@ -27,8 +27,10 @@ class CompletedPlan:
 
 
 class PlanCompleter:
-    """Completes partitions into plans: layers, recompute, micro-batches per pipeline; knows the problem and what prices
-    its plans, not the search. Keeps what it computed."""
+    """Completes partitions into plans: layers, recompute policies, and micro-batches per pipeline.
+
+    It knows the problem and the pricer, not the search, and caches what it computes.
+    """
 
     def __init__(self, pricer: Pricer, *, replicates: bool = True) -> None:
         """`replicates`: whether stages may have replicas, where the plan space has them and the pricer knows them."""
@@ -38,20 +40,22 @@ class PlanCompleter:
         self.splitters = tuple(
             LayerSplitter(pricer, chosen, not space.uneven_layers, space.recompute_per_layer) for chosen in sets
         )
-        self._lines = PipelineTimer(pricer)
+        self._timer = PipelineTimer(pricer)
         self._machine_of: list[int] = self.problem.cluster.machine_of.tolist()
         self.replicates = replicates and space.replicas and isinstance(pricer, PlanPricer)
 
     def splitter(self, policy: str) -> LayerSplitter:
-        """Whoever gives layers to stages where one has `policy`."""
+        """The splitter whose set of recompute policies includes `policy`."""
         return next(own for own in self.splitters if policy in own.policies)
 
     def allowed(self, partition: Partition) -> bool:
-        """Whether the structure obeys the switches and constraints of the plan space."""
+        """Whether the partition respects the switches and constraints of the plan space."""
         return self.distance(partition) == 0
 
     def distance(self, partition: Partition) -> int:
-        """How far the structure is from obeying the switches and constraints of the plan space; 0 if it does."""
+        """A measure of how far the partition violates the switches and constraints of the plan space; 0 if it does
+        not.
+        """
         space, pipeline_groups = self.problem.space, partition.pipeline_groups
         pipelines, most = partition.num_pipelines, self.problem.workload.global_batch
         far = max(0, pipelines - most) + (not pipeline_groups)
@@ -63,21 +67,24 @@ class PlanCompleter:
         if not space.uneven_structure:
             far += max(0, len(pipeline_groups) - 1)
         if not space.uneven_tp:
-            far += len({len(group) for b in pipeline_groups for slot in b.stages for group in slot}) - 1
+            far += len({len(group) for b in pipeline_groups for stage_groups in b.stages for group in stage_groups}) - 1
         if not space.uneven_batch:
             far += len({b.micro_batch_size for b in pipeline_groups}) - 1
         if not self.replicates:
             far += sum(b.replicated for b in pipeline_groups)
         if partition.sharding >= LOCKSTEP:
             far += sum(
-                len({len(group) for group in slot}) - 1 for b in pipeline_groups if b.replicated for slot in b.stages
+                len({len(group) for group in stage_groups}) - 1
+                for b in pipeline_groups
+                if b.replicated
+                for stage_groups in b.stages
             )
             far += max(0, len(pipeline_groups) - 1) + (not partition.schedule.lockstep)
             far += sum(most % (b.width * b.micro_batch_size) != 0 for b in pipeline_groups)
         return far
 
     def complete(self, partition: Partition) -> CompletedPlan | DoesNotFit:
-        """The completion of `partition` that is estimated best over the sets of recompute policies."""
+        """The completion of `partition` with the least estimate over the sets of recompute policies."""
         found = [self._complete(partition, splitter) for splitter in self.splitters]
         fitting = [one for one in found if not isinstance(one, DoesNotFit)]
         if fitting:
@@ -85,17 +92,18 @@ class PlanCompleter:
         return DoesNotFit(min(one.missing for one in found if isinstance(one, DoesNotFit)))
 
     def price(self, completed: CompletedPlan, limit_s: float = math.inf) -> PricedPlan | None:
-        """The plan and its cost; None, without the whole price, where it certainly exceeds `limit_s`."""
+        """The plan and its cost; None, without a full price, where it certainly exceeds `limit_s`."""
         return price_plan(self.pricer, completed.plan, limit_s)
 
     def rate(self, partition: Partition, shards: StateSharding) -> float:
         """Estimated sequences per second of `partition` alone, states spread as `shards`; 0 where it does not fit.
 
-        With the best set of recompute policies. Of a wide bundle, first, middle and last pipeline stand for all.
+        Uses the best set of recompute policies. In a wide pipeline group the first, middle and last pipeline stand for
+        all.
         """
         expected = max(1, self.problem.workload.global_batch // max(partition.num_pipelines, int(shards.num_devices)))
         thin = partition.with_pipeline_groups(map(_thinned, partition.pipeline_groups))
-        trips = self._lines.trips_s(thin)
+        trips = self._timer.trips_s(thin)
         terms = [self._terms(few, partition, shards, expected) for few in thin.pipeline_groups]
 
         def per_second(splitter: LayerSplitter) -> float:
@@ -103,11 +111,13 @@ class PlanCompleter:
             for pipeline_group, few, own, trips_s in zip(
                 partition.pipeline_groups, thin.pipeline_groups, terms, trips, strict=True
             ):
-                made = self._lines.made(few, own, splitter, trips_s)
+                made = self._timer.made(few, own, splitter, trips_s)
                 if isinstance(made, DoesNotFit):
                     return 0.0
                 total += (
-                    sum(few.micro_batch_size / line.rate.period_s for line in made) * pipeline_group.width / few.width
+                    sum(few.micro_batch_size / timed_pipeline.rate.period_s for timed_pipeline in made)
+                    * pipeline_group.width
+                    / few.width
                 )
             return total
 
@@ -115,22 +125,23 @@ class PlanCompleter:
 
     def finish_s(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[DeviceGroup],
         size: int,
         schedule: Schedule,
         shards: StateSharding,
         sequences: float,
         chunks: int = 1,
     ) -> float:
-        """Estimated seconds in which one pipeline of stages `groups` processes `sequences`; infinite if none fits.
+        """Estimated seconds in which one pipeline with stages `groups` processes `sequences`; infinite where it does
+        not fit.
 
-        With the best set of recompute policies.
+        Uses the best set of recompute policies.
         """
         pipeline_group = PipelineGroup(tuple((group,) for group in groups), size)
         alone = Partition((pipeline_group,), schedule, shards.stage, chunks)
-        [trips_s] = self._lines.trips_s(alone)
+        [trips_s] = self._timer.trips_s(alone)
         terms = self._terms(pipeline_group, alone, shards, sequences)
-        each = (self._lines.made(pipeline_group, terms, splitter, trips_s) for splitter in self.splitters)
+        each = (self._timer.made(pipeline_group, terms, splitter, trips_s) for splitter in self.splitters)
         rates = [made[0].rate for made in each if not isinstance(made, DoesNotFit)]
         return min((own.fill_s + sequences / size * own.period_s for own in rates), default=math.inf)
 
@@ -138,56 +149,62 @@ class PlanCompleter:
         schedule, batch = partition.schedule, self.problem.workload.global_batch
         shards = self._shards(partition)
         expected = max(1, -(-batch // partition.num_pipelines))
-        lines: list[Line] = []
+        timed_pipelines: list[TimedPipeline] = []
         sizes: list[int] = []
         missing = 0
-        for pipeline_group, trips_s in zip(partition.pipeline_groups, self._lines.trips_s(partition), strict=True):
-            made = self._lines.made(
+        for pipeline_group, trips_s in zip(partition.pipeline_groups, self._timer.trips_s(partition), strict=True):
+            made = self._timer.made(
                 pipeline_group, self._terms(pipeline_group, partition, shards, expected), splitter, trips_s
             )
             if isinstance(made, DoesNotFit):
                 missing += made.missing * pipeline_group.width
             else:
-                lines += made
+                timed_pipelines += made
                 sizes += [pipeline_group.micro_batch_size] * pipeline_group.width
         if missing:
             return DoesNotFit(missing)
-        fills, periods = [line.rate.fill_s for line in lines], [line.rate.period_s for line in lines]
+        fills, periods = (
+            [timed_pipeline.rate.fill_s for timed_pipeline in timed_pipelines],
+            [timed_pipeline.rate.period_s for timed_pipeline in timed_pipelines],
+        )
         together = partition.sharding >= LOCKSTEP
         even = together or not self.problem.space.uneven_batch
-        multiples = [multiple_of(line.stages) for line in lines]
+        multiples = [multiple_of(timed_pipeline.stages) for timed_pipeline in timed_pipelines]
         counts = split_batch(fills, periods, sizes, batch, even=even, multiples=multiples)
         if counts is None or (together and len(set(counts)) > 1):
             return DoesNotFit(1)
         longest = max(f + b * c for f, b, c in zip(fills, periods, counts, strict=True))
         pipelines = tuple(
-            Pipeline(line.stages, count, size) for line, count, size in zip(lines, counts, sizes, strict=True)
+            Pipeline(timed_pipeline.stages, count, size)
+            for timed_pipeline, count, size in zip(timed_pipelines, counts, sizes, strict=True)
         )
         return CompletedPlan(Plan(pipelines, schedule, Sharding(partition.sharding, partition.groups)), longest)
 
     def _shards(self, partition: Partition) -> StateSharding:
-        """How states are spread, at least."""
+        """How states are sharded, at the least number of holders."""
         if partition.groups == "all":
             return StateSharding(partition.sharding, partition.num_pipelines)
-        slots = (slot for pipeline_group in partition.pipeline_groups for slot in pipeline_group.stages)
-        return StateSharding(partition.sharding, fewest_holders(slots, self._machine_of))
+        stages_of_groups = (
+            stage_groups for pipeline_group in partition.pipeline_groups for stage_groups in pipeline_group.stages
+        )
+        return StateSharding(partition.sharding, fewest_holders(stages_of_groups, self._machine_of))
 
     def _terms(
         self, pipeline_group: PipelineGroup, partition: Partition, shards: StateSharding, expected: float
     ) -> SplitInput:
-        """On which a bundle gets its layers, where each pipeline processes `expected` sequences."""
+        """What the layer split of a pipeline group depends on, if each pipeline processes `expected` sequences."""
         schedule, p = partition.schedule, len(pipeline_group.stages)
-        chunks = self._lines.chunks(pipeline_group, partition)
+        chunks = self._timer.chunks(pipeline_group, partition)
         batches = max(1, int(expected // pipeline_group.micro_batch_size))
         batches = min(batches, schedule.saturates_at(p, chunks) or batches)
         return SplitInput(schedule, chunks, shards, partition.groups == "all", batches)
 
 
 def _thinned(pipeline_group: PipelineGroup) -> PipelineGroup:
-    """Of a wide bundle, the first, the middle and the last pipeline."""
+    """The first, the middle and the last pipeline of a wide pipeline group."""
     width = pipeline_group.width
     if width <= 3:
         return pipeline_group
     return pipeline_group.with_stages(
-        tuple(slot[k] for k in (0, width // 2, width - 1)) for slot in pipeline_group.stages
+        tuple(stage_groups[k] for k in (0, width // 2, width - 1)) for stage_groups in pipeline_group.stages
     )

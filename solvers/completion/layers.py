@@ -1,8 +1,9 @@
-"""Layers and recompute policies for stages in a given order: the slowest stage as fast as memory allows.
+"""Layers and recompute policies for stages in a given order: the slowest stage is as fast as memory allows.
 
-Per stage, t(n) is the least time of n layers over the policies whose memory fits, and over two policies, the leaner for
-as few layers as memory asks for, where every layer may have its own; it never falls with n, so the
-smallest bottleneck T with Σ max{n : t(n) ≤ T} ≥ L is exact, and is found by bisection over the times themselves.
+For each stage, t(n) is the least time of n layers over the recompute policies that fit. Where every layer may have its
+own policy, it also covers pairs of policies, with as few layers as memory requires under the one that needs less
+memory. t never decreases with n, so the smallest bottleneck T with Σ max{n : t(n) ≤ T} ≥ L is exact; bisection over the
+times themselves finds it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,17 +13,18 @@ from typing import Any, NamedTuple
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.memo import Memo
 from hexiopt.problem.space import Recompute, recompute_first
 from hexiopt.schedules.in_flight import InFlight, in_flight
 from hexiopt.schedules.schedule import Schedule, StagePosition
 from hexiopt.solving import Pricer
 from solvers.completion.allocation import even, least_bottleneck
 
-Choice = tuple[int, Recompute]  # of a stage: layers, and what they recompute
+StageLayers = tuple[int, Recompute]  # of a stage: its number of layers, and their recompute policies
 
 
-class Share(NamedTuple):
-    """One replica's part of a stage: a site and the samples of each micro-batch that come to it."""
+class ReplicaShare(NamedTuple):
+    """One replica of a stage: a TP group, and the samples of each micro-batch that it processes."""
 
     tp_group: Any
     samples: int
@@ -30,24 +32,32 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StageOptions:
-    """What a stage can do: `times[n-1]` is the least time of n layers, `recompute[n-1]` the policies that give it."""
+    """The options of a stage: `times[n-1]` is the least time of n layers, `recompute[n-1]` the policies that achieve
+    it.
+    """
 
     times: list[float]
     recompute: list[Recompute]
 
 
 class LayerSplitter:
-    """Splits a model's layers over stages. Keeps what it has computed; one for a search."""
+    """Splits a model's layers over stages, and caches what it computes; one for a search."""
 
     def __init__(self, pricer: Pricer, policies: tuple[str, ...], even: bool, per_layer: bool = False) -> None:
-        """`even`: as many layers everywhere. `per_layer`: a stage may have two policies, as our cost model prices."""
+        """`even`: all stages get equally many layers. `per_layer`: a stage may mix two policies, which only our cost
+        model prices.
+        """
         self.policies = policies
         self._pricer, self._even = pricer, even
         self._model = pricer if per_layer and isinstance(pricer, PlanPricer) else None
         self._num_layers = pricer.problem.model.num_layers
-        self._times: dict[tuple[Any, ...], list[tuple[str, list[float]]]] = {}
-        self._options: dict[tuple[Any, ...], StageOptions] = {}
-        self._splits: dict[tuple[Any, ...], tuple[Choice, ...] | int] = {}
+        self._times: Memo[tuple[frozenset[Any], bool, bool, int], list[tuple[str, list[float]]]] = Memo(
+            lambda key: self._by_speed(*key)
+        )
+        self._options: Memo[tuple[frozenset[Any], bool, bool, int, InFlight, StateSharding], StageOptions] = Memo(
+            lambda key: self._stage_options(*key)
+        )
+        self._splits: Memo[tuple[Any, ...], tuple[StageLayers, ...] | int] = Memo(lambda key: self._split(*key))
 
     def options(
         self,
@@ -58,45 +68,58 @@ class LayerSplitter:
         held: InFlight,
         shards: StateSharding,
     ) -> StageOptions:
-        """The options of a stage that must hold on every one of `tp_groups` (the slowest and fullest decide).
+        """The options of a stage that must work on every one of `tp_groups` (the slowest and the fullest decide).
 
-        A site gets whole micro-batches, unless it is a `Share`.
+        A TP group gets whole micro-batches, unless it is given as a `ReplicaShare`.
         """
-        key = (tp_groups, first, last, micro_batch_size, held, shards)
-        found = self._options.get(key)
-        if found is None:
-            shares = _shares(tp_groups, micro_batch_size)
-            tables = self._by_speed(tp_groups, first, last, micro_batch_size)
-            rooms = [
-                min(self._pricer.max_layers(tp_group, first, last, n, policy, held, shards) for tp_group, n in shares)
-                for policy, _ in tables
-            ]
-            times: list[float] = []
-            recompute: list[Recompute] = []
-            # From the fastest policy to the leanest: each serves the lengths whose memory the ones before exceed.
-            for room, (policy, seconds) in zip(rooms, tables, strict=True):
-                more = seconds[len(times) : max(len(times), room)]
-                times += more
-                recompute += [(policy,)] * len(more)
-            found = self._options[key] = StageOptions(times, recompute)
-            if self._model is not None:
-                for (room, (faster, _)), (_, (smaller, _)) in combinations(zip(rooms, tables, strict=True), 2):
-                    self._mix(found, max(0, room), smaller, faster, shares, first, last, held, shards)
+        return self._options[tp_groups, first, last, micro_batch_size, held, shards]
+
+    def _stage_options(
+        self,
+        tp_groups: frozenset[Any],
+        first: bool,
+        last: bool,
+        micro_batch_size: int,
+        held: InFlight,
+        shards: StateSharding,
+    ) -> StageOptions:
+        shares = _shares(tp_groups, micro_batch_size)
+        tables = self._times[tp_groups, first, last, micro_batch_size]
+        layer_limits = [
+            min(self._pricer.max_layers(tp_group, first, last, n, policy, held, shards) for tp_group, n in shares)
+            for policy, _ in tables
+        ]
+        times: list[float] = []
+        recompute: list[Recompute] = []
+        # Fastest policy first: each one serves the numbers of layers that no faster one can fit.
+        for layer_limit, (policy, seconds) in zip(layer_limits, tables, strict=True):
+            more = seconds[len(times) : max(len(times), layer_limit)]
+            times += more
+            recompute += [(policy,)] * len(more)
+        found = StageOptions(times, recompute)
+        if self._model is not None:
+            for (layer_limit, (faster, _)), (_, (smaller, _)) in combinations(
+                zip(layer_limits, tables, strict=True), 2
+            ):
+                self._mix(found, max(0, layer_limit), smaller, faster, shares, first, last, held, shards)
         return found
 
     def _mix(
         self,
         found: StageOptions,
-        room: int,
+        layer_limit: int,
         smaller: str,
         faster: str,
-        shares: Sequence[Share],
+        shares: Sequence[ReplicaShare],
         first: bool,
         last: bool,
         held: InFlight,
         shards: StateSharding,
     ) -> None:
-        """Improve what is `found` beyond `room` layers: as few layers as possible use `smaller`, others `faster`."""
+        """Improve the options `found` for more than `layer_limit` layers by mixing two policies.
+
+        As few layers as memory requires recompute under `smaller`, the others under `faster`.
+        """
         model = self._model
         assert model is not None
         rates = []  # per share: seconds of no layer, of a layer of either
@@ -105,7 +128,7 @@ class LayerSplitter:
             rates.append(
                 (none_s, *(sum(model.stages.layer_s(tp_group, samples, policy)) for policy in (smaller, faster)))
             )
-        counts = range(room + 1, len(found.times) + 1)
+        counts = range(layer_limit + 1, len(found.times) + 1)
         each = [
             model.stages.least_recomputed(tp_group, counts, first, last, samples, smaller, faster, held, shards)
             for tp_group, samples in shares
@@ -113,7 +136,9 @@ class LayerSplitter:
         for n, *least in zip(counts, *each, strict=True):
             num_smaller = max(least)
             if num_smaller < n:
-                seconds = max(s + num_smaller * lean_s + (n - num_smaller) * rich_s for s, lean_s, rich_s in rates)
+                seconds = max(
+                    s + num_smaller * smaller_s + (n - num_smaller) * faster_s for s, smaller_s, faster_s in rates
+                )
                 if seconds < found.times[n - 1]:
                     found.times[n - 1], found.recompute[n - 1] = (
                         seconds,
@@ -123,26 +148,22 @@ class LayerSplitter:
     def _by_speed(
         self, tp_groups: frozenset[Any], first: bool, last: bool, micro_batch_size: int
     ) -> list[tuple[str, list[float]]]:
-        """Per policy, fastest first, the time of 1, 2, ... layers on the slowest of `tp_groups`."""
-        key = (tp_groups, first, last, micro_batch_size)
-        found = self._times.get(key)
-        if found is None:
-            shares = _shares(tp_groups, micro_batch_size)
-            tables = [
-                (
-                    policy,
-                    [
-                        max(
-                            sum(self._pricer.stage_s(tp_group, n, first, last, samples, policy))
-                            for tp_group, samples in shares
-                        )
-                        for n in range(1, self._num_layers + 1)
-                    ],
-                )
-                for policy in self.policies
-            ]
-            found = self._times[key] = sorted(tables, key=lambda table: table[1][-1])
-        return found
+        """For each policy, fastest first, the times of 1, 2, ... layers on the slowest of `tp_groups`."""
+        shares = _shares(tp_groups, micro_batch_size)
+        tables = [
+            (
+                policy,
+                [
+                    max(
+                        sum(self._pricer.stage_s(tp_group, n, first, last, samples, policy))
+                        for tp_group, samples in shares
+                    )
+                    for n in range(1, self._num_layers + 1)
+                ],
+            )
+            for policy in self.policies
+        ]
+        return sorted(tables, key=lambda table: table[1][-1])
 
     def split(
         self,
@@ -154,35 +175,47 @@ class LayerSplitter:
         added_s: tuple[float, ...] = (),
         chunks: int = 1,
         more_holders: tuple[int, ...] = (),
-    ) -> tuple[Choice, ...] | int:
-        """Layers and policy per stage, or how many layers find no room.
+    ) -> tuple[StageLayers, ...] | int:
+        """Layers and policies of each stage, or the number of layers that do not fit.
 
-        `added_s`: what a stage does beside layers. `chunks`: layer ranges a stage, of a layer at least.
-        `more_holders`: over how many devices more than `shards` says the states of a stage are spread.
+        `added_s`: seconds that each stage spends on other work. `chunks`: layer ranges per stage, of at least one layer
+        each. `more_holders`: for each stage, how many more devices share its states than `shards` says.
         """
         p = len(tp_groups)
         batches = min(num_micro_batches, schedule.saturates_at(p, chunks) or num_micro_batches)
         batches += -batches % schedule.micro_batch_multiple(p, chunks)
-        key = (tuple(tp_groups), micro_batch_size, schedule, batches, shards, added_s, chunks, more_holders)
-        found = self._splits.get(key)
-        if found is None:
-            if len(self._splits) > 100_000:
-                self._splits.clear()
-            spread = [shards._replace(num_devices=shards.num_devices + more) for more in more_holders] or [shards] * p
-            positions = [StagePosition(s, p, batches, chunks) for s in range(p)]
-            options = [
-                self.options(tp_group, at.first, at.last, micro_batch_size, in_flight(schedule, at), spread[at.stage])
-                for tp_group, at in zip(tp_groups, positions, strict=True)
-            ]
-            found = self._splits[key] = self._solve(options, added_s or (0.0,) * p, chunks)
-        return found
+        return self._splits[
+            tuple(tp_groups), micro_batch_size, schedule, batches, shards, added_s, chunks, more_holders
+        ]
 
-    def _solve(self, options: list[StageOptions], added_s: Sequence[float], least: int) -> tuple[Choice, ...] | int:
+    def _split(
+        self,
+        tp_groups: tuple[frozenset[Any], ...],
+        micro_batch_size: int,
+        schedule: Schedule,
+        batches: int,
+        shards: StateSharding,
+        added_s: tuple[float, ...],
+        chunks: int,
+        more_holders: tuple[int, ...],
+    ) -> tuple[StageLayers, ...] | int:
+        p = len(tp_groups)
+        spread = [shards._replace(num_devices=shards.num_devices + more) for more in more_holders] or [shards] * p
+        positions = [StagePosition(s, p, batches, chunks) for s in range(p)]
+        options = [
+            self.options(tp_group, at.first, at.last, micro_batch_size, in_flight(schedule, at), spread[at.stage])
+            for tp_group, at in zip(tp_groups, positions, strict=True)
+        ]
+        return self._solve(options, added_s or (0.0,) * p, chunks)
+
+    def _solve(
+        self, options: list[StageOptions], added_s: Sequence[float], least: int
+    ) -> tuple[StageLayers, ...] | int:
         layers, p = self._num_layers, len(options)
         empty = sum(max(0, least - len(o.times)) for o in options)
-        room = sum(len(o.times) for o in options)
-        if p * least > layers or empty or room < layers:
-            return max(layers - room, empty, p * least - layers, 1)
+        layer_limit = sum(len(o.times) for o in options)
+        if p * least > layers or empty or layer_limit < layers:
+            return max(layers - layer_limit, empty, p * least - layers, 1)
         counts = (
             self._even_counts(options)
             if self._even
@@ -193,7 +226,7 @@ class LayerSplitter:
         return tuple((n, o.recompute[n - 1]) for n, o in zip(counts, options, strict=True))
 
     def _even_counts(self, options: list[StageOptions]) -> list[int] | None:
-        """As many layers everywhere; the remainder goes where it costs least."""
+        """Equally many layers everywhere; the remainder goes to the stages where it costs least."""
         layers, p = self._num_layers, len(options)
         low, more = divmod(layers, p)
         able = sorted((s for s, o in enumerate(options) if len(o.times) > low), key=lambda s: options[s].times[low])
@@ -202,6 +235,9 @@ class LayerSplitter:
         return even(layers, p, able)
 
 
-def _shares(tp_groups: Iterable[Any], micro_batch_size: int) -> list[Share]:
-    """Every site with its samples of a micro-batch."""
-    return [tp_group if isinstance(tp_group, Share) else Share(tp_group, micro_batch_size) for tp_group in tp_groups]
+def _shares(tp_groups: Iterable[Any], micro_batch_size: int) -> list[ReplicaShare]:
+    """All TP groups with their samples of a micro-batch."""
+    return [
+        tp_group if isinstance(tp_group, ReplicaShare) else ReplicaShare(tp_group, micro_batch_size)
+        for tp_group in tp_groups
+    ]

@@ -1,33 +1,33 @@
-"""Pipelines of a bundle with layers and recompute policies, on a network that the messages of all pipelines share."""
+"""The pipelines of a pipeline group with their layers and recompute policies, on a network shared by all messages."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.cost.sharing import PlacedMessage, executor_loads, placed_messages, round_trips_s, total_load
+from hexiopt.memo import Memo
 from hexiopt.plan.plan import Replica, Stage, held_by
 from hexiopt.problem.space import Recompute, layer_ranges
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
 from hexiopt.solving import Pricer
 from solvers.completion.allocation import earliest_finish
-from solvers.completion.layers import Choice, LayerSplitter, Share
+from solvers.completion.layers import LayerSplitter, ReplicaShare, StageLayers
 from solvers.core.interleaving import possible_chunks
-from solvers.core.partition import DoesNotFit, Group, Partition, PipelineGroup
+from solvers.core.partition import DeviceGroup, DoesNotFit, Partition, PipelineGroup
 
-Trips = tuple[tuple[float, ...], ...]  # per pipeline and boundary, seconds of a message ahead and of one back
+RoundTrips = tuple[tuple[float, ...], ...]  # per pipeline and boundary, seconds of a message ahead and of one back
 _EXACT = 1e-9
-_KEPT = 100_000  # pipelines remembered
-_V = TypeVar("_V")
+_KEPT = 20_000  # pipeline groups remembered
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineRate:
-    """m micro-batches take about fill + m · beat seconds."""
+    """m micro-batches take about fill + m · period seconds."""
 
     fill_s: float
     period_s: float
@@ -35,29 +35,29 @@ class PipelineRate:
 
     @classmethod
     def of(cls, schedule: Schedule, stage_s: Sequence[float], trip_s: Sequence[float], chunks: int) -> "PipelineRate":
-        """Of a pipeline whose stages and messages take so long, forward and backward together."""
-        beat = schedule.cycle_s(stage_s, trip_s, chunks)
-        fill = max(0.0, (sum(stage_s) - beat) / chunks + sum(trip_s))
-        return cls(fill, beat, beat > max(stage_s) * (1 + _EXACT))
+        """The rate of a pipeline from the seconds of its stages and messages, each forward and backward together."""
+        period = schedule.cycle_s(stage_s, trip_s, chunks)
+        fill = max(0.0, (sum(stage_s) - period) / chunks + sum(trip_s))
+        return cls(fill, period, period > max(stage_s) * (1 + _EXACT))
 
 
-class Part(NamedTuple):
-    """A replica of a stage: its TP group, the group's site, and its samples of a micro-batch."""
+class PlacedReplica(NamedTuple):
+    """A replica of a stage: its devices, their TP group as the pricer knows it, and its samples of a micro-batch."""
 
-    group: Group
+    group: DeviceGroup
     tp_group: Any
     samples: int
 
 
-Row = tuple[tuple[Part, ...], ...]  # of a pipeline, per stage: its replicas
+PlacedPipeline = tuple[tuple[PlacedReplica, ...], ...]  # of a pipeline, per stage: its replicas
 
 
 @dataclass(frozen=True)
-class Line:
-    """A pipeline of a row: the layers and policy of each stage, its layer ranges a stage, and its rhythm."""
+class TimedPipeline:
+    """A placed pipeline with the layers and policies of each stage, its layer ranges per stage, and its rate."""
 
-    row: Row
-    split: tuple[Choice, ...]
+    placed: PlacedPipeline
+    split: tuple[StageLayers, ...]
     chunks: int
     rate: PipelineRate
 
@@ -71,14 +71,14 @@ class Line:
                 recompute,
             )
             for own, layers, (_, recompute) in zip(
-                self.row, layer_ranges([n for n, _ in self.split], self.chunks), self.split, strict=True
+                self.placed, layer_ranges([n for n, _ in self.split], self.chunks), self.split, strict=True
             )
         )
 
 
 @dataclass(frozen=True, slots=True)
 class SplitInput:
-    """On which a bundle gets its layers."""
+    """What the layer split of a pipeline group depends on."""
 
     schedule: Schedule
     chunks: int  # layer ranges a stage
@@ -89,9 +89,12 @@ class SplitInput:
 
 @dataclass(frozen=True, slots=True)
 class _Traffic:
-    """Pipelines of a bundle and their messages. Pipelines through the same places cost the same: one stands for all."""
+    """The pipelines of a pipeline group and their messages.
 
-    rows: tuple[Row, ...]
+    Pipelines placed on equivalent devices cost the same: one of them stands for all.
+    """
+
+    placed_pipelines: tuple[PlacedPipeline, ...]
     tp_groups: tuple[frozenset[Any], ...]  # per stage, all that it must do well on, as `LayerSplitter.split` takes them
     examples: tuple[int, ...]  # rows that differ
     example_of: tuple[int, ...]  # of each row, which of them stands for it
@@ -99,27 +102,8 @@ class _Traffic:
     load: tuple[tuple[int, float], ...] = ()  # (shared resource, seconds) of all rows
 
 
-class _Memory(Generic[_V]):
-    """What is known by key; forgets all where it would hold too many pipelines."""
-
-    def __init__(self) -> None:
-        self._found: dict[Hashable, _V] = {}
-        self._held = 0
-
-    def of(self, key: Hashable, width: int, make: Callable[[], _V]) -> _V:
-        """What is known, or made now, of so many pipelines."""
-        found = self._found.get(key)
-        if found is None:
-            self._held += width
-            if self._held > _KEPT:
-                self._found.clear()
-                self._held = width
-            found = self._found[key] = make()
-        return found
-
-
 class PipelineTimer:
-    """Makes pipelines of bundles. Keeps what it has computed; one for a search."""
+    """Splits and times the pipelines of pipeline groups, and caches what it computes; one for a search."""
 
     def __init__(self, pricer: Pricer) -> None:
         self._pricer = pricer
@@ -128,46 +112,49 @@ class PipelineTimer:
         cluster = pricer.problem.cluster
         self._machine_of: list[int] = cluster.machine_of.tolist()
         self._uniform = [machine.is_uniform for machine in cluster.machines]
-        self._traffic = _Memory[_Traffic]()
-        self._made = _Memory[list[Line] | DoesNotFit]()
+        self._traffic: Memo[tuple[PipelineGroup, bool], _Traffic] = Memo(lambda key: self._sends(*key), _KEPT)
+        self._made: Memo[
+            tuple[PipelineGroup, SplitInput, LayerSplitter, RoundTrips], list[TimedPipeline] | DoesNotFit
+        ] = Memo(lambda key: self._make(*key), _KEPT)
 
-    def trips_s(self, partition: Partition) -> list[Trips]:
-        """Round trips of every bundle in seconds, while the messages of all of them share the network."""
+    def trips_s(self, partition: Partition) -> list[RoundTrips]:
+        """Seconds of the round trips in every pipeline group while the messages of all groups share the network."""
         each = [
-            self._traffic_of(pipeline_group, self.chunks(pipeline_group, partition) > 1)
+            self._traffic[pipeline_group, self.chunks(pipeline_group, partition) > 1]
             for pipeline_group in partition.pipeline_groups
         ]
         if self._model is None:
-            return [tuple(map(self._alone_s, own.rows)) for own in each]
+            return [tuple(map(self._alone_s, own.placed_pipelines)) for own in each]
         load_s = total_load(item for own in each for item in own.load)
         found = []
         for own in each:
-            trips = [tuple(round_trips_s(messages, len(own.rows[0]), load_s)) for messages in own.messages]
+            count = len(own.placed_pipelines[0])
+            trips = [tuple(round_trips_s(messages, count, load_s)) for messages in own.messages]
             found.append(tuple([trips[k] for k in own.example_of]))
         return found
 
     def chunks(self, pipeline_group: PipelineGroup, partition: Partition) -> int:
-        """Layer ranges a stage of a bundle, as many as asked for or as it can have."""
+        """Layer ranges per stage of a pipeline group: as many as the partition asks for, or as many as possible."""
         if not partition.schedule.chunked:
             return 1
         return possible_chunks(partition.chunks, len(pipeline_group.stages), self._num_layers)
 
     def made(
-        self, pipeline_group: PipelineGroup, terms: SplitInput, splitter: LayerSplitter, trips_s: Trips
-    ) -> list[Line] | DoesNotFit:
-        """The bundle's pipelines."""
-        key = (pipeline_group, terms, splitter, trips_s)
-        return self._made.of(key, pipeline_group.width, lambda: self._make(pipeline_group, terms, splitter, trips_s))
+        self, pipeline_group: PipelineGroup, terms: SplitInput, splitter: LayerSplitter, trips_s: RoundTrips
+    ) -> list[TimedPipeline] | DoesNotFit:
+        """The timed pipelines of the group; equal ones are computed once."""
+        return self._made[pipeline_group, terms, splitter, trips_s]
 
     def _make(
-        self, pipeline_group: PipelineGroup, terms: SplitInput, splitter: LayerSplitter, trips_s: Trips
-    ) -> list[Line] | DoesNotFit:
-        """Where even the slowest stage waits for messages, layers are split once more, and the better split counts.
+        self, pipeline_group: PipelineGroup, terms: SplitInput, splitter: LayerSplitter, trips_s: RoundTrips
+    ) -> list[TimedPipeline] | DoesNotFit:
+        """The timed pipelines. Where even the slowest stage waits for messages, layers are split again, and the better
+        split wins.
 
-        A round trip between two stages may be dealt to them in any parts. With the parts that make it least, the
-        largest sum of a stage's compute and its parts is the beat: `largest_cycle_mean_s` says that any run of
-        stages has room for the round trips inside it, and then there are such parts (Hall's theorem). The second split
-        gives each half.
+        A round trip between two stages may be divided between them in any way. With the division that minimises it, the
+        largest sum of a stage's compute and its parts is the period: `largest_cycle_mean_s` says that any run of stages
+        has room for the round trips inside it, and then such a division exists (Hall's theorem). The second split gives
+        each neighbour half.
         """
         if pipeline_group.most_replicas > pipeline_group.micro_batch_size:
             return DoesNotFit(pipeline_group.most_replicas - pipeline_group.micro_batch_size)
@@ -175,29 +162,37 @@ class PipelineTimer:
         if self._pricer.sends_occupy_stages:
             return self._split(pipeline_group, terms, splitter, trips_s, (*longest, 0.0))
         found = self._split(pipeline_group, terms, splitter, trips_s, ())
-        if terms.schedule != ONE_F_ONE_B or isinstance(found, DoesNotFit) or not any(line.rate.waits for line in found):
+        if (
+            terms.schedule != ONE_F_ONE_B
+            or isinstance(found, DoesNotFit)
+            or not any(timed_pipeline.rate.waits for timed_pipeline in found)
+        ):
             return found
         halves = tuple(0.5 * (before + after) for before, after in zip((0.0, *longest), (*longest, 0.0), strict=True))
         other = self._split(pipeline_group, terms, splitter, trips_s, halves)
         if isinstance(other, DoesNotFit):
             return found
-        return min(found, other, key=lambda lines: sum(line.rate.period_s for line in lines))
+        return min(
+            found,
+            other,
+            key=lambda timed_pipelines: sum(timed_pipeline.rate.period_s for timed_pipeline in timed_pipelines),
+        )
 
     def _split(
         self,
         pipeline_group: PipelineGroup,
         terms: SplitInput,
         splitter: LayerSplitter,
-        trips_s: Trips,
+        trips_s: RoundTrips,
         added_s: tuple[float, ...],
-    ) -> list[Line] | DoesNotFit:
-        """The pipelines with layers that balance the stages, where these also do `added_s`."""
-        traffic = self._traffic_of(pipeline_group, terms.chunks > 1)
+    ) -> list[TimedPipeline] | DoesNotFit:
+        """The pipelines with layers that balance the stages, where each stage also spends `added_s`."""
+        traffic = self._traffic[pipeline_group, terms.chunks > 1]
         more: tuple[int, ...] = ()
         if (
             pipeline_group.replicated
         ):  # which hold the same layers and share their states, all of them or those of a machine
-            more = tuple(len(slot) - 1 if terms.everywhere else 0 for slot in pipeline_group.stages)
+            more = tuple(len(stage_groups) - 1 if terms.everywhere else 0 for stage_groups in pipeline_group.stages)
         split = splitter.split(
             traffic.tp_groups,
             pipeline_group.micro_batch_size,
@@ -212,49 +207,46 @@ class PipelineTimer:
             return DoesNotFit(split)
         # Rows with the same example share its trips too.
         rates = [
-            PipelineRate.of(terms.schedule, self._stage_s(traffic.rows[k], split), trips_s[k], terms.chunks)
+            PipelineRate.of(terms.schedule, self._stage_s(traffic.placed_pipelines[k], split), trips_s[k], terms.chunks)
             for k in traffic.examples
         ]
         return [
-            Line(row, split, terms.chunks, rates[k]) for row, k in zip(traffic.rows, traffic.example_of, strict=True)
+            TimedPipeline(placed, split, terms.chunks, rates[k])
+            for placed, k in zip(traffic.placed_pipelines, traffic.example_of, strict=True)
         ]
 
-    def _stage_s(self, row: Row, split: tuple[Choice, ...]) -> list[float]:
-        """What each stage of a pipeline computes for a micro-batch."""
-        last = len(row) - 1
+    def _stage_s(self, placed: PlacedPipeline, split: tuple[StageLayers, ...]) -> list[float]:
+        """Compute seconds of each stage for a micro-batch."""
+        last = len(placed) - 1
         return [
             max(self._part_s(part, s == 0, s == last, *choice) for part in own)
-            for s, (own, choice) in enumerate(zip(row, split, strict=True))
+            for s, (own, choice) in enumerate(zip(placed, split, strict=True))
         ]
 
-    def _part_s(self, part: Part, first: bool, last: bool, num_layers: int, recompute: Recompute) -> float:
+    def _part_s(self, part: PlacedReplica, first: bool, last: bool, num_layers: int, recompute: Recompute) -> float:
         if self._model is None:  # others have one policy a stage
             return sum(self._pricer.stage_s(part.tp_group, num_layers, first, last, part.samples, recompute[0]))
         return sum(self._model.stages.stage_s(part.tp_group, num_layers, first, last, part.samples, recompute))
 
-    def _traffic_of(self, pipeline_group: PipelineGroup, wraps: bool) -> _Traffic:
-        return self._traffic.of(
-            (pipeline_group, wraps), pipeline_group.width, lambda: self._sends(pipeline_group, wraps)
-        )
-
     def _sends(self, pipeline_group: PipelineGroup, wraps: bool) -> _Traffic:
-        rows, size = self._rows(pipeline_group), pipeline_group.micro_batch_size
+        placed_pipelines, size = self._placed_pipelines(pipeline_group), pipeline_group.micro_batch_size
         tp_groups = tuple(
             frozenset(
-                part.tp_group if part.samples == size else Share(part.tp_group, part.samples) for part in chain(*slots)
+                part.tp_group if part.samples == size else ReplicaShare(part.tp_group, part.samples)
+                for part in chain(*stages_of_groups)
             )
-            for slots in zip(*rows, strict=True)
+            for stages_of_groups in zip(*placed_pipelines, strict=True)
         )
         numbers: dict[Hashable, int] = {}
-        example_of = tuple([numbers.setdefault(self._places(row), len(numbers)) for row in rows])
+        example_of = tuple([numbers.setdefault(self._places(placed), len(numbers)) for placed in placed_pipelines])
         examples = tuple(map(example_of.index, range(len(numbers))))
         if self._model is None:
-            return _Traffic(rows, tp_groups, examples, example_of)
+            return _Traffic(placed_pipelines, tp_groups, examples, example_of)
         sample_bytes = self._model.stages.message_bytes(1)
         found = tuple(
             placed_messages(
-                [[part.group for part in own] for own in rows[k]],
-                tuple([tuple([part.samples for part in own]) for own in rows[k]]),
+                [[part.group for part in own] for own in placed_pipelines[k]],
+                tuple([tuple([part.samples for part in own]) for own in placed_pipelines[k]]),
                 self._model.stages.route,
                 sample_bytes,
                 wraps,
@@ -267,51 +259,59 @@ class PipelineTimer:
             for own, count in zip(found, counts, strict=True)
             for resource, seconds in executor_loads(own)
         )
-        return _Traffic(rows, tp_groups, examples, example_of, found, tuple(load.items()))
+        return _Traffic(placed_pipelines, tp_groups, examples, example_of, found, tuple(load.items()))
 
-    def _places(self, row: Row) -> Hashable:
-        """Equal for pipelines whose stages are as fast and send the same way; other pricers may tell devices apart."""
+    def _places(self, placed: PlacedPipeline) -> Hashable:
+        """A key, equal for pipelines with equally fast stages and equal routes; other pricers may distinguish all
+        devices.
+        """
         if self._model is None:
-            return row
-        return tuple([tuple([(self._place(part.group), part.samples) for part in own]) for own in row])
+            return placed
+        return tuple([tuple([(self._place(part.group), part.samples) for part in own]) for own in placed])
 
-    def _place(self, group: Group) -> Hashable:
-        """Equal for TP groups that are interchangeable."""
+    def _place(self, group: DeviceGroup) -> Hashable:
+        """A key, equal for interchangeable TP groups."""
         machine = self._machine_of[group[0]]
         return (machine, len(group)) if self._uniform[machine] else group
 
-    def _alone_s(self, row: Row) -> tuple[float, ...]:
-        """Round trips of a pipeline without replicas, no message in another's way."""
+    def _alone_s(self, placed: PlacedPipeline) -> tuple[float, ...]:
+        """Round trips of a pipeline without replicas, if messages do not compete for the network."""
         message_s = self._pricer.message_s
         return tuple(
             message_s(a.group, b.group, a.samples) + message_s(b.group, a.group, a.samples)
-            for (a,), (b,) in pairwise(row)
+            for (a,), (b,) in pairwise(placed)
         )
 
-    def _rows(self, pipeline_group: PipelineGroup) -> tuple[Row, ...]:
-        slots, size, tp_group = pipeline_group.stages, pipeline_group.micro_batch_size, self._pricer.tp_group
+    def _placed_pipelines(self, pipeline_group: PipelineGroup) -> tuple[PlacedPipeline, ...]:
+        stages_of_groups, size, tp_group = pipeline_group.stages, pipeline_group.micro_batch_size, self._pricer.tp_group
         if not pipeline_group.replicated:
             return tuple(
-                zip(*([(Part(group, tp_group(group), size),) for group in slot] for slot in slots), strict=True)
+                zip(
+                    *(
+                        [(PlacedReplica(group, tp_group(group), size),) for group in stage_groups]
+                        for stage_groups in stages_of_groups
+                    ),
+                    strict=True,
+                )
             )
         if pipeline_group.most_replicas > size:
             return ()
         return (
             tuple(
                 tuple(
-                    Part(group, tp_group(group), n)
-                    for group, n in zip(slot, self._samples(slots, s, size), strict=True)
+                    PlacedReplica(group, tp_group(group), n)
+                    for group, n in zip(stage_groups, self._samples(stages_of_groups, s, size), strict=True)
                 )
-                for s, slot in enumerate(slots)
+                for s, stage_groups in enumerate(stages_of_groups)
             ),
         )
 
-    def _samples(self, slots: Sequence[tuple[Group, ...]], s: int, size: int) -> tuple[int, ...]:
-        """Samples for the replicas of stage s; an equal share of the layers stands for its own."""
-        last, policy = len(slots) - 1, self._pricer.policies()[0]
-        layers = max(1, self._num_layers // len(slots))
+    def _samples(self, stages_of_groups: Sequence[tuple[DeviceGroup, ...]], s: int, size: int) -> tuple[int, ...]:
+        """Samples of the replicas of stage s, as if the stage held an equal share of the layers."""
+        last, policy = len(stages_of_groups) - 1, self._pricer.policies()[0]
+        layers = max(1, self._num_layers // len(stages_of_groups))
 
         def seconds(tp_group: Any) -> Callable[[int], float]:
             return lambda samples: sum(self._pricer.stage_s(tp_group, layers, s == 0, s == last, samples, policy))
 
-        return tuple(earliest_finish([seconds(self._pricer.tp_group(group)) for group in slots[s]], size))
+        return tuple(earliest_finish([seconds(self._pricer.tp_group(group)) for group in stages_of_groups[s]], size))

@@ -1,4 +1,4 @@
-"""Prices finished plans, micro-batches once more by what their pipelines take."""
+"""Prices completed plans, after splitting the batch again by the priced times of the pipelines."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from solvers.completion.batches import split_batch
 from solvers.core.interleaving import multiple_of
 from solvers.core.zero import LOCKSTEP
 
-_WORTH = 0.002  # of the longest pipeline: how far it must stand out for micro-batches to be dealt again
+_WORTH = 0.002  # the batch is split again if the slowest pipeline exceeds the mean by this fraction
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class PricedPlan:
 
 
 def price_plan(pricer: Pricer, plan: Plan, limit_s: float = math.inf) -> PricedPlan | None:
-    """`plan`, its batch split once more by the priced times where that helps, and its cost.
+    """The priced `plan`, its batch split again by the priced times where that helps.
 
-    None, without the whole price, where it certainly exceeds `limit_s`: a pipeline alone does.
+    None, without a full price, where it certainly exceeds `limit_s`: one pipeline alone does.
     """
     priced = pricer.pipelines(plan)
     again = rebalanced(pricer.problem, plan, priced)
@@ -40,7 +40,7 @@ def price_plan(pricer: Pricer, plan: Plan, limit_s: float = math.inf) -> PricedP
 
 
 def rebalanced(problem: Problem, plan: Plan, priced: Sequence[PipelineCost]) -> Plan | None:
-    """`plan` with micro-batches by the priced times of its pipelines; None where nothing would change."""
+    """`plan` with its batch split by the priced times of its pipelines; None where nothing would change."""
     ends = [cost.end_s for cost in priced]
     fixed = not problem.space.uneven_batch or plan.sharding.stage >= LOCKSTEP
     if len(ends) < 2 or fixed or plan.schedule.saturates_at(1, 1) is None:
@@ -54,9 +54,9 @@ def rebalanced(problem: Problem, plan: Plan, priced: Sequence[PipelineCost]) -> 
         fill = (sum(stages) + (chunks - 1) * max(stages)) / chunks
         fill += sum(cost.send_forward_s) + sum(cost.send_backward_s)
         more = pipeline.num_micro_batches - 1
-        beat = max((cost.end_s - fill) / more if more else 0.0, max(stages))
-        fills.append(cost.end_s - (more + 1) * beat)
-        periods.append(beat)
+        period = max((cost.end_s - fill) / more if more else 0.0, max(stages))
+        fills.append(cost.end_s - (more + 1) * period)
+        periods.append(period)
     sizes = [pipeline.micro_batch_size for pipeline in plan.pipelines]
     multiples = [multiple_of(pipeline.stages) for pipeline in plan.pipelines]
     counts = split_batch(fills, periods, sizes, problem.workload.global_batch, multiples=multiples)

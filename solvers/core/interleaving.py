@@ -1,4 +1,6 @@
-"""Interleaved stages in a search: how many layer ranges a structure asks for, a pipeline can have, and which."""
+"""Interleaved stages in a search: the layer ranges per stage that a partition asks for, and those a pipeline can
+have.
+"""
 
 import random
 from collections.abc import Sequence
@@ -9,7 +11,7 @@ from hexiopt.problem.space import default_schedule, schedules
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
 
-_FAVOURED: dict[Schedule, int] = {ONE_F_ONE_B: 4}  # weights of draws beside 1, where a schedule is open
+_FAVOURED: dict[Schedule, int] = {ONE_F_ONE_B: 4}  # weights of draws other than 1, where several schedules are allowed
 _NUMBERS = (2, 3, 4, 6, 8, 12, 16)  # of layer ranges worth a draw
 
 
@@ -18,28 +20,32 @@ def may_interleave(problem: Problem) -> bool:
     return problem.space.max_chunks > 1 and any(one.chunked for one in schedules(problem.workload))
 
 
-def drawn_chunks(problem: Problem, rng: random.Random) -> int:
-    """A number of layer ranges a stage, from 2."""
+def draw_chunks(problem: Problem, rng: random.Random) -> int:
+    """A random number of layer ranges per stage, at least 2."""
     return rng.choice([n for n in _NUMBERS if n <= problem.space.max_chunks])
 
 
-def drawn_schedule(problem: Problem, rng: random.Random) -> tuple[Schedule, int]:
-    """A schedule at random, and how many layer ranges a stage; 1F1B, which serves most plans best, most often."""
+def draw_schedule(problem: Problem, rng: random.Random) -> tuple[Schedule, int]:
+    """A random schedule and its number of layer ranges per stage; 1F1B, best for most plans, is drawn most often."""
     allowed = schedules(problem.workload)
     schedule = rng.choices(allowed, [_FAVOURED.get(one, 1) for one in allowed])[0]
     if not schedule.chunked:
         return schedule, 1
     if not may_interleave(problem):  # with one layer range a stage, 1F1B under a second name
         return default_schedule(problem.workload), 1
-    # Where every plan is interleaved, one range, and so any number of micro-batches, is as good a draw.
-    return schedule, 1 if allowed == (schedule,) and rng.random() < 0.5 else drawn_chunks(problem, rng)
+    # Where only interleaving is allowed, half of the draws have one range: any number of micro-batches goes.
+    return schedule, 1 if allowed == (schedule,) and rng.random() < 0.5 else draw_chunks(problem, rng)
 
 
 def possible_chunks(chunks: int, num_stages: int, num_layers: int) -> int:
-    """The most layer ranges up to `chunks` that a pipeline can have: one for a lone stage, a layer for each."""
+    """The most layer ranges per stage, up to `chunks`, that a pipeline can have: one in a single stage, else one layer
+    each.
+    """
     return max(1, min(chunks, num_layers // num_stages)) if num_stages > 1 else 1
 
 
 def multiple_of(stages: Sequence[Stage]) -> int:
-    """Of what a pipeline's number of micro-batches is a multiple: of its stages, where they are interleaved."""
+    """The divisor that a pipeline's number of micro-batches must have: its number of stages where they are
+    interleaved.
+    """
     return len(stages) if len(stages[0].layers) > 1 else 1

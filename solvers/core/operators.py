@@ -65,7 +65,7 @@ class OperatorStatistics:
         return tuple(OperatorCounts(name, **asdict(tally)) for name, tally in self._tallies.items())
 
     def add(self, counts: Sequence[OperatorCounts]) -> None:
-        """Count in what another search, beside this one, counted."""
+        """Add the counts of another search for the same run."""
         for other in counts:
             tally = self.of(other.operator)
             for field in OperatorTally.__slots__:

@@ -1,10 +1,10 @@
-"""What a search moves: which devices form which stages; the rest of a plan follows from it
-(`completion/completer.py`).
+"""A search's decision variable: which devices form which stages of which pipelines.
 
-A *bundle* is a set of pipelines with the same stages: `stages[s][k]` is the TP group of its pipeline k in stage s.
-Bundles of one pipeline say anything a plan can say; wider ones keep pipelines aligned, so that their layers meet
-the same machines, and move as one. In a *replicated* bundle the TP groups are not pipelines beside each other but
-the replicas of the stages of one.
+Layers, micro-batches and recomputation follow from it (`completion/completer.py`). A *pipeline group* is a set of
+pipelines with the same stages: `stages[s][k]` is the TP group of pipeline k in stage s. Groups of one pipeline can
+express every plan; wider groups keep pipelines aligned, so that the same machines hold the same layers in all of them,
+and are changed as one. In a *replicated* pipeline group the TP groups of a stage are not separate pipelines but
+replicas of that stage of a single pipeline.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,28 +13,28 @@ from typing import Literal
 
 from hexiopt.schedules.schedule import Schedule
 
-Group = tuple[int, ...]  # devices of a TP group
+DeviceGroup = tuple[int, ...]  # devices of a TP group
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineGroup:
-    """Pipelines of equal stages, and their micro-batch size in sequences; or one pipeline of replicated stages.
+    """Pipelines with the same stages and one micro-batch size in sequences; or one pipeline of replicated stages.
 
-    `replicated`: each `stages[s]` has the replicas of one stage, as many as it likes, several somewhere.
+    If `replicated`, `stages[s]` lists the replicas of stage s; at least one stage has several.
     """
 
-    stages: tuple[tuple[Group, ...], ...]
+    stages: tuple[tuple[DeviceGroup, ...], ...]
     micro_batch_size: int = 1
     replicated: bool = False
 
     @classmethod
-    def line(cls, stages: Sequence[tuple[Group, ...]], micro_batch_size: int) -> "PipelineGroup":
-        """One pipeline, of replicated stages where they have several groups."""
-        return cls(tuple(stages), micro_batch_size, any(len(slot) > 1 for slot in stages))
+    def pipeline(cls, stages: Sequence[tuple[DeviceGroup, ...]], micro_batch_size: int) -> "PipelineGroup":
+        """One pipeline; its stages are replicated where one of them has several TP groups."""
+        return cls(tuple(stages), micro_batch_size, any(len(stage_groups) > 1 for stage_groups in stages))
 
     @property
     def width(self) -> int:
-        """Pipelines of the bundle."""
+        """Pipelines of the pipeline group."""
         return 1 if self.replicated else len(self.stages[0])
 
     @property
@@ -42,11 +42,11 @@ class PipelineGroup:
         """The most replicas of a stage; a micro-batch has a sample for each."""
         return max(map(len, self.stages)) if self.replicated else 1
 
-    def with_stages(self, stages: Iterable[tuple[Group, ...]]) -> "PipelineGroup":
-        """The bundle with other stages."""
+    def with_stages(self, stages: Iterable[tuple[DeviceGroup, ...]]) -> "PipelineGroup":
+        """The pipeline group with other stages."""
         kept = tuple(stages)
         return (
-            PipelineGroup.line(kept, self.micro_batch_size)
+            PipelineGroup.pipeline(kept, self.micro_batch_size)
             if self.replicated
             else PipelineGroup(kept, self.micro_batch_size)
         )
@@ -54,7 +54,7 @@ class PipelineGroup:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Bundles, and what is chosen once for the plan."""
+    """Pipeline groups, and the choices common to the whole plan."""
 
     pipeline_groups: tuple[PipelineGroup, ...]
     schedule: Schedule
@@ -68,17 +68,17 @@ class Partition:
         return sum(pipeline_group.width for pipeline_group in self.pipeline_groups)
 
     def with_pipeline_groups(self, pipeline_groups: Iterable[PipelineGroup]) -> "Partition":
-        """The structure with other bundles."""
+        """The partition with other pipeline groups."""
         return replace(self, pipeline_groups=tuple(pipeline_groups))
 
     def devices(self) -> set[int]:
         """All devices used."""
-        return {d for b in self.pipeline_groups for slot in b.stages for group in slot for d in group}
+        return {d for b in self.pipeline_groups for stage_groups in b.stages for group in stage_groups for d in group}
 
 
 @dataclass(frozen=True, slots=True)
 class DoesNotFit:
-    """A structure that no plan follows: so many layers (or sequences) found no place. False, where a plan is true."""
+    """A partition that cannot be completed: `missing` layers (or sequences) did not fit. False in a boolean context."""
 
     missing: int
 

@@ -43,10 +43,10 @@ class Search:
         self.bound_s = lower_bound_s(self.pricer) if isinstance(self.pricer, PlanPricer) else 0.0
         self.plan: Plan | None = None
         self.cost: Cost | None = None
-        self.nearest: tuple[Plan, Cost] | None = None  # the plan with the smallest excess of memory
+        self.closest_to_fitting: tuple[Plan, Cost] | None = None  # the plan that exceeds memory least
         self.steps = 0
         # What only the solver knows, for the one who says how the run ended (`frame/infeasible.py`):
-        self.exhausted = False  # it has looked at its whole space: its plan is the best, or there is none
+        self.exhausted = False  # the whole space was searched: the plan is optimal, or there is none
         self.restricted_bound: RestrictedBound | None = None
         self.reason = ""  # why it found no plan, where it knows better
         self.remedy: str | None = None  # what to try then, where it does not search the whole plan space
@@ -59,25 +59,30 @@ class Search:
     # ------------------------------------------------------------------------ searches inside
 
     def child(self) -> "Search":
-        """A search of its own for the same run: same clock, budget, seed, pricer and listener; it knows the best plan
-        so far."""
+        """A separate search for the same run: same clock, budget, seed, pricer and listener, starting from the best
+        plan so far.
+        """
         other = copy(self)
-        other.steps, other.nearest, other._trajectory, other.operators = 0, None, [], OperatorStatistics()
+        other.steps, other.closest_to_fitting, other._trajectory, other.operators = 0, None, [], OperatorStatistics()
         return other
 
-    def outcome(self) -> "Outcome":
-        """What a search beside this one should know of it; picklable."""
-        return Outcome(self.plan, self.cost, self.steps, self.nearest, self.trajectory, self.operators.counts())
+    def outcome(self) -> "SearchOutcome":
+        """What another search for the same run needs to know of this one; picklable."""
+        return SearchOutcome(
+            self.plan, self.cost, self.steps, self.closest_to_fitting, self.trajectory, self.operators.counts()
+        )
 
-    def absorb(self, outcome: "Outcome") -> None:
-        """Take over what another search for the same run found; of two plans that do not fit, the nearer one."""
+    def absorb(self, outcome: "SearchOutcome") -> None:
+        """Merge the outcome of another search for the same run; of plans that do not fit, keep the one closest to
+        fitting.
+        """
         self.steps += outcome.steps
         self.operators.add(outcome.operators)
         if outcome.plan is not None:
             self.offer(outcome.plan, outcome.cost)
             self._merge_trajectory(outcome.trajectory)
-        if outcome.nearest is not None:
-            self._near(*outcome.nearest)
+        if outcome.closest_to_fitting is not None:
+            self._keep_closest(*outcome.closest_to_fitting)
 
     # ----------------------------------------------------------------------------- the budget
 
@@ -102,9 +107,11 @@ class Search:
         """Whether the listener has asked to stop."""
         return self._stopped
 
-    def go_on(self, until: float = 1.0) -> bool:
-        """Whether the fraction `until` of the budget is not spent (of the steps where these are limited, else of the
-        time), the time limit is not reached, and nobody has stopped the search."""
+    def should_continue(self, until: float = 1.0) -> bool:
+        """True while less than the fraction `until` of the budget is spent and no listener has asked to stop.
+
+        The budget is counted in steps where these are limited, else in time; the time limit always ends the search.
+        """
         now_s, most = self.runtime_s, self.budget.max_steps
         if self.on_progress is not None and not self._stopped and now_s - self._told_s > _TELL_EVERY_S:
             self._told_s = now_s
@@ -124,7 +131,7 @@ class Search:
 
     def step(self) -> bool:
         """Count one step; False, and none is counted, once the budget is spent."""
-        if not self.go_on():
+        if not self.should_continue():
             return False
         self.steps += 1
         return True
@@ -137,18 +144,18 @@ class Search:
         return self.cost.step_time_s if self.cost else float("inf")
 
     def offer(self, plan: Plan, cost: Cost | None = None) -> Cost:
-        """Price `plan` and keep it if it is the best so far, or the nearest to fitting."""
+        """Price `plan`, and keep it if it is the best so far or, where it does not fit, the closest to fitting."""
         cost = cost or self.pricer.price(plan)
         if cost.fits and cost.step_time_s < self.best_s:
             self.plan, self.cost = plan, cost
             self._trajectory.append(Point(self.runtime_s, self.steps, cost.step_time_s))
         elif not cost.fits:
-            self._near(plan, cost)
+            self._keep_closest(plan, cost)
         return cost
 
-    def _near(self, plan: Plan, cost: Cost) -> None:
-        if self.nearest is None or cost.excess_bytes < self.nearest[1].excess_bytes:
-            self.nearest = (plan, cost)
+    def _keep_closest(self, plan: Plan, cost: Cost) -> None:
+        if self.closest_to_fitting is None or cost.excess_bytes < self.closest_to_fitting[1].excess_bytes:
+            self.closest_to_fitting = (plan, cost)
 
     @property
     def trajectory(self) -> tuple[Point, ...]:
@@ -156,7 +163,9 @@ class Search:
         return tuple(self._trajectory)
 
     def _merge_trajectory(self, points: Sequence[Point]) -> None:
-        """Take the improvements of a search beside this one into its trajectory, at the times when they were made."""
+        """Merge the improvements of a parallel search into the trajectory, ordered by the time at which they were
+        made.
+        """
         reached, merged = [0, 0], list[Point]()
         members = [(point, member) for member, own in enumerate((self._trajectory, points)) for point in own]
         for point, member in sorted(members, key=lambda item: item[0].runtime_s):
@@ -194,28 +203,29 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one search tells another: its best plan, its steps, the nearest plan that does not fit, its trajectory, and
-    what its operators brought."""
+class SearchOutcome:
+    """What one search reports to another: its best plan, steps, the plan closest to fitting, trajectory and operator
+    counts.
+    """
 
     plan: Plan | None
     cost: Cost | None
     steps: int
-    nearest: tuple[Plan, Cost] | None
+    closest_to_fitting: tuple[Plan, Cost] | None
     trajectory: tuple[Point, ...]
     operators: tuple[OperatorCounts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """A part of a search's budget, from one fraction of it to another: true while it is not spent."""
+    """A part of a search's budget, between two fractions of it; true while it is not spent."""
 
     search: Search
     begin: float
     end: float
 
     def __bool__(self) -> bool:
-        return self.search.go_on(self.end)
+        return self.search.should_continue(self.end)
 
     @property
     def spent(self) -> float:

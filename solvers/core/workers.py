@@ -1,4 +1,4 @@
-"""A second process for a search: it works on its part, and sends back what it found. The only place that starts one."""
+"""A second process for a search, which does its share and sends back what it found. No other module starts one."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -13,23 +13,25 @@ from solvers.core.search import Search
 _GRACE_S = 0.5  # how long the other process may take to notice that it shall stop
 _FIRST_PLAN_S = 10.0  # how long it may go on past the time limit until there is a plan
 _NOTICE_S = 0.02  # how often this one looks whether the other has ended
-Work = Callable[[Search], Any]
+ParallelWork = Callable[[Search], Any]
 
 
 def has_second_core() -> bool:
-    """Whether a forked process can run beside this one: two cores, fork, and no daemon that may not have children."""
+    """Whether a process can be forked to run in parallel: two cores, fork, and not a daemon, which may not have
+    children.
+    """
     forks = "fork" in multiprocessing.get_all_start_methods()
     return forks and usable_cores() > 1 and not multiprocessing.current_process().daemon
 
 
 @contextmanager
-def at_once(run: Search, work: Work) -> Iterator[Callable[[], Any]]:
-    """Do `work` in another process, with a search of its own that knows the best plan so far, while the body of the
-    `with` runs in this one. Without a second core `work` is done here, after the body.
+def in_parallel(run: Search, work: ParallelWork) -> Iterator[Callable[[], Any]]:
+    """Run `work` in another process while the body of the `with` runs in this one.
 
-    The body gets a function that waits for the answer of `work`, or returns None where it is asked to stop or its time
-    is over before (some seconds later where there is no plan yet); `run` then knows what was found. An error of the
-    other process is raised here.
+    `work` gets a search of its own that knows the best plan so far. Without a second core it runs here, after the body.
+    The body gets a function that waits for the answer of `work` and merges what was found into `run`. That function
+    returns None if the run is stopped or its time is over first (some seconds later where there is no plan yet), and
+    raises the error of the other process, if any.
     """
     own = run.child()
     if not has_second_core():
@@ -44,7 +46,7 @@ def at_once(run: Search, work: Work) -> Iterator[Callable[[], Any]]:
 
     def answer() -> Any:
         while not here.poll(_NOTICE_S):
-            run.go_on()  # tells the listener
+            run.should_continue()  # tells the listener
             late_s = -run.left_s() - (_FIRST_PLAN_S if run.plan is None else 0.0)
             if run.stopped or late_s >= 0.0 or not child.is_alive():
                 stop.set()
@@ -74,7 +76,7 @@ def _absorbed(run: Search, found: Any, own: Search) -> Any:
     return found
 
 
-def _work(own: Search, work: Work, stop: Event, pipe: Connection) -> None:
+def _work(own: Search, work: ParallelWork, stop: Event, pipe: Connection) -> None:
     """In the other process: work until `stop`."""
     own.on_progress = lambda _: not stop.is_set()
     try:

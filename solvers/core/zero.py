@@ -1,6 +1,6 @@
-"""Which ZeRO stage and sharding groups a search gives a structure, and how little of its states they leave a device.
+"""The ZeRO stages and sharding groups of partitions, and the least number of holders among which states are spread.
 
-From ZeRO-2 on, all pipelines must be one aligned bundle.
+From ZeRO-2 on, all pipelines must form one pipeline group.
 """
 
 import random
@@ -18,7 +18,9 @@ _HYBRID = 0.25  # share of draws that shard inside machines only
 
 
 def without_idle_sharding(plan: Plan, problem: Problem) -> Plan:
-    """`plan` without sharding where every parameter has one holder, so that ZeRO would shard nothing: same price."""
+    """`plan` without sharding where every parameter has a single holder, so that ZeRO would shard nothing: equal
+    price.
+    """
     pipeline = plan.pipelines[0]
     alone = len(plan.pipelines) == 1 and all(len(stage.copies) == 1 for stage in pipeline.stages)
     twice = problem.model.tied_embeddings and len(pipeline.stages) > 1  # first and last stage hold the vocabulary
@@ -27,13 +29,13 @@ def without_idle_sharding(plan: Plan, problem: Problem) -> Plan:
     return plan
 
 
-def must_align(problem: Problem) -> bool:
+def requires_lockstep(problem: Problem) -> bool:
     """Whether every plan of `problem` is in lockstep."""
     return min(sharding_stages(problem.workload)) >= LOCKSTEP
 
 
 def plain_stages(problem: Problem) -> tuple[int, ...]:
-    """The ZeRO stages that any structure may have; none where every plan must be in lockstep."""
+    """The ZeRO stages that any partition may have; none where every plan must be in lockstep."""
     return tuple(stage for stage in sharding_stages(problem.workload) if stage < LOCKSTEP)
 
 
@@ -42,8 +44,8 @@ def first_stage(problem: Problem) -> int:
     return max(plain_stages(problem), default=sharding_stages(problem.workload)[-1])
 
 
-def drawn_stage(problem: Problem, rng: random.Random, *, aligned: bool) -> int:
-    """A ZeRO stage at random, from ZeRO-2 on only for an `aligned` structure or where nothing else is allowed."""
+def draw_zero_stage(problem: Problem, rng: random.Random, *, aligned: bool) -> int:
+    """A ZeRO stage at random, from ZeRO-2 on only for an `aligned` partition or where nothing else is allowed."""
     plain = plain_stages(problem)
     deep = [stage for stage in sharding_stages(problem.workload) if stage >= LOCKSTEP]
     if not plain or (aligned and deep and rng.random() < _DEEP):
@@ -56,25 +58,25 @@ def sharding_groups(problem: Problem, stage: int) -> tuple[str, ...]:
     return SHARDING_GROUPS if stage and len(problem.usable_by_machine) > 1 else SHARDING_GROUPS[:1]
 
 
-def drawn_groups(problem: Problem, rng: random.Random, stage: int) -> str:
+def draw_sharding_groups(problem: Problem, rng: random.Random, stage: int) -> str:
     """Sharding groups at random, all holders most often."""
     return "machine" if len(sharding_groups(problem, stage)) > 1 and rng.random() < _HYBRID else "all"
 
 
-def fewest_holders(slots: Iterable[Iterable[Sequence[int]]], machine_of: Sequence[int]) -> int:
-    """Of TP groups that hold the same layers (one slot), the fewest that share a machine, over all slots.
+def fewest_holders(stages: Iterable[Iterable[Sequence[int]]], machine_of: Sequence[int]) -> int:
+    """The fewest TP groups with the same layers that share a machine, over all stages.
 
-    At least that many share states inside machines; more may where layers of several slots meet.
+    Inside a machine, states are spread over at least that many holders; over more where layers of several stages meet.
     """
-    return min(min(Counter(machine_of[group[0]] for group in slot).values()) for slot in slots)
+    return min(min(Counter(machine_of[group[0]] for group in stage_groups).values()) for stage_groups in stages)
 
 
 def holders_of(plan: Plan, machine_of: Sequence[int]) -> int:
-    """Over how many holders, at least, the states of a plan are spread."""
+    """The least number of holders over which the states of a plan are spread."""
     if plan.sharding.groups == "all":
         return len(plan.pipelines)
-    slots: dict[object, list[tuple[int, ...]]] = {}
+    stages: dict[object, list[tuple[int, ...]]] = {}
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
-            slots.setdefault(stage.layers, []).extend(replica.devices for replica in stage.replicas)
-    return fewest_holders(slots.values(), machine_of)
+            stages.setdefault(stage.layers, []).extend(replica.devices for replica in stage.replicas)
+    return fewest_holders(stages.values(), machine_of)

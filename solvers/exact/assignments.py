@@ -1,11 +1,11 @@
-"""Every way to arrange a few devices in pipelines of stages of replicas, once for all names of equal devices.
+"""Every assignment of a few devices to pipelines of stages of replicas, one representative for equal devices.
 
-Devices of a machine are equal where they share a network interface and have equal links to every other device;
-they form a *seat*, and an arrangement says how many devices of which seat go where. Machines next to each other in
-the cluster are equal where kind, devices to use and network beyond them are; arrangements that differ only in which
-of them is which count once. Exchanging equals changes no device's or link's part in a plan but one: a ring of
-gradient sync visits its devices in the order of their numbers, so with three holders or more the names may matter
-(`namings`).
+Devices of a machine are equal if they share a network interface and have equal links to all other devices. They form a
+*device class*, and an assignment says how many devices of which class go where. Adjacent machines of the cluster are
+equal if their kind, usable devices and outside network are; assignments that differ only by exchanging equal machines
+count once. Exchanging equal devices leaves every device and link with the same role in a plan, with one exception: a
+ring of gradient sync visits its devices in the order of their numbers, so that with three or more holders it may matter
+which of them is which (`labelings`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,15 +15,17 @@ from itertools import permutations, product
 
 from hexiopt.problem.problem import Problem
 
-Slot = tuple[int, ...]  # the seats of a TP group's devices, rank by rank
-Line = tuple[tuple[Slot, ...], ...]  # a pipeline: per stage its replicas
-DeviceAssignment = tuple[Line, ...]
-Groups = tuple[tuple[tuple[int, ...], ...], ...]  # a line's devices: per stage, per replica, by rank
+ClassGroup = tuple[int, ...]  # the device classes of a TP group's devices, rank by rank
+PipelinePlacement = tuple[tuple[ClassGroup, ...], ...]  # a pipeline: per stage its replicas
+DeviceAssignment = tuple[PipelinePlacement, ...]
+PlacedDevices = tuple[tuple[tuple[int, ...], ...], ...]  # a placement's devices: per stage, per replica, by rank
 
 
 @dataclass(frozen=True)
 class DeviceClasses:
-    """Equal devices: `devices[k]` of seat k, `machine_of[k]` its machine; `runs` of equal machines, ascending."""
+    """Classes of equal devices: `devices[k]` of class k, in machine `machine_of[k]`; `runs` of equal machines,
+    ascending.
+    """
 
     problem: Problem
     devices: tuple[tuple[int, ...], ...]
@@ -32,54 +34,60 @@ class DeviceClasses:
 
     @classmethod
     def of(cls, problem: Problem) -> "DeviceClasses":
-        """The seats of a problem's usable devices."""
-        seats, machines = [], []
+        """The device classes of the usable devices of a problem."""
+        device_classes, machines = [], []
         for machine, own in problem.usable_by_machine.items():
             found: list[list[int]] = []
             for device in own:
-                same = next((seat for seat in found if _equal_devices(problem, seat[0], device)), None)
+                same = next(
+                    (device_class for device_class in found if _equal_devices(problem, device_class[0], device)), None
+                )
                 if same is None:
                     found.append([device])
                 else:
                     same.append(device)
-            seats += [tuple(seat) for seat in found]
+            device_classes += [tuple(device_class) for device_class in found]
             machines += [machine] * len(found)
-        return cls(problem, tuple(seats), tuple(machines), _runs(problem))
+        return cls(problem, tuple(device_classes), tuple(machines), _runs(problem))
 
     @cached_property
     def of_machine(self) -> dict[int, tuple[int, ...]]:
-        """The seats of each machine."""
+        """The device classes of each machine."""
         return {
             m: tuple(k for k, own in enumerate(self.machine_of) if own == m) for m in dict.fromkeys(self.machine_of)
         }
 
     @cached_property
     def exchanges(self) -> tuple[tuple[int, ...], ...]:
-        """What becomes of each seat when equal machines change places, for all ways to do so."""
+        """For every exchange of equal machines, the device class that takes the place of each class."""
         found = []
         for orders in product(*map(permutations, self.runs)):
             to = {m: n for run, order in zip(self.runs, orders, strict=True) for m, n in zip(run, order, strict=True)}
-            seats = [self.of_machine[to[m]][self.of_machine[m].index(k)] for k, m in enumerate(self.machine_of)]
-            found.append(tuple(seats))
+            device_classes = [
+                self.of_machine[to[m]][self.of_machine[m].index(k)] for k, m in enumerate(self.machine_of)
+            ]
+            found.append(tuple(device_classes))
         return tuple(found)
 
-    def namings(self, arrangement: DeviceAssignment) -> Iterator[tuple[Groups, ...]]:
-        """The arrangement with devices, in every way to name those of a seat; lowest numbers in order of use first."""
-        used = [sum(line_seats.count(k) for line_seats in map(_flat, arrangement)) for k in range(len(self.devices))]
+    def labelings(self, assignment: DeviceAssignment) -> Iterator[tuple[PlacedDevices, ...]]:
+        """The assignment with concrete devices, in every labeling of equal ones; first the lowest numbers in order of
+        use.
+        """
+        used = [sum(line_seats.count(k) for line_seats in map(_flat, assignment)) for k in range(len(self.devices))]
         choices = [permutations(own, count) for own, count in zip(self.devices, used, strict=True)]
         for chosen in product(*choices):
             left = [iter(own) for own in chosen]
             yield tuple(
-                tuple(tuple(tuple(next(left[k]) for k in slot) for slot in stage) for stage in line)
-                for line in arrangement
+                tuple(tuple(tuple(next(left[k]) for k in group) for group in stage) for stage in placement)
+                for placement in assignment
             )
 
-    def name(self, arrangement: DeviceAssignment) -> tuple[Groups, ...]:
-        """The arrangement with the lowest devices of each seat, in the order of use."""
-        return next(self.namings(arrangement))
+    def labeled(self, assignment: DeviceAssignment) -> tuple[PlacedDevices, ...]:
+        """The assignment with the lowest-numbered devices of each class, in order of use."""
+        return next(self.labelings(assignment))
 
-    def arrangements(self) -> Iterator[DeviceAssignment]:
-        """All arrangements of at least one device that obey the TP degrees and the numbers of the plan space."""
+    def assignments(self) -> Iterator[DeviceAssignment]:
+        """All assignments of at least one device that obey the TP degrees and the constraints of the plan space."""
         space, workload = self.problem.space, self.problem.workload
         most = min(len(self.problem.usable_devices), workload.global_batch, space.num_pipelines or 1 << 30)
         seen: set[DeviceAssignment] = set()
@@ -90,21 +98,21 @@ class DeviceClasses:
                     seen.add(same)
                     yield found
 
-    def canonical(self, arrangement: DeviceAssignment) -> DeviceAssignment:
-        """The least of the arrangements that are the same but for the names of pipelines and equal machines."""
-        return min(tuple(sorted(exchanged(line, to) for line in arrangement)) for to in self.exchanges)
+    def canonical(self, assignment: DeviceAssignment) -> DeviceAssignment:
+        """The smallest of all assignments that differ only in the order of pipelines and in equal machines."""
+        return min(tuple(sorted(exchanged(placement, to) for placement in assignment)) for to in self.exchanges)
 
     def _pipelines(self, free: tuple[int, ...], most: int, least: tuple[object, ...]) -> Iterator[DeviceAssignment]:
-        """One pipeline to `most`, from `free` devices per seat, in the order of their shapes."""
-        for line, left in self._stages(free, self._most_stages):
-            if self.problem.space.num_stages not in (None, len(line)):
+        """From one pipeline to `most`, from `free` devices per class, in ascending order of their shapes."""
+        for placement, left in self._stages(free, self._most_stages):
+            if self.problem.space.num_stages not in (None, len(placement)):
                 continue
-            shape = self._shape(line)
+            shape = self._shape(placement)
             if shape >= least:
-                yield (line,)
+                yield (placement,)
                 if most > 1:
                     for others in self._pipelines(left, most - 1, shape):
-                        yield (line, *others)
+                        yield (placement, *others)
 
     @cached_property
     def _most_stages(self) -> int:
@@ -118,35 +126,35 @@ class DeviceClasses:
     def _replicas(self) -> bool:
         return self.problem.space.replicas
 
-    def _stages(self, free: tuple[int, ...], most: int) -> Iterator[tuple[Line, tuple[int, ...]]]:
-        """One stage to `most`, and what is left free."""
+    def _stages(self, free: tuple[int, ...], most: int) -> Iterator[tuple[PipelinePlacement, tuple[int, ...]]]:
+        """From one stage to `most`, and the devices left free."""
         for stage, left in self._slots(free, self._most_replicas):
             yield (stage,), left
             if most > 1:
                 for others, rest in self._stages(left, most - 1):
                     yield (stage, *others), rest
 
-    def _slots(self, free: tuple[int, ...], most: int) -> Iterator[tuple[tuple[Slot, ...], tuple[int, ...]]]:
-        """One TP group to `most`, in order, and what is left free."""
-        for slot in self._groups(free):
-            left = tuple(count - slot.count(k) for k, count in enumerate(free))
-            yield (slot,), left
+    def _slots(self, free: tuple[int, ...], most: int) -> Iterator[tuple[tuple[ClassGroup, ...], tuple[int, ...]]]:
+        """From one TP group to `most`, in order, and the devices left free."""
+        for group in self._groups(free):
+            left = tuple(count - group.count(k) for k, count in enumerate(free))
+            yield (group,), left
             if most > 1:
                 for others, rest in self._slots(left, most - 1):
-                    yield (slot, *others), rest
+                    yield (group, *others), rest
 
-    def _groups(self, free: tuple[int, ...]) -> Iterator[Slot]:
-        """TP groups from free devices; of equal machines not yet used, only of the first."""
-        for machine, seats in self.of_machine.items():
+    def _groups(self, free: tuple[int, ...]) -> Iterator[ClassGroup]:
+        """TP groups of free devices; among equal unused machines only in the first."""
+        for machine, device_classes in self.of_machine.items():
             if self._waits(machine, free):
                 continue
             for degree in self.problem.space.allowed_tp(self.problem.cluster.machines[machine].num_gpus):
-                for slot in product(seats, repeat=degree):
-                    if all(slot.count(k) <= free[k] for k in seats):
-                        yield slot
+                for group in product(device_classes, repeat=degree):
+                    if all(group.count(k) <= free[k] for k in device_classes):
+                        yield group
 
     def _waits(self, machine: int, free: tuple[int, ...]) -> bool:
-        """Whether an equal machine before this one is still wholly free, and this one too."""
+        """Whether this machine and an equal one before it are both unused."""
         run = next(run for run in self.runs if machine in run)
         place = run.index(machine)
         return place > 0 and self._is_free(run[place - 1], free) and self._is_free(machine, free)
@@ -154,28 +162,28 @@ class DeviceClasses:
     def _is_free(self, machine: int, free: tuple[int, ...]) -> bool:
         return all(free[k] == len(self.devices[k]) for k in self.of_machine[machine])
 
-    def _shape(self, line: Line) -> tuple[object, ...]:
-        """The line, equal machines not told apart."""
-        return exchanged(line, self._looks)
+    def _shape(self, placement: PipelinePlacement) -> tuple[object, ...]:
+        """The placement with equal machines identified."""
+        return exchanged(placement, self._looks)
 
     @cached_property
     def _looks(self) -> tuple[int, ...]:
-        """Of each seat, the like seat in the first of the equal machines."""
+        """For each device class, the corresponding class in the first of the equal machines."""
         first = {m: run[0] for run in self.runs for m in run}
         return tuple(self.of_machine[first[m]][self.of_machine[m].index(k)] for k, m in enumerate(self.machine_of))
 
 
-def exchanged(line: Line, to: Sequence[int]) -> Line:
-    """The line with other seats, `to[k]` in place of k."""
-    return tuple(tuple(tuple(to[k] for k in slot) for slot in stage) for stage in line)
+def exchanged(placement: PipelinePlacement, to: Sequence[int]) -> PipelinePlacement:
+    """The placement with class `to[k]` in place of class k."""
+    return tuple(tuple(tuple(to[k] for k in group) for group in stage) for stage in placement)
 
 
-def _flat(line: Line) -> list[int]:
-    return [k for stage in line for slot in stage for k in slot]
+def _flat(placement: PipelinePlacement) -> list[int]:
+    return [k for stage in placement for group in stage for k in group]
 
 
 def _equal_devices(problem: Problem, a: int, b: int) -> bool:
-    """Whether two devices of a machine can change places."""
+    """Whether two devices of a machine are interchangeable."""
     network = problem.cluster.network
     if network.transmit_interface(a) != network.transmit_interface(b):
         return False
@@ -189,7 +197,7 @@ def _equal_devices(problem: Problem, a: int, b: int) -> bool:
 
 
 def _runs(problem: Problem) -> tuple[tuple[int, ...], ...]:
-    """Machines next to each other that can change places."""
+    """Runs of adjacent interchangeable machines."""
     runs: list[list[int]] = []
     for machine in problem.usable_by_machine:
         if runs and all(_equal_machines(problem, other, machine) for other in runs[-1]):
@@ -200,7 +208,9 @@ def _runs(problem: Problem) -> tuple[tuple[int, ...], ...]:
 
 
 def _equal_machines(problem: Problem, a: int, b: int) -> bool:
-    """Whether two machines can change places: equal in themselves, joined directly, and alike to all others."""
+    """Whether two machines are interchangeable: equal in themselves, directly connected, and with equal routes to all
+    others.
+    """
     cluster, network, usable = problem.cluster, problem.cluster.network, problem.usable_by_machine
     index = cluster.index_in_machine
     ours, theirs = usable[a], usable[b]

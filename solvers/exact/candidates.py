@@ -1,8 +1,8 @@
-"""All pipelines of one line of TP groups that alone, on an otherwise idle cluster, take less than a limit.
+"""All pipelines on one placement of TP groups that take less than a limit when alone on an otherwise idle cluster.
 
-What a candidate takes is never more than it takes inside a plan: there it shares the network and waits for others, and
-its states are spread over no more holders. A stage recomputes as little as fits, in each of
-the ways to recompute more (`recompute_chains`).
+A candidate never takes longer alone than inside a plan, where it shares the network and waits for others, and where its
+states are spread over no more holders. A stage recomputes as little as fits, along each of the chains of increasing
+recomputation (`recompute_chains`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,8 @@ from hexiopt.plan.plan import Pipeline, Plan, Replica, Stage, TensorParallel, he
 from hexiopt.problem.space import Recompute, recompute_chains
 from hexiopt.schedules.in_flight import holding
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from solvers.exact.assignments import Groups
-from solvers.exact.sample_allocation import Dealing, Frame, Seconds
+from solvers.exact.assignments import PlacedDevices
+from solvers.exact.sample_allocation import GlobalChoices, ReplicaSeconds, SampleAllocation
 from solvers.exact.splits import Layers, layer_cuts
 
 _SLACK = 1e-9  # of a limit, for rounding
@@ -23,7 +23,9 @@ _SLACK = 1e-9  # of a limit, for rounding
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A pipeline, and when each of its replicas ends, alone, stage by stage: in seconds, at least or `exact`."""
+    """A pipeline, and when each of its replicas ends if it runs alone, stage by stage: seconds, `exact` or a lower
+    bound.
+    """
 
     pipeline: Pipeline
     ends_s: tuple[float, ...]
@@ -36,68 +38,74 @@ class Candidate:
 
 
 class Candidates:
-    """The candidates of all lines of a search. Keeps what it has computed."""
+    """The candidates of all placements in a search; caches what it computes."""
 
     def __init__(self, model: PlanPricer) -> None:
         self._model = model
         self._problem = model.problem
         self._sizes = self._problem.space.micro_batch_sizes(self._problem.workload.global_batch)
-        self._found: dict[tuple[Frame, Groups, int], tuple[float, list[Candidate]]] = {}
-        self._seconds = Seconds(model)
+        self._found: dict[tuple[GlobalChoices, PlacedDevices, int], tuple[float, list[Candidate]]] = {}
+        self._seconds = ReplicaSeconds(model)
 
-    def most_sequences(self, groups: Groups, limit_s: float, policy: str) -> int:
-        """The most sequences of the batch whose layers alone keep the devices busy less than `limit_s`."""
+    def most_sequences(self, groups: PlacedDevices, limit_s: float, policy: str) -> int:
+        """The most sequences of the batch whose layers alone keep the devices busy for less than `limit_s`."""
         rate = sum(
             max(
-                size / sum(self._model.stages.layer_s(self._model.tp_group(slot), size, policy))
+                size / sum(self._model.stages.layer_s(self._model.tp_group(group), size, policy))
                 for size in range(1, self._sizes[-1] + 1)
             )
             for stage in groups
-            for slot in stage
+            for group in stage
         )
         most = limit_s * (1 + _SLACK) * rate / self._problem.model.num_layers
         return int(min(self._problem.workload.global_batch, most))
 
-    def of(self, groups: Groups, num_sequences: int, frame: Frame, limit_s: float) -> list[Candidate]:
+    def of(
+        self, groups: PlacedDevices, num_sequences: int, global_choices: GlobalChoices, limit_s: float
+    ) -> list[Candidate]:
         """The candidates that process `num_sequences` and may take less than `limit_s`, the most promising first."""
-        if frame.sharding and self._roomy(groups, num_sequences, frame):
-            frame = replace(frame, sharding=0, holders=1)
-        key = (frame, groups, num_sequences)
+        if global_choices.sharding and self._always_fits(groups, num_sequences, global_choices):
+            global_choices = replace(global_choices, sharding=0, holders=1)
+        key = (global_choices, groups, num_sequences)
         known = self._found.get(key)
         if known is None or known[0] < limit_s:
-            made = list(self._make(groups, num_sequences, frame, limit_s))
-            if frame.schedule.chunked:  # with one range of layers, as 1F1B
-                made += self.of(groups, num_sequences, replace(frame, schedule=ONE_F_ONE_B), limit_s)
+            made = list(self._make(groups, num_sequences, global_choices, limit_s))
+            if global_choices.schedule.chunked:  # with one layer range, as under 1F1B
+                made += self.of(groups, num_sequences, replace(global_choices, schedule=ONE_F_ONE_B), limit_s)
             known = self._found[key] = (limit_s, sorted(made, key=lambda one: max(one.ends_s)))
         if known[0] > limit_s:
             known = self._found[key] = (limit_s, [one for one in known[1] if max(one.ends_s) < limit_s])
         return known[1]
 
-    def exact(self, candidate: Candidate, frame: Frame) -> Candidate:
-        """The candidate with the ends that the cost model says."""
+    def exact(self, candidate: Candidate, global_choices: GlobalChoices) -> Candidate:
+        """The candidate with its exact ends, from the cost model."""
         if candidate.exact:
             return candidate
-        cost = self._model.pipelines(Plan((candidate.pipeline,), frame.schedule))[0]
+        cost = self._model.pipelines(Plan((candidate.pipeline,), global_choices.schedule))[0]
         return Candidate(candidate.pipeline, cost.executor_end_s, True)
 
-    def _make(self, groups: Groups, num_sequences: int, frame: Frame, limit_s: float) -> Iterator[Candidate]:
-        """The candidates in no order; interleaved, only those with several ranges of layers a stage."""
-        least = max(map(len, groups))  # every replica has a sample
+    def _make(
+        self, groups: PlacedDevices, num_sequences: int, global_choices: GlobalChoices, limit_s: float
+    ) -> Iterator[Candidate]:
+        """The candidates in any order; with an interleaved schedule, only those with several layer ranges per stage."""
+        least = max(map(len, groups))  # every replica needs a sample
         for size in self._sizes:
             count, left = divmod(num_sequences, size)
             if left or size < least:
                 continue
-            dealing = Dealing(self._seconds, groups, size, count, frame, limit_s)
-            for layers in self._layers(len(groups), count, frame.schedule.chunked):
-                for dealt, ends_s in dealing.ways(layers):
+            allocation = SampleAllocation(self._seconds, groups, size, count, global_choices, limit_s)
+            for layers in self._layers(len(groups), count, global_choices.schedule.chunked):
+                for allocated, ends_s in allocation.allocations(layers):
                     stages = tuple(
-                        _stage(slots, ranges, given, recompute)
-                        for slots, ranges, (given, recompute) in zip(groups, layers, dealt, strict=True)
+                        _stage(replicas, ranges, given, recompute)
+                        for replicas, ranges, (given, recompute) in zip(groups, layers, allocated, strict=True)
                     )
                     yield Candidate(Pipeline(stages, count, size), ends_s, False)
 
     def _layers(self, num_stages: int, num_micro_batches: int, several: bool) -> Iterator[Layers]:
-        """Every way to cut the model's layers into one range for each stage, or into several, equally many."""
+        """Every way to cut the model's layers into one range per stage or, with `several`, into several ranges, equally
+        many each.
+        """
         total, space = self._problem.model.num_layers, self._problem.space
         counts = range(1, 2)
         if several:
@@ -106,15 +114,15 @@ class Candidates:
         for chunks in counts:
             yield from layer_cuts(total, num_stages, chunks, not space.uneven_layers)
 
-    def _roomy(self, groups: Groups, num_sequences: int, frame: Frame) -> bool:
-        """Whether every stage fits anyhow: all layers, at the fastest policy, all sequences in flight, unsharded."""
+    def _always_fits(self, groups: PlacedDevices, num_sequences: int, global_choices: GlobalChoices) -> bool:
+        """Whether every stage fits in any case: all layers, the fastest policy, all sequences in flight, unsharded."""
         total = self._problem.model.num_layers
         return all(
             self._model.stages.memory_model(tp_group, size)
-            .stage(total, True, True, frame.policies[0], holding(held))
+            .stage(total, True, True, global_choices.policies[0], holding(held))
             .total
             <= tp_group.gpu.usable_memory_bytes
-            for tp_group in {self._model.tp_group(slot) for stage in groups for slot in stage}
+            for tp_group in {self._model.tp_group(group) for stage in groups for group in stage}
             for size in self._sizes
             if (held := num_sequences // size)
         )
@@ -123,22 +131,22 @@ class Candidates:
 def leaner_stages(
     stages: Sequence[Stage], full: Sequence[bool], policies: tuple[str, ...], per_layer: bool
 ) -> Iterator[tuple[Stage, ...]]:
-    """`stages` where the `full` ones recompute a little more, in each of the ways to do so; none where one cannot."""
+    """`stages` in which the `full` ones recompute one step more, in every way; nothing where one of them cannot."""
     yield from product(
         *(_leaner(stage, policies, per_layer) if over else [stage] for stage, over in zip(stages, full, strict=True))
     )
 
 
 def _leaner(stage: Stage, policies: tuple[str, ...], per_layer: bool) -> list[Stage]:
-    """The stage with what follows in every chain that it is in."""
+    """The stage with the next policies in every chain that contains its own."""
     chains = recompute_chains(policies, stage.num_layers, per_layer)
     after = {b: None for chain in chains for a, b in pairwise(chain) if a == stage.recompute}
     return [replace(stage, recompute=recompute) for recompute in after]
 
 
 def _stage(
-    slots: Sequence[tuple[int, ...]], ranges: tuple[tuple[int, int], ...], given: Sequence[int], recompute: Recompute
+    replicas: Sequence[tuple[int, ...]], ranges: tuple[tuple[int, int], ...], given: Sequence[int], recompute: Recompute
 ) -> Stage:
-    if len(slots) == 1:
-        return Stage(TensorParallel(slots[0]), ranges, recompute)
-    return Stage(held_by(tuple(Replica(slot, x) for slot, x in zip(slots, given, strict=True))), ranges, recompute)
+    if len(replicas) == 1:
+        return Stage(TensorParallel(replicas[0]), ranges, recompute)
+    return Stage(held_by(tuple(Replica(group, x) for group, x in zip(replicas, given, strict=True))), ranges, recompute)

@@ -1,16 +1,16 @@
-"""`exhaustive`: all plans of the plan space, for a few devices and layers: the oracle of every other solver.
+"""`exhaustive`: all plans of the plan space for a few devices and layers; the oracle for every other solver.
 
-It arranges the devices in pipelines of stages of replicas in all ways, once for all names of equal devices
-(`assignments.py`), completes every pipeline in all ways (`candidates.py`), and prices all
-plans made of those. One rule makes it fast: a step never becomes shorter when something is added to its plan. So
+It enumerates all assignments of devices to pipelines of stages of replicas, one representative for equal devices
+(`assignments.py`), completes every pipeline in all ways (`candidates.py`), and prices all plans made of those. One rule
+makes it fast: adding something to a plan never shortens its step. Therefore
 
-- a stage's work alone bounds its pipeline, and a pipeline alone its plan;
-- so do all pipelines, each alone, and gradient sync after them (`sync_bounds.py`, `sync_tail.py`);
-- a stage recomputes as little as fits, for more adds work.
+- the work of a stage alone bounds its pipeline, and a pipeline alone bounds its plan;
+- all pipelines, each alone, followed by gradient sync, bound the plan too (`sync_bounds.py`);
+- a stage recomputes as little as fits, since more adds work.
 
-A plan is priced unless it is so bounded by the best one known; the most promising come first. A short
-`local_search` says at the start what a good step time is; its plan is not used, so that one outside of the plan space
-would be seen.
+A plan is priced unless such a bound exceeds the best step time known; the most promising come first. A short
+`local_search` first finds a good step time. Its plan is not used, so that a plan outside the plan space would be
+noticed.
 """
 
 import random
@@ -27,16 +27,17 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.holders import parameter_holders
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, held_by
+from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, recompute_policies, schedules, sharding_stages
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.solving import Budget, Capabilities
 from solvers.core.search import Search
-from solvers.exact.assignments import DeviceAssignment, DeviceClasses, Groups
+from solvers.exact.assignments import DeviceAssignment, DeviceClasses, PlacedDevices
 from solvers.exact.candidates import Candidate, Candidates, leaner_stages
-from solvers.exact.sample_allocation import Frame
-from solvers.exact.splits import Floats, Layers, all_layer_cuts, least_longest
-from solvers.exact.sync_bounds import SyncFloor, tails_s
+from solvers.exact.sample_allocation import GlobalChoices
+from solvers.exact.splits import Layers, all_layer_cuts, least_longest
+from solvers.exact.sync_bounds import SyncBound, tails_s
 from solvers.frame.solver import SearchSolver
 from solvers.heuristics.local_search import LocalSearch
 
@@ -48,25 +49,26 @@ _SLACK = 1e-9  # of a step time, for rounding
 
 
 class Exhaustive(SearchSolver):
-    """Looks at every plan; a step is one plan priced."""
+    """Examines every plan; a step is one plan priced."""
 
     name = "exhaustive"
     capabilities = Capabilities(kind="oracle", pricers="cost_model", max_devices=MOST_DEVICES, max_layers=MOST_LAYERS)
 
     def search(self, run: Search, rng: random.Random) -> None:
-        """The best plan, proven where the budget lasts to the end."""
+        """The best plan, proven if the budget suffices."""
         run.exhausted = Enumeration(run).run()
 
 
 @dataclass(frozen=True)
-class Node:
-    """The plans of an arrangement whose layers, schedule and sharding are chosen.
+class SearchNode:
+    """The plans of an assignment with fixed layers, schedule and sharding.
 
-    Per pipeline `candidates`, and then `bounded` ones: with a bound of the step's time each, ascending.
+    For each pipeline its `candidates`, and later the `bounded` ones: (bound of the step time, index, candidate),
+    ascending.
     """
 
-    arrangement: DeviceAssignment
-    frame: Frame
+    assignment: DeviceAssignment
+    global_choices: GlobalChoices
     sharding: Sharding
     candidates: tuple[Sequence[Candidate], ...]
     bounded: tuple[Sequence[tuple[float, int, Candidate]], ...] = ()
@@ -78,30 +80,30 @@ class Enumeration:
     def __init__(self, search: Search) -> None:
         assert isinstance(search.pricer, PlanPricer)
         self.search, self.problem, self.model = search, search.problem, search.pricer
-        self.seats = DeviceClasses.of(self.problem)
+        self.device_classes = DeviceClasses.of(self.problem)
         self.candidates = Candidates(self.model)
         self._batch = self.problem.workload.global_batch
         self._bar_s = float("inf")
-        self._floor = SyncFloor(self.seats)
-        # Where links inside machines take no time, the order of a ring inside one does not matter.
+        self._sync_bound = SyncBound(self.device_classes)
+        # With infinitely fast links inside machines, the order of a ring inside a machine does not matter.
         self._loose_model = PlanPricer(_with_free_machines(self.problem))
 
     @property
     def limit_s(self) -> float:
-        """Plans that take at least so long need not be priced."""
+        """Plans that take at least this long need not be priced."""
         return min(self.search.best_s, self._bar_s)
 
     def run(self) -> bool:
-        """Offer all plans that may be the best; False where the budget ended before."""
+        """Offer all plans that may be the best; False if the budget runs out first."""
         start = self._start()
-        arrangements: tuple[list[DeviceAssignment], list[DeviceAssignment]] = ([], [])  # without replicas, and with
-        for arrangement in self.seats.arrangements():
-            if not self.search.go_on():
+        assignments: tuple[list[DeviceAssignment], list[DeviceAssignment]] = ([], [])  # without replicas, and with
+        for assignment in self.device_classes.assignments():
+            if not self.search.should_continue():
                 break
-            arrangements[any(len(stage) > 1 for line in arrangement for stage in line)].append(arrangement)
+            assignments[any(len(stage) > 1 for placement in assignment for stage in placement)].append(assignment)
         bar_s = start.best_s * (1 + _SLACK)
-        # The fewer without replicas first: a good plan among them bounds the others.
-        if self.search.go_on() and all(self.look_at(part, bar_s) for part in arrangements):
+        # First those without replicas, which are fewer: a good plan among them bounds the others.
+        if self.search.should_continue() and all(self.examine(part, bar_s) for part in assignments):
             assert self.search.plan is not None or start.plan is None, "a plan outside of the plan space"
             return True
         if start.plan is not None and self.search.plan is None:
@@ -118,27 +120,28 @@ class Enumeration:
         LocalSearch().search(other, random.Random(self.search.seed))
         return other
 
-    def look_at(self, arrangements: Iterable[DeviceAssignment], bar_s: float) -> bool:
-        """Offer all plans of `arrangements` that may be the best and take less than `bar_s`; False where the budget
-        ended before. The most promising first: bound them better, then price them.
+    def examine(self, assignments: Iterable[DeviceAssignment], bar_s: float) -> bool:
+        """Offer all plans of `assignments` that may be the best and take less than `bar_s`, the most promising first.
+
+        False if the budget runs out first. Nodes are bounded, then bounded more tightly, then their plans are priced.
         """
         self._bar_s = bar_s
-        left: list[tuple[float, int, Node]] = []
-        for arrangement in arrangements:
-            if not self.search.go_on():
+        left: list[tuple[float, int, SearchNode]] = []
+        for assignment in assignments:
+            if not self.search.should_continue():
                 return False
-            cuts = self._cuts(arrangement)
-            floors_s = self._floors_s(arrangement, cuts)
-            if min(own.min() for own in floors_s.values()) >= self.limit_s:
+            cuts = self._cuts(assignment)
+            sync_bounds_s = self._sync_bounds_s(assignment, cuts)
+            if min(own.min() for own in sync_bounds_s.values()) >= self.limit_s:
                 continue
-            for frame in self._frames(arrangement):
-                if not self.search.go_on():
+            for global_choices in self._global_choices(assignment):
+                if not self.search.should_continue():
                     return False
-                for bound_s, node in self._nodes(arrangement, frame, cuts, floors_s):
+                for bound_s, node in self._nodes(assignment, global_choices, cuts, sync_bounds_s):
                     left.append((bound_s, len(left), node))
         heapify(left)
         while left and left[0][0] < self.limit_s:
-            if not self.search.go_on():
+            if not self.search.should_continue():
                 return False
             _, number, node = heappop(left)
             if node.bounded:
@@ -149,79 +152,88 @@ class Enumeration:
                 heappush(left, (bound_s, number, node))
         return True
 
-    def _frames(self, arrangement: DeviceAssignment) -> Iterator[Frame]:
-        """Schedule, policies and ZeRO stage in all ways."""
+    def _global_choices(self, assignment: DeviceAssignment) -> Iterator[GlobalChoices]:
+        """All combinations of schedule, policy set and ZeRO stage."""
         workload, policies = self.problem.workload, recompute_policies(self.problem.workload)
         sets = [policies] if self.problem.space.recompute_per_stage else [(policy,) for policy in policies]
-        holders = _most_holders(arrangement)
+        holders = _most_holders(assignment)
         stages = sharding_stages(workload)
-        # Where nothing has two holders, the lowest stage stands for all.
-        shares = holders > 1 or (self.problem.model.tied_embeddings and len(arrangement[0]) > 1)
+        # Where no parameter has two holders, the lowest ZeRO stage stands for all.
+        shares = holders > 1 or (self.problem.model.tied_embeddings and len(assignment[0]) > 1)
         for schedule, chosen, stage in product(schedules(workload), sets, stages if shares else stages[:1]):
-            if stage < 2 or (schedule.lockstep and _in_lockstep(arrangement)):
-                yield Frame(schedule, chosen, stage, holders if stage else 1)
+            if stage < 2 or (schedule.lockstep and _in_lockstep(assignment)):
+                yield GlobalChoices(schedule, chosen, stage, holders if stage else 1)
 
-    def _shardings(self, frame: Frame) -> list[Sharding]:
-        """Sharding groups in all ways that differ."""
-        differ = frame.holders > 1 and len(self.problem.usable_by_machine) > 1
-        return [Sharding(frame.sharding, groups) for groups in (SHARDING_GROUPS if differ else ("all",))]
+    def _shardings(self, global_choices: GlobalChoices) -> list[Sharding]:
+        """All sharding groups that differ."""
+        differ = global_choices.holders > 1 and len(self.problem.usable_by_machine) > 1
+        return [Sharding(global_choices.sharding, groups) for groups in (SHARDING_GROUPS if differ else ("all",))]
 
-    def _cuts(self, arrangement: DeviceAssignment) -> list[tuple[Layers, ...]]:
-        """Per pipeline, all ways to give its stages the layers."""
+    def _cuts(self, assignment: DeviceAssignment) -> list[tuple[Layers, ...]]:
+        """For each pipeline, all ways to divide the layers among its stages."""
         space, layers = self.problem.space, self.problem.model.num_layers
         chunks = space.max_chunks if any(one.chunked for one in schedules(self.problem.workload)) else 1
-        return [all_layer_cuts(layers, len(line), chunks, not space.uneven_layers) for line in arrangement]
+        return [all_layer_cuts(layers, len(placement), chunks, not space.uneven_layers) for placement in assignment]
 
-    def _floors_s(self, arrangement: DeviceAssignment, cuts: Sequence[Sequence[Layers]]) -> dict[str, Floats]:
-        """By sharding groups, the least seconds of gradient sync for all combinations of `cuts`."""
-        if len(self.problem.usable_by_machine) > 1 and _most_holders(arrangement) > 1:
-            return {groups: self._floor.seconds(arrangement, groups, cuts) for groups in SHARDING_GROUPS}
+    def _sync_bounds_s(self, assignment: DeviceAssignment, cuts: Sequence[Sequence[Layers]]) -> dict[str, Floats]:
+        """For each kind of sharding groups, the least seconds of gradient sync for all combinations of `cuts`."""
+        if len(self.problem.usable_by_machine) > 1 and _most_holders(assignment) > 1:
+            return {groups: self._sync_bound.seconds(assignment, groups, cuts) for groups in SHARDING_GROUPS}
         return dict.fromkeys(SHARDING_GROUPS, np.zeros(prod(map(len, cuts))))
 
     def _nodes(
-        self, arrangement: DeviceAssignment, frame: Frame, cuts: Sequence[Sequence[Layers]], floors_s: dict[str, Floats]
-    ) -> Iterator[tuple[float, Node]]:
-        """The plans of an arrangement that may be the best, divided by the layers of their stages, and their bounds.
+        self,
+        assignment: DeviceAssignment,
+        global_choices: GlobalChoices,
+        cuts: Sequence[Sequence[Layers]],
+        sync_bounds_s: dict[str, Floats],
+    ) -> Iterator[tuple[float, SearchNode]]:
+        """Nodes of the plans of an assignment that may be the best, by the layers of their stages, with bounds.
 
-        Each takes as long as the longest of its pipelines, each alone. Up to ZeRO-1, sync starts when some replica of
-        every pipeline has ended, or later, and takes its own time.
+        A plan takes at least as long as the longest of its pipelines alone. Up to ZeRO-1, sync starts no earlier than
+        when some replica of every pipeline has ended, and takes its own time.
         """
-        tables = self._by_layers(arrangement, frame)
+        tables = self._by_layers(assignment, global_choices)
         if tables is None:
             return
         alone_s = self._least_s(tables, cuts, max)
         if not (alone_s < self.limit_s).any():
             return
         first_s = self._least_s(tables, cuts, min)
-        also_1f1b = frame.schedule.chunked and ONE_F_ONE_B in schedules(self.problem.workload)
+        also_1f1b = global_choices.schedule.chunked and ONE_F_ONE_B in schedules(self.problem.workload)
         shape = [len(own) for own in cuts]
-        for sharding in self._shardings(frame):
-            floor_s = floors_s[sharding.groups] if isinstance(sharding.groups, str) else 0.0
-            bounds_s = np.maximum(alone_s, floor_s + (first_s if sharding.stage < 2 else 0.0))
+        for sharding in self._shardings(global_choices):
+            sync_bound_s = sync_bounds_s[sharding.groups] if isinstance(sharding.groups, str) else 0.0
+            bounds_s = np.maximum(alone_s, sync_bound_s + (first_s if sharding.stage < 2 else 0.0))
             for k in np.flatnonzero(bounds_s < self.limit_s).tolist():
                 layers = [own[int(at)] for own, at in zip(cuts, np.unravel_index(k, shape), strict=True)]
                 if also_1f1b and all(len(stages[0]) == 1 for stages in layers):
                     continue
-                if _counts_once(arrangement, layers):
+                if _counts_once(assignment, layers):
                     own = tuple(table[one] for table, one in zip(tables, layers, strict=True))
                     for together in (own,) if sharding.stage < 2 else _in_turns(own):
-                        yield float(bounds_s[k]), Node(arrangement, frame, sharding, together)
+                        yield float(bounds_s[k]), SearchNode(assignment, global_choices, sharding, together)
 
-    def _by_layers(self, arrangement: DeviceAssignment, frame: Frame) -> list[dict[Layers, list[Candidate]]] | None:
-        """Per pipeline, its candidates by the layers of its stages; None where the batch is not reached."""
-        alone = [self.seats.name((line,))[0] for line in arrangement]
+    def _by_layers(
+        self, assignment: DeviceAssignment, global_choices: GlobalChoices
+    ) -> list[dict[Layers, list[Candidate]]] | None:
+        """For each pipeline, its candidates by the layers of their stages; None where they cannot process the batch."""
+        alone = [self.device_classes.labeled((placement,))[0] for placement in assignment]
         tops = [
-            min(self._batch - len(alone) + 1, self.candidates.most_sequences(line, self.limit_s, frame.policies[0]))
-            for line in alone
+            min(
+                self._batch - len(alone) + 1,
+                self.candidates.most_sequences(placement, self.limit_s, global_choices.policies[0]),
+            )
+            for placement in alone
         ]
         spare = sum(tops) - self._batch
         if spare < 0:
             return None
         found = []
-        for line, top in zip(alone, tops, strict=True):
+        for placement, top in zip(alone, tops, strict=True):
             table: dict[Layers, list[Candidate]] = {}
             for n in range(max(1, top - spare), top + 1):
-                for one in self.candidates.of(line, n, frame, self.limit_s):
+                for one in self.candidates.of(placement, n, global_choices, self.limit_s):
                     table.setdefault(one.layers, []).append(one)
             if not table:
                 return None
@@ -234,7 +246,9 @@ class Enumeration:
         cuts: Sequence[Sequence[Layers]],
         end: Callable[[tuple[float, ...]], float],
     ) -> Floats:
-        """For all combinations of layers, the least longest `end` of the pipelines, each alone; see `least_longest`."""
+        """For all combinations of layers, the least possible longest `end` of the pipelines alone; see
+        `least_longest`.
+        """
         seconds = []
         for table, own in zip(tables, cuts, strict=True):
             times = np.full((len(own), self._batch + 1), np.inf)
@@ -245,14 +259,14 @@ class Enumeration:
             seconds.append(times)
         return least_longest(seconds, self._batch)
 
-    def _bounded(self, node: Node) -> tuple[float, Node]:
-        """The node's candidates with bounds: what follows a replica's end is sync and the optimiser at least."""
-        plan = _plan(self.seats.name(node.arrangement), [own[0].pipeline for own in node.candidates], node)
-        model = self._loose_model if self._names_matter(plan) else self.model
+    def _bounded(self, node: SearchNode) -> tuple[float, SearchNode]:
+        """The node with bounds for its candidates: after a replica ends, at least sync and the optimiser follow."""
+        plan = _plan(self.device_classes.labeled(node.assignment), [own[0].pipeline for own in node.candidates], node)
+        model = self._loose_model if self._labels_matter(plan) else self.model
         bounded, times = [], []
-        for own, tail in zip(node.candidates, tails_s(model, plan, node.frame.holders), strict=True):
+        for own, tail in zip(node.candidates, tails_s(model, plan, node.global_choices.holders), strict=True):
             promising = [one for one in own if _step_s(one, tail) < self.limit_s]
-            exact = [self.candidates.exact(one, node.frame) for one in promising]
+            exact = [self.candidates.exact(one, node.global_choices) for one in promising]
             each = [(_step_s(one, tail), k, one) for k, one in enumerate(exact)]
             bounded.append(sorted(item for item in each if item[0] < self.limit_s))
             least = np.full((1, self._batch + 1), np.inf)
@@ -261,8 +275,10 @@ class Enumeration:
             times.append(least)
         return float(least_longest(times, self._batch)[0]), replace(node, bounded=tuple(bounded))
 
-    def _combine(self, node: Node, chosen: tuple[Candidate, ...]) -> None:
-        """Offer the plans of `chosen` candidates for the first pipelines and any of the node's for the others."""
+    def _combine(self, node: SearchNode, chosen: tuple[Candidate, ...]) -> None:
+        """Offer the plans of `chosen` candidates for the first pipelines and any of the node's candidates for the
+        others.
+        """
         bounded = node.bounded
         if len(chosen) == len(bounded):
             self._price(node, [one.pipeline for one in chosen])
@@ -271,24 +287,24 @@ class Enumeration:
         others = [[one.pipeline.num_sequences for bound_s, _, one in own if bound_s < self.limit_s] for own in more]
         sums = _sums(others)
         for bound_s, _, one in bounded[len(chosen)]:
-            if bound_s >= self.limit_s or not self.search.go_on():
+            if bound_s >= self.limit_s or not self.search.should_continue():
                 return
             left = self._batch - done - one.pipeline.num_sequences
             if left >= 0 and sums >> left & 1:
                 self._combine(node, (*chosen, one))
 
-    def _names_matter(self, plan: Plan) -> bool:
+    def _labels_matter(self, plan: Plan) -> bool:
         """Whether the step time may depend on which of equal devices is which."""
         machines = self.problem.usable_by_machine
-        if all(len(own) == 1 for own in self.seats.devices):
+        if all(len(own) == 1 for own in self.device_classes.devices):
             return False
         if len(machines) == 1 and not self.problem.cluster.machines[next(iter(machines))].intra_links:
             return False
         return any(holders.shape[1] > 2 for holders in parameter_holders(plan.pipelines, self.problem.model).holders)
 
-    def _price(self, node: Node, pipelines: Sequence[Pipeline]) -> None:
-        """Offer the plans that recompute as little as fits, and under other names of equal devices if they matter."""
-        plan = _plan(self.seats.name(node.arrangement), pipelines, node)
+    def _price(self, node: SearchNode, pipelines: Sequence[Pipeline]) -> None:
+        """Offer the plans that recompute as little as fits, under all labelings of equal devices if these matter."""
+        plan = _plan(self.device_classes.labeled(node.assignment), pipelines, node)
         if check(self.problem, plan):
             return
         left, seen = [plan], {plan}
@@ -296,21 +312,21 @@ class Enumeration:
             plan = left.pop()
             cost = self._offer(plan)
             if cost.fits:
-                self._name_again(plan, cost, node)
+                self._relabel(plan, cost, node)
             elif cost.step_time_s < self.limit_s:
-                for leaner in _leaner(plan, cost, node.frame.policies, self.problem.space.recompute_per_layer):
+                for leaner in _leaner(plan, cost, node.global_choices.policies, self.problem.space.recompute_per_layer):
                     if leaner not in seen:
                         seen.add(leaner)
                         left.append(leaner)
 
-    def _name_again(self, plan: Plan, cost: Cost, node: Node) -> None:
-        """Offer a plan of `cost` under other names of equal devices if they matter."""
-        if not self._names_matter(plan):
+    def _relabel(self, plan: Plan, cost: Cost, node: SearchNode) -> None:
+        """Offer a plan of `cost` under the other labelings of equal devices if these matter."""
+        if not self._labels_matter(plan):
             return
         if self._loose_model.price(plan, cost.pipelines).step_time_s * (1 + _SLACK) >= self.limit_s:
             return
-        for named in islice(self.seats.namings(node.arrangement), 1, None):
-            other = _plan(named, plan.pipelines, node)
+        for labeled in islice(self.device_classes.labelings(node.assignment), 1, None):
+            other = _plan(labeled, plan.pipelines, node)
             self.search.step()
             if self.model.price(other, cost.pipelines).step_time_s < self.limit_s:
                 self.search.offer(other)
@@ -321,39 +337,39 @@ class Enumeration:
 
 
 def _step_s(candidate: Candidate, tail: Sequence[float]) -> float:
-    """The least step time with a candidate whose replicas are followed by `tail`."""
+    """The least step time with a candidate whose replicas are followed by `tail` seconds."""
     return max(end_s + after_s for end_s, after_s in zip(candidate.ends_s, tail, strict=True))
 
 
-def _most_holders(arrangement: DeviceAssignment) -> int:
+def _most_holders(assignment: DeviceAssignment) -> int:
     """The most replicas that may hold one layer."""
-    return sum(max(map(len, line)) for line in arrangement)
+    return sum(max(map(len, placement)) for placement in assignment)
 
 
-def _in_lockstep(arrangement: DeviceAssignment) -> bool:
-    """Whether ZeRO 2 and 3 can gather stage by stage: equally many stages, one TP degree in each."""
-    if len({len(line) for line in arrangement}) > 1:
+def _in_lockstep(assignment: DeviceAssignment) -> bool:
+    """Whether ZeRO-2 and 3 can gather stage by stage: equal numbers of stages, and one TP degree in each."""
+    if len({len(placement) for placement in assignment}) > 1:
         return False
-    stages = zip(*arrangement, strict=True)
-    return all(len({len(slot) for replicas in together for slot in replicas}) == 1 for together in stages)
+    stages = zip(*assignment, strict=True)
+    return all(len({len(group) for replicas in together for group in replicas}) == 1 for together in stages)
 
 
 def _in_turns(found: Sequence[Sequence[Candidate]]) -> Iterator[tuple[Sequence[Candidate], ...]]:
-    """The candidates that ZeRO 2 and 3 can run together: of the same layers, as many micro-batches in all pipelines."""
+    """The candidates that can run together under ZeRO-2 and 3: equal layers, and equal numbers of micro-batches."""
     if len({own[0].layers for own in found}) > 1:
         return
     for count in sorted(set.intersection(*({one.pipeline.num_micro_batches for one in own} for own in found))):
         yield tuple([one for one in own if one.pipeline.num_micro_batches == count] for own in found)
 
 
-def _counts_once(arrangement: DeviceAssignment, layers: Sequence[Layers]) -> bool:
-    """Whether like lines stand in the order of their layers."""
-    pairs = list(zip(arrangement, layers, strict=True))
+def _counts_once(assignment: DeviceAssignment, layers: Sequence[Layers]) -> bool:
+    """Whether equal placements are in the order of their layers, so that each combination counts once."""
+    pairs = list(zip(assignment, layers, strict=True))
     return all(a[0] != b[0] or a[1] <= b[1] for a, b in pairwise(pairs))
 
 
 def _sums(choices: Sequence[Sequence[int]]) -> int:
-    """The sums of one number of each of `choices`, as bits."""
+    """All sums of one number from each of `choices`, as a bit set."""
     found = 1
     for own in choices:
         reached = 0
@@ -363,8 +379,8 @@ def _sums(choices: Sequence[Sequence[int]]) -> int:
     return found
 
 
-def _plan(named: Sequence[Groups], pipelines: Sequence[Pipeline], node: Node) -> Plan:
-    """The plan of `pipelines` on devices `named`."""
+def _plan(labeled: Sequence[PlacedDevices], pipelines: Sequence[Pipeline], node: SearchNode) -> Plan:
+    """The plan of `pipelines` on the devices `labeled`."""
     return Plan(
         tuple(
             replace(
@@ -373,21 +389,24 @@ def _plan(named: Sequence[Groups], pipelines: Sequence[Pipeline], node: Node) ->
                     replace(
                         stage,
                         parallelism=held_by(
-                            tuple(replace(own, devices=slot) for own, slot in zip(stage.replicas, slots, strict=True))
+                            tuple(
+                                replace(own, devices=group)
+                                for own, group in zip(stage.replicas, stage_groups, strict=True)
+                            )
                         ),
                     )
-                    for stage, slots in zip(pipeline.stages, groups, strict=True)
+                    for stage, stage_groups in zip(pipeline.stages, groups, strict=True)
                 ),
             )
-            for pipeline, groups in zip(pipelines, named, strict=True)
+            for pipeline, groups in zip(pipelines, labeled, strict=True)
         ),
-        node.frame.schedule,
+        node.global_choices.schedule,
         node.sharding,
     )
 
 
 def _leaner(plan: Plan, cost: Cost, policies: tuple[str, ...], per_layer: bool) -> Iterator[Plan]:
-    """The plans whose stages recompute a little more where they do not fit."""
+    """The plans whose stages recompute one step more where they do not fit."""
     each = [
         leaner_stages(pipeline.stages, [one.excess_bytes > 0 for one in own.stages], policies, per_layer)
         for pipeline, own in zip(plan.pipelines, cost.pipelines, strict=True)
@@ -398,7 +417,7 @@ def _leaner(plan: Plan, cost: Cost, policies: tuple[str, ...], per_layer: bool) 
 
 
 def _with_free_machines(problem: Problem) -> Problem:
-    """The problem on a cluster whose links inside machines take no time."""
+    """The problem with infinitely fast links inside machines."""
     machines = tuple(
         replace(machine, intra_bandwidth_bytes_per_s=float("inf"), intra_links=())
         for machine in problem.cluster.machines

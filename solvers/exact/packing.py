@@ -1,45 +1,49 @@
 """The CP-SAT model: which columns make up a plan.
 
-A column stands for pipelines on a given usage of devices, and says the most sequences that one of them can process
-within the step time asked about. A plan of that step time is a choice of columns that fit on the devices together and
-process the global batch; where there is no choice, there is no plan, and the step time asked about is a lower bound.
-All numbers are whole, so nothing is rounded: what is rounded is the step time, by the bisection that asks.
+A column stands for pipelines with a given use of devices, and states the most sequences that one of them can process
+within the step time asked about. A plan with that step time is a choice of columns that fit the devices together and
+process the global batch. If there is no choice, there is no plan, and the step time is a lower bound. All numbers are
+integers, so nothing is rounded but the step time, by the bisection that asks.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-Ints = NDArray[np.int64]
-Vector = tuple[int, ...]
-Choice = tuple[tuple[int, int], ...]  # (column, how many), ascending
+from hexiopt.plan.token_layout import Ints
+
+DeviceCounts = tuple[int, ...]
+ColumnChoice = tuple[tuple[int, int], ...]  # (column, how many), ascending
 
 
 @dataclass
-class Column:
-    """Pipelines of one sort: the usages that it may have (devices of each bin), and the most sequences of one."""
+class PipelineColumn:
+    """Equivalent pipelines: their possible uses of devices (number from each class), and the most sequences of one."""
 
-    usages: tuple[Vector, ...]
+    usages: tuple[DeviceCounts, ...]
     most_sequences: int
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a plan must keep: devices of each bin, sequences to process, pipelines at most and at least."""
+class PackingLimits:
+    """The limits of a plan: devices of each class, sequences to process, and the most and fewest pipelines."""
 
-    devices: Vector
+    devices: DeviceCounts
     global_batch: int
     most_pipelines: int
     least_pipelines: int = 1
 
 
 class Packing:
-    """A choice of `columns`, each a number of times, within `limits`; none of those already `refuted`."""
+    """The model of a choice of `columns`, each with a multiplicity, within `limits`, excluding those already
+    `refuted`.
+    """
 
-    def __init__(self, columns: Sequence[Column], limits: Limits, refuted: Collection[Choice] = ()) -> None:
+    def __init__(
+        self, columns: Sequence[PipelineColumn], limits: PackingLimits, refuted: Collection[ColumnChoice] = ()
+    ) -> None:
         self.columns, self.limits = columns, limits
         model = self._model = cp_model.CpModel()
         self._literals: dict[tuple[int, int], cp_model.IntVar] = {}
@@ -86,8 +90,8 @@ class Packing:
             self._model.add(variable <= count - 1).only_enforce_if(~literal)
         return self._literals[key]
 
-    def choices(self, wanted: int, deterministic_s: float) -> tuple[list[Choice], bool]:
-        """At most `wanted` choices, those that could process most first, and whether these are all there are."""
+    def choices(self, wanted: int, deterministic_s: float) -> tuple[list[ColumnChoice], bool]:
+        """At most `wanted` choices, those that can process most first, and whether these are all."""
         collector = _Collector(self._totals, wanted)
         solver = _solver(deterministic_s)
         solver.parameters.enumerate_all_solutions = True
@@ -95,22 +99,22 @@ class Packing:
         found = sorted(collector.found, key=lambda choice: (-self.sequences(choice), choice))
         return found, status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
 
-    def sequences(self, choice: Choice) -> int:
+    def sequences(self, choice: ColumnChoice) -> int:
         """The most sequences that a choice can process."""
         return sum(self.columns[c].most_sequences * count for c, count in choice)
 
-    def _most(self, usage: Vector) -> int:
-        """The most pipelines of this usage that fit."""
+    def _most(self, usage: DeviceCounts) -> int:
+        """The most pipelines with this use of devices that fit."""
         fit = min(have // used for have, used in zip(self.limits.devices, usage, strict=True) if used)
         return min(fit, self.limits.most_pipelines)
 
 
 class _Collector(cp_model.CpSolverSolutionCallback):
-    """Keeps the choices that the solver finds; laid on devices in several ways, one counts once."""
+    """Collects the choices that the solver finds; one that can be placed in several ways counts once."""
 
     def __init__(self, totals: dict[int, cp_model.IntVar], wanted: int) -> None:
         super().__init__()
-        self.found: set[Choice] = set()
+        self.found: set[ColumnChoice] = set()
         self._totals, self._wanted = totals, wanted
 
     def on_solution_callback(self) -> None:
@@ -121,7 +125,7 @@ class _Collector(cp_model.CpSolverSolutionCallback):
 
 
 def _solver(deterministic_s: float) -> cp_model.CpSolver:
-    """One worker and a clock that counts work, so that the same model has the same answer."""
+    """A solver with one worker and a limit on counted work, so that the same model gives the same answer."""
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
@@ -130,9 +134,9 @@ def _solver(deterministic_s: float) -> cp_model.CpSolver:
 
 
 def most_together(most: Ints) -> Ints:
-    """Upper bound on the sequences of any number of pipelines, by devices of each kind, from the most of one pipeline.
+    """Upper bound on the sequences of any number of pipelines, by devices of each kind, given the most of one pipeline.
 
-    `most[u]` for u devices of each kind; both never fall with more devices. An unbounded knapsack.
+    `most[u]` is for u devices of each kind; neither decreases with more devices. An unbounded knapsack.
     """
     best = most.copy()
     for axis in range(best.ndim):

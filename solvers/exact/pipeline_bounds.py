@@ -1,4 +1,4 @@
-"""When the replicas of a pipeline end at least: what must come one after another, whatever else waits."""
+"""Lower bounds on when the replicas of a pipeline end: what must run in sequence, whatever else waits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,28 +9,30 @@ from hexiopt.schedules.schedule import Schedule, StagePosition, forwards_before_
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A replica's part in a micro-batch: samples, and forward and backward seconds of the first range and of all."""
+class ReplicaWork:
+    """A replica's work on a micro-batch: samples, and (forward, backward) seconds of the first layer range and of
+    all.
+    """
 
     samples: int
     first_s: tuple[float, float]
     all_s: tuple[float, float]
 
 
-def ends_floor_s(
+def ends_lower_bound_s(
     schedule: Schedule,
-    stages: Sequence[Sequence[Part]],
+    stages: Sequence[Sequence[ReplicaWork]],
     sends_s: Sequence[Sequence[tuple[float, float]]],
     num_chunks: int,
     num_micro_batches: int,
 ) -> list[float]:
-    """Seconds from the step's start for each replica, stage by stage.
+    """Seconds from the start of the step for each replica, stage by stage.
 
-    A replica begins when the first micro-batch's samples have come, and runs all of its operations. Where stages have
-    one layer range, its backwards begin when that micro-batch comes back: under GPipe after all forwards of the last
-    stage, under 1F1B after the first; a stage of p has then run as many forwards as there are stages from it on
-    (`forwards_before_backward`). The last micro-batch goes back through the stages before. `sends_s[i]`: the
-    messages from stage i to the next, and back, one of each for every pair of replicas that `sample_overlaps` gives.
+    A replica begins when the first micro-batch's samples have arrived, and runs all of its operations. With one layer
+    range per stage, its backwards begin when that micro-batch comes back: under GPipe after all forwards of the last
+    stage, under 1F1B after the first. By then a stage has run as many forwards as there are stages from it to the last
+    (`forwards_before_backward`). The last micro-batch goes back through the stages before. `sends_s[i]` are the
+    messages from stage i to the next and back, for every pair of replicas that `sample_overlaps` gives.
     """
     p, m = len(stages), num_micro_batches
     meet = [

@@ -1,4 +1,4 @@
-"""Every way to deal the samples of micro-batches to the replicas of a line while all can end in time."""
+"""Every allocation of the samples of micro-batches to the replicas of a placement with which all can end in time."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,21 +10,22 @@ from operator import le
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.stage_model import TpGroup
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.memo import Memo
 from hexiopt.plan.messages import sample_overlaps
 from hexiopt.problem.space import Recompute, recompute_chains
 from hexiopt.schedules.in_flight import InFlight, in_flight
 from hexiopt.schedules.schedule import Schedule, StagePosition
-from solvers.exact.assignments import Groups
-from solvers.exact.pipeline_bounds import Part, ends_floor_s
+from solvers.exact.assignments import PlacedDevices
+from solvers.exact.pipeline_bounds import ReplicaWork, ends_lower_bound_s
 from solvers.exact.splits import Layers
 
-Dealt = tuple[tuple[int, ...], Recompute]  # of a stage: samples of each replica, what it recomputes
+StageAllocation = tuple[tuple[int, ...], Recompute]  # of a stage: samples of each replica, what it recomputes
 _SLACK = 1e-9  # of the memory, for rounding
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """What is chosen once for all pipelines.
+class GlobalChoices:
+    """The choices common to all pipelines.
 
     Schedule, policies (fastest first), ZeRO stage, and the most holders over which a parameter may be spread.
     """
@@ -36,24 +37,24 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class _Before:
-    """A replica of the stage before: its samples from `first` to `end`, and what they take to its end and from there.
+class _PrecedingReplica:
+    """A replica of the previous stage with its samples from `first` to `end`.
 
-    `there_s`: from the step's start to the end of the first micro-batch's forward; `back_s`: its backward of the last
-    micro-batch and what follows. The way to the first stage is nothing for all samples.
+    `there_s`: from the start of the step to the end of the first micro-batch's forward. `back_s`: its backward of the
+    last micro-batch and all that follows. Before the first stage, both are 0 for all samples.
     """
 
     first: int
     end: int
     there_s: float
     back_s: float
-    slot: tuple[int, ...] = ()
+    group: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """Per chain and replica, for 1, 2, ... samples while they fit: the number of the first of the chain that does. Per
-    replica, the seconds of the fastest of these.
+    """For each chain and replica, by 1, 2, ... samples while they fit: the index in the chain of the first policies
+    that fit; and for each replica the seconds of the fastest of these.
     """
 
     chains: tuple[tuple[Recompute, ...], ...]
@@ -62,111 +63,132 @@ class _Stage:
     enough: bool  # whether all replicas together can process a micro-batch in time
 
 
-class Seconds:
-    """Times of stages for numbers of samples, and what they may recompute. Keeps what it has computed."""
+class ReplicaSeconds:
+    """Stage times by number of samples, and the recompute chains; caches what it computes."""
 
     def __init__(self, model: PlanPricer) -> None:
         self.model = model
         self._most = model.problem.space.micro_batch_sizes(model.problem.workload.global_batch)[-1]
-        self.rooms = Rooms(model)
-        self._chains: dict[tuple[tuple[str, ...], int], tuple[tuple[Recompute, ...], ...]] = {}
-        self._work: dict[tuple[TpGroup, int, bool, bool, Recompute], list[tuple[float, float]]] = {}
+        self.least_recompute = LeastRecompute(model)
+        per_layer = model.problem.space.recompute_per_layer
+        self._chains: Memo[tuple[tuple[str, ...], int], tuple[tuple[Recompute, ...], ...]] = Memo(
+            lambda key: recompute_chains(*key, per_layer)
+        )
+        self._work: Memo[tuple[TpGroup, int, bool, bool, Recompute], list[tuple[float, float]]] = Memo(
+            lambda key: self._work_s(*key)
+        )
 
     def chains(self, policies: tuple[str, ...], num_layers: int) -> tuple[tuple[Recompute, ...], ...]:
-        """What a stage may recompute: see `recompute_chains`."""
-        found = self._chains.get((policies, num_layers))
-        if found is None:
-            per_layer = self.model.problem.space.recompute_per_layer
-            found = self._chains[policies, num_layers] = recompute_chains(policies, num_layers, per_layer)
-        return found
+        """The recompute chains of a stage; see `recompute_chains`."""
+        return self._chains[policies, num_layers]
 
     def work_s(
         self, tp_group: TpGroup, num_layers: int, first: bool, last: bool, recompute: Recompute
     ) -> list[tuple[float, float]]:
-        """Forward and backward of 1, 2, ... samples."""
-        key = (tp_group, num_layers, first, last, recompute)
-        found = self._work.get(key)
-        if found is None:
-            found = self._work[key] = [
-                self.model.stages.stage_s(tp_group, num_layers, first, last, x, recompute)
-                for x in range(1, self._most + 1)
-            ]
-        return found
+        """Forward and backward seconds of 1, 2, ... samples."""
+        return self._work[tp_group, num_layers, first, last, recompute]
+
+    def _work_s(
+        self, tp_group: TpGroup, num_layers: int, first: bool, last: bool, recompute: Recompute
+    ) -> list[tuple[float, float]]:
+        return [
+            self.model.stages.stage_s(tp_group, num_layers, first, last, x, recompute) for x in range(1, self._most + 1)
+        ]
 
 
-class Dealing:
-    """The ways for a line with `count` micro-batches of `size` sequences to take less than `limit_s`."""
+class SampleAllocation:
+    """The allocations with which a placement takes less than `limit_s` for `count` micro-batches of `size`
+    sequences.
+    """
 
-    def __init__(self, seconds: Seconds, groups: Groups, size: int, count: int, frame: Frame, limit_s: float) -> None:
+    def __init__(
+        self,
+        seconds: ReplicaSeconds,
+        groups: PlacedDevices,
+        size: int,
+        count: int,
+        global_choices: GlobalChoices,
+        limit_s: float,
+    ) -> None:
         self._seconds, self._model = seconds, seconds.model
-        self._size, self._count, self._frame, self._limit_s = size, count, frame, limit_s
+        self._size, self._count, self._frame, self._limit_s = size, count, global_choices, limit_s
         self._groups = groups
-        self._sites = [[self._model.tp_group(slot) for slot in stage] for stage in groups]
-        self._stages: dict[tuple[int, tuple[int, ...]], _Stage] = {}
-        self._parts: dict[tuple[int, tuple[int, ...], Dealt], tuple[Part, ...]] = {}
-        self._sends: dict[tuple[tuple[int, ...], tuple[int, ...], int], float] = {}
-        self._pair_sends: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[tuple[float, float]]] = {}
+        self._sites = [[self._model.tp_group(group) for group in stage] for stage in groups]
+        self._stages: Memo[tuple[int, tuple[int, ...]], _Stage] = Memo(lambda key: self._stage(*key))
+        self._parts: Memo[tuple[int, tuple[int, ...], StageAllocation], tuple[ReplicaWork, ...]] = Memo(
+            lambda key: self._part(*key)
+        )
+        self._sends: Memo[tuple[tuple[int, ...], tuple[int, ...], int], float] = Memo(
+            lambda key: self._model.message_s(*key)
+        )
+        self._pair_sends: Memo[tuple[int, tuple[int, ...], tuple[int, ...]], list[tuple[float, float]]] = Memo(
+            lambda key: self._pair_sends_s(*key)
+        )
 
-    def ways(self, layers: Layers) -> Iterator[tuple[tuple[Dealt, ...], tuple[float, ...]]]:
-        """What every stage is dealt, and when each replica ends at least, stage by stage."""
+    def allocations(self, layers: Layers) -> Iterator[tuple[tuple[StageAllocation, ...], tuple[float, ...]]]:
+        """The samples and policies of every stage, and a lower bound on the end of each replica, stage by stage."""
         lengths = [tuple(end - first for first, end in ranges) for ranges in layers]
-        stages = [self._stage(s, own) for s, own in enumerate(lengths)]
+        stages = [self._stages[s, own] for s, own in enumerate(lengths)]
         if all(stage.enough for stage in stages):
-            for dealt in self._deal(lengths, stages, [_Before(0, self._size, 0.0, 0.0)]):
-                parts = [self._part(s, own, given) for s, (own, given) in enumerate(zip(lengths, dealt, strict=True))]
-                sends_s = [self._pair_sends_s(s, dealt[s][0], dealt[s + 1][0]) for s in range(len(dealt) - 1)]
-                ends_s = ends_floor_s(self._frame.schedule, parts, sends_s, len(lengths[0]), self._count)
+            for allocated in self._allocate(lengths, stages, [_PrecedingReplica(0, self._size, 0.0, 0.0)]):
+                parts = [
+                    self._parts[s, own, given] for s, (own, given) in enumerate(zip(lengths, allocated, strict=True))
+                ]
+                sends_s = [
+                    self._pair_sends_s(s, allocated[s][0], allocated[s + 1][0]) for s in range(len(allocated) - 1)
+                ]
+                ends_s = ends_lower_bound_s(self._frame.schedule, parts, sends_s, len(lengths[0]), self._count)
                 if max(ends_s) < self._limit_s:
-                    yield dealt, tuple(ends_s)
+                    yield allocated, tuple(ends_s)
 
-    def _deal(
-        self, lengths: Sequence[tuple[int, ...]], stages: Sequence[_Stage], before: Sequence[_Before]
-    ) -> Iterator[tuple[Dealt, ...]]:
-        """The last `stages`, after the replicas `before`."""
+    def _allocate(
+        self, lengths: Sequence[tuple[int, ...]], stages: Sequence[_Stage], before: Sequence[_PrecedingReplica]
+    ) -> Iterator[tuple[StageAllocation, ...]]:
+        """Allocations for the last `stages`, after the replicas `before`."""
         if not stages:
             yield ()
             return
         s = len(self._sites) - len(stages)
-        for dealt, ways_s in self._deal_stage(s, stages[0], lengths[s], before):
+        for allocated, ways_s in self._allocate_stage(s, stages[0], lengths[s], before):
             own, first = [], 0
-            for part, slot, (there_s, back_s) in zip(
-                self._part(s, lengths[s], dealt), self._groups[s], ways_s, strict=True
+            for part, group, (there_s, back_s) in zip(
+                self._parts[s, lengths[s], allocated], self._groups[s], ways_s, strict=True
             ):
                 there_s, back_s = there_s + part.first_s[0], back_s + part.first_s[1]
-                own.append(_Before(first, first + part.samples, there_s, back_s, slot))
+                own.append(_PrecedingReplica(first, first + part.samples, there_s, back_s, group))
                 first += part.samples
-            for others in self._deal(lengths, stages[1:], own):
-                yield (dealt, *others)
+            for others in self._allocate(lengths, stages[1:], own):
+                yield (allocated, *others)
 
-    def _deal_stage(
-        self, s: int, stage: _Stage, lengths: tuple[int, ...], before: Sequence[_Before]
-    ) -> Iterator[tuple[Dealt, tuple[tuple[float, float], ...]]]:
-        """Samples of every replica, the first recompute of a chain that fits them all, and their ways there and back.
+    def _allocate_stage(
+        self, s: int, stage: _Stage, lengths: tuple[int, ...], before: Sequence[_PrecedingReplica]
+    ) -> Iterator[tuple[StageAllocation, tuple[tuple[float, float], ...]]]:
+        """Samples of every replica, the first policies of a chain that fit all of them, and their ways there and back.
 
-        A replica runs all its operations after its samples of the first micro-batch have come through the stages
-        before and before those of the last one go back through them; these pass first ranges only. The messages of
-        all micro-batches, on each link one after another, fit between as well.
+        A replica runs all its operations after its samples of the first micro-batch have come through the previous
+        stages, and before those of the last one go back through them; both pass first layer ranges only. The messages
+        of all micro-batches, on each link one after another, must fit in between as well.
         """
         work, last, count, limit_s = stage.work_s, len(stage.work_s) - 1, self._count, self._limit_s
-        room_s = (limit_s - min(one.there_s + one.back_s for one in before)) / count
-        room = [0] * (last + 2)  # the most samples of the replicas from r on
+        remaining_s = (limit_s - min(one.there_s + one.back_s for one in before)) / count
+        capacity = [0] * (last + 2)  # the most samples of the replicas from r on
         for r in range(last, -1, -1):
-            room[r] = room[r + 1] + bisect_left(work[r], room_s)
+            capacity[r] = capacity[r + 1] + bisect_left(work[r], remaining_s)
 
-        def deal(r: int, at: int) -> Iterator[tuple[tuple[int, float, float], ...]]:
-            """Samples and ways of the replicas from r on, of the samples from number `at` on."""
+        def allocate(r: int, at: int) -> Iterator[tuple[tuple[int, float, float], ...]]:
+            """Samples and ways of the replicas from r on, which share the samples from index `at` on."""
             if r > last:
                 yield ()
                 return
-            slot = self._groups[s][r]
+            group = self._groups[s][r]
             for x in range(1, min(self._size - at - (last - r), len(work[r])) + 1):
                 there = back = link = 0.0
                 for one in before:
                     common = min(one.end, at + x) - max(one.first, at)
                     if common > 0:
                         ahead_s, recompute_s = (
-                            self._send_s(one.slot, slot, common),
-                            self._send_s(slot, one.slot, common),
+                            self._send_s(one.group, group, common),
+                            self._send_s(group, one.group, common),
                         )
                         there, back = max(there, one.there_s + ahead_s), max(back, one.back_s + recompute_s)
                         link = max(link, one.there_s + one.back_s + count * max(ahead_s, recompute_s))
@@ -174,12 +196,12 @@ class Dealing:
                 if max(there + back + count * work_s, link + work_s) >= limit_s:
                     return
                 left = self._size - at - x
-                if left <= room[r + 1] and (left == 0) == (r == last):
-                    for others in deal(r + 1, at + x):
+                if left <= capacity[r + 1] and (left == 0) == (r == last):
+                    for others in allocate(r + 1, at + x):
                         yield ((x, there, back), *others)
 
-        if room[0] >= self._size:
-            for found in deal(0, 0):
+        if capacity[0] >= self._size:
+            for found in allocate(0, 0):
                 given, ways_s = tuple(x for x, _, _ in found), tuple((there, back) for _, there, back in found)
                 for recompute in self._recomputes(s, stage, lengths, given):
                     yield (given, recompute), ways_s
@@ -187,7 +209,9 @@ class Dealing:
     def _recomputes(
         self, s: int, stage: _Stage, lengths: tuple[int, ...], given: tuple[int, ...]
     ) -> Iterable[Recompute]:
-        """Of each chain the first that fits all replicas, unless another's layers are as fast in every range."""
+        """The first policies of each chain that fit all replicas, unless another's layers are as fast in every
+        range.
+        """
         firsts: dict[Recompute, list[float]] = {}
         for chain, fitting in zip(stage.chains, stage.fitting, strict=True):
             if all(x <= len(own) for own, x in zip(fitting, given, strict=True)):
@@ -209,73 +233,65 @@ class Dealing:
         return found
 
     def _stage(self, s: int, lengths: tuple[int, ...]) -> _Stage:
-        """Stage s with layer ranges of `lengths`."""
-        found = self._stages.get((s, lengths))
-        if found is None:
-            frame, num_layers = self._frame, sum(lengths)
-            at = StagePosition(s, len(self._sites), self._count, len(lengths))
-            shards = StateSharding(frame.sharding, frame.holders)
-            chains, rooms = self._seconds.chains(frame.policies, num_layers), self._seconds.rooms
-            fitting = [
-                [rooms.first_fits(tp_group, lengths, frame.schedule, at, shards, chain) for tp_group in self._sites[s]]
-                for chain in chains
+        """The limits of stage s with layer ranges of `lengths`."""
+        global_choices, num_layers = self._frame, sum(lengths)
+        at = StagePosition(s, len(self._sites), self._count, len(lengths))
+        shards = StateSharding(global_choices.sharding, global_choices.holders)
+        chains, least_recompute = (
+            self._seconds.chains(global_choices.policies, num_layers),
+            self._seconds.least_recompute,
+        )
+        fitting = [
+            [
+                least_recompute.first_fits(tp_group, lengths, global_choices.schedule, at, shards, chain)
+                for tp_group in self._sites[s]
             ]
-            work = []
-            for tp_group, *each in zip(self._sites[s], *fitting, strict=True):
-                least = [inf] * max(map(len, each))
-                for chain, own in zip(chains, each, strict=True):
-                    for k, first_fit in enumerate(own):
-                        both_s = self._seconds.work_s(tp_group, num_layers, at.first, at.last, chain[first_fit])[k]
-                        least[k] = min(least[k], sum(both_s))
-                work.append(least)
-            room = sum(bisect_left(own, self._limit_s / self._count) for own in work)
-            found = self._stages[s, lengths] = _Stage(chains, fitting, work, room >= self._size)
-        return found
+            for chain in chains
+        ]
+        work = []
+        for tp_group, *each in zip(self._sites[s], *fitting, strict=True):
+            least = [inf] * max(map(len, each))
+            for chain, own in zip(chains, each, strict=True):
+                for k, first_fit in enumerate(own):
+                    both_s = self._seconds.work_s(tp_group, num_layers, at.first, at.last, chain[first_fit])[k]
+                    least[k] = min(least[k], sum(both_s))
+            work.append(least)
+        capacity = sum(bisect_left(own, self._limit_s / self._count) for own in work)
+        return _Stage(chains, fitting, work, capacity >= self._size)
 
-    def _part(self, s: int, lengths: tuple[int, ...], dealt: Dealt) -> tuple[Part, ...]:
-        """What the replicas of stage s run."""
-        key = (s, lengths, dealt)
-        found = self._parts.get(key)
-        if found is None:
-            (given, recompute), work_s = dealt, self._seconds.work_s
-            first, last, alone = s == 0, s == len(self._sites) - 1, len(lengths) == 1
-            begin = recompute if len(recompute) == 1 else recompute[: lengths[0]]
-            found = self._parts[key] = tuple(
-                Part(
-                    x,
-                    work_s(tp_group, lengths[0], first, last and alone, begin)[x - 1],
-                    work_s(tp_group, sum(lengths), first, last, recompute)[x - 1],
-                )
-                for tp_group, x in zip(self._sites[s], given, strict=True)
+    def _part(self, s: int, lengths: tuple[int, ...], allocated: StageAllocation) -> tuple[ReplicaWork, ...]:
+        """The work of the replicas of stage s."""
+        (given, recompute), work_s = allocated, self._seconds.work_s
+        first, last, alone = s == 0, s == len(self._sites) - 1, len(lengths) == 1
+        begin = recompute if len(recompute) == 1 else recompute[: lengths[0]]
+        return tuple(
+            ReplicaWork(
+                x,
+                work_s(tp_group, lengths[0], first, last and alone, begin)[x - 1],
+                work_s(tp_group, sum(lengths), first, last, recompute)[x - 1],
             )
-        return found
+            for tp_group, x in zip(self._sites[s], given, strict=True)
+        )
 
-    def _pair_sends_s(self, s: int, here: tuple[int, ...], there: tuple[int, ...]) -> Sequence[tuple[float, float]]:
-        """Messages ahead and back between the replicas of stages s and s + 1, with the samples that each has."""
-        key = (s, here, there)
-        found = self._pair_sends.get(key)
-        if found is None:
-            a, b = self._groups[s], self._groups[s + 1]
-            found = self._pair_sends[key] = [
-                (self._send_s(a[i], b[j], common), self._send_s(b[j], a[i], common))
-                for i, j, common in sample_overlaps(here, there)
-            ]
-        return found
+    def _pair_sends_s(self, s: int, here: tuple[int, ...], there: tuple[int, ...]) -> list[tuple[float, float]]:
+        """Seconds of the messages forward and back between the replicas of stages s and s + 1, given their samples."""
+        a, b = self._groups[s], self._groups[s + 1]
+        return [
+            (self._send_s(a[i], b[j], common), self._send_s(b[j], a[i], common))
+            for i, j, common in sample_overlaps(here, there)
+        ]
 
     def _send_s(self, sender: tuple[int, ...], receiver: tuple[int, ...], samples: int) -> float:
-        """A message of so many samples, the network otherwise idle; nothing from before the first stage."""
+        """Seconds of a message of `samples` on an otherwise idle network; 0 before the first stage."""
         if not sender or not receiver:
             return 0.0
-        key = (sender, receiver, samples)
-        found = self._sends.get(key)
-        if found is None:
-            found = self._sends[key] = self._model.message_s(sender, receiver, samples)
-        return found
+        return self._sends[sender, receiver, samples]
 
 
-class Rooms:
-    """What a replica may recompute to fit its memory, its states spread over as many holders as may be, for one cost
-    model. Keeps what it has computed."""
+class LeastRecompute:
+    """The least recomputation with which a replica fits, its states sharded as widely as possible; caches what it
+    computes.
+    """
 
     def __init__(self, model: PlanPricer) -> None:
         self._model = model
@@ -291,9 +307,10 @@ class Rooms:
         shards: StateSharding,
         chain: tuple[Recompute, ...],
     ) -> list[int]:
-        """For 1, 2, ... samples, the number of the first of `chain` that fits; it ends where none does.
+        """For 1, 2, ... samples, the index of the first element of `chain` that fits; the list ends where none does.
 
-        `ranges` are the lengths of the stage's layer ranges, as equal as they go; `chain` as `recompute_chains` has it.
+        `ranges` are the lengths of the stage's layer ranges, as equal as possible; `chain` as given by
+        `recompute_chains`.
         """
         held = in_flight(schedule, position)
         key = (tp_group, ranges, position.first, position.last, held, shards, chain)
@@ -301,7 +318,7 @@ class Rooms:
         if found is None:
             found, at = [], 0
             for samples in range(1, self._most_samples + 1):
-                # More samples never fit with less recompute.
+                # More samples never fit with less recomputation.
                 while at < len(chain) and not self._fits(
                     tp_group, sum(ranges), position, held, shards, samples, chain[at]
                 ):

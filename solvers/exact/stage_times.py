@@ -1,21 +1,21 @@
-"""The least time of a stage of n layers where memory allows it, every layer with a recompute policy of its own.
+"""The least time of a stage of n layers that fits in memory, where every layer may have its own recompute policy.
 
-Forward times do not depend on the policy, backward times do; so of all mixes of policies that fit, the one with the
-shortest backward is the best in any schedule.
+Forward times do not depend on the policy, backward times do. So of all combinations of policies that fit, the one with
+the shortest backward is best under every schedule.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hexiopt.calibration import coefficients as c
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.stage_model import TpGroup
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.memo import Memo
+from hexiopt.plan.token_layout import Floats
 from hexiopt.schedules.in_flight import holding
 
-Floats = NDArray[np.float64]
 _ROUNDING = 1e-9  # of a memory limit
 
 
@@ -28,22 +28,20 @@ class StageTimes:
 
 
 class StageTable:
-    """Stage times of a cost model, kept. `shards` as in `hexiopt.cost.memory`."""
+    """Stage times under a cost model, cached; `shards` as in `hexiopt.cost.executors.memory`."""
 
     def __init__(self, model: PlanPricer) -> None:
         self._model = model
         self._layers = model.problem.model.num_layers
-        self._found: dict[tuple[object, ...], StageTimes] = {}
+        self._found: Memo[tuple[TpGroup, int, bool, bool, int, StateSharding], StageTimes] = Memo(
+            lambda key: self._times(*key)
+        )
 
     def times(
         self, tp_group: TpGroup, samples: int, first: bool, last: bool, held: int, shards: StateSharding
     ) -> StageTimes:
         """Times of a stage that holds `held` micro-batches of `samples` sequences in flight."""
-        key = (tp_group, samples, first, last, held, shards)
-        found = self._found.get(key)
-        if found is None:
-            found = self._found[key] = self._times(tp_group, samples, first, last, held, shards)
-        return found
+        return self._found[tp_group, samples, first, last, held, shards]
 
     def _times(
         self, tp_group: TpGroup, samples: int, first: bool, last: bool, held: int, shards: StateSharding
@@ -54,12 +52,12 @@ class StageTable:
         forward_s = np.array([model.stage_s(tp_group, int(n), first, last, samples, fastest)[0] for n in counts])
         backward_s = np.array([model.stage_s(tp_group, int(n), first, last, samples, fastest)[1] for n in counts])
         working = {policy: memory.recompute_working_set_bytes(policy, last) for policy in policies}
-        room = tp_group.gpu.usable_memory_bytes * (1 + _ROUNDING) - np.array(
+        free_bytes = tp_group.gpu.usable_memory_bytes * (1 + _ROUNDING) - np.array(
             [memory.stage(int(n), first, last, fastest, holding(held), shards).total for n in counts]
         )
-        # What is kept of activations counts once, and once more for what the allocator loses.
+        # Stored activations count once, plus the allocator's fragmentation.
         factor = 1 + c.FRAGMENTATION
-        room += factor * working[fastest]
+        free_bytes += factor * working[fastest]
         saved = {
             policy: factor * held * (memory.layer_activation_bytes(fastest) - memory.layer_activation_bytes(policy))
             for policy in policies
@@ -70,13 +68,13 @@ class StageTable:
             for policy in policies
         }
         others = [policy for policy in policies if policy != fastest]
-        extra = np.where(room >= factor * working[fastest], 0.0, np.inf)
+        extra = np.where(free_bytes >= factor * working[fastest], 0.0, np.inf)
         for smaller in others:
-            # `num_smaller` layers with one policy, and as few as needed of the others with another (or with none).
+            # `num_smaller` layers have one policy, and as few of the others as needed have a second one (or none).
             num_smaller = np.arange(self._layers + 1)[None, :]
             for second in [None, *[policy for policy in others if policy != smaller]]:
                 held_back = max(working[policy] for policy in (fastest, smaller, second) if policy is not None)
-                missing = factor * held_back - room[:, None] - saved[smaller] * num_smaller
+                missing = factor * held_back - free_bytes[:, None] - saved[smaller] * num_smaller
                 if second is None:
                     cost = np.where(
                         (missing <= 0) & (num_smaller <= counts[:, None]), slower[smaller] * num_smaller, np.inf

@@ -1,35 +1,34 @@
-"""How long gradient sync takes at least, for all ways to cut the layers of an arrangement at once; and what follows at
-least after the end of each replica's pipeline, as all that follows waits for all that comes before.
+"""Lower bounds on gradient sync for all layer cuts of an assignment at once, and on what follows each replica's end.
 
-A layer's rings depend only on which stage of each pipeline holds it. What they need of a network resource adds up over
-layers, and the rings on the most loaded resource take at least as long as it is loaded: as `hexiopt/cost/rings.py`
-has it, without latencies and without links inside machines.
+The rings of a layer depend only on which stage of each pipeline holds it. Their loads on a network resource add up over
+layers, and the rings on the most loaded resource take at least as long as its load: as in `hexiopt/cost/rings.py`,
+without latencies and without links inside machines.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.cost.rings import RingTimes, ring_edges
+from hexiopt.memo import Memo
 from hexiopt.plan.holders import ParameterHolders
 from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, held_by
+from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.space import Space
-from solvers.exact.assignments import DeviceAssignment, DeviceClasses, Slot
+from solvers.exact.assignments import ClassGroup, DeviceAssignment, DeviceClasses
 from solvers.exact.splits import Layers
 
-Floats = NDArray[np.float64]
-_Holders = tuple[tuple[Slot, ...], ...]  # the stages that hold a layer, one of each pipeline
+_Holders = tuple[tuple[ClassGroup, ...], ...]  # the stages that hold a layer, one of each pipeline
 
 
-class SyncFloor:
-    """Least seconds of gradient sync on a problem's network. Keeps what it has computed."""
+class SyncBound:
+    """Lower bounds on the seconds of gradient sync; caches what it computes."""
 
-    def __init__(self, seats: DeviceClasses) -> None:
-        self._seats, self._problem = seats, seats.problem
+    def __init__(self, device_classes: DeviceClasses) -> None:
+        self._device_classes, self._problem = device_classes, device_classes.problem
         model = self._problem.model
         # Rings of one layer, by the cost model's own rules; what it holds is scaled to a layer, embedding or head.
         # The attention window, which gpt_neo has not in its first layer, is no part of them.
@@ -40,17 +39,18 @@ class SyncFloor:
         self._embedding = float(model.embedding_params - (model.vocabulary_params if model.tied_embeddings else 0))
         self._head = float(model.head_params)
         self._whole = float(model.layer_params + model.embedding_params + model.head_params)
-        self._loads: dict[tuple[_Holders, str], Floats] = {}
+        self._loads: Memo[tuple[_Holders, str], Floats] = Memo(lambda key: self._load(*key))
 
-    def seconds(self, arrangement: DeviceAssignment, groups: str, cuts: Sequence[Sequence[Layers]]) -> Floats:
-        """For all combinations of `cuts`, those of the last pipeline varying fastest; sharding `groups` all or machine.
+    def seconds(self, assignment: DeviceAssignment, groups: str, cuts: Sequence[Sequence[Layers]]) -> Floats:
+        """A bound for every combination of `cuts`, those of the last pipeline varying fastest; sharding `groups`: all
+        or machine.
 
-        Rings inside groups pass gradients and weights, or gradients twice; rings between groups pass them twice.
+        Rings within groups pass gradients and weights, or gradients twice; rings between groups pass gradients twice.
         """
         stages = [np.array([_stage_of_layer(layers) for layers in own]) for own in cuts]
         chosen = np.indices([len(own) for own in cuts]).reshape(len(cuts), -1)
         held = np.stack([own[at] for own, at in zip(stages, chosen, strict=True)])  # [pipeline, combination, layer]
-        sizes = [len(line) for line in arrangement]
+        sizes = [len(placement) for placement in assignment]
         states = np.ravel_multi_index(tuple(held), tuple(sizes))
         met, where = np.unique(states, return_inverse=True)
         where = where.reshape(states.shape)
@@ -63,30 +63,29 @@ class SyncFloor:
         loads = []
         for state in met.tolist():
             at = np.unravel_index(state, sizes)
-            loads.append(self._load(tuple(line[s] for line, s in zip(arrangement, at, strict=True)), groups))
+            loads.append(
+                self._loads[tuple(sorted(placement[s] for placement, s in zip(assignment, at, strict=True))), groups]
+            )
         found: Floats = (amounts @ np.stack(loads)).max(axis=1, initial=0.0)
         return found
 
     def _load(self, holders: _Holders, groups: str) -> Floats:
-        """Seconds that the rings of a parameter, in all slices, need each resource inside and between groups."""
-        key = (tuple(sorted(holders)), groups)
-        found = self._loads.get(key)
-        if found is None:
-            named = self._seats.name(tuple((stage,) for stage in holders))
-            pipelines = tuple(
-                Pipeline((Stage(held_by(tuple(Replica(slot, 1) for slot in slots)), ((0, 1),)),), 1, len(slots))
-                for (slots,) in named
-            )
-            workload = self._problem.workload
-            gradient, weight = workload.stored_gradient_bytes, workload.element_bytes
-            rings = self._one_layer.rings(Plan(pipelines, sharding=Sharding(1, groups)))
-            within = min(2 * gradient, gradient + weight) * self._passed(rings.within_group.groups)
-            between = 2 * gradient * self._passed(rings.between_groups.groups)
-            found = self._loads[key] = np.concatenate([within, between]) / self._whole
-        return found
+        """Seconds that the rings of a parameter, in all slices, occupy each resource within and between groups."""
+        labeled = self._device_classes.labeled(tuple((stage,) for stage in holders))
+        pipelines = tuple(
+            Pipeline((Stage(held_by(tuple(Replica(group, 1) for group in replicas)), ((0, 1),)),), 1, len(replicas))
+            for (replicas,) in labeled
+        )
+        workload = self._problem.workload
+        gradient, weight = workload.stored_gradient_bytes, workload.element_bytes
+        rings = self._one_layer.rings(Plan(pipelines, sharding=Sharding(1, groups)))
+        within = min(2 * gradient, gradient + weight) * self._passed(rings.within_group.groups)
+        between = 2 * gradient * self._passed(rings.between_groups.groups)
+        load: Floats = np.concatenate([within, between]) / self._whole
+        return load
 
     def _passed(self, groups: ParameterHolders) -> Floats:
-        """Seconds that a byte of every parameter, passed once around its ring, needs each resource of the network."""
+        """Seconds that one byte per parameter, passed once around its ring, occupies each network resource."""
         cluster, network = self._problem.cluster, self._problem.cluster.network
         load = np.zeros(network.num_resources)
         for holders, params in zip(groups.holders, groups.params, strict=True):
@@ -106,10 +105,10 @@ def _stage_of_layer(layers: Layers) -> list[int]:
 
 
 def tails_s(model: PlanPricer, plan: Plan, holders: int) -> list[list[float]]:
-    """Seconds of gradient sync and the optimiser after each replica's end, by pipeline and replica, stage by stage.
+    """Seconds of gradient sync and optimiser after each replica's end, by pipeline and replica, stage by stage.
 
-    A step's time is the largest of sums of a replica's end and what follows it: the rings of `PlanPricer.price`, gone
-    through backwards. `holders`: the most over which an optimiser is sharded.
+    The step time is the largest sum of a replica's end and what follows it: the rings of `PlanPricer.price`, traversed
+    backwards. `holders`: the most over which an optimiser is sharded.
     """
     problem, workload, zero = model.problem, model.problem.workload, plan.sharding.stage
     sizes: list[int] = []
@@ -140,7 +139,7 @@ def tails_s(model: PlanPricer, plan: Plan, holders: int) -> list[list[float]]:
 def _before_rings(
     sync: RingTimes, executor_of: Sequence[int], tails: list[float], num_bytes: float, passes: int
 ) -> list[float]:
-    """What follows each replica before rings of `passes`, from what follows it after them."""
+    """The seconds that follow each replica before rings of `passes`, given those that follow after them."""
     longer = tails.copy()
     if passes and sync.groups.count:
         for holders, seconds in zip(sync.groups.holders, sync.ring_pass_s(num_bytes), strict=True):

@@ -1,4 +1,6 @@
-"""Why no plan was found: the binding device, what it lacks in GiB, and the nearest change that fits."""
+"""Why no plan was found: the binding device, how many GiB it lacks, and the smallest change of the request that
+fits.
+"""
 
 import math
 from collections.abc import Iterator
@@ -19,24 +21,26 @@ from hexiopt.schedules.in_flight import holding
 from hexiopt.units import GIB
 from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
-from solvers.core.zero import first_stage, must_align
-from solvers.frame.starts import chain_structures, cut
+from solvers.core.zero import first_stage, requires_lockstep
+from solvers.frame.starts import chain_partitions, cut
 
-_TRIED = 24  # most hand-made structures built to see whether a changed problem has a plan
-_PLACED = 24_000  # devices in all of them: their time is in proportion, a second or two
+_TRIED = 24  # most rule-based partitions completed to see whether a changed problem has a plan
+_PLACED = 24_000  # devices in all of them together; the time is proportional, a second or two
 _MORE_MACHINES = tuple(sorted(base << k for k in range(6) for base in (1, 3)))
 
 
 def proven_infeasible(search: Search) -> bool:
-    """Whether a count of rooms proves that nothing fits, so that a search would be in vain."""
+    """Whether counting the layers that fit each device proves that no plan fits, so that a search would be
+    pointless.
+    """
     return isinstance(search.pricer, PlanPricer) and memory_infeasibility(search.problem, search.pricer) is not None
 
 
 def conclude(search: Search) -> Result:
-    """The result of `search`; without a plan, with the reason, and `infeasible` where that is proven.
+    """The result of `search`; without a plan, it says why, and is `infeasible` where that is proven.
 
-    Where the search met none, the plainest plans are priced: one that fits is the result of a search of the whole plan
-    space. One of a smaller space (`search.remedy`) only says that there are some.
+    Where the search met no plan, the plainest plans are priced. If one fits, it is the result, provided the solver
+    searches the whole plan space; a solver with a smaller space (`search.remedy`) only reports that such plans exist.
     """
     result, remedy = search.result(), search.remedy
     if result.plan is not None:
@@ -49,7 +53,7 @@ def conclude(search: Search) -> Result:
         reason = f"no plan fits: {proof}; {nearest_change(search.problem)}"
         return replace(result, status=Status.INFEASIBLE, reason=reason)
     ended = search.stopped or search.spent >= 1.0 or search.left_s() <= 0.0
-    met = _nearest(search)
+    met = _closest_to_fitting(search)
     if search.plan is not None:
         if remedy is None:
             return search.result()
@@ -62,7 +66,7 @@ def conclude(search: Search) -> Result:
 
 
 def _more(search: Search) -> str:
-    """The budget that ended, in words, and to raise it."""
+    """In words: which part of the budget ran out, and to raise it."""
     most = search.budget.max_steps
     if most is not None and search.left_s() > 0.0:
         return f"raise solver.max_steps above {most}"
@@ -70,42 +74,42 @@ def _more(search: Search) -> str:
 
 
 def memory_infeasibility(problem: Problem, model: PlanPricer) -> str | None:
-    """In words, the proof that no plan fits memory, if a count of rooms gives one.
+    """The proof, in words, that no plan fits memory, if counting the layers that fit gives one; else None.
 
-    Every device holds at most as many layers as fit it with one micro-batch in flight, its TP group as wide and
-    its policy as lean as may be; all devices together must hold the model once. Sharding saves no room in all: n
-    holders of a layer take at least the states of one, and n times its activations. Only fractions of layers count.
-    Devices of a sequence layout have the states of whole layers each and share their activations, so that where there
-    may be layouts only states count.
+    Every device holds at most as many layers as fit with one micro-batch in flight, at the best TP degree and the
+    policy that needs least memory; all devices together must hold the model once. Sharding does not help in total: n
+    holders of a layer need at least the states of one, and n times its activations; it only allows fractions of layers.
+    Devices with a sequence layout hold the states of whole layers each and share their activations, so where layouts
+    are allowed only states count.
     """
     policies, zero = recompute_policies(problem.workload), sharding_stages(problem.workload)[-1]
     layouts = problem.space.sequence
     most = len(problem.usable_devices)
-    leanest = StateSharding(zero, most if layouts else min(most, problem.workload.global_batch))
+    widest = StateSharding(zero, most if layouts else min(most, problem.workload.global_batch))
 
     def least(memory: Memory) -> float:
         return memory.states if layouts else memory.total
 
     total, best = 0.0, (math.inf, 0, "")
-    rooms: dict[object, float] = {}
+    layer_limits: dict[object, float] = {}
     per_layer_gib = 0.0
     for machine, own in problem.usable_by_machine.items():
         key = (problem.cluster.machines[machine].kind, len(own))
-        if key not in rooms:
-            held: dict[int, float] = {}  # layers that a TP group holds, by degree
+        if key not in layer_limits:
+            held: dict[int, float] = {}  # layers that a TP group can hold, by TP degree
             for tp in problem.space.allowed_tp(len(own)):
                 tp_group = model.tp_group(own[:tp])
                 memory = model.stages.memory_model(tp_group, 1)
                 held[tp], limit = 0.0, tp_group.gpu.usable_memory_bytes
                 for policy in policies:
                     empty, one = (least(memory.stage(n, False, False, policy, holding(1))) for n in (0, 1))
-                    room = (limit - empty) / (one - empty)
-                    held[tp] = max(held[tp], room * (1 + 1e-9) if zero else math.floor(room * (1 + 1e-9)))
-                    excess = least(memory.stage(1, False, False, policy, holding(1), leanest)) - limit
+                    layer_limit = (limit - empty) / (one - empty)
+                    held[tp] = max(held[tp], layer_limit * (1 + 1e-9) if zero else math.floor(layer_limit * (1 + 1e-9)))
+                    excess = least(memory.stage(1, False, False, policy, holding(1), widest)) - limit
                     if excess < best[0]:
                         best, per_layer_gib = (excess, own[0], tp_group.gpu.name), tp * (one - empty) / GIB
-            rooms[key] = _room(held, len(own))
-        total += rooms[key]
+            layer_limits[key] = _most_layers(held, len(own))
+        total += layer_limits[key]
     needed = problem.model.num_layers
     if total >= needed:
         return None
@@ -123,24 +127,26 @@ def memory_infeasibility(problem: Problem, model: PlanPricer) -> str | None:
     )
 
 
-def _room(held: dict[int, float], devices: int) -> float:
-    """The most layers on a machine of `devices` whose TP groups of each degree hold `held`: a knapsack."""
+def _most_layers(held: dict[int, float], devices: int) -> float:
+    """The most layers on a machine of `devices` whose TP groups hold `held` layers by degree: an unbounded knapsack."""
     best = [0.0] * (devices + 1)
     for size in range(1, devices + 1):
         best[size] = max([best[size - 1], *(best[size - tp] + n for tp, n in held.items() if tp <= size)])
     return best[devices]
 
 
-def _nearest(search: Search) -> str:
-    """The nearest plan met, or else the plainest one that obeys the constraints, in words."""
+def _closest_to_fitting(search: Search) -> str:
+    """In words: the plan met that is closest to fitting or, without one, the plainest plan that obeys the
+    constraints.
+    """
     problem = search.problem
-    if search.nearest is None:
+    if search.closest_to_fitting is None:
         for plan in _plain_plans(problem):
             if not check(problem, plan):
                 search.offer(plan)
-    if search.nearest is None:
+    if search.closest_to_fitting is None:
         return "the TP degrees and numbers of pipelines and stages asked for do not go together"
-    plan, cost = search.nearest
+    plan, cost = search.closest_to_fitting
     p, s = cost.binding_stage()
     copies = zip(plan.pipelines[p].stages[s].copies, cost.pipelines[p].stages[s].copies, strict=True)
     fullest, _ = max(copies, key=lambda copy: copy[1].excess_bytes)
@@ -149,7 +155,7 @@ def _nearest(search: Search) -> str:
 
 
 def _plain_plans(problem: Problem) -> Iterator[Plan]:
-    """Equal pipelines of equal stages, in the order of devices, at the leanest; one for each TP degree."""
+    """Equal pipelines of equal stages along the order of devices, with the least memory use; one for each TP degree."""
     space, workload, layers = problem.space, problem.workload, problem.model.num_layers
     machines = problem.usable_by_machine.values()
     for tp in sorted({t for own in machines for t in space.allowed_tp(len(own))}):
@@ -158,7 +164,7 @@ def _plain_plans(problem: Problem) -> Iterator[Plan]:
         stages = space.num_stages or min(layers, len(groups) // pipelines)
         equal = workload.global_batch % pipelines == 0
         zero = sharding_stages(workload)[-1] if equal else first_stage(problem)
-        if not stages or pipelines * stages > len(groups) or (must_align(problem) and not equal):
+        if not stages or pipelines * stages > len(groups) or (requires_lockstep(problem) and not equal):
             continue
         ends = [layers * s // stages for s in range(stages + 1)]
         counts = [
@@ -179,11 +185,11 @@ def _plain_plans(problem: Problem) -> Iterator[Plan]:
 
 
 def nearest_change(problem: Problem) -> str:
-    """The smallest change of the request under which a plan was built, in words."""
+    """In words: the smallest change of the request under which a plan was found to fit."""
     changes, left, words = list(_changes(problem)), _PLACED, "nothing"
     for turn, (changed, words) in enumerate(changes):
         devices = len(changed.usable_devices)
-        fair = left // (devices * (len(changes) - turn))  # what the changes before leave is for those that follow
+        fair = left // (devices * (len(changes) - turn))  # later changes share what earlier ones leave
         for fits in islice(_fitting(changed), min(max(fair, 1), _TRIED)):
             if fits:
                 return f"it fits with {words}"
@@ -194,7 +200,7 @@ def nearest_change(problem: Problem) -> str:
 
 
 def _changes(problem: Problem) -> Iterator[tuple[Problem, str]]:
-    """Changed problems, the least change first."""
+    """Changed problems, the smallest change first, each with a description."""
     workload = problem.workload
     space = problem.space
     if (space.num_pipelines, space.num_stages, space.max_tp, space.exclude) != (None, None, None, ()):
@@ -222,26 +228,26 @@ def _changes(problem: Problem) -> Iterator[tuple[Problem, str]]:
 
 
 def _larger_clusters(problem: Problem) -> Iterator[tuple[Problem, str]]:
-    """More machines of the kind with most memory: 1, 2, 3, 4, 6, 8, 12, ... of them."""
-    machine = _roomiest(problem)
+    """Clusters with 1, 2, 3, 4, 6, 8, 12, ... more machines of the kind that has most memory."""
+    machine = _largest_machine(problem)
     for more in _MORE_MACHINES:
         extra = tuple(replace(machine, name=f"more-{k}", spec_name="more") for k in range(more))
         try:
             cluster = replace(problem.cluster, machines=problem.cluster.machines + extra)
-        except InputError:  # a single machine without a network: nobody has said what would join more of them
+        except InputError:  # a single machine without a network: it is unknown how more of them would be connected
             return
         plural = "machine" if more == 1 else "machines"
         words = f"{more} more {plural} like {machine.name} ({machine.num_gpus} × {machine.gpu.name})"
         yield replace(problem, cluster=cluster), words
 
 
-def _roomiest(problem: Problem) -> Machine:
-    """The first machine with most memory."""
+def _largest_machine(problem: Problem) -> Machine:
+    """The first of the machines with the most memory."""
     return max(problem.cluster.machines, key=lambda machine: machine.num_gpus * machine.gpu.usable_memory_bytes)
 
 
 def _fitting(problem: Problem) -> Iterator[bool]:
-    """Of hand-made structures one after another, whether each makes a plan that fits; of none where none can."""
+    """For each rule-based partition in turn, whether its plan fits; nothing where no plan can."""
     try:
         model = PlanPricer(problem)
     except InputError:
@@ -249,7 +255,7 @@ def _fitting(problem: Problem) -> Iterator[bool]:
     if memory_infeasibility(problem, model) is not None:
         return
     completer = PlanCompleter(model)
-    for partition in chain_structures(problem):
+    for partition in chain_partitions(problem):
         completed = completer.allowed(partition) and completer.complete(partition)
         priced = completer.price(completed) if completed else None
         yield priced is not None and priced.cost.fits

@@ -1,4 +1,4 @@
-"""The frame of our solvers: one body of `solve` around one method."""
+"""The frame of our solvers: the one body of `solve`, around one abstract method."""
 
 import math
 import random
@@ -16,9 +16,9 @@ from solvers.frame.infeasible import conclude, proven_infeasible
 
 
 class SearchSolver(ABC):
-    """A `Solver` whose subclass only says how to search; plan, cost, trajectory and reason are kept here.
+    """A `Solver` whose subclass only defines the search; budget, best plan, trajectory and reason are handled here.
 
-    Its parameters are fields of a frozen dataclass, so that the registry and the command line know them.
+    Its parameters are the fields of a frozen dataclass, so that the registry and the command line know them.
     """
 
     name: ClassVar[str]
@@ -55,9 +55,9 @@ class SearchSolver(ABC):
 def offer_partition(
     run: Search, completer: PlanCompleter, partition: Partition, limit_s: float = math.inf
 ) -> PricedPlan | None:
-    """The plan that `completer` makes of a partition, offered to the search.
+    """Complete and price a partition, and offer its plan to the search.
 
-    None where the plan space forbids the partition, no plan follows from it, or it certainly exceeds `limit_s`.
+    None where the plan space forbids the partition, it cannot be completed, or its plan certainly exceeds `limit_s`.
     """
     completed = completer.allowed(partition) and completer.complete(partition)
     priced = completer.price(completed, limit_s) if completed else None

@@ -1,7 +1,8 @@
-"""Structures to start from: what people build by hand, enumerated.
+"""Rule-based partitions to start a search from: what engineers would configure by hand, enumerated.
 
-Every machine is cut into TP groups. A *chain* is a bundle that passes through some machines one after another,
-as wide as every machine has groups for; machines too small for its width are joined with others of their kind.
+Every machine is cut into TP groups. A *chain* is a pipeline group that passes through several machines one after
+another and is as wide as every machine has TP groups for; machines too small for its width are combined with others of
+their kind.
 """
 
 from collections import defaultdict
@@ -14,16 +15,16 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import default_schedule, sharding_stages
 from hexiopt.schedules.registry import INTERLEAVED
 from solvers.core.interleaving import may_interleave
-from solvers.core.partition import Group, Partition, PipelineGroup
+from solvers.core.partition import DeviceGroup, Partition, PipelineGroup
 from solvers.core.zero import LOCKSTEP, first_stage, sharding_groups
 
 _MOST_PERMUTED = 4  # kinds whose orders are all tried
 _MOST_ORDERS = 120  # orders of machines up to which all are tried
 _FEW = 8  # GPUs up to which single pipelines are tried in all ways, and lockstep at all micro-batch sizes
 _FEW_SIZES = 2  # micro-batch sizes for each of those
-_DEALT_LENGTHS = (2, 4, 3)  # machines in a chain of many
+_CHAIN_LENGTHS = (2, 4, 3)  # machines in a chain of many
 _ALL_COUNTS = 64  # GPUs up to which every number of stages is tried
-_ALL_HANDS = 8  # machines up to which every number of chains is tried
+_ALL_CHAIN_COUNTS = 8  # machines up to which every number of chains is tried
 
 
 def kinds(problem: Problem) -> list[list[int]]:
@@ -39,13 +40,15 @@ def kinds(problem: Problem) -> list[list[int]]:
     )
 
 
-def cut(devices: Sequence[int], tp: int) -> list[Group]:
-    """Consecutive groups of `tp` devices; what is left over stays out."""
+def cut(devices: Sequence[int], tp: int) -> list[DeviceGroup]:
+    """Consecutive groups of `tp` devices; a remainder stays unused."""
     return [tuple(devices[i : i + tp]) for i in range(0, len(devices) - tp + 1, tp)]
 
 
 def symmetric(problem: Problem, machines: Sequence[int]) -> Iterator[PipelineGroup]:
-    """All symmetric grids (TP × stages × width) over machines of one kind, both ways of laying them out."""
+    """All symmetric grids (TP × stages × width) over machines of one kind, laid out along stages and along
+    pipelines.
+    """
     devices = problem.usable_by_machine
     size = len(devices[machines[0]])
     for tp in problem.space.allowed_tp(size):
@@ -61,8 +64,11 @@ def symmetric(problem: Problem, machines: Sequence[int]) -> Iterator[PipelineGro
 
 
 def stage_counts(problem: Problem, most: int) -> list[int]:
-    """Numbers of stages to try, up to `most` and the model's layers: all on a few machines, powers of two and half-way
-    between them beyond, where each takes milliseconds to judge."""
+    """Numbers of stages to try, up to `most` and the model's layers.
+
+    All of them on a few machines; on many, where each takes milliseconds to evaluate, powers of two and the numbers
+    half-way between.
+    """
     most = min(most, problem.model.num_layers)
     if len(problem.usable_devices) <= _ALL_COUNTS:
         return list(range(1, most + 1))
@@ -70,7 +76,7 @@ def stage_counts(problem: Problem, most: int) -> list[int]:
 
 
 def whole_grids(problem: Problem) -> Iterator[Partition]:
-    """Symmetric grids over all machines, slowest kind first, whatever their kinds; a number of stages after another."""
+    """Symmetric grids over all machines whatever their kinds, the slowest kind first, by ascending number of stages."""
     machines, devices = [m for members in kinds(problem) for m in members], problem.usable_by_machine
     degrees = problem.space.allowed_tp(max(map(len, devices.values())))
     cuts = {tp: [group for m in machines for group in cut(devices[m], tp)] for tp in degrees}
@@ -78,8 +84,8 @@ def whole_grids(problem: Problem) -> Iterator[Partition]:
         for groups in cuts.values():
             width = min(len(groups) // stages, problem.workload.global_batch)
             if width:
-                slots = tuple(tuple(groups[s * width : (s + 1) * width]) for s in range(stages))
-                yield first_choice(problem, (PipelineGroup(slots),))
+                grid = tuple(tuple(groups[s * width : (s + 1) * width]) for s in range(stages))
+                yield first_choice(problem, (PipelineGroup(grid),))
 
 
 def chain(
@@ -89,13 +95,14 @@ def chain(
     max_tp: int,
     devices: Mapping[int, tuple[int, ...]] | None = None,
 ) -> PipelineGroup | None:
-    """One bundle of `width` pipelines through `machines` in order, with TP degrees up to `max_tp`.
+    """One pipeline group of `width` pipelines through `machines` in order, with TP degrees up to `max_tp`.
 
-    `devices` of each machine to use; all by default.
+    `devices`: the devices to use in each machine; all by default. None where no stage is formed or there are more
+    stages than layers.
     """
     devices, cluster = devices or problem.usable_by_machine, problem.cluster
-    stages: list[tuple[Group, ...]] = []
-    waiting: dict[object, list[Group]] = defaultdict(list)
+    stages: list[tuple[DeviceGroup, ...]] = []
+    waiting: dict[object, list[DeviceGroup]] = defaultdict(list)
     for machine in machines:
         own = devices[machine]
         share = max(1, len(own) // width)
@@ -110,22 +117,26 @@ def chain(
     return PipelineGroup(tuple(stages))
 
 
-def dealt(members: Sequence[Sequence[int]], hands: int) -> list[list[int]] | None:
-    """Machines dealt into `hands` chains, every kind as evenly as it goes; slowest kind first in each."""
-    found: list[list[int]] = [[] for _ in range(hands)]
+def distribute(members: Sequence[Sequence[int]], num_chains: int) -> list[list[int]] | None:
+    """Distribute machines over `num_chains` chains, every kind as evenly as possible, the slowest kind first in each
+    chain.
+
+    None where a chain would be empty.
+    """
+    found: list[list[int]] = [[] for _ in range(num_chains)]
     for at, machine in enumerate(machine for kind in members for machine in kind):
-        found[at % hands].append(machine)
+        found[at % num_chains].append(machine)
     return found if all(found) else None
 
 
-def sorted_blocks(members: Sequence[Sequence[int]], hands: int) -> list[list[int]] | None:
-    """Machines in kind order cut into `hands` blocks of neighbours, so that most chains are of one kind."""
+def sorted_blocks(members: Sequence[Sequence[int]], num_chains: int) -> list[list[int]] | None:
+    """Cut the machines, ordered by kind, into `num_chains` consecutive blocks, so that most chains are of one kind."""
     ordered = [machine for kind in members for machine in kind]
-    if hands > len(ordered):
+    if num_chains > len(ordered):
         return None
-    size, extra = divmod(len(ordered), hands)
+    size, extra = divmod(len(ordered), num_chains)
     found, at = [], 0
-    for k in range(hands):
+    for k in range(num_chains):
         end = at + size + (k < extra)
         found.append(ordered[at:end])
         at = end
@@ -133,9 +144,9 @@ def sorted_blocks(members: Sequence[Sequence[int]], hands: int) -> list[list[int
 
 
 def orders(problem: Problem, machines: Sequence[int]) -> Iterator[list[int]]:
-    """Orders of `machines`, equal ones interchangeable: by kind first, then all where they are not too many.
+    """Orders of `machines`, where equal machines are interchangeable: first by kind, then all orders if these are few.
 
-    By kind: every permutation of up to four kinds, else slowest first and fastest first.
+    By kind: all permutations of up to four kinds, else slowest first and fastest first.
     """
     by_kind: dict[object, list[int]] = defaultdict(list)
     for machine in machines:
@@ -152,7 +163,7 @@ def orders(problem: Problem, machines: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _mixed(blocks: list[list[int]], left: int) -> Iterator[tuple[int, ...]]:
-    """All ways to deal machines from `blocks`, each in its own order."""
+    """All interleavings of the machines in `blocks`, each block in its own order."""
     if not left:
         yield ()
     for k, block in enumerate(blocks):
@@ -161,10 +172,11 @@ def _mixed(blocks: list[list[int]], left: int) -> Iterator[tuple[int, ...]]:
             yield from ((block[0], *others) for others in _mixed(rest, left - 1))
 
 
-def chain_structures(problem: Problem) -> Iterator[Partition]:
+def chain_partitions(problem: Problem) -> Iterator[Partition]:
     """Chains over all machines, and over all but the slowest kinds.
 
-    How many chains, how wide, how much TP, machines dealt or in blocks, and for one chain every order of kinds.
+    They vary in the number of chains, width, TP degree, whether machines are distributed or cut into blocks, and, for a
+    single chain, the order of kinds.
     """
     groups = kinds(problem)
     seen: set[tuple[PipelineGroup, ...]] = set()
@@ -173,36 +185,39 @@ def chain_structures(problem: Problem) -> Iterator[Partition]:
         machines = [machine for kind in members for machine in kind]
         top = max(len(problem.usable_by_machine[m]) for m in machines)
         widths = [1 << k for k in range(top.bit_length()) if 1 << k <= top]
-        for hands in hand_counts(len(machines)):
-            deals = [[order] for order in orders(problem, machines)]
-            if hands > 1:
-                parts = [p for p in (dealt(members, hands), sorted_blocks(members, hands)) if p is not None]
-                deals = [[part[::way] for part in p] for p in parts for way in (1, -1)]
+        for num_chains in chain_counts(len(machines)):
+            distributions = [[order] for order in orders(problem, machines)]
+            if num_chains > 1:
+                parts = [
+                    p for p in (distribute(members, num_chains), sorted_blocks(members, num_chains)) if p is not None
+                ]
+                distributions = [[part[::way] for part in p] for p in parts for way in (1, -1)]
             for width in widths:
                 for max_tp in problem.space.allowed_tp(top):
-                    for deal in deals:
-                        found = [chain(problem, part, width, max_tp) for part in deal]
+                    for distribution in distributions:
+                        found = [chain(problem, part, width, max_tp) for part in distribution]
                         pipeline_groups = tuple(b for b in found if b is not None)
                         if pipeline_groups and pipeline_groups not in seen:
                             seen.add(pipeline_groups)
                             yield first_choice(problem, pipeline_groups)
 
 
-def dealt_structures(problem: Problem) -> Iterator[Partition]:
-    """For many machines: short chains of every mix of kinds, as wide as machines are, plain and interleaved.
+def short_chain_partitions(problem: Problem) -> Iterator[Partition]:
+    """For many machines: short chains with every mix of kinds, as wide as the machines allow, plain and interleaved.
 
-    Machines are dealt to chains in every order of kinds, so that neighbours in an order are in different chains.
+    Machines are distributed in every order of kinds, so that consecutive machines of an order belong to different
+    chains.
     """
     members = kinds(problem)
     machines = sum(map(len, members))
-    if machines <= _ALL_HANDS or len(members) > _MOST_PERMUTED:
+    if machines <= _ALL_CHAIN_COUNTS or len(members) > _MOST_PERMUTED:
         return
     top = max(map(len, problem.usable_by_machine.values()))
     width = 1 << (top.bit_length() - 1)
     for order in permutations(members):
-        for length in _DEALT_LENGTHS:
-            deal = dealt(order, machines // length) or []
-            pipeline_groups = tuple(b for part in deal if (b := chain(problem, part, width, 1)) is not None)
+        for length in _CHAIN_LENGTHS:
+            distribution = distribute(order, machines // length) or []
+            pipeline_groups = tuple(b for part in distribution if (b := chain(problem, part, width, 1)) is not None)
             if pipeline_groups:
                 plain = first_choice(problem, pipeline_groups)
                 yield plain
@@ -210,8 +225,8 @@ def dealt_structures(problem: Problem) -> Iterator[Partition]:
                     yield replace(plain, schedule=INTERLEAVED, chunks=2)
 
 
-def shared_structures(problem: Problem) -> Iterator[Partition]:
-    """Two chains side by side: every kind serves one of them or, its machines halved, both."""
+def shared_partitions(problem: Problem) -> Iterator[Partition]:
+    """Two parallel chains: every kind of machine serves one of them or, with its machines halved, both."""
     groups = kinds(problem)
     if not 2 <= len(groups) <= _MOST_PERMUTED:
         return
@@ -243,17 +258,18 @@ def shared_structures(problem: Problem) -> Iterator[Partition]:
 
 
 def _ways_through(problem: Problem, machines: Sequence[int]) -> list[list[int]]:
-    """Three orders of `machines`, which stand slowest kind first: that one, its reverse, and that one behind the
-    machines with most memory, as a pipeline's first stage holds the activations of the most micro-batches."""
-    room = [problem.cluster.machines[m].gpu.usable_memory_bytes for m in machines]
-    roomy = [m for m, own in zip(machines, room, strict=True) if own == max(room)]
-    return [list(machines), list(machines)[::-1], [*roomy, *(m for m in machines if m not in roomy)]]
+    """Three orders of `machines`, which are given slowest kind first: that order, its reverse, and that order with the
+    machines of most memory moved to the front, because the first stage holds the activations of most micro-batches.
+    """
+    memory_bytes = [problem.cluster.machines[m].gpu.usable_memory_bytes for m in machines]
+    largest = [m for m, own in zip(machines, memory_bytes, strict=True) if own == max(memory_bytes)]
+    return [list(machines), list(machines)[::-1], [*largest, *(m for m in machines if m not in largest)]]
 
 
-def lockstep_structures(problem: Problem) -> Iterator[Partition]:
-    """Equal pipelines over machines of any kinds in ZeRO-3 and 2, for plans that must be in lockstep or gain by it.
+def lockstep_partitions(problem: Problem) -> Iterator[Partition]:
+    """Equal pipelines over machines of any kinds under ZeRO-3 and ZeRO-2, for plans that must or may run in lockstep.
 
-    Over all machines, and over all but the slowest kinds; one micro-batch size after another.
+    Over all machines, and over all but the slowest kinds, by ascending micro-batch size.
     """
     deep = [stage for stage in sharding_stages(problem.workload)[::-1] if stage >= LOCKSTEP]
     members, devices, batch = kinds(problem), problem.usable_by_machine, problem.workload.global_batch
@@ -266,21 +282,22 @@ def lockstep_structures(problem: Problem) -> Iterator[Partition]:
                 width = max((w for w in range(1, most + 1) if batch % w == 0), default=0)
                 if not width:
                     continue
-                slots = tuple(tuple(groups[s * width : (s + 1) * width]) for s in range(stages))
+                grid = tuple(tuple(groups[s * width : (s + 1) * width]) for s in range(stages))
                 sizes = problem.space.micro_batch_sizes(batch // width)
                 for size in sizes if len(problem.usable_devices) <= _FEW else sizes[:3]:
                     if batch % (width * size) == 0:
-                        base = first_choice(problem, (PipelineGroup(slots, size),))
+                        base = first_choice(problem, (PipelineGroup(grid, size),))
                         for stage in deep:
                             for way in sharding_groups(problem, stage):
                                 yield replace(base, sharding=stage, groups=way)
 
 
-def single_structures(problem: Problem, replicates: bool) -> Iterator[Partition]:
-    """For a few GPUs: one pipeline over all machines, and over all but the slowest kinds.
+def single_pipeline_partitions(problem: Problem, replicates: bool) -> Iterator[Partition]:
+    """For a few GPUs: a single pipeline over all machines, and over all but the slowest kinds.
 
-    In every order of the machines and with every TP degree in each, one stage a TP group; where it `replicates`, also
-    with neighbouring groups the replicas of a stage in every way, at the least micro-batch sizes that give each some.
+    It visits the machines in every order with every TP degree in each, one stage for each TP group. With `replicates`,
+    consecutive groups also become the replicas of a stage in every way, at the smallest micro-batch sizes that give
+    each replica a sample.
     """
     devices, members, seen = problem.usable_by_machine, kinds(problem), set[PipelineGroup]()
     if len(problem.usable_devices) > _FEW:
@@ -295,26 +312,26 @@ def single_structures(problem: Problem, replicates: bool) -> Iterator[Partition]
                 for stages in _in_runs(groups) if replicates else [tuple((group,) for group in groups)]:
                     most = max(map(len, stages))
                     for size in [size for size in sizes if size >= most][:_FEW_SIZES]:
-                        pipeline_group = PipelineGroup.line(stages, size)
+                        pipeline_group = PipelineGroup.pipeline(stages, size)
                         if pipeline_group not in seen:
                             seen.add(pipeline_group)
                             yield first_choice(problem, (pipeline_group,))
 
 
-def _in_runs(groups: Sequence[Group]) -> Iterator[tuple[tuple[Group, ...], ...]]:
-    """All ways to cut a sequence into runs."""
+def _in_runs(groups: Sequence[DeviceGroup]) -> Iterator[tuple[tuple[DeviceGroup, ...], ...]]:
+    """All ways to cut a sequence into consecutive runs."""
     for cuts in product((True, False), repeat=len(groups) - 1):
         ends = [k for k, here in enumerate(cuts, 1) if here]
         yield tuple(tuple(groups[a:b]) for a, b in pairwise([0, *ends, len(groups)]))
 
 
-def hand_counts(machines: int) -> list[int]:
-    """Numbers of chains to try: all for a few machines, powers of two beyond."""
-    if machines <= _ALL_HANDS:
+def chain_counts(machines: int) -> list[int]:
+    """Numbers of chains to try: all on a few machines, powers of two beyond."""
+    if machines <= _ALL_CHAIN_COUNTS:
         return list(range(1, machines + 1))
     return [1 << k for k in range(machines.bit_length())]
 
 
 def first_choice(problem: Problem, pipeline_groups: tuple[PipelineGroup, ...]) -> Partition:
-    """`pipeline_groups` with the first schedule (1F1B where it may be) and sharding that the workload allows."""
+    """`pipeline_groups` with the default schedule (1F1B where allowed) and ZeRO stage."""
     return Partition(pipeline_groups, default_schedule(problem.workload), first_stage(problem))

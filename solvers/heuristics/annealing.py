@@ -11,11 +11,11 @@ from solvers.core.search import Allowance, Search
 
 
 class Evaluated(Protocol):
-    """A solution with its energy, which annealing makes small."""
+    """A solution with its energy, which annealing minimises."""
 
     @property
     def energy(self) -> float:
-        """Such as the logarithm of the step time."""
+        """For example the logarithm of the step time."""
 
 
 T = TypeVar("T")  # a candidate
@@ -25,7 +25,7 @@ Acceptance = Callable[[float, float, Random], float]  # (energy, progress from 0
 
 @dataclass(frozen=True, slots=True)
 class Metropolis:
-    """Accepts as Metropolis does, at a temperature that falls geometrically from `hot` to `cold`.
+    """The Metropolis criterion, with a temperature that falls geometrically from `hot` to `cold`.
 
     Where energies are logarithms of seconds, a temperature of 0.01 accepts steps that are about 1 % longer.
     """
@@ -46,10 +46,10 @@ def anneal(
     allowance: Allowance,
     rng: Random,
 ) -> list[E]:
-    """The best solution met from each of `starts`, annealed in turns until `allowance` is spent; a turn is a step.
+    """The best solution met from each of `starts`, annealed in turn until `allowance` is spent; every turn is a step.
 
-    `propose` gives a candidate near a solution, with the tally of its operator. `evaluate(candidate, now, limit,
-    tally)` may give None where the energy surely, or very likely, exceeds `limit`; it counts what it did.
+    `propose` returns a candidate near a solution and the tally of its operator. `evaluate(candidate, now, limit,
+    tally)` may return None where the energy certainly, or very probably, exceeds `limit`; it updates the tally.
     """
     search: Search = allowance.search
     nows, bests, turn = list(starts), list(starts), 0

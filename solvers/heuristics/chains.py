@@ -1,8 +1,9 @@
-"""Chains: one bundle through some machines, its TP groups chosen by dynamic programming.
+"""Chains: a pipeline group through several machines, its TP groups chosen by dynamic programming.
 
-For a time that no stage may exceed, `fewest_stages.py` finds the fewest stages that hold all layers, each as many as
-its time and memory allow; one beside another machine also waits for half of each round trip there. Then p stages and M
-micro-batches take about (M + p − 1) times that long, and times are tried one after another.
+For an upper limit on the time of a stage, `fewest_stages.py` finds the fewest stages that hold all layers, each with as
+many layers as time and memory allow; a stage next to another machine also waits for half of each round trip to it. A
+step with p stages and M micro-batches then takes about (M + p − 1) times the limit. Several limits are tried in
+ascending order.
 """
 
 from bisect import bisect_left, bisect_right
@@ -13,21 +14,23 @@ from functools import cache
 import numpy as np
 
 from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.memo import Memo
+from hexiopt.plan.token_layout import Ints
 from hexiopt.schedules.in_flight import holding
 from hexiopt.solving import Pricer
 from solvers.completion.layers import LayerSplitter
-from solvers.core.partition import Group, PipelineGroup
-from solvers.heuristics.fewest_stages import Degrees, Ints, fewest_stages
+from solvers.core.partition import DeviceGroup, PipelineGroup
+from solvers.heuristics.fewest_stages import Degrees, fewest_stages
 
-_FACTORS = tuple(1.06**k for k in range(12))  # of the least time: the times that may be tried
-_MORE = 3  # of these, from the first in which all layers find a place
+_FACTORS = tuple(1.06**k for k in range(12))  # of the least possible time: the limits that may be tried
+_MORE = 3  # limits tried, from the first under which all layers fit
 _SIDES = 3  # of a stage on which it waits: none, one, both
 _KEPT = 20_000  # chains remembered
 
 
 @dataclass(frozen=True, slots=True)
 class ChainTerms:
-    """What a chain is made for."""
+    """The requirements on a chain."""
 
     size: int  # sequences of a micro-batch
     batches: int  # micro-batches of a pipeline, about
@@ -38,8 +41,9 @@ class ChainTerms:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """GPUs that one pipeline may use in a machine: a site for every TP degree, and half of a round trip to a
-    neighbour, in seconds."""
+    """The GPUs of a machine that one pipeline may use: a TP group for every TP degree, and the seconds of half a round
+    trip to a neighbouring machine.
+    """
 
     num_gpus: int
     tp_groups: tuple[tuple[int, Hashable], ...]
@@ -47,16 +51,21 @@ class _Block:
 
 
 class ChainBuilder:
-    """Makes the chains of one problem, whose plans recompute as one of `splitters` has it. Keeps what it has computed;
-    one for a search."""
+    """Builds the chains of one problem, whose plans recompute by the policies of one of `splitters`; caches what it
+    computes.
+    """
 
     def __init__(self, pricer: Pricer, splitters: Sequence[LayerSplitter]) -> None:
         self._pricer, self._splitters = pricer, splitters
         problem = pricer.problem
         self._layers, self._space = problem.model.num_layers, problem.space
         self._kinds = [machine.kind for machine in problem.cluster.machines]
-        self._chains: dict[tuple[Sequence[_Block], ChainTerms], tuple[Degrees, ...]] = {}
-        self._stages: dict[tuple[LayerSplitter, Hashable, ChainTerms, int], _Stages] = {}
+        self._chains: Memo[tuple[tuple[_Block, ...], ChainTerms], list[Degrees]] = Memo(
+            lambda key: self._ways(*key), _KEPT
+        )
+        self._stages: Memo[tuple[LayerSplitter, Hashable, ChainTerms, int], _Stages] = Memo(
+            lambda key: self._make_stages(*key)
+        )
 
     def chain(
         self,
@@ -66,20 +75,15 @@ class ChainBuilder:
         terms: ChainTerms,
         rank: int = 0,
     ) -> PipelineGroup | None:
-        """`width` pipelines through `machines` in order, on their `devices`; None where not all layers find a place.
+        """`width` pipelines through `machines` in order, on their `devices`; None where not all layers fit.
 
-        `rank` 0 is the way that seems best, 1 the next, as far as there are others.
+        `rank` 0 selects the chain with the best estimate, 1 the second best, as far as there are others.
         """
         units = self._units(machines, devices, width)
-        key = tuple(self._blocks(units, width, terms)), terms
-        ways = self._chains.get(key)
-        if ways is None:
-            if len(self._chains) > _KEPT:
-                self._chains.clear()
-            ways = self._chains[key] = tuple(self._ways(*key))
+        ways = self._chains[tuple(self._blocks(units, width, terms)), terms]
         if not ways:
             return None
-        stages: list[tuple[Group, ...]] = []
+        stages: list[tuple[DeviceGroup, ...]] = []
         for (own, _), degrees in zip(units, ways[min(rank, len(ways) - 1)], strict=True):
             each, at = len(own) // width, 0
             for t in degrees:
@@ -87,11 +91,11 @@ class ChainBuilder:
                 at += t
         return PipelineGroup(tuple(stages), terms.size)
 
-    def _blocks(self, units: Sequence[tuple[Group, int]], width: int, terms: ChainTerms) -> Iterator[_Block]:
+    def _blocks(self, units: Sequence[tuple[DeviceGroup, int]], width: int, terms: ChainTerms) -> Iterator[_Block]:
         for k, (own, most_tp) in enumerate(units):
             share = own[: len(own) // width]
             other = units[k + 1 if k + 1 < len(units) else k - 1][0]
-            # The interface also sends what comes back from the other side.
+            # The interface also carries the messages that come back.
             wait_s = 2 * width * self._pricer.message_s(own[:1], other[:1], terms.size) if len(units) > 1 else 0.0
             allowed = self._space.allowed_tp(len(share)) if terms.tp is None else (terms.tp,)
             tp_groups = tuple((t, self._pricer.tp_group(share[:t])) for t in allowed if t <= min(most_tp, len(share)))
@@ -99,10 +103,13 @@ class ChainBuilder:
 
     def _units(
         self, machines: Sequence[int], devices: Mapping[int, Sequence[int]], width: int
-    ) -> list[tuple[Group, int]]:
-        """Machines with a GPU for every pipeline, and neighbours of one kind that have so together, with the largest
-        TP degree in each; the others stay out."""
-        found: list[tuple[Group, int]] = []
+    ) -> list[tuple[DeviceGroup, int]]:
+        """Blocks of GPUs for the stages, each with its largest TP degree.
+
+        A block is a machine with a GPU for every pipeline, or consecutive smaller machines of one kind that have so
+        together; other machines stay unused.
+        """
+        found: list[tuple[DeviceGroup, int]] = []
         waiting: list[int] = []
         kind: object = None
         for m in machines:
@@ -119,7 +126,7 @@ class ChainBuilder:
         return found
 
     def _ways(self, blocks: Sequence[_Block], terms: ChainTerms) -> list[Degrees]:
-        """Ways through `blocks`, the likely best first, with any splitter."""
+        """TP degrees of chains through `blocks`, the best estimate first, over all splitters."""
         found: dict[Degrees, float] = {}
         for splitter in self._splitters:
             for degrees, seconds in self._timed_ways(blocks, terms, splitter):
@@ -129,7 +136,7 @@ class ChainBuilder:
     def _timed_ways(
         self, blocks: Sequence[_Block], terms: ChainTerms, splitter: LayerSplitter
     ) -> Iterator[tuple[Degrees, float]]:
-        """Ways through `blocks` in which all layers find a place, with about the seconds of a step."""
+        """TP degrees of chains through `blocks` that hold all layers, with the estimated seconds of a step."""
         most = min(self._layers, sum(block.num_gpus for block in blocks))
         tables = [
             {t: self._stages_of(splitter, tp_group, terms, most) for t, tp_group in block.tp_groups} for block in blocks
@@ -160,37 +167,39 @@ class ChainBuilder:
 
     def _stages_of(self, splitter: LayerSplitter, tp_group: Hashable, terms: ChainTerms, most: int) -> "_Stages":
         batches = terms.batches if terms.holds_all else min(terms.batches, most)
-        key = splitter, tp_group, replace(terms, batches=batches), most
-        found = self._stages.get(key)
-        if found is None:
-            tp_groups = frozenset((tp_group,))
-            times = [
-                [
-                    splitter.options(
-                        tp_groups,
-                        first,
-                        after == 0,
-                        terms.size,
-                        holding(batches if terms.holds_all else min(batches, after + 1)),
-                        terms.shards,
-                    ).times
-                    for first in (False, True)
-                ]
-                for after in range(most)
+        return self._stages[splitter, tp_group, replace(terms, batches=batches), most]
+
+    @staticmethod
+    def _make_stages(splitter: LayerSplitter, tp_group: Hashable, terms: ChainTerms, most: int) -> "_Stages":
+        tp_groups = frozenset((tp_group,))
+        times = [
+            [
+                splitter.options(
+                    tp_groups,
+                    first,
+                    after == 0,
+                    terms.size,
+                    holding(terms.batches if terms.holds_all else min(terms.batches, after + 1)),
+                    terms.shards,
+                ).times
+                for first in (False, True)
             ]
-            found = self._stages[key] = _Stages(times)
-        return found
+            for after in range(most)
+        ]
+        return _Stages(times)
 
 
 class _Stages:
-    """Stages at one site: by stages after it and whether it is the first, the seconds of 1, 2, ... layers."""
+    """Stages on one TP group: the seconds of 1, 2, ... layers, by the number of stages behind and whether it is the
+    first.
+    """
 
     def __init__(self, times: list[list[list[float]]]) -> None:
         self._times = times
         self.rate = max((len(own) / own[-1] for own, _ in times if own), default=0.0)
 
     def layers(self, time_s: float, wait_s: float) -> Ints:
-        """The most layers in `time_s` [inner or first, sides on which it waits, stages after it]."""
+        """The most layers within `time_s` [inner or first, number of sides on which it waits, stages behind it]."""
         return np.array(
             [
                 [[bisect_right(own[first], time_s - sides * wait_s) for own in self._times] for sides in range(_SIDES)]

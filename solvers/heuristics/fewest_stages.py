@@ -1,24 +1,26 @@
-"""The fewest stages of a pipeline through blocks of GPUs that hold all layers: a dynamic program.
+"""The fewest stages of a pipeline through blocks of GPUs that hold all layers: a dynamic programme.
 
-Stages are taken from the last to the first, as the number of stages after one says how many micro-batches it holds. By
-blocks done, GPUs of the next one taken, and stages so far, the most layers that they can hold is known.
+Stages are added from the last to the first, because the number of stages behind a stage determines how many
+micro-batches it holds. The state is the number of blocks done, of GPUs taken from the next block, and of stages so far;
+the value is the most layers that these stages hold.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from hexiopt.plan.token_layout import Ints
+
 Degrees = tuple[tuple[int, ...], ...]  # of each block, the TP degrees of its stages in order
 _NONE = -(1 << 20)  # layers where there is no way
 
 
 def fewest_stages(gpus: Sequence[int], held: Sequence[Mapping[int, Ints]], layers: int) -> Degrees | None:
-    """TP degrees of the fewest stages in blocks of `gpus` that hold all `layers`; None if none do.
+    """TP degrees of the fewest stages in blocks of `gpus` GPUs that hold all `layers`; None if no number of stages
+    does.
 
-    `held[b][t]` says the most layers of a stage of t GPUs in block b, less than 1 where it cannot be: [inner or first
-    stage, sides on which it is beside another block: 0, 1 or 2, stages after it]. Blocks and GPUs may stay unused.
+    `held[b][t]` is the most layers of a stage of t GPUs in block b, below 1 where it is impossible: [inner or first
+    stage, number of sides (0, 1, 2) next to another block, stages behind it]. Blocks and GPUs may stay unused.
     """
     most = max((n.shape[2] for own in held for n in own.values()), default=0)
     done = np.full(most + 1, _NONE)  # by stages so far, the most layers in whole blocks
@@ -50,14 +52,16 @@ def fewest_stages(gpus: Sequence[int], held: Sequence[Mapping[int, Ints]], layer
 
 
 def _plus(layers: Ints, held: Ints, sides: int) -> Ints:
-    """By stages behind it, the layers with one more stage; the very last one of a pipeline has nothing behind it."""
+    """Layers after adding one stage, by the number of stages behind it; the last stage of a pipeline has none
+    behind.
+    """
     more = held[sides].copy()
     more[0] = held[max(0, sides - 1), 0]
     return np.where(more > 0, layers[:-1] + more, _NONE)
 
 
 def _keep(best: Ints, other: Ints, *notes: tuple[Ints, int]) -> None:
-    """Keep in `best` what is better in `other`, of one stage more, and write down how."""
+    """Update `best` where `other`, which has one stage more, is better, and record the choice in `notes`."""
     better = other > best[1:]
     best[1:][better] = other[better]
     for where, value in notes:
@@ -67,7 +71,7 @@ def _keep(best: Ints, other: Ints, *notes: tuple[Ints, int]) -> None:
 def _degrees(
     left: int, at: int, u: int, t: int, taken: Sequence[Sequence[Ints]], closed: Sequence[tuple[Ints, Ints]]
 ) -> Degrees:
-    """The way, from its first stage to its last."""
+    """The TP degrees, from the first stage to the last."""
     found: list[list[int]] = [[] for _ in taken]
     while True:
         found[at].append(t)

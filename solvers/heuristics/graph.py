@@ -44,7 +44,7 @@ def device_graph(problem: Problem) -> DeviceGraph:
 
 
 def scaled(weights: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Positive weights as integers from 1 to `_LARGEST`, ratios kept as far as that goes."""
+    """Positive weights as integers from 1 to `_LARGEST`, with ratios kept as far as possible."""
     top = float(weights.max()) or 1.0
     return np.maximum(1, np.rint(weights / top * _LARGEST)).astype(np.int64)
 
@@ -58,10 +58,10 @@ def partition_graph(
     shares: Sequence[float] | None = None,
     exponent: float = 1.0,
 ) -> list[list[int]]:
-    """METIS: `parts` sets of positions that cut little edge weight; none empty.
+    """METIS: `parts` non-empty sets of positions that cut little edge weight.
 
-    Each set has about its share (`shares`, summing to 1; equal by default) of Σ speed^`exponent`. For parts of
-    fewer than two GPUs on average METIS has no vertices left to cut; those are dealt by weight alone.
+    Each set has about its share (`shares`, summing to 1; equal by default) of Σ speed^`exponent`. With fewer than two
+    GPUs per part on average, METIS has no vertices left to move; the GPUs are then distributed by weight alone.
 
     Raises ImportError where pymetis is missing.
     """
@@ -73,7 +73,7 @@ def partition_graph(
     if parts >= count:
         return [[i] for i in range(count)]
     if 2 * parts > count:
-        return _dealt(graph.speed**exponent, shares or [1.0 / parts] * parts)
+        return _by_weight(graph.speed**exponent, shares or [1.0 / parts] * parts)
     others = ~np.eye(count, dtype=bool)
     adjacency = np.broadcast_to(np.arange(count), (count, count))[others]
     starts = np.arange(0, count * (count - 1) + 1, count - 1)
@@ -92,8 +92,8 @@ def partition_graph(
     return [members for members in found if members]
 
 
-def _dealt(weights: NDArray[np.float64], shares: Sequence[float]) -> list[list[int]]:
-    """Positions dealt heaviest first, one to every part, then each to the part that has least of its share."""
+def _by_weight(weights: NDArray[np.float64], shares: Sequence[float]) -> list[list[int]]:
+    """Positions distributed heaviest first: one to every part, then each to the part with the least of its share."""
     found: list[list[int]] = [[] for _ in shares]
     filled = [0.0] * len(shares)
     for turn, position in enumerate(np.argsort(-weights, kind="stable").tolist()):

@@ -22,21 +22,21 @@ from hexiopt.schedules.schedule import Schedule
 from hexiopt.solving import Capabilities
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import PricedPlan
-from solvers.core.interleaving import drawn_schedule
-from solvers.core.partition import Group, Partition, PipelineGroup
+from solvers.core.interleaving import draw_schedule
+from solvers.core.partition import DeviceGroup, Partition, PipelineGroup
 from solvers.core.search import Search
-from solvers.core.zero import LOCKSTEP, drawn_groups, drawn_stage
+from solvers.core.zero import LOCKSTEP, draw_sharding_groups, draw_zero_stage
 from solvers.frame.solver import SearchSolver, offer_partition
 from solvers.frame.starts import cut
 from solvers.heuristics.graph import DeviceGraph, device_graph, partition_graph
 from solvers.heuristics.stage_order import best_order
 
-_AFRESH = 0.25  # share of iterations that partition the whole cluster anew
+_WHOLE_CLUSTER = 0.25  # share of iterations that partition the whole cluster
 _NEXT_BEST = 0.4  # chance to pass over a number of pipelines for the next best one
 _MOST_PIPELINES = 64
 _SOME_MACHINES = 0.2  # share of new partitions that leave machines unused
 _SEARCHED_BLOCKS = 3  # machines of a pipeline whose TP degrees an iteration searches
-_LIKED = 0.8  # chance to begin with the TP degrees of a good plan
+_FROM_GOOD_PLAN = 0.8  # chance to begin with the TP degrees of a good plan
 _OTHER_STYLE = 0.25  # share of iterations with another micro-batch size, schedule, sharding or order of kinds
 _UNEVEN = 0.5  # share of partitions into unequal pipelines
 _EXPONENTS = (1.0, 1.0, 0.5, 0.0)  # of a GPU's speed, in its weight
@@ -45,7 +45,7 @@ LARGEST_GRAPH = 1024  # GPUs; a complete graph beyond this takes METIS longer th
 
 
 def compositions(count: int, allowed: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Ways to cut `count` GPUs of one machine into TP groups: as even as degrees allow, from wide to narrow."""
+    """Ways to cut `count` GPUs of a machine into TP groups, as evenly as the degrees allow, from wide to narrow."""
     found = []
     for degree in allowed:
         parts, rest = [degree] * (count // degree), count % degree
@@ -59,7 +59,7 @@ def compositions(count: int, allowed: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class _Incumbent:
-    """A good plan's partition: positions of each pipeline's GPUs, and the pipelines built from them."""
+    """The partition of a good plan: the positions of each pipeline's GPUs, and the pipelines built from them."""
 
     step_time_s: float
     parts: tuple[tuple[int, ...], ...]
@@ -82,19 +82,19 @@ class HierarchicalPartition:
         self._reciprocal /= self._reciprocal.max() or 1.0
         self._direct = self._graph.bandwidth / (self._graph.bandwidth.max() or 1.0)
         self._best: dict[int, _Incumbent] = {}  # by number of pipelines
-        self._liked: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._good_degrees: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def found(self) -> list[Partition]:
-        """The best structures for their numbers of pipelines, best first."""
+        """The best partition for each number of pipelines, best first."""
         return [one.partition for one in sorted(self._best.values(), key=lambda one: one.step_time_s)]
 
     def iterate(self) -> None:
-        """One pass of both phases: afresh, or on some pipelines of a good plan."""
+        """One pass of both phases: over the whole cluster, or over some pipelines of a good plan."""
         base = self._base()
         style = self._style(base)
         parts, kept = self._phase_one(base, style)
         pipeline_groups = (
-            self._aligned(parts, style) if style.sharding >= LOCKSTEP else self._bundles(parts, kept, style)
+            self._aligned(parts, style) if style.sharding >= LOCKSTEP else self._separate_groups(parts, kept, style)
         )
         partition = Partition(tuple(pipeline_groups), style.schedule, style.sharding, style.chunks, style.groups)
         if not pipeline_groups:
@@ -105,17 +105,17 @@ class HierarchicalPartition:
         if priced is not None and priced.cost.objective < least:
             self._best[len(parts)] = _Incumbent(priced.cost.objective, parts, partition, style)
             if style.sharding < LOCKSTEP:
-                self._like(partition)
+                self._remember_degrees(partition)
 
     def offer(self, partition: Partition, limit_s: float) -> PricedPlan | None:
         """The plan of a partition, offered to the search; as `offer_partition`."""
         return offer_partition(self.search, self.completer, partition, limit_s)
 
-    def _bundles(
+    def _separate_groups(
         self, parts: tuple[tuple[int, ...], ...], kept: dict[tuple[int, ...], PipelineGroup], style: "_Style"
     ) -> list[PipelineGroup]:
-        """Every part a pipeline, of a bundle of its own; none where one does not fit."""
-        # How many holders a machine has is not known yet.
+        """One pipeline group for every part; empty where a part has no pipeline that fits."""
+        # The number of holders in a machine is not yet known.
         shards = StateSharding(style.sharding, len(parts) if style.groups == "all" else 1)
         pipeline_groups = []
         for part in parts:
@@ -126,23 +126,25 @@ class HierarchicalPartition:
         return pipeline_groups
 
     def _aligned(self, parts: tuple[tuple[int, ...], ...], style: "_Style") -> list[PipelineGroup]:
-        """Every part a pipeline of as many stages of one TP degree: one bundle; none where a part is too small."""
+        """One pipeline group with a pipeline for every part, all of equally many stages and one TP degree; empty where
+        a part is too small.
+        """
         machine_of, space = self.problem.cluster.machine_of, self.problem.space
         devices = [[self._graph.devices[i] for i in part] for part in parts]
         tp = self.rng.choice(space.allowed_tp(max(len(own) for own in self.problem.usable_by_machine.values())))
-        lines = []
+        pipelines = []
         for own in devices:
             machines = sorted({int(machine_of[d]) for d in own}, key=lambda m: (style.ranks[self._kind_of[m]], m))
-            lines.append([group for m in machines for group in cut([d for d in own if machine_of[d] == m], tp)])
-        most = min(*map(len, lines), self.problem.model.num_layers)
+            pipelines.append([group for m in machines for group in cut([d for d in own if machine_of[d] == m], tp)])
+        most = min(*map(len, pipelines), self.problem.model.num_layers)
         count = space.num_stages or self.rng.randint(min(1, most), most)
         if not 0 < count <= most:
             return []
-        return [PipelineGroup(tuple(zip(*(line[:count] for line in lines), strict=True)), style.size)]
+        return [PipelineGroup(tuple(zip(*(pipeline[:count] for pipeline in pipelines), strict=True)), style.size)]
 
     def _base(self) -> _Incumbent | None:
-        """The plan to work on: one of the best for their numbers of pipelines, the better the likelier."""
-        if not self._best or self.rng.random() < _AFRESH:
+        """The plan to work on: one of the best per number of pipelines, better ones with higher probability."""
+        if not self._best or self.rng.random() < _WHOLE_CLUSTER:
             return None
         ranked = sorted(self._best.values(), key=lambda found: found.step_time_s)
         at = 0
@@ -153,7 +155,7 @@ class HierarchicalPartition:
     def _phase_one(
         self, base: _Incumbent | None, style: "_Style"
     ) -> tuple[tuple[tuple[int, ...], ...], dict[tuple[int, ...], PipelineGroup]]:
-        """GPUs per pipeline, and the pipelines that stay as they are."""
+        """The GPUs of every pipeline, and the pipelines that are kept."""
         rng, fixed = self.rng, self.problem.space.num_pipelines
         gpus = len(self._graph.devices)
         if base is None:
@@ -162,7 +164,7 @@ class HierarchicalPartition:
             count = fixed or round(most ** rng.random())
             return self._partition(self._used(count), count), {}
         if style.ranks != base.style.ranks:
-            return base.parts, {}  # another order for all pipelines, so that they stay aligned
+            return base.parts, {}  # reorder all pipelines, so that they stay aligned
         kept = {} if style.sharding >= LOCKSTEP else dict(zip(base.parts, base.partition.pipeline_groups, strict=True))
         chosen = rng.sample(base.parts, min(len(base.parts), rng.choice((1, 2, 2, 3))))
         rest = tuple(part for part in base.parts if part not in chosen)
@@ -172,7 +174,7 @@ class HierarchicalPartition:
         return rest + self._partition(union, count), {part: kept[part] for part in rest if part in kept}
 
     def _used(self, count: int) -> tuple[int, ...]:
-        """The GPUs to partition: all, or now and then those of some machines, which pays on slow networks."""
+        """The GPUs to partition: usually all, sometimes those of some machines, which pays on slow networks."""
         gpus = range(len(self._graph.devices))
         machines = sorted({int(self.problem.cluster.machine_of[d]) for d in self._graph.devices})
         if len(machines) < 2 or self.rng.random() > _SOME_MACHINES:
@@ -182,8 +184,8 @@ class HierarchicalPartition:
         return found if len(found) >= count else tuple(gpus)
 
     def _partition(self, positions: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ...]:
-        """METIS on some of the GPUs: edge weights mixed from reciprocal and true bandwidth, pipelines of equal or of
-        unequal weight, GPUs weighted by a power of their speed.
+        """METIS on some of the GPUs. Edge weights mix reciprocal and true bandwidth; pipelines have equal or unequal
+        weights; GPUs are weighted by a power of their speed.
         """
         mix = self.rng.choice((1.0, 1.0, 0.75, 0.5, 0.0))
         graph = self._graph.subset(list(positions))
@@ -198,14 +200,14 @@ class HierarchicalPartition:
         return tuple(tuple(positions[i] for i in part) for part in parts)
 
     def _style(self, base: _Incumbent | None) -> "_Style":
-        """A new style, or that of `base`, now and then with one thing changed."""
+        """A new style, or that of `base`, sometimes with one element changed."""
         rng, workload = self.rng, self.problem.workload
         sizes = self.problem.space.micro_batch_sizes(workload.global_batch)[:3]
         ranks = list(range(max(self._kind_of) + 1))
         rng.shuffle(ranks)
-        size, (schedule, chunks) = rng.choice(sizes), drawn_schedule(self.problem, rng)
-        sharding = drawn_stage(self.problem, rng, aligned=False)
-        new = _Style(size, schedule, sharding, tuple(ranks), chunks, drawn_groups(self.problem, rng, sharding))
+        size, (schedule, chunks) = rng.choice(sizes), draw_schedule(self.problem, rng)
+        sharding = draw_zero_stage(self.problem, rng, aligned=False)
+        new = _Style(size, schedule, sharding, tuple(ranks), chunks, draw_sharding_groups(self.problem, rng, sharding))
         if base is None:
             return new
         if rng.random() > _OTHER_STYLE:
@@ -237,7 +239,7 @@ class HierarchicalPartition:
         order = self._order(blocks, style)
         sequences = self.problem.workload.global_batch * float(graph.speed.sum() / self._graph.speed.sum())
 
-        def stages(chosen: list[int]) -> list[Group]:
+        def stages(chosen: list[int]) -> list[DeviceGroup]:
             found = [group for at in order for group in _groups(blocks[at], choices[at][chosen[at]])]
             return found[: self.problem.space.num_stages or self.problem.model.num_layers]
 
@@ -258,33 +260,35 @@ class HierarchicalPartition:
         return PipelineGroup(tuple((group,) for group in stages(chosen)), style.size) if math.isfinite(best_s) else None
 
     def _first_option(self, block: list[int], options: list[tuple[int, ...]]) -> int:
-        """The TP degrees that served such a block in a good plan, or any."""
-        liked = self._liked.get((self._kind(block[0]), len(block)))
-        if liked in options and self.rng.random() < _LIKED:
-            return options.index(liked)
+        """The TP degrees of such a block in a good plan, or random ones."""
+        known = self._good_degrees.get((self._kind(block[0]), len(block)))
+        if known in options and self.rng.random() < _FROM_GOOD_PLAN:
+            return options.index(known)
         return self.rng.randrange(len(options))
 
     def _kind(self, device: int) -> int:
         return self._kind_of[int(self.problem.cluster.machine_of[device])]
 
-    def _like(self, partition: Partition) -> None:
-        """Remember the TP degrees of a good plan, by machine kind and number of GPUs."""
+    def _remember_degrees(self, partition: Partition) -> None:
+        """Remember the TP degrees of a good plan by machine kind and number of GPUs."""
         machine_of = self.problem.cluster.machine_of
         for pipeline_group in partition.pipeline_groups:
-            blocks: dict[int, list[Group]] = {}
+            blocks: dict[int, list[DeviceGroup]] = {}
             for (group,) in pipeline_group.stages:
                 blocks.setdefault(int(machine_of[group[0]]), []).append(group)
             for groups in blocks.values():
                 degrees = tuple(sorted((len(group) for group in groups), reverse=True))
-                self._liked[self._kind(groups[0][0]), sum(degrees)] = degrees
+                self._good_degrees[self._kind(groups[0][0]), sum(degrees)] = degrees
 
     def _secondary(self, graph: DeviceGraph) -> int:
-        """How many parts the secondary partition makes: from all GPUs together to one part a machine."""
+        """The number of parts of the secondary partition: from one for all GPUs to one for each machine."""
         machines = len({int(self.problem.cluster.machine_of[d]) for d in graph.devices})
         return self.rng.randint(1, machines)
 
     def _order(self, blocks: list[list[int]], style: "_Style") -> list[int]:
-        """Blocks along fat links; where those are equal, kinds in the order of the style, alike in all pipelines."""
+        """The order of blocks along fat links; between equal links, kinds follow the order of the style, as in all
+        pipelines.
+        """
         network, heads = self.problem.cluster.network, [block[0] for block in blocks]
         message = float(style.size * self.problem.workload.seq_len * self.problem.model.hidden_size)
         rank = np.array([style.ranks[self._kind(head)] for head in heads])
@@ -299,7 +303,7 @@ class HierarchicalPartition:
         return order if rank[order[0]] <= rank[order[-1]] else order[::-1]
 
 
-def _groups(block: list[int], degrees: tuple[int, ...]) -> list[Group]:
+def _groups(block: list[int], degrees: tuple[int, ...]) -> list[DeviceGroup]:
     """The GPUs of a block cut into TP groups of `degrees`."""
     found, start = [], 0
     for degree in degrees:
@@ -310,7 +314,9 @@ def _groups(block: list[int], degrees: tuple[int, ...]) -> list[Group]:
 
 @dataclass(frozen=True)
 class _Style:
-    """What all pipelines of an iteration share: micro-batch size, schedule, sharding, order of kinds, layer ranges."""
+    """The choices common to all pipelines of an iteration: micro-batch size, schedule, sharding, order of kinds, layer
+    ranges.
+    """
 
     size: int
     schedule: Schedule
@@ -321,7 +327,7 @@ class _Style:
 
 
 class HexiScale(SearchSolver):
-    """Iterates the two phases until the budget is spent, and keeps the best; a step is one pass of both phases."""
+    """Iterates the two phases until the budget is spent; a step is one pass of both phases."""
 
     name = "hexiscale"
     capabilities = Capabilities(max_devices=LARGEST_GRAPH, requires=("pymetis",))

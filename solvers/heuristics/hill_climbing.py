@@ -1,7 +1,7 @@
-"""Hill climbing on a finished plan: single layers, micro-batches, recompute policies, samples of replicas, sharding.
+"""Hill climbing on a completed plan: single layers, micro-batches, recompute policies, samples of replicas, sharding.
 
-The completer balances every pipeline by itself; moving a layer so that stages of several pipelines hold the same
-layers in one machine keeps gradients off the network, which only the whole price shows.
+The completer balances every pipeline separately. Moving a layer so that stages of several pipelines in one machine hold
+the same layers keeps gradients off the network, which only the full price shows.
 """
 
 import random
@@ -17,7 +17,7 @@ from solvers.core.partition import Partition
 from solvers.core.search import Allowance, Search
 from solvers.heuristics.operators.plans import PLAN_OPERATORS, PlanNeighbourhood
 
-_TWICE = 0.1  # of the steps change two things at once
+_TWICE = 0.1  # share of the steps that make two changes at once
 
 
 class HillClimber:
@@ -29,18 +29,19 @@ class HillClimber:
         self._climbed: set[float] = set()
 
     def begin(self, starts: Iterable[Partition], allowance: Allowance) -> None:
-        """Improve the plans of `starts` before annealing: a few layer shifts can reverse their ranking, and a start
-        that leaves the pool is not revisited."""
+        """Hill-climb the best starts before annealing: a few layer shifts can reverse their ranking, and a start that
+        leaves the pool is not revisited.
+        """
         for partition in starts:
             if not allowance:
                 return
             self._improve(partition, allowance)
 
     def finish(self, ranked: Iterable[Partition] = ()) -> None:
-        """Improve the search's best plan, and the same plan with micro-batches of twice and half the size.
+        """Hill-climb the best plan, and the same plan with micro-batches of twice and of half the size.
 
-        With few micro-batches another size may win, but only with other layers. As long as budget is left, so are
-        the plans of the structures `ranked`: with other layers a worse one may become the best.
+        With few micro-batches another size may win, but only with other layers. While budget is left, the plans of the
+        partitions in `ranked` are climbed too: with other layers a worse one may become the best.
         """
         plan, allowance = self.search.plan, self.search.until()
         if plan is None:
@@ -60,14 +61,14 @@ class HillClimber:
             self._climb(completed.plan, allowance)
 
     def _climb(self, plan: Plan, allowance: Allowance) -> None:
-        """Take steps that help until many in a row brought nothing: ten for every stage of the plan."""
+        """Accept improving changes until too many in a row fail: ten for every stage of the plan, within limits."""
         search, idle = self.search, 0
-        patience = 30 + 10 * min(30, sum(len(pipeline.stages) for pipeline in plan.pipelines))
+        max_without_improvement = 30 + 10 * min(30, sum(len(pipeline.stages) for pipeline in plan.pipelines))
         now = PricedPlan(plan, search.offer(plan))
-        if now.cost.objective in self._climbed:  # most likely the same plan, equal devices in another order
+        if now.cost.objective in self._climbed:  # most likely the same plan with equal devices in another order
             return
         self._climbed.add(now.cost.objective)
-        while idle < patience and allowance and search.step():
+        while idle < max_without_improvement and allowance and search.step():
             idle += 1
             began_s = search.runtime_s
             proposed = self.neighbour(now)
@@ -85,14 +86,16 @@ class HillClimber:
             tally.seconds += search.runtime_s - began_s
 
     def neighbour(self, priced: PricedPlan) -> tuple[OperatorTally, Plan] | None:
-        """The plan changed once, or twice: another ZeRO stage may pay with other layers only."""
+        """The plan with one change, or two: another ZeRO stage, for instance, may pay only together with other
+        layers.
+        """
         found = self._lottery.draw(priced, self.rng)
         if found is None or self.rng.random() >= _TWICE:
             return found
         return self._lottery.draw(PricedPlan(found[1], priced.cost), self.rng)
 
     def _resized(self, plan: Plan, factor: float) -> Plan | None:
-        """All micro-batches `factor` times as large, where sizes and counts allow it."""
+        """The plan with micro-batches `factor` times as large; None where sizes or counts do not allow it."""
         sizes = self.search.problem.space.micro_batch_sizes(self.search.problem.workload.global_batch)
         pipelines = []
         for pipeline in plan.pipelines:
@@ -113,7 +116,7 @@ class HillClimber:
 
 
 def _resampled(stage: Stage, factor: float) -> Stage:
-    """The stage with `factor` times as many samples for each replica; for `irregular` to refuse where none are left."""
+    """The stage with `factor` times as many samples for each replica; where none are left, `irregular` refuses it."""
     if len(stage.replicas) == 1:
         return stage
     replicas = (replace(replica, samples=int((replica.samples or 0) * factor)) for replica in stage.replicas)

@@ -1,7 +1,8 @@
-"""Simulated annealing over structures, from starts that people would build by hand.
+"""Simulated annealing over partitions, started from rule-based ones.
 
-Kirkpatrick, Gelatt and Vecchi, Science 220 (1983). The energy is the logarithm of the step time; structures
-that no plan follows weigh by how many layers find no place, so that the search can climb into feasibility.
+Kirkpatrick, Gelatt and Vecchi, Science 220 (1983). The energy is the logarithm of the step time. Partitions that cannot
+be completed have an energy that grows with the number of layers that do not fit, so that the search can climb into
+feasibility.
 """
 
 import math
@@ -18,12 +19,12 @@ from solvers.core.search import Allowance, Search
 from solvers.core.zero import plain_stages, sharding_groups
 from solvers.frame.solver import SearchSolver
 from solvers.frame.starts import (
-    chain_structures,
+    chain_partitions,
     first_choice,
     kinds,
-    lockstep_structures,
-    shared_structures,
-    single_structures,
+    lockstep_partitions,
+    shared_partitions,
+    single_pipeline_partitions,
     symmetric,
 )
 from solvers.heuristics.annealing import Metropolis, anneal
@@ -33,22 +34,22 @@ from solvers.heuristics.operators.recreate import Recreation
 from solvers.heuristics.operators.table import PartitionProposals
 
 _HOT, _COLD = 0.01, 0.0005  # temperatures: an accepted worsening of 1 % and of 0.05 %
-_MISFIT = 100.0  # energy of a structure that no plan follows, far above any step time's logarithm
-_FORBIDDEN = 200.0  # energy of a structure that the plan space forbids
-_POOLS = (48, 16, 5, 2)  # structures annealed in each round of equal time
-_HOPELESS = 0.3  # a start whose pipelines alone take e^0.3 times the best step is left out
-_STARTS = 0.4  # most of the budget that goes into pricing starts
-_POLISHED = 3  # starts polished first
-_POLISHING = 0.05  # most of the budget that goes into that
-ANNEAL = 0.9  # annealing ends here, the rest polishes
-_TRUST = 0.8  # how far a neighbour's factor of price over estimate is believed
+_MISFIT = 100.0  # energy of a partition that no plan follows, far above any step time's logarithm
+_FORBIDDEN = 200.0  # energy of a partition that the plan space forbids
+_POOLS = (48, 16, 5, 2)  # partitions annealed in each round of equal time
+_HOPELESS = 0.3  # starts whose pipelines alone take e^0.3 times the best step are dropped
+_STARTS = 0.4  # most of the budget for pricing starts
+_POLISHED = 3  # starts that are hill-climbed first
+_POLISHING = 0.05  # most of the budget for that
+ANNEAL = 0.9  # of the budget: annealing ends here, the rest is hill climbing
+_TRUST = 0.8  # exponent that damps a neighbour's factor of price over estimate
 _KEPT = 50_000  # partitions remembered
-_ANYWAY = 0.05  # share of structures priced although their estimate speaks against it
+_ANYWAY = 0.05  # share of partitions priced although their estimate speaks against it
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedPartition:
-    """A partition's energy, and by which factor the price exceeds the estimate."""
+    """A partition, its energy, and the factor by which its price exceeds its estimate."""
 
     partition: Partition
     energy: float
@@ -56,7 +57,7 @@ class EvaluatedPartition:
 
 
 class Annealer:
-    """Anneals partitions of one search; of the candidates, a share `recreate_share` has bundles recreated as chains."""
+    """Anneals partitions of one search; a share `recreate_share` of the moves rebuilds pipeline groups as chains."""
 
     def __init__(
         self, search: Search, completer: PlanCompleter, rng: random.Random, recreate_share: float = 0.0
@@ -75,10 +76,11 @@ class Annealer:
     def evaluate(
         self, partition: Partition, limit: float = math.inf, factor: float = 1.0, tally: OperatorTally | None = None
     ) -> EvaluatedPartition | None:
-        """The energy of a partition: logarithm of the step time, or beyond `_MISFIT` where no plan follows from it.
+        """The energy of a partition: the logarithm of the step time, or a value beyond `_MISFIT` where it cannot be
+        completed.
 
-        None where that is, or very likely is, beyond `limit`: the price is taken to exceed the estimate by
-        `factor`, as a neighbour's did; now and then a partition is priced all the same.
+        None where the energy certainly, or very probably, exceeds `limit`: the price is assumed to exceed the estimate
+        by `factor`, as a neighbour's did. Some partitions are priced all the same.
         """
         tally = tally or OperatorTally()
         found = self._seen.get(partition)
@@ -119,7 +121,7 @@ class Annealer:
         )
 
     def anneal(self, start: Partition, hot: float, allowance: Allowance) -> EvaluatedPartition:
-        """The best partition met from `start`, the first temperature being `hot`."""
+        """The best partition met from `start`, with first temperature `hot`."""
         known = self.evaluate(start)
         assert known is not None, "without a limit everything is evaluated"
         [best] = anneal([known], self._propose, self._near, Metropolis(hot, _COLD), allowance, self.rng)
@@ -135,31 +137,34 @@ class Annealer:
 
 
 def rule_based(problem: Problem, completer: PlanCompleter) -> Iterator[Partition]:
-    """Structures that people would try: every kind of machine with its own symmetric grid, chains, and replicas."""
+    """Rule-based partitions: a separate symmetric grid for every kind of machine, chains, and replicas."""
     yield from own_grids(problem, completer)
     yield from without_grids(problem, completer)
 
 
 def without_grids(problem: Problem, completer: PlanCompleter) -> Iterator[Partition]:
     """Chains and replicas."""
-    yield from lockstep_structures(problem)
-    yield from chain_structures(problem)
-    yield from shared_structures(problem)
-    yield from single_structures(problem, completer.replicates)
+    yield from lockstep_partitions(problem)
+    yield from chain_partitions(problem)
+    yield from shared_partitions(problem)
+    yield from single_pipeline_partitions(problem, completer.replicates)
 
 
 def own_grids(
-    problem: Problem, completer: PlanCompleter, go_on: Callable[[], bool] = lambda: True
+    problem: Problem, completer: PlanCompleter, should_continue: Callable[[], bool] = lambda: True
 ) -> Iterator[Partition]:
-    """Each kind its best symmetric grid for its share of the batch, side by side; at several micro-batch sizes, as long
-    as `go_on` says so."""
+    """The best symmetric grid of each machine kind for its share of the batch, side by side, at several micro-batch
+    sizes.
+
+    Stops once `should_continue` returns False.
+    """
     for sharding in plain_stages(problem):
         for size in problem.space.micro_batch_sizes(problem.workload.global_batch)[:3]:
             chosen = []
             for members in kinds(problem):
                 best: tuple[float, PipelineGroup] | None = None
                 for pipeline_group in symmetric(problem, members):
-                    if not go_on():
+                    if not should_continue():
                         return
                     sized = PipelineGroup(pipeline_group.stages, size)
                     rate = completer.rate(first_choice(problem, (sized,)), StateSharding(sharding, sized.width))
@@ -179,12 +184,12 @@ def improve(
     cooling: float = 1.0,
     recreate_share: float = 0.0,
 ) -> list[Partition]:
-    """Price `starts`, polish the first few, then anneal the best in rounds, each with fewer partitions and more time
-    for each, and with the first temperature `cooling` times that of the round before. `recreate_share` of the moves
-    ruin one or two bundles and recreate them as chains.
+    """Price `starts`, hill-climb the first few, then anneal the best in rounds with ever fewer partitions and more time
+    each.
 
-    Gives what became of them, best first. Successive halving (Jamieson and Talwalkar, 2016): a start shows soon
-    whether it leads anywhere.
+    Each round begins at `cooling` times the first temperature of the round before. A share `recreate_share` of the
+    moves rebuilds one or two pipeline groups as chains. Returns the resulting partitions, best first. Successive
+    halving (Jamieson and Talwalkar, 2016): a start soon shows whether it leads anywhere.
     """
     search = climber.search
     annealer = Annealer(search, climber.completer, climber.rng, recreate_share)
@@ -210,19 +215,21 @@ def improve(
         for k, (energy, number, start) in enumerate(pool):
             found = annealer.anneal(start, hot, rounds.up_to((turn + (k + 1) / len(pool)) / len(_POOLS)))
             if found.energy < energy:
-                if turn == 0:  # the start itself, with other layers, may lead elsewhere
+                if turn == 0:  # with other layers, the start itself may lead elsewhere
                     left_out.append(pool[k])
                 pool[k] = (found.energy, number, found.partition)
     return [partition for _, _, partition in sorted(pool + left_out, key=lambda item: item[:2])]
 
 
 class LocalSearch(SearchSolver):
-    """`local_search`: hand-made structures, annealed, the best plan polished; a step is one structure or move."""
+    """`local_search`: rule-based partitions are annealed and the best plan hill-climbed; a step is one partition or
+    move.
+    """
 
     name = "local_search"
 
     def search(self, run: Search, rng: random.Random) -> None:
-        """Anneal, then polish."""
+        """Anneal, then hill-climb."""
         completer = PlanCompleter(run.pricer)
         climber = HillClimber(run, completer, rng)
         climber.finish(improve(climber, rule_based(run.problem, completer), run.until(ANNEAL)))

@@ -1,27 +1,27 @@
-"""`random`: a random graph partition, the baseline of HexiScale's own evaluation (arXiv 2409.01143, section 5).
+"""`random`: random partitions, the baseline of HexiScale's own evaluation (arXiv 2409.01143, section 5).
 
-GPUs go to pipelines at random, the GPUs of a machine in one pipeline are cut into random TP groups, stages come
-in random order. Layers, recompute and micro-batches are then computed as for every other solver, so a plan is
-feasible by construction, and the comparison shows what the partition alone is worth.
+GPUs are assigned to pipelines at random, the GPUs of a machine in a pipeline are cut into random TP groups, and stages
+are in random order. Layers, recomputation and micro-batches are computed as for every other solver, so the comparison
+shows the value of the partition alone.
 """
 
 import random
 
 from hexiopt.problem.problem import Problem
 from solvers.completion.completer import PlanCompleter
-from solvers.core.interleaving import drawn_schedule
-from solvers.core.partition import Group, Partition, PipelineGroup
+from solvers.core.interleaving import draw_schedule
+from solvers.core.partition import DeviceGroup, Partition, PipelineGroup
 from solvers.core.search import Search
-from solvers.core.zero import drawn_groups, drawn_stage, must_align
+from solvers.core.zero import draw_sharding_groups, draw_zero_stage, requires_lockstep
 from solvers.frame.solver import SearchSolver, offer_partition
 
 
-def random_groups(problem: Problem, devices: list[int], rng: random.Random) -> list[Group]:
-    """Devices cut into TP groups: machine by machine, degrees at random, groups in random order."""
+def random_groups(problem: Problem, devices: list[int], rng: random.Random) -> list[DeviceGroup]:
+    """TP groups from the devices of each machine, with random degrees, in random order."""
     by_machine: dict[int, list[int]] = {}
     for device in devices:
         by_machine.setdefault(int(problem.cluster.machine_of[device]), []).append(device)
-    groups: list[Group] = []
+    groups: list[DeviceGroup] = []
     for machine, own in by_machine.items():
         allowed = problem.space.allowed_tp(problem.cluster.machines[machine].num_gpus)
         rng.shuffle(own)
@@ -34,20 +34,20 @@ def random_groups(problem: Problem, devices: list[int], rng: random.Random) -> l
 
 
 def _some_devices(problem: Problem, rng: random.Random) -> list[int]:
-    """All usable devices, or for a third of the draws those of a random set of machines."""
+    """All usable devices or, in a third of the draws, those of a random set of machines."""
     machines = list(problem.usable_by_machine.values())
     if len(machines) > 1 and rng.random() < 1 / 3:
         machines = rng.sample(machines, rng.randint(1, len(machines)))
     return sorted(device for own in machines for device in own)
 
 
-def random_structure(problem: Problem, rng: random.Random) -> Partition | None:
+def draw_partition(problem: Problem, rng: random.Random) -> Partition | None:
     """A random partition; None where a pipeline came out empty or too long."""
     devices = _some_devices(problem, rng)
     space, layers = problem.space, problem.model.num_layers
     most = min(len(devices), problem.workload.global_batch, 64)
     count = space.num_pipelines or rng.randint(1, most)
-    if not space.uneven_structure or not space.uneven_tp or must_align(problem):
+    if not space.uneven_structure or not space.uneven_tp or requires_lockstep(problem):
         return _regular(problem, rng)
     parts: list[list[int]] = [[] for _ in range(count)]
     for device in devices:
@@ -61,19 +61,19 @@ def random_structure(problem: Problem, rng: random.Random) -> Partition | None:
         if not groups or len(groups) > layers:
             return None
         pipeline_groups.append(PipelineGroup(tuple((group,) for group in groups), size))
-    schedule, chunks = drawn_schedule(problem, rng)
-    sharding = drawn_stage(problem, rng, aligned=len(pipeline_groups) == 1)
-    return Partition(tuple(pipeline_groups), schedule, sharding, chunks, drawn_groups(problem, rng, sharding))
+    schedule, chunks = draw_schedule(problem, rng)
+    sharding = draw_zero_stage(problem, rng, aligned=len(pipeline_groups) == 1)
+    return Partition(tuple(pipeline_groups), schedule, sharding, chunks, draw_sharding_groups(problem, rng, sharding))
 
 
 def _regular(problem: Problem, rng: random.Random) -> Partition | None:
-    """A random partition where all stages have one TP degree, and all pipelines one structure."""
+    """A random partition of one pipeline group with a single TP degree."""
     space = problem.space
     by_machine: dict[int, list[int]] = {}
     for device in _some_devices(problem, rng):
         by_machine.setdefault(int(problem.cluster.machine_of[device]), []).append(device)
     tp = rng.choice(space.allowed_tp(max(map(len, by_machine.values()))))
-    groups: list[Group] = []
+    groups: list[DeviceGroup] = []
     for machine, own in by_machine.items():
         if tp in space.allowed_tp(problem.cluster.machines[machine].num_gpus):
             rng.shuffle(own)
@@ -88,9 +88,9 @@ def _regular(problem: Problem, rng: random.Random) -> Partition | None:
         return None
     size = rng.choice(problem.space.micro_batch_sizes(max(1, problem.workload.global_batch // count)))
     pipeline_group = PipelineGroup(tuple(tuple(groups[s * count : (s + 1) * count]) for s in range(stages)), size)
-    schedule, chunks = drawn_schedule(problem, rng)
-    sharding = drawn_stage(problem, rng, aligned=True)
-    return Partition((pipeline_group,), schedule, sharding, chunks, drawn_groups(problem, rng, sharding))
+    schedule, chunks = draw_schedule(problem, rng)
+    sharding = draw_zero_stage(problem, rng, aligned=True)
+    return Partition((pipeline_group,), schedule, sharding, chunks, draw_sharding_groups(problem, rng, sharding))
 
 
 class RandomPartition(SearchSolver):
@@ -102,6 +102,6 @@ class RandomPartition(SearchSolver):
         """Draw and price."""
         completer = PlanCompleter(run.pricer)
         while run.step():
-            partition = random_structure(run.problem, rng)
+            partition = draw_partition(run.problem, rng)
             if partition is not None:
                 offer_partition(run, completer, partition)

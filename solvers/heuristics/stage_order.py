@@ -1,7 +1,7 @@
-"""The order of stages along fat links: a shortest Hamiltonian path over hop times.
+"""The order of stages along fat links: a shortest Hamiltonian path over message times.
 
-Exact by dynamic programming over subsets (Held and Karp, 1962) up to `EXACT` stages; beyond, HexiScale's top-τ
-greedy: from every start follow the τ cheapest next hops, keeping the τ best paths of each length.
+Exact by dynamic programming over subsets (Held and Karp, 1962) up to `EXACT` stages; beyond, HexiScale's top-τ greedy
+method: from every start follow the τ fastest next messages, and keep the τ best paths of each length.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,9 @@ MOST_PATHS = 128  # kept of each length, in all
 
 
 def best_order(routes: Sequence[Sequence[float]]) -> list[int]:
-    """An order of all stages with the least sum of hops. `routes[a][b]` is the time from stage a to b."""
+    """The order of all stages with the least sum of message times; `routes[a][b]` is the time from stage a to stage
+    b.
+    """
     count = len(routes)
     if count <= 2:
         return list(range(count)) if count < 2 or routes[0][1] <= routes[1][0] else [1, 0]
@@ -47,7 +49,7 @@ def _exact(routes: Sequence[Sequence[float]]) -> list[int]:
 
 
 def _greedy(routes: Sequence[Sequence[float]]) -> list[int]:
-    """Of equally long paths the first by their stages counts."""
+    """Ties between equally long paths are broken by the order of their stages."""
     table = np.array(routes)
     count = len(table)
     nearest = np.argsort(table, axis=1, kind="stable")

@@ -1,9 +1,9 @@
-"""Quick estimates of many shapes at once: about how long a step takes, from what is alike within a type of GPU.
+"""Quick estimates of the step time for many shapes at once, from what GPUs of a type have in common.
 
-A stage's devices are counted by type. Each takes tokens as its speed or its memory allows; keys and values travel
-round the machines beside attention, or an all-to-all takes everything across. Layers go to stages by
-their speed, sequences to pipelines. What the network shares and what schedules idle beyond the plain fill is left to
-pricing.
+The devices of a stage are counted by type. Each takes tokens in proportion to its speed or up to its memory; keys and
+values travel round the machines while attention is computed, or an all-to-all exchanges everything. Layers are
+allocated to stages, and sequences to pipelines, by speed. Contention on the network and idle time beyond the pipeline
+fill are left to pricing.
 """
 
 from dataclasses import dataclass
@@ -16,28 +16,33 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import SequenceGroup, SequenceLayout
 from hexiopt.plan.token_layout import Floats, Ints
 from solvers.core.zero import LOCKSTEP
-from solvers.sequence.shapes import Line, Shape
+from solvers.sequence.shapes import SequenceShape, ShapePipeline
 from solvers.sequence.stage_tables import TensorTable
 from solvers.sequence.token_allocation import RateTable
 
-_KEPT = 50_000  # lines remembered before memory is given back
+_KEPT = 50_000  # pipelines remembered before memory is given back
 _FILLINGS = 3  # rounds in which tokens move from full devices to others
 _SPLITS = 24  # bisections of the seconds of a step
 
 
 @dataclass(frozen=True)
 class Cells:
-    """Stages of many shapes with equally many lines and stages each: `counts` [shapes, lines, stages, types] devices;
-    `machines` [shapes, lines, stages] that they stand in, and `nic_s` seconds a byte of the slowest of these."""
+    """The stages of many shapes with equally many pipelines and stages each.
+
+    `counts` [shapes, pipelines, stages, types] devices; `machines` [shapes, pipelines, stages] that they span; `nic_s`
+    seconds per byte of the slowest network interface of these.
+    """
 
     counts: Floats
     machines: Ints
     nic_s: Floats
 
 
-class Estimates:
-    """Estimates for one problem and ZeRO stage; with `tensor`, stages that may have tensor parallelism have it where it
-    is faster."""
+class SequenceEstimates:
+    """Estimates for one problem and ZeRO stage.
+
+    With `tensor`, a stage uses tensor parallelism instead of a layout where that is allowed and faster.
+    """
 
     def __init__(self, model: PlanPricer, zero: int, *, tensor: bool = False) -> None:
         problem = self.problem = model.problem
@@ -54,7 +59,7 @@ class Estimates:
             machine = cluster.machines[m]
             nic_s = 1.0 / (machine.nic_bandwidth_bytes_per_s * machine.num_interfaces)
             np.maximum.at(self._nic_s, self.type_of_machine[m], nic_s)
-        self._lines: dict[object, tuple[float, float, float]] = {}
+        self._pipelines: dict[object, tuple[float, float, float]] = {}
         self._policies = model.policies()
         table = RateTable(model)
         self._tensor = TensorTable(model, self.types) if tensor else None
@@ -71,8 +76,8 @@ class Estimates:
         # From two layers on linear under ZeRO-3 too, where what is gathered stays the same.
         two, three = (sum(alone.states(n, False, False, spread)) for n in (2, 3))
         self._layer_bytes = three - two
-        beside = sum(alone.states(2, True, True, spread)) - 2 * self._layer_bytes
-        self._ends_bytes = beside if zero >= LOCKSTEP else beside / 2
+        outside = sum(alone.states(2, True, True, spread)) - 2 * self._layer_bytes
+        self._ends_bytes = outside if zero >= LOCKSTEP else outside / 2
         self._layer_params = alone.num_params(1, False, False)
         self._token_bytes = np.array([_token_bytes(model, examples[0], policy) for policy in self._policies])
         width, dim = workload.element_bytes, spec.head_dim
@@ -80,83 +85,87 @@ class Estimates:
         self._qo_bytes = 2.0 * workload.seq_len * spec.num_heads * dim * width
 
     def step_s(self, fills: Floats, periods: Floats, size: int) -> Floats:
-        """Seconds of the batch from the rhythms of the lines of each shape [shapes]; in lockstep all lines have as many
-        micro-batches."""
+        """Seconds of the global batch [shapes] from the fills and periods of the pipelines [shapes, pipelines].
+
+        In lockstep all pipelines have equally many micro-batches.
+        """
         count = -(-self.problem.workload.global_batch // size)
         if self.zero < LOCKSTEP:
             return split_s(fills, periods, count)
         seconds: Floats = (fills + periods * (count / periods.shape[1])).max(axis=1)
         return seconds
 
-    def shape_s(self, shape: Shape) -> float:
-        """As `step_s`, of one shape whose lines may have unequally many stages."""
-        rows = [self._line_s(line, shape.size, len(shape.lines)) for line in shape.lines]
+    def shape_s(self, shape: SequenceShape) -> float:
+        """As `step_s`, for one shape whose pipelines may differ in their numbers of stages."""
+        rows = [self._pipeline_s(pipeline, shape.size, len(shape.pipelines)) for pipeline in shape.pipelines]
         fills, periods, syncs = (np.array([column]) for column in zip(*rows, strict=True))
         return float(self.step_s(fills, periods, shape.size)[0] + syncs.max())
 
-    def _line_s(self, line: Line, size: int, lines: int) -> tuple[float, float, float]:
-        key = (line, size, lines)
-        if key not in self._lines:
-            if len(self._lines) >= _KEPT:
-                self._lines.clear()
+    def _pipeline_s(self, pipeline: ShapePipeline, size: int, pipelines: int) -> tuple[float, float, float]:
+        key = (pipeline, size, pipelines)
+        if key not in self._pipelines:
+            if len(self._pipelines) >= _KEPT:
+                self._pipelines.clear()
             machine_of = self.problem.cluster.machine_of
-            machines = [machine_of[list(seat)] for seat in line]
+            machines = [machine_of[list(own)] for own in pipeline]
             types = len(self.types)
             counts = np.array([[[np.bincount(self.type_of_machine[own], minlength=types) for own in machines]]], float)
             cells = Cells(counts, np.array([[[len(np.unique(own)) for own in machines]]]), self.slowest_nic_s(counts))
-            fills, periods, sync_s = self.rhythms_s(cells, size, lines)
-            self._lines[key] = float(fills[0, 0]), float(periods[0, 0]), float(sync_s[0])
-        return self._lines[key]
+            fills, periods, sync_s = self.rhythms_s(cells, size, pipelines)
+            self._pipelines[key] = float(fills[0, 0]), float(periods[0, 0]), float(sync_s[0])
+        return self._pipelines[key]
 
     def slowest_nic_s(self, counts: Floats) -> Floats:
-        """Seconds a byte of the slowest interface of stages with `counts` [..., types] devices."""
+        """Seconds per byte of the slowest network interface of stages with `counts` [..., types] devices."""
         found: Floats = np.where(counts > 0, self._nic_s, 0.0).max(axis=-1)
         return found
 
-    def rhythms_s(self, cells: Cells, size: int, lines: int = 0) -> tuple[Floats, Floats, Floats]:
-        """(fill, beat) of every line [shapes, lines]: m micro-batches take about fill + m · beat seconds, infinitely
-        many where memory does not suffice; and the gradients' synchronisation [shapes]. `lines`, where the shape has
-        more of them than `cells`."""
+    def rhythms_s(self, cells: Cells, size: int, pipelines: int = 0) -> tuple[Floats, Floats, Floats]:
+        """Fill and period of every pipeline [shapes, pipelines], and seconds of gradient sync [shapes].
+
+        m micro-batches take about fill + m · period seconds; both are infinite where memory does not suffice.
+        `pipelines`: the number of pipelines of the whole shape, where it has more than `cells`.
+        """
         workload = self.problem.workload
-        lines, stages = max(lines, cells.machines.shape[1]), cells.machines.shape[2]
-        held = np.minimum(np.arange(stages, 0, -1.0), max(1, workload.global_batch // (lines * size)))
+        pipelines, stages = max(pipelines, cells.machines.shape[1]), cells.machines.shape[2]
+        held = np.minimum(np.arange(stages, 0, -1.0), max(1, workload.global_batch // (pipelines * size)))
         most = np.maximum(0.0, np.floor((self._least(cells) - self._ends_bytes) / self._layer_bytes))
         rate = cells.counts @ self._speed[0]
         if self._tensor is not None:
-            shards = StateSharding(self.zero, lines)
-            tensor_s, rooms = self._tensor.of(cells.counts, cells.machines, held, size, shards)
-            best_room = np.maximum(most, rooms.max(axis=0))
+            shards = StateSharding(self.zero, pipelines)
+            tensor_s, layer_limits = self._tensor.of(cells.counts, cells.machines, held, size, shards)
+            best_layer_limit = np.maximum(most, layer_limits.max(axis=0))
         else:
-            best_room = most
-        share = self._share(1.0 / rate, best_room)
+            best_layer_limit = most
+        share = self._share(1.0 / rate, best_layer_limit)
         best = self._layouts_s(cells, size, share, held)
         if self._tensor is not None:
-            best = np.minimum(best, np.where(share <= rooms, tensor_s, np.inf).min(axis=0))
-        share = self._share(best, best_room)
+            best = np.minimum(best, np.where(share <= layer_limits, tensor_s, np.inf).min(axis=0))
+        share = self._share(best, best_layer_limit)
         with np.errstate(invalid="ignore"):
             periods = size * (share * best).max(axis=2)
             fills = size * (share * best).sum(axis=2) - periods
         lost = ~(np.isfinite(periods) & np.isfinite(fills))
         periods[lost] = fills[lost] = np.inf
-        together = (cells.machines > 1) | (lines > 1)
+        together = (cells.machines > 1) | (pipelines > 1)
         share = np.where(np.isfinite(share), share, 0.0)
         sync = 2.0 * share * self._layer_params * workload.stored_gradient_bytes * cells.nic_s * together
         return fills, periods, sync.max(axis=(1, 2))
 
     def _layouts_s(self, cells: Cells, size: int, share: Floats, held: Floats) -> Floats:
-        """Seconds of a layer for a sequence with a sequence layout, by the best policy [shapes, lines, stages]."""
+        """Seconds of a layer per sequence with a sequence layout under the best policy [shapes, pipelines, stages]."""
         seq_len, stages = self.problem.workload.seq_len, cells.machines.shape[2]
         exchange_s = self._exchange_s(cells)
         best: Floats = np.full(cells.machines.shape, np.inf)
         for k, speed in enumerate(self._speed):
             free = self._limit - (share * self._layer_bytes + self._ends_bytes)[..., None]
-            layer, beside, head = self._token_bytes[k]
-            need = size * (share * held * layer + beside + head * (np.arange(stages) == stages - 1))
+            layer, outside, head = self._token_bytes[k]
+            need = size * (share * held * layer + outside + head * (np.arange(stages) == stages - 1))
             caps = np.maximum(free, 0.0) / need[..., None]  # tokens of a device
             tokens = self._tokens(cells.counts, caps, speed, seq_len)
             compute_s = (tokens / (speed * seq_len)).max(axis=-1)
-            # A ring over machines or devices: in each of its turns as much as the largest of them holds, keys and
-            # values in all but the last forward and backward, their gradients in all.
+            # A ring over machines or devices: every turn takes as long as the largest shard. Keys and values move in
+            # all turns but the last, forward and backward, and their gradients in all turns.
             most = tokens.max(axis=-1) / seq_len
             largest = np.minimum(1.0, (tokens * np.minimum(cells.counts, self._per_machine)).max(axis=-1) / seq_len)
             moved = np.minimum(largest * (3 * cells.machines - 2), most * (3 * cells.counts.sum(axis=-1) - 2))
@@ -166,12 +175,12 @@ class Estimates:
         return best
 
     def _least(self, cells: Cells) -> Floats:
-        """The least memory among the devices of each stage [shapes, lines, stages]."""
+        """The least device memory of each stage [shapes, pipelines, stages]."""
         least: Floats = np.where(cells.counts > 0, self._limit, np.inf).min(axis=-1)
         return least
 
     def _share(self, layer_s: Floats, most: Floats) -> Floats:
-        """Layers of every stage by speed, within what fits [shapes, lines, stages]."""
+        """Layers of every stage in proportion to speed, up to what fits [shapes, pipelines, stages]."""
         total = float(self.problem.model.num_layers)
         with np.errstate(divide="ignore", invalid="ignore"):
             rate = np.where(np.isfinite(layer_s), 1.0 / layer_s, 0.0)
@@ -184,7 +193,7 @@ class Estimates:
         return share
 
     def _tokens(self, counts: Floats, caps: Floats, speed: Floats, seq_len: int) -> Floats:
-        """Tokens of a device of each type, by its speed and up to its cap; infinite without room."""
+        """Tokens of a device of each type in proportion to speed, up to its cap; infinite where they do not fit."""
         tokens = np.zeros(counts.shape)
         with np.errstate(divide="ignore", invalid="ignore"):
             for _ in range(_FILLINGS):
@@ -198,7 +207,9 @@ class Estimates:
         return found
 
     def _exchange_s(self, cells: Cells) -> Floats:
-        """Seconds of the all-to-alls of one group over all machines; infinite where heads do not go round."""
+        """Seconds of the all-to-alls of one group over all machines; infinite where there are fewer heads than
+        devices.
+        """
         away = (1.0 - 1.0 / cells.machines) / cells.machines
         seconds = 2.0 * (self._kv_bytes + self._qo_bytes) * cells.nic_s * away
         whole = cells.counts.sum(axis=-1) <= self.problem.model.num_heads
@@ -207,7 +218,7 @@ class Estimates:
 
 
 def _token_bytes(model: PlanPricer, device: int, policy: str) -> tuple[float, float, float]:
-    """Activations for each token that a device with all heads has: of a layer, beside all layers, of the head."""
+    """Activation bytes per token of a device with all heads: of a layer, outside the layers, and of the output head."""
     problem = model.problem
     tokens = problem.workload.seq_len
     layout = SequenceLayout((SequenceGroup((device,), (tokens,), (problem.model.num_heads,)),))
@@ -227,8 +238,11 @@ def _over(amount: Floats, parts: Floats) -> Floats:
 
 
 def split_s(fills: Floats, periods: Floats, count: int | Floats) -> Floats:
-    """Seconds until the lines of each shape [shapes, lines] have done `count` micro-batches together, each at least
-    one; infinite where a line never ends. A line that is not there has a beat of infinity and a fill of 0."""
+    """Seconds until the pipelines of each shape [shapes, pipelines] have processed `count` micro-batches, at least one
+    each.
+
+    Infinite where a pipeline never finishes. A missing pipeline has an infinite period and a fill of 0.
+    """
     found = np.full(len(periods), np.inf)
     good = np.flatnonzero(np.isfinite(fills).all(axis=1) & np.isfinite(periods).any(axis=1))
     fills, periods, counts = fills[good], periods[good], np.broadcast_to(count, len(found))[good]

@@ -1,7 +1,7 @@
 """Stage I of HexiSeq (arXiv 2605.07569): which devices form the all-to-all groups of a sequence layout.
 
-Groups stay inside what is well linked: parts of a machine, machines, unions of machines of one type or of several; or
-they cut across, with a part of every machine in each. Types may have groups of different sizes.
+Either a group stays within fast links: part of a machine, a machine, or a union of machines of one or several types. Or
+every group has a part of each machine. Different GPU types may have different group sizes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ import numpy as np
 
 from hexiopt.problem.problem import Problem
 
-Groups = tuple[tuple[int, ...], ...]
+DeviceGroups = tuple[tuple[int, ...], ...]
 
 _MOST_GROUPS = 256  # unless more devices need more
 _LARGEST = 32  # devices that a group is expected to have at most
@@ -20,7 +20,7 @@ _FEW = 64  # devices up to which types get sizes of their own
 
 
 def by_machine(problem: Problem, devices: Sequence[int]) -> list[tuple[int, ...]]:
-    """`devices` machine by machine, the fastest type first."""
+    """`devices` grouped by machine, the fastest GPU type first."""
     machine_of, machines = problem.cluster.machine_of, problem.cluster.machines
     found: dict[int, list[int]] = {}
     for device in sorted(devices):
@@ -30,29 +30,31 @@ def by_machine(problem: Problem, devices: Sequence[int]) -> list[tuple[int, ...]
     return [tuple(found[m]) for m in order]
 
 
-def by_type(problem: Problem, machines: Sequence[tuple[int, ...]]) -> list[Groups]:
-    """Machines of each type of GPU, in the order in which the types come."""
+def by_type(problem: Problem, machines: Sequence[tuple[int, ...]]) -> list[DeviceGroups]:
+    """Machines grouped by GPU type, in the order in which the types first occur."""
     found: dict[str, list[tuple[int, ...]]] = {}
     for own in machines:
         found.setdefault(problem.cluster.gpu_of(own[0]).name, []).append(own)
     return list(map(tuple, found.values()))
 
 
-def clusterings(problem: Problem, devices: Sequence[int]) -> list[Groups]:
-    """Ways to put all of `devices` into groups, each of at most as many as the model has heads, the plainest first."""
+def clusterings(problem: Problem, devices: Sequence[int]) -> list[DeviceGroups]:
+    """Ways to divide all of `devices` into groups of at most as many devices as the model has heads, the plainest
+    first.
+    """
     most, count = problem.model.num_heads, len(devices)
     limit = max(_MOST_GROUPS, count // 8) if count > _MOST_GROUPS else count
     machines = by_machine(problem, devices)
     found = dict.fromkeys(
         groups for groups in _all(problem, machines) if len(groups) <= limit and all(len(own) <= most for own in groups)
     )
-    if not found:  # groups as large as may be
+    if not found:  # groups as large as possible
         whole = [device for own in machines for device in own]
         found[_parts(whole, -(-count // most))] = None
     return list(found)
 
 
-def _all(problem: Problem, machines: Sequence[tuple[int, ...]]) -> Iterator[Groups]:
+def _all(problem: Problem, machines: Sequence[tuple[int, ...]]) -> Iterator[DeviceGroups]:
     types = by_type(problem, machines)
     mixed = tuple(own for row in zip_longest(*types) for own in row if own is not None)
     sizes = sorted({1 << k for own in machines for k in range(len(own).bit_length())}, reverse=True)
@@ -79,8 +81,8 @@ def _all(problem: Problem, machines: Sequence[tuple[int, ...]]) -> Iterator[Grou
         yield from islice((tuple(g for part in way for g in part) for way in product(*ways)), _MIXED)
 
 
-def _across(machines: Sequence[tuple[int, ...]], parts: int) -> Groups:
-    """Groups of a part of every machine."""
+def _across(machines: Sequence[tuple[int, ...]], parts: int) -> DeviceGroups:
+    """Groups that each have a part of every machine."""
     cut = [_parts(own, parts) for own in machines]
     return tuple(tuple(d for own in cut for d in own[k]) for k in range(parts))
 
@@ -90,36 +92,40 @@ def _powers(most: int) -> list[int]:
     return [*(1 << k for k in range(1, most.bit_length()) if 1 << k < most), *([most] if most > 1 else [])]
 
 
-def _unions(machines: Sequence[tuple[int, ...]], joined: int) -> Groups:
-    """Every `joined` consecutive machines together."""
+def _unions(machines: Sequence[tuple[int, ...]], joined: int) -> DeviceGroups:
+    """Unions of every `joined` consecutive machines."""
     return tuple(tuple(d for own in machines[k : k + joined] for d in own) for k in range(0, len(machines), joined))
 
 
-def _cut(machines: Sequence[tuple[int, ...]], size: int) -> Groups:
-    """Every machine in parts of about `size` devices."""
+def _cut(machines: Sequence[tuple[int, ...]], size: int) -> DeviceGroups:
+    """Every machine cut into parts of about `size` devices."""
     return tuple(part for own in machines for part in _parts(own, -(-len(own) // size)))
 
 
-def _parts(devices: Sequence[int], count: int) -> Groups:
-    """`count` consecutive parts, as equal as they go."""
+def _parts(devices: Sequence[int], count: int) -> DeviceGroups:
+    """`count` consecutive parts, as equal as possible."""
     ends = [len(devices) * k // count for k in range(count + 1)]
     return tuple(tuple(devices[a:b]) for a, b in pairwise(ends) if a < b)
 
 
-Machines = tuple[tuple[int, ...], ...]  # devices machine by machine
+MachineDevices = tuple[tuple[int, ...], ...]  # devices machine by machine
 _FEW_TYPES = 4  # types of GPUs of which all sets are tried
 
 
-def machine_orders(problem: Problem) -> list[Machines]:
-    """Machines of all types, and of sets of types: the fast ones first, or the types mixed; of all, also the
-    fast ones last."""
+def machine_orders(problem: Problem) -> list[MachineDevices]:
+    """Orders of the machines of all types, and of subsets of the types: fast ones first, or types mixed.
+
+    For all types also the fast ones last.
+    """
     rows = by_type(problem, by_machine(problem, problem.usable_devices))
     orders = (order for some in _subsets(rows) for order in _arranged(some, whole=len(some) == len(rows)))
     return list(dict.fromkeys(orders))
 
 
-def _subsets(rows: list[Machines]) -> Iterator[list[Machines]]:
-    """All sets of types, the largest first; of many, those without one, the fastest ones, and each alone."""
+def _subsets(rows: list[MachineDevices]) -> Iterator[list[MachineDevices]]:
+    """All subsets of types, the largest first; of many types only those without one type, the fastest ones, and single
+    ones.
+    """
     if len(rows) <= _FEW_TYPES:
         for count in range(len(rows), 0, -1):
             yield from map(list, combinations(rows, count))
@@ -133,17 +139,17 @@ def _subsets(rows: list[Machines]) -> Iterator[list[Machines]]:
         yield [row]
 
 
-def _arranged(rows: list[Machines], *, whole: bool) -> Iterator[Machines]:
+def _arranged(rows: list[MachineDevices], *, whole: bool) -> Iterator[MachineDevices]:
     yield tuple(own for row in rows for own in row)
     if whole:
         yield tuple(own for row in reversed(rows) for own in row)
-    # Of each type as large a part as of any other so far.
+    # Types mixed in proportion: each prefix has an equal fraction of every type.
     places = [((k + 0.5) / len(row), at, own) for at, row in enumerate(rows) for k, own in enumerate(row)]
     yield tuple(own for _, _, own in sorted(places))
 
 
 class Signatures:
-    """Keys of lists of devices: equal for lists that price the same layouts alike, place by place."""
+    """Keys of lists of devices: equal for lists in which equal layouts, position by position, have equal prices."""
 
     def __init__(self, problem: Problem) -> None:
         cluster = problem.cluster

@@ -1,7 +1,8 @@
-"""`hexiseq`: asymmetric sequence parallelism (arXiv 2605.07569), with the degrees beside it searched too.
+"""`hexiseq`: asymmetric sequence parallelism (arXiv 2605.07569), extended by a search over the other degrees.
 
-The paper takes data and pipeline parallelism as given and lays one sequence out over the devices of a stage; here all
-shapes of pipelines of such stages are tried, and the layouts of each are found as in the paper (`layouts.py`).
+The paper takes data and pipeline parallelism as given and distributes a sequence over the devices of a stage. Here all
+shapes of pipelines of such stages are searched, and the layouts of each shape are found as in the paper
+(`layout_search.py`).
 """
 
 import random
@@ -12,16 +13,16 @@ from hexiopt.plan.token_layout import ORDERS
 from hexiopt.solving import Capabilities
 from solvers.core.search import Search
 from solvers.frame.solver import SearchSolver
-from solvers.sequence.layout_evaluator import Freedoms
-from solvers.sequence.planning import Planner, search_shapes
+from solvers.sequence.layout_evaluator import LayoutFreedoms
+from solvers.sequence.planning import SequencePlanner, search_shapes
 
 
 @dataclass(frozen=True)
 class HexiSeq(SearchSolver):
-    """`uneven_tokens`, `uneven_heads` and `uneven_groups` take their freedom away where False; `order` of the shards is
-    `contiguous`, `zigzag` or the `best` of both. A step is a plan priced.
+    """`uneven_tokens`, `uneven_heads` and `uneven_groups` allow uneven layouts; False removes that freedom. `order` of
+    the tokens is `contiguous`, `zigzag`, or the `best` of both. A step is one plan priced.
 
-    Raises InputError for an order that is none of these.
+    Raises InputError for any other order.
     """
 
     uneven_tokens: bool = True
@@ -37,10 +38,10 @@ class HexiSeq(SearchSolver):
             raise InputError(f"solver.order: {self.order!r} is not one of {', '.join(ORDERS)} and best")
 
     def search(self, run: Search, rng: random.Random) -> None:
-        """Shapes by hand, layouts for them, then moves."""
-        planner = Planner(run, self._freedoms())
+        """Rule-based shapes, layouts for them, then annealing."""
+        planner = SequencePlanner(run, self._freedoms())
         search_shapes(planner, planner.sequence_starts(), rng)
 
-    def _freedoms(self) -> Freedoms:
+    def _freedoms(self) -> LayoutFreedoms:
         orders = ("zigzag", "contiguous") if self.order == "best" else (self.order,)
-        return Freedoms(self.uneven_tokens, self.uneven_heads, self.uneven_groups, orders)
+        return LayoutFreedoms(self.uneven_tokens, self.uneven_heads, self.uneven_groups, orders)

@@ -1,4 +1,6 @@
-"""What a layout made by a recipe is worth: allotted, brought within memory, and priced as a plan's stage would be."""
+"""Evaluates a layout recipe: allocates tokens and heads, repairs memory overflow, prices the stage with the cost
+model.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,10 +13,11 @@ from hexiopt.cost.executors.links import LinkTable
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.memo import Memo
 from hexiopt.plan.plan import SequenceLayout
 from hexiopt.plan.token_layout import Floats
 from solvers.completion.allocation import proportional
-from solvers.sequence.grouping import Groups
+from solvers.sequence.grouping import DeviceGroups
 from solvers.sequence.stage_tables import RecomputeTable
 from solvers.sequence.token_allocation import (
     RateTable,
@@ -25,15 +28,16 @@ from solvers.sequence.token_allocation import (
 )
 
 RULES = ("balanced", "compute", "square_root", "equal")
-_REPAIRS = 4  # attempts to bring an allotment within memory
+_REPAIRS = 4  # attempts to bring an allocation within memory
 _ROOM = 0.999  # of what fits by the linear estimate
-_KEPT = 20_000  # allotments remembered before memory is given back
+_KEPT = 20_000  # allocations remembered before memory is given back
 _KEPT_STAGES = 500  # and priced layouts
 
 
-class Need(NamedTuple):
-    """What a stage must do: hold `num_layers` layers, with the embedding (`first`) or the head (`last`), `held`
-    micro-batches in flight, its states spread as `shards`; `sharers` stages use the interfaces of its machines."""
+class StageNeeds(NamedTuple):
+    """The requirements on a stage: `num_layers` layers with the embedding (`first`) or the output head (`last`), `held`
+    micro-batches in flight, states sharded as `shards`, and `sharers` stages that use the interfaces of its machines.
+    """
 
     num_layers: int
     first: bool
@@ -44,8 +48,8 @@ class Need(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Freedoms:
-    """Which parts of a layout may be uneven, and the orders tried: all, but for ablations."""
+class LayoutFreedoms:
+    """Which parts of a layout may be uneven, and the token orders tried: all, except in ablations."""
 
     tokens: bool = True
     heads: bool = True
@@ -55,9 +59,9 @@ class Freedoms:
 
 @dataclass(frozen=True)
 class LayoutRecipe:
-    """How to make a layout: its groups, how tokens and heads are allotted, and factors of both [devices]."""
+    """How to build a layout: its groups, the rule that allocates tokens and heads, and factors of both [devices]."""
 
-    groups: Groups
+    groups: DeviceGroups
     order: str
     policy: str
     rule: str = "balanced"
@@ -66,7 +70,7 @@ class LayoutRecipe:
     head_factor: tuple[float, ...] = field(default=())
 
     def scaled(self, kind: str, places: Sequence[int], factor: float) -> "LayoutRecipe":
-        """The same with the factors `kind` of some devices times `factor`."""
+        """The recipe with the factors `kind` of some devices multiplied by `factor`."""
         count = sum(map(len, self.groups))
         values = list(getattr(self, kind) or (1.0,) * count)
         for place in places:
@@ -78,8 +82,10 @@ class LayoutRecipe:
 
 @dataclass(frozen=True)
 class EvaluatedLayout:
-    """A layout, the leanest recompute policy that it was made for, and the seconds of a micro-batch through its stage;
-    or, where memory does not suffice, infinitely many, and the bytes missing on the fullest device."""
+    """A layout, the recompute policy with the least memory that it was built for, and the seconds of a micro-batch.
+
+    Where memory does not suffice, the seconds are infinite and `excess_bytes` is missing on the fullest device.
+    """
 
     layout: SequenceLayout
     policy: str
@@ -90,28 +96,29 @@ class EvaluatedLayout:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Less is better: time, and where nothing fits, what is missing."""
+        """Sort key, smaller is better: the seconds and, where nothing fits, the missing bytes."""
         return self.seconds, self.excess_bytes
 
 
-class Judge:
+class LayoutEvaluator:
     """Judges recipes of one problem."""
 
-    def __init__(self, model: PlanPricer, freedoms: Freedoms) -> None:
+    def __init__(self, model: PlanPricer, freedoms: LayoutFreedoms) -> None:
         self._model, self._problem, self._freedoms = model, model.problem, freedoms
         self._rates = RateTable(model)
         self._wires = LinkTable(model.problem.cluster)
-        self._stages: dict[tuple[SequenceLayout, int, int], SequenceStage] = {}
-        self._allotments: dict[LayoutRecipe, TokenAllocation] = {}
+        self._stages: Memo[tuple[SequenceLayout, int, int], SequenceStage] = Memo(
+            lambda key: self._stage(*key), _KEPT_STAGES
+        )
+        self._allocations = Memo(self._allocate, _KEPT)
 
-    def judged(self, recipe: LayoutRecipe, size: int, need: Need) -> tuple[EvaluatedLayout, bool]:
-        """The layout of a recipe, brought within memory if that goes, and whether it is not the recipe's own: changed
-        for memory, or too large for it."""
-        made = self._allotted(recipe)
+    def evaluate(self, recipe: LayoutRecipe, size: int, need: StageNeeds) -> tuple[EvaluatedLayout, bool]:
+        """The layout of a recipe, and whether it was changed to fit memory or does not fit."""
+        made = self._allocations[recipe]
         policies = (recipe.policy,) * need.num_layers
         for repairs in range(_REPAIRS + 1):
             layout = made.layout()
-            stage = self._stage(layout, size, need.sharers)
+            stage = self._stages[layout, size, need.sharers]
             parts = stage.memory.stage((policies,), need.first, need.last, (need.held,), need.shards)
             totals, limits = parts.sum(axis=0), stage.limit_bytes
             excess = float((totals - limits).max())
@@ -128,14 +135,18 @@ class Judge:
             made = made.with_tokens(tokens)
         seconds = float("inf")
         if excess <= 0.0 and not repairs:
-            richer = self._model.policies()[: self._model.policies().index(recipe.policy) + 1]
-            seconds = float(self.mixtures(stage, need, richer, need.num_layers).seconds[-1])
+            faster_policies = self._model.policies()[: self._model.policies().index(recipe.policy) + 1]
+            seconds = float(self.recompute_table(stage, need, faster_policies, need.num_layers).seconds[-1])
         elif excess <= 0.0:
             seconds = sum(stage.stage_s(policies, need.first, need.last))
         return EvaluatedLayout(layout, recipe.policy, seconds, excess, recipe, stage), repairs > 0 or excess > 0.0
 
-    def mixtures(self, stage: SequenceStage, need: Need, policies: Sequence[str], most: int) -> RecomputeTable:
-        """What a layout takes with recompute layer by layer, of stages of 1 to `most` layers at the place of `need`."""
+    def recompute_table(
+        self, stage: SequenceStage, need: StageNeeds, policies: Sequence[str], most: int
+    ) -> RecomputeTable:
+        """The times of a layout with recomputation chosen layer by layer, for stages of 1 to `most` layers at this
+        position.
+        """
 
         def bytes_of(layers: tuple[str, ...]) -> Floats:
             found: Floats = stage.memory.stage((layers,), need.first, need.last, (need.held,), need.shards).sum(axis=0)
@@ -148,27 +159,12 @@ class Judge:
         )
 
     def _stage(self, layout: SequenceLayout, size: int, sharers: int) -> SequenceStage:
-        key = (layout, size, sharers)
-        found = self._stages.get(key)
-        if found is None:
-            if len(self._stages) >= _KEPT_STAGES:
-                self._stages.clear()
-            network, own = self._problem.cluster.network, list(layout.devices)
-            used = np.concatenate([network.transmitters[own], network.receivers[own]]).tolist()
-            contention = dict.fromkeys(used, sharers) if sharers > 1 else None
-            found = SequenceStage(self._problem, self._model.framework, layout, size, contention, self._wires)
-            self._stages[key] = found
-        return found
+        network, own = self._problem.cluster.network, list(layout.devices)
+        used = np.concatenate([network.transmitters[own], network.receivers[own]]).tolist()
+        contention = dict.fromkeys(used, sharers) if sharers > 1 else None
+        return SequenceStage(self._problem, self._model.framework, layout, size, contention, self._wires)
 
-    def _allotted(self, recipe: LayoutRecipe) -> TokenAllocation:
-        found = self._allotments.get(recipe)
-        if found is None:
-            if len(self._allotments) >= _KEPT:
-                self._allotments.clear()
-            found = self._allotments[recipe] = self._allot(recipe)
-        return found
-
-    def _allot(self, recipe: LayoutRecipe) -> TokenAllocation:
+    def _allocate(self, recipe: LayoutRecipe) -> TokenAllocation:
         workload, spec, groups = self._problem.workload, self._problem.model, recipe.groups
         devices = list(chain.from_iterable(groups))
         rates, starts = self._rates.of(devices, recipe.policy), starts_of(groups)

@@ -1,8 +1,8 @@
-"""Shapes of plans with sequence stages: which devices form which stages of which pipelines; and operators on them.
+"""Shapes of plans with sequence stages: which devices form which stages of which pipelines; and operators on shapes.
 
-A shape says nothing of layers, layouts and batches: `stage_builder.py` finds these. One more operator is a function
-`(near, shape, rng) -> shape or None` and a line of `SHAPE_OPERATORS`; what the plan space forbids is sifted out for
-all of them.
+A shape says nothing about layers, layouts and batches, which `plan_builder.py` finds. To add an operator, write a
+function `(near, shape, rng) -> shape or None` and a line of `SHAPE_OPERATORS`; results that the plan space forbids are
+filtered out for all of them.
 """
 
 import random
@@ -15,38 +15,38 @@ from hexiopt.problem.space import sharding_stages
 from solvers.core.operators import Lottery, Operator, OperatorStatistics, OperatorTally
 from solvers.core.zero import LOCKSTEP, sharding_groups
 
-Seat = tuple[int, ...]  # a stage's devices, ascending
-Line = tuple[Seat, ...]
+StageDevices = tuple[int, ...]  # a stage's devices, ascending
+ShapePipeline = tuple[StageDevices, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """Pipelines of seats, their micro-batch size in sequences, the ZeRO stage and its groups."""
+class SequenceShape:
+    """Pipelines of stages, their micro-batch size in sequences, the ZeRO stage and its groups."""
 
-    lines: tuple[Line, ...]
+    pipelines: tuple[ShapePipeline, ...]
     size: int = 1
     zero: int = 1
     groups: str = "all"
 
-    def with_line(self, p: int, *lines: Line) -> "Shape":
-        """The shape with others in place of pipeline p."""
-        return replace(self, lines=(*self.lines[:p], *lines, *self.lines[p + 1 :]))
+    def with_pipeline(self, p: int, *pipelines: ShapePipeline) -> "SequenceShape":
+        """The shape with pipeline p replaced by others."""
+        return replace(self, pipelines=(*self.pipelines[:p], *pipelines, *self.pipelines[p + 1 :]))
 
 
-def may_lockstep(problem: Problem, shape: Shape) -> bool:
-    """Whether the pipelines of a shape may gather and scatter together: as many stages and micro-batches in each."""
-    batches_even = problem.workload.global_batch % (len(shape.lines) * shape.size) == 0
-    return len(shape.lines) == 1 or (batches_even and len(set(map(len, shape.lines))) == 1)
+def may_lockstep(problem: Problem, shape: SequenceShape) -> bool:
+    """Whether the pipelines of a shape can run in lockstep: equally many stages and micro-batches in each."""
+    batches_even = problem.workload.global_batch % (len(shape.pipelines) * shape.size) == 0
+    return len(shape.pipelines) == 1 or (batches_even and len(set(map(len, shape.pipelines))) == 1)
 
 
-def zero_stages(problem: Problem, shape: Shape) -> tuple[int, ...]:
-    """The ZeRO stages that the plan of a shape may have."""
+def zero_stages(problem: Problem, shape: SequenceShape) -> tuple[int, ...]:
+    """The ZeRO stages that a plan of the shape may use."""
     own = sharding_stages(problem.workload)
     return tuple(stage for stage in own if stage < LOCKSTEP or may_lockstep(problem, shape))
 
 
-def with_sharding(problem: Problem, shape: Shape) -> Shape | None:
-    """The shape, with another ZeRO stage where its own is none of `zero_stages`; None where there are none."""
+def with_sharding(problem: Problem, shape: SequenceShape) -> SequenceShape | None:
+    """The shape, its ZeRO stage replaced where `zero_stages` does not allow it; None where that allows none."""
     allowed = zero_stages(problem, shape)
     if shape.zero in allowed:
         return shape
@@ -63,143 +63,147 @@ class ShapeNeighbourhood:
         self.problem = problem
         self.machine_of: list[int] = problem.cluster.machine_of.tolist()
 
-    def allows(self, shape: Shape) -> bool:
-        """Whether a shape has devices in all stages and obeys the plan space."""
+    def allows(self, shape: SequenceShape) -> bool:
+        """Whether every stage of a shape has devices and the shape respects the plan space."""
         space, workload = self.problem.space, self.problem.workload
-        lines, stages = len(shape.lines), {len(line) for line in shape.lines}
+        pipelines, stages = len(shape.pipelines), {len(pipeline) for pipeline in shape.pipelines}
         return (
-            lines * shape.size <= workload.global_batch
-            and space.num_pipelines in (None, lines)
+            pipelines * shape.size <= workload.global_batch
+            and space.num_pipelines in (None, pipelines)
             and (space.num_stages is None or stages == {space.num_stages})
             and max(stages) <= self.problem.model.num_layers
-            and all(seat for line in shape.lines for seat in line)
+            and all(devices for pipeline in shape.pipelines for devices in pipeline)
         )
 
 
-Change: TypeAlias = Callable[[ShapeNeighbourhood, Shape, random.Random], Shape | None]
+Change: TypeAlias = Callable[[ShapeNeighbourhood, SequenceShape, random.Random], SequenceShape | None]
 
 
 # Devices.
 
 
-def _part(near: ShapeNeighbourhood, seat: Seat, rng: random.Random) -> Seat:
-    """Some devices of a stage: those of a machine, half of these, or one."""
-    machine = near.machine_of[rng.choice(seat)]
-    own = tuple(d for d in seat if near.machine_of[d] == machine)
+def _part(near: ShapeNeighbourhood, devices: StageDevices, rng: random.Random) -> StageDevices:
+    """Some devices of a stage: all in one machine, half of these, or a single one."""
+    machine = near.machine_of[rng.choice(devices)]
+    own = tuple(d for d in devices if near.machine_of[d] == machine)
     return own[: rng.choice((len(own), max(1, len(own) // 2), 1))]
 
 
-def move_devices(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
+def move_devices(near: ShapeNeighbourhood, shape: SequenceShape, rng: random.Random) -> SequenceShape | None:
     """Some devices of a stage go to another."""
     (p, k), (q, j) = _places(shape, rng), _places(shape, rng)
-    moved = _part(near, shape.lines[p][k], rng)
-    if (p, k) == (q, j) or len(moved) == len(shape.lines[p][k]):
+    moved = _part(near, shape.pipelines[p][k], rng)
+    if (p, k) == (q, j) or len(moved) == len(shape.pipelines[p][k]):
         return None
     return _exchanged(shape, (p, k), moved, (q, j), ())
 
 
-def swap_devices(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
+def swap_devices(near: ShapeNeighbourhood, shape: SequenceShape, rng: random.Random) -> SequenceShape | None:
     """Some devices of two stages change places."""
     (p, k), (q, j) = _places(shape, rng), _places(shape, rng)
     if (p, k) == (q, j):
         return None
-    return _exchanged(shape, (p, k), _part(near, shape.lines[p][k], rng), (q, j), _part(near, shape.lines[q][j], rng))
+    return _exchanged(
+        shape, (p, k), _part(near, shape.pipelines[p][k], rng), (q, j), _part(near, shape.pipelines[q][j], rng)
+    )
 
 
-def leave_unused(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
+def leave_unused(near: ShapeNeighbourhood, shape: SequenceShape, rng: random.Random) -> SequenceShape | None:
     """Some devices of a stage fall out of use."""
     p, k = _places(shape, rng)
-    seat = shape.lines[p][k]
-    out = set(_part(near, seat, rng))
-    return _with(shape, p, k, tuple(d for d in seat if d not in out))
+    devices = shape.pipelines[p][k]
+    out = set(_part(near, devices, rng))
+    return _with(shape, p, k, tuple(d for d in devices if d not in out))
 
 
-def use_idle(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
+def use_idle(near: ShapeNeighbourhood, shape: SequenceShape, rng: random.Random) -> SequenceShape | None:
     """Idle devices join a stage."""
-    used = {d for line in shape.lines for seat in line for d in seat}
+    used = {d for pipeline in shape.pipelines for devices in pipeline for d in devices}
     free = tuple(d for d in near.problem.usable_devices if d not in used)
     if not free:
         return None
     p, k = _places(shape, rng)
-    return _with(shape, p, k, (*shape.lines[p][k], *_part(near, free, rng)))
+    return _with(shape, p, k, (*shape.pipelines[p][k], *_part(near, free, rng)))
 
 
 # Stages.
 
 
-def join_stages(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
+def join_stages(near: ShapeNeighbourhood, shape: SequenceShape, rng: random.Random) -> SequenceShape | None:
     """Two neighbouring stages become one."""
-    p = rng.randrange(len(shape.lines))
-    line = shape.lines[p]
-    if len(line) < 2:
+    p = rng.randrange(len(shape.pipelines))
+    pipeline = shape.pipelines[p]
+    if len(pipeline) < 2:
         return None
-    k = rng.randrange(len(line) - 1)
-    return shape.with_line(p, (*line[:k], _seat(line[k] + line[k + 1]), *line[k + 2 :]))
+    k = rng.randrange(len(pipeline) - 1)
+    return shape.with_pipeline(p, (*pipeline[:k], _ascending(pipeline[k] + pipeline[k + 1]), *pipeline[k + 2 :]))
 
 
-def part_stage(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
+def part_stage(near: ShapeNeighbourhood, shape: SequenceShape, rng: random.Random) -> SequenceShape | None:
     """A stage becomes two."""
     p, k = _places(shape, rng)
-    line = shape.lines[p]
-    parts = _parts(near, line[k], rng)
-    return None if parts is None else shape.with_line(p, (*line[:k], *parts, *line[k + 1 :]))
+    pipeline = shape.pipelines[p]
+    parts = _parts(near, pipeline[k], rng)
+    return None if parts is None else shape.with_pipeline(p, (*pipeline[:k], *parts, *pipeline[k + 1 :]))
 
 
-def _parts(near: ShapeNeighbourhood, seat: Seat, rng: random.Random) -> tuple[Seat, Seat] | None:
-    """Two stages of one: cut between machines, or by half."""
-    if len(seat) < 2:
+def _parts(
+    near: ShapeNeighbourhood, devices: StageDevices, rng: random.Random
+) -> tuple[StageDevices, StageDevices] | None:
+    """A stage cut in two, between machines or in the middle; None where it has one device."""
+    if len(devices) < 2:
         return None
-    machines = list(dict.fromkeys(near.machine_of[d] for d in seat))
+    machines = list(dict.fromkeys(near.machine_of[d] for d in devices))
     if len(machines) > 1:
         rng.shuffle(machines)
         first = set(machines[: rng.randint(1, len(machines) - 1)])
-        parts = tuple(d for d in seat if near.machine_of[d] in first)
+        parts = tuple(d for d in devices if near.machine_of[d] in first)
     else:
-        parts = seat[: len(seat) // 2]
-    return parts, tuple(d for d in seat if d not in set(parts))
+        parts = devices[: len(devices) // 2]
+    return parts, tuple(d for d in devices if d not in set(parts))
 
 
-def swap_stages(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
+def swap_stages(near: ShapeNeighbourhood, shape: SequenceShape, rng: random.Random) -> SequenceShape | None:
     """Two stages of a pipeline change places."""
-    p = rng.randrange(len(shape.lines))
-    line = list(shape.lines[p])
-    if len(line) < 2:
+    p = rng.randrange(len(shape.pipelines))
+    pipeline = list(shape.pipelines[p])
+    if len(pipeline) < 2:
         return None
-    a, b = rng.sample(range(len(line)), 2)
-    line[a], line[b] = line[b], line[a]
-    return shape.with_line(p, tuple(line))
+    a, b = rng.sample(range(len(pipeline)), 2)
+    pipeline[a], pipeline[b] = pipeline[b], pipeline[a]
+    return shape.with_pipeline(p, tuple(pipeline))
 
 
 # Pipelines.
 
 
-def join_pipelines(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
-    """Two pipelines become one: stage by stage, or one behind the other."""
-    if len(shape.lines) < 2:
+def join_pipelines(near: ShapeNeighbourhood, shape: SequenceShape, rng: random.Random) -> SequenceShape | None:
+    """Two pipelines become one, merged stage by stage or one after the other."""
+    if len(shape.pipelines) < 2:
         return None
-    p, q = sorted(rng.sample(range(len(shape.lines)), 2))
-    one, two = shape.lines[p], shape.lines[q]
+    p, q = sorted(rng.sample(range(len(shape.pipelines)), 2))
+    one, two = shape.pipelines[p], shape.pipelines[q]
     if len(one) == len(two) and rng.random() < 0.5:
-        joined: Line = tuple(_seat(a + b) for a, b in zip(one, two, strict=True))
+        joined: ShapePipeline = tuple(_ascending(a + b) for a, b in zip(one, two, strict=True))
     else:
         joined = one + two
-    return shape.with_line(q).with_line(p, joined)
+    return shape.with_pipeline(q).with_pipeline(p, joined)
 
 
-def part_pipeline(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
-    """A pipeline becomes two: cut in its length, or every stage of it."""
-    p = rng.randrange(len(shape.lines))
-    line = shape.lines[p]
-    if len(line) > 1 and rng.random() < 0.5:
-        k = rng.randint(1, len(line) - 1)
-        return shape.with_line(p, line[:k], line[k:])
-    pairs = [_parts(near, seat, rng) for seat in line]
+def part_pipeline(near: ShapeNeighbourhood, shape: SequenceShape, rng: random.Random) -> SequenceShape | None:
+    """A pipeline becomes two, cut along its length or in every stage."""
+    p = rng.randrange(len(shape.pipelines))
+    pipeline = shape.pipelines[p]
+    if len(pipeline) > 1 and rng.random() < 0.5:
+        k = rng.randint(1, len(pipeline) - 1)
+        return shape.with_pipeline(p, pipeline[:k], pipeline[k:])
+    pairs = [_parts(near, devices, rng) for devices in pipeline]
     if None in pairs:
         return None
-    return shape.with_line(p, tuple(a for a, _ in filter(None, pairs)), tuple(b for _, b in filter(None, pairs)))
+    return shape.with_pipeline(p, tuple(a for a, _ in filter(None, pairs)), tuple(b for _, b in filter(None, pairs)))
 
 
-def change_size_or_sharding(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
+def change_size_or_sharding(near: ShapeNeighbourhood, shape: SequenceShape, rng: random.Random) -> SequenceShape | None:
     """Another micro-batch size, or another ZeRO stage and its groups."""
     problem = near.problem
     if rng.random() < 0.5:
@@ -208,31 +212,33 @@ def change_size_or_sharding(near: ShapeNeighbourhood, shape: Shape, rng: random.
     return replace(shape, zero=zero, groups=rng.choice(sharding_groups(problem, zero)))
 
 
-def _places(shape: Shape, rng: random.Random) -> tuple[int, int]:
-    p = rng.randrange(len(shape.lines))
-    return p, rng.randrange(len(shape.lines[p]))
+def _places(shape: SequenceShape, rng: random.Random) -> tuple[int, int]:
+    p = rng.randrange(len(shape.pipelines))
+    return p, rng.randrange(len(shape.pipelines[p]))
 
 
-def _seat(devices: Sequence[int]) -> Seat:
+def _ascending(devices: Sequence[int]) -> StageDevices:
     return tuple(sorted(devices))
 
 
-def _with(shape: Shape, p: int, k: int, devices: Sequence[int]) -> Shape:
-    line = shape.lines[p]
-    return shape.with_line(p, (*line[:k], _seat(devices), *line[k + 1 :]))
+def _with(shape: SequenceShape, p: int, k: int, devices: Sequence[int]) -> SequenceShape:
+    pipeline = shape.pipelines[p]
+    return shape.with_pipeline(p, (*pipeline[:k], _ascending(devices), *pipeline[k + 1 :]))
 
 
-def _exchanged(shape: Shape, a: tuple[int, int], given: Seat, b: tuple[int, int], got: Seat) -> Shape:
+def _exchanged(
+    shape: SequenceShape, a: tuple[int, int], given: StageDevices, b: tuple[int, int], got: StageDevices
+) -> SequenceShape:
     out, back = set(given), set(got)
-    one = [d for d in shape.lines[a[0]][a[1]] if d not in out]
-    two = [d for d in shape.lines[b[0]][b[1]] if d not in back]
+    one = [d for d in shape.pipelines[a[0]][a[1]] if d not in out]
+    two = [d for d in shape.pipelines[b[0]][b[1]] if d not in back]
     return _with(_with(shape, *a, (*one, *got)), *b, (*two, *given))
 
 
 def _legal(change: Change) -> Change:
-    """The change with a ZeRO stage that goes with it; None where the plan space forbids it."""
+    """The operator followed by a ZeRO stage that suits its result; None where the plan space forbids that."""
 
-    def apply(near: ShapeNeighbourhood, shape: Shape, rng: random.Random) -> Shape | None:
+    def apply(near: ShapeNeighbourhood, shape: SequenceShape, rng: random.Random) -> SequenceShape | None:
         moved = change(near, shape, rng)
         found = None if moved is None else with_sharding(near.problem, moved)
         return None if found is None or not near.allows(found) else found
@@ -240,7 +246,7 @@ def _legal(change: Change) -> Change:
     return apply
 
 
-SHAPE_OPERATORS: tuple[Operator[ShapeNeighbourhood, Shape, Shape], ...] = (
+SHAPE_OPERATORS: tuple[Operator[ShapeNeighbourhood, SequenceShape, SequenceShape], ...] = (
     Operator("move_devices", 2, _legal(move_devices)),
     Operator("swap_devices", 1, _legal(swap_devices)),
     Operator("join_stages", 1, _legal(join_stages)),
@@ -255,12 +261,12 @@ SHAPE_OPERATORS: tuple[Operator[ShapeNeighbourhood, Shape, Shape], ...] = (
 
 
 class ShapeProposals:
-    """Candidates near a shape."""
+    """Proposes candidates near a shape."""
 
     def __init__(self, problem: Problem, statistics: OperatorStatistics) -> None:
         self.lottery = Lottery(SHAPE_OPERATORS, ShapeNeighbourhood(problem), problem, statistics)
 
-    def draw(self, shape: Shape, rng: random.Random) -> tuple[OperatorTally, Shape] | None:
-        """A candidate and the tally of its operator; None where none was found in some tries."""
+    def draw(self, shape: SequenceShape, rng: random.Random) -> tuple[OperatorTally, SequenceShape] | None:
+        """A candidate and the tally of its operator; None where several draws give none."""
         tries = (self.lottery.draw(shape, rng) for _ in range(_TRIES))
         return next((found for found in tries if found is not None), None)

@@ -1,8 +1,8 @@
-"""What a stage takes with any number of layers: recompute layer by layer, and layers for stages built in several ways.
+"""The times of a stage with any number of layers: policies layer by layer, and layers of stages with several options.
 
-As few layers of a stage as memory asks for recompute what their backward needs. A stage's bytes are linear in the
-layers of each policy, but for the working set of the layer being recomputed, of which the largest counts
-(`hexiopt/cost/executors/activations.py`). So of n layers with policies l, lean, and r, rich, as many as fit are rich.
+As few layers of a stage as memory requires recompute activations. The bytes of a stage are linear in the number of
+layers under each policy, except for the working set of the layer being recomputed, of which the largest counts
+(`hexiopt/cost/executors/activations.py`). So of n layers with two policies, as many as fit use the faster one.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,10 +23,10 @@ _EXACT = 1e-9  # of the limit, for rounding
 
 
 class RecomputeTable:
-    """The best policies of stages of 1 to `most` layers.
+    """The best policies for stages of 1 to `most` layers.
 
-    `layer_s` gives a layer's seconds, `bytes_of` the bytes of a stage on each device [devices], by its policies;
-    `beside_s` is what a stage takes without layers. `mixed`: whether its layers may differ.
+    `layer_s` gives the seconds of a layer, `bytes_of` the bytes of a stage on each device [devices], both by policy;
+    `beside_s` is the time of the stage without layers. `mixed`: whether its layers may have different policies.
     """
 
     def __init__(
@@ -49,53 +49,59 @@ class RecomputeTable:
             rows.append((layer_s(policy), two - 2 * (three - two), three - two))
         limit = limit_bytes * (1.0 + _EXACT)
         self.seconds: Floats = np.full(most, np.inf)
-        self._lean, self._rich, self._num_rich = (np.zeros(most, np.int64) for _ in range(3))
+        self._smaller, self._faster, self._num_faster = (np.zeros(most, np.int64) for _ in range(3))
         for k, (seconds, base, each) in enumerate(rows):
             fits = count <= ((limit - base) / each).min()
             self._offer(np.where(fits, count * seconds, np.inf) + beside_s, k, k, count)
         for faster, smaller in combinations(range(len(rows)), 2) if mixed else ():
-            (rich_s, one_base, more), (lean_s, other_base, less) = rows[faster], rows[smaller]
-            if rich_s >= lean_s or (more <= less).any():
+            (faster_s, one_base, more), (smaller_s, other_base, less) = rows[faster], rows[smaller]
+            if faster_s >= smaller_s or (more <= less).any():
                 continue
-            room = limit - np.maximum(one_base, other_base) - count[:, None] * less
-            number = np.minimum(np.floor((room / (more - less)).min(axis=1)), count - 1).astype(np.int64)
-            some_s = number * rich_s + (count - number) * lean_s + beside_s
+            free_bytes = limit - np.maximum(one_base, other_base) - count[:, None] * less
+            number = np.minimum(np.floor((free_bytes / (more - less)).min(axis=1)), count - 1).astype(np.int64)
+            some_s = number * faster_s + (count - number) * smaller_s + beside_s
             self._offer(np.where(number > 0, some_s, np.inf), smaller, faster, number)
 
     def _offer(self, seconds: Floats, smaller: int, faster: int, number: Ints) -> None:
         better = seconds < self.seconds
         self.seconds = np.where(better, seconds, self.seconds)
-        self._lean = np.where(better, smaller, self._lean)
-        self._rich = np.where(better, faster, self._rich)
-        self._num_rich = np.where(better, number, self._num_rich)
+        self._smaller = np.where(better, smaller, self._smaller)
+        self._faster = np.where(better, faster, self._faster)
+        self._num_faster = np.where(better, number, self._num_faster)
 
     def policies(self, num_layers: int) -> tuple[str, ...]:
-        """The policies of a stage of so many layers that fit: one, or one for each."""
+        """The policies of a stage of `num_layers` layers that fit: a single one, or one for each layer."""
         at = num_layers - 1
-        faster, smaller = self._policies[self._rich[at]], self._policies[self._lean[at]]
-        number = int(self._num_rich[at])
+        faster, smaller = self._policies[self._faster[at]], self._policies[self._smaller[at]]
+        number = int(self._num_faster[at])
         return (faster,) if number == num_layers else (smaller,) * (num_layers - number) + (faster,) * number
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """A way to build a stage: tensor parallelism or a layout, and what it takes with any number of layers."""
+class StageOption:
+    """An option of a stage: tensor parallelism or a layout, with its times for any number of layers."""
 
     ends: Ends
-    mixtures: RecomputeTable
+    recompute_table: RecomputeTable
 
 
-def dealt_layers(lines: Sequence[Sequence[Sequence[Way]]], total: int, *, even: bool = False) -> list[int] | None:
-    """Layers of each stage, at least one, the same in all lines, so that the slowest stage is as fast as may be with
-    the best of its ways [lines][stages][ways]; `even`: within one layer of each other, the first stages longer. None
-    where memory has no room for `total`, or a stage would have no layer."""
+def allocate_layers(
+    lines: Sequence[Sequence[Sequence[StageOption]]], total: int, *, even: bool = False
+) -> list[int] | None:
+    """Layers of each stage, equal in all pipelines, so that the slowest stage is as fast as possible with its best
+    option.
+
+    `lines` [pipelines][stages][options]. Every stage gets at least one layer; `even`: stages differ by at most one, the
+    first ones larger. None where `total` layers do not fit or there are more stages than layers.
+    """
     slots = list(zip(*lines, strict=True))
-    if not all(ways for slot in slots for ways in slot) or len(slots) > total:
+    if not all(options for slot in slots for options in slot) or len(slots) > total:
         return None
     each_s = [
-        np.max([np.min([way.mixtures.seconds for way in ways], axis=0) for ways in slot], axis=0) for slot in slots
+        np.max([np.min([option.recompute_table.seconds for option in options], axis=0) for options in slot], axis=0)
+        for slot in slots
     ]
-    times = [seconds[: np.isfinite(seconds).sum()].tolist() for seconds in each_s]  # memory bounds the layers
+    times = [seconds[: np.isfinite(seconds).sum()].tolist() for seconds in each_s]  # up to what fits
     if not all(times) or sum(map(len, times)) < total:
         return None
     if not even:
@@ -104,13 +110,13 @@ def dealt_layers(lines: Sequence[Sequence[Sequence[Way]]], total: int, *, even: 
     return counts if all(n <= len(own) for n, own in zip(counts, times, strict=True)) else None
 
 
-def fastest(ways: Sequence[Way], layers: int) -> Way:
-    """The best way for so many layers."""
-    return min(ways, key=lambda way: float(way.mixtures.seconds[layers - 1]))
+def fastest(options: Sequence[StageOption], layers: int) -> StageOption:
+    """The fastest option for that number of layers."""
+    return min(options, key=lambda option: float(option.recompute_table.seconds[layers - 1]))
 
 
 class TensorTable:
-    """Seconds and bytes of layers of TP groups; groups of types in the order of `types`, degrees up to a machine's."""
+    """Seconds and bytes of layers on TP groups: GPU types in the order of `types`, degrees up to a machine's."""
 
     def __init__(self, model: PlanPricer, types: Sequence[str]) -> None:
         problem = self._problem = model.problem
@@ -128,20 +134,23 @@ class TensorTable:
     def of(
         self, counts: Floats, machines: Ints, held: Floats, size: int, shards: StateSharding
     ) -> tuple[Floats, Floats]:
-        """Of stages with `counts` [..., types] devices in as many `machines` [...] and `held` [...] micro-batches of
-        `size` sequences in flight: seconds of a layer for a sequence, and layers that fit, both [policies, ...];
-        infinite and none where tensor parallelism may not be."""
+        """Seconds of a layer per sequence, and the number of layers that fit, both [policies, ...].
+
+        For stages with `counts` [..., types] devices in `machines` [...] machines and `held` [...] micro-batches of
+        `size` sequences in flight; infinite and 0 where tensor parallelism is not allowed.
+        """
         layer_s, bytes_of = self._tables(size, shards)
         degree, types = counts.sum(axis=-1).astype(np.int64), (counts > 0).sum(axis=-1)
         may = (machines == 1) & (types == 1) & (degree <= self._most)
         kind, at = counts.argmax(axis=-1), np.where(may, degree, 0)
-        room, each, flight, both = bytes_of[:, :, kind, at]
-        most = np.floor((room - flight * held) / (each + both * held) + 1e-9)
+        free_bytes, each, per_micro_batch, both = bytes_of[:, :, kind, at]
+        most = np.floor((free_bytes - per_micro_batch * held) / (each + both * held) + 1e-9)
         return np.where(may, layer_s[:, kind, at], np.inf), np.where(may, most, 0.0)
 
     def _tables(self, size: int, shards: StateSharding) -> tuple[Floats, Floats]:
-        """Seconds [policies, types, degrees]; and bytes [parts, policies, types, degrees]: room without layers, of a
-        layer, of a micro-batch in flight, of a layer's."""
+        """Seconds [policies, types, degrees], and bytes [parts, policies, types, degrees]; the parts are the free bytes
+        without layers, and the bytes of a layer, of a micro-batch in flight, and of a layer's micro-batch in flight.
+        """
         key = (size, shards)
         if key not in self._kept:
             model = self._model
@@ -160,8 +169,8 @@ class TensorTable:
                     )
                     ends = 0.5 * (memory.stage(2, True, True, policy, holding(1), shards).total - one)
                     grows = both - two - more + one
-                    flight, each = two - one - 2 * grows, more - one - grows
-                    room = limit - ends - (one - 2 * each - flight - 2 * grows)
-                    bytes_of[:, k, kind, degree] = room, each, flight, grows
+                    per_micro_batch, each = two - one - 2 * grows, more - one - grows
+                    free_bytes = limit - ends - (one - 2 * each - per_micro_batch - 2 * grows)
+                    bytes_of[:, k, kind, degree] = free_bytes, each, per_micro_batch, grows
             self._kept[key] = layer_s, bytes_of
         return self._kept[key]

@@ -1,7 +1,7 @@
-"""Shapes that people would build: without sequence layouts they would be grids.
+"""Rule-based shapes: grids, with a sequence layout in each stage.
 
-Machines, in an order, are cut into pipelines and these into stages, as equal in capability or in devices as they go.
-Sets of types of GPUs have grids of their own, side by side, and share the batch.
+The machines, in some order, are cut into pipelines and these into stages, as equal as possible in capability or in
+number of devices. Subsets of the GPU types have grids of their own, which run in parallel and share the batch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,21 +13,23 @@ import numpy as np
 from hexiopt.plan.token_layout import Floats, Ints
 from hexiopt.problem.problem import Problem
 from solvers.core.zero import LOCKSTEP
-from solvers.sequence.estimates import Cells, Estimates, split_s
+from solvers.sequence.estimates import Cells, SequenceEstimates, split_s
 from solvers.sequence.grouping import machine_orders
-from solvers.sequence.shapes import Line, Shape
+from solvers.sequence.shapes import SequenceShape, ShapePipeline
 
 _SNAP = 0.34  # of a part, by which a cut may move to the border of a machine
 _STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 _PARTS, _FEW_PARTS = 3, 32  # stages in a plan: so many a machine, or so many at least
 _BUSY_TOKENS = 8192  # of a micro-batch on a device, beyond which larger ones gain nothing
-_BESIDE = 6  # grids of a set of types that are set beside others
+_MOST_PARALLEL = 6  # most grids of a set of types that are combined with those of others
 
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """An order of devices: up to each place [devices + 1] the devices of every type [.., types] and their speed;
-    the number of each one's machine in the order [devices]; where machines begin and end; and which types there are."""
+    """An order of devices, with prefix sums up to each position [devices + 1] of the devices of every type [.., types]
+    and of their speed; the index of each device's machine in the order [devices]; the borders of machines; and the
+    types present.
+    """
 
     devices: tuple[int, ...]
     types: Ints
@@ -40,7 +42,7 @@ class _Row:
     kept: dict[int, list[Ints]] = field(default_factory=dict)
 
     def cuts(self, parts: int) -> list[Ints]:
-        """All ways of `ends` that differ."""
+        """All distinct cuts into `parts`, as the ends of the parts."""
         found = self.kept.get(parts)
         if found is None:
             ways = ((self.speeds, _SNAP), (self.speeds, 0.0), (np.arange(len(self.speeds), dtype=float), 0.0))
@@ -49,8 +51,10 @@ class _Row:
         return found
 
     def _ends(self, parts: int, weights: Floats, snap: float) -> Ints | None:
-        """Where `parts` consecutive parts of about equal weight end [parts + 1]; cuts move to borders of machines that
-        are within `snap` of a part. None where a part would be empty."""
+        """The ends of `parts` consecutive parts of about equal weight [parts + 1]; None where a part would be empty.
+
+        A cut moves to the border of a machine that is within `snap` of a part.
+        """
         part = weights[-1] / parts
         targets = part * np.arange(1, parts)
         ends = _nearest(weights, targets)
@@ -62,7 +66,7 @@ class _Row:
 
 
 def _nearest(ascending: Floats, targets: Floats) -> Ints:
-    """The place of the value nearest to each target; two values at least."""
+    """The index of the value nearest to each target; `ascending` has at least two values."""
     after = np.clip(np.searchsorted(ascending, targets), 1, len(ascending) - 1)
     found: Ints = after - (targets - ascending[after - 1] <= ascending[after] - targets)
     return found
@@ -70,25 +74,28 @@ def _nearest(ascending: Floats, targets: Floats) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class _Grid:
-    """A cut row: `ends` [lines · stages + 1]; estimates of (fill, beat) of its lines, and of its synchronisation."""
+    """A row cut into stages: `ends` [pipelines · stages + 1], with estimates of fill and period of its pipelines and of
+    sync.
+    """
 
     row: _Row
     ends: Ints
-    lines: int
+    pipelines: int
     fills: Floats
     periods: Floats
     sync_s: float
 
     @property
     def stages(self) -> int:
-        """Of each line."""
-        return (len(self.ends) - 1) // self.lines
+        """Of each pipeline."""
+        return (len(self.ends) - 1) // self.pipelines
 
 
 @dataclass(frozen=True, eq=False)
 class EstimatedShape:
-    """An estimate of the shape that `grids` side by side make: seconds of a step, with micro-batches of `size`
-    sequences and ZeRO stage `zero`."""
+    """An estimated shape of parallel `grids`: the seconds of a step with micro-batches of `size` sequences and ZeRO
+    stage `zero`.
+    """
 
     step_s: float
     grids: tuple[_Grid, ...]
@@ -97,22 +104,22 @@ class EstimatedShape:
 
     @property
     def kind(self) -> tuple[int, ...]:
-        """Equal for shapes with equally many stages in their lines."""
-        return self.zero, self.size, *sorted(stages for grid in self.grids for stages in [grid.stages] * grid.lines)
+        """A key, equal for shapes whose pipelines have the same numbers of stages."""
+        return self.zero, self.size, *sorted(stages for grid in self.grids for stages in [grid.stages] * grid.pipelines)
 
-    def shape(self) -> Shape:
+    def shape(self) -> SequenceShape:
         """The devices of every stage."""
-        lines: list[Line] = []
+        pipelines: list[ShapePipeline] = []
         for grid in self.grids:
-            seats = [tuple(sorted(grid.row.devices[a:b])) for a, b in pairwise(grid.ends.tolist())]
-            lines += [tuple(seats[k : k + grid.stages]) for k in range(0, len(seats), grid.stages)]
-        return Shape(tuple(lines), self.size, self.zero)
+            stages = [tuple(sorted(grid.row.devices[a:b])) for a, b in pairwise(grid.ends.tolist())]
+            pipelines += [tuple(stages[k : k + grid.stages]) for k in range(0, len(stages), grid.stages)]
+        return SequenceShape(tuple(pipelines), self.size, self.zero)
 
 
-class HandMade:
-    """All shapes that people would build, with estimates; without sequence layouts they would be grids."""
+class SequenceStarts:
+    """All rule-based shapes with their estimates."""
 
-    def __init__(self, problem: Problem, estimates: Estimates) -> None:
+    def __init__(self, problem: Problem, estimates: SequenceEstimates) -> None:
         self._problem, self._estimates = problem, estimates
         cluster, number = problem.cluster, len(estimates.types)
         machine_type = estimates.type_of_machine
@@ -137,13 +144,13 @@ class HandMade:
                 )
             )
 
-    def ranked(self, go_on: Callable[[], bool]) -> list[EstimatedShape]:
-        """Shapes that may fit, the best estimate first; what there was time for."""
+    def ranked(self, should_continue: Callable[[], bool]) -> list[EstimatedShape]:
+        """The shapes that may fit, best estimate first, as far as time allows."""
         batch, in_lockstep = self._problem.workload.global_batch, self._estimates.zero >= LOCKSTEP
         found: list[EstimatedShape] = []
         own: dict[tuple[int, frozenset[int]], list[tuple[float, _Grid]]] = {}
         for d, s in self._degrees():
-            if found and not go_on():
+            if found and not should_continue():
                 break
             cuts = [(row, ends) for row in self._rows for ends in row.cuts(d * s)]
             if not cuts:
@@ -163,16 +170,16 @@ class HandMade:
                     zero = self._estimates.zero
                     found += [EstimatedShape(float(seconds[k]), (grid,), size, zero) for k, grid in grids.items()]
                 if in_lockstep:
-                    continue  # nothing stands beside others
+                    continue  # grids in parallel cannot be in lockstep
                 alone_s = split_s(fills, periods, np.maximum(d, np.round(shares * batch / size)))
                 for k, grid in grids.items():
                     own.setdefault((size, grid.row.kinds), []).append((float(alone_s[k]), grid))
-        if go_on() and not in_lockstep:
+        if should_continue() and not in_lockstep:
             found += self._side_by_side(own)
-        return sorted(found, key=lambda sketch: sketch.step_s)
+        return sorted(found, key=lambda estimated: estimated.step_s)
 
     def _side_by_side(self, own: dict[tuple[int, frozenset[int]], list[tuple[float, _Grid]]]) -> list[EstimatedShape]:
-        """Grids of disjoint sets of types that are all types together."""
+        """Parallel grids over disjoint sets of GPU types that together are all types."""
         batch, count = self._problem.workload.global_batch, self._problem.space.num_pipelines
         found = []
         for size in sorted({size for size, _ in own}):
@@ -183,11 +190,11 @@ class HandMade:
                 rows = [
                     grids
                     for grids in product(*(best[kinds] for kinds in parts))
-                    if sum(grid.lines for grid in grids) * size <= batch
-                    and count in (None, sum(grid.lines for grid in grids))
+                    if sum(grid.pipelines for grid in grids) * size <= batch
+                    and count in (None, sum(grid.pipelines for grid in grids))
                 ]
                 if rows:
-                    most = max(sum(grid.lines for grid in grids) for grids in rows)
+                    most = max(sum(grid.pipelines for grid in grids) for grids in rows)
                     fills, periods = np.zeros((len(rows), most)), np.full((len(rows), most), np.inf)
                     for k, grids in enumerate(rows):
                         joined = np.concatenate([grid.fills for grid in grids])
@@ -211,24 +218,24 @@ class HandMade:
         most_parts = min(count, max(_FEW_PARTS, _PARTS * len(problem.usable_by_machine)))
         if space.num_stages:
             most_parts = count
-        # As many as machines of some types: a machine each.
-        lines = {
+        # As many pipelines as an order has machines: one in each.
+        pipelines = {
             *range(1, 9),
             *(1 << k for k in range(most.bit_length())),
             *(len(row.borders) - 1 for row in self._rows),
         }
         if self._estimates.zero >= LOCKSTEP:
-            lines = {d for d in range(1, most + 1) if batch % d == 0}
-        given = {d for d in lines if d <= most}
+            pipelines = {d for d in range(1, most + 1) if batch % d == 0}
+        given = {d for d in pipelines if d <= most}
         if space.num_pipelines:
             given = {*range(1, min(8, space.num_pipelines)), space.num_pipelines}
         stages = {space.num_stages} if space.num_stages else set(_STAGES)
-        for s, d in sorted(product(stages, given)):  # the least idle time first
+        for s, d in sorted(product(stages, given)):  # fewest stages first: least idle time
             if s <= problem.model.num_layers and d * s <= most_parts:
                 yield d, s
 
     def _sizes(self, d: int, s: int) -> list[int]:
-        """Micro-batch sizes, up to where a device has tokens enough to keep it busy."""
+        """Micro-batch sizes, up to the first that keeps a device busy."""
         workload = self._problem.workload
         tokens = workload.seq_len * d * s / len(self._problem.usable_devices)
         sizes = self._problem.space.micro_batch_sizes(workload.global_batch // d)
@@ -240,7 +247,7 @@ class HandMade:
             counts.append(np.diff(row.types[ends], axis=0))
             first, last = row.machine[ends[:-1]], row.machine[ends[1:] - 1]
             machines.append(last - first + 1)
-            # Neighbours that cross machines and meet in one share its interfaces.
+            # Consecutive stages that span machines and meet in one share its network interfaces.
             crossing = last > first
             meets = (last[:-1] == first[1:]) & crossing[:-1] & crossing[1:]
             sharers.append(1.0 + (np.append(meets, False) | np.append(False, meets)))
@@ -250,15 +257,15 @@ class HandMade:
 
 
 def _best(grids: Sequence[tuple[float, _Grid]]) -> list[_Grid]:
-    """The best few, of each number of lines and stages one."""
+    """The best few grids, at most one for each number of pipelines and stages."""
     found: dict[tuple[int, int], _Grid] = {}
     for _, grid in sorted(grids, key=lambda item: item[0]):
-        found.setdefault((grid.lines, len(grid.ends)), grid)
-    return list(found.values())[:_BESIDE]
+        found.setdefault((grid.pipelines, len(grid.ends)), grid)
+    return list(found.values())[:_MOST_PARALLEL]
 
 
 def _partitions(kinds: frozenset[int]) -> Iterator[tuple[frozenset[int], ...]]:
-    """All ways to part a set."""
+    """All partitions of a set."""
     if not kinds:
         yield ()
         return

@@ -1,11 +1,12 @@
-"""How tokens and heads are allotted to the devices of groups: by capability, whole, at least one each, within caps.
+"""How tokens and heads are allocated to the devices of groups: by capability, in whole numbers, at least one each,
+within caps.
 
 A device takes `token_s` seconds for a token outside attention and `pair_s` for a (query, key) pair of one head, forward
-and backward. With h heads in a group that holds T of S tokens, each of which sees v keys, it works for
-token_s · t + pair_s · h · T · v. In zigzag order v is about S/2 for all, in contiguous order it is what stands before a
-group and half of its own tokens. The balanced allotment (`balanced_tokens`) lets all devices work equally long; the
-papers' simpler rules, proportional to compute and to its square root (HexiSeq, arXiv 2605.07569, stage II), are there
-beside it.
+and backward. With h heads in a group that holds T of S tokens, each of which attends to v keys, it works for token_s ·
+t + pair_s · h · T · v seconds. In zigzag order v is about S/2 for every token; in contiguous order it is the number of
+tokens before the group plus half of its own. The balanced allocation (`balanced_tokens`) makes all devices work equally
+long; the simpler rules of the paper, proportional to compute and to its square root (HexiSeq, arXiv 2605.07569, stage
+II), are also available.
 """
 
 from collections.abc import Sequence
@@ -78,7 +79,7 @@ class RateTable:
 
 @dataclass(frozen=True)
 class TokenAllocation:
-    """Devices in groups, and what they get [devices], all in the order of the groups."""
+    """Devices in groups with their tokens and heads [devices], in the order of the groups."""
 
     groups: tuple[tuple[int, ...], ...]
     tokens: Ints
@@ -86,7 +87,7 @@ class TokenAllocation:
     order: str
 
     def layout(self) -> SequenceLayout:
-        """As a layout of a plan."""
+        """The allocation as a sequence layout."""
         ends = list(accumulate(map(len, self.groups)))
         tokens, heads = self.tokens.tolist(), self.heads.tolist()
         return SequenceLayout(
@@ -103,13 +104,15 @@ class TokenAllocation:
 
 
 def starts_of(groups: Sequence[Sequence[int]]) -> Ints:
-    """The first place of each group [groups]."""
+    """The index of the first device of each group [groups]."""
     return np.array([0, *accumulate(map(len, groups))][:-1])
 
 
 def head_parts(groups: Sequence[Sequence[int]], weights: Floats, num_heads: int, unit: int = 1) -> Ints:
-    """Query heads of each device [devices], in every group proportional to `weights`, in units of `unit` where each
-    of its devices gets one."""
+    """Query heads of each device [devices], in every group proportional to `weights`.
+
+    In multiples of `unit` where every device of the group can get one.
+    """
     found = []
     for first, own in zip(starts_of(groups).tolist(), groups, strict=True):
         each = unit if num_heads % unit == 0 and len(own) * unit <= num_heads else 1
@@ -118,7 +121,7 @@ def head_parts(groups: Sequence[Sequence[int]], weights: Floats, num_heads: int,
 
 
 def balanced_tokens(starts: Ints, rates: Rates, heads: Ints, order: str, seq_len: int) -> Floats:
-    """Tokens of each device with which all work equally long, not whole [devices]."""
+    """Fractional tokens of each device with which all devices work equally long [devices]."""
     per_group = np.add.reduceat(1.0 / rates.token_s, starts)
     head_s = rates.pair_s * heads
     attention = np.add.reduceat(head_s / rates.token_s, starts)
@@ -137,7 +140,7 @@ def balanced_tokens(starts: Ints, rates: Rates, heads: Ints, order: str, seq_len
 
 
 def _contiguous(per_group: Floats, attention: Floats, seq_len: int) -> tuple[float, Floats, Floats]:
-    """Seconds, tokens of every group and keys that each of them sees, by bisection of the seconds."""
+    """Seconds, tokens of every group, and keys that each of them attends to; found by bisection over the seconds."""
     low, high = 0.0, (seq_len + 0.5 * attention.max() * seq_len**2) / per_group.min()
     rows = list(zip(per_group.tolist(), attention.tolist(), strict=True))
 

@@ -14,7 +14,7 @@ from hexiopt import api
 from hexiopt.plan.check import Violation
 from hexiopt.readers.cluster_file import cluster_to_dict
 from hexiopt.readers.plan_file import solver_to_dict, write_plan
-from hexiopt.result import Result
+from hexiopt.result import Result, Status
 from solvers.registry import BUILT_IN, make_solver
 from tests.conftest import ROOT
 from tests.solvers.stranger import install
@@ -75,6 +75,43 @@ def test_it_solves_as_the_registry_does(problem: hexiopt.Problem, result: Result
 
 def test_every_solver_of_ours_is_found() -> None:
     assert set(BUILT_IN) <= set(hexiopt.solvers())
+
+
+def test_shipped_clusters_and_models_have_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert hexiopt.cluster("small_mixed") == hexiopt.cluster(CLUSTER)
+    assert hexiopt.model("tiny") == hexiopt.model(str(MODEL))
+    assert hexiopt.cluster("hexiscale_setting_2").num_devices == 32
+    for read, name, said in (
+        (hexiopt.cluster, "smal_mixed", "cluster: 'smal_mixed' is neither a shipped cluster nor a file; did you mean"),
+        (hexiopt.model, "llama2_7", "model: 'llama2_7' is neither a shipped model nor a file; did you mean"),
+        (hexiopt.model, "hf", "model: 'hf' is neither a shipped model nor a file; "),
+    ):
+        with pytest.raises(hexiopt.InputError, match=re.escape(said)):
+            read(name)
+    (tmp_path / "tiny").write_text("{}", encoding="utf-8")
+    assert hexiopt.model("tiny") == hexiopt.model(MODEL)
+    with pytest.raises(hexiopt.InputError, match="model_type: is missing"):
+        hexiopt.model(Path("tiny"))
+
+
+def test_an_old_name_of_a_solver_is_that_of_the_new_one(problem: hexiopt.Problem) -> None:
+    pytest.importorskip("pymetis")
+    with pytest.warns(FutureWarning, match="metis is now called hexiscale") as warned:
+        result = hexiopt.solve(problem, "metis", LONG_S, max_steps=3)
+    assert result.solver == "hexiscale"
+    assert [Path(one.filename).name for one in warned] == ["test_api.py"]
+
+
+def test_a_result_is_saved_and_its_file_is_priced(problem: hexiopt.Problem, result: Result, tmp_path: Path) -> None:
+    hexiopt.save_plan(tmp_path / "plan.json", problem, result)
+    read = hexiopt.load_plan(tmp_path / "plan.json")
+    assert hexiopt.price(problem, read) == hexiopt.price(problem, read.plan)
+    assert hexiopt.check(problem, read) == []
+    none = replace(result, plan=None, cost=None, status=Status.NOT_FOUND)
+    with pytest.raises(hexiopt.InputError, match="there is nothing to save"):
+        hexiopt.save_plan(tmp_path / "none.json", problem, none)
+    assert not (tmp_path / "none.json").exists()
 
 
 def test_mappings_are_read_like_files(problem: hexiopt.Problem) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from hexiopt.bounds import lower_bound_s
 from hexiopt.bounds.chains import Boxes
-from hexiopt.bounds.shapes import shapes_of
+from hexiopt.bounds.programme import families_of
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.model import ModelSpec
@@ -146,7 +146,7 @@ def test_shapes_cover_all_pipelines(max_chunks: int, num_layers: int, sharding: 
     so that they divide the batch."""
     problem = two_kinds(optimizer_sharding=sharding)
     model, space = replace(problem.model, num_layers=num_layers), replace(problem.space, max_chunks=max_chunks)
-    shapes = shapes_of(replace(problem, model=model, space=space))
+    shapes = families_of(replace(problem, model=model, space=space))
     for late in {"auto": (False, True), "0": (False,), "1": (False,)}.get(sharding, (True,)):
         for ranges in range(1, 2 if late else max_chunks + 1):
             for stages in range(1 if ranges == 1 else 2, num_layers // ranges + 1):
@@ -163,4 +163,4 @@ def test_shapes_cover_all_pipelines(max_chunks: int, num_layers: int, sharding: 
 
 def test_no_late_shapes_where_pipelines_interleave() -> None:
     """They would only weaken the bound: ZeRO-2 and 3 do not go with that schedule."""
-    assert not any(shape.late for shape in shapes_of(two_kinds(schedule="interleaved")))
+    assert not any(shape.late for shape in families_of(two_kinds(schedule="interleaved")))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexiopt.bounds.chains import Boxes, Chains, Shape
+from hexiopt.bounds.chains import Boxes, Chains, ScheduleFamily
 from hexiopt.bounds.columns import Columns
 from hexiopt.bounds.kernel import Multipliers
 from hexiopt.bounds.stages import StageTypes
@@ -18,6 +18,8 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.reading import Section
+from hexiopt.schedules.registry import SCHEDULES
+from hexiopt.schedules.schedule import BoundTerms
 from tests.solvers.problems import TINY
 
 LAYERS = 4
@@ -61,7 +63,7 @@ def test_no_stage_type_stands_for_those_of_another_sharding() -> None:
         problem = Problem(cluster, replace(TINY, num_layers=LAYERS), Workload(64, 2048, optimizer_sharding=sharding))
         types = StageTypes(PlanPricer(problem))
         early = types.numbers(False)
-        kept[sharding] = [types.devices[early].tolist(), types.seconds(False, 0, 1).tolist()]
+        kept[sharding] = [types.devices[early].tolist(), types.seconds(False, 0, BoundTerms(0, 1, 1)).tolist()]
     assert kept["auto"] == kept["1"]
     assert kept["1"][0]
 
@@ -80,6 +82,12 @@ def stage_price(types: StageTypes, prices: Multipliers, row: int, n: int, m: flo
     return float(min(found) + prices.holder / types.share[row] * max(0.0, alone))
 
 
+def flight(after: int, m: int) -> BoundTerms:
+    """Of 1F1B, with many micro-batches or few."""
+    held = after + 1 if m > after else 1
+    return BoundTerms(after, held, held)
+
+
 def every_price(types: StageTypes, prices: Multipliers, step_s: float, m: int, low_s: float, high_s: float) -> float:
     """The least price of all chains that obey the conditions of 1F1B with Σ in the box."""
     best = np.inf
@@ -88,7 +96,7 @@ def every_price(types: StageTypes, prices: Multipliers, step_s: float, m: int, l
             layers = np.diff((0, *cuts, LAYERS))  # from the last stage to the first
             for rows in itertools.product(range(len(types.kind)), repeat=count):
                 t = [
-                    types.seconds(late_of(types), a, a + 1 if m > a else 1)[r, n]
+                    types.seconds(late_of(types), a, flight(a, m))[r, n]
                     for a, (r, n) in enumerate(zip(rows, layers, strict=True))
                 ]
                 if not low_s <= sum(t) <= high_s:
@@ -130,7 +138,10 @@ def test_no_chain_of_a_box_is_cheaper(types: StageTypes, m: int, room: float, sh
         holder=float(rng.uniform(0.0, 0.5)),
     )
     box = Boxes(*(np.array([float(x)]) for x in (m, m, low_s, high_s)))
-    wanted, chains = np.array([np.inf]), Chains(types, Shape(1, 1, 1, LAYERS, m if late_of(types) else None))
+    wanted, chains = (
+        np.array([np.inf]),
+        Chains(types, ScheduleFamily(SCHEDULES, 1, 1, 1, LAYERS, m if late_of(types) else None)),
+    )
     weights = np.array([[0.0], [0.5], [2.0]]) / high_s
     coarse, _ = chains.least_price(prices, step_s, box, wanted, weights)
     fine, found = chains.least_price(prices, step_s, box, wanted, None)
@@ -151,7 +162,7 @@ def test_gradients_on_a_slow_network_raise_the_price() -> None:
         prices = some._replace(longest=np.ones_like(some.longest))
         step_s = 20 * LAYERS * float(types.layer_s.max())
         box = Boxes(*(np.array([x]) for x in (8.0, 8.0, 0.0, step_s)))
-        chains = Chains(types, Shape(1, 1, 1, LAYERS))
+        chains = Chains(types, ScheduleFamily(SCHEDULES, 1, 1, 1, LAYERS))
         least.append(chains.least_price(prices, step_s, box, np.array([np.inf]), np.zeros((1, 1)))[0][0])
     assert least[1] > 1.1 * least[0]
 
@@ -161,7 +172,7 @@ def test_gradients_on_a_slow_network_raise_the_price() -> None:
 def test_a_program_is_worth_what_its_columns_process(rate: float, aligned: int | None) -> None:
     """Strong duality: at the prices that it gives, the cluster is worth the most sequences; no column costs less."""
     types = TYPES[rate, "1" if aligned is None else "2"]
-    columns, chains = Columns(types, aligned), Chains(types, Shape(1, 1, 1, LAYERS, aligned))
+    columns, chains = Columns(types, aligned), Chains(types, ScheduleFamily(SCHEDULES, 1, 1, 1, LAYERS, aligned))
     step_s = 40 * LAYERS * float(types.layer_s.min())
     counts = np.array([1.0, 4.0, 16.0, 64.0] if aligned is None else [float(aligned)])
     boxes = Boxes.grid(counts, np.linspace(0.0, step_s, 5))

@@ -83,7 +83,8 @@ def refusal(build: Callable[[], object]) -> str | None:
         ),
         (
             lambda: replace(LAB, machines=(MACHINE, replace(NUMBERED, nic_bandwidth_bytes_per_s=float("inf")))),
-            "cluster lab: machine v-0: nic_bandwidth_bytes_per_s: is missing; state it, in bytes/s",
+            "cluster lab: machine v-0: has no network bandwidth, but must reach other machines; state it, per network "
+            "interface and direction: nic_bandwidth_gb_per_s in a cluster file, nic_bandwidth_bytes_per_s in Python",
         ),
         (
             lambda: replace(LAB, groups=(Group("g", ("a", "w"), 1e9, 0.0),)),

@@ -10,7 +10,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Replica, Sharding, Stage, TensorPa
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, layer_ranges, recompute_policies, schedules, sharding_stages
 
-Group = tuple[int, ...]
+DeviceGroup = tuple[int, ...]
 
 
 class TooManyError(Exception):
@@ -48,7 +48,7 @@ def _whole_plans(problem: Problem, pipelines: tuple[Pipeline, ...]) -> Iterator[
                     yield plan
 
 
-def _lines(problem: Problem, devices: Sequence[int]) -> Iterator[tuple[tuple[Group, ...], ...]]:
+def _lines(problem: Problem, devices: Sequence[int]) -> Iterator[tuple[tuple[DeviceGroup, ...], ...]]:
     """Devices in any order, cut into stages, those into replicas, those into TP groups."""
     for order in itertools.permutations(devices):
         for cuts in itertools.product(("rank", "replica", "stage"), repeat=len(order) - 1):
@@ -64,7 +64,7 @@ def _lines(problem: Problem, devices: Sequence[int]) -> Iterator[tuple[tuple[Gro
                 yield tuple(tuple(map(tuple, stage)) for stage in line)
 
 
-def _pipelines(problem: Problem, line: tuple[tuple[Group, ...], ...]) -> Iterator[Pipeline]:
+def _pipelines(problem: Problem, line: tuple[tuple[DeviceGroup, ...], ...]) -> Iterator[Pipeline]:
     """All pipelines of a line: layers, policies, samples, micro-batches."""
     layers, batch = problem.model.num_layers, problem.workload.global_batch
     cuts = [
@@ -126,7 +126,7 @@ def best_step_s(problem: Problem) -> float:
     return min((model.price(plan).objective for plan in all_plans(problem)), default=float("inf"))
 
 
-def _structures(problem: Problem) -> Iterator[tuple[tuple[Group, ...], ...]]:
+def _structures(problem: Problem) -> Iterator[tuple[tuple[DeviceGroup, ...], ...]]:
     """Pipelines of TP groups, of all subsets of the devices; once for all names of a machine's devices."""
     seen = set()
     devices = problem.usable_devices
@@ -142,7 +142,7 @@ def _structures(problem: Problem) -> Iterator[tuple[tuple[Group, ...], ...]]:
                                 yield found
 
 
-def _canonical(problem: Problem, pipelines: Sequence[Sequence[Sequence[int]]]) -> tuple[tuple[Group, ...], ...]:
+def _canonical(problem: Problem, pipelines: Sequence[Sequence[Sequence[int]]]) -> tuple[tuple[DeviceGroup, ...], ...]:
     """The structure with devices named in the order of their use, pipelines sorted by what they look like."""
     cluster = problem.cluster
     look = sorted(tuple((int(cluster.machine_of[g[0]]), len(g)) for g in groups) for groups in pipelines)
@@ -171,7 +171,7 @@ def _partitions(items: Sequence[Any]) -> Iterator[list[list[Any]]]:
             yield [*parts[:k], [first, *parts[k]], *parts[k + 1 :]]
 
 
-def _staged(problem: Problem, groups: Sequence[Group]) -> Iterator[tuple[Stage, ...]]:
+def _staged(problem: Problem, groups: Sequence[DeviceGroup]) -> Iterator[tuple[Stage, ...]]:
     """All layer splits and recompute policies of a pipeline."""
     layers = problem.model.num_layers
     for cuts in itertools.combinations(range(1, layers), len(groups) - 1):

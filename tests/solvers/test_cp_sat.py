@@ -18,13 +18,13 @@ from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.result import Status
 from hexiopt.solving import Budget
 from solvers.core.search import Search
-from solvers.exact.assignments import DeviceClasses, Groups
+from solvers.exact.assignments import DeviceClasses, PlacedDevices
 from solvers.exact.candidates import Candidates
-from solvers.exact.cp_sat import CpSat, Proof
+from solvers.exact.cp_sat import CpSat, PackingProof
 from solvers.exact.exhaustive import Exhaustive
-from solvers.exact.line_bounds import Context, LineFloor, Sync
-from solvers.exact.lines import Kind, Lines
-from solvers.exact.packing import Column, Limits, Packing, most_together
+from solvers.exact.packing import Packing, PackingLimits, PipelineColumn, most_together
+from solvers.exact.placement_bounds import PlacementBound, SyncContext, SyncScope
+from solvers.exact.placements import PlacementColumns, PlanFamily
 from solvers.exact.stage_times import StageTable
 from tests import strategies
 from tests.conftest import STRESS
@@ -46,7 +46,7 @@ def priced_plans(draw: st.DrawFn) -> tuple[Problem, Plan, PlanPricer, float]:
     return problem, plan, model, cost.step_time_s
 
 
-def groups_of(plan: Plan) -> list[Groups]:
+def groups_of(plan: Plan) -> list[PlacedDevices]:
     """The devices of each pipeline's stages and replicas."""
     return [tuple(tuple(one.devices for one in stage.replicas) for stage in p.stages) for p in plan.pipelines]
 
@@ -63,10 +63,10 @@ def holders(plan: Plan) -> int:
 @given(priced_plans())
 def test_a_line_may_do_what_a_plan_does(drawn: tuple[Problem, Plan, PlanPricer, float]) -> None:
     problem, plan, model, step_s = drawn
-    floor = LineFloor(model, StageTable(model))
+    floor = PlacementBound(model, StageTable(model))
     zero, several = plan.sharding.stage, len(plan.pipelines) > 1
-    sync = Sync.ALL if several else Sync.REPLICATED
-    context = Context(sync, StateSharding(zero, holders(plan)), zero >= 2)
+    sync = SyncScope.ALL if several else SyncScope.REPLICATED
+    context = SyncContext(sync, StateSharding(zero, holders(plan)), zero >= 2)
     batch = problem.workload.global_batch
     for pipeline, groups in zip(plan.pipelines, groups_of(plan), strict=True):
         assert floor.most_sequences(groups, context, 1, batch, step_s) >= pipeline.num_sequences
@@ -96,8 +96,8 @@ def test_no_stage_is_faster_than_its_table(drawn: tuple[Problem, Plan, PlanPrice
 
 def test_choices_are_all_that_fit_and_suffice() -> None:
     """Two bins of two devices, three sorts of pipelines; counted by hand."""
-    columns = [Column(((1, 0), (0, 1)), 3), Column(((2, 0), (0, 2)), 7), Column(((1, 1),), 5)]
-    limits = Limits((2, 2), 10, 4)
+    columns = [PipelineColumn(((1, 0), (0, 1)), 3), PipelineColumn(((2, 0), (0, 2)), 7), PipelineColumn(((1, 1),), 5)]
+    limits = PackingLimits((2, 2), 10, 4)
     packing = Packing(columns, limits)
     found, complete = packing.choices(100, 10.0)
     assert complete
@@ -173,7 +173,7 @@ def test_finds_the_best_plan_by_itself() -> None:
     """Without the portfolio's plan the proof finds it: all plans are in the model."""
     problem = problems.fast_network()
     search = Search("test", problem, Budget(3600.0), 0)
-    assert Proof(search).run()
+    assert PackingProof(search).run()
     assert search.best_s == pytest.approx(Exhaustive().solve(problem, Budget(3600.0)).objective, rel=1e-9)
     assert search.bound_s == pytest.approx(search.best_s, rel=1e-9)
 
@@ -181,10 +181,10 @@ def test_finds_the_best_plan_by_itself() -> None:
 def test_a_line_is_tightened_to_what_it_can_process() -> None:
     problem = problems.slow_network()
     model = PlanPricer(problem)
-    seats = DeviceClasses.of(problem)
-    lines = Lines(model, seats, Candidates(model), LineFloor(model, StageTable(model)))
+    device_classes = DeviceClasses.of(problem)
+    lines = PlacementColumns(model, device_classes, Candidates(model), PlacementBound(model, StageTable(model)))
     limit_s = 2 * Exhaustive().solve(problem, Budget(3600.0)).objective
-    columns = lines.columns(Kind(alone=True, lockstep=False), limit_s, lambda: True)
+    columns = lines.columns(PlanFamily(alone=True, lockstep=False), limit_s, lambda: True)
     assert columns is not None
     rng = random.Random(0)
     for k in rng.sample(range(len(columns)), min(20, len(columns))):

@@ -7,7 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solvers.heuristics.fewest_stages import Degrees, Ints, fewest_stages
+from hexiopt.plan.token_layout import Ints
+from solvers.heuristics.fewest_stages import Degrees, fewest_stages
 
 
 @st.composite

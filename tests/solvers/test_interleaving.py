@@ -23,7 +23,7 @@ from hexiopt.schedules.schedule import Schedule, StagePosition
 from hexiopt.solving import Budget
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import PricedPlan
-from solvers.core.interleaving import drawn_schedule, may_interleave, possible_chunks
+from solvers.core.interleaving import draw_schedule, may_interleave, possible_chunks
 from solvers.core.operators import OperatorStatistics
 from solvers.core.partition import Partition, PipelineGroup
 from solvers.core.search import Search
@@ -74,7 +74,7 @@ def test_ranges_that_are_possible() -> None:
 
 def test_1f1b_is_drawn_most_often() -> None:
     rng, free = random.Random(0), problem()
-    drawn = Counter(drawn_schedule(free, rng) for _ in range(2000))
+    drawn = Counter(draw_schedule(free, rng) for _ in range(2000))
     assert sum(n for (schedule, _), n in drawn.items() if schedule == ONE_F_ONE_B) > 1000
     assert 100 < sum(n for (schedule, _), n in drawn.items() if schedule == INTERLEAVED) < 600
     assert all((schedule == INTERLEAVED) == (chunks > 1) for schedule, chunks in drawn)
@@ -84,7 +84,7 @@ def test_1f1b_is_drawn_most_often() -> None:
 @pytest.mark.parametrize("fixed", [GPIPE, ONE_F_ONE_B], ids=str)
 def test_nothing_else_is_drawn_where_the_schedule_is_fixed(fixed: Schedule) -> None:
     rng, bound = random.Random(0), problem(schedule=fixed.name)
-    assert {drawn_schedule(bound, rng) for _ in range(50)} == {(fixed, 1)}
+    assert {draw_schedule(bound, rng) for _ in range(50)} == {(fixed, 1)}
     assert not may_interleave(bound)
     operators = PartitionProposals(bound, OperatorStatistics()).plain.operators
     assert "change_chunks" not in {operator.name for operator in operators}
@@ -92,10 +92,10 @@ def test_nothing_else_is_drawn_where_the_schedule_is_fixed(fixed: Schedule) -> N
 
 def test_one_range_only() -> None:
     rng, bound = random.Random(0), problem(Space(max_chunks=1), schedule="interleaved")
-    assert {drawn_schedule(bound, rng) for _ in range(50)} == {(INTERLEAVED, 1)}
+    assert {draw_schedule(bound, rng) for _ in range(50)} == {(INTERLEAVED, 1)}
     free = problem(Space(max_chunks=1))  # interleaved with one range is 1F1B under a second name
-    assert {drawn_schedule(free, rng) for _ in range(50)} == {(GPIPE, 1), (ONE_F_ONE_B, 1)}
-    drawn = {drawn_schedule(problem(schedule="interleaved"), rng) for _ in range(200)}
+    assert {draw_schedule(free, rng) for _ in range(50)} == {(GPIPE, 1), (ONE_F_ONE_B, 1)}
+    drawn = {draw_schedule(problem(schedule="interleaved"), rng) for _ in range(200)}
     assert {(INTERLEAVED, 1), (INTERLEAVED, 2), (INTERLEAVED, 8)} <= drawn
 
 

@@ -20,7 +20,7 @@ from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
 from solvers.frame.starts import whole_grids
 from solvers.heuristics.local_search import own_grids
-from solvers.portfolio import Portfolio, price_floor
+from solvers.portfolio import Portfolio, price_fallbacks
 from solvers.registry import make_solver
 from tests.conftest import ROOT
 
@@ -57,7 +57,7 @@ def floor_s() -> float:
     """The best of all grids and of what `shapes` gives."""
     search = Search("floor", problem(), Budget(3600.0), 0)
     completer = PlanCompleter(search.pricer)
-    price_floor(search, completer, itertools.chain(whole_grids(problem()), own_grids(problem(), completer)))
+    price_fallbacks(search, completer, itertools.chain(whole_grids(problem()), own_grids(problem(), completer)))
     return min(search.best_s, make_solver("shapes").solve(problem(), Budget(3600.0, 64)).objective)
 
 

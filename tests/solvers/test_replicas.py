@@ -17,11 +17,11 @@ from hexiopt.solving import Budget
 from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import DoesNotFit, Partition, PipelineGroup
 from solvers.core.search import Search
-from solvers.frame.starts import single_structures
+from solvers.frame.starts import single_pipeline_partitions
 from solvers.heuristics.hill_climbing import HillClimber
 from solvers.registry import make_solver
 from tests.solvers import problems
-from tests.solvers.test_moves import moved, proposals_of
+from tests.solvers.test_partition_operators import moved, proposals_of
 from tests.solvers.test_starts import assert_legal
 
 
@@ -38,7 +38,7 @@ def built(problem: Problem, partition: Partition) -> Plan:
 
 def lone(*stages: tuple[tuple[int, ...], ...], size: int, sharding: int = 1) -> Partition:
     """One pipeline."""
-    return Partition((PipelineGroup.line(stages, size),), ONE_F_ONE_B, sharding)
+    return Partition((PipelineGroup.pipeline(stages, size),), ONE_F_ONE_B, sharding)
 
 
 def test_faster_replicas_take_more_samples() -> None:
@@ -57,7 +57,7 @@ def test_a_stage_of_one_replica_is_plain() -> None:
     first, second = plan.pipelines[0].stages
     assert first.is_plain
     assert second.samples(2) == (1, 1)
-    assert not PipelineGroup.line([((0,),), ((1,),)], 1).replicated
+    assert not PipelineGroup.pipeline([((0,),), ((1,),)], 1).replicated
 
 
 def test_samples_and_bundles_that_do_not_go() -> None:
@@ -108,16 +108,16 @@ def test_what_moves_make_is_priced_and_valid(case: str) -> None:
 
 def test_starts_of_single_pipelines() -> None:
     problem = problems.loose()
-    found = [partition.pipeline_groups[0] for partition in single_structures(problem, True)]
+    found = [partition.pipeline_groups[0] for partition in single_pipeline_partitions(problem, True)]
     assert len(found) == len(set(found))
-    assert PipelineGroup.line([((1,), (2,)), ((0,),)], 2) in found
-    assert PipelineGroup.line([((0,),), ((1, 2),)], 1) in found
-    plain = [partition.pipeline_groups[0] for partition in single_structures(problem, False)]
+    assert PipelineGroup.pipeline([((1,), (2,)), ((0,),)], 2) in found
+    assert PipelineGroup.pipeline([((0,),), ((1, 2),)], 1) in found
+    plain = [partition.pipeline_groups[0] for partition in single_pipeline_partitions(problem, False)]
     assert not any(pipeline_group.replicated for pipeline_group in plain)
     assert set(plain) < set(found)
-    for partition in single_structures(problem, True):
+    for partition in single_pipeline_partitions(problem, True):
         assert_legal(problem, partition)
-    assert list(single_structures(problems.sixteen_gpus(), True)) == []  # too many GPUs
+    assert list(single_pipeline_partitions(problems.sixteen_gpus(), True)) == []  # too many GPUs
 
 
 def test_polishing_shifts_samples() -> None:

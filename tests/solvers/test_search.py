@@ -8,13 +8,13 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.result import Point
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.solving import Budget
-from solvers.core.search import Outcome, Search
+from solvers.core.search import Search, SearchOutcome
 from tests.solvers.problems import hopeless, loose
 
 
 def search_with(*points: Point) -> Search:
     search = Search("test", loose(), Budget(), 0)
-    search.absorb(Outcome(None, None, 0, None, ()))
+    search.absorb(SearchOutcome(None, None, 0, None, ()))
     search._merge_trajectory(points)
     return search
 
@@ -46,7 +46,7 @@ def test_of_two_plans_that_do_not_fit_the_nearer_one_is_kept() -> None:
         search.offer(mine)
         beside.offer(other)
         search.absorb(beside.outcome())
-        assert search.nearest == (near, model.price(near))
+        assert search.closest_to_fitting == (near, model.price(near))
 
 
 @pytest.mark.parametrize("limit_s", [-1, 0, float("nan"), float("inf"), "10", True])

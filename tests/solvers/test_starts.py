@@ -12,12 +12,12 @@ from hexiopt.reading import Section
 from hexiopt.schedules.registry import schedule_named, schedule_names
 from solvers.core.partition import Partition, PipelineGroup
 from solvers.frame.starts import (
-    chain_structures,
+    chain_partitions,
     cut,
-    dealt_structures,
     first_choice,
     kinds,
-    shared_structures,
+    shared_partitions,
+    short_chain_partitions,
     symmetric,
 )
 from tests.solvers import problems
@@ -35,7 +35,12 @@ CASES = {
 def assert_legal(problem: Problem, partition: Partition) -> None:
     """Devices usable and in one place, TP groups inside a machine, bundles rectangular (or replicated), not empty."""
     machine_of = problem.cluster.machine_of
-    groups = [group for pipeline_group in partition.pipeline_groups for slot in pipeline_group.stages for group in slot]
+    groups = [
+        group
+        for pipeline_group in partition.pipeline_groups
+        for stage_groups in pipeline_group.stages
+        for group in stage_groups
+    ]
     devices = [device for group in groups for device in group]
     assert len(devices) == len(set(devices))
     assert set(devices) <= set(problem.usable_devices)
@@ -51,8 +56,8 @@ def assert_legal(problem: Problem, partition: Partition) -> None:
             assert pipeline_group.width == 1 < max(map(len, pipeline_group.stages)) <= pipeline_group.micro_batch_size
             assert all(pipeline_group.stages)
         else:
-            assert {len(slot) for slot in pipeline_group.stages} == {pipeline_group.width}
-            assert all(len({len(group) for group in slot}) == 1 for slot in pipeline_group.stages)
+            assert {len(stage_groups) for stage_groups in pipeline_group.stages} == {pipeline_group.width}
+            assert all(len({len(group) for group in stage_groups}) == 1 for stage_groups in pipeline_group.stages)
         assert pipeline_group.micro_batch_size in problem.space.micro_batch_sizes(problem.workload.global_batch)
 
 
@@ -73,7 +78,7 @@ def test_kinds_slowest_first() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_chains_are_legal_and_differ(case: str) -> None:
     problem = CASES[case]
-    found = list(chain_structures(problem))
+    found = list(chain_partitions(problem))
     assert found
     assert len(found) == len({partition.pipeline_groups for partition in found})
     for partition in found:
@@ -87,14 +92,14 @@ def test_two_chains_side_by_side() -> None:
     """All differ; slowest machines first, fastest first, and slowest first after the one with most memory."""
     problem = CASES["thirty_two"]
     machine_of, machines = problem.cluster.machine_of, problem.cluster.machines
-    found = list(shared_structures(problem))
+    found = list(shared_partitions(problem))
     assert len(found) == len({partition.pipeline_groups for partition in found})
     orders = set()
     for partition in found:
         assert_legal(problem, partition)
         assert len(partition.pipeline_groups) == 2
         for pipeline_group in partition.pipeline_groups:
-            through = [machines[machine_of[slot[0][0]]].gpu.name for slot in pipeline_group.stages]
+            through = [machines[machine_of[stage_groups[0][0]]].gpu.name for stage_groups in pipeline_group.stages]
             orders.add(tuple(name for k, name in enumerate(through) if k == 0 or through[k - 1] != name))
     names = tuple(machines[members[0]].gpu.name for members in kinds(problem))
     assert {names, names[::-1], (names[-1], *names[:-1])} <= orders
@@ -110,8 +115,8 @@ def test_symmetric_grids_are_legal(case: str) -> None:
             assert_legal(problem, first_choice(problem, (pipeline_group,)))
             assert all(
                 int(problem.cluster.machine_of[device]) in members
-                for slot in pipeline_group.stages
-                for group in slot
+                for stage_groups in pipeline_group.stages
+                for group in stage_groups
                 for device in group
             )
 
@@ -119,7 +124,7 @@ def test_symmetric_grids_are_legal(case: str) -> None:
 def test_what_people_would_build() -> None:
     """One pipeline through all machines, slow ones first; data and tensor parallelism in a machine."""
     problem = CASES["easy"]
-    chains = {partition.pipeline_groups for partition in chain_structures(problem)}
+    chains = {partition.pipeline_groups for partition in chain_partitions(problem)}
     assert (PipelineGroup((((4, 5, 6, 7),), ((0, 1),), ((2, 3),))),) in chains
     grids = set(symmetric(problem, [2]))
     assert PipelineGroup((((4,), (5,), (6,), (7,)),)) in grids
@@ -144,7 +149,7 @@ def test_many_machines_are_dealt_to_short_chains_of_every_mix() -> None:
     network = {"bandwidth_gb_per_s": 1, "latency_us": 20}
     cluster = cluster_from_section(Section({"name": "many", "inter_machine": network, "machines": machines}, "test"))
     problem = Problem(cluster, replace(problems.TINY, num_layers=8), Workload(256, 512))
-    found = list(dealt_structures(problem))
+    found = list(short_chain_partitions(problem))
     assert len(found) == len(set(found)) == 2 * 3 * 2
     mixes = set()
     for partition in found:
@@ -152,8 +157,8 @@ def test_many_machines_are_dealt_to_short_chains_of_every_mix() -> None:
         assert len(partition.devices()) == 64
         assert all(pipeline_group.width == 4 for pipeline_group in partition.pipeline_groups)
         mixes |= {
-            tuple(int(slot[0][0] >= 32) for slot in pipeline_group.stages)
+            tuple(int(stage_groups[0][0] >= 32) for stage_groups in pipeline_group.stages)
             for pipeline_group in partition.pipeline_groups
         }
     assert {(0, 1), (1, 0), (0, 0, 1, 1), (1, 1, 0, 0)} <= mixes
-    assert list(dealt_structures(problems.thirty_two_gpus())) == []
+    assert list(short_chain_partitions(problems.thirty_two_gpus())) == []

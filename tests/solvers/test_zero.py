@@ -17,17 +17,17 @@ from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import Partition, PipelineGroup
 from solvers.core.search import Search
 from solvers.core.zero import (
-    drawn_groups,
-    drawn_stage,
+    draw_sharding_groups,
+    draw_zero_stage,
     fewest_holders,
     first_stage,
     holders_of,
-    must_align,
     plain_stages,
+    requires_lockstep,
     sharding_groups,
     without_idle_sharding,
 )
-from solvers.frame.starts import lockstep_structures
+from solvers.frame.starts import lockstep_partitions
 from solvers.registry import for_any_problem, make_solver, names
 from tests.solvers import problems
 
@@ -87,23 +87,23 @@ def test_only_one_aligned_bundle_may_be_in_lockstep() -> None:
 def test_starts_in_lockstep_are_allowed() -> None:
     problem = problems.easy()
     completer = PlanCompleter(PlanPricer(problem))
-    found = list(lockstep_structures(problem))
+    found = list(lockstep_partitions(problem))
     assert {partition.sharding for partition in found} == {2, 3}
     assert any(len(partition.devices()) == len(problem.usable_devices) for partition in found)
     assert all(completer.allowed(partition) for partition in found)
-    assert not list(lockstep_structures(sharded(problem, "1")))
+    assert not list(lockstep_partitions(sharded(problem, "1")))
 
 
 def test_draws_keep_most_of_their_share_for_plain_stages() -> None:
     problem = problems.easy()
     rng = random.Random(0)
-    aligned = Counter(drawn_stage(problem, rng, aligned=True) for _ in range(2000))
+    aligned = Counter(draw_zero_stage(problem, rng, aligned=True) for _ in range(2000))
     assert set(aligned) == {0, 1, 2, 3}
     assert aligned[0] + aligned[1] > 1500
-    assert {drawn_stage(problem, rng, aligned=False) for _ in range(200)} == {0, 1}
+    assert {draw_zero_stage(problem, rng, aligned=False) for _ in range(200)} == {0, 1}
     deep = sharded(problem, "3")
-    assert {drawn_stage(deep, rng, aligned=False) for _ in range(10)} == {3}
-    assert (must_align(problem), must_align(deep)) == (False, True)
+    assert {draw_zero_stage(deep, rng, aligned=False) for _ in range(10)} == {3}
+    assert (requires_lockstep(problem), requires_lockstep(deep)) == (False, True)
     assert (plain_stages(problem), plain_stages(deep)) == ((0, 1), ())
     assert (first_stage(problem), first_stage(deep), first_stage(sharded(problem, "0"))) == (1, 3, 0)
 
@@ -113,9 +113,9 @@ def test_groups_of_machines_are_drawn_where_there_are_several() -> None:
     several, one = problems.easy(), problems.three_gpus()
     assert sharding_groups(several, 1) == ("all", "machine")
     assert sharding_groups(several, 0) == sharding_groups(one, 3) == ("all",)
-    drawn = Counter(drawn_groups(several, rng, 1) for _ in range(400))
+    drawn = Counter(draw_sharding_groups(several, rng, 1) for _ in range(400))
     assert 50 < drawn["machine"] < 150
-    assert {drawn_groups(one, rng, 1) for _ in range(50)} == {"all"}
+    assert {draw_sharding_groups(one, rng, 1) for _ in range(50)} == {"all"}
 
 
 def test_the_fewest_holders_that_share_a_machine() -> None:
@@ -137,7 +137,7 @@ def test_structures_sharded_inside_machines_never_exceed_memory(zero: int) -> No
     own = problems.cluster(("a", "fast", 2), ("b", "fast", 2), ("c", "slow", 4), fast_gib=1.3, slow_gib=1.1)
     problem = replace(problems.easy(), cluster=own, workload=replace(problems.easy().workload, recompute="full"))
     completer, model, built = PlanCompleter(PlanPricer(problem)), PlanPricer(problem), 0
-    for partition in lockstep_structures(sharded(problem, "auto")):
+    for partition in lockstep_partitions(sharded(problem, "auto")):
         found = completer.complete(replace(partition, sharding=zero, groups="machine"))
         if found:
             built += 1

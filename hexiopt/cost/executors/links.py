@@ -1,7 +1,7 @@
 """Ways between many pairs of devices at once, and how messages share them.
 
 Between machines a message loads what `network.route` crosses; inside one the ports of its sender and its receiver.
-What goes at once shares statically, as in `boundary.py`: a message takes as long as the most loaded resource on its
+What goes at once shares statically, as in `cost/sharing.py`: a message takes as long as the most loaded resource on its
 way, plus the latency.
 """
 

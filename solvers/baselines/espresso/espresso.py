@@ -45,7 +45,10 @@ _TRIED = 4  # first placements of an order
 
 def _has_stages_of_one_type(problem: Problem, plan: Plan) -> bool:
     slots = zip(*(pipeline.stages for pipeline in plan.pipelines), strict=True)
-    return all(len({problem.cluster.gpu_of(d).name for stage in slot for d in stage.devices}) == 1 for slot in slots)
+    return all(
+        len({problem.cluster.gpu_of(d).name for stage in stage_groups for d in stage.devices}) == 1
+        for stage_groups in slots
+    )
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,19 @@ from dataclasses import dataclass, replace
 from itertools import permutations, product
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hexiopt.plan.token_layout import Floats, Ints
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
-from solvers.baselines._estimates import AlignedEstimates, StageModel
-from solvers.baselines._grids import MAX_PERMUTED, Area, Slots, filled, machine_classes
+from solvers.baselines._estimates import AlignedEstimates, StageTpGroups
+from solvers.baselines._grids import MAX_PERMUTED, Area, PipelineStages, filled, machine_classes
 from solvers.baselines._money import Objective
 from solvers.baselines._plans import dividing_sizes, neighbouring_layers
 from solvers.completion.allocation import least_bottleneck
-from solvers.core.partition import Group
+from solvers.core.partition import DeviceGroup
 from solvers.core.search import Search
 from solvers.frame.starts import cut
-
-Floats = NDArray[np.float64]
 
 _ALL_ORDERS = 5  # stages up to which all their orders are tried
 _ALLOCATIONS = 150  # allocations kept of each choice of degrees, micro-batch and policy
@@ -54,7 +52,7 @@ class EspressoPlacement:
 
     choice: EspressoChoice
     order: tuple[int, ...]
-    slots: Slots
+    slots: PipelineStages
     layers: tuple[int, ...]
 
 
@@ -76,10 +74,10 @@ class EspressoPlanner:
             for own in self.machines:
                 own.sort(key=lambda devices: prices[devices[0]])
         self._near = (False, True) if problem.cluster.groups or problem.cluster.links else (False,)
-        self._groups: dict[int, list[list[Group]]] = {}
-        self._sites: dict[tuple[int, int], StageModel] = {}
+        self._groups: dict[int, list[list[DeviceGroup]]] = {}
+        self._sites: dict[tuple[int, int], StageTpGroups] = {}
 
-    def groups(self, tp: int) -> list[list[Group]]:
+    def groups(self, tp: int) -> list[list[DeviceGroup]]:
         """TP groups of each type."""
         if tp not in self._groups:
             allowed = self.problem.space.allowed_tp
@@ -93,7 +91,7 @@ class EspressoPlanner:
         """The most stages for which each type has TP groups."""
         return [len(own) // choice.dp for own in self.groups(choice.tp)]
 
-    def tp_groups(self, tp: int, kind: int) -> StageModel:
+    def tp_groups(self, tp: int, kind: int) -> StageTpGroups:
         """The sites of a type's TP groups."""
         if (tp, kind) not in self._sites:
             self._sites[tp, kind] = frozenset(self.times.pricer.tp_group(group) for group in self.groups(tp)[kind])
@@ -119,7 +117,7 @@ class EspressoPlanner:
         found: list[tuple[float, EspressoAllocation]] = []
         asked, layers = self.problem.space.num_stages, self.problem.model.num_layers
         for choice in self.choices(run.pricer.policies()):
-            if not run.go_on():
+            if not run.should_continue():
                 break
             most = self.most_stages(choice)
             counts = np.stack(np.meshgrid(*(np.arange(n + 1) for n in most), indexing="ij"), -1).reshape(-1, len(most))
@@ -136,7 +134,7 @@ class EspressoPlanner:
                     found.append((float(bounds[k]), EspressoAllocation(choice, tuple(counts[k].tolist()))))
         return sorted(found, key=lambda one: one[0])
 
-    def _lower_bounds(self, choice: EspressoChoice, counts: NDArray[np.int64], seconds: Floats) -> Floats:
+    def _lower_bounds(self, choice: EspressoChoice, counts: Ints, seconds: Floats) -> Floats:
         """Lower bounds of the objective of allocations [n, types] that take `seconds` [n] or longer."""
         if self.objective.prices is None:
             return seconds
@@ -210,7 +208,7 @@ class EspressoPlanner:
             for s, k in enumerate(order)
         ]
 
-    def _slots(self, choice: EspressoChoice, order: Sequence[int]) -> list[Slots]:
+    def _slots(self, choice: EspressoChoice, order: Sequence[int]) -> list[PipelineStages]:
         """TP groups for the stages: neighbours share a stage or a pipeline; where links differ, also the nearest
         groups."""
         wanted = [[(kind, choice.tp)] for kind in order]
@@ -231,7 +229,7 @@ class EspressoPlanner:
         """The objective of a step, by its estimate."""
         choice, slots = placement.choice, placement.slots
         seconds = self.times.step_s(slots, placement.layers, choice.policy, choice.count, choice.size)
-        return self.objective.of((d for slot in slots for group in slot for d in group), seconds)
+        return self.objective.of((d for stage_groups in slots for group in stage_groups for d in group), seconds)
 
     def refined(self, placement: EspressoPlacement) -> EspressoPlacement:
         """The placement with layers moved while its estimate falls."""

@@ -122,7 +122,7 @@ def _published(run: Search, rng: random.Random) -> Iterator[tuple[PartitionPlans
     """What the phases found: the best partition for every number of pipelines, then the second best, and so on."""
     phases = PublishedSearch(run.problem, rng)
     for _ in range(_PASSES):
-        if not run.go_on(_SEARCH):
+        if not run.should_continue(_SEARCH):
             break
         phases.iterate()
     plans = PublishedPlans(run.problem, run.pricer)
@@ -139,5 +139,5 @@ def _released(run: Search, rng: random.Random) -> Iterator[tuple[PartitionPlans,
         plans = ReleasedPlans(problem, start)
         for pipelines in dict.fromkeys(phases.walk(start, _RELEASED_PASSES)):
             yield plans, pipelines, plans.estimate_s(pipelines), 0
-        if not run.go_on(_SEARCH):
+        if not run.should_continue(_SEARCH):
             break

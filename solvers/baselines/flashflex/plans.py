@@ -17,14 +17,16 @@ from solvers.baselines._estimates import one_f_one_b_s
 from solvers.baselines._plans import optimizer_sharding, pipeline_of, shifted
 from solvers.baselines.flashflex.pricer import RULE_MICRO_BATCHES, FlashFlexPricer
 from solvers.baselines.flashflex.published import SCHEDULES, OurMemory, Pipelines, intra_gb_per_s
-from solvers.baselines.flashflex.released import Line, memory_shares
+from solvers.baselines.flashflex.released import StageSequence, memory_shares
 from solvers.completion.batches import split_batch
 from solvers.completion.layers import LayerSplitter
 
 _SIZES = 3  # micro-batch sizes tried: 1, 2, 4
 _SLOW_MESSAGE = 0.01  # of a micro-batch's time in all stages, from which on messages count in the split of layers
 
-Choice = tuple[Schedule, int, str, bool]  # schedule, micro-batch size, recompute policy, layers by measured times
+FlashFlexChoice = tuple[
+    Schedule, int, str, bool
+]  # schedule, micro-batch size, recompute policy, layers by measured times
 
 
 class PartitionPlans(ABC):
@@ -46,7 +48,7 @@ class PartitionPlans(ABC):
     def plan(self, partition: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool) -> Plan | None:
         """The plan; None if it does not fit or would repeat another."""
 
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[FlashFlexChoice]:
         """All combinations of what FlashFlex does not choose, the likely ones first."""
         if self._sharding is None:
             return []
@@ -125,7 +127,7 @@ class PublishedPlans(PartitionPlans):
 
     def _split(
         self,
-        line: Line,
+        line: StageSequence,
         schedule: Schedule,
         size: int,
         policy: str,
@@ -162,7 +164,9 @@ class PublishedPlans(PartitionPlans):
 
         return list(shifted(layers, most, seconds)[0])
 
-    def _stages_s(self, line: Line, layers: Sequence[int], size: int, policy: str, measured: bool) -> list[float]:
+    def _stages_s(
+        self, line: StageSequence, layers: Sequence[int], size: int, policy: str, measured: bool
+    ) -> list[float]:
         """Seconds of each stage for one micro-batch."""
         pricer, last = self._pricers[measured], len(line) - 1
         return [
@@ -214,7 +218,7 @@ class ReleasedPlans(PartitionPlans):
         counts = [RULE_MICRO_BATCHES] * len(partition)
         return self._pricer.price(plan_of_lines(partition, layers, counts, GPIPE, self._fixed, "full", 0)).step_time_s
 
-    def _fits(self, line: Line, layers: Sequence[int]) -> bool:
+    def _fits(self, line: StageSequence, layers: Sequence[int]) -> bool:
         """Whether a pipeline fits by FlashFlex's own memory formula."""
         last = len(line) - 1
         return all(

@@ -19,7 +19,7 @@ from hexiopt.solving import Budget
 from hexiopt.units import GB
 from solvers.baselines._plans import optimizer_sharding
 from solvers.baselines.flashflex.pricer import FlashFlexPricer, FlashFlexSite
-from solvers.baselines.flashflex.released import Line
+from solvers.baselines.flashflex.released import StageSequence
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import PricedPlan
 from solvers.core.partition import Partition, PipelineGroup
@@ -29,7 +29,7 @@ from solvers.heuristics.hexiscale import HierarchicalPartition
 SCHEDULES = (ONE_F_ONE_B, GPIPE)  # of its runtime, by preference
 _KEPT = 32  # best partitions kept of each number of pipelines
 
-Pipelines = tuple[Line, ...]
+Pipelines = tuple[StageSequence, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +118,9 @@ class _AllDevices(HierarchicalPartition):
 
     def _along(self, pipeline_group: PipelineGroup) -> PipelineGroup:
         machine_of = self.problem.cluster.machine_of
-        machines = [int(machine_of[slot[0][0]]) for slot in pipeline_group.stages]
+        machines = [int(machine_of[stage_groups[0][0]]) for stage_groups in pipeline_group.stages]
         return pipeline_group.with_stages(
-            sorted(pipeline_group.stages, key=lambda slot: machines.index(int(machine_of[slot[0][0]])))
+            sorted(pipeline_group.stages, key=lambda stage_groups: machines.index(int(machine_of[stage_groups[0][0]])))
         )
 
 
@@ -167,7 +167,7 @@ class PublishedSearch:
         ]
 
 
-def _look(line: Line, machine_of: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def _look(line: StageSequence, machine_of: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """A pipeline up to the names of devices in a machine: machine and TP degree of every stage."""
     return tuple((machine_of[group[0]], len(group)) for group in line)
 

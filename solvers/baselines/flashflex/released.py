@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from hexiopt.problem.problem import Problem
 from hexiopt.units import GB
 from solvers.baselines.flashflex.pricer import BINARY_GIGA, RULE_MICRO_BATCHES, FlashFlexPricer, stage_ends_s
-from solvers.core.partition import Group
+from solvers.core.partition import DeviceGroup
 from solvers.heuristics.graph import device_graph, partition_graph
 from solvers.heuristics.hexiscale import compositions
 
-Line = tuple[Group, ...]  # TP groups of a pipeline, in order
+StageSequence = tuple[DeviceGroup, ...]  # TP groups of a pipeline, in order
 
 _SECONDARY_DRAWS, _SECONDARY_CHANCE = 2, 0.2  # `param` of `config.py`: parts of a pipeline are 1 + binomial
 _RECIPROCAL_UNIT = 1e10  # `globals.py`
@@ -54,9 +54,9 @@ class ReleasedSearch:
             reciprocal = _RECIPROCAL_UNIT / (self._graph.bandwidth / GB * BINARY_GIGA)
         np.fill_diagonal(reciprocal, 0.0)
         self.reciprocal = np.rint(reciprocal)
-        self._degrees: dict[Group, tuple[int, ...]] = {}
+        self._degrees: dict[DeviceGroup, tuple[int, ...]] = {}
 
-    def walk(self, start: int, passes: int) -> Iterator[tuple[Line, ...]]:
+    def walk(self, start: int, passes: int) -> Iterator[tuple[StageSequence, ...]]:
         """Pipelines of each pass, beginning with `start` of them; a pass may fail."""
         devices, count = len(self.problem.usable_devices), start
         for _ in range(passes):
@@ -71,18 +71,18 @@ class ReleasedSearch:
     def _seed(self) -> int:
         return self.rng.randrange(1 << 30)
 
-    def _line(self, part: list[int]) -> Line:
+    def _line(self, part: list[int]) -> StageSequence:
         """The TP groups of a pipeline of the GPUs at positions `part`."""
         count = 1 + sum(self.rng.random() < _SECONDARY_CHANCE for _ in range(_SECONDARY_DRAWS))
         graph = self._graph.subset(part)
         parts = [[part[i] for i in own] for own in partition_graph(graph, count, graph.bandwidth, self._seed())]
-        line: list[Group] = []
+        line: list[DeviceGroup] = []
         for own in _ordered(parts, self._graph.bandwidth):
             for block in self._blocks(own):
                 line += _cut(block, self._best_degrees(block))
         return tuple(line)
 
-    def _blocks(self, part: Sequence[int]) -> list[Group]:
+    def _blocks(self, part: Sequence[int]) -> list[DeviceGroup]:
         """The devices of a part by machine, ascending."""
         found: dict[int, list[int]] = {}
         for i in sorted(part):
@@ -90,7 +90,7 @@ class ReleasedSearch:
             found.setdefault(int(self.problem.cluster.machine_of[device]), []).append(device)
         return [tuple(own) for _, own in sorted(found.items())]
 
-    def _best_degrees(self, block: Group) -> tuple[int, ...]:
+    def _best_degrees(self, block: DeviceGroup) -> tuple[int, ...]:
         """The degrees of the table with which a block that holds all layers is fastest."""
         found = self._degrees.get(block)
         if found is None:
@@ -101,7 +101,7 @@ class ReleasedSearch:
             found = self._degrees[block] = min(choices, key=lambda degrees: self._block_s(_cut(block, degrees)))
         return found
 
-    def _block_s(self, line: Line) -> float:
+    def _block_s(self, line: StageSequence) -> float:
         """Seconds of TP groups of one machine that hold all layers by their share of devices (`tp_pp_tradeoff`)."""
         total, devices, pricer = self.problem.model.num_layers, sum(map(len, line)), self._pricer
         layers = [total * len(group) // devices for group in line]
@@ -113,7 +113,7 @@ class ReleasedSearch:
         return stage_ends_s(busy, RULE_MICRO_BATCHES)[-1]
 
 
-def _cut(block: Group, degrees: Sequence[int]) -> Line:
+def _cut(block: DeviceGroup, degrees: Sequence[int]) -> StageSequence:
     return tuple(block[a:b] for a, b in pairwise([0, *accumulate(degrees)]))
 
 
@@ -127,8 +127,8 @@ def _ordered(parts: list[list[int]], bandwidth: NDArray[np.float64]) -> list[lis
     return [part for _, part in sorted(zip(ranks, parts, strict=True))]
 
 
-def memory_shares(problem: Problem, line: Line) -> list[int]:
-    """Layers per stage, dealt in turns while a stage has less than its share of memory (`create_layer_partition`).
+def memory_shares(problem: Problem, line: StageSequence) -> list[int]:
+    """Layers per stage, allocated in turns while a stage has less than its share of memory (`create_layer_partition`).
 
     Layers left over go to the stages of most memory. A stage may end up with none.
     """

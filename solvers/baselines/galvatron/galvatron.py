@@ -47,7 +47,7 @@ _ENUMERATION = 0.4  # share of the time limit for finding candidates
 def ranks_of(plan: Plan) -> Ranks:
     """The devices of a plan stage by stage."""
     slots = zip(*(pipeline.stages for pipeline in plan.pipelines), strict=True)
-    return tuple(d for slot in slots for stage in slot for d in stage.all_devices())
+    return tuple(d for stage_groups in slots for stage in stage_groups for d in stage.all_devices())
 
 
 def choices_of(planner: StagePlanner, plan: Plan) -> list[GalvatronChoice]:
@@ -59,7 +59,7 @@ def choices_of(planner: StagePlanner, plan: Plan) -> list[GalvatronChoice]:
 
 def _has_equal_blocks(problem: Problem, plan: Plan) -> bool:
     slots = zip(*(pipeline.stages for pipeline in plan.pipelines), strict=True)
-    blocks = {sum(len(stage.all_devices()) for stage in slot) for slot in slots}
+    blocks = {sum(len(stage.all_devices()) for stage in stage_groups) for stage_groups in slots}
     return len(blocks) == 1 and follow_machines(problem, ranks_of(plan))
 
 
@@ -122,11 +122,11 @@ class Galvatron(Baseline):
         for orders in _ranks_by_set(run.problem):
             for one in _best_choices(run, planner, estimates, orders[0]):
                 family = families.setdefault((len(one.choice.tps), one.choice.zero), [])
-                for order in orders if run.go_on(_ENUMERATION) else orders[:1]:
+                for order in orders if run.should_continue(_ENUMERATION) else orders[:1]:
                     seconds = _estimate_s(estimates, order, one.choice, one.split)
                     scored = _Scored(seconds, one.choice, one.split)
                     family.append(_candidate(run, planner, estimates, order, orders, scored))
-            if not run.go_on(_ENUMERATION):
+            if not run.should_continue(_ENUMERATION):
                 break
         found = [
             replace(candidate, turn=turn)
@@ -151,7 +151,7 @@ def _best_choices(run: Search, planner: StagePlanner, estimates: GridEstimates, 
     found: dict[tuple[int, int], list[_Scored]] = {}
     best_s = float("inf")
     for choice in planner.choices(order):
-        if not run.go_on(_ENUMERATION):
+        if not run.should_continue(_ENUMERATION):
             break
         for split in planner.splits(order, choice):
             compute_s = choice.num_micro_batches * max(option.forward_s + option.backward_s for option in split)
@@ -163,7 +163,7 @@ def _best_choices(run: Search, planner: StagePlanner, estimates: GridEstimates, 
     kept = [one for own in found.values() for one in sorted(own, key=lambda one: one.estimate_s)[:share]]
     tried: set[GalvatronChoice] = set()
     for one in tuple(kept):
-        for choice in planner.mixed(order, one.choice) if run.go_on(_ENUMERATION) else ():
+        for choice in planner.mixed(order, one.choice) if run.should_continue(_ENUMERATION) else ():
             if choice not in tried:
                 tried.add(choice)
                 for split in planner.splits(order, choice):
@@ -181,7 +181,7 @@ def _candidate(
             if other != order:
                 yield made(other, one.choice, one.split)
         for uniform in planner.choices(order):
-            if not run.go_on():
+            if not run.should_continue():
                 return
             nearly = replace(uniform, tps=one.choice.tps).differs_in_one(one.choice)  # whatever the degrees
             for choice in (uniform, *planner.mixed(order, uniform)) if nearly else ():

@@ -6,6 +6,7 @@ A group is a power of two of ranks. With a TP degree, the same for all its repli
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,36 +16,37 @@ from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
 from solvers.baselines._estimates import GridEstimates, around
-from solvers.core.partition import Group
+from solvers.completion.allocation import earliest_finish
+from solvers.core.partition import DeviceGroup
 
 _MAX_STAGES = 40
 
-Share = tuple[Group, int]  # a replica: its devices and its samples of a micro-batch
-Shares = tuple[Share, ...]
+MetisReplica = tuple[DeviceGroup, int]  # a replica: its devices and its samples of a micro-batch
+MetisReplicas = tuple[MetisReplica, ...]
 Samples = list[tuple[list[int], list[int]]]
 
 
 @dataclass(frozen=True, slots=True)
 class MetisBatching:
-    """`count` micro-batches of `size` sequences, each split equally over `lanes` pipelines; one recompute policy."""
+    """`count` micro-batches of `size` sequences, each split equally over `pipelines`; one policy."""
 
     count: int
     size: int
-    lanes: int
+    pipelines: int
     policy: str
     sharded: bool
 
     @property
-    def lane_size(self) -> int:
-        """Sequences of a micro-batch in a lane."""
-        return self.size // self.lanes
+    def pipeline_size(self) -> int:
+        """Sequences of a micro-batch in each of the pipelines."""
+        return self.size // self.pipelines
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageGroup:
     """Ranks [first_rank, end_rank) as a stage, with the times of its slowest replica.
 
-    `samples` lists, lane by lane, the numbers of its replicas and their samples of a micro-batch.
+    `samples` lists, pipeline by pipeline, the numbers of its replicas and their samples of a micro-batch.
     """
 
     ranks: tuple[int, ...]
@@ -54,32 +56,20 @@ class StageGroup:
     samples: Samples
     layer_s: float  # with the layer's share of the gradient sync, spread over the micro-batches
     ends_s: float  # what embedding or head add
-    waits_s: float  # about what messages to and from other machines add to a beat of 1F1B
+    waits_s: float  # about what messages to and from other machines add to a period of 1F1B
     max_layers: NDArray[np.int64]  # that fit, by how many stages there are from this one to the last
 
     def stage_s(self, num_layers: int) -> float:
         """Seconds of a micro-batch, messages apart."""
         return num_layers * self.layer_s + self.ends_s
 
-    def lanes(self) -> list[Shares]:
-        """For each lane the devices and samples of its replicas; replicas without a sample are idle."""
+    def pipelines(self) -> list[MetisReplicas]:
+        """For each pipeline the devices and samples of its replicas; replicas without a sample are idle."""
         found = []
         for members, counts in self.samples:
             starts = [(self.first_rank + i * self.tp, n) for i, n in zip(members, counts, strict=True) if n]
             found.append(tuple(sorted((self.ranks[a : a + self.tp], n) for a, n in starts)))
         return found
-
-
-def shared_out(times: Sequence[Sequence[float]], samples: int) -> list[int]:
-    """Samples per replica that minimise the time of the slowest: each goes to the replica that would finish it first.
-
-    Replica r takes `times[r][n-1]` for n samples. This is optimal, because times rise with samples.
-    """
-    counts = [0] * len(times)
-    for _ in range(samples):
-        r = min(range(len(times)), key=lambda r: (times[r][counts[r]], r))
-        counts[r] += 1
-    return counts
 
 
 class RankedDevices:
@@ -149,7 +139,7 @@ class RankedDevices:
 
     def group(self, a: int, size: int, tp: int, batching: MetisBatching) -> StageGroup | None:
         """The stage of `size` ranks from rank a with TP degree `tp`; None if there is none."""
-        if size % tp or not batching.lanes <= size // tp <= batching.size:
+        if size % tp or not batching.pipelines <= size // tp <= batching.size:
             return None
         place = self._places.get((a, size, tp))
         if place is None:
@@ -192,18 +182,18 @@ class RankedDevices:
     def _timed(
         self, tp_groups: tuple[Any, ...], tp: int, ring_s: float, first: bool, last: bool, batching: MetisBatching
     ) -> Any:
-        """For each lane its replicas and their samples; seconds of a layer and the ends; the most layers that fit."""
-        size, policy = batching.lane_size, batching.policy
-        lanes = _dealt(tp_groups, batching.lanes)
+        """The replicas of each pipeline and their samples, stage times, and the most layers that fit."""
+        size, policy = batching.pipeline_size, batching.policy
+        pipelines = _by_kind(tp_groups, batching.pipelines)
         samples: Samples = []
-        for members in lanes:
-            times = [[self._layer_s(tp_groups[i], n, policy) for n in range(1, size + 1)] for i in members]
-            samples.append((members, shared_out(times, size)))
+        for members in pipelines:
+            finish_s = [partial(self._layer_s, policy, tp_groups[i]) for i in members]
+            samples.append((members, earliest_finish(finish_s, size, least=0)))
         used = {(tp_groups[i], n) for members, counts in samples for i, n in zip(members, counts, strict=True) if n}
         copies = sum(n > 0 for _, counts in samples for n in counts)
-        layer_s = max(self._layer_s(tp_group, n, policy) for tp_group, n in used)
+        layer_s = max(self._layer_s(policy, tp_group, n) for tp_group, n in used)
         ends_s = max(
-            self._stage_s(tp_group, 1, first, last, n, policy) - self._layer_s(tp_group, n, policy)
+            self._stage_s(tp_group, 1, first, last, n, policy) - self._layer_s(policy, tp_group, n)
             for tp_group, n in used
         )
         model = self.problem.model
@@ -226,21 +216,24 @@ class RankedDevices:
 
         return samples, layer_s, ends_s, np.array([0, *_falling(max_layers, 1, self.max_stages)])
 
-    def _layer_s(self, tp_group: Any, size: int, policy: str) -> float:
+    def _layer_s(self, policy: str, tp_group: Any, size: int) -> float:
         return self._stage_s(tp_group, 1, False, False, size, policy)
 
     def _stage_s(self, tp_group: Any, num_layers: int, first: bool, last: bool, size: int, policy: str) -> float:
         return self.estimates.stage_s(frozenset([tp_group]), num_layers, first, last, size, policy)
 
 
-def _dealt(tp_groups: Sequence[Any], lanes: int) -> list[list[int]]:
-    """The replicas of each lane: neighbours if all replicas are alike, else equal shares of each kind."""
+def _by_kind(tp_groups: Sequence[Any], pipelines: int) -> list[list[int]]:
+    """The replicas of each pipeline: consecutive ones if all are alike, else equal shares of each kind."""
     count = len(tp_groups)
     if len(set(tp_groups)) == 1:
-        return [list(range(lane * count // lanes, (lane + 1) * count // lanes)) for lane in range(lanes)]
+        return [
+            list(range(pipeline * count // pipelines, (pipeline + 1) * count // pipelines))
+            for pipeline in range(pipelines)
+        ]
     kinds = {tp_group: k for k, tp_group in enumerate(dict.fromkeys(tp_groups))}
     order = sorted(range(count), key=lambda i: (kinds[tp_groups[i]], i))
-    return [sorted(order[lane::lanes]) for lane in range(lanes)]
+    return [sorted(order[pipeline::pipelines]) for pipeline in range(pipelines)]
 
 
 def _falling(function: Callable[[int], int], first: int, last: int) -> list[int]:

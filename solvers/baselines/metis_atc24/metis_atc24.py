@@ -1,9 +1,10 @@
 """`metis_atc24`: Metis (Um et al., USENIX ATC 2024; released as github.com/SamsungLabs/Metis).
 
 Can express: one pipeline over all devices, ranked by a sequence of the GPU types (the machines of a type stand
-together); stages on consecutive ranks, a power of two of them each; per stage its own degrees of data and tensor
-parallelism, TP inside a machine; in a stage of several GPU types, samples of a micro-batch by speed (a replica whose
-share rounds to none idles); layers by speed and memory; any micro-batch that divides the global batch; 1F1B.
+together, in the order of the cluster file, as in its host file: it has one bandwidth between machines and permutes
+types, not machines); stages on consecutive ranks, a power of two of them each; per stage its own degrees of data and
+tensor parallelism, TP inside a machine; in a stage of several GPU types, samples of a micro-batch by speed (a replica
+whose share rounds to none idles); layers by speed and memory; any micro-batch that divides the global batch; 1F1B.
 
 Cannot: leaving devices out otherwise; pipelines of unequal structure or batch; TP degrees that differ inside a stage;
 GPU types that alternate along the pipeline. It has no recompute and no sharding of its own: here one policy for the
@@ -12,13 +13,13 @@ whole plan, the best that the workload allows, and ZeRO-1 where it is allowed.
 Its search enumerates sequences of types, device groups (pruned by the variance of their sizes and the length of
 permutations) and micro-batches; per stage it starts with data parallelism alone and trades it for TP where memory is
 least; a load balancer splits layers, with feedback from memory. Here the same space is searched without pruning, by a
-dynamic programme over ranks (`cutting.py`), whose best cuts are improved step by step (`planner.py`). The
-estimate is the paper's, slowest stage · (M−1) + Σ stages + messages + slowest gradient sync, on profiled times, but
-with messages that overlap as 1F1B lets them. The released code takes the network inside machines for the one between
-them; that is not reproduced.
+dynamic programme over ranks (`cutting.py`), whose best cuts are improved step by step (`planner.py`). The estimate is
+the paper's, slowest stage · (M−1) + Σ stages + messages + slowest gradient sync, on profiled times, but with messages
+that overlap as 1F1B lets them. The released code takes the network inside machines for the one between them; that is
+not reproduced.
 
-A micro-batch of more sequences than the plan space allows is split over *lanes*, pipelines of equal structure and
-batch: the same replicas, layers and gradients, written down as several pipelines.
+A micro-batch of more sequences than the plan space allows is split over several pipelines of equal structure and
+batch: the same replicas, layers and gradients.
 """
 
 import random

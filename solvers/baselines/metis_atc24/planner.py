@@ -15,7 +15,7 @@ from solvers.baselines._estimates import GridEstimates, one_f_one_b_s
 from solvers.baselines._plans import neighbouring_layers, shifted
 from solvers.baselines.metis_atc24.cutting import Cut, cuts
 from solvers.baselines.metis_atc24.device_groups import MetisBatching, RankedDevices
-from solvers.baselines.metis_atc24.lanes import boundaries_s, plan_of_cut
+from solvers.baselines.metis_atc24.parallel_pipelines import boundaries_s, plan_of_cut
 from solvers.completion.allocation import least_bottleneck
 from solvers.core.search import Search
 
@@ -55,14 +55,14 @@ def sequences(problem: Problem) -> list[tuple[int, ...]]:
 
 
 def batchings(problem: Problem, policy: str, sharded: bool) -> list[MetisBatching]:
-    """Micro-batches that divide the global batch, in as few lanes as the plan space allows or as it requires."""
+    """Micro-batches that divide the global batch, in as few pipelines as the plan space allows or as it requires."""
     batch, asked, found = problem.workload.global_batch, problem.space.num_pipelines, []
     sizes = problem.space.micro_batch_sizes(batch)
     size = asked or 1
     while size <= min(batch, len(problem.usable_devices) * sizes[-1]):
-        lanes = asked or max(1, size // sizes[-1])
-        if batch % size == 0 and size // lanes in sizes:
-            found.append(MetisBatching(batch // size, size, lanes, policy, sharded))
+        pipelines = asked or max(1, size // sizes[-1])
+        if batch % size == 0 and size // pipelines in sizes:
+            found.append(MetisBatching(batch // size, size, pipelines, policy, sharded))
         size *= 2
     return found
 
@@ -94,7 +94,7 @@ class MetisPlanner:
             for each in {choice: None, self._refined(choice): None}:
                 found.append((self.seconds(each), each))
                 yield found[-1]
-            if not self.run.go_on(0.5 * (_CUTTING + _IMPROVING)):
+            if not self.run.should_continue(0.5 * (_CUTTING + _IMPROVING)):
                 break
         for _, choice in sorted(found, key=lambda one: one[0])[:_IMPROVED]:
             yield from self._improved(choice)
@@ -120,8 +120,8 @@ class MetisPlanner:
         key = replace(choice, layers=tuple(range(1, len(choice.groups) + 1)))
         found = self._hops.get(key)
         if found is None:
-            lanes = self.plan(key).pipelines
-            found = self._hops[key] = boundaries_s(lanes, self._hop_of, self.estimates.sequence_bytes)
+            pipelines = self.plan(key).pipelines
+            found = self._hops[key] = boundaries_s(pipelines, self._hop_of, self.estimates.sequence_bytes)
         return found
 
     def _refined(self, choice: MetisChoice) -> MetisChoice:
@@ -144,7 +144,7 @@ class MetisPlanner:
 
         def cut_all(numbers: Iterable[int], chosen: Sequence[MetisBatching]) -> None:
             for batching, k, tp in product(chosen, numbers, degrees):
-                if not self.run.go_on(_CUTTING):
+                if not self.run.should_continue(_CUTTING):
                     break
                 ranked = self.ranked[k]
                 groups = ranked.groups(batching, tp)
@@ -161,7 +161,7 @@ class MetisPlanner:
                 rough_s = _quick_s(cut, self._layers(cut)[0], batching)
                 best_s[batching] = min(best_s[batching], rough_s)
                 found.append((rough_s, k, batching, cut))
-            if not self.run.go_on(0.5 * _CUTTING):
+            if not self.run.should_continue(0.5 * _CUTTING):
                 break
         cut_all(range(2)[: len(self.ranked)], self.batchings)
         cut_all(range(2, len(self.ranked)), sorted(self.batchings, key=best_s.__getitem__)[:_BATCHINGS])
@@ -209,7 +209,7 @@ class MetisPlanner:
         while True:
             started_s = present_s
             for changed in self.neighbours(choice):
-                if not self.run.go_on(_IMPROVING):
+                if not self.run.should_continue(_IMPROVING):
                     return
                 seconds = self.seconds(changed)
                 if seconds < present_s:

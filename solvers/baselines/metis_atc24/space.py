@@ -17,8 +17,8 @@ Types = Counter[str]  # GPUs of each type
 
 def _follows_ranks(problem: Problem, plan: Plan) -> bool:
     """Whether stages are device groups of ranks in order, and idle devices those whose share rounds to no sample."""
-    lanes, count = plan.pipelines, len(plan.pipelines[0].stages)
-    used = [[d for lane in lanes for d in lane.stages[s].all_devices()] for s in range(count)]
+    pipelines, count = plan.pipelines, len(plan.pipelines[0].stages)
+    used = [[d for pipeline in pipelines for d in pipeline.stages[s].all_devices()] for s in range(count)]
     name_of = {d: problem.cluster.gpu_of(d).name for d in problem.usable_devices}
     machine_of = problem.cluster.machine_of.tolist()
     for name in set(name_of.values()):
@@ -27,9 +27,9 @@ def _follows_ranks(problem: Problem, plan: Plan) -> bool:
             return False
     types = [Counter(name_of[d] for d in devices) for devices in used]
     idle = Counter(name_of.values()) - sum(types, Types())
-    samples = sum(lane.micro_batch_size for lane in lanes)
-    most = [samples * lanes[0].stages[s].tp for s in range(count)]
-    slower = [_slower(_estimates(problem), lanes, s, set(idle)) for s in range(count)]
+    samples = sum(pipeline.micro_batch_size for pipeline in pipelines)
+    most = [samples * pipelines[0].stages[s].tp for s in range(count)]
+    slower = [_slower(_estimates(problem), pipelines, s, set(idle)) for s in range(count)]
     return _are_groups(types, idle, slower, most)
 
 
@@ -49,10 +49,10 @@ SPACE = PublishedSpace(
 )
 
 
-def _slower(estimates: GridEstimates, lanes: Sequence[Pipeline], stage: int, names: set[str]) -> set[str]:
+def _slower(estimates: GridEstimates, pipelines: Sequence[Pipeline], stage: int, names: set[str]) -> set[str]:
     """The types of `names` that get no sample beside a stage's replicas: one takes them at least as long as any."""
     problem, pricer = estimates.problem, estimates.pricer
-    first = lanes[0].stages[stage]
+    first = pipelines[0].stages[stage]
 
     def layer_s(devices: tuple[int, ...], samples: int) -> float:
         tp_group = frozenset([pricer.tp_group(devices)])
@@ -62,10 +62,10 @@ def _slower(estimates: GridEstimates, lanes: Sequence[Pipeline], stage: int, nam
         max(
             layer_s(replica.devices, samples)
             for replica, samples in zip(
-                lane.stages[stage].replicas, lane.stages[stage].samples(lane.micro_batch_size), strict=True
+                pipeline.stages[stage].replicas, pipeline.stages[stage].samples(pipeline.micro_batch_size), strict=True
             )
         )
-        for lane in lanes
+        for pipeline in pipelines
     )
     found = set()
     for machine, devices in problem.usable_by_machine.items():

@@ -1,18 +1,20 @@
-"""Operators between bundles, which exchange stages and TP groups or join, and on which devices are in use."""
+"""Operators that exchange stages or TP groups between pipeline groups, join groups, or change which devices are
+used.
+"""
 
 import random
 
 from solvers.core.partition import Partition, PipelineGroup
 from solvers.frame.starts import cut
-from solvers.heuristics.operators.neighbourhood import Bundles, Neighbourhood, on_two, replaced
+from solvers.heuristics.operators.neighbourhood import Neighbourhood, PipelineGroups, on_two, replaced
 
 
 @on_two
 def merge_groups(
     near: Neighbourhood, first: PipelineGroup, second: PipelineGroup, rng: random.Random
-) -> tuple[Bundles, Bundles] | None:
-    """Two bundles with stages of the same TP degrees become one, so that their layers align."""
-    degrees = [[len(slot[0]) for slot in pipeline_group.stages] for pipeline_group in (first, second)]
+) -> tuple[PipelineGroups, PipelineGroups] | None:
+    """Two pipeline groups with the same TP degrees stage by stage become one, so that their layers align."""
+    degrees = [[len(stage_groups[0]) for stage_groups in pipeline_group.stages] for pipeline_group in (first, second)]
     if degrees[0] != degrees[1] or first.replicated or second.replicated:
         return None
     return (first.with_stages(x + y for x, y in zip(first.stages, second.stages, strict=True)),), ()
@@ -21,8 +23,8 @@ def merge_groups(
 @on_two
 def join_pipelines(
     near: Neighbourhood, first: PipelineGroup, second: PipelineGroup, rng: random.Random
-) -> tuple[Bundles, Bundles] | None:
-    """Two bundles of one width become one of longer pipelines."""
+) -> tuple[PipelineGroups, PipelineGroups] | None:
+    """Two pipeline groups of equal width become one with longer pipelines."""
     if first.width != second.width:
         return None
     joined = near.taking(first, second, first.stages + second.stages)
@@ -32,14 +34,14 @@ def join_pipelines(
 @on_two
 def move_stage(
     near: Neighbourhood, giver: PipelineGroup, taker: PipelineGroup, rng: random.Random
-) -> tuple[Bundles, Bundles] | None:
-    """A stage leaves a bundle for another; where that is narrower, it becomes several stages there."""
+) -> tuple[PipelineGroups, PipelineGroups] | None:
+    """A stage moves from one pipeline group to another; where that is narrower, it becomes several stages."""
     if len(giver.stages) < 2 or giver.width % taker.width:
         return None
     s, width = rng.randrange(len(giver.stages)), taker.width
-    slot = giver.stages[s]
+    stage_groups = giver.stages[s]
     # Replicas stay together.
-    parts = [slot] if giver.replicated else [slot[k : k + width] for k in range(0, giver.width, width)]
+    parts = [stage_groups] if giver.replicated else [stage_groups[k : k + width] for k in range(0, giver.width, width)]
     stages = list(taker.stages)
     place = rng.randrange(len(stages) + 1)
     stages[place:place] = parts
@@ -50,8 +52,8 @@ def move_stage(
 @on_two
 def swap_stages(
     near: Neighbourhood, one: PipelineGroup, two: PipelineGroup, rng: random.Random
-) -> tuple[Bundles, Bundles] | None:
-    """Two bundles of one width exchange a stage."""
+) -> tuple[PipelineGroups, PipelineGroups] | None:
+    """Two pipeline groups of equal width exchange a stage."""
     if one.width != two.width:
         return None
     first, second = list(one.stages), list(two.stages)
@@ -62,12 +64,12 @@ def swap_stages(
 
 
 def swap_tp_groups(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
-    """Two TP groups of one degree exchange places, anywhere."""
+    """Two TP groups of equal degree anywhere in the plan change places."""
     places = [
         (b, s, k)
         for b, pipeline_group in enumerate(partition.pipeline_groups)
-        for s, slot in enumerate(pipeline_group.stages)
-        for k in range(len(slot))
+        for s, stage_groups in enumerate(pipeline_group.stages)
+        for k in range(len(stage_groups))
     ]
     if len(places) < 2:
         return None
@@ -78,13 +80,15 @@ def swap_tp_groups(near: Neighbourhood, partition: Partition, rng: random.Random
         return None
     to = {x: y, y: x}
     return partition.with_pipeline_groups(
-        pipeline_group.with_stages(tuple(to.get(group, group) for group in slot) for slot in pipeline_group.stages)
+        pipeline_group.with_stages(
+            tuple(to.get(group, group) for group in stage_groups) for stage_groups in pipeline_group.stages
+        )
         for pipeline_group in partition.pipeline_groups
     )
 
 
 def leave_unused(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
-    """A stage, or a whole bundle, falls out of use."""
+    """A stage, or a whole pipeline group, is removed, and its devices stay idle."""
     at = rng.randrange(len(partition.pipeline_groups))
     pipeline_group = partition.pipeline_groups[at]
     if len(pipeline_group.stages) > 1 and rng.random() < 0.8:
@@ -96,7 +100,7 @@ def leave_unused(near: Neighbourhood, partition: Partition, rng: random.Random) 
 
 
 def use_idle(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
-    """Idle devices of a machine become a stage of a bundle, or a bundle of their own."""
+    """Idle devices of a machine become a stage of a pipeline group, or a new pipeline group."""
     used = partition.devices()
     idle = {m: [d for d in own if d not in used] for m, own in near.by_machine.items()}
     machines = [m for m, own in idle.items() if own]
@@ -114,8 +118,14 @@ def use_idle(near: Neighbourhood, partition: Partition, rng: random.Random) -> P
     if len(groups) < pipeline_group.width:
         return None
     place = rng.randrange(len(pipeline_group.stages) + 1)
-    slot = tuple(groups[: pipeline_group.width])
+    stage_groups = tuple(groups[: pipeline_group.width])
     return replaced(
         partition,
-        {at: (pipeline_group.with_stages((*pipeline_group.stages[:place], slot, *pipeline_group.stages[place:])),)},
+        {
+            at: (
+                pipeline_group.with_stages(
+                    (*pipeline_group.stages[:place], stage_groups, *pipeline_group.stages[place:])
+                ),
+            )
+        },
     )

@@ -1,13 +1,13 @@
-"""What operators on partitions know of a problem, and the two frames that most of them have."""
+"""What operators on partitions know of a problem, and the two decorators that most of them use."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 
 from hexiopt.problem.problem import Problem
-from solvers.core.partition import Group, Partition, PipelineGroup
+from solvers.core.partition import DeviceGroup, Partition, PipelineGroup
 
-Slot = tuple[Group, ...]
-Bundles = tuple[PipelineGroup, ...]
+StageGroups = tuple[DeviceGroup, ...]
+PipelineGroups = tuple[PipelineGroup, ...]
 
 
 class Neighbourhood:
@@ -21,57 +21,60 @@ class Neighbourhood:
         self.sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)
         self.uneven = {m for m, spec in enumerate(problem.cluster.machines) if not spec.is_uniform}
 
-    def joins(self, a: Group, b: Group) -> bool:
-        """Whether two TP groups may become one."""
+    def joins(self, a: DeviceGroup, b: DeviceGroup) -> bool:
+        """Whether two TP groups may be joined into one."""
         machine = self.machine_of[a[0]]
         return machine == self.machine_of[b[0]] and len(a) + len(b) in self.allowed[machine]
 
-    def joined(self, one: Slot, two: Slot) -> Slot | None:
-        """The groups of two stages joined pairwise into groups of twice the degree, where machines allow it."""
+    def joined(self, one: StageGroups, two: StageGroups) -> StageGroups | None:
+        """The TP groups of two stages joined pairwise to twice the degree; None where machines do not allow it."""
         if len(one) != len(two):
             return None
         if not all(len(a) == len(b) and self.joins(a, b) for a, b in zip(one, two, strict=True)):
             return None
         return tuple(tuple(sorted(a + b)) for a, b in zip(one, two, strict=True))
 
-    def line(self, stages: Sequence[Slot], least_size: int) -> PipelineGroup | None:
-        """A pipeline of `stages`, with the least allowed micro-batch from `least_size` that serves all replicas.
+    def pipeline(self, stages: Sequence[StageGroups], least_size: int) -> PipelineGroup | None:
+        """A pipeline of `stages` with the least allowed micro-batch size from `least_size` that gives each replica a
+        sample.
 
-        The largest allowed one where `least_size` is beyond it.
+        Where no allowed size is that large, the largest one; None where even that is too small for the replicas.
         """
         most = max(map(len, stages))
         sizes = [size for size in self.sizes if size >= most]
         if not sizes:
             return None
-        return PipelineGroup.line(stages, min((size for size in sizes if size >= least_size), default=sizes[-1]))
+        return PipelineGroup.pipeline(stages, min((size for size in sizes if size >= least_size), default=sizes[-1]))
 
-    def taking(self, taker: PipelineGroup, giver: PipelineGroup, stages: Sequence[Slot]) -> PipelineGroup | None:
-        """`taker` with `stages`, some of them from `giver`."""
+    def taking(self, taker: PipelineGroup, giver: PipelineGroup, stages: Sequence[StageGroups]) -> PipelineGroup | None:
+        """`taker` with other `stages`, some of them from `giver`."""
         if taker.replicated or giver.replicated:
-            return self.line(stages, taker.micro_batch_size)
+            return self.pipeline(stages, taker.micro_batch_size)
         return taker.with_stages(stages)
 
 
 Apply = Callable[[Neighbourhood, Partition, random.Random], Partition | None]
 
 
-def halves(slot: Slot) -> tuple[Slot, Slot] | None:
-    """A stage cut into two of half its TP degree."""
-    if any(len(group) % 2 for group in slot):
+def halves(stage_groups: StageGroups) -> tuple[StageGroups, StageGroups] | None:
+    """A stage cut into two of half its TP degree; None where a degree is odd."""
+    if any(len(group) % 2 for group in stage_groups):
         return None
-    return tuple(g[: len(g) // 2] for g in slot), tuple(g[len(g) // 2 :] for g in slot)
+    return tuple(g[: len(g) // 2] for g in stage_groups), tuple(g[len(g) // 2 :] for g in stage_groups)
 
 
-def replaced(partition: Partition, changed: Mapping[int, Bundles], more: Sequence[PipelineGroup] = ()) -> Partition:
-    """The partition with other bundles in some places, and `more` at the end."""
+def replaced(
+    partition: Partition, changed: Mapping[int, PipelineGroups], more: Sequence[PipelineGroup] = ()
+) -> Partition:
+    """The partition with the groups at some positions replaced, and `more` appended."""
     kept = (
         own for at, pipeline_group in enumerate(partition.pipeline_groups) for own in changed.get(at, (pipeline_group,))
     )
     return partition.with_pipeline_groups((*kept, *more))
 
 
-def on_one(change: Callable[[Neighbourhood, PipelineGroup, random.Random], Bundles | None]) -> Apply:
-    """An operator that puts other bundles in place of a drawn one."""
+def on_one(change: Callable[[Neighbourhood, PipelineGroup, random.Random], PipelineGroups | None]) -> Apply:
+    """Makes an operator that replaces one randomly chosen pipeline group."""
 
     def apply(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
         at = rng.randrange(len(partition.pipeline_groups))
@@ -82,9 +85,11 @@ def on_one(change: Callable[[Neighbourhood, PipelineGroup, random.Random], Bundl
 
 
 def on_two(
-    change: Callable[[Neighbourhood, PipelineGroup, PipelineGroup, random.Random], tuple[Bundles, Bundles] | None],
+    change: Callable[
+        [Neighbourhood, PipelineGroup, PipelineGroup, random.Random], tuple[PipelineGroups, PipelineGroups] | None
+    ],
 ) -> Apply:
-    """An operator that puts other bundles in place of two drawn ones."""
+    """Makes an operator that replaces two randomly chosen pipeline groups."""
 
     def apply(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
         if len(partition.pipeline_groups) < 2:

@@ -1,6 +1,6 @@
-"""Operators on finished plans: single layers, micro-batches, recompute policies, samples of replicas, sharding.
+"""Operators on completed plans: single layers, micro-batches, recompute policies, samples of replicas, sharding.
 
-One more is a function `(near, priced, rng) -> plan or None` and a line of `PLAN_OPERATORS`, as in `table.py`.
+To add one, write a function `(near, priced, rng) -> plan or None` and a line of `PLAN_OPERATORS`, as in `table.py`.
 """
 
 import random
@@ -17,7 +17,7 @@ from hexiopt.problem.workload import RECOMPUTE_POLICIES
 from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.schedule import StagePosition
 from solvers.completion.completer import PlanCompleter
-from solvers.completion.layers import Share
+from solvers.completion.layers import ReplicaShare
 from solvers.completion.pricing import PricedPlan
 from solvers.core.interleaving import multiple_of
 from solvers.core.operators import Operator
@@ -25,7 +25,7 @@ from solvers.core.zero import LOCKSTEP, holders_of, sharding_groups
 
 
 class PlanNeighbourhood:
-    """What operators on plans know: the problem, its prices, and how stages get their policies."""
+    """What operators on plans know: the problem, the pricer, and the completer that assigns policies to stages."""
 
     def __init__(self, completer: PlanCompleter) -> None:
         self.completer, self.pricer, self.problem = completer, completer.pricer, completer.problem
@@ -34,7 +34,7 @@ class PlanNeighbourhood:
 
 
 def shift_layer(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
-    """A layer crosses a boundary, in one pipeline or in all that are cut there; policies follow memory."""
+    """Move a layer across a stage boundary, in one pipeline or in all that are cut there; policies follow memory."""
     plan = priced.plan
     p = rng.randrange(len(plan.pipelines))
     if len(plan.pipelines[p].stages) < 2:
@@ -62,7 +62,9 @@ def shift_layer(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random)
 
 
 def _with_boundary(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, change: int) -> Pipeline | None:
-    """`pipeline` with `change` layers more in stage s and fewer in the next; all ranges follow if interleaved."""
+    """`pipeline` with `change` more layers in stage s and fewer in the next; where interleaved, all layer ranges
+    follow.
+    """
     chunks, counts = pipeline.num_chunks, [stage.num_layers for stage in pipeline.stages]
     counts[s], counts[s + 1] = counts[s] + change, counts[s + 1] - change
     if min(counts) < chunks:
@@ -78,7 +80,9 @@ def _with_boundary(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: i
 
 
 def _fitted(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, stage: Stage) -> Stage | None:
-    """`stage` with the fastest policies whose memory fits (its own alone where policies may not differ)."""
+    """`stage` with the fastest policies that fit (of its own policy set, where stages may not differ); None where none
+    does.
+    """
     count = len(pipeline.stages)
     at = StagePosition(s, count, pipeline.num_micro_batches, pipeline.num_chunks)
     held = in_flight(plan.schedule, at)
@@ -88,7 +92,7 @@ def _fitted(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, sta
     shards = StateSharding(plan.sharding.stage, holders)
     size = pipeline.micro_batch_size
     tp_groups = frozenset(
-        tp_group if samples == size else Share(tp_group, samples)
+        tp_group if samples == size else ReplicaShare(tp_group, samples)
         for tp_group, samples in zip(map(near.pricer.tp_group, stage.executors), stage.samples(size), strict=True)
     )
     splitter = near.completer.splitter(stage.policy)
@@ -99,7 +103,7 @@ def _fitted(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, sta
 
 
 def change_recompute(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
-    """Another policy for a stage, or for one layer more of it."""
+    """Change the policy of a stage, or of one more of its layers."""
     plan = priced.plan
     p = rng.randrange(len(plan.pipelines))
     pipeline = plan.pipelines[p]
@@ -114,7 +118,7 @@ def change_recompute(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Ra
 
 
 def change_sharding_groups(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
-    """Sharding inside machines instead of over all holders, or back."""
+    """Shard inside machines instead of over all holders, or the reverse."""
     plan = priced.plan
     groups = "all" if plan.sharding.groups == "machine" else "machine"
     return replace(plan, sharding=replace(plan.sharding, groups=groups))
@@ -129,7 +133,7 @@ def change_zero_stage(near: PlanNeighbourhood, priced: PricedPlan, rng: random.R
 
 
 def shift_sample(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
-    """A sample of each micro-batch goes from one replica of a stage to another."""
+    """Move a sample of each micro-batch from one replica of a stage to another."""
     plan = priced.plan
     places = [
         (p, s)
@@ -150,7 +154,9 @@ def shift_sample(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random
 
 
 def shift_micro_batch(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
-    """A micro-batch, or as many as interleaving needs, goes from the latest pipeline to another of its size."""
+    """Move a micro-batch, or as many as interleaving requires, from the slowest pipeline to another with the same
+    size.
+    """
     plan = priced.plan
     ends = [pipeline.end_s for pipeline in priced.cost.pipelines]
     a = max(range(len(ends)), key=ends.__getitem__)
@@ -173,7 +179,9 @@ def _with_stage(plan: Plan, p: int, s: int, stage: Stage) -> Plan:
 
 
 def _with_one(recompute: tuple[str, ...], policy: str, num_layers: int) -> tuple[str, ...]:
-    """What `num_layers` recompute where one more of them has `policy`; where they have two others, unchanged."""
+    """The policies of `num_layers` layers after one more of them gets `policy`; unchanged where they have two
+    others.
+    """
     smaller, faster = recompute[0], recompute[-1]
     num_smaller = recompute.count(smaller) if smaller != faster else 0
     if smaller == faster:
@@ -190,7 +198,7 @@ def _with_one(recompute: tuple[str, ...], policy: str, num_layers: int) -> tuple
 
 
 def _switched_on(switch: str) -> Callable[[Problem], bool]:
-    """Where a switch of the plan space is on."""
+    """A condition: the plan space has this switch on."""
     return lambda problem: bool(getattr(problem.space, switch))
 
 

@@ -1,6 +1,6 @@
-"""An operator that ruins one or two bundles and recreates them as chains.
+"""An operator that removes one or two pipeline groups and rebuilds them as chains.
 
-Their machines are dealt and ordered another way, or just their TP groups chosen again.
+Their machines are distributed and ordered differently, or only their TP groups are chosen again.
 """
 
 import random
@@ -12,15 +12,15 @@ from solvers.core.partition import Partition, PipelineGroup
 from solvers.core.zero import LOCKSTEP
 from solvers.heuristics.chains import ChainBuilder, ChainTerms
 
-_SAME_DEAL = 0.6  # chances: that two bundles keep their devices, that a bundle keeps its width and machines their order
-_SAME_WIDTH = 0.6
-_SAME_ORDER = 0.4
-_IDLE = 0.3  # chance that idle devices are taken in
-_RANKS = (0, 0, 0, 1, 2)  # of ways through the machines, from the likely best, as often as they are taken
+_SAME_DEVICES = 0.6  # chance that two pipeline groups keep their devices
+_SAME_WIDTH = 0.6  # chance that a pipeline group keeps its width
+_SAME_ORDER = 0.4  # chance that the machines keep their order
+_IDLE = 0.3  # chance that idle devices are included
+_RANKS = (0, 0, 0, 1, 2)  # ranks of chains by estimate, as often as they are drawn
 
 
 class Recreation:
-    """Makes bundles of a partition anew."""
+    """Rebuilds pipeline groups of a partition."""
 
     def __init__(self, problem: Problem, chains: ChainBuilder) -> None:
         self._problem, self._chains = problem, chains
@@ -29,7 +29,7 @@ class Recreation:
         self._widths = [1 << k for k in range(most.bit_length())]
 
     def recreate_as_chains(self, partition: Partition, rng: random.Random) -> Partition | None:
-        """One or two bundles made anew; None where no plan may follow."""
+        """The partition with one or two pipeline groups rebuilt; None where that fails."""
         pipeline_groups, space = partition.pipeline_groups, self._problem.space
         if partition.sharding >= LOCKSTEP or space.num_stages is not None:
             return None
@@ -37,10 +37,10 @@ class Recreation:
         pools = [self._pool(pipeline_groups[k]) for k in chosen]
         if rng.random() < _IDLE:
             self._take_idle(partition, pools[0])
-        hands = rng.choice((len(chosen), len(chosen), 3 - len(chosen)))  # one may become two, and two one
-        deal = self._deal(pools, hands, rng)
+        num_chains = rng.choice((len(chosen), len(chosen), 3 - len(chosen)))  # one may become two, two may become one
+        distribution = self._distribute(pools, num_chains, rng)
         rest = [pipeline_group for k, pipeline_group in enumerate(pipeline_groups) if k not in chosen]
-        widths = [self._width(pipeline_groups[chosen[min(h, len(chosen) - 1)]], rng) for h in range(len(deal))]
+        widths = [self._width(pipeline_groups[chosen[min(h, len(chosen) - 1)]], rng) for h in range(len(distribution))]
         pipelines = sum(pipeline_group.width for pipeline_group in rest) + sum(widths)
         size = pipeline_groups[chosen[0]].micro_batch_size
         terms = ChainTerms(
@@ -51,8 +51,8 @@ class Recreation:
             None if space.uneven_tp else len(pipeline_groups[0].stages[0][0]),
         )
         made = []
-        for hand, width in zip(deal, widths, strict=True):
-            chain = self._chains.chain(self._ordered(list(hand), rng), hand, width, terms, rng.choice(_RANKS))
+        for share, width in zip(distribution, widths, strict=True):
+            chain = self._chains.chain(self._ordered(list(share), rng), share, width, terms, rng.choice(_RANKS))
             if chain is None:
                 return None
             made.append(chain)
@@ -62,10 +62,10 @@ class Recreation:
         return pipeline_group.width if rng.random() < _SAME_WIDTH else rng.choice(self._widths)
 
     def _pool(self, pipeline_group: PipelineGroup) -> dict[int, list[int]]:
-        """Its devices by machine, in the order of its stages."""
+        """The devices of a pipeline group by machine, in the order of its stages."""
         found: dict[int, list[int]] = {}
-        for slot in pipeline_group.stages:
-            for group in slot:
+        for stage_groups in pipeline_group.stages:
+            for group in stage_groups:
                 found.setdefault(self._machine_of[group[0]], []).extend(group)
         return {machine: sorted(devices) for machine, devices in found.items()}
 
@@ -76,31 +76,31 @@ class Recreation:
             if idle:
                 pool[machine] = sorted(pool.get(machine, []) + idle)
 
-    def _deal(
-        self, pools: Sequence[Mapping[int, list[int]]], hands: int, rng: random.Random
+    def _distribute(
+        self, pools: Sequence[Mapping[int, list[int]]], num_chains: int, rng: random.Random
     ) -> list[dict[int, list[int]]]:
-        """The devices of all pools for so many chains."""
-        if hands == len(pools) and (hands == 1 or rng.random() < _SAME_DEAL):
+        """The devices of all pools, distributed over `num_chains` chains."""
+        if num_chains == len(pools) and (num_chains == 1 or rng.random() < _SAME_DEVICES):
             return [dict(pool) for pool in pools]
-        found: list[dict[int, list[int]]] = [{} for _ in range(hands)]
+        found: list[dict[int, list[int]]] = [{} for _ in range(num_chains)]
         machines = dict.fromkeys(machine for pool in pools for machine in pool)
         changed = rng.choice(list(machines))
         for machine in machines:
             own = sorted(device for pool in pools for device in pool.get(machine, []))
-            if hands == 1:
+            if num_chains == 1:
                 cut = len(own)
-            elif hands == len(pools) and machine != changed:
+            elif num_chains == len(pools) and machine != changed:
                 cut = len(pools[0].get(machine, []))
             else:
                 cut = rng.choice((0, len(own) // 2, len(own)))
-            for hand, part in zip(found, (own[:cut], own[cut:]), strict=False):
+            for share, part in zip(found, (own[:cut], own[cut:]), strict=False):
                 if part:
-                    hand[machine] = part
-        return [hand for hand in found if hand]
+                    share[machine] = part
+        return [share for share in found if share]
 
     @staticmethod
     def _ordered(machines: list[int], rng: random.Random) -> list[int]:
-        """The machines in the order they have, or with one of them elsewhere, or backwards, or in any."""
+        """The machines in their order, reversed, shuffled, or with one of them moved."""
         if len(machines) < 2 or rng.random() < _SAME_ORDER:
             return machines
         way = rng.randrange(4)

@@ -1,17 +1,17 @@
-"""Operators on what a partition says beside devices: micro-batch sizes, schedule, ZeRO stage, layer ranges."""
+"""Operators on the other choices of a partition: micro-batch sizes, schedule, ZeRO stage, layer ranges."""
 
 import random
 from dataclasses import replace
 
 from hexiopt.schedules.registry import INTERLEAVED
-from solvers.core.interleaving import drawn_chunks, drawn_schedule
+from solvers.core.interleaving import draw_chunks, draw_schedule
 from solvers.core.partition import Partition
-from solvers.core.zero import drawn_groups, drawn_stage
+from solvers.core.zero import draw_sharding_groups, draw_zero_stage
 from solvers.heuristics.operators.neighbourhood import Neighbourhood
 
 
 def resize_micro_batch(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
-    """Twice or half the micro-batch, of one bundle or of all."""
+    """Double or halve the micro-batch size, of one pipeline group or of all."""
     factor = rng.choice((0.5, 2.0))
     chosen = range(len(partition.pipeline_groups))
     if rng.random() < 0.5 and near.problem.space.uneven_batch:
@@ -27,14 +27,16 @@ def resize_micro_batch(near: Neighbourhood, partition: Partition, rng: random.Ra
 
 def change_schedule_or_sharding(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition:
     """Another schedule or sharding."""
-    schedule, chunks = drawn_schedule(near.problem, rng)
-    sharding = drawn_stage(near.problem, rng, aligned=len(partition.pipeline_groups) == 1)
-    return Partition(partition.pipeline_groups, schedule, sharding, chunks, drawn_groups(near.problem, rng, sharding))
+    schedule, chunks = draw_schedule(near.problem, rng)
+    sharding = draw_zero_stage(near.problem, rng, aligned=len(partition.pipeline_groups) == 1)
+    return Partition(
+        partition.pipeline_groups, schedule, sharding, chunks, draw_sharding_groups(near.problem, rng, sharding)
+    )
 
 
 def change_chunks(near: Neighbourhood, partition: Partition, rng: random.Random) -> Partition | None:
-    """The same pipelines interleaved, or interleaved with other numbers of layer ranges."""
-    chunks = drawn_chunks(near.problem, rng)
+    """Interleave the same pipelines, or change their number of layer ranges."""
+    chunks = draw_chunks(near.problem, rng)
     if (
         all(len(pipeline_group.stages) == 1 for pipeline_group in partition.pipeline_groups)
         or chunks == partition.chunks

@@ -1,18 +1,18 @@
-"""Operators inside a bundle: the order of its stages, their TP degrees, its width and its length."""
+"""Operators inside a pipeline group: the order of its stages, their TP degrees, its width and its length."""
 
 import random
 from collections.abc import Iterable
 
 from solvers.core.partition import PipelineGroup
-from solvers.heuristics.operators.neighbourhood import Bundles, Neighbourhood, Slot, halves, on_one
+from solvers.heuristics.operators.neighbourhood import Neighbourhood, PipelineGroups, StageGroups, halves, on_one
 
 
-def _with(pipeline_group: PipelineGroup, stages: Iterable[Slot]) -> Bundles:
+def _with(pipeline_group: PipelineGroup, stages: Iterable[StageGroups]) -> PipelineGroups:
     return (pipeline_group.with_stages(stages),)
 
 
 @on_one
-def reorder_stages(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> Bundles | None:
+def reorder_stages(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> PipelineGroups | None:
     """Move a stage to another place, or swap two."""
     stages = list(pipeline_group.stages)
     if len(stages) < 2:
@@ -26,7 +26,7 @@ def reorder_stages(near: Neighbourhood, pipeline_group: PipelineGroup, rng: rand
 
 
 @on_one
-def halve_tp(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> Bundles | None:
+def halve_tp(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> PipelineGroups | None:
     """A stage becomes two of half its TP degree."""
     s = rng.randrange(len(pipeline_group.stages))
     two = halves(pipeline_group.stages[s])
@@ -38,7 +38,7 @@ def halve_tp(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Ran
 
 
 @on_one
-def double_tp(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> Bundles | None:
+def double_tp(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> PipelineGroups | None:
     """Two stages in the same machines become one of twice the TP degree."""
     stages = list(pipeline_group.stages)
     if len(stages) < 2:
@@ -54,17 +54,20 @@ def double_tp(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Ra
 
 
 @on_one
-def width_to_stages(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> Bundles | None:
-    """Half as many pipelines, every stage followed by a second one on the other half's devices."""
+def width_to_stages(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> PipelineGroups | None:
+    """Half as many pipelines, twice as long: each stage is followed by one on the devices of the other half."""
     half = pipeline_group.width // 2
     if pipeline_group.width % 2:
         return None
-    return _with(pipeline_group, (part for slot in pipeline_group.stages for part in (slot[:half], slot[half:])))
+    return _with(
+        pipeline_group,
+        (part for stage_groups in pipeline_group.stages for part in (stage_groups[:half], stage_groups[half:])),
+    )
 
 
 @on_one
-def stages_to_width(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> Bundles | None:
-    """Twice as many pipelines, half as long: neighbouring stages of equal TP degree stand side by side."""
+def stages_to_width(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> PipelineGroups | None:
+    """Twice as many pipelines, half as long: two stages of equal TP degree become one of twice the width."""
     stages = pipeline_group.stages
     if len(stages) % 2 or pipeline_group.replicated:
         return None
@@ -78,39 +81,40 @@ def stages_to_width(near: Neighbourhood, pipeline_group: PipelineGroup, rng: ran
 
 
 @on_one
-def width_to_tp(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> Bundles | None:
+def width_to_tp(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> PipelineGroups | None:
     """Half as many pipelines, every TP degree doubled."""
     half = pipeline_group.width // 2
     if pipeline_group.width % 2:
         return None
     joined = [
-        near.joined(slot[:half], slot[half:]) or near.joined(slot[::2], slot[1::2]) for slot in pipeline_group.stages
+        near.joined(stage_groups[:half], stage_groups[half:]) or near.joined(stage_groups[::2], stage_groups[1::2])
+        for stage_groups in pipeline_group.stages
     ]
     return None if None in joined else _with(pipeline_group, filter(None, joined))
 
 
 @on_one
-def tp_to_width(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> Bundles | None:
+def tp_to_width(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> PipelineGroups | None:
     """Twice as many pipelines, every TP degree halved."""
-    pairs = [None] if pipeline_group.replicated else [halves(slot) for slot in pipeline_group.stages]
+    pairs = [None] if pipeline_group.replicated else [halves(stage_groups) for stage_groups in pipeline_group.stages]
     return None if None in pairs else _with(pipeline_group, (a + b for a, b in filter(None, pairs)))
 
 
 @on_one
-def split_group(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> Bundles | None:
-    """One bundle becomes two of the same stages."""
+def split_group(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> PipelineGroups | None:
+    """One pipeline group becomes two of the same stages."""
     if pipeline_group.width < 2:
         return None
     k = rng.choice((pipeline_group.width // 2, rng.randrange(1, pipeline_group.width)))
     return (
-        pipeline_group.with_stages(slot[:k] for slot in pipeline_group.stages),
-        pipeline_group.with_stages(slot[k:] for slot in pipeline_group.stages),
+        pipeline_group.with_stages(stage_groups[:k] for stage_groups in pipeline_group.stages),
+        pipeline_group.with_stages(stage_groups[k:] for stage_groups in pipeline_group.stages),
     )
 
 
 @on_one
-def cut_pipeline(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> Bundles | None:
-    """A bundle of long pipelines becomes two of shorter ones."""
+def cut_pipeline(near: Neighbourhood, pipeline_group: PipelineGroup, rng: random.Random) -> PipelineGroups | None:
+    """A pipeline group becomes two with shorter pipelines."""
     stages = pipeline_group.stages
     if len(stages) < 2:
         return None

@@ -1,11 +1,11 @@
 """The operators on partitions, as data.
 
-To add one, write a function `(near, partition, rng) -> partition or None` into the file of its family, or one on one
-or two bundles under `on_one` or `on_two`, draw what it needs from `rng` alone, and list it below with its weight:
+To add one, write a function `(near, partition, rng) -> partition or None` into the file of its family, or one on one or
+two pipeline groups under `on_one` or `on_two`, draw what it needs from `rng` alone, and list it below with its weight:
 
     @on_one
-    def reverse_stages(near, bundle, rng):  # the pipelines run through their devices backwards
-        return (bundle.with_stages(bundle.stages[::-1]),)
+    def reverse_stages(near, pipeline_group, rng):  # the pipelines run through their devices backwards
+        return (pipeline_group.with_stages(pipeline_group.stages[::-1]),)
 
     PARTITION_OPERATORS = (..., Operator("reverse_stages", 1, stages.reverse_stages))
 
@@ -55,12 +55,12 @@ REPLICA_OPERATORS: tuple[PartitionOperator, ...] = (
     Operator("group_to_replicas", 1, replicas.group_to_replicas),
     Operator("replicas_to_group", 1, replicas.replicas_to_group),
 )
-_REPLICATE = 0.3  # most of the draws that concern replicas
-_DEVICES_REPLICATING = 2.0  # that share of all devices, if it is less
+_REPLICATE = 0.3  # largest share of draws that concern replicas
+_DEVICES_REPLICATING = 2.0  # divided by the number of devices: that share, if it is smaller
 
 
 class PartitionProposals:
-    """Candidates near a partition; `replicates` where plans may have replicas, of which some draws are then.
+    """Proposes candidates near a partition; with `replicates`, some of the draws concern replicas.
 
     A share `recreate_share` of the candidates comes from `recreation`.
     """
@@ -77,7 +77,7 @@ class PartitionProposals:
         near = Neighbourhood(problem)
         self.plain = Lottery(PARTITION_OPERATORS, near, problem, statistics)
         self.replicas = Lottery(REPLICA_OPERATORS, near, problem, statistics)
-        # In a small cluster replicas often pay; in a large one pipelines do as well, and cost less to price.
+        # In small clusters replicas often pay; in large ones pipelines do as well and are cheaper to price.
         share = min(_REPLICATE, _DEVICES_REPLICATING / len(problem.usable_devices))
         self._replicate_share = share if replicates else 0.0
         self._recreate: PartitionOperator | None = None

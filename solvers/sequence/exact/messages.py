@@ -1,7 +1,7 @@
-"""Messages of the CP-SAT model of one frame: all-to-alls inside groups, and keys and values from group to group.
+"""Messages in the CP-SAT model of one skeleton: all-to-alls within groups, and keys and values from group to group.
 
-Where heads are free and two groups in a row have several devices each, nobody knows who sends to whom: then a message
-loads only what it crosses whoever its receiver, or sender, is.
+Where heads are free and two consecutive groups have several devices each, it is unknown who sends to whom. A message
+then loads only the resources that it uses for every possible receiver, or sender.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,10 @@ from solvers.sequence.exact.variables import Sum, Variables
 
 
 @dataclass(frozen=True)
-class Flow:
-    """A message that goes with the tokens of a group: between `ends` (places), over resources [(number, seconds a
-    byte)], with the key-value heads of a place, or so many."""
+class RingMessage:
+    """A ring message: the `ends` (places) that it joins, its `way` as (resource, seconds per byte), and whose key-value
+    heads it carries: those of `place`, or the number `kv_heads` where that is known.
+    """
 
     ends: tuple[int, ...]
     way: tuple[tuple[int, float], ...]
@@ -27,9 +28,11 @@ class Flow:
     kv_heads: int | None
 
 
-class Messages:
-    """Of a frame with `variables`; `sharers` as in `SequenceStage`. `exchange_s` has the seconds of the all-to-alls, by
-    their names there, of every group."""
+class SkeletonMessages:
+    """The messages of the skeleton of `variables`; `sharers` as in `SequenceStage`.
+
+    `exchange_s` holds, by the names used there, the seconds of the all-to-alls of every group.
+    """
 
     def __init__(self, variables: Variables, sharers: Mapping[int, int]) -> None:
         self._v, self._sharers = variables, sharers
@@ -75,9 +78,12 @@ class Messages:
             found[name] = seconds
         return found
 
-    def _ring_flows(self) -> list[list[list[Flow]]]:
-        """What goes from each group to the next [views, groups]: one view where the rings are known; else what is sent
-        whoever receives it, and what is received whoever sent it."""
+    def _ring_flows(self) -> list[list[list[RingMessage]]]:
+        """Ring messages from each group to the next [views, groups].
+
+        One view where the rings are known; otherwise one of what is sent, whoever receives it, and one of what is
+        received, whoever sent it.
+        """
         count = len(self._v.places)
         if self._v.fixed is not None:
             rows = self._v.rings.place
@@ -89,7 +95,7 @@ class Messages:
                 for g in range(count)
             ]
             return [known]
-        views: list[list[list[Flow]]] = [[], []]
+        views: list[list[list[RingMessage]]] = [[], []]
         for g, own in enumerate(self._v.places):
             others = self._v.places[(g + 1) % count]
             certain = None
@@ -101,8 +107,10 @@ class Messages:
             views[1].append(certain or [self._flow([(a, b) for a in own], (b,), b, None) for b in others])
         return views[:1] if views[0] == views[1] else views
 
-    def _flow(self, pairs: Sequence[tuple[int, int]], ends: tuple[int, ...], place: int, kv_heads: int | None) -> Flow:
-        """What all of the pairs load."""
+    def _flow(
+        self, pairs: Sequence[tuple[int, int]], ends: tuple[int, ...], place: int, kv_heads: int | None
+    ) -> RingMessage:
+        """The message with the resources that all `pairs` use."""
         senders, receivers = (np.array([self._v.devices[pair[end]] for pair in pairs]) for end in (0, 1))
         network = self._cluster.network.num_resources
         size = self._cluster.num_devices
@@ -120,10 +128,10 @@ class Messages:
                 rates = wires.s_per_byte[k].tolist()
                 own = {network + a: rates[0], network + size + b: rates[1]}
             common = own if common is None else {r: min(rate, common[r]) for r, rate in own.items() if r in common}
-        return Flow(ends, tuple((common or {}).items()), float(wires.latency_s.min()), place, kv_heads)
+        return RingMessage(ends, tuple((common or {}).items()), float(wires.latency_s.min()), place, kv_heads)
 
-    def times(self, moved: Sequence[Sequence[int]]) -> list[tuple[Flow, cp_model.IntVar]]:
-        """Seconds of the messages of a turn, in which each group sends the keys and values of the groups `moved`."""
+    def times(self, moved: Sequence[Sequence[int]]) -> list[tuple[RingMessage, cp_model.IntVar]]:
+        """Seconds of the messages of one turn, in which each group sends the keys and values of the groups `moved`."""
         many, found = self._v.grid.resolution, []
         for view in self._flows:
             loads: dict[int, list[Sum]] = {}

@@ -1,6 +1,6 @@
-"""The variables of the CP-SAT model of one frame: quanta and heads of its devices, and times in whole units.
+"""The variables of the CP-SAT model of one skeleton: quanta and heads of its devices, and times in integer units.
 
-Seconds are in units of 2^-40 of the limit asked about, rounded down, so that no time exceeds the true one.
+The unit is 2^-40 of the limit asked about. Seconds are rounded down, so that no time exceeds the true one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,31 +9,31 @@ from itertools import pairwise
 from ortools.sat.python import cp_model
 
 from hexiopt.plan.token_layout import Floats, kv_heads_of, members, ring_holders, uneven_kv_copies
-from solvers.sequence.exact.frames import Frame, alike
-from solvers.sequence.exact.grid import Grid
+from solvers.sequence.exact.layout_skeletons import LayoutSkeleton, alike
+from solvers.sequence.exact.quanta_grid import QuantaGrid
 
 _UNITS = 2**40
 Sum = cp_model.LinearExpr | int
 
 
 class Variables:
-    """Of a `frame` for less than `limit_s` seconds; `heads` where they are given. A *place* is a device of the frame,
-    by its number in the order of the groups; `places[g]` are those of a group.
+    """The variables for a `skeleton` that takes less than `limit_s` seconds; `heads` fixes the heads where given.
 
-    `rings`, `kv_heads` and `copies` [places] hold for given heads alone.
+    A *place* is the position of a device in the skeleton, counted group by group; `places[g]` are those of group g.
+    `rings`, `kv_heads` and `copies` [places] are meaningful only where the heads are fixed.
     """
 
-    def __init__(self, grid: Grid, frame: Frame, limit_s: float, heads: Sequence[int] | None) -> None:
-        self.grid, self.frame = grid, frame
+    def __init__(self, grid: QuantaGrid, skeleton: LayoutSkeleton, limit_s: float, heads: Sequence[int] | None) -> None:
+        self.grid, self.skeleton = grid, skeleton
         self.unit_s, self.limit = limit_s / _UNITS, _UNITS - 1
-        self.spec, self.devices = grid.problem.model, frame.devices
+        self.spec, self.devices = grid.problem.model, skeleton.devices
         self.gpus = [grid.gpu(d) for d in self.devices]
-        self.group_of = [g for g, own in enumerate(frame.groups) for _ in own]
-        self.places = [[k for k, of in enumerate(self.group_of) if of == g] for g in range(len(frame.groups))]
+        self.group_of = [g for g, own in enumerate(skeleton.groups) for _ in own]
+        self.places = [[k for k, of in enumerate(self.group_of) if of == g] for g in range(len(skeleton.groups))]
         self.fixed = None if heads is None else tuple(heads)
         self.model = cp_model.CpModel()
         self._products: dict[tuple[int, int], cp_model.IntVar] = {}
-        own = members(frame.layout([1] * len(self.devices), heads or self.any_heads()))
+        own = members(skeleton.layout([1] * len(self.devices), heads or self.any_heads()))
         self.rings = ring_holders(own, self.spec.num_heads, self.spec.num_kv_heads)
         self.kv_heads = kv_heads_of(own, self.spec.num_heads, self.spec.num_kv_heads)
         self.copies = uneven_kv_copies(own, self.kv_heads, self.spec.num_heads, self.spec.num_kv_heads)
@@ -54,7 +54,9 @@ class Variables:
         self.model.add(sum(self.group_quanta) == many)
 
     def order_equals(self, states: Mapping[int, float]) -> None:
-        """Of devices of a group that could change places, with states of as many bytes, the first have most quanta."""
+        """Break symmetry: of interchangeable devices in a group with equal bytes of states, the first have most
+        quanta.
+        """
         for places in self.places:
             for a, b in pairwise(places):
                 if alike(self.grid.problem, *(self.devices[k] for k in (a, b))) and (
@@ -63,7 +65,7 @@ class Variables:
                     self.model.add(self.quanta[a] >= self.quanta[b])
 
     def refute(self, variables: Sequence[cp_model.IntVar], values: Sequence[int]) -> None:
-        """Leave these values of some variables out."""
+        """Exclude this combination of values."""
         differ = []
         for variable, value in zip(variables, values, strict=True):
             literal = self.model.new_bool_var("")
@@ -72,8 +74,8 @@ class Variables:
         self.model.add_bool_or(differ)
 
     def any_heads(self) -> list[int]:
-        """Some heads, where they are free and what is asked does not depend on them."""
-        return [n for own in self.frame.groups for n in [*[1] * (len(own) - 1), self.spec.num_heads - len(own) + 1]]
+        """Any legal heads, for what does not depend on them."""
+        return [n for own in self.skeleton.groups for n in [*[1] * (len(own) - 1), self.spec.num_heads - len(own) + 1]]
 
     def units(self, seconds: float) -> int:
         """Whole units, rounded down."""
@@ -95,7 +97,7 @@ class Variables:
     def times_heads(
         self, amount: cp_model.IntVar, most: int, k: int, of_head: float, of_kv: float, whole: Callable[[float], int]
     ) -> Sum:
-        """`amount` times what each query head and each key-value head of place k counts, in whole numbers."""
+        """`amount` times the coefficients of the query heads and key-value heads of place k, in integers."""
         if self.fixed is not None:
             return whole(of_head * self.fixed[k] + of_kv * int(self.kv_heads[k])) * amount
         assert self.heads is not None

@@ -1,6 +1,7 @@
 """Words, rows and tables of a report: complete for small plans, short for large ones, safe for any name."""
 
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.report.figure import plan_figure
 from hexiopt.report.html import report_html
 from hexiopt.report.rows import identical_pipelines, plan_rows
+from hexiopt.report.step_parts import step_parts
 from hexiopt.report.style import device_ranges, mix, place, seconds, stage_colour
-from hexiopt.report.table import plan_table, summary_table
+from hexiopt.report.table import breakdown_table, plan_table, summary_table
 from tests.hexiopt.report.pictures import SOLVER, Case, printed
 
 # ------------------------------------------------------------------------------------------------- words
@@ -146,6 +148,22 @@ def test_summary(mixed: Case) -> None:
     assert "unused: m3080ti:7" in text
     assert "metis, seed 3" in text
     assert f"(gap {1 - 1.0 / cost.step_time_s:.1%})" in text
+
+
+def test_the_parts_of_a_step_add_up_as_they_are_written(case: Case) -> None:
+    problem, plan, cost = case
+    spent = step_parts(problem, plan, cost)
+    step, unit = seconds(cost.step_time_s).replace(",", "").split()
+    assert {part.duration.split()[1] for part in spent.parts} == {unit}
+    written = sum(Decimal(part.duration.replace(",", "").split()[0]) for part in spent.parts)
+    assert written == Decimal(step)
+    assert sum(Decimal(part.percent.rstrip("%")) for part in spent.parts) == 100
+    text = printed(breakdown_table(problem, plan, cost), 80)
+    assert max(len(line) for line in text.splitlines()) <= 80
+    for part in spent.parts:
+        (line,) = (line for line in text.splitlines() if line.startswith(part.name + " "))
+        assert part.duration in line
+        assert part.percent in line
 
 
 @pytest.mark.parametrize("bound", [None, 0.0, -1.0, float("nan"), "soon", 1e9])

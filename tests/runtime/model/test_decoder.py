@@ -16,7 +16,7 @@ from runtime.mapping.layout import Chunk
 from runtime.mapping.parts import shards
 from runtime.model.attention import WholeAttention
 from runtime.model.decoder import DecoderChunk, Rope, empty_weights
-from runtime.model.tensor_parallel import TensorParallel
+from runtime.model.tensor_parallel import RankTpGroup
 from runtime.state.weights import HuggingFaceWeights, whole_parts
 
 TOKENS, SAMPLES = 9, 2
@@ -81,7 +81,7 @@ def decoder(
     chunk = Chunk(0, (0, model.num_layers), policies, first=True, last=True)
     rope, (shard,) = Rope(model, [(0, TOKENS)], torch.float32, cpu), shards(model, 1)
     attention = WholeAttention(model, shard, TOKENS, torch.float32, cpu)
-    tp = TensorParallel(0, ((0, TOKENS),))
+    tp = RankTpGroup(0, ((0, TOKENS),))
     return DecoderChunk(model, chunk, shard, tp, rope, attention, weights), weights
 
 

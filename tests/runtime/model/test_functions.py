@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime.model.functions import gated_silu, recomputed, rms_norm
-from runtime.model.tensor_parallel import TensorParallel
+from runtime.model.tensor_parallel import RankTpGroup
 
-UNSHARDED = TensorParallel(0, ((0, 3),))
+UNSHARDED = RankTpGroup(0, ((0, 3),))
 
 
 def drawn(*shape: int) -> Tensor:

@@ -13,7 +13,7 @@ from hexiopt.plan.plan import SequenceGroup, SequenceLayout
 from hexiopt.plan.token_layout import ORDERS, Range, token_ranges
 from hexiopt.problem.model import ModelSpec
 from runtime.model.functions import recomputed
-from runtime.parallel.groups import Groups
+from runtime.parallel.groups import ProcessGroups
 from runtime.parallel.ring_attention import SequenceAttention
 from tests.conftest import STRESS
 from tests.runtime.ranks import TIMEOUT_S, random_sequence, run_ranks
@@ -96,7 +96,7 @@ def distributed(case: Case, rank: int, dtype: torch.dtype, again: bool) -> list[
     sequence, model = case
     groups = sorted({tuple(sorted(group.devices)) for group in sequence.groups})
     everyone = tuple(sorted(rank for group in groups for rank in group))
-    all_groups = Groups([ranks for ranks in {*groups, everyone} if len(ranks) > 1], TIMEOUT_S)
+    all_groups = ProcessGroups([ranks for ranks in {*groups, everyone} if len(ranks) > 1], TIMEOUT_S)
     own = SequenceAttention(model, sequence, rank, all_groups, torch.device("cpu"))
     *inputs, grad = (rows(x, rank_and_runs(sequence)[rank]) for x in drawn(case, dtype))
     q, k, v = (x.requires_grad_() for x in inputs)

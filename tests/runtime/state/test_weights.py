@@ -20,7 +20,7 @@ from hexiopt.errors import InputError
 from hexiopt.problem.model import ModelSpec
 from hexiopt.readers.huggingface import read_model
 from runtime.launch.trainee import drawn
-from runtime.mapping.parts import EMBEDDING, HEAD, Part, shards, stage_parts, whole_parts
+from runtime.mapping.parts import EMBEDDING, HEAD, ParameterPart, shards, stage_parts, whole_parts
 from runtime.state import weights
 from runtime.state.weights import CONFIG, INDEX, SINGLE, HuggingFaceWeights, write_hugging_face
 from tests.runtime.model.test_decoder import decoder, sequences
@@ -181,7 +181,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, d
 
 def test_what_is_read_does_not_change_the_file(tmp_path: Path) -> None:
     values = write(tmp_path)
-    HuggingFaceWeights(tmp_path, LLAMA).read(Part(NORM, (12,), 0, 3, 7)).zero_()
+    HuggingFaceWeights(tmp_path, LLAMA).read(ParameterPart(NORM, (12,), 0, 3, 7)).zero_()
     assert equal(read(tmp_path), values)
 
 

@@ -11,12 +11,12 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, layer_ranges, recompute_policies, schedules, sharding_stages
 from solvers.baselines import _published_space as columns
 from solvers.baselines._grids import laid_out, rank_devices
-from solvers.baselines._plans import StageDevices, aligned_plan, even_parts, pipeline_of
+from solvers.baselines._plans import StageHolders, aligned_plan, even_parts, pipeline_of
 from solvers.baselines._published_space import PublishedSpace
-from solvers.core.partition import Group
+from solvers.core.partition import DeviceGroup
 from solvers.frame.starts import cut
 
-Slots = Sequence[Sequence[StageDevices]]
+Slots = Sequence[Sequence[StageHolders]]
 Complete = Callable[[Problem, Plan, random.Random], Plan | None]
 
 
@@ -111,11 +111,13 @@ def _grid(space: PublishedSpace, problem: Problem, rng: random.Random, size: int
 
 def _of_one_type(space: PublishedSpace, problem: Problem, rng: random.Random, size: int) -> Slots | None:
     """TP groups of one degree, those of a stage of one GPU type."""
-    tp, by_type = _degree(space, problem, rng), dict[str, list[Group]]()
+    tp, by_type = _degree(space, problem, rng), dict[str, list[DeviceGroup]]()
     for m in _machines(problem, rng):
         by_type.setdefault(problem.cluster.machines[m].gpu.name, []).extend(cut(problem.usable_by_machine[m], tp))
     width = rng.randint(1, max(map(len, by_type.values()), default=1) or 1)
-    found = [tuple(own[k] for k in slot) for own in by_type.values() for slot in cut(range(len(own)), width)]
+    found = [
+        tuple(own[k] for k in stage_groups) for own in by_type.values() for stage_groups in cut(range(len(own)), width)
+    ]
     if rng.random() < 0.5:
         rng.shuffle(found)
     return found[: rng.randint(1, len(found))] if found else None
@@ -135,7 +137,7 @@ def _scattered(space: PublishedSpace, problem: Problem, rng: random.Random, size
 def _blocks(space: PublishedSpace, problem: Problem, rng: random.Random, size: int) -> Slots | None:
     """Ranks in powers of two, equal half of the time, each with its own TP degree and replicas."""
     ranks, most = rank_devices(problem, _machines(problem, rng), _processes(problem, rng)), problem.space.num_stages
-    blocks: list[Group] = []
+    blocks: list[DeviceGroup] = []
     equal = 1 << rng.randrange(len(ranks).bit_length()) if rng.random() < 0.5 else None
     at = 0
     while at < len(ranks):
@@ -153,10 +155,10 @@ def _blocks(space: PublishedSpace, problem: Problem, rng: random.Random, size: i
     for own in groups:
         each = len(own) // width
         slots.append([_replicas(problem, own[k * each : (k + 1) * each], size) for k in range(width)])
-    return None if any(devices is None for slot in slots for devices in slot) else slots  # type: ignore[return-value]
+    return None if any(devices is None for stage_groups in slots for devices in stage_groups) else slots  # type: ignore[return-value]
 
 
-def _replicas(problem: Problem, groups: Sequence[Group], size: int) -> StageDevices | None:
+def _replicas(problem: Problem, groups: Sequence[DeviceGroup], size: int) -> StageHolders | None:
     """Replicas whose samples follow their speed."""
     if len(groups) == 1:
         return groups[0]
@@ -181,7 +183,10 @@ def _layers(space: PublishedSpace, problem: Problem, rng: random.Random, slots: 
     kind = rng.choice(["speed", "equal", "ends", "random"]) if space.layers is not columns.EQUAL_LAYERS else "equal"
     if kind == "speed":
         layers = [1] * stages
-        speeds = [min(_speed(problem, _devices(one)) for one in slot) * rng.uniform(0.8, 1.2) for slot in slots]
+        speeds = [
+            min(_speed(problem, _devices(one)) for one in stage_groups) * rng.uniform(0.8, 1.2)
+            for stage_groups in slots
+        ]
         for _ in range(total - stages):
             layers[max(range(stages), key=lambda s: speeds[s] / (layers[s] + 1))] += 1
     elif kind == "equal":
@@ -196,7 +201,7 @@ def _layers(space: PublishedSpace, problem: Problem, rng: random.Random, slots: 
     return [n * chunks for n in layers]
 
 
-def _devices(one: StageDevices) -> list[int]:
+def _devices(one: StageHolders) -> list[int]:
     return [d for part in one for d in (part.devices if isinstance(part, Replica) else (part,))]  # type: ignore[union-attr]
 
 
@@ -249,7 +254,7 @@ def _unequal(problem: Problem, rng: random.Random, schedule: str, sharding: Shar
     return Plan(tuple(pipelines), schedule, sharding)
 
 
-def _all_cut(devices: Sequence[int], degrees: Sequence[int], rng: random.Random) -> Iterator[Group]:
+def _all_cut(devices: Sequence[int], degrees: Sequence[int], rng: random.Random) -> Iterator[DeviceGroup]:
     """`devices` in TP groups of random degrees, none left out."""
     at = 0
     while at < len(devices):

@@ -26,7 +26,7 @@ from solvers.baselines.flashflex.flashflex import FlashFlex
 from solvers.baselines.flashflex.plans import ReleasedPlans
 from solvers.baselines.flashflex.pricer import FlashFlexPricer
 from solvers.baselines.flashflex.published import OurMemory, intra_gb_per_s
-from solvers.baselines.flashflex.released import Line, ReleasedSearch, _ordered, memory_shares
+from solvers.baselines.flashflex.released import ReleasedSearch, StageSequence, _ordered, memory_shares
 from tests.solvers import problems as small
 from tests.solvers.baselines import problems
 from tests.solvers.baselines.random_plans import random_plans
@@ -54,7 +54,7 @@ def setting_2() -> Problem:
         (((0,), (1,), (2,), (8, 9), (10, 11, 12, 13), (24, 25)), [1, 1, 1, 4, 9, 16]),
     ],
 )
-def test_layers_follow_the_memory_of_stages(line: Line, layers: list[int]) -> None:
+def test_layers_follow_the_memory_of_stages(line: StageSequence, layers: list[int]) -> None:
     """`create_layer_partition` of `layer_partition.py`."""
     assert memory_shares(setting_2(), line) == layers
 

@@ -4,6 +4,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import pytest
+
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.space import Space
@@ -107,3 +109,22 @@ def test_no_skeleton_is_opened_after_too_many_candidates() -> None:
     best = BestEstimate()
     assert opened(SearchLimits(max_candidates=2), best) == [1.0, 10.0, 1.2, 12.0]
     assert (best.seconds, best.count) == (1.0, 4)
+
+
+@dataclass(frozen=True)
+class LateBaseline(Listed):
+    """Offers its candidates when the time limit is long over."""
+
+    def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
+        for candidate in self.listed:
+            Search.clock = staticmethod(lambda: 1e6)  # type: ignore[assignment]
+            yield candidate
+
+
+def test_where_steps_are_counted_a_long_enumeration_leaves_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, the clock ended the run between enumeration and pricing on a busy machine: no plan at all."""
+    listed = (PlanCandidate(2.0, lambda: FAST), PlanCandidate(1.0, lambda: SLOW))
+    for steps, found in ((10, SLOW), (None, None)):
+        monkeypatch.setattr(Search, "clock", staticmethod(lambda: 0.0))
+        result = LateBaseline(listed).solve(problems.easy(problems.ANY), Budget(10.0, steps))
+        assert (result.plan, result.steps) == (found, int(found is not None))

@@ -35,7 +35,7 @@ def plan_of(grid: StageGrid, problem: Problem) -> Plan:
     return Plan(
         tuple(
             Pipeline(
-                tuple(Stage.of(slot[k], ends[s], ends[s + 1]) for s, slot in enumerate(grid.stages)),
+                tuple(Stage.of(stage_groups[k], ends[s], ends[s + 1]) for s, stage_groups in enumerate(grid.stages)),
                 problem.workload.global_batch // grid.width,
             )
             for k in range(grid.width)

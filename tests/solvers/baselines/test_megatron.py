@@ -178,8 +178,8 @@ def test_tensor_parallelism_stays_in_a_machine_and_pipelines_cross_the_network()
     problem = pair(network_gb_per_s=1.25)
     plan = plan_for(problem)
     machine_of = problem.cluster.machine_of
-    for slot in zip(*(line.stages for line in plan.pipelines), strict=True):
-        assert len({int(machine_of[d]) for stage in slot for d in stage.devices}) == 1
+    for stage_groups in zip(*(line.stages for line in plan.pipelines), strict=True):
+        assert len({int(machine_of[d]) for stage in stage_groups for d in stage.devices}) == 1
     assert {int(machine_of[d]) for d in plan.devices()} == {0, 1}
 
 

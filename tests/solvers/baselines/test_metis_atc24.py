@@ -18,10 +18,11 @@ from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.baselines._estimates import GridEstimates
 from solvers.baselines.metis_atc24.cutting import cuts
-from solvers.baselines.metis_atc24.device_groups import MetisBatching, RankedDevices, StageGroup, shared_out
-from solvers.baselines.metis_atc24.lanes import plan_of_cut
+from solvers.baselines.metis_atc24.device_groups import MetisBatching, RankedDevices, StageGroup
 from solvers.baselines.metis_atc24.metis_atc24 import MetisAtc24
+from solvers.baselines.metis_atc24.parallel_pipelines import plan_of_cut
 from solvers.baselines.metis_atc24.planner import batchings, sequences
+from solvers.completion.allocation import earliest_finish
 from solvers.registry import make_solver
 from tests.solvers import problems as small
 
@@ -97,12 +98,12 @@ def test_samples_by_speed() -> None:
     st.lists(st.lists(st.integers(1, 20), min_size=6, max_size=6).map(sorted), min_size=1, max_size=3),
     st.integers(1, 6),
 )
-def test_shared_out_is_optimal(times: list[list[int]], samples: int) -> None:
+def test_samples_finish_as_early_as_possible(times: list[list[int]], samples: int) -> None:
     def slowest(counts: tuple[int, ...]) -> int:
         return max((times[r][n - 1] for r, n in enumerate(counts) if n), default=0)
 
     best = min(slowest(c) for c in product(range(samples + 1), repeat=len(times)) if sum(c) == samples)
-    counts = shared_out(times, samples)
+    counts = earliest_finish([(0, *own, 21).__getitem__ for own in times], samples, least=0)
     assert sum(counts) == samples
     assert slowest(tuple(counts)) == best
 
@@ -161,12 +162,12 @@ def test_lanes_hold_the_same(asked: int | None) -> None:
             for s, group in enumerate(cut):
                 held = {
                     (replica.devices, samples)
-                    for lane in plan.pipelines
+                    for pipeline in plan.pipelines
                     for replica, samples in zip(
-                        lane.stages[s].replicas, lane.stages[s].samples(lane.micro_batch_size), strict=True
+                        pipeline.stages[s].replicas, pipeline.stages[s].samples(pipeline.micro_batch_size), strict=True
                     )
                 }
-                assert held == {share for shares in group.lanes() for share in shares}
+                assert held == {share for shares in group.pipelines() for share in shares}
                 assert sum(samples for _, samples in held) == batching.size
             made += 1
     assert made > 10

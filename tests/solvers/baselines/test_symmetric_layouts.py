@@ -149,10 +149,10 @@ def test_the_slowest_device_sets_their_pace() -> None:
     """Uneven shards of `hexiseq` are better where types differ and links are fast; where all devices are alike, they
     are no worse."""
     problem = task(("fast", 2), ("slow", 2), batch=1, network_gb_per_s=400.0)
-    ours, theirs = (make_solver(n).solve(problem, Budget(1.5)).objective for n in ("hexiseq", "usp"))
+    ours, theirs = (make_solver(n).solve(problem, Budget(3600.0, 100)).objective for n in ("hexiseq", "usp"))
     assert ours < 0.9 * theirs
     alike = task(("fast", 4), batch=1)
-    ours, theirs = (make_solver(n).solve(alike, Budget(1.5)).objective for n in ("hexiseq", "usp"))
+    ours, theirs = (make_solver(n).solve(alike, Budget(3600.0, 100)).objective for n in ("hexiseq", "usp"))
     assert ours <= theirs * (1 + 1e-9)
 
 

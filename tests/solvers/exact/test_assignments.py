@@ -82,33 +82,33 @@ def test_two_devices_by_hand(machines: tuple[int, ...], count: int) -> None:
     """One device (either of two kinds), TP in one machine, stages and replicas (in either order), two pipelines."""
     kinds = ("fast", "slow")
     problem = lab(*(one("ab"[k], size, kinds[k]) for k, size in enumerate(machines)))
-    assert len(list(DeviceClasses.of(problem).arrangements())) == count
+    assert len(list(DeviceClasses.of(problem).assignments())) == count
 
 
 def test_equal_machines_count_once() -> None:
     """One device; two as stages, replicas or pipelines; and not twice as many for two names."""
-    assert len(list(DeviceClasses.of(lab(one("a"), one("b"))).arrangements())) == 4
+    assert len(list(DeviceClasses.of(lab(one("a"), one("b"))).assignments())) == 4
 
 
 @pytest.mark.parametrize("name", LABS)
 def test_all_namings_are_all_lines_of_all_devices(name: str) -> None:
     """Against the naive oracle's own way to put devices into pipelines."""
     problem = LABS[name]
-    seats = DeviceClasses.of(problem)
+    device_classes = DeviceClasses.of(problem)
     found = set()
-    for arrangement in seats.arrangements():
-        for named in every_name(seats, arrangement):
+    for assignment in device_classes.assignments():
+        for named in every_name(device_classes, assignment):
             found.add(tuple(sorted(named)))
     assert found == set(naive(problem))
 
 
-def every_name(seats: DeviceClasses, arrangement: DeviceAssignment) -> list[Any]:
+def every_name(device_classes: DeviceClasses, assignment: DeviceAssignment) -> list[Any]:
     """All namings, under all exchanges of equal machines."""
     exchanged = [
-        tuple(tuple(tuple(tuple(to[k] for k in slot) for slot in stage) for stage in line) for line in arrangement)
-        for to in seats.exchanges
+        tuple(tuple(tuple(tuple(to[k] for k in slot) for slot in stage) for stage in line) for line in assignment)
+        for to in device_classes.exchanges
     ]
-    return [named for other in exchanged for named in seats.namings(other)]
+    return [named for other in exchanged for named in device_classes.labelings(other)]
 
 
 def naive(problem: Problem) -> list[Any]:
@@ -134,9 +134,9 @@ def naive(problem: Problem) -> list[Any]:
 @pytest.mark.parametrize("name", LABS)
 def test_arrangements_differ(name: str) -> None:
     """No two are the same but for names."""
-    seats = DeviceClasses.of(LABS[name])
+    device_classes = DeviceClasses.of(LABS[name])
     seen: dict[Any, DeviceAssignment] = {}
-    for arrangement in seats.arrangements():
-        for named in every_name(seats, arrangement):
+    for assignment in device_classes.assignments():
+        for named in every_name(device_classes, assignment):
             key = tuple(sorted(named))
-            assert seen.setdefault(key, arrangement) == arrangement
+            assert seen.setdefault(key, assignment) == assignment

@@ -16,9 +16,9 @@ from hexiopt.problem.space import recompute_chains, recompute_policies
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule, StagePosition
 from solvers.exact.assignments import DeviceClasses
-from solvers.exact.pipeline_bounds import Part, ends_floor_s
-from solvers.exact.sample_allocation import Rooms
-from solvers.exact.sync_bounds import SyncFloor, tails_s
+from solvers.exact.pipeline_bounds import ReplicaWork, ends_lower_bound_s
+from solvers.exact.sample_allocation import LeastRecompute
+from solvers.exact.sync_bounds import SyncBound, tails_s
 from tests.strategies import problems_with_plans, roomy_problems_with_plans
 
 PLANS = st.one_of(problems_with_plans(), roomy_problems_with_plans())
@@ -54,7 +54,7 @@ def floor_of(model: PlanPricer, pipeline: Pipeline, schedule: Schedule) -> list[
                 model.stage_s(tp_group, n, s == 0, s == last and whole, samples, stage.policy)
                 for n, whole in ((chunks[0], len(chunks) == 1), (sum(chunks), True))
             ]
-            parts.append(Part(samples, seconds[0], seconds[1]))
+            parts.append(ReplicaWork(samples, seconds[0], seconds[1]))
         stages.append(parts)
     sends = []
     for a, b in zip(pipeline.stages, pipeline.stages[1:], strict=False):
@@ -65,7 +65,7 @@ def floor_of(model: PlanPricer, pipeline: Pipeline, schedule: Schedule) -> list[
                 for i, j, common in sample_overlaps(a.samples(size), b.samples(size))
             ]
         )
-    return ends_floor_s(schedule, stages, sends, pipeline.num_chunks, pipeline.num_micro_batches)
+    return ends_lower_bound_s(schedule, stages, sends, pipeline.num_chunks, pipeline.num_micro_batches)
 
 
 @SETTINGS
@@ -83,9 +83,9 @@ def test_no_replica_ends_before_its_floor(task: tuple[Problem, Plan]) -> None:
 
 def test_the_floor_of_equal_stages_is_exact() -> None:
     """Two equal stages, 1F1B: fill, M turns, drain (Narayanan et al., PipeDream); GPipe as well."""
-    stages = [[Part(1, (1.0, 2.0), (1.0, 2.0))]] * 2
-    assert ends_floor_s(ONE_F_ONE_B, stages, [[(0.0, 0.0)]], 1, 5) == [18.0, 16.0]
-    assert ends_floor_s(GPIPE, stages, [[(0.5, 0.5)]], 1, 5) == [1.5 + 5 * 1 + 2 + 0.5 + 5 * 2, 1.5 + 5 * 3]
+    stages = [[ReplicaWork(1, (1.0, 2.0), (1.0, 2.0))]] * 2
+    assert ends_lower_bound_s(ONE_F_ONE_B, stages, [[(0.0, 0.0)]], 1, 5) == [18.0, 16.0]
+    assert ends_lower_bound_s(GPIPE, stages, [[(0.5, 0.5)]], 1, 5) == [1.5 + 5 * 1 + 2 + 0.5 + 5 * 2, 1.5 + 5 * 3]
 
 
 def ending(cost: PipelineCost, late: int | None, end_s: float) -> PipelineCost:
@@ -119,16 +119,16 @@ def test_tails_are_what_follows_each_end(task: tuple[Problem, Plan]) -> None:
 def test_sync_takes_no_less_than_its_floor(task: tuple[Problem, Plan]) -> None:
     problem, plan = task[0], one_policy(task[1])
     assume(len(problem.usable_by_machine) > 1)
-    seats = DeviceClasses.of(problem)
-    seat_of = {device: k for k, own in enumerate(seats.devices) for device in own}
-    arrangement = tuple(
+    device_classes = DeviceClasses.of(problem)
+    seat_of = {device: k for k, own in enumerate(device_classes.devices) for device in own}
+    assignment = tuple(
         tuple(tuple(tuple(seat_of[d] for d in replica.devices) for replica in stage.replicas) for stage in p.stages)
         for p in plan.pipelines
     )
     cuts = [(tuple(stage.layers for stage in pipeline.stages),) for pipeline in plan.pipelines]
     groups = plan.sharding.groups if plan.sharding.stage else "all"
     assert isinstance(groups, str)
-    floor_s = SyncFloor(seats).seconds(arrangement, groups, cuts)
+    floor_s = SyncBound(device_classes).seconds(assignment, groups, cuts)
     model = PlanPricer(problem)
     costs = model.pipelines(plan)
     if plan.sharding.stage < 2:  # from ZeRO-2 on rings run inside the pipelines
@@ -143,7 +143,7 @@ def test_rooms_say_what_the_cost_model_says(task: tuple[Problem, Plan]) -> None:
     """The first of a chain that fits, unsharded; exactly, for every replica of every pipeline alone."""
     problem, plan = task[0], one_policy(task[1])
     model, policies = PlanPricer(problem), recompute_policies(problem.workload)
-    rooms = Rooms(model)
+    rooms = LeastRecompute(model)
     for pipeline in plan.pipelines:
         count = len(pipeline.stages)
         for s, stage in enumerate(pipeline.stages):

@@ -24,12 +24,12 @@ from hexiopt.result import Result, Status
 from hexiopt.solving import Budget, Progress
 from solvers.frame.infeasible import memory_infeasibility
 from solvers.registry import make_solver, names, of_sequences
-from solvers.sequence.exact.batch import best_split
-from solvers.sequence.exact.floors import Floors
-from solvers.sequence.exact.frames import Frame, device_sets, group_orders
-from solvers.sequence.exact.grid import Grid, default_resolution
-from solvers.sequence.exact.program import Program
-from solvers.sequence.exact.room import Need
+from solvers.sequence.exact.batch_split import best_split
+from solvers.sequence.exact.layout_skeletons import LayoutSkeleton, device_sets, group_orders
+from solvers.sequence.exact.quanta_grid import QuantaGrid, default_resolution
+from solvers.sequence.exact.skeleton_bounds import SkeletonBounds
+from solvers.sequence.exact.skeleton_memory import SkeletonNeeds
+from solvers.sequence.exact.skeleton_program import SkeletonProgram
 from solvers.sequence.grouping import Signatures
 from tests.hexiopt.layouts import parts as some_parts
 from tests.slow import slow_but
@@ -329,7 +329,7 @@ def test_best_split_is_the_best_of_all(seconds: list[dict[tuple[int, int], float
 
 
 @st.composite
-def framed(draw: st.DrawFn) -> tuple[Problem, Frame, SequenceLayout]:
+def framed(draw: st.DrawFn) -> tuple[Problem, LayoutSkeleton, SequenceLayout]:
     """A frame over some devices and a layout of it, in sixteenths of a sequence."""
     machines = draw(
         st.sampled_from(((("fast", 2), ("old", 2)), (("fast", 1), ("slow", 3)), (("slow", 2), ("fast", 2))))
@@ -339,37 +339,44 @@ def framed(draw: st.DrawFn) -> tuple[Problem, Frame, SequenceLayout]:
     )
     problem = replace(problem, model=replace(SMALL, num_kv_heads=draw(st.sampled_from((1, 2, 8)))))
     groups = draw(st.sampled_from(group_orders(Signatures(problem), draw(st.permutations(range(4))), 4)))
-    frame = Frame(groups, draw(st.sampled_from(("contiguous", "zigzag"))), draw(st.sampled_from(("none", "full"))))
+    skeleton = LayoutSkeleton(
+        groups, draw(st.sampled_from(("contiguous", "zigzag"))), draw(st.sampled_from(("none", "full")))
+    )
     heads = [n for own in groups for n in draw(some_parts(8, len(own)))]
-    quanta = draw(some_parts(16, len(frame.devices)))
-    return problem, frame, frame.layout([2048 * n for n in quanta], heads)
+    quanta = draw(some_parts(16, len(skeleton.devices)))
+    return problem, skeleton, skeleton.layout([2048 * n for n in quanta], heads)
 
 
 @settings(max_examples=4)
 @given(framed())
-def test_a_program_with_heads_is_the_cost_model(given: tuple[Problem, Frame, SequenceLayout]) -> None:
+def test_a_program_with_heads_is_the_cost_model(given: tuple[Problem, LayoutSkeleton, SequenceLayout]) -> None:
     """Its choice takes what it says, and no longer than any other."""
-    problem, frame, layout = given
-    model, policies = PlanPricer(problem), (frame.policy,) * SMALL.num_layers
+    problem, skeleton, layout = given
+    model, policies = PlanPricer(problem), (skeleton.policy,) * SMALL.num_layers
     limit_s = 1.01 * sum(model.stages.sequence_stage(layout, 1).stage_s(policies, True, True))
     heads = [n for own in layout.groups for n in own.heads]
-    grid = Grid(problem, model.framework, 16, 1)
-    program = Program(grid, frame, Need(1, tuple((d, 0.0) for d in frame.devices)), limit_s, heads, memory=False)
+    grid = QuantaGrid(problem, model.framework, 16, 1)
+    program = SkeletonProgram(
+        grid, skeleton, SkeletonNeeds(1, tuple((d, 0.0) for d in skeleton.devices)), limit_s, heads, memory=False
+    )
     choice, proven = program.least(60.0, 60.0)
     assert proven
     assert choice is not None
-    best = model.stages.sequence_stage(frame.layout([2048 * n for n in choice.quanta], heads), 1)
+    best = model.stages.sequence_stage(skeleton.layout([2048 * n for n in choice.quanta], heads), 1)
     assert sum(best.stage_s(policies, True, True)) == pytest.approx(choice.seconds, rel=1e-6)
     assert choice.seconds <= limit_s / 1.01 * (1 + 1e-9)
 
 
 @settings(max_examples=200)
 @given(framed())
-def test_floors_are_below_every_layout(given: tuple[Problem, Frame, SequenceLayout]) -> None:
-    problem, frame, layout = given
+def test_floors_are_below_every_layout(given: tuple[Problem, LayoutSkeleton, SequenceLayout]) -> None:
+    problem, skeleton, layout = given
     model = PlanPricer(problem)
-    floors = Floors(Grid(problem, model.framework, 16, 1))
-    seconds = sum(model.stages.sequence_stage(layout, 1).stage_s((frame.policy,) * SMALL.num_layers, True, True))
-    assert floors.of_devices(frame.devices) <= floors.of_frame(frame) * (1 + 1e-9) or frame.policy == "full"
-    assert floors.of_devices(frame.devices) <= seconds * (1 + 1e-9)
-    assert 0.0 < floors.of_frame(frame) <= seconds * (1 + 1e-9)
+    lower_bounds = SkeletonBounds(QuantaGrid(problem, model.framework, 16, 1))
+    seconds = sum(model.stages.sequence_stage(layout, 1).stage_s((skeleton.policy,) * SMALL.num_layers, True, True))
+    assert (
+        lower_bounds.of_devices(skeleton.devices) <= lower_bounds.of_skeleton(skeleton) * (1 + 1e-9)
+        or skeleton.policy == "full"
+    )
+    assert lower_bounds.of_devices(skeleton.devices) <= seconds * (1 + 1e-9)
+    assert 0.0 < lower_bounds.of_skeleton(skeleton) <= seconds * (1 + 1e-9)

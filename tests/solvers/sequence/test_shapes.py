@@ -20,21 +20,21 @@ from hexiopt.solving import Budget
 from solvers.core.operators import OperatorStatistics
 from solvers.core.search import Search
 from solvers.registry import make_solver
-from solvers.sequence.estimates import Estimates, split_s
+from solvers.sequence.estimates import SequenceEstimates, split_s
 from solvers.sequence.grouping import Signatures
-from solvers.sequence.layouts import LayoutSearch
+from solvers.sequence.layout_search import LayoutSearch
+from solvers.sequence.plan_builder import PlanBuilder
 from solvers.sequence.planning import plan_jointly, shape_of
-from solvers.sequence.shapes import SHAPE_OPERATORS, Shape, ShapeProposals
-from solvers.sequence.stage_builder import PlanBuilder
-from solvers.sequence.stage_tables import RecomputeTable, Way, dealt_layers
-from solvers.sequence.starts import HandMade
+from solvers.sequence.shapes import SHAPE_OPERATORS, SequenceShape, ShapeProposals
+from solvers.sequence.stage_tables import RecomputeTable, StageOption, allocate_layers
+from solvers.sequence.starts import SequenceStarts
 from tests.solvers.sequence.small_layouts import task
 
 PROBLEM = task(("fast", 4), ("slow", 4), ("slow", 4), batch=6, seq_len=16384)
 
 
-def used_once(problem: Problem, shape: Shape) -> bool:
-    devices = [d for line in shape.lines for seat in line for d in seat]
+def used_once(problem: Problem, shape: SequenceShape) -> bool:
+    devices = [d for line in shape.pipelines for seat in line for d in seat]
     return len(set(devices)) == len(devices) and set(devices) <= set(problem.usable_devices)
 
 
@@ -42,22 +42,25 @@ def used_once(problem: Problem, shape: Shape) -> bool:
 @pytest.mark.parametrize("zero", [1, 3])
 def test_hand_made_shapes_are_shapes(space: Space, zero: int) -> None:
     problem = replace(PROBLEM, space=space)
-    ranked = HandMade(problem, Estimates(PlanPricer(problem), zero)).ranked(lambda: True)
-    assert [sketch.step_s for sketch in ranked] == sorted(sketch.step_s for sketch in ranked)
-    shapes = [sketch.shape() for sketch in ranked]
+    ranked = SequenceStarts(problem, SequenceEstimates(PlanPricer(problem), zero)).ranked(lambda: True)
+    assert [estimated.step_s for estimated in ranked] == sorted(estimated.step_s for estimated in ranked)
+    shapes = [estimated.shape() for estimated in ranked]
     assert all(used_once(problem, shape) for shape in shapes)
-    for number, kept in (("num_pipelines", lambda s: {len(s.lines)}), ("num_stages", lambda s: set(map(len, s.lines)))):
+    for number, kept in (
+        ("num_pipelines", lambda s: {len(s.pipelines)}),
+        ("num_stages", lambda s: set(map(len, s.pipelines))),
+    ):
         asked = getattr(space, number)
         assert asked is None or all(kept(shape) == {asked} for shape in shapes)
     if zero == 1:
         assert ranked
-        uneven = {len(set(map(len, shape.lines))) > 1 for shape in shapes}
+        uneven = {len(set(map(len, shape.pipelines))) > 1 for shape in shapes}
         assert uneven == ({False} if space.num_stages else {False, True})
 
 
 def test_moves_give_shapes_that_obey_the_space() -> None:
     rng, problem = random.Random(3), PROBLEM
-    shape = HandMade(problem, Estimates(PlanPricer(problem), 1)).ranked(lambda: True)[0].shape()
+    shape = SequenceStarts(problem, SequenceEstimates(PlanPricer(problem), 1)).ranked(lambda: True)[0].shape()
     seen, statistics = {shape}, OperatorStatistics()
     proposals = ShapeProposals(problem, statistics)
     for _ in range(300):
@@ -65,25 +68,25 @@ def test_moves_give_shapes_that_obey_the_space() -> None:
         assert drawn is not None
         found = drawn[1]
         assert used_once(problem, found)
-        assert all(seat == tuple(sorted(seat)) and seat for line in found.lines for seat in line)
-        assert len(found.lines) * found.size <= problem.workload.global_batch
+        assert all(seat == tuple(sorted(seat)) and seat for line in found.pipelines for seat in line)
+        assert len(found.pipelines) * found.size <= problem.workload.global_batch
         shape = found
         seen.add(found)
     assert len(seen) > 200
     assert {own.operator for own in statistics.counts() if own.valid} == {own.name for own in SHAPE_OPERATORS}
-    assert len({tuple(map(len, one.lines)) for one in seen}) > 10
+    assert len({tuple(map(len, one.pipelines)) for one in seen}) > 10
 
 
 @pytest.mark.parametrize("tensor", [False, True])
 def test_estimates_are_near_the_price(tensor: bool) -> None:
     """Of the median shape within a factor, and the best estimate is not a bad plan."""
     model = PlanPricer(PROBLEM)
-    estimates = Estimates(model, 1, tensor=tensor)
-    ranked = HandMade(PROBLEM, estimates).ranked(lambda: True)
+    estimates = SequenceEstimates(model, 1, tensor=tensor)
+    ranked = SequenceStarts(PROBLEM, estimates).ranked(lambda: True)
     builder = PlanBuilder(model, LayoutSearch(model, lambda: True), tensor=tensor)
     ratios, prices = [], []
-    for sketch in ranked[:: max(1, len(ranked) // 25)]:
-        seconds, shape = sketch.step_s, sketch.shape()
+    for estimated in ranked[:: max(1, len(ranked) // 25)]:
+        seconds, shape = estimated.step_s, estimated.shape()
         plan = builder.build(shape, 0)
         assert plan is not None
         assert check(PROBLEM, plan) == []
@@ -95,17 +98,17 @@ def test_estimates_are_near_the_price(tensor: bool) -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 5.0), st.floats(0.1, 5.0)), min_size=1, max_size=4), st.integers(4, 12))
-def test_a_batch_is_split_as_fast_as_by_all_ways(lines: list[tuple[float, float]], count: int) -> None:
-    fills, periods = (np.array([column]) for column in zip(*lines, strict=True))
+def test_a_batch_is_split_as_fast_as_by_all_ways(pipelines: list[tuple[float, float]], count: int) -> None:
+    fills, periods = (np.array([column]) for column in zip(*pipelines, strict=True))
     best = min(
-        max(f + b * n for (f, b), n in zip(lines, counts, strict=True))
-        for counts in product(range(1, count + 1), repeat=len(lines))
+        max(f + b * n for (f, b), n in zip(pipelines, counts, strict=True))
+        for counts in product(range(1, count + 1), repeat=len(pipelines))
         if sum(counts) >= count
     )
     assert split_s(fills, periods, count)[0] == pytest.approx(best, rel=1e-4)
 
 
-def mixtures(
+def recompute_table(
     layer_s: Sequence[float], base: Sequence[float], each: Sequence[float], limit: float, most: int
 ) -> RecomputeTable:
     """Of policies 0, 1, ... on one device, bytes as in the cost model."""
@@ -125,7 +128,7 @@ def mixtures(
 def test_mixtures_of_two_policies_are_the_best_that_fit(
     rich_s: float, factor: float, base: tuple[float, float], each: float, less: float, limit: float
 ) -> None:
-    found = mixtures((rich_s, rich_s * factor), base, (each, each * less), limit, 6)
+    found = recompute_table((rich_s, rich_s * factor), base, (each, each * less), limit, 6)
     for n in range(1, 7):
         fitting = [
             x * rich_s + (n - x) * rich_s * factor + 0.5
@@ -156,14 +159,14 @@ LINES = st.integers(1, 3).flatmap(
 
 
 @given(LINES, st.integers(1, 6))
-def test_layers_are_dealt_as_well_as_in_all_ways(lines: list[list[tuple[float, int]]], total: int) -> None:
+def test_layers_are_dealt_as_well_as_in_all_ways(pipelines: list[list[tuple[float, int]]], total: int) -> None:
     ways = [
-        [[Way((k,), mixtures((s,), (0.0,), (1.0,), room, total))] for k, (s, room) in enumerate(stages)]
-        for stages in lines
+        [[StageOption((k,), recompute_table((s,), (0.0,), (1.0,), room, total))] for k, (s, room) in enumerate(stages)]
+        for stages in pipelines
     ]
-    found = dealt_layers(ways, total)
-    rooms = [min(room for _, room in place) for place in zip(*lines, strict=True)]
-    speeds = [max(s for s, _ in place) for place in zip(*lines, strict=True)]
+    found = allocate_layers(ways, total)
+    rooms = [min(room for _, room in place) for place in zip(*pipelines, strict=True)]
+    speeds = [max(s for s, _ in place) for place in zip(*pipelines, strict=True)]
     all_counts = [
         counts
         for counts in product(range(1, total + 1), repeat=len(rooms))
@@ -189,7 +192,7 @@ def test_alike_devices_price_layouts_alike() -> None:
     builder = PlanBuilder(model, LayoutSearch(model, lambda: True))
     times = []
     for seat in (second, third, mixed):
-        plan = builder.build(Shape(((seat,),)))
+        plan = builder.build(SequenceShape(((seat,),)))
         assert plan is not None
         assert plan.devices() == seat or set(plan.devices()) == set(seat)
         times.append(model.price(plan).step_time_s)

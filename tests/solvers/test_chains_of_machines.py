@@ -22,7 +22,7 @@ from solvers.heuristics.operators.recreate import Recreation
 from solvers.heuristics.operators.table import PartitionProposals
 from tests.solvers import problems
 from tests.solvers.test_fewest_stages import cuts
-from tests.solvers.test_moves import whole
+from tests.solvers.test_partition_operators import whole
 from tests.solvers.test_starts import CASES, assert_legal
 
 _AS_GOOD = {10.0: 1.06, 1.0: 1.1}  # by GB/s: times tried lie 6 % apart; round trips are dealt in halves
@@ -75,7 +75,9 @@ def test_small_machines_serve_wide_chains_together() -> None:
     chains, devices, terms = chains_of(problem), problem.usable_by_machine, ChainTerms(1, 4, StateSharding(1, 4))
     chain = chains.chain((0, 1), devices, 4, terms)
     assert chain is not None
-    assert [sorted(slot) for slot in chain.stages] == [[(device,) for device in (*devices[0], *devices[1])]]
+    assert [sorted(stage_groups) for stage_groups in chain.stages] == [
+        [(device,) for device in (*devices[0], *devices[1])]
+    ]
     assert chains.chain((0, 2), devices, 8, terms) is None
 
 

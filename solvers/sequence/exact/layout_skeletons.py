@@ -1,4 +1,4 @@
-"""Frames: what of a sequence stage is settled before tokens and heads are: its groups, their order, its policy."""
+"""Skeletons: what is fixed of a sequence layout before its tokens and heads: its groups, their order, its policy."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,16 +7,14 @@ from itertools import combinations, permutations, product
 from hexiopt.plan.plan import SequenceGroup, SequenceLayout
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
-from solvers.sequence.grouping import Signatures
-
-Groups = tuple[tuple[int, ...], ...]
+from solvers.sequence.grouping import DeviceGroups, Signatures
 
 
 @dataclass(frozen=True)
-class Frame:
-    """Groups of devices in order, the order of the shards, and a recompute policy."""
+class LayoutSkeleton:
+    """Ordered groups of devices, the token order, and a recompute policy."""
 
-    groups: Groups
+    groups: DeviceGroups
     order: str
     policy: str
 
@@ -26,7 +24,7 @@ class Frame:
         return tuple(d for own in self.groups for d in own)
 
     def layout(self, tokens: Sequence[int], heads: Sequence[int]) -> SequenceLayout:
-        """With tokens and heads of every device, in the order of `devices`."""
+        """The layout with these tokens and heads, in the order of `devices`."""
         each = iter(zip(tokens, heads, strict=True))
         found = []
         for own in self.groups:
@@ -36,7 +34,7 @@ class Frame:
 
 
 def alike(problem: Problem, a: int, b: int) -> bool:
-    """Whether two devices can change places and nothing changes: behind the same interface of a machine."""
+    """Whether exchanging two devices changes nothing: they share a network interface of a machine."""
     cluster = problem.cluster
     m, index = int(cluster.machine_of[a]), cluster.index_in_machine
     machine = cluster.machines[m]
@@ -45,16 +43,16 @@ def alike(problem: Problem, a: int, b: int) -> bool:
     return machine.interface(int(index[a])) == machine.interface(int(index[b]))
 
 
-def group_orders(signatures: Signatures, devices: Sequence[int], most: int) -> list[Groups]:
-    """All ways to put `devices` into groups of at most `most`, in all orders of these; of those alike, one."""
-    found: dict[object, Groups] = {}
+def group_orders(signatures: Signatures, devices: Sequence[int], most: int) -> list[DeviceGroups]:
+    """All ordered divisions of `devices` into groups of at most `most`; one representative of equivalent divisions."""
+    found: dict[object, DeviceGroups] = {}
     for groups in _ordered(tuple(devices), most):
         key = (tuple(map(len, groups)), signatures.of([d for own in groups for d in own]))
         found.setdefault(key, groups)
     return list(found.values())
 
 
-def _ordered(devices: tuple[int, ...], most: int) -> Iterator[Groups]:
+def _ordered(devices: tuple[int, ...], most: int) -> Iterator[DeviceGroups]:
     if not devices:
         yield ()
         return
@@ -66,14 +64,17 @@ def _ordered(devices: tuple[int, ...], most: int) -> Iterator[Groups]:
 
 
 def alignments(
-    model: ModelSpec, signatures: Signatures, groups: Groups, heads: Sequence[int]
-) -> list[tuple[Groups, tuple[int, ...]]]:
-    """The orders of devices inside their groups, which say who holds which heads; with the heads of each device. Of
-    those alike, one; in a single group whose queries all have keys of their own, order says nothing."""
+    model: ModelSpec, signatures: Signatures, groups: DeviceGroups, heads: Sequence[int]
+) -> list[tuple[DeviceGroups, tuple[int, ...]]]:
+    """The orders of devices within their groups, which determine who holds which heads, with the heads of each device.
+
+    One representative of equivalent orders. In a single group where every query head has its own key-value head, the
+    order does not matter.
+    """
     if len(groups) == 1 and model.num_kv_heads == model.num_heads:
         return [(groups, tuple(heads))]
     held = dict(zip((d for own in groups for d in own), heads, strict=True))
-    found: dict[object, tuple[Groups, tuple[int, ...]]] = {}
+    found: dict[object, tuple[DeviceGroups, tuple[int, ...]]] = {}
     for turned in product(*map(permutations, groups)):
         row = [d for own in turned for d in own]
         key = (signatures.of(row), tuple(held[d] for d in row))
@@ -81,9 +82,11 @@ def alignments(
     return list(found.values())
 
 
-def device_sets(signatures: Signatures, devices: Sequence[int], count: int, most: int) -> list[Groups]:
-    """All ways to choose `count` disjoint sets of devices, at most `most` in each, unordered; of those alike, one."""
-    found: dict[object, Groups] = {}
+def device_sets(signatures: Signatures, devices: Sequence[int], count: int, most: int) -> list[DeviceGroups]:
+    """All unordered choices of `count` disjoint sets of at most `most` devices; one representative of equivalent
+    choices.
+    """
+    found: dict[object, DeviceGroups] = {}
     for chosen in _disjoint(tuple(devices), count, most):
         sets = tuple(sorted(chosen, key=len))
         key = (tuple(map(len, sets)), signatures.of([d for own in sets for d in own]))
@@ -91,8 +94,8 @@ def device_sets(signatures: Signatures, devices: Sequence[int], count: int, most
     return list(found.values())
 
 
-def _disjoint(devices: tuple[int, ...], count: int, most: int) -> Iterator[Groups]:
-    """Sets ascending by their first device."""
+def _disjoint(devices: tuple[int, ...], count: int, most: int) -> Iterator[DeviceGroups]:
+    """Disjoint sets in ascending order of their first devices."""
     if not count:
         yield ()
         return

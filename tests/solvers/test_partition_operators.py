@@ -84,8 +84,8 @@ def test_a_walk_reaches_every_shape_of_three_devices() -> None:
 
         return tuple(sorted(tuple(named(groups) for groups in stages) for stages in pipelines))
 
-    seats = DeviceClasses.of(problem)
-    wanted = {shape(seats.name(arrangement)) for arrangement in seats.arrangements()}
+    device_classes = DeviceClasses.of(problem)
+    wanted = {shape(device_classes.labeled(assignment)) for assignment in device_classes.assignments()}
     proposals, partition = proposals_of(problem, replicates=True), whole(problem)
     met = set()
     for _ in range(40_000):
@@ -104,7 +104,7 @@ def lines(pipeline_group: PipelineGroup) -> list[tuple[tuple[tuple[int, ...], ..
     """The pipelines of a bundle: the replicas of every stage."""
     if pipeline_group.replicated:
         return [pipeline_group.stages]
-    return [tuple((slot[k],) for slot in pipeline_group.stages) for k in range(pipeline_group.width)]
+    return [tuple((stage_groups[k],) for stage_groups in pipeline_group.stages) for k in range(pipeline_group.width)]
 
 
 def test_a_walk_reaches_every_shape_of_four_devices() -> None:
@@ -126,7 +126,7 @@ def test_a_walk_reaches_every_shape_of_four_devices() -> None:
         if found is not None:
             partition = found[1]
             pipelines = [
-                tuple(slot[k] for slot in pipeline_group.stages)
+                tuple(stage_groups[k] for stage_groups in pipeline_group.stages)
                 for pipeline_group in partition.pipeline_groups
                 for k in range(pipeline_group.width)
             ]

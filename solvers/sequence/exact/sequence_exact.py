@@ -1,21 +1,21 @@
-"""`sequence_exact`: the best plan of pipelines of one sequence stage each, proven, for small clusters.
+"""`sequence_exact`: the best plan of pipelines of one sequence stage each, with proof, for small clusters.
 
-Its space, all at once: how many pipelines, which devices form each (some may stay unused), their shares of the batch
-and micro-batch sizes; ZeRO-0 or 1, over all devices or those of a machine; and of every stage its recompute policy, its
-groups, their order and that of the devices in them, the order of the shards, the heads of every device, and its tokens
-in whole *quanta*, of which a sequence has `resolution`. Zigzag shards are looked at where a quantum has an even number
-of tokens. Not in it: pipelines of several stages, tensor parallelism and replicas, policies layer by layer, stated
-sharding groups, ZeRO-2 and 3, a second schedule (with one stage all take equally long,
-and the one that holds least is taken), and stages a thousand times slower than shares by speed.
+It searches jointly: how many pipelines, and which devices form each (some may stay unused); their shares of the batch
+and micro-batch sizes; ZeRO-0 or 1, over all devices or those of a machine; and for every stage its recompute policy,
+its groups, their order and that of the devices in them, the token order, the heads of every device, and its tokens in
+whole *quanta*, of which a sequence has `resolution`. Zigzag order is considered where a quantum has an even number of
+tokens. Excluded are pipelines of several stages, tensor parallelism and replicas, policies layer by layer, stated
+sharding groups, ZeRO-2 and 3, a second schedule (with one stage all take equally long, and the one that needs least
+memory is used), and stages a thousand times slower than shares by speed.
 
-`Result.restricted_bound` is a step time that no plan of this space beats, to 2e-6 of it; `Result.bound_s` holds for
-the whole plan space, so that `status` says `optimal` only where that proves it. Where layouts can cross different
-parts of the network (machines of several interfaces, uplinks, stated links) and several pipelines share it, sharing
-that is not common to all layouts is left out of the bound, and a gap may stay.
+No plan of this space has a smaller step time than `Result.restricted_bound`, up to 2e-6 of it. `Result.bound_s` holds
+for the whole plan space, so `status` is `optimal` only where it proves that. Where layouts can cross different parts of
+the network (machines with several interfaces, uplinks, stated links) and several pipelines share it, the bound ignores
+sharing that is not common to all layouts, and a gap may remain.
 
-How: `Plans` looks at parts of the space best first, `stages.py` at frames of a stage by their floors, `program.py`
-is the CP-SAT model of one frame; what is not exact in it is priced and cut. CP-SAT has one worker and counts its work;
-the same seed and steps give the same plan.
+`ExactPlans` searches subspaces best first, `stage_solver.py` the skeletons of a stage by their lower bounds, and
+`skeleton_program.py` is the CP-SAT model of one skeleton; where it is a relaxation, its solutions are priced and cut
+off. CP-SAT has one worker and counts its work, so the same seed and steps give the same plan.
 """
 
 import heapq
@@ -35,89 +35,94 @@ from hexiopt.schedules.schedule import StagePosition
 from hexiopt.solving import Capabilities
 from solvers.core.search import Search
 from solvers.frame.solver import SearchSolver
-from solvers.sequence.exact.batch import Split, best_split
-from solvers.sequence.exact.frames import Groups, device_sets
-from solvers.sequence.exact.grid import default_resolution
-from solvers.sequence.exact.stages import AGREEMENT, Best, Stages, Work
-from solvers.sequence.grouping import Signatures
+from solvers.sequence.exact.batch_split import BatchSplit, best_split
+from solvers.sequence.exact.layout_skeletons import device_sets
+from solvers.sequence.exact.quanta_grid import default_resolution
+from solvers.sequence.exact.stage_solver import AGREEMENT, BestStage, StageSolver, StageWork
+from solvers.sequence.grouping import DeviceGroups, Signatures
 
 _BEGUN = 12  # parts whose plans are offered before the proof,
 _BEGINNING = 0.2  # for so much of the time limit
 
 
 @dataclass(frozen=True)
-class Part:
-    """Devices of each pipeline, sharding, policies to choose from; the seconds of each pipeline after its end; and by
-    how many the resources of the network are shared that all of its layouts cross."""
+class Subspace:
+    """A part of the plan space: the devices of each pipeline, the sharding, the policies allowed, the seconds between
+    the end of each pipeline and that of the step, and by how many pipelines the network resources are shared that all
+    of its layouts cross.
+    """
 
-    sets: Groups
+    sets: DeviceGroups
     sharding: Sharding
     policies: tuple[str, ...]
     tails_s: tuple[float, ...]
     sharers: tuple[tuple[int, int], ...]
 
 
-class Plans:
-    """The search for one problem, at a resolution in quanta for a sequence."""
+class ExactPlans:
+    """The search for one problem at a `resolution` in quanta per sequence."""
 
     def __init__(self, search: Search, resolution: int) -> None:
         assert isinstance(search.pricer, PlanPricer)
         self._search, self._model, self._problem = search, search.pricer, search.problem
         self._signatures = Signatures(search.problem)
         self._resolution = resolution
-        self._stages = Stages(self._model, resolution, search.go_on, search.step, search.left_s)
+        self._stages = StageSolver(self._model, resolution, search.should_continue, search.step, search.left_s)
         self._schedule = default_schedule(self._problem.workload)
-        self._known: dict[tuple[object, Work], Best] = {}
-        self._begun: dict[tuple[object, Work], Best] = {}
-        self._open_s = float("inf")  # the least bound of parts whose plan does not reach it
+        self._known: dict[tuple[object, StageWork], BestStage] = {}
+        self._begun: dict[tuple[object, StageWork], BestStage] = {}
+        self._open_s = float("inf")  # the least bound of subspaces whose plan does not attain it
         self.bound_s = 0.0
 
     def run(self) -> bool:
-        """Offer plans until nothing better is left, and True, or until the budget is spent. `bound_s` holds for all
-        plans of the space at all times."""
+        """Offer plans until the best is proven (True) or the budget is spent; `bound_s` always holds for all plans of
+        the space.
+        """
         search, order = self._search, count()
-        waiting: list[tuple[float, int, Part]] = []
+        waiting: list[tuple[float, int, Subspace]] = []
         begun = False
-        for part in self._parts():
-            if waiting and not begun and not search.go_on(_BEGINNING / 2):  # many parts: a plan comes before the rest
+        for subspace in self._subspaces():
+            if (
+                waiting and not begun and not search.should_continue(_BEGINNING / 2)
+            ):  # many subspaces: find a plan before the rest
                 begun = True
-                self._begin([part for _, _, part in heapq.nsmallest(_BEGUN, waiting)])
-            if begun and not search.go_on():
+                self._begin([subspace for _, _, subspace in heapq.nsmallest(_BEGUN, waiting)])
+            if begun and not search.should_continue():
                 return False
-            split = self._split(part)
+            split = self._split(subspace)
             if split is not None:
-                heapq.heappush(waiting, (split.end_s, next(order), part))
+                heapq.heappush(waiting, (split.end_s, next(order), subspace))
         if not begun:
-            self._begin([part for _, _, part in heapq.nsmallest(_BEGUN, waiting)])
+            self._begin([subspace for _, _, subspace in heapq.nsmallest(_BEGUN, waiting)])
         while waiting:
-            bound_s, _, part = waiting[0]
+            bound_s, _, subspace = waiting[0]
             self.bound_s = max(self.bound_s, min(bound_s, search.best_s, self._open_s))
             if bound_s >= search.best_s * (1 - AGREEMENT):
                 break
-            if not search.go_on():
+            if not search.should_continue():
                 return False
-            split = self._split(part)
+            split = self._split(subspace)
             if split is not None and split.end_s <= bound_s:
-                place = self._first_open(part, split)
+                place = self._first_open(subspace, split)
                 if place is None:
-                    self._finish(part, split)
+                    self._finish(subspace, split)
                     heapq.heappop(waiting)
                     continue
-                done = self._solved(part, split, place)
-                self._offer(part, split)  # not yet known to be the part's best
+                done = self._solved(subspace, split, place)
+                self._offer(subspace, split)  # not yet known to be the part's best
                 if not done:
                     return False
-                split = self._split(part)
+                split = self._split(subspace)
             if split is None:
                 heapq.heappop(waiting)
             else:
-                heapq.heapreplace(waiting, (split.end_s, next(order), part))
+                heapq.heapreplace(waiting, (split.end_s, next(order), subspace))
         self.bound_s = min(search.best_s, self._open_s)
         return self._open_s >= search.best_s * (1 - AGREEMENT)
 
     # ---------------------------------------------------------------- parts
 
-    def _parts(self) -> Iterator[Part]:
+    def _subspaces(self) -> Iterator[Subspace]:
         problem, space = self._problem, self._problem.space
         devices, batch = problem.usable_devices, problem.workload.global_batch
         counts = range(1, min(len(devices), batch) + 1) if space.num_pipelines is None else (space.num_pipelines,)
@@ -130,10 +135,10 @@ class Plans:
                 for sharding in self._shardings(sets):
                     tails_s, sharers = self._tails(sets, sharding), self._sharers(sets)
                     for own in choices:
-                        yield Part(sets, sharding, own, tails_s, sharers)
+                        yield Subspace(sets, sharding, own, tails_s, sharers)
 
-    def _shardings(self, sets: Groups) -> Iterator[Sharding]:
-        """ZeRO-0 or 1, of all holders, or where that is something else, of those of a machine."""
+    def _shardings(self, sets: DeviceGroups) -> Iterator[Sharding]:
+        """ZeRO-0, ZeRO-1 over all holders, and, where that differs, ZeRO-1 over those of a machine."""
         machines = {int(self._problem.cluster.machine_of[d]) for own in sets for d in own}
         for stage in sharding_stages(self._problem.workload):
             if stage < 2:
@@ -141,16 +146,18 @@ class Plans:
             if stage == 1 and len(machines) > 1:
                 yield Sharding(stage, "machine")
 
-    def _tails(self, sets: Groups, sharding: Sharding) -> tuple[float, ...]:
-        """How long after the end of each pipeline the step ends at least; whatever its layout, since all devices hold
-        all parameters."""
+    def _tails(self, sets: DeviceGroups, sharding: Sharding) -> tuple[float, ...]:
+        """The least time from the end of each pipeline to the end of the step.
+
+        It does not depend on the layout, since all devices hold all parameters.
+        """
         plan = self._plan(
-            tuple((self._equal(own), "none") for own in sets), Split(((1, 1),) * len(sets), 0.0), sharding
+            tuple((self._equal(own), "none") for own in sets), BatchSplit(((1, 1),) * len(sets), 0.0), sharding
         )
         costs = self._model.pipelines(plan)
         found = []
         for p in range(len(sets)):
-            # All others were done long ago.
+            # All other pipelines ended long before.
             ended = [
                 replace(cost, executor_end_s=(end_s,), end_s=end_s)
                 for q, cost in enumerate(costs)
@@ -159,9 +166,12 @@ class Plans:
             found.append(self._model.price(plan, ended).step_time_s)
         return tuple(found)
 
-    def _sharers(self, sets: Groups) -> tuple[tuple[int, int], ...]:
-        """Resources of the network that every layout of several pipelines crosses: where devices stand in several
-        machines, the interface of each that has only one. (Messages that leave no machine would join no groups.)"""
+    def _sharers(self, sets: DeviceGroups) -> tuple[tuple[int, int], ...]:
+        """Network resources that every layout of several pipelines crosses, with the number of those pipelines.
+
+        For pipelines that span machines, these are the interfaces of machines with only one. (If no message left a
+        machine, its devices would not be joined with the others.)
+        """
         cluster, network = self._problem.cluster, self._problem.cluster.network
         users: dict[int, int] = {}
         for own in sets:
@@ -178,75 +188,77 @@ class Plans:
 
     # ---------------------------------------------------------------- splits
 
-    def _split(self, part: Part) -> Split | None:
-        """The best split of the batch by what is known of the stages."""
+    def _split(self, subspace: Subspace) -> BatchSplit | None:
+        """The best split of the batch by the current bounds of the stages."""
         batch, space = self._problem.workload.global_batch, self._problem.space
         seconds = []
-        for p in range(len(part.sets)):
+        for p in range(len(subspace.sets)):
             own = {}
             for size in space.micro_batch_sizes(batch):
                 for n in range(1, batch // size + 1):
-                    stage_s = self._best(part, p, size, n).bound_s
+                    stage_s = self._best(subspace, p, size, n).bound_s
                     if stage_s < float("inf"):
-                        own[size, n] = n * stage_s + part.tails_s[p]
+                        own[size, n] = n * stage_s + subspace.tails_s[p]
             seconds.append(own)
         return best_split(seconds, batch, space.uneven_batch)
 
-    def _key(self, part: Part, p: int, size: int, batches: int) -> tuple[object, Work]:
-        """Equal for stages that take and hold the same."""
-        work = self._work(part, p, size, batches)
-        devices = part.sets[p]
+    def _key(self, subspace: Subspace, p: int, size: int, batches: int) -> tuple[object, StageWork]:
+        """A key, equal for stages with equal times and memory."""
+        work = self._work(subspace, p, size, batches)
+        devices = subspace.sets[p]
         crossed = set(dict(work.sharers))
         alike: object = devices if crossed else self._signatures.of(devices)
         return alike, work
 
-    def _work(self, part: Part, p: int, size: int, batches: int) -> Work:
+    def _work(self, subspace: Subspace, p: int, size: int, batches: int) -> StageWork:
         machine_of = self._problem.cluster.machine_of
-        used = [d for own in part.sets for d in own]
-        together = part.sharding.groups == "machine"
+        used = [d for own in subspace.sets for d in own]
+        together = subspace.sharding.groups == "machine"
         holders = tuple(
-            sum(machine_of[d] == machine_of[e] for e in used) if together else len(used) for d in part.sets[p]
+            sum(machine_of[d] == machine_of[e] for e in used) if together else len(used) for d in subspace.sets[p]
         )
         held = most_in_flight(self._schedule, StagePosition(0, 1, batches))
-        several = len({int(machine_of[d]) for d in part.sets[p]}) > 1
-        return Work(size, held, part.sharding.stage, holders, part.policies, part.sharers if several else ())
+        several = len({int(machine_of[d]) for d in subspace.sets[p]}) > 1
+        return StageWork(
+            size, held, subspace.sharding.stage, holders, subspace.policies, subspace.sharers if several else ()
+        )
 
-    def _best(self, part: Part, p: int, size: int, batches: int) -> Best:
-        """What is known of a stage."""
-        key = alike, work = self._key(part, p, size, batches)
+    def _best(self, subspace: Subspace, p: int, size: int, batches: int) -> BestStage:
+        """The bound and, where known, the layout of a stage."""
+        key = alike, work = self._key(subspace, p, size, batches)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = Best(self._stages.floor_s(part.sets[p], size))
-        roomy = self._known.get((alike, self._roomy(work)))
-        if roomy is not None and roomy.bound_s > found.bound_s:
-            found = self._known[key] = replace(found, bound_s=roomy.bound_s)
+            found = self._known[key] = BestStage(self._stages.lower_bound_s(subspace.sets[p], size))
+        relaxed = self._known.get((alike, self._widest(work)))
+        if relaxed is not None and relaxed.bound_s > found.bound_s:
+            found = self._known[key] = replace(found, bound_s=relaxed.bound_s)
         return found
 
-    def _roomy(self, work: Work) -> Work:
-        """The same work with states spread as far as they may be."""
+    def _widest(self, work: StageWork) -> StageWork:
+        """The same work with its states sharded as widely as possible."""
         zero = max(stage for stage in sharding_stages(self._problem.workload) if stage < 2)
         return replace(work, zero=zero, holders=(len(self._problem.usable_devices),) * len(work.holders))
 
-    def _first_open(self, part: Part, split: Split) -> int | None:
-        """The first pipeline of the split whose stage is only bounded."""
-        stages = (self._best(part, p, *batches) for p, batches in enumerate(split.batches))
+    def _first_open(self, subspace: Subspace, split: BatchSplit) -> int | None:
+        """The first pipeline of the split whose stage is not solved yet; None where all are."""
+        stages = (self._best(subspace, p, *batches) for p, batches in enumerate(split.batches))
         return next((p for p, best in enumerate(stages) if not best.is_exact), None)
 
-    def _solved(self, part: Part, split: Split, p: int) -> bool:
-        """Solve the stage of pipeline p; False where the budget is spent before."""
-        (size, batches), devices = split.batches[p], part.sets[p]
-        self._best(part, p, size, batches)
-        alike, work = self._key(part, p, size, batches)
-        limit_s = (self._search.best_s - part.tails_s[p]) / batches
-        # Without regard to how states are spread first: that holds for all parts, and is all where it fits.
-        for wider in dict.fromkeys((self._roomy(work), work)):
-            known = self._known.get((alike, wider), Best(0.0))
+    def _solved(self, subspace: Subspace, split: BatchSplit, p: int) -> bool:
+        """Solve the stage of pipeline p; False where the budget runs out first."""
+        (size, batches), devices = split.batches[p], subspace.sets[p]
+        self._best(subspace, p, size, batches)
+        alike, work = self._key(subspace, p, size, batches)
+        limit_s = (self._search.best_s - subspace.tails_s[p]) / batches
+        # First with the widest sharding: that bound holds for all subspaces, and suffices where the layout fits anyway.
+        for wider in dict.fromkeys((self._widest(work), work)):
+            known = self._known.get((alike, wider), BestStage(0.0))
             if not known.is_exact and known.bound_s < limit_s:
                 found = self._stages.best(devices, wider, limit_s)
                 if found.layout is not None:
                     found = replace(found, layout=_moved(found.layout, {d: k for k, d in enumerate(devices)}))
                 known = self._known[alike, wider] = replace(found, bound_s=max(found.bound_s, known.bound_s))
-            if not self._search.go_on():
+            if not self._search.should_continue():
                 return False
             if known.layout is None and known.bound_s >= limit_s:
                 break
@@ -257,45 +269,47 @@ class Plans:
                     break
         return True
 
-    def _begin(self, parts: Sequence[Part]) -> None:
-        """Offer plans of good stages, not proven, of some parts."""
-        for part in parts:
-            if not self._search.go_on(_BEGINNING):
+    def _begin(self, subspaces: Sequence[Subspace]) -> None:
+        """Offer plans of good, unproven stages for some subspaces."""
+        for subspace in subspaces:
+            if not self._search.should_continue(_BEGINNING):
                 return
-            split = self._split(part)
+            split = self._split(subspace)
             assert split is not None, "it waits"
             stages = []
-            for p, (batches, devices) in enumerate(zip(split.batches, part.sets, strict=True)):
-                alike, work = self._key(part, p, *batches)
+            for p, (batches, devices) in enumerate(zip(split.batches, subspace.sets, strict=True)):
+                alike, work = self._key(subspace, p, *batches)
                 if (alike, work) not in self._begun:
                     best = self._stages.good(devices, work)
                     if best.layout is not None:
                         best = replace(best, layout=_moved(best.layout, {d: k for k, d in enumerate(devices)}))
                     self._begun[alike, work] = best
                 stages.append(self._begun[alike, work])
-            self._offer_stages(part, split, stages)
+            self._offer_stages(subspace, split, stages)
 
-    def _finish(self, part: Part, split: Split) -> None:
-        """Offer the best plan of a part."""
-        if self._offer(part, split) > split.end_s * (1 + 3 * AGREEMENT):
-            # Its layouts share more of the network than all layouts do: others may share less.
+    def _finish(self, subspace: Subspace, split: BatchSplit) -> None:
+        """Offer the best plan of a solved subspace."""
+        if self._offer(subspace, split) > split.end_s * (1 + 3 * AGREEMENT):
+            # Its layouts share network resources that not all layouts share, so others may be faster.
             self._open_s = min(self._open_s, split.end_s)
 
-    def _offer(self, part: Part, split: Split) -> float:
-        """Offer the plan of a split, if a stage is known for each pipeline: its step time."""
-        return self._offer_stages(part, split, [self._best(part, p, *own) for p, own in enumerate(split.batches)])
+    def _offer(self, subspace: Subspace, split: BatchSplit) -> float:
+        """Offer the plan of a split if every pipeline has a layout; returns its step time, else infinity."""
+        return self._offer_stages(
+            subspace, split, [self._best(subspace, p, *own) for p, own in enumerate(split.batches)]
+        )
 
-    def _offer_stages(self, part: Part, split: Split, stages: Sequence[Best]) -> float:
+    def _offer_stages(self, subspace: Subspace, split: BatchSplit, stages: Sequence[BestStage]) -> float:
         chosen = []
-        for best, devices in zip(stages, part.sets, strict=True):
+        for best, devices in zip(stages, subspace.sets, strict=True):
             if best.layout is None:
                 return float("inf")
             chosen.append((_moved(best.layout, dict(enumerate(devices))), best.policy))
-        return self._search.offer(self._plan(tuple(chosen), split, part.sharding)).step_time_s
+        return self._search.offer(self._plan(tuple(chosen), split, subspace.sharding)).step_time_s
 
     # ---------------------------------------------------------------- plans
 
-    def _plan(self, stages: tuple[tuple[SequenceLayout, str], ...], split: Split, sharding: Sharding) -> Plan:
+    def _plan(self, stages: tuple[tuple[SequenceLayout, str], ...], split: BatchSplit, sharding: Sharding) -> Plan:
         layers = ((0, self._problem.model.num_layers),)
         return Plan(
             tuple(
@@ -307,7 +321,7 @@ class Plans:
         )
 
     def _equal(self, devices: tuple[int, ...]) -> SequenceLayout:
-        """A ring of shards as equal as they go."""
+        """A ring of shards that are as equal as possible."""
         seq_len, many = self._problem.workload.seq_len, len(devices)
         heads = self._problem.model.num_heads
         return SequenceLayout(
@@ -318,7 +332,7 @@ class Plans:
 
 
 def _moved(layout: SequenceLayout, to: Mapping[int, int]) -> SequenceLayout:
-    """The layout with other numbers for its devices."""
+    """The layout with its devices renumbered."""
     groups = (replace(own, devices=tuple(to[d] for d in own.devices)) for own in layout.groups)
     return replace(layout, groups=tuple(groups))
 
@@ -328,8 +342,9 @@ MOST_DEVICES = 6
 
 @dataclass(frozen=True)
 class SequenceExact(SearchSolver):
-    """`resolution`: quanta of a sequence, a divisor of its length; None takes the largest up to 16 that leaves quanta
-    of an even number of tokens. A step is a program solved."""
+    """`resolution`: quanta per sequence, a divisor of its length; None takes the largest up to 16 for which a quantum
+    has an even number of tokens. A step is one CP-SAT model solved.
+    """
 
     resolution: int | None = None
 
@@ -354,7 +369,7 @@ class SequenceExact(SearchSolver):
         if isinstance(run.pricer, PlanPricer) and run.pricer.framework.overlaps_gradients:
             raise InputError(f"solver: {self.name}: its bounds hold for our own cost model only; use solver=hexiseq")
         run.remedy = "it plans pipelines of one sequence stage, so try solver=portfolio"
-        plans = Plans(run, resolution)
+        plans = ExactPlans(run, resolution)
         if problem.space.num_stages in (None, 1):
             plans.run()
         space = f"pipelines of one sequence stage, tokens in 1/{resolution} of a sequence"

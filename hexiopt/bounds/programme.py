@@ -23,7 +23,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.bounds.chains import Boxes, Chain, Chains, Shape
+from hexiopt.bounds.chains import Boxes, Chain, Chains, ScheduleFamily
 from hexiopt.bounds.columns import Columns
 from hexiopt.bounds.kernel import Multipliers
 from hexiopt.bounds.stages import StageTypes
@@ -47,7 +47,7 @@ _RANGES = (*((v, v) for v in range(2, 9)), (9, 2**30))  # classes of layer range
 _STAGES = (*((p, p) for p in range(2, 21)), (21, 24), (25, 30), (31, 2**30))  # and of stages
 
 
-def shape_bound_s(model: PlanPricer, lower_s: float, deadline_s: float) -> float:
+def chain_bound_s(model: PlanPricer, lower_s: float, deadline_s: float) -> float:
     """A step time that no plan beats, from `lower_s` (which must hold) upwards as far as time allows. It stays there
     where plans may have a schedule for which the conditions of `chains.py` are not proved.
 
@@ -56,11 +56,11 @@ def shape_bound_s(model: PlanPricer, lower_s: float, deadline_s: float) -> float
     proved = all(schedule.bounded for schedule in schedules(model.problem.workload))
     if not proved or time.perf_counter() >= deadline_s:
         return lower_s
-    types, kinds = StageTypes(model), dict[int | None, list[Shape]]()
-    for shape in shapes_of(model.problem):
+    types, kinds = StageTypes(model), dict[int | None, list[ScheduleFamily]]()
+    for shape in families_of(model.problem):
         kinds.setdefault(shape.micro_batches, []).append(shape)
     # A plan has shapes of one kind, so that what holds for all kinds holds: raise the lowest ones, up to the next.
-    programs = [ShapeProgram(types, shapes) for shapes in kinds.values()]
+    programs = [ChainProgram(types, shapes) for shapes in kinds.values()]
     bounds_s, prices, stuck = [lower_s] * len(programs), Columns(types).first_prices, False
     while (now_s := time.perf_counter()) < deadline_s:
         level_s = min(bounds_s) * (1 + _TOLERANCE)
@@ -75,31 +75,34 @@ def shape_bound_s(model: PlanPricer, lower_s: float, deadline_s: float) -> float
     return min(bounds_s)
 
 
-def shapes_of(problem: Problem) -> list[Shape]:
+def families_of(problem: Problem) -> list[ScheduleFamily]:
     """All shapes of a problem's pipelines, in classes that share their conditions."""
     allowed, sharding = schedules(problem.workload), sharding_stages(problem.workload)
-    num_layers = problem.model.num_layers
-    early, late = any(stage < 2 for stage in sharding), any(stage >= 2 for stage in sharding)
-    # From ZeRO-2 on, stages have one range.
-    max_chunks = problem.space.max_chunks if early and any(schedule.chunked for schedule in allowed) else 1
-    found = [Shape(1, 1, 1, num_layers)] * early
-    if late and any(schedule.lockstep for schedule in allowed):
-        batch = problem.workload.global_batch
-        found += [Shape(1, 1, 1, num_layers, m) for m in range(1, batch + 1) if batch % m == 0]
+    chunked, lockstep = (tuple(s for s in allowed if getattr(s, word)) for word in ("chunked", "lockstep"))
+    num_layers, batch = problem.model.num_layers, problem.workload.global_batch
+    found: list[ScheduleFamily] = []
+    if any(stage < 2 for stage in sharding):
+        found.append(ScheduleFamily(allowed, 1, 1, 1, num_layers))
+        max_chunks = problem.space.max_chunks if chunked else 1
+    else:
+        max_chunks = 1  # from ZeRO-2 on, stages have one range
+    if lockstep and any(stage >= 2 for stage in sharding):
+        found += [ScheduleFamily(lockstep, 1, 1, 1, num_layers, m) for m in range(1, batch + 1) if batch % m == 0]
     for least, most in _RANGES:
         for few, many in _STAGES:
             if least <= max_chunks and least * few <= num_layers:
-                found.append(Shape(least, min(most, max_chunks), few, min(many, num_layers // least)))
+                ranges = least, min(most, max_chunks)
+                found.append(ScheduleFamily(chunked, *ranges, few, min(many, num_layers // least)))
     return found
 
 
-class ShapeProgram:
+class ChainProgram:
     """The program over all chains of some shapes, which agree in `micro_batches`."""
 
-    def __init__(self, types: StageTypes, shapes: Sequence[Shape]) -> None:
+    def __init__(self, types: StageTypes, shapes: Sequence[ScheduleFamily]) -> None:
         self.types, self._batch = types, types.global_batch
-        self._shapes, self._doubtful = list(shapes), set[Shape]()
-        self._chains: dict[Shape, Chains] = {}
+        self._shapes, self._doubtful = list(shapes), set[ScheduleFamily]()
+        self._chains: dict[ScheduleFamily, Chains] = {}
         self._columns = Columns(types, shapes[0].micro_batches)
         self._prices = self._columns.first_prices
         self._searched = False  # for columns, which is done once
@@ -214,7 +217,7 @@ class ShapeProgram:
                     return False
         return not self._doubtful
 
-    def _learn(self, step_s: float, shape: Shape, smallest: float, rounds: int) -> bool:
+    def _learn(self, step_s: float, shape: ScheduleFamily, smallest: float, rounds: int) -> bool:
         """Add chains of `shape` that earn more than they cost; whether there were any."""
         boxes, gained = self._first_boxes(step_s, shape), False
         for _ in range(rounds):
@@ -225,7 +228,7 @@ class ShapeProgram:
                 break
         return gained
 
-    def _first_boxes(self, step_s: float, shape: Shape) -> Boxes:
+    def _first_boxes(self, step_s: float, shape: ScheduleFamily) -> Boxes:
         fewest = shape.least_stages if shape.interleaved else 1
         if fewest > self._batch:
             return Boxes.grid(np.zeros(0), np.zeros(0))
@@ -239,7 +242,7 @@ class ShapeProgram:
         return Boxes.grid(micro_batches_at, np.concatenate([[0.0], ends_s]))
 
     def _evaluate(
-        self, step_s: float, shape: Shape, boxes: Boxes, target: float, finely: bool = False
+        self, step_s: float, shape: ScheduleFamily, boxes: Boxes, target: float, finely: bool = False
     ) -> tuple[Floats, list[tuple[Chain, float]]]:
         """Micro-batches over the least price, for each box; and chains, with the box's least micro-batches, where that
         is above `target`. `finely` by both recursions over chains, of which the better counts."""

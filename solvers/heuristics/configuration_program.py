@@ -1,14 +1,15 @@
-"""`shapes`: a configuration linear program over pipeline shapes, by column generation.
+"""`shapes`: a configuration linear programme over pipeline shapes, solved by column generation.
 
-Equal GPUs make a large cluster small: what matters is how many pipelines of which *shape* to build. A shape is
-a multiset of stages (machine kind, TP degree) that together hold all layers within a beat β. In a step of T
-seconds it processes M(T) ≈ (T − fill) / β + 1 micro-batches. The most that the cluster processes is
+Equal GPUs make a large cluster small: what matters is how many pipelines of which *shape* to build. A shape is a
+multiset of stages (machine kind, TP degree) that together hold all layers within a period β. In a step of T seconds it
+processes M(T) ≈ (T − fill) / β + 1 micro-batches. The cluster processes at most
 
     max Σ_s x_s · b_s · M_s(T)   subject to   Σ_s x_s · devices(s, k) ≤ devices(k) for every machine kind k.
 
-Columns come from a knapsack over layers, for a grid of beats at once, under the duals of the devices (Gilmore and
-Gomory, 1961). T follows by Newton's method, since the optimum is convex in T. An integer program over
-the columns met rounds the solution; then groups are laid onto machines, a pipeline's stages near each other.
+Columns come from a knapsack over layers, for a whole grid of periods at once, under the dual prices of the devices
+(Gilmore and Gomory, 1961). T is found by Newton's method, because the optimum is convex in T. An integer programme over
+the generated columns rounds the solution; then TP groups are placed on machines, the stages of a pipeline close to each
+other.
 """
 
 import itertools
@@ -19,31 +20,32 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.space import default_schedule
 from hexiopt.schedules.in_flight import holding
 from hexiopt.solving import Pricer
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.layers import LayerSplitter
-from solvers.core.partition import Group, Partition, PipelineGroup
+from solvers.core.partition import DeviceGroup, Partition, PipelineGroup
 from solvers.core.search import Search
 from solvers.core.zero import plain_stages
 from solvers.frame.solver import SearchSolver, offer_partition
-from solvers.frame.starts import chain_structures, cut, kinds
-from solvers.heuristics.random_partition import random_structure
+from solvers.frame.starts import chain_partitions, cut, kinds
+from solvers.heuristics.random_partition import draw_partition
 
-Floats = NDArray[np.float64]
-_BEATS = 48  # grid of beats, geometric
+_PERIODS = 48  # in the geometric grid
 _COLUMNS = 60  # most columns generated for one T
 _MIP_S, _MIP_NODES = 1.0, 5_000  # most seconds and nodes of one rounding
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """A stage type: machine kind, TP degree, least time of n layers (`times[n-1]`), seconds of one hop inside."""
+class StageType:
+    """A stage type: machine kind, TP degree, the least time of n layers (`times[n-1]`), seconds of a message inside a
+    machine.
+    """
 
     kind: int
     tp: int
@@ -52,8 +54,8 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """A pipeline shape: counts of items, beat and fill in seconds, micro-batch size."""
+class PipelineShape:
+    """A pipeline shape: the number of stages of each type, period and fill in seconds, and micro-batch size."""
 
     counts: tuple[int, ...]
     period_s: float
@@ -65,14 +67,22 @@ class Shape:
         return max(0.0, self.micro_batch_size * ((step_s - self.fill_s) / self.period_s + 1.0))
 
 
-class ShapeProgram:
-    """The linear program of one problem, ZeRO stage and in-flight assumption; `go_on` says whether there is time."""
+class ConfigurationProgram:
+    """The linear program for one problem, one ZeRO stage and one assumed number of micro-batches in flight.
+
+    Column generation stops early once `should_continue` returns False.
+    """
 
     def __init__(
-        self, pricer: Pricer, sharding: int, held: int, same_kind: bool, go_on: Callable[[], bool] = lambda: True
+        self,
+        pricer: Pricer,
+        sharding: int,
+        held: int,
+        same_kind: bool,
+        should_continue: Callable[[], bool] = lambda: True,
     ) -> None:
         problem = self._problem = pricer.problem
-        self._pricer, self._go_on = pricer, go_on
+        self._pricer, self._go_on = pricer, should_continue
         self._same_kind = same_kind
         self.kinds = kinds(problem)
         self.devices = problem.usable_by_machine
@@ -80,7 +90,7 @@ class ShapeProgram:
         shards = StateSharding(sharding, max(1, int(self.supply.sum()) // 8))
         splitter = LayerSplitter(pricer, pricer.policies(), even=False, per_layer=problem.space.recompute_per_layer)
         self.sizes = problem.space.micro_batch_sizes(problem.workload.global_batch)[:3]
-        self.items: dict[int, list[Item]] = {size: [] for size in self.sizes}
+        self.items: dict[int, list[StageType]] = {size: [] for size in self.sizes}
         cross_s = self._crossing_s()
         self._cross_s = {size: cross_s * size for size in self.sizes}
         for size in self.sizes:
@@ -92,12 +102,12 @@ class ShapeProgram:
                     message_s = 0.0
                     if 2 * tp <= len(own):
                         message_s = pricer.message_s(own[:tp], own[tp : 2 * tp], size)
-                    self.items[size].append(Item(k, tp, np.array(options.times or [np.inf]), message_s))
-        self._columns: list[Shape] = []
+                    self.items[size].append(StageType(k, tp, np.array(options.times or [np.inf]), message_s))
+        self._columns: list[PipelineShape] = []
         self._known: set[tuple[tuple[int, ...], int, float]] = set()
 
     def _crossing_s(self) -> float:
-        """A typical hop between machines for one sequence, both directions."""
+        """Seconds of a typical message between machines for one sequence, in both directions."""
         firsts = [self.devices[members[0]] for members in self.kinds]
         ends = [own[0] for own in firsts]
         if len(ends) == 1 and len(self.kinds[0]) > 1:
@@ -106,8 +116,10 @@ class ShapeProgram:
         routes = [self._pricer.message_s((a,), (b,), 1) for a, b in pairs]
         return 2 * float(np.median(routes)) if routes else 0.0
 
-    def solve(self) -> tuple[float, list[tuple[Shape, float]]] | None:
-        """(T, shapes with how many of each, fractional) at which the cluster just processes the global batch."""
+    def solve(self) -> tuple[float, list[tuple[PipelineShape, float]]] | None:
+        """(T, shapes with their fractional multiplicities) at which the cluster just processes the global batch; None
+        where no stage fits.
+        """
         batch = self._problem.workload.global_batch
         usable = [item for items in self.items.values() for item in items if np.isfinite(item.times[0])]
         if not usable:
@@ -142,11 +154,11 @@ class ShapeProgram:
         usage = [np.append(self.usage(shape), shape.micro_batch_size) for shape in self._columns]
         return np.array(usage).T, np.append(self.supply, self._problem.workload.global_batch)
 
-    def columns(self) -> list[Shape]:
-        """All shapes met."""
+    def columns(self) -> list[PipelineShape]:
+        """All shapes generated."""
         return self._columns
 
-    def _generate(self, step_s: float) -> list[tuple[Shape, float]]:
+    def _generate(self, step_s: float) -> list[tuple[PipelineShape, float]]:
         """Column generation at T = `step_s`."""
         if not self._columns:
             self._price(np.zeros(len(self.kinds)), step_s)
@@ -154,7 +166,7 @@ class ShapeProgram:
                 duals = np.full(len(self.kinds), 1e9)
                 duals[k] = 0.0
                 self._price(duals, step_s)
-        solution: list[tuple[Shape, float]] = []
+        solution: list[tuple[PipelineShape, float]] = []
         for _ in range(_COLUMNS):
             if not self._columns or not self._go_on():
                 return solution
@@ -172,7 +184,7 @@ class ShapeProgram:
         """TP degrees in a machine."""
         return self._problem.space.allowed_tp(len(self.devices[machine]))
 
-    def usage(self, shape: Shape) -> Floats:
+    def usage(self, shape: PipelineShape) -> Floats:
         """Devices of each kind that a shape takes."""
         used = np.zeros(len(self.kinds))
         for item, count in zip(self.items[shape.micro_batch_size], shape.counts, strict=True):
@@ -180,7 +192,7 @@ class ShapeProgram:
         return used
 
     def _price(self, duals: Floats, step_s: float) -> bool:
-        """Add the shapes that gain most under `duals`, one per micro-batch size; whether any gains."""
+        """Add the shape with the largest reduced cost under `duals` for each micro-batch size; whether any improves."""
         gained = False
         for size in self.sizes:
             groups: list[list[int]] = [list(range(len(self.items[size])))]
@@ -199,8 +211,8 @@ class ShapeProgram:
                     gained = True
         return gained
 
-    def _knapsack(self, size: int, members: list[int], duals: Floats, step_s: float) -> Shape | None:
-        """The best shape of the items `members`: over a grid of beats, cover all layers at least cost."""
+    def _knapsack(self, size: int, members: list[int], duals: Floats, step_s: float) -> PipelineShape | None:
+        """The best shape of the stage types `members`: for each period of a grid, all layers covered at least cost."""
         layers = self._problem.model.num_layers
         items = [self.items[size][i] for i in members]
         items_i = [i for i, item in zip(members, items, strict=True) if np.isfinite(item.times[0])]
@@ -211,10 +223,10 @@ class ShapeProgram:
         high = min(step_s, max(float(item.times[-1]) for item in items))
         if high <= low:
             return None
-        periods = np.geomspace(low, high, _BEATS)
+        periods = np.geomspace(low, high, _PERIODS)
         n = np.array([np.searchsorted(item.times, periods * (1 + 1e-12), side="right") for item in items])
         stage_s = np.array([item.times[np.maximum(m, 1) - 1] for item, m in zip(items, n, strict=True)])
-        # Every stage adds its time and its hop to the fill, which costs micro-batches.
+        # Every stage adds its time and its message to the fill, which reduces the number of micro-batches.
         message_s = np.array([2 * item.message_s for item in items])[:, None]
         price = np.array([duals[item.kind] * item.tp for item in items])[:, None]
         loss = price + size * (stage_s + message_s) / periods
@@ -239,11 +251,11 @@ class ShapeProgram:
             used.add(items[pick].kind)
             layer -= int(n[pick, at])
         fill_s += (len(used) - 1) * self._cross_s[size]
-        return Shape(tuple(counts), float(periods[at]), fill_s, size)
+        return PipelineShape(tuple(counts), float(periods[at]), fill_s, size)
 
 
-def rounded(program: ShapeProgram, step_s: float, time_limit_s: float) -> list[tuple[Shape, int]]:
-    """Whole numbers of shapes that process the most in `step_s` seconds, among all columns met."""
+def rounded(program: ConfigurationProgram, step_s: float, time_limit_s: float) -> list[tuple[PipelineShape, int]]:
+    """Integer multiplicities of all generated shapes that process the most sequences in `step_s` seconds."""
     columns = program.columns()
     values = np.array([shape.sequences(step_s) for shape in columns])
     usage, supply = program.constraints()
@@ -259,11 +271,13 @@ def rounded(program: ShapeProgram, step_s: float, time_limit_s: float) -> list[t
     return [(shape, round(x)) for shape, x in zip(columns, answer.x, strict=True) if round(x) > 0]
 
 
-def laid_out(program: ShapeProgram, chosen: Sequence[tuple[Shape, int]], aligned: bool) -> list[PipelineGroup]:
-    """Shapes on devices, frequent ones first.
+def laid_out(
+    program: ConfigurationProgram, chosen: Sequence[tuple[PipelineShape, int]], aligned: bool
+) -> list[PipelineGroup]:
+    """Pipeline groups of the shapes placed on devices, the most frequent shapes first.
 
-    Either a pipeline's stages of a kind share a machine, so that messages stay inside; or (`aligned`) a stage of
-    several pipelines does, so that a machine holds few layers and its interface carries few gradients.
+    Either the stages of a pipeline in one machine kind share a machine, so that messages stay inside it; or (`aligned`)
+    the same stage of several pipelines does, so that a machine holds few layers and sends few gradients.
     """
     free = {m: list(own) for m, own in program.devices.items()}
     pipeline_groups = []
@@ -272,26 +286,28 @@ def laid_out(program: ShapeProgram, chosen: Sequence[tuple[Shape, int]], aligned
             pipelines = _place_aligned(program, shape, count, free)
         else:
             pipelines = [stages for stages in (_place(program, shape, free) for _ in range(count)) if stages]
-        by_degrees: dict[tuple[int, ...], list[list[Group]]] = defaultdict(list)
+        by_degrees: dict[tuple[int, ...], list[list[DeviceGroup]]] = defaultdict(list)
         for stages in pipelines:
             by_degrees[tuple(len(group) for group in stages)].append(stages)
         for same in by_degrees.values():
-            slots = tuple(tuple(stages[s] for stages in same) for s in range(len(same[0])))
-            pipeline_groups.append(PipelineGroup(slots, shape.micro_batch_size))
+            pipeline_stages = tuple(tuple(stages[s] for stages in same) for s in range(len(same[0])))
+            pipeline_groups.append(PipelineGroup(pipeline_stages, shape.micro_batch_size))
     return pipeline_groups
 
 
-def _place_aligned(program: ShapeProgram, shape: Shape, count: int, free: dict[int, list[int]]) -> list[list[Group]]:
-    """`count` pipelines, as many at a time as a machine has groups of the widest degree; stage after stage."""
+def _place_aligned(
+    program: ConfigurationProgram, shape: PipelineShape, count: int, free: dict[int, list[int]]
+) -> list[list[DeviceGroup]]:
+    """`count` pipelines, placed stage by stage, as many at a time as a machine has groups of the largest degree."""
     items = program.items[shape.micro_batch_size]
     order = [item for item, n in zip(items, shape.counts, strict=True) for _ in range(n)]
     largest = max(len(own) for own in program.devices.values())
     together = max(1, largest // max(item.tp for item in order))
-    pipelines: list[list[Group]] = []
+    pipelines: list[list[DeviceGroup]] = []
     while count > 0:
         width = min(count, together)
         count -= width
-        stages: list[list[Group]] = [[] for _ in range(width)]
+        stages: list[list[DeviceGroup]] = [[] for _ in range(width)]
         for item in order:
             members = sorted(program.kinds[item.kind], key=lambda m: -len(free[m]))
             machine = next((m for m in reversed(members) if len(free[m]) >= item.tp * width), members[0])
@@ -300,15 +316,15 @@ def _place_aligned(program: ShapeProgram, shape: Shape, count: int, free: dict[i
                     machine = max(members, key=lambda m: len(free[m]))
                 taken = free[machine][: item.tp]
                 del free[machine][: item.tp]
-                if taken:  # a group that no machine has room for comes out narrower
+                if taken:  # a group that fits no machine gets a smaller degree
                     pipeline += cut(taken, max(t for t in program.allowed(machine) if t <= len(taken)))
         pipelines += [stages_of for stages_of in stages if stages_of]
     return pipelines
 
 
-def _place(program: ShapeProgram, shape: Shape, free: dict[int, list[int]]) -> list[Group]:
-    """The stages of one pipeline, slow kinds first; degrees that no machine has room for are halved."""
-    stages: list[Group] = []
+def _place(program: ConfigurationProgram, shape: PipelineShape, free: dict[int, list[int]]) -> list[DeviceGroup]:
+    """The stages of one pipeline, slow kinds first; TP degrees that fit no machine are halved."""
+    stages: list[DeviceGroup] = []
     for k, members in enumerate(program.kinds):
         degrees = sorted(
             (
@@ -321,8 +337,8 @@ def _place(program: ShapeProgram, shape: Shape, free: dict[int, list[int]]) -> l
         )
         while degrees:
             total = sum(degrees)
-            roomy = [m for m in members if len(free[m]) >= total]
-            machine = min(roomy, key=lambda m: len(free[m])) if roomy else max(members, key=lambda m: len(free[m]))
+            fitting = [m for m in members if len(free[m]) >= total]
+            machine = min(fitting, key=lambda m: len(free[m])) if fitting else max(members, key=lambda m: len(free[m]))
             if not free[machine]:
                 break
             left = []
@@ -338,17 +354,19 @@ def _place(program: ShapeProgram, shape: Shape, free: dict[int, list[int]]) -> l
     return stages
 
 
-def shape_structures(search: Search, go_on: Callable[[], bool] | None = None) -> Iterator[Partition]:
-    """Structures by the linear program under a few assumptions, best sharding first, as long as `go_on` says so (the
-    search's own, where none is given)."""
-    problem, go_on = search.problem, go_on or search.go_on
+def shape_partitions(search: Search, should_continue: Callable[[], bool] | None = None) -> Iterator[Partition]:
+    """Partitions from the rounded linear program under several assumptions, the deepest sharding first.
+
+    Stops once `should_continue` (by default that of `search`) returns False.
+    """
+    problem, should_continue = search.problem, should_continue or search.should_continue
     schedule = default_schedule(problem.workload)
     for sharding in plain_stages(problem)[::-1]:
         for held in (4, 8):
             for same_kind in (False, True):
-                if not go_on():
+                if not should_continue():
                     return
-                program = ShapeProgram(search.pricer, sharding, held, same_kind, go_on)
+                program = ConfigurationProgram(search.pricer, sharding, held, same_kind, should_continue)
                 answer = program.solve()
                 if answer is None:
                     continue
@@ -367,9 +385,9 @@ def shape_structures(search: Search, go_on: Callable[[], bool] | None = None) ->
 
 
 class Shapes(SearchSolver):
-    """The rounded linear programs, priced; a step is one structure.
+    """Prices the rounded linear programmes; a step is one partition.
 
-    Where the plan space allows none of them, the first hand-made or random structure that fits.
+    Where the plan space allows none of them, the first rule-based or random partition that fits is the result.
     """
 
     name = "shapes"
@@ -377,10 +395,10 @@ class Shapes(SearchSolver):
     def search(self, run: Search, rng: random.Random) -> None:
         """Price the roundings."""
         problem, completer = run.problem, PlanCompleter(run.pricer)
-        drawn = (random_structure(problem, rng) for _ in itertools.count())
-        others = itertools.chain(chain_structures(problem), drawn)
+        drawn = (draw_partition(problem, rng) for _ in itertools.count())
+        others = itertools.chain(chain_partitions(problem), drawn)
         until_found = itertools.takewhile(lambda _: run.plan is None, others)
-        for partition in itertools.chain(shape_structures(run), until_found):
+        for partition in itertools.chain(shape_partitions(run), until_found):
             if not run.step():
                 break
             if partition is not None:

@@ -1,10 +1,11 @@
-"""The CP-SAT model of one frame: tokens and heads of its devices, at least forward and backward time, within memory.
+"""The CP-SAT model of one skeleton: tokens and heads of its devices that minimise forward and backward time within
+memory.
 
-The frame says which devices form which group, in which order, under which policy. Time runs along phases as in
-`hexiopt/cost/executors/sequence_phases.py`, each as a constraint "not before". With heads given, the model is the cost
-model but for rounding down: its objective never exceeds the true time and falls behind it by less than 1e-6. With heads
-free, it is so too where the rings are known beforehand and query heads do not share key-value heads, and else a
-relaxation: key-value heads count as fractions of query heads; rings as in `messages.py`.
+The skeleton says which devices form which group, in which order, under which policy. The model follows the phases of
+`hexiopt/cost/executors/sequence_phases.py`, each as a constraint "not before". With fixed heads it equals the cost
+model up to rounding down: its objective never exceeds the true time and is less than 1e-6 below it. With free heads
+this also holds where the rings are known in advance and query heads do not share key-value heads. Otherwise it is a
+relaxation: key-value heads count as fractions of query heads, and rings as in `messages.py`.
 """
 
 from collections.abc import Sequence
@@ -15,48 +16,54 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from hexiopt.plan.token_layout import RingSchedule, members
-from solvers.sequence.exact.frames import Frame
-from solvers.sequence.exact.grid import Grid, Term
-from solvers.sequence.exact.messages import Messages
-from solvers.sequence.exact.room import Need, fit_memory
+from solvers.sequence.exact.layout_skeletons import LayoutSkeleton
+from solvers.sequence.exact.messages import SkeletonMessages
+from solvers.sequence.exact.quanta_grid import KernelSeconds, QuantaGrid
+from solvers.sequence.exact.skeleton_memory import SkeletonNeeds, fit_memory
 from solvers.sequence.exact.variables import Sum, Variables
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Quanta and heads of the devices of a frame, in its order; and the model's time, at most the true one."""
+class SolvedShares:
+    """Quanta and heads of the devices of a skeleton, in its order, and the model's time, which never exceeds the true
+    one.
+    """
 
     quanta: tuple[int, ...]
     heads: tuple[int, ...]
     seconds: float
 
 
-class Program:
-    """The model of a `frame` for less than `limit_s` seconds, forward and backward; `heads` where they are given;
-    without `memory`, as if all devices had room for everything."""
+class SkeletonProgram:
+    """The model of a `skeleton` for less than `limit_s` seconds, forward and backward.
+
+    `heads` fixes the heads; without `memory`, all devices have unlimited memory.
+    """
 
     def __init__(
         self,
-        grid: Grid,
-        frame: Frame,
-        need: Need,
+        grid: QuantaGrid,
+        skeleton: LayoutSkeleton,
+        need: SkeletonNeeds,
         limit_s: float,
         heads: Sequence[int] | None = None,
         *,
         memory: bool = True,
     ) -> None:
-        v = self._v = Variables(grid, frame, limit_s, heads)
+        v = self._v = Variables(grid, skeleton, limit_s, heads)
         if heads is None:
             v.order_equals(dict(need.states_bytes))
         if memory:
             fit_memory(v, need)
-        self._messages = Messages(v, dict(need.sharers))
-        # Times of turns go with products of quanta: groups of even numbers of tokens tell the factors.
-        self._turns = RingSchedule(members(frame.layout([2] * len(v.devices), heads or v.any_heads())), frame.order)
+        self._messages = SkeletonMessages(v, dict(need.sharers))
+        # Times of turns are proportional to products of quanta; groups with even numbers of tokens give the factors.
+        self._turns = RingSchedule(
+            members(skeleton.layout([2] * len(v.devices), heads or v.any_heads())), skeleton.order
+        )
 
         # Step 3, objective: all layers forward and backward, and what the two ends of the model add.
         host_s = grid.framework.layer_host_s
-        recompute_s = host_s if frame.policy == "full" else 0.0
+        recompute_s = host_s if skeleton.policy == "full" else 0.0
         layer = self._phase_end(self._forward(), host_s) + self._phase_end(self._backward(), host_s + recompute_s)
         ends = [v.largest([v.table(k, grid.ends(gpu)[row]) for k, gpu in enumerate(v.gpus)]) for row in range(4)]
         self._objective = v.spec.num_layers * layer + sum(ends)
@@ -66,20 +73,22 @@ class Program:
     # ---------------------------------------------------------------- asking
 
     def below(self, limit_s: float) -> None:
-        """Ask for less time from now on."""
+        """Require less than `limit_s` seconds from now on."""
         self._v.model.add(self._objective <= self._v.units(limit_s))
 
     def refute_heads(self, heads: Sequence[int]) -> None:
-        """Leave these heads out."""
+        """Exclude this choice of heads."""
         assert self._v.heads is not None
         self._v.refute(self._v.heads, heads)
 
     def refute_quanta(self, quanta: Sequence[int]) -> None:
-        """Leave this choice of quanta out."""
+        """Exclude this choice of quanta."""
         self._v.refute(self._v.quanta, quanta)
 
-    def least(self, seconds: float, deterministic_s: float) -> tuple[Choice | None, bool]:
-        """The choice of least time, and whether that is proven; None and True: there is none within the limit."""
+    def least(self, seconds: float, deterministic_s: float) -> tuple[SolvedShares | None, bool]:
+        """The choice with the least time, and whether that is proven; (None, True) where no choice is within the
+        limit.
+        """
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = 0
@@ -93,7 +102,7 @@ class Program:
             return None, False
         chosen = self._v.fixed or tuple(solver.value(h) for h in self._v.heads or ())
         least_s = solver.best_objective_bound * self._v.unit_s
-        return Choice(tuple(solver.value(t) for t in self._v.quanta), chosen, least_s), status == cp_model.OPTIMAL
+        return SolvedShares(tuple(solver.value(t) for t in self._v.quanta), chosen, least_s), status == cp_model.OPTIMAL
 
     # ---------------------------------------------------------------- phases
 
@@ -109,20 +118,20 @@ class Program:
 
     def _backward(self) -> list[Sum]:
         now: list[Sum] = [0] * len(self._v.devices)
-        if self._v.frame.policy == "full":
+        if self._v.skeleton.policy == "full":
             now = self._forward_from(now, again=True)
         now = self._worked(now, "after_back_s")
         now = self._exchanged(now, "out")
-        if self._v.frame.policy == "selective":
+        if self._v.skeleton.policy == "selective":
             now = self._ringed(now, backward=False)
         now = self._ringed(now, backward=True)
         now = self._exchanged(now, "qkv_back")
         return self._worked(now, "before_back_s")
 
-    def _phase_end(self, now: Sequence[Sum], floor_s: float) -> cp_model.IntVar:
+    def _phase_end(self, now: Sequence[Sum], lower_bound_s: float) -> cp_model.IntVar:
         found = self._v.largest(now)
-        if floor_s:
-            self._v.model.add(found >= self._v.units(floor_s))
+        if lower_bound_s:
+            self._v.model.add(found >= self._v.units(lower_bound_s))
         return found
 
     def _worked(self, now: list[Sum], part: str) -> list[Sum]:
@@ -182,8 +191,11 @@ class Program:
     def _attended(
         self, k: int, g: int, s: int, backward: bool, causal: float, whole: float, kernels: float, rows: float
     ) -> Sum:
-        """Attention of place k at a turn, for the parts of its group's quanta times those of the source that count; and
-        what sums up its parts, for the part `rows` of its group's quanta."""
+        """Seconds of attention of place k in one turn, over the counted fractions of its group's quanta times the
+        source's.
+
+        Includes the kernels that merge its parts, over the fraction `rows` of its group's quanta.
+        """
         many, gpu = self._v.grid.resolution, self._v.gpus[k]
         pairs = self._v.product(self._v.group_quanta[g], self._v.group_quanta[s], many**2)
         found: list[Sum] = []
@@ -199,7 +211,7 @@ class Program:
             found.append(self._at_least(term, 1.0, amount))
         return sum(found)
 
-    def _at_least(self, term: Term, kernels: float, amount: Sum) -> cp_model.IntVar:
+    def _at_least(self, term: KernelSeconds, kernels: float, amount: Sum) -> cp_model.IntVar:
         found = self._v.time()
         self._v.model.add(found >= self._v.units(term.launch_s * kernels))
         self._v.model.add(found >= amount)

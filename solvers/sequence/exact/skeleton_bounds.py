@@ -1,7 +1,7 @@
-"""Quick floors of forward and backward seconds: what no tokens and heads of a frame can beat.
+"""Quick lower bounds on forward and backward seconds that hold for all tokens and heads of a skeleton.
 
-They count compute, the all-to-alls of one machine of a group that stands in several, and the gradients of keys and
-values, which in the backward go all the way round the rings.
+They count compute, the all-to-alls of one machine of a group that spans several, and the gradients of keys and values,
+which travel all the way round the rings in the backward pass.
 """
 
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ import numpy as np
 
 from hexiopt.calibration.gpus import Gpu
 from hexiopt.plan.token_layout import Floats
-from solvers.sequence.exact.frames import Frame
-from solvers.sequence.exact.grid import Grid
+from solvers.sequence.exact.layout_skeletons import LayoutSkeleton
+from solvers.sequence.exact.quanta_grid import QuantaGrid
 
 _Type = tuple[Floats, float, float]
 
 
-class Floors:
+class SkeletonBounds:
     """Floors on one grid."""
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: QuantaGrid) -> None:
         self._grid, self._cluster = grid, grid.problem.cluster
         self._spec = grid.problem.model
         self._each = self._spec.num_heads // self._spec.num_kv_heads
@@ -31,11 +31,11 @@ class Floors:
         self._group: dict[tuple[object, ...], Floats] = {}
 
     def of_devices(self, devices: Sequence[int]) -> float:
-        """Of any frame of `devices`.
+        """A bound for all skeletons of `devices`.
 
-        A device that takes a share x of all quanta and y of all pairs of queries, keys and heads works for
-        x · A + y · B seconds at least. All shares sum to 1, so that for any λ between 0 and 1 and T seconds
-        1 ≤ T · Σ max(λ / A, (1-λ) / B); the best λ makes two terms of a device equal.
+        A device that takes a share x of all quanta and y of all products of queries, keys and heads works for at least
+        x · A + y · B seconds. The shares sum to 1, so for any λ between 0 and 1 and T seconds 1 ≤ T · Σ max(λ / A,
+        (1-λ) / B); the best λ makes the two terms of some device equal.
         """
         many, limits = self._grid.resolution, []
         for d in devices:
@@ -45,41 +45,42 @@ class Floors:
         prices = {a / (a + b) for a, b in limits}
         return max(1.0 / sum(max(p / a, (1.0 - p) / b) for a, b in limits) for p in prices)
 
-    def of_frame(self, frame: Frame) -> float:
-        """Of one frame: the least, over quanta of the groups, of the longest group's."""
+    def of_skeleton(self, skeleton: LayoutSkeleton) -> float:
+        """A bound for one skeleton: the longest group's, minimised over the groups' quanta."""
         many = self._grid.resolution
         reached = np.where(np.arange(many + 1) == 0, 0.0, np.inf)  # least longest time to place n quanta
         rows, forward = np.arange(many + 1)[:, None], self._after > 0
-        for own, ring_s in zip(frame.groups, self._rings_s(frame), strict=True):
-            table = self._of_group(own, frame.order, frame.policy, ring_s)
+        for own, ring_s in zip(skeleton.groups, self._rings_s(skeleton), strict=True):
+            table = self._of_group(own, skeleton.order, skeleton.policy, ring_s)
             each = np.where(forward, table[rows, np.maximum(self._after, 0)], np.inf)
             reached = np.maximum(reached[:, None], each).min(axis=0)
         return float(reached[many])
 
     # ---------------------------------------------------------------- rings
 
-    def _rings_s(self, frame: Frame) -> list[float]:
-        """Of each group, seconds in which gradients of keys and values come and go through an interface that none of
-        them can avoid."""
-        count = len(frame.groups)
+    def _rings_s(self, skeleton: LayoutSkeleton) -> list[float]:
+        """For each group, the seconds in which gradients of keys and values pass an interface that none of them can
+        avoid.
+        """
+        count = len(skeleton.groups)
         found = [0.0] * count
         if count == 1:
             return found
         grid = self._grid
         num_bytes = 2.0 * grid.head_bytes * grid.resolution * self._spec.num_kv_heads * self._spec.num_layers
-        machines = [{int(self._cluster.machine_of[d]) for d in own} for own in frame.groups]
+        machines = [{int(self._cluster.machine_of[d]) for d in own} for own in skeleton.groups]
         for g in range(count):
             after = (g + 1) % count
             if machines[g] & machines[after]:
                 continue
             for end in (g, after):
                 if len(machines[end]) == 1:
-                    seconds = num_bytes / min(self._ports(frame.groups[end]))
+                    seconds = num_bytes / min(self._ports(skeleton.groups[end]))
                     found[g], found[after] = max(found[g], seconds), max(found[after], seconds)
         return found
 
     def _ports(self, devices: Sequence[int]) -> tuple[float, float]:
-        """Bytes a second that devices of a machine can send to others, and receive."""
+        """Bytes per second that devices of one machine can send to other machines, and receive from them."""
         network = self._cluster.network
         sending, receiving = (
             sum(float(network.capacity[r]) for r in {int(ports[d]) for d in devices})
@@ -106,7 +107,9 @@ class Floors:
         return found
 
     def _of_part(self, own: Sequence[int], part: Sequence[int], order: str, policy: str, ring_s: float) -> Floats:
-        """As `_of_group`, counting the messages between the devices `part` of a machine and the rest of the group."""
+        """As `_of_group`, counting only the messages between `part`, devices of one machine, and the rest of the
+        group.
+        """
         many, num_heads = self._grid.resolution, self._spec.num_heads
         rest = [d for d in own if d not in part]
         mine_s, theirs_s = self._shared(part, policy), self._shared(rest, policy)
@@ -129,8 +132,9 @@ class Floors:
         return found
 
     def _shared(self, devices: Sequence[int], policy: str) -> tuple[Floats, Floats, Floats]:
-        """The least that devices need for quanta [resolution + 1] outside attention, and for heads [heads + 1], of a
-        pair of quanta, in attention forward and backward."""
+        """Least seconds of the slowest of `devices` for quanta outside attention [resolution + 1], and for heads in
+        attention forward and backward, per pair of quanta [heads + 1].
+        """
         many, num_heads = self._grid.resolution, self._spec.num_heads
         types = [self._of_device(self._grid.gpu(d), policy) for d in devices]
         heads = np.arange(num_heads + 1.0)
@@ -141,8 +145,9 @@ class Floors:
         )
 
     def _of_device(self, gpu: Gpu, policy: str) -> _Type:
-        """Seconds of all layers outside attention, and of both ends [quanta]; and of attention, forward and backward,
-        for a quantum of queries, a quantum of keys before them and a head."""
+        """Seconds of all layers outside attention and of embedding and head [quanta]; and of attention forward and
+        backward for one quantum of queries, one quantum of keys before them, and one head.
+        """
         found = self._device.get((gpu.name, policy))
         if found is None:
             grid, layers = self._grid, self._spec.num_layers
@@ -160,8 +165,11 @@ class Floors:
 
 
 def least_largest(tables: Sequence[Floats], total: int) -> Floats:
-    """The least largest entry where n parts, up to `total`, of at least 1 each are dealt to ascending `tables`
-    [total + 1]; infinite where there are too few. Without tables, nothing for no part."""
+    """The least largest entry when n parts, up to `total`, are allocated to ascending `tables` [total + 1], at least 1
+    to each.
+
+    Infinite where n is smaller than the number of tables. Without tables, 0 for n = 0.
+    """
     count = len(tables)
     found = np.full(total + 1, np.inf)
     if not count:

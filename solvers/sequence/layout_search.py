@@ -1,9 +1,9 @@
-"""The layout problem: given devices, layers and memory, the sequence layout of least forward and backward time.
+"""The layout problem: for given devices, layers and memory, find the sequence layout with the least stage time.
 
-The three stages of HexiSeq (arXiv 2605.07569): groups (`grouping.py`), tokens of the groups and ranks by capability
+The three stages of HexiSeq (arXiv 2605.07569): groups (`grouping.py`), tokens of groups and ranks by capability
 (`token_allocation.py`), and coordinate descent over tokens and heads. Beyond the paper, the second stage balances
-causal work and keeps within memory, every recompute policy and both orders are tried, and the descent scales whole
-types of GPUs first, then groups and ranks. Every layout considered is priced as a plan's would be.
+causal work and respects memory, every recompute policy and both token orders are tried, and the descent first scales
+whole GPU types, then groups and ranks. Every layout is priced as it would be in a plan.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,14 @@ import numpy as np
 
 from hexiopt.cost.pricer import PlanPricer
 from solvers.sequence.grouping import Signatures, clusterings
-from solvers.sequence.layout_evaluator import RULES, EvaluatedLayout, Freedoms, Judge, LayoutRecipe, Need
+from solvers.sequence.layout_evaluator import (
+    RULES,
+    EvaluatedLayout,
+    LayoutEvaluator,
+    LayoutFreedoms,
+    LayoutRecipe,
+    StageNeeds,
+)
 
 _PLAIN = (4, 10, None)  # clusterings tried at each effort
 _VARIED = 2  # best clusterings whose orders, rules and policies are all tried
@@ -30,21 +37,25 @@ def _rank(one: EvaluatedLayout) -> tuple[float, float]:
 
 
 class LayoutSearch:
-    """Searches layouts of one problem; `go_on` says whether there is time left."""
+    """Searches layouts of one problem; stops once `should_continue` returns False."""
 
-    def __init__(self, model: PlanPricer, go_on: Callable[[], bool], freedoms: Freedoms | None = None) -> None:
+    def __init__(
+        self, model: PlanPricer, should_continue: Callable[[], bool], freedoms: LayoutFreedoms | None = None
+    ) -> None:
         self.model, self.problem = model, model.problem
-        self.freedoms = freedoms or Freedoms()
-        self.judge = Judge(model, self.freedoms)
-        self._go_on = go_on
+        self.freedoms = freedoms or LayoutFreedoms()
+        self.evaluator = LayoutEvaluator(model, self.freedoms)
+        self._go_on = should_continue
         self._signatures = Signatures(model.problem)
         self._examples: dict[bytes, tuple[int, ...]] = {}
         self._kept: dict[tuple[object, ...], EvaluatedLayout | None] = {}
 
-    def best(self, devices: Sequence[int], size: int, need: Need, effort: int = 1) -> EvaluatedLayout | None:
-        """The best layout of all of `devices` for micro-batches of `size` sequences; one that does not fit where none
-        does, None where none is legal. `effort` 0 tries the plainest groups alone, 1 more of them and their variants, 2
-        all, and descends over types, 3 over groups and ranks too."""
+    def best(self, devices: Sequence[int], size: int, need: StageNeeds, effort: int = 1) -> EvaluatedLayout | None:
+        """The best layout over all of `devices` for micro-batches of `size` sequences.
+
+        Where none fits, one that does not; None where none is legal. `effort` 0 tries only the plainest groups, 1 more
+        groups and their variants, 2 all of them and a descent over GPU types, 3 also a descent over groups and ranks.
+        """
         devices = tuple(sorted(devices))
         if len(devices) > self.problem.workload.seq_len:
             return None
@@ -66,7 +77,7 @@ class LayoutSearch:
         return found
 
     def _moved(self, found: EvaluatedLayout, devices: tuple[int, ...]) -> EvaluatedLayout:
-        """The same layout on other devices, of the same signature."""
+        """The same layout on other devices with the same signature."""
         to = dict(zip(sorted(found.layout.devices), devices, strict=True))
         if all(a == b for a, b in to.items()):
             return found
@@ -76,7 +87,7 @@ class LayoutSearch:
 
     # ---------------------------------------------------------------- stages I and II
 
-    def _chosen(self, devices: tuple[int, ...], size: int, need: Need, effort: int) -> EvaluatedLayout:
+    def _chosen(self, devices: tuple[int, ...], size: int, need: StageNeeds, effort: int) -> EvaluatedLayout:
         ways = clusterings(self.problem, devices)[: _PLAIN[effort]]
         if not self.freedoms.groups:
             even = [groups for groups in ways if len({len(own) for own in groups}) == 1]
@@ -95,19 +106,21 @@ class LayoutSearch:
             for recipe in chain(self._variants(start.recipe), self._other_policies(start.recipe)):
                 if not self._go_on():
                     return best
-                best = min(best, self.judge.judged(recipe, size, need)[0], key=_rank)
+                best = min(best, self.evaluator.evaluate(recipe, size, need)[0], key=_rank)
         return best
 
     def over_policies(
-        self, recipe: LayoutRecipe, size: int, need: Need, policies: Sequence[str] | None = None
+        self, recipe: LayoutRecipe, size: int, need: StageNeeds, policies: Sequence[str] | None = None
     ) -> EvaluatedLayout:
-        """The best policy: once a layout fits as it is best balanced, leaner policies only add time."""
+        """The layout of a recipe under the best policy: once a balanced layout fits, policies with less memory only add
+        time.
+        """
         first, *leaner = policies or self.model.policies()
-        best, repaired = self.judge.judged(replace(recipe, policy=first), size, need)
+        best, repaired = self.evaluator.evaluate(replace(recipe, policy=first), size, need)
         for policy in leaner:
             if not repaired or not self._go_on():
                 break
-            found, repaired = self.judge.judged(replace(recipe, policy=policy), size, need)
+            found, repaired = self.evaluator.evaluate(replace(recipe, policy=policy), size, need)
             best = min(best, found, key=_rank)
         return best
 
@@ -115,7 +128,7 @@ class LayoutSearch:
         return (replace(recipe, policy=policy) for policy in self.model.policies() if policy != recipe.policy)
 
     def _variants(self, recipe: LayoutRecipe) -> Iterator[LayoutRecipe]:
-        """Other orders, of the groups too, other rules and units."""
+        """The recipe with other token orders, group orders, rules and head units."""
         spec = self.problem.model
         turned = tuple(reversed(recipe.groups))
         units = {1, spec.num_heads // spec.num_kv_heads} if self.freedoms.heads else {1}
@@ -129,8 +142,8 @@ class LayoutSearch:
 
     # ---------------------------------------------------------------- stage III
 
-    def _descended(self, found: EvaluatedLayout, size: int, need: Need, *, fine: bool) -> EvaluatedLayout:
-        """Coordinate descent over factors of tokens and heads: of types of GPUs, or if `fine` of groups and ranks."""
+    def _descended(self, found: EvaluatedLayout, size: int, need: StageNeeds, *, fine: bool) -> EvaluatedLayout:
+        """Coordinate descent over the factors of tokens and heads: by GPU type or, if `fine`, by group and rank."""
         for step in _STEPS:
             for _ in range(_ROUNDS):
                 before = found
@@ -138,7 +151,7 @@ class LayoutSearch:
                     for factor in (step, 1.0 / step):
                         if not self._go_on():
                             return found
-                        other, _ = self.judge.judged(found.recipe.scaled(kind, places, factor), size, need)
+                        other, _ = self.evaluator.evaluate(found.recipe.scaled(kind, places, factor), size, need)
                         if other.seconds < found.seconds * _WORTH:
                             found = other
                             break

@@ -1,6 +1,6 @@
-"""Lanes: a pipeline of replicated stages, written down as several of equal structure and batch.
+"""A pipeline of replicated stages, written down as several pipelines of equal structure and batch.
 
-The same replicas, layers and gradients; what the plan space allows of a micro-batch bounds a lane.
+They have the same replicas, layers and gradients; the plan space bounds the micro-batch size of each.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,9 +10,9 @@ from hexiopt.cost.sharing import executor_loads, pipeline_messages, round_trips_
 from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.schedule import Schedule
-from solvers.baselines._plans import StageDevices, aligned_plan
+from solvers.baselines._plans import StageHolders, aligned_plan
 from solvers.baselines.metis_atc24.cutting import Cut
-from solvers.baselines.metis_atc24.device_groups import MetisBatching, Share, Shares
+from solvers.baselines.metis_atc24.device_groups import MetisBatching, MetisReplica, MetisReplicas
 
 
 def plan_of_cut(
@@ -27,22 +27,22 @@ def plan_of_cut(
 
     Lanes are halved while their halves are alike, so that plain pipelines result where possible.
     """
-    stages = [group.lanes() for group in cut]
-    size = batching.lane_size
+    stages = [group.pipelines() for group in cut]
+    size = batching.pipeline_size
     while size % 2 == 0 and problem.space.num_pipelines is None:
-        halves = [[_halved(problem, shares) for shares in lanes] for lanes in stages]
-        if any(half is None for lanes in halves for half in lanes):
+        halves = [[_halved(problem, shares) for shares in pipelines] for pipelines in stages]
+        if any(half is None for pipelines in halves for half in pipelines):
             break
-        stages = [[part for half in lanes if half is not None for part in half] for lanes in halves]
+        stages = [[part for half in pipelines if half is not None for part in half] for pipelines in halves]
         size //= 2
-    slots = [[_devices(shares) for shares in lanes] for lanes in stages]
+    slots = [[_devices(shares) for shares in pipelines] for pipelines in stages]
     batches = [batching.count] * len(slots[0])
     return aligned_plan(slots, layers, batching.policy, batches, size, schedule, Sharding(sharding))
 
 
-def _halved(problem: Problem, shares: Shares) -> tuple[Shares, Shares] | None:
+def _halved(problem: Problem, shares: MetisReplicas) -> tuple[MetisReplicas, MetisReplicas] | None:
     """The replicas in two halves of equal types and samples; None if there are none."""
-    alike: dict[tuple[str, int], list[Share]] = {}
+    alike: dict[tuple[str, int], list[MetisReplica]] = {}
     for share in shares:
         alike.setdefault((problem.cluster.gpu_of(share[0][0]).name, share[1]), []).append(share)
     if any(len(members) % 2 for members in alike.values()):
@@ -53,20 +53,20 @@ def _halved(problem: Problem, shares: Shares) -> tuple[Shares, Shares] | None:
     )
 
 
-def _devices(shares: Shares) -> StageDevices:
+def _devices(shares: MetisReplicas) -> StageHolders:
     if len(shares) == 1:
         return shares[0][0]
     return tuple(Replica(devices, samples) for devices, samples in shares)
 
 
 def boundaries_s(
-    lanes: Sequence[Pipeline], hop_of: Callable[[Ends, Ends], Route], sequence_bytes: float
+    pipelines: Sequence[Pipeline], hop_of: Callable[[Ends, Ends], Route], sequence_bytes: float
 ) -> list[float]:
     """Per boundary of pipelines of equal structure, the longest message ahead and the longest back of one, together.
 
     `sequence_bytes` are the hidden states of one sequence.
     """
-    found = [pipeline_messages(lane, hop_of, sequence_bytes) for lane in lanes]
+    found = [pipeline_messages(pipeline, hop_of, sequence_bytes) for pipeline in pipelines]
     load = total_load(item for own in found for item in executor_loads(own))
-    each = [round_trips_s(own, len(lanes[0].stages), load) for own in found]
+    each = [round_trips_s(own, len(pipelines[0].stages), load) for own in found]
     return [max(trips) for trips in zip(*each, strict=True)]

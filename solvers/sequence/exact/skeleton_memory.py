@@ -1,4 +1,4 @@
-"""Memory of the CP-SAT model of one frame, as in `hexiopt/cost/executors/sequence_memory.py`."""
+"""Memory of the CP-SAT model of one skeleton, as in `hexiopt/cost/executors/sequence_memory.py`."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,21 @@ from solvers.sequence.exact.variables import Sum, Variables
 
 
 @dataclass(frozen=True)
-class Need:
-    """What a stage needs beside its frame: micro-batches in flight, bytes of states of each device, by how many a
-    resource of the network is shared."""
+class SkeletonNeeds:
+    """What a stage needs besides its skeleton: micro-batches in flight, bytes of states on each device, and by how many
+    stages each network resource is shared.
+    """
 
     held: int
     states_bytes: tuple[tuple[int, float], ...]
     sharers: tuple[tuple[int, int], ...] = ()
 
 
-def fit_memory(v: Variables, need: Need) -> None:
-    """Every device has room for its states and what it holds of micro-batches. Where heads are free, rings and copies
-    of keys and values count as if each key-value head went to one device alone."""
+def fit_memory(v: Variables, need: SkeletonNeeds) -> None:
+    """Constrain every device to hold its states and the activations of its micro-batches.
+
+    Where heads are free, rings and copies of keys and values count as if each key-value head were on a single device.
+    """
     grid, many = v.grid, v.grid.resolution
     width, dim = grid.problem.workload.element_bytes, v.spec.head_dim
     largest = v.model.new_int_var(1, many, "largest")
@@ -31,8 +34,8 @@ def fit_memory(v: Variables, need: Need) -> None:
     for k, (d, gpu) in enumerate(zip(v.devices, v.gpus, strict=True)):
         g = v.group_of[k]
         parted, ringed = len(v.places[g]) > 1, len(v.places) > 1
-        each = grid.bytes_of(gpu, v.frame.policy, need.held, parted)
-        room = int(gpu.usable_memory_bytes - states[d] - c.COMMUNICATOR_BYTES) + 1
+        each = grid.bytes_of(gpu, v.skeleton.policy, need.held, parted)
+        free_bytes = int(gpu.usable_memory_bytes - states[d] - c.COMMUNICATOR_BYTES) + 1
         for variant in range(2):
             moves = each.travelling[variant]
             own = each.own[variant]
@@ -53,5 +56,6 @@ def fit_memory(v: Variables, need: Need) -> None:
             if v.fixed is not None:
                 extra += int(each.copy[variant] * int(v.copies[k])) * v.group_quanta[g]
             v.model.add(
-                int(own) * v.quanta[k] + v.times_heads(v.group_quanta[g], many, k, head, kv_head, int) + extra <= room
+                int(own) * v.quanta[k] + v.times_heads(v.group_quanta[g], many, k, head, kv_head, int) + extra
+                <= free_bytes
             )

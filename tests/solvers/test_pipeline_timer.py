@@ -19,7 +19,7 @@ from solvers.completion.layers import LayerSplitter
 from solvers.completion.pipelines import PipelineRate, PipelineTimer, SplitInput
 from solvers.core.partition import DoesNotFit, Partition, PipelineGroup
 from tests.solvers import problems
-from tests.solvers.test_moves import moved, proposals_of, whole
+from tests.solvers.test_partition_operators import moved, proposals_of, whole
 from tests.solvers.test_starts import CASES
 
 

@@ -1,8 +1,8 @@
-"""What devices take and hold at a resolution: tokens come in *quanta*, heads one by one.
+"""Times and memory of devices at a resolution: tokens come in *quanta*, heads one by one.
 
-All that a sequence stage costs is made of a few functions of how many quanta a device has, and of products of quanta
-and heads (`hexiopt/cost/executors/sequence_parallel.py`, `sequence_memory.py`): here are the tables and the
-coefficients, taken from the cost model's own functions.
+All costs of a sequence stage are made of a few functions of a device's number of quanta, and of products of quanta and
+heads (`hexiopt/cost/executors/sequence_parallel.py`, `sequence_memory.py`). This module tabulates these functions and
+coefficients from the cost model's own functions.
 """
 
 from collections import Counter
@@ -32,16 +32,16 @@ _MANY = 1e18
 
 
 @dataclass(frozen=True)
-class Term:
-    """Seconds of some kernels: at least `launch_s` for each of them, and `slope_s` for each unit of what they do."""
+class KernelSeconds:
+    """Seconds of some kernels: at least `launch_s` for each, and `slope_s` for each unit of work."""
 
     slope_s: float
     launch_s: float
 
 
 @dataclass(frozen=True)
-class Dense:
-    """Seconds of a layer outside attention [quanta]: before it and after it, forward, backward; forward again."""
+class DenseSeconds:
+    """Seconds of a layer outside attention [quanta]: before and after it, forward and backward; and forward again."""
 
     before_s: Floats
     after_s: Floats
@@ -51,10 +51,11 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Bytes:
-    """Bytes of a device under a policy: for a quantum of its own; for one of its group's and each of its query heads,
-    each key-value head that these read, each more copy of one; and for a byte that travels. Twice: without and with
-    the working set of recompute, of which the larger counts."""
+class DeviceBytes:
+    """Bytes of a device under a policy: per quantum of its own; per quantum of its group and each of its query heads,
+    each key-value head that these read, and each further copy of one; and per byte in transit. Each pair is without and
+    with the working set of recomputation, of which the larger counts.
+    """
 
     own: tuple[float, float]
     head: tuple[float, float]
@@ -64,23 +65,25 @@ class Bytes:
 
 
 def default_resolution(seq_len: int, least: int) -> int:
-    """Quanta of a sequence: the largest divisor up to 16 that leaves quanta of an even number of tokens, or if none is
-    at least 2 and `least`, the smallest that does, or all tokens."""
+    """Quanta per sequence: the largest divisor up to 16 with an even number of tokens per quantum.
+
+    Where none of these is at least 2 and `least`, the smallest such divisor above, or one quantum for each token.
+    """
     even = [n for n in range(1, seq_len + 1) if seq_len % (2 * n) == 0]
     few = [n for n in even if max(2, least) <= n <= 16]
     return few[-1] if few else next((n for n in even if n >= max(2, least)), seq_len)
 
 
-class Grid:
+class QuantaGrid:
     """Tables of one problem at one resolution (quanta in a sequence) and micro-batch size."""
 
     def __init__(self, problem: Problem, framework: Framework, resolution: int, size: int) -> None:
         self.problem, self.framework = problem, framework
         self.resolution, self.size = resolution, size
         self.quantum = problem.workload.seq_len // resolution
-        self._dense: dict[str, Dense] = {}
+        self._dense: dict[str, DenseSeconds] = {}
         self._ends: dict[str, tuple[Floats, ...]] = {}
-        self._bytes: dict[tuple[object, ...], Bytes] = {}
+        self._bytes: dict[tuple[object, ...], DeviceBytes] = {}
 
     @cached_property
     def head_bytes(self) -> float:
@@ -91,7 +94,7 @@ class Grid:
         """The type of a device."""
         return self.problem.cluster.gpu_of(device)
 
-    def dense(self, gpu: Gpu) -> Dense:
+    def dense(self, gpu: Gpu) -> DenseSeconds:
         """Seconds outside attention of 0 to `resolution` quanta."""
         found = self._dense.get(gpu.name)
         if found is None:
@@ -102,13 +105,15 @@ class Grid:
             times = dense_times(problem.model, problem.workload, clock, shard, tokens, self.framework)
             back = c.GEMM_BACKWARD_PASSES, c.MEMORY_BACKWARD_PASSES
             less = times.last_product_s if self.framework.recompute_stops_early else 0.0
-            found = self._dense[gpu.name] = Dense(
+            found = self._dense[gpu.name] = DenseSeconds(
                 times.before_s(), times.after_s(), times.before_s(*back), times.after_s(*back), times.after_s() - less
             )
         return found
 
     def ends(self, gpu: Gpu) -> tuple[Floats, ...]:
-        """Seconds [quanta] of the embedding, forward and backward, and of final norm, head and loss."""
+        """Seconds [quanta] of the embedding, forward and backward, and of final norm, head and loss, forward and
+        backward.
+        """
         found = self._ends.get(gpu.name)
         if found is None:
             model, workload = self.problem.model, self.problem.workload
@@ -122,9 +127,10 @@ class Grid:
             found = self._ends[gpu.name] = tuple(rows)
         return found
 
-    def attention(self, gpu: Gpu, backward: bool) -> tuple[tuple[Term, bool], ...]:
-        """Kernels of attention, for each quantum of queries, quantum of keys and head; whether they run over pairs that
-        the causal mask hides, too. Launches are those of one kernel."""
+    def attention(self, gpu: Gpu, backward: bool) -> tuple[tuple[KernelSeconds, bool], ...]:
+        """The kernels of attention per quantum of queries, quantum of keys and head; and whether they also run over the
+        pairs that the causal mask hides. Launch times are those of one kernel.
+        """
         model, width = self.problem.model, self.problem.workload.element_bytes
         clock = OperatorTimes(gpu, self.problem.workload.precision)
         pairs = float(self.size) * self.quantum**2
@@ -132,27 +138,30 @@ class Grid:
         blocks = Blocks(_MANY, _MANY, 0.0)
         slope = attention_times(clock, gpu.flash_attention, model, width, blocks, self.framework)[backward] / _MANY
         if not whole:
-            return ((Term(slope * pairs, clock.attention_s(0.0)), False),)
+            return ((KernelSeconds(slope * pairs, clock.attention_s(0.0)), False),)
         passes = c.MEMORY_BACKWARD_PASSES if backward else 1
         scores = passes * clock.memory_s(_MANY * (width * c.SCORE_PASSES), 0.0) / _MANY
         return (
-            (Term((slope - scores) * pairs, clock.attention_s(0.0)), True),
-            (Term(scores * pairs, passes * clock.memory_s(0.0, c.SCORE_PASSES)), True),
+            (KernelSeconds((slope - scores) * pairs, clock.attention_s(0.0)), True),
+            (KernelSeconds(scores * pairs, passes * clock.memory_s(0.0, c.SCORE_PASSES)), True),
         )
 
-    def merging(self, gpu: Gpu, backward: bool) -> tuple[Term, float]:
-        """Kernels that sum up parts of attention: for each quantum of queries and query head; and seconds for each
-        quantum of keys and key-value head in the backward."""
+    def merging(self, gpu: Gpu, backward: bool) -> tuple[KernelSeconds, float]:
+        """The kernels that merge parts of attention, per quantum of queries and query head; and, in the backward pass,
+        seconds per quantum of keys and key-value head.
+        """
         model, width = self.problem.model, self.problem.workload.element_bytes
         clock = OperatorTimes(gpu, self.problem.workload.precision)
         byte_s = clock.memory_s(_MANY) / _MANY
         elements = float(self.size * self.quantum * model.head_dim)
         kernels = c.GRADIENT_SUM_KERNELS if backward else c.MERGE_KERNELS
-        term = Term(byte_s * elements * (2 * c.ACCUMULATOR_BYTES + width), clock.memory_s(0.0, kernels))
+        term = KernelSeconds(byte_s * elements * (2 * c.ACCUMULATOR_BYTES + width), clock.memory_s(0.0, kernels))
         return term, byte_s * elements * 6 * width if backward else 0.0
 
-    def bytes_of(self, gpu: Gpu, policy: str, held: int, parted: bool) -> Bytes:
-        """What a device holds, `held` micro-batches in flight, in a group of its own or `parted` among several."""
+    def bytes_of(self, gpu: Gpu, policy: str, held: int, parted: bool) -> DeviceBytes:
+        """The memory of a device with `held` micro-batches in flight, in a group of its own or `parted` among several
+        devices.
+        """
         key = (gpu.name, policy, held, parted)
         found = self._bytes.get(key)
         if found is None:
@@ -190,7 +199,7 @@ class Grid:
                 )
                 return plain, more
 
-            found = self._bytes[key] = Bytes(
+            found = self._bytes[key] = DeviceBytes(
                 of(own=1), of(attended=1, heads=1), of(attended=1, kv=1), of(attended=1, copied=1), of(travelling=1)
             )
         return found

@@ -1,0 +1,121 @@
+"""`exact`: proves plans of small clusters optimal, or how far from it they are at most (`proof.py`).
+
+Asked about T = the best plan's step time less a share: if no plan takes T or less, T is a lower bound; if one does, it
+is the new best plan. Shares fall until the plan is proved optimal. The proof covers 1F1B and GPipe with ZeRO-0 and
+ZeRO-1, one TP group and one range of layers a stage. Where a problem allows more, the bound holds for that part only,
+and the result says so.
+"""
+
+import random
+from dataclasses import dataclass
+
+from hexiopt.bounds import lower_bound_s
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import schedules, sharding_stages
+from hexiopt.result import OPTIMALITY_TOLERANCE, RestrictedBound
+from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
+from hexiopt.solving import Capabilities
+from solvers.core.search import Allowance, Search
+from solvers.exact.cp_sat import warm_start
+from solvers.exact.proof.proof import Answer, BudgetSpentError, Proof
+from solvers.exact.proof.tables import ProofTables
+from solvers.frame.solver import SearchSolver
+
+_WARM_SHARE, _WARM_S = 0.15, 10.0  # of the time limit for the portfolio's plan, but no more seconds
+_SHARES = (0.0099, 0.003, 0.001, OPTIMALITY_TOLERANCE / 2)  # of the best step time, asked one after the other,
+_WIDER = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2)  # and these where the first is left open
+_FIRST = 0.6  # of what is left of the budget, for each of them
+_MOST_USAGES = 4_096
+_FOREVER_S = 1e9  # no plan worth finding takes longer
+
+
+@dataclass(frozen=True)
+class Exact(SearchSolver):
+    """The best plan and a proof of how good it is. Steps: the portfolio's, usages and combinations looked at."""
+
+    name = "exact"
+    capabilities = Capabilities(kind="oracle", pricers="cost_model", cores=2)
+
+    def search(self, run: Search, rng: random.Random) -> None:
+        """Best plan of the portfolio, then proofs from 1 % down; beyond what is provable, the bound of relaxations."""
+        assert isinstance(run.pricer, PlanPricer)
+        covered = [schedule for schedule in schedules(run.problem.workload) if schedule in (GPIPE, ONE_F_ONE_B)]
+        provable = bool(covered) and min(sharding_stages(run.problem.workload)) < 2 and is_provable(run.problem)
+        share = min(_WARM_SHARE, _WARM_S / run.budget.time_limit_s) if provable else 0.5
+        if not warm_start(run, share) or not provable:
+            if not run.stopped and run.plan is not None and run.budget.max_steps is None:
+                run.bound_s = max(run.bound_s, lower_bound_s(run.pricer, run.left_s()))
+            return
+        proofs = [Proof(ProofTables(run.pricer, schedule), run) for schedule in covered]
+        self._prove(run, proofs)
+
+    def _prove(self, run: Search, proofs: list[Proof]) -> None:
+        rest = not_covered(run.problem)
+        if run.plan is None:
+            try:
+                answer = _answer(proofs, _FOREVER_S, run.until())
+            except BudgetSpentError:
+                return
+            run.exhausted = answer == "none" and not rest
+            if answer != "found":
+                return
+        if self._proved(run, proofs, _SHARES[0], run.allowance(_FIRST), rest):
+            for share in _SHARES[1:]:
+                if not self._proved(run, proofs, share, run.until(), rest):
+                    return
+        else:
+            for share in _WIDER:
+                if self._proved(run, proofs, share, run.allowance(_FIRST), rest):
+                    return
+
+    def _proved(self, run: Search, proofs: list[Proof], share: float, allowed: Allowance, rest: str) -> bool:
+        """Whether no plan is better than the best one by more than `share`; better plans are found on the way."""
+        answer: Answer = "found"
+        while answer == "found":
+            limit_s = run.best_s * (1 - share)
+            try:
+                answer = _answer(proofs, limit_s, allowed)
+            except BudgetSpentError:
+                return False
+        if answer == "none":
+            self._bounded(run, limit_s, rest)
+        return answer == "none"
+
+    def _bounded(self, run: Search, limit_s: float, rest: str) -> None:
+        if rest:
+            run.restricted_bound = RestrictedBound(limit_s, f"plans without {rest}")
+        else:
+            run.bound_s = max(run.bound_s, limit_s)
+
+
+def _answer(proofs: list[Proof], limit_s: float, allowed: Allowance) -> Answer:
+    answers = list[Answer]()
+    for proof in proofs:
+        answers.append(proof.answer(limit_s, allowed))
+        if answers[-1] == "found":
+            return "found"
+    return "open" if "open" in answers else "none"
+
+
+def is_provable(problem: Problem) -> bool:
+    """Whether the proof knows the cluster: uniform machines of one interface each on a flat network, few usages."""
+    cluster, usages = problem.cluster, 1
+    if problem.space.sequence or cluster.groups or cluster.links:
+        return False
+    for m, devices in problem.usable_by_machine.items():
+        machine = cluster.machines[m]
+        usages *= len(devices) + 1
+        if not machine.is_uniform or machine.num_interfaces > 1:
+            return False
+    return usages <= _MOST_USAGES
+
+
+def not_covered(problem: Problem) -> str:
+    """What the plan space has and the proof does not cover, in words; empty where it covers all."""
+    parts = [
+        *(f"{schedule}" for schedule in schedules(problem.workload) if schedule not in (GPIPE, ONE_F_ONE_B)),
+        *(f"ZeRO-{zero}" for zero in sharding_stages(problem.workload) if zero > 1),
+        *(["replicas"] if problem.space.replicas else []),
+    ]
+    return ", ".join(parts)

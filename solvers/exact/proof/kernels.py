@@ -1,0 +1,443 @@
+"""The compiled parts of the proof: recurrences, least sums of stages, the search for one pipeline, packing.
+
+Kinds of stages: 0 inner, 1 first, 2 last, 3 alone. Groups g are pairs of a machine and a TP degree. `both_s` is forward
+and backward together, `NEVER_S` where a stage does not fit; its second index is the number of micro-batches in flight
+less one under 1F1B, and 0 where all are in flight (GPipe).
+"""
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+NEVER_S = 1e300
+YES, NO, LIMIT = 1, 0, -1  # of a search: there is one, there is none, the limit of nodes was reached
+
+
+class Groups(NamedTuple):
+    """TP groups, [groups] each: machine and degree."""
+
+    machine: Ints
+    tp: Ints
+
+
+class StageSeconds(NamedTuple):
+    """Seconds of stages: `forward_s` [kinds, groups, layers + 1], `both_s` [kinds, in flight, groups, layers + 1]."""
+
+    forward_s: Floats
+    both_s: Floats
+    all_forward_first: bool  # GPipe; else 1F1B
+
+
+class Messages(NamedTuple):
+    """Messages of one micro-batch. Inside a machine they take `inside_s` [groups, groups]. Between machines, interfaces
+    pass `num_bytes` at `nic` bytes/s [machines] for everybody who sends or receives there, `base` [machines] of other
+    pipelines included. `round_trip_s` [machines, machines] is the least there and back."""
+
+    inside_s: Floats
+    round_trip_s: Floats
+    num_bytes: float
+    latency_s: float
+    nic: Floats
+    base: Floats
+
+
+class Tails(NamedTuple):
+    """Seconds at least between the end of a stage's last backward and the end of the step.
+
+    Sync: `local_s` [kinds, groups, layers + 1], `layer_s` [machines] for each layer of the pipeline on that machine
+    (an embedding or head counts as `units` [kinds] layers), `all_s` at every stage; the largest counts. Then
+    `after_s` [kinds, groups, layers + 1], the optimiser.
+    """
+
+    local_s: Floats
+    layer_s: Floats
+    all_s: float
+    after_s: Floats
+    units: Floats
+
+
+@numba.njit(cache=True)
+def chain_ends(
+    all_forward_first: bool, forward_s: Floats, backward_s: Floats, ahead_s: Floats, back_s: Floats,
+    p: int, num_micro_batches: int, ends_s: Floats,
+) -> None:  # fmt: skip
+    """Into `ends_s` [p], when each stage of a chain ends; `ahead_s[i]` is from stage i to i + 1, `back_s[i]` back."""
+    if all_forward_first:
+        arrived = np.zeros(num_micro_batches)
+        for i in range(p):
+            busy = link = 0.0
+            for j in range(num_micro_batches):
+                busy = max(busy, arrived[j]) + forward_s[i]
+                if i < p - 1:
+                    link = max(busy, link) + ahead_s[i]
+                    arrived[j] = link
+            ends_s[i] = busy
+        arrived[:] = 0.0
+        for i in range(p - 1, -1, -1):
+            busy, link = ends_s[i], 0.0
+            for j in range(num_micro_batches):
+                busy = max(busy, arrived[j]) + backward_s[i]
+                if i:
+                    link = max(busy, link) + back_s[i - 1]
+                    arrived[j] = link
+            ends_s[i] = busy
+        return
+    last = p - 1
+    busy_s, came_s, back_at_s = np.zeros(p), np.zeros(p), np.zeros(p)
+    ready_s = np.zeros(p)
+    for j in range(-last, num_micro_batches):
+        ready_s[:] = came_s
+        for i in range(max(0, last + j - num_micro_batches + 1), min(p, p + j)):
+            busy_s[i] = max(busy_s[i], ready_s[i]) + forward_s[i]
+            if i < last:
+                came_s[i + 1] = max(busy_s[i], came_s[i + 1]) + ahead_s[i]
+        if j >= 0:
+            came = 0.0
+            for i in range(last, -1, -1):
+                busy_s[i] = max(busy_s[i], came) + backward_s[i]
+                if i:
+                    back_at_s[i] = max(busy_s[i], back_at_s[i]) + back_s[i - 1]
+                    came = back_at_s[i]
+    ends_s[:p] = busy_s
+
+
+class Caps(NamedTuple):
+    """What stages take and what they add beyond the sum of a pipeline, [groups, layers + 1] each: see `least_sums`."""
+
+    inner_s: Floats
+    inner_rest_s: Floats
+    first_s: Floats
+    first_rest_s: Floats
+    last_s: Floats
+    last_rest_s: Floats
+    alone_s: Floats
+    alone_rest_s: Floats
+
+
+@numba.njit(cache=True)
+def least_sums(
+    vectors: Ints, strides: Ints, groups: Groups, caps: Caps, round_trip_s: Floats, num_layers: int, limit_s: float,
+    known_s: float, before_s: Floats, whole_s: Floats,
+) -> None:  # fmt: skip
+    """Least sums of stages and round trips of pipelines that use exactly u, into `whole_s` [usages], and of their first
+    stages, into `before_s` [usages, layers + 1, machine of the next stage before the rest]; infinite where no pipeline
+    keeps the caps.
+
+    A stage with r stages behind it and w = min(r, M − 1) ends no earlier than S + (M − 1 − w) t + w b, where S is the
+    sum of all stages and messages both ways: the first micro-batch goes to the end and back to it, then it has
+    M − 1 − w forwards and M − 1 backwards left, and the last goes back to the first stage. (Under GPipe w = 0: no
+    backward starts before the last micro-batch has been to the end.) The rest is what it adds to S, with the tail of
+    sync. `known_s` is a sum below which no pipeline of these usages is.
+    """
+    num_groups, num_machines = len(groups.machine), vectors.shape[1]
+    before_s[:] = NEVER_S
+    whole_s[:] = NEVER_S
+    for v in range(1, len(vectors)):
+        for g in range(num_groups):
+            m, tp = groups.machine[g], groups.tp[g]
+            if vectors[v, m] < tp:
+                continue
+            w = v - tp * strides[m]
+            if w == 0:
+                for n in range(1, num_layers + 1):
+                    own = caps.first_s[g, n]
+                    if max(own, known_s) + caps.first_rest_s[g, n] <= limit_s and own < before_s[v, n, m]:
+                        before_s[v, n, m] = own
+                own = caps.alone_s[g, num_layers]
+                if own + caps.alone_rest_s[g, num_layers] <= limit_s and own < whole_s[v]:
+                    whole_s[v] = own
+                continue
+            for n in range(1, num_layers):
+                own, rest = caps.inner_s[g, n], caps.inner_rest_s[g, n]
+                if not max(known_s, own) + rest <= limit_s:
+                    break
+                for held in range(1, num_layers - n):
+                    total = NEVER_S
+                    for q in range(num_machines):
+                        total = min(total, before_s[w, held, q] + round_trip_s[q, m])
+                    total += own
+                    if total < before_s[v, held + n, m] and total + rest <= limit_s:
+                        before_s[v, held + n, m] = total
+            for n in range(1, num_layers):
+                own, rest = caps.last_s[g, n], caps.last_rest_s[g, n]
+                if not max(known_s, own) + rest <= limit_s:
+                    break
+                for q in range(num_machines):
+                    total = before_s[w, num_layers - n, q] + round_trip_s[q, m] + own
+                    if total < whole_s[v] and total + rest <= limit_s:
+                        whole_s[v] = total
+
+
+@numba.njit(cache=True)
+def _own_load(machines: Ints, p: int, sent: Floats, received: Floats) -> None:
+    """Add what the messages of a chain on `machines` [p] need of interfaces, in messages: each stage sends ahead and
+    back in turn, so that the larger counts, and once to each machine."""
+    for i in range(p):
+        m = machines[i]
+        left = machines[i - 1] if i > 0 else m
+        right = machines[i + 1] if i < p - 1 else m
+        if left != m:
+            received[left] += 1.0
+        if right != m and right != left:
+            received[right] += 1.0
+        if left != m or right != m:
+            sent[m] += 1.0
+
+
+@numba.njit(cache=True)
+def _message_s(messages: Messages, a: int, b: int, g: int, h: int, sent: Floats, received: Floats) -> Any:
+    """Seconds of a message from group g on machine a to group h on machine b."""
+    if a == b:
+        return messages.inside_s[g, h]
+    slowest = max(sent[a] / messages.nic[a], received[b] / messages.nic[b])
+    return slowest * messages.num_bytes + messages.latency_s
+
+
+@numba.njit(cache=True)
+def _kind(i: int, p: int, begins: bool) -> int:
+    """The kind of stage i of the p last stages of a pipeline, all of them where it `begins`."""
+    if i == 0 and begins:
+        return 3 if p == 1 else 1
+    return 2 if i == p - 1 else 0
+
+
+@numba.njit(cache=True)
+def search_pipelines(
+    usage: Ints, strides: Ints, groups: Groups, seconds: StageSeconds, tails: Tails, messages: Messages,
+    before_s: Floats, num_layers: int, num_micro_batches: int, limit_s: float, most_work: int, found: Ints,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Pipelines on exactly `usage` that end, with tails, within `limit_s`: all of them, or one if `found` has one row.
+
+    Into `found` [pipelines, stages + 1, 2]: group and layers of each stage, then −1. Answers YES, NO or LIMIT (too much
+    work or too many pipelines), how many were found, and the work, in operations of recurrences.
+
+    Depth first, from the last stage of a pipeline to the first: how many micro-batches are in flight, what fits, and
+    the recurrence of the suffix as a pipeline of its own are then exact. 1F1B and GPipe fix a stage's order by the
+    stages behind it, and its operations start no earlier than with all inputs there at once: so stage s ends no earlier
+    than in the suffix alone, later by the forwards before it, and the step no earlier than the head of the suffix,
+    later by all of the prefix (max-plus systems are monotone).
+    """
+    num_machines, most = len(usage), int(usage.sum())
+    m_batches = num_micro_batches
+    row, layers = np.zeros(most + 1, np.int64), np.zeros(most + 1, np.int64)  # by stages behind
+    free, held = np.zeros((most + 2, num_machines), np.int64), np.zeros(most + 2, np.int64)
+    on = np.zeros((most + 2, num_machines))  # layers of the suffix on each machine
+    started = np.zeros(most + 1, np.bool_)
+    forward_s, backward_s = np.zeros(most + 1), np.zeros(most + 1)  # by stages behind
+    chain_f, chain_b, ahead_s, back_s = np.zeros(most + 1), np.zeros(most + 1), np.zeros(most + 1), np.zeros(most + 1)
+    ends_s, machines = np.zeros(most + 1), np.zeros(most + 1, np.int64)
+    sent, received = np.zeros(num_machines), np.zeros(num_machines)
+    least_forward_s = NEVER_S
+    for g in range(len(groups.machine)):
+        if usage[groups.machine[g]] >= groups.tp[g]:
+            least_forward_s = min(least_forward_s, seconds.forward_s[0, g, 1])
+    free[0] = usage
+    d = work = count = 0
+    while d >= 0:
+        if not started[d]:
+            started[d], row[d], layers[d] = True, 0, num_layers - held[d] + 1
+        g, n = row[d], layers[d] - 1
+        if n < 1:
+            row[d] += 1
+            layers[d] = num_layers - held[d] + 1
+            if row[d] >= len(groups.machine):
+                started[d] = False
+                d -= 1
+            continue
+        layers[d] = n
+        m, tp = groups.machine[g], groups.tp[g]
+        if free[d, m] < tp:
+            layers[d] = 1
+            continue
+        left = num_layers - held[d] - n
+        free[d + 1] = free[d]
+        free[d + 1, m] -= tp
+        rest = int(free[d + 1].sum())
+        if rest == 0 and left > 0:
+            layers[d] = 1  # only all layers that are left
+            continue
+        if rest > 0 and left == 0:
+            continue
+        begins, p = rest == 0, d + 1
+        kind = _kind(0, p, begins)
+        in_flight = 0 if seconds.all_forward_first else min(m_batches, p) - 1
+        both = seconds.both_s[kind, in_flight, g, n]
+        if both >= NEVER_S:
+            continue
+        forward_s[d] = seconds.forward_s[kind, g, n]
+        backward_s[d] = both - forward_s[d]
+        if m_batches * both - (0 if seconds.all_forward_first else min(d, m_batches - 1)) * forward_s[d] > limit_s:
+            continue
+        prefix_s = 0.0
+        if not begins:
+            v = 0
+            for q in range(num_machines):
+                v += free[d + 1, q] * strides[q]
+            prefix_s = NEVER_S
+            for q in range(num_machines):
+                prefix_s = min(prefix_s, before_s[v, left, q] + messages.round_trip_s[q, m])
+            if prefix_s >= NEVER_S:
+                continue
+        for i in range(p):
+            machines[i] = groups.machine[row[d - i]]
+            chain_f[i], chain_b[i] = forward_s[d - i], backward_s[d - i]
+        sent[:] = messages.base
+        received[:] = messages.base
+        _own_load(machines, p, sent, received)
+        # Cheap: the way of the first micro-batch, and one stage's own rounds.
+        total_s, rounds_s = prefix_s, 0.0
+        for i in range(p):
+            behind = 0 if seconds.all_forward_first else min(d - i, m_batches - 1)
+            own = (m_batches - 1) * (chain_f[i] + chain_b[i]) - behind * chain_f[i]
+            rounds_s = max(rounds_s, own)
+            total_s += chain_f[i] + chain_b[i]
+            if i < p - 1:
+                a, b, x, y = machines[i], machines[i + 1], row[d - i], row[d - i - 1]
+                ahead_s[i] = _message_s(messages, a, b, x, y, sent, received)
+                back_s[i] = _message_s(messages, b, a, y, x, sent, received)
+                total_s += ahead_s[i] + back_s[i]
+        if total_s + rounds_s + tails.all_s > limit_s:
+            continue
+        work += 2 * p * m_batches
+        chain_ends(seconds.all_forward_first, chain_f, chain_b, ahead_s, back_s, p, m_batches, ends_s)
+        on[d + 1] = on[d]
+        on[d + 1, m] += n + tails.units[kind]
+        fits = ends_s[0] + prefix_s + tails.all_s <= limit_s
+        for i in range(p):
+            if not fits:
+                break
+            own_kind, own, k = _kind(i, p, begins), row[d - i], layers[d - i]
+            tail_s = max(
+                tails.all_s, tails.local_s[own_kind, own, k], tails.layer_s[machines[i]] * on[d + 1, machines[i]]
+            )
+            fits = ends_s[i] + left * least_forward_s + tail_s + tails.after_s[own_kind, own, k] <= limit_s
+        if fits and begins:
+            for i in range(p):
+                found[count, i, 0], found[count, i, 1] = row[d - i], layers[d - i]
+            found[count, p, 0] = -1
+            count += 1
+            if len(found) == 1:
+                return YES, count, work
+            if count == len(found):
+                return LIMIT, count, work
+        if work > most_work:
+            return LIMIT, count, work
+        if fits and not begins:
+            held[d + 1] = held[d] + n
+            d += 1
+            started[d] = False
+    return YES if count else NO, count, work
+
+
+@numba.njit(cache=True)
+def pack(vectors: Ints, sequences: Ints, most_pipelines: int) -> Ints:
+    """The most sequences of exactly k pipelines inside each usage [pipelines + 1, usages], by the most of one pipeline
+    on each usage; far below 0 where k pipelines have no place."""
+    size = len(vectors)
+    best = np.full((most_pipelines + 1, size), -(1 << 40), np.int64)
+    best[0] = 0
+    for k in range(1, most_pipelines + 1):
+        for w in range(1, size):
+            if sequences[w] < 1:
+                continue
+            for v in range(w, size):
+                inside = True
+                for q in range(vectors.shape[1]):
+                    inside = inside and vectors[v, q] >= vectors[w, q]
+                if inside:
+                    best[k, v] = max(best[k, v], best[k - 1, v - w] + sequences[w])
+    return best
+
+
+class Chosen(NamedTuple):
+    """Pipelines that are to run beside each other: stages, size's number, micro-batches [pipelines]; groups and layers
+    of their stages [pipelines, stages]."""
+
+    num_stages: Ints
+    size: Ints
+    num_micro_batches: Ints
+    groups: Ints
+    layers: Ints
+
+
+@numba.njit(cache=True)
+def most_together(
+    chosen: Chosen, sizes: Ints, groups: Groups, all_forward_first: bool, forward_s: Floats, both_s: Any,
+    after_s: Floats, local_s: Floats, inside_s: Floats, num_bytes: Floats, latency_s: float, nic: Floats,
+    first_units: float, last_units: float, pass_bytes: float, per_machine: bool, num_layers: int, batch: int,
+    limit_s: float,
+) -> Any:  # fmt: skip
+    """The most sequences that chosen pipelines process together within `limit_s`, at most; lowers `num_micro_batches`.
+
+    Messages share interfaces as the pipelines' stages need them; a layer's ring passes `pass_bytes` times its factor,
+    (k − 1)/k of k holders, or of as many machines `per_machine`, and takes as long as its most loaded interface needs
+    for all rings. Rings do not wait here for late holders. `both_s` is [sizes, kinds, in flight, groups, layers + 1].
+    """
+    count, num_machines = len(chosen.num_stages), len(nic)
+    held = np.zeros((num_layers, num_machines), np.bool_)
+    sent, received, load = np.zeros(num_machines), np.zeros(num_machines), np.zeros(num_machines)
+    most = chosen.groups.shape[1]
+    machines = np.zeros((count, most), np.int64)
+    for i in range(count):
+        at = 0
+        for s in range(chosen.num_stages[i]):
+            m = groups.machine[chosen.groups[i, s]]
+            machines[i, s] = m
+            held[at : at + chosen.layers[i, s], m] = True
+            at += chosen.layers[i, s]
+        _own_load(machines[i], chosen.num_stages[i], sent, received)
+    ring_s = np.zeros(num_layers)
+    for layer in range(num_layers):
+        met = held[layer].sum()
+        if met > 1:
+            factor = (met - 1.0) / met if per_machine else (count - 1.0) / count
+            factor *= 1.0 + (first_units if layer == 0 else 0.0) + (last_units if layer == num_layers - 1 else 0.0)
+            for q in range(num_machines):
+                if held[layer, q]:
+                    load[q] += factor
+    for layer in range(num_layers):
+        if held[layer].sum() > 1:
+            for q in range(num_machines):
+                if held[layer, q]:
+                    ring_s[layer] = max(ring_s[layer], pass_bytes * load[q] / nic[q])
+    total = 0
+    for i in range(count):
+        total += chosen.num_micro_batches[i] * sizes[chosen.size[i]]
+    f, b, ahead_s, back_s = np.zeros(most), np.zeros(most), np.zeros(most), np.zeros(most)
+    ends_s, tail_s = np.zeros(most), np.zeros(most)
+    for i in range(count):
+        p, c, at = chosen.num_stages[i], chosen.size[i], 0
+        messages = Messages(inside_s[c], inside_s[c], num_bytes[c], latency_s, nic, nic)
+        for s in range(p):
+            g, n, kind = chosen.groups[i, s], chosen.layers[i, s], _kind(s, p, True)
+            tail_s[s] = max(local_s[kind, g, n], ring_s[at : at + n].max()) + after_s[kind, g, n]
+            at += n
+            if s < p - 1:
+                h, a, z = chosen.groups[i, s + 1], machines[i, s], machines[i, s + 1]
+                ahead_s[s] = _message_s(messages, a, z, g, h, sent, received)
+                back_s[s] = _message_s(messages, z, a, h, g, sent, received)
+        m_batches = chosen.num_micro_batches[i]
+        while m_batches > 0:
+            fits = True
+            for s in range(p):
+                g, n, kind = chosen.groups[i, s], chosen.layers[i, s], _kind(s, p, True)
+                in_flight = 0 if all_forward_first else min(m_batches, p - s) - 1
+                both = both_s[c, kind, in_flight, g, n]
+                fits = fits and both < NEVER_S
+                f[s] = forward_s[c, kind, g, n]
+                b[s] = both - f[s]
+            if fits:
+                chain_ends(all_forward_first, f, b, ahead_s, back_s, p, m_batches, ends_s)
+                fits = (ends_s[:p] + tail_s[:p]).max() <= limit_s
+            if fits:
+                break
+            m_batches -= 1
+            total -= sizes[c]
+            if total < batch:
+                return total
+        chosen.num_micro_batches[i] = m_batches
+    return total

@@ -1,0 +1,231 @@
+"""Times of all stages that a proof may meet, and what is known of a pipeline from the plan around it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexiopt.cost.executors.compute import optimizer_compute_s
+from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.memo import Memo
+from hexiopt.problem.space import sharding_stages
+from hexiopt.schedules.registry import GPIPE
+from hexiopt.schedules.schedule import Schedule
+from solvers.exact.proof.kernels import NEVER_S, Groups, Messages, StageSeconds, Tails
+from solvers.exact.proof.usages import Usages
+from solvers.exact.stage_times import StageTable
+
+Floats = NDArray[np.float64]
+Sharding = Literal["all", "machine", "any"]
+KINDS = ((False, False), (True, False), (False, True), (True, True))  # first, last: inner, first, last, alone
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is known of a pipeline from the plan around it; the more, the higher its bounds.
+
+    `holders` of every parameter at most: the pipelines of the plan. `sharding`: its groups. `forced` [machines]: some
+    pipeline is on this machine and some other is not, so that every layer on it is held elsewhere too. `least_machines`
+    holders of a layer are on, `whole`: forced machines that hold a whole pipeline. `crossing` [machines]: other
+    pipelines that send messages through the machine's interface, `inside` [machines]: others that are wholly in it.
+    """
+
+    holders: int
+    sharding: Sharding = "any"
+    forced: tuple[bool, ...] = ()
+    least_machines: int = 2
+    whole: tuple[int, ...] = ()
+    crossing: tuple[int, ...] = ()
+    inside: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """`Surroundings` in seconds: tails of stages, and messages by micro-batch size."""
+
+    tails: Tails
+    messages: dict[int, Messages]
+
+
+class ProofTables:
+    """Everything in seconds of one problem, under one schedule (1F1B or GPipe). Machines are uniform and have one
+    interface each, on a flat network. A group is a machine and a TP degree; it stands for all of its kind."""
+
+    def __init__(self, pricer: PlanPricer, schedule: Schedule) -> None:
+        problem = pricer.problem
+        self.pricer, self.problem, self.schedule = pricer, problem, schedule
+        self.all_forward_first = schedule == GPIPE
+        self.devices = list(problem.usable_by_machine.values())
+        self.machines = [problem.cluster.machines[m] for m in problem.usable_by_machine]
+        self.num_layers, self.batch = problem.model.num_layers, problem.workload.global_batch
+        self.usages = Usages([len(own) for own in self.devices], [machine.kind for machine in self.machines])
+        self.sizes = problem.space.micro_batch_sizes(self.batch)
+        self.group_list = [
+            (m, tp)
+            for m, machine in enumerate(self.machines)
+            for tp in problem.space.allowed_tp(machine.num_gpus)
+            if tp <= len(self.devices[m])
+        ]
+        machine, tp = np.array(self.group_list, np.int64).T
+        self.groups = Groups(machine.copy(), tp.copy())
+        self.tp_groups = [pricer.tp_group(self.devices[m][:tp]) for m, tp in self.group_list]
+        self.nic: Floats = np.array([machine.nic_bandwidth_bytes_per_s for machine in self.machines], float)
+        self.zero_stage = min(1, max(sharding_stages(problem.workload)))
+        workload, model = problem.workload, problem.model
+        gradient_bytes = workload.stored_gradient_bytes
+        # Gradients are all-reduced (ZeRO-0), or scattered and weights gathered (ZeRO-1): the less counts.
+        weight_bytes = min(gradient_bytes, workload.element_bytes) if self.zero_stage else gradient_bytes
+        self.layer_bytes = float(model.layer_params) * (gradient_bytes + weight_bytes)
+        shared = model.vocabulary_params if model.tied_embeddings else 0
+        first_units = (model.embedding_params - shared) / model.layer_params
+        last_units = model.head_params / model.layer_params
+        self.tied_units = shared / model.layer_params
+        self.units: Floats = np.array([0.0, first_units, last_units, first_units + last_units])
+        self._stages = StageTable(pricer)
+        self._seconds = Memo(self._new_seconds, 256)
+        self.terms = Memo(self._new_terms, 4096)
+        self.after_s_kept = Memo(self.after_s, 64)
+
+    @property
+    def most_stages(self) -> int:
+        """The most stages of a pipeline."""
+        return int(self.usages.most.sum())
+
+    def seconds(self, holders: int, size: int, num_micro_batches: int) -> StageSeconds:
+        """Stages of pipelines in plans of `holders` pipelines; under 1F1B the same for any number of micro-batches."""
+        return self._seconds[holders, size, num_micro_batches if self.all_forward_first else 0]
+
+    def _new_seconds(self, key: tuple[int, int, int]) -> StageSeconds:
+        holders, size, num_micro_batches = key
+        shape = (len(KINDS), len(self.tp_groups), self.num_layers + 1)
+        flights = [num_micro_batches] if self.all_forward_first else range(1, self.most_stages + 1)
+        forward_s = np.full(shape, NEVER_S)
+        both_s = np.full((shape[0], len(flights), *shape[1:]), NEVER_S)
+        sharding = StateSharding(self.zero_stage, holders)
+        for g, group in enumerate(self.tp_groups):
+            for kind, (first, last) in enumerate(KINDS):
+                for k, in_flight in enumerate(flights):
+                    if last and k:  # the last stage holds one micro-batch
+                        break
+                    times = self._stages.times(group, size, first, last, in_flight, sharding)
+                    forward_s[kind, g] = times.forward_s
+                    both_s[kind, k, g, 1:] = np.where(np.isfinite(times.both_s), times.both_s, NEVER_S)[1:]
+        return StageSeconds(forward_s, both_s, self.all_forward_first)
+
+    def after_s(self, holders: int) -> Floats:
+        """Optimiser seconds of every stage [kinds, groups, layers + 1], states sharded over all `holders`."""
+        found = np.zeros((len(KINDS), len(self.tp_groups), self.num_layers + 1))
+        shared_by = holders if self.zero_stage else 1
+        for g, group in enumerate(self.tp_groups):
+            memory = self.pricer.stages.memory_model(group, 1)
+            for kind, (first, last) in enumerate(KINDS):
+                for n in range(self.num_layers + 1):
+                    params = memory.num_params(n, first, last) / shared_by
+                    found[kind, g, n] = optimizer_compute_s(self.problem.workload, group.gpu, params)
+        return found
+
+    def ring_s(self, share: float, of_tied: bool = False) -> Floats:
+        """Seconds in which a stage's own links pass `share` of its parameters once around [kinds, groups, layers + 1];
+        `of_tied`: of the matrix that first and last stage have in common alone."""
+        found = np.zeros((len(KINDS), len(self.tp_groups), self.num_layers + 1))
+        layers = np.arange(self.num_layers + 1)
+        for g, (m, tp) in enumerate(self.group_list):
+            rate = self._rate(m, tp)
+            if rate == 0.0:
+                continue
+            for kind, (first, last) in enumerate(KINDS):
+                tied = self.tied_units if first != last else 0.0
+                units = tied if of_tied else layers + self.units[kind] + tied
+                found[kind, g] = share * self.layer_bytes * units / rate
+        return found
+
+    def _rate(self, machine: int, tp: int) -> float:
+        """Bytes/s that `tp` devices of a machine send at most: by its interface, and each by its port."""
+        across = self.nic[machine] if len(self.machines) > 1 else 0.0
+        spec = self.machines[machine]
+        return float(across + (tp * spec.intra_bandwidth_bytes_per_s if spec.num_gpus > 1 else 0.0))
+
+    def _new_terms(self, around: Surroundings) -> Terms:
+        k, h = around.holders, max(around.least_machines, 2)
+        shape = (len(KINDS), len(self.tp_groups), self.num_layers + 1)
+        after_s, layer_s, all_s = self.after_s_kept[k], np.zeros(len(self.machines)), 0.0
+        if k == 1:
+            local_s = self.ring_s(0.5, of_tied=True) if self.tied_units else np.zeros(shape)
+        else:
+            # A ring of n holders passes (n − 1)/n of its bytes.
+            share = (k - 1) / k if around.sharding == "all" else 0.5
+            across = (k - 1) / k if around.sharding == "all" else (h - 1) / h
+            local_s = self.ring_s(share)
+            if around.sharding == "machine":
+                after_s = after_s + self._port_s(around)
+            for m, forced in enumerate(around.forced):
+                if forced:
+                    layer_s[m] = across * self.layer_bytes / self.nic[m]
+            for m in around.whole:
+                all_s = max(
+                    all_s, across * self.layer_bytes * (self.num_layers + float(self.units[3])) / float(self.nic[m])
+                )
+        base = np.array(around.crossing or [0.0] * len(self.machines), float)
+        return Terms(
+            Tails(local_s, layer_s, all_s, after_s, self.units),
+            {size: self.messages(size, base) for size in self.sizes},
+        )
+
+    def _port_s(self, around: Surroundings) -> Floats:
+        """Where states are sharded within machines: stages beside pipelines that lie wholly in the same machine pass
+        their shares over their own ports, after the rings between machines."""
+        found = np.zeros((len(KINDS), len(self.tp_groups), self.num_layers + 1))
+        layers = np.arange(self.num_layers + 1)
+        for g, (m, tp) in enumerate(self.group_list):
+            beside, rate = around.inside[m], self.machines[m].intra_bandwidth_bytes_per_s
+            if around.forced[m] and beside and self.machines[m].num_gpus > 1:
+                share = beside / (beside + 1)
+                for kind, (first, last) in enumerate(KINDS):
+                    units = layers + self.units[kind] + (self.tied_units if first != last else 0.0)
+                    found[kind, g] = share * self.layer_bytes * units / (tp * rate)
+        return found
+
+    def messages(self, size: int, base: Floats) -> Messages:
+        """Messages of micro-batches of `size`; `base` [machines] of others cross each interface, each way."""
+        num_bytes, nic, count = self.pricer.stages.message_bytes(size), self.nic, len(self.machines)
+        busiest = (base + 1.0) / nic
+        across = 2.0 * (np.maximum.outer(busiest, busiest) * num_bytes + self.latency_s)
+        round_trip_s = np.where(np.eye(count, dtype=bool), NEVER_S, across)
+        inside_s = self._inside_s[size]
+        for a, (m, tp) in enumerate(self.group_list):
+            for b, (other, width) in enumerate(self.group_list):
+                if m == other and tp + width <= len(self.devices[m]):
+                    round_trip_s[m, m] = min(round_trip_s[m, m], inside_s[a, b] + inside_s[b, a])
+        return Messages(inside_s, round_trip_s, num_bytes, self.latency_s, nic, base)
+
+    @cached_property
+    def _inside_s(self) -> dict[int, Floats]:
+        """Messages between two groups of a machine, by micro-batch size [groups, groups]."""
+        found = {size: np.zeros((len(self.group_list),) * 2) for size in self.sizes}
+        for a, (m, tp) in enumerate(self.group_list):
+            for b, (other, width) in enumerate(self.group_list):
+                if m == other and tp + width <= len(self.devices[m]):
+                    ends = self.devices[m][:tp], self.devices[m][tp : tp + width]
+                    for size in self.sizes:
+                        found[size][a, b] = self.pricer.message_s(*ends, size)
+        return found
+
+    @cached_property
+    def latency_s(self) -> float:
+        """The least latency between two machines."""
+        network, firsts = self.problem.cluster.network, [own[0] for own in self.devices]
+        pairs = [(a, b) for a in firsts for b in firsts if a != b]
+        return min((network.pair_latency(a, b) for a, b in pairs), default=0.0)
+
+    def least_machines(self, usages: Sequence[int]) -> int:
+        """The least number of machines of which every usage has a device on one."""
+        used = self.usages.vectors[list(usages)] > 0
+        count = len(self.machines)
+        return next(
+            h for h in range(1, count + 1) for s in combinations(range(count), h) if used[:, s].any(axis=1).all()
+        )

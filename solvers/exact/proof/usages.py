@@ -1,0 +1,70 @@
+"""Usages: how many devices of each machine a pipeline takes. Equal devices and equal machines are never named."""
+
+import itertools
+import math
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexiopt.memo import Memo
+
+Ints = NDArray[np.int64]
+
+
+class Lattice:
+    """All vectors from none to `most` devices of each machine, numbered: `vectors` [usages, machines].
+
+    Number v stands for `vectors[v]`, and the number of a vector is its product with `strides`, so that numbers add
+    and subtract as vectors do.
+    """
+
+    def __init__(self, most: Sequence[int]) -> None:
+        self.most: Ints = np.array(most, np.int64)
+        sizes = self.most + 1
+        self.strides: Ints = np.concatenate(([1], np.cumprod(sizes)[:-1])).astype(np.int64)
+        self.vectors: Ints = (np.arange(math.prod(sizes.tolist()))[:, None] // self.strides) % sizes
+
+    @property
+    def size(self) -> int:
+        """Usages, the empty one included."""
+        return len(self.vectors)
+
+    def number(self, vector: Sequence[int]) -> int:
+        """The number of a usage."""
+        return int(np.dot(vector, self.strides))
+
+
+class Usages(Lattice):
+    """The usages of a whole problem, whose machines m and n are interchangeable if `kinds[m] == kinds[n]`."""
+
+    def __init__(self, most: Sequence[int], kinds: Sequence[Hashable]) -> None:
+        super().__init__(most)
+        alike: dict[Hashable, list[int]] = {}
+        for m, kind in enumerate(kinds):
+            alike.setdefault((kind, most[m]), []).append(m)
+        self._alike = [tuple(machines) for machines in alike.values()]
+        self._below: Memo[tuple[int, ...], Lattice] = Memo(Lattice, 4096)
+        self.representative: Ints = np.array([self._sorted(vector) for vector in self.vectors.tolist()], np.int64)
+
+    def _sorted(self, vector: list[int]) -> int:
+        for machines in self._alike:
+            for m, count in zip(machines, sorted((vector[m] for m in machines), reverse=True), strict=True):
+                vector[m] = count
+        return self.number(vector)
+
+    def below(self, usage: int) -> Lattice:
+        """The usages inside `usage`, numbered on their own."""
+        return self._below[tuple(self.vectors[usage].tolist())]
+
+    def canonical(self, parts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """The same for partitions that differ in the names of equal machines only."""
+        rows = [self.vectors[w].tolist() for w in parts]
+        found = []
+        for named in itertools.product(*map(itertools.permutations, self._alike)):
+            source = list(range(len(self.most)))
+            for machines, others in zip(self._alike, named, strict=True):
+                for m, other in zip(machines, others, strict=True):
+                    source[m] = other
+            found.append(tuple(sorted(tuple(row[m] for m in source) for row in rows)))
+        return min(found)
