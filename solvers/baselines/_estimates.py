@@ -41,7 +41,7 @@ class GridMessages:
 
 
 @dataclass(frozen=True, slots=True)
-class GradientRings:
+class GridRings:
     """Network resources that the gradients of each stage cross: seconds per byte of these gradients, by resource."""
 
     loads: tuple[NetworkLoad, ...]
@@ -157,10 +157,10 @@ class GridEstimates:
             found = self._hops[senders, receivers] = route(self.problem.cluster, senders, receivers)
         return found
 
-    def rings(self, grid: StageGrid) -> "GradientRings":
+    def rings(self, grid: StageGrid) -> "GridRings":
         """The gradient rings of a grid: one over its pipelines for every TP rank of every stage."""
         if grid.width == 1:
-            return GradientRings(({},) * len(grid.stages), 0.0)
+            return GridRings(({},) * len(grid.stages), 0.0)
         cluster, network = self.problem.cluster, self.problem.cluster.network
         share = (grid.width - 1) / grid.width / grid.tp  # of a stage's parameters, over each edge of a ring
         loads: list[NetworkLoad] = []
@@ -176,7 +176,7 @@ class GridEstimates:
                         for r in network.route(a, b):
                             load[r] = load.get(r, 0.0) + share / float(network.capacity[r])
             loads.append(load)
-        return GradientRings(tuple(loads), latency_s)
+        return GridRings(tuple(loads), latency_s)
 
     def gradient_bytes(self, layers: Sequence[int]) -> list[float]:
         """Bytes of the gradients of each stage."""
