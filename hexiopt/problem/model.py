@@ -40,12 +40,12 @@ class Architecture:
     """
 
     keys: Mapping[str, str]
-    gated: bool
-    learned_rows: int | None
-    attention_bias: bool
-    output_bias: bool | None
-    mlp_bias: bool | None
-    tied_embeddings: bool
+    gated: bool = False
+    learned_rows: int | None = None
+    attention_bias: bool = False
+    output_bias: bool | None = None
+    mlp_bias: bool | None = False
+    tied_embeddings: bool = False
     qk_norm: bool = False
 
 
@@ -67,111 +67,46 @@ _GROUPED = _PLAIN | {
     "attention_window": "sliding_window",
 }
 _LLAMA = {name: key for name, key in _GROUPED.items() if name != "attention_window"}
+_BIAS = {"attention_bias": "attention_bias"}
+_GPT2 = {
+    "num_layers": "n_layer",
+    "hidden_size": "n_embd",
+    "num_heads": "n_head",
+    "ffn_size": "n_inner",
+    "vocab_size": "vocab_size",
+    "max_positions": "n_positions",
+    "tied_embeddings": "tie_word_embeddings",
+    "activation": "activation_function",
+    "norm_eps": "layer_norm_epsilon",
+}
+_GPT_NEO = _PLAIN | {
+    "num_layers": "num_layers",
+    "num_heads": "num_heads",
+    "activation": "activation_function",
+    "norm_eps": "layer_norm_epsilon",
+    "attention_window": "window_size",
+}
+_GPT_NEOX = _PLAIN | {"norm_eps": "layer_norm_eps", "rope_theta": "rotary_emb_base"} | _BIAS
+_OPT = _PLAIN | {
+    "ffn_size": "ffn_dim",
+    "activation": "activation_function",
+    "attention_bias": "enable_bias",
+    "final_norm": "do_layer_norm_before",
+    "projected_embedding": "word_embed_proj_dim",
+}
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
-        "llama": Architecture(
-            keys=_LLAMA | {"attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
-            gated=True,
-            learned_rows=None,
-            attention_bias=False,
-            output_bias=None,
-            mlp_bias=False,
-            tied_embeddings=False,
-        ),
-        "mistral": Architecture(
-            keys=_GROUPED,
-            gated=True,
-            learned_rows=None,
-            attention_bias=False,
-            output_bias=False,
-            mlp_bias=False,
-            tied_embeddings=False,
-        ),
-        "qwen2": Architecture(
-            keys=_GROUPED,
-            gated=True,
-            learned_rows=None,
-            attention_bias=True,
-            output_bias=False,
-            mlp_bias=False,
-            tied_embeddings=False,
-        ),
-        "qwen3": Architecture(
-            keys=_GROUPED | {"attention_bias": "attention_bias"},
-            gated=True,
-            learned_rows=None,
-            attention_bias=False,
-            output_bias=None,
-            mlp_bias=False,
-            tied_embeddings=False,
-            qk_norm=True,
-        ),
+        "llama": Architecture(_LLAMA | _BIAS | {"mlp_bias": "mlp_bias"}, gated=True),
+        "mistral": Architecture(_GROUPED, gated=True, output_bias=False),
+        "qwen2": Architecture(_GROUPED, gated=True, attention_bias=True, output_bias=False),
+        "qwen3": Architecture(_GROUPED | _BIAS, gated=True, qk_norm=True),
         "gpt2": Architecture(
-            keys={
-                "num_layers": "n_layer",
-                "hidden_size": "n_embd",
-                "num_heads": "n_head",
-                "ffn_size": "n_inner",
-                "vocab_size": "vocab_size",
-                "max_positions": "n_positions",
-                "tied_embeddings": "tie_word_embeddings",
-                "activation": "activation_function",
-                "norm_eps": "layer_norm_epsilon",
-            },
-            gated=False,
-            learned_rows=0,
-            attention_bias=True,
-            output_bias=True,
-            mlp_bias=True,
-            tied_embeddings=True,
+            _GPT2, learned_rows=0, tied_embeddings=True, attention_bias=True, output_bias=True, mlp_bias=True
         ),
-        "gpt_neo": Architecture(
-            keys=_PLAIN
-            | {
-                "num_layers": "num_layers",
-                "num_heads": "num_heads",
-                "activation": "activation_function",
-                "norm_eps": "layer_norm_epsilon",
-                "attention_window": "window_size",
-            },
-            gated=False,
-            learned_rows=0,
-            attention_bias=False,
-            output_bias=True,
-            mlp_bias=True,
-            tied_embeddings=True,
-        ),
-        "gpt_neox": Architecture(
-            keys=_PLAIN
-            | {
-                "norm_eps": "layer_norm_eps",
-                "rope_theta": "rotary_emb_base",
-                "attention_bias": "attention_bias",
-            },
-            gated=False,
-            learned_rows=None,
-            attention_bias=True,
-            output_bias=None,
-            mlp_bias=True,
-            tied_embeddings=False,
-        ),
-        "opt": Architecture(
-            keys=_PLAIN
-            | {
-                "ffn_size": "ffn_dim",
-                "activation": "activation_function",
-                "attention_bias": "enable_bias",
-                "final_norm": "do_layer_norm_before",
-                "projected_embedding": "word_embed_proj_dim",
-            },
-            gated=False,
-            learned_rows=2,
-            attention_bias=True,
-            output_bias=None,
-            mlp_bias=None,
-            tied_embeddings=True,
-        ),
+        "gpt_neo": Architecture(_GPT_NEO, learned_rows=0, tied_embeddings=True, output_bias=True, mlp_bias=True),
+        "gpt_neox": Architecture(_GPT_NEOX, attention_bias=True, mlp_bias=True),
+        "opt": Architecture(_OPT, learned_rows=2, tied_embeddings=True, attention_bias=True, mlp_bias=None),
     }
 )
 

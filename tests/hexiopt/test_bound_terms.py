@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hexiopt.schedules.recurrence import Executor, Link, executor_ends_s
-from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B, SCHEDULES
+from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES
 from hexiopt.schedules.schedule import BoundTerms, Schedule, StagePosition, operations, weakest_terms
 
 BOUNDED = [schedule for schedule in SCHEDULES if schedule.bounded]
@@ -41,6 +41,28 @@ def test_no_stage_ends_before_its_terms_allow(shape: tuple[Schedule, int, int, i
         journey_s = sum(sum(other[0 if k < s else -1]) for k, other in enumerate(chunk_s) if k != s)
         work_s = batches * sum(map(sum, own))
         assert journey_s + work_s - ahead * max(forward for forward, _ in own) <= step_s * (1 + 1e-9) + 1e-9
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [(GPIPE, 1), (ONE_F_ONE_B, 1), (INTERLEAVED, 2), (INTERLEAVED, 3)])
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_the_latest_return_is_tight(schedule: Schedule, chunks: int, stages: int) -> None:
+    """One slow stage among equal faster ones: a forward fewer ahead would claim more than the step takes."""
+    for s in range(stages):
+        terms = schedule.bound_terms(stages - 1 - s, stages, min(chunks, 2))
+        assert terms is not None
+        slacks = []
+        for other_s in (0.0, 0.25, 0.5, 0.75, 1.0):
+            for batches in (2 * stages, 8 * stages):
+                times = [(1.0, 1.0) if k == s else (other_s, other_s) for k in range(stages)]
+                executors = tuple(Executor(k, (own,) * chunks) for k, own in enumerate(times))
+                pairs = [*pairwise(range(stages)), *([(stages - 1, 0)] if chunks > 1 else [])]
+                links = [Link(back, *(pair[::-1] if back else pair), 0.0) for pair in pairs for back in (False, True)]
+                step_s = max(executor_ends_s(schedule, stages, batches, executors, tuple(links)))
+                ahead = min(terms.forwards_ahead, batches * chunks - 1)
+                slacks.append(step_s - ((stages - 1) * 2 * other_s + 2 * batches * chunks - ahead))
+        assert min(slacks) >= -1e-9
+        if chunks == 1 or s == stages - 1:
+            assert min(slacks) == pytest.approx(0.0, abs=1e-9)
 
 
 @given(shapes(), st.integers(1, 6))
