@@ -1,3 +1,0 @@
-"""The older place of `PlanPricer`."""
-
-from hexiopt.cost.pricer import PlanPricer as PlanPricer
