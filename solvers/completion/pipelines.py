@@ -128,8 +128,7 @@ class PipelineTimer:
         load_s = total_load(item for own in each for item in own.load)
         found = []
         for own in each:
-            count = len(own.placed_pipelines[0])
-            trips = [tuple(round_trips_s(messages, count, load_s)) for messages in own.messages]
+            trips = [tuple(round_trips_s(messages, len(own.placed_pipelines[0]), load_s)) for messages in own.messages]
             found.append(tuple([trips[k] for k in own.example_of]))
         return found
 
