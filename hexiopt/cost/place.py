@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from hexiopt.cost.context import PipelineContext, refuse_layers_beyond
 from hexiopt.cost.cost import StageCost
 from hexiopt.cost.executors.stage_model import StageModel
-from hexiopt.cost.sharing import PlacedMessage, executor_loads, pipeline_messages
+from hexiopt.cost.sharing import PlacedMessage, executor_loads, placed_messages
 from hexiopt.errors import InputError
-from hexiopt.plan.messages import Message, executor_links
+from hexiopt.plan.messages import Message, executor_links, messages_of
 from hexiopt.plan.plan import Pipeline, irregular
 from hexiopt.schedules.in_flight import stages_in_flight
 from hexiopt.schedules.recurrence import PipelineGraph, pipeline_graph
@@ -32,7 +32,7 @@ class PlacedPipeline:
 
     def with_stages(self, stages: tuple[StageCost, ...]) -> "PlacedPipeline":
         """The same pipeline whose executors take other times."""
-        graph = _graph(self.schedule, self.num_micro_batches, stages, self.plain_messages)
+        graph = _graph(self.schedule, self.num_micro_batches, stages, self.graph.links)
         return replace(self, stages=stages, graph=graph)
 
 
@@ -56,21 +56,23 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
                 stages.executors(stage, size, s == 0, s == count - 1, in_flight[s], zero_stage, holders, contention)
             )
         )
-    messages = pipeline_messages(pipeline, stages.route, stages.message_bytes(1))
-    found, plain_messages = tuple(costs), tuple([one.message for one in messages])
+    samples, wraps = tuple([stage.samples(size) for stage in pipeline.stages]), chunks > 1
+    ends = [stage.ends for stage in pipeline.stages]
+    messages = placed_messages(ends, samples, stages.route, stages.message_bytes(1), wraps)
+    found = tuple(costs)
     return PlacedPipeline(
         schedule,
         batches,
         found,
         messages,
-        plain_messages,
+        messages_of(samples, wraps),
         tuple(executor_loads(messages)),
-        _graph(schedule, batches, found, plain_messages),
+        _graph(schedule, batches, found, executor_links(samples, wraps)),
     )
 
 
 def _graph(
-    schedule: Schedule, num_micro_batches: int, stages: tuple[StageCost, ...], messages: tuple[Message, ...]
+    schedule: Schedule, num_micro_batches: int, stages: tuple[StageCost, ...], links: tuple[tuple[bool, int, int], ...]
 ) -> PipelineGraph:
     return pipeline_graph(
         schedule,
@@ -78,5 +80,5 @@ def _graph(
         num_micro_batches,
         tuple([s for s, stage in enumerate(stages) for _ in stage.executors]),
         tuple([executor.chunk_s for stage in stages for executor in stage.executors]),
-        executor_links(messages, [len(stage.executors) for stage in stages]),
+        links,
     )

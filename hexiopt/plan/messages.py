@@ -68,10 +68,13 @@ def messages_of(samples: tuple[tuple[int, ...], ...], wraps: bool) -> tuple[Mess
     return tuple(found)
 
 
-def executor_links(found: Sequence[Message], num_executors: Sequence[int]) -> tuple[tuple[bool, int, int], ...]:
-    """(backward, sender, receiver) of each message, where executors are numbered through all stages, which have
-    `num_executors` each [stages]."""
-    first, count = [0, *accumulate(num_executors)], len(num_executors)
+@lru_cache(maxsize=4096)
+def executor_links(samples: tuple[tuple[int, ...], ...], wraps: bool) -> tuple[tuple[bool, int, int], ...]:
+    """(backward, sender, receiver) of each of `messages_of`, where executors are numbered through all stages."""
+    first, count = [0, *accumulate(map(len, samples))], len(samples)
     return tuple(
-        [(one.backward, first[one.stage] + one.sender, first[one.target(count)] + one.receiver) for one in found]
+        [
+            (one.backward, first[one.stage] + one.sender, first[one.target(count)] + one.receiver)
+            for one in messages_of(samples, wraps)
+        ]
     )
