@@ -122,8 +122,8 @@ class PlacementBound:
                     way_s = self._stage_s(
                         groups[s], n, s == 0, s == last, size, count, warm, held, context, available_s
                     )
-                    if way_s is None:
-                        break
+                    if way_s is None:  # more layers here may still fit, where those before take longer
+                        continue
                     total = passed_s + message_s + way_s
                     if total < reached.get(done + n, inf):
                         reached[done + n] = total

@@ -9,13 +9,19 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from hexiopt.calibration.gpus import catalogue
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Plan
+from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.machine import Machine
+from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
+from hexiopt.problem.workload import Workload
 from hexiopt.result import Status
+from hexiopt.schedules.registry import GPIPE
 from hexiopt.solving import Budget
 from solvers.core.search import Search
 from solvers.exact.assignments import DeviceClasses, PlacedDevices
@@ -70,6 +76,24 @@ def test_a_line_may_do_what_a_plan_does(drawn: tuple[Problem, Plan, PlanPricer, 
     batch = problem.workload.global_batch
     for pipeline, groups in zip(plan.pipelines, groups_of(plan), strict=True):
         assert floor.most_sequences(groups, context, 1, batch, step_s) >= pipeline.num_sequences
+
+
+def test_more_layers_in_a_fast_stage_may_spare_a_slow_one_before_it() -> None:
+    """With one layer in the second stage two are left to the first, which takes too long for them; with two it fits."""
+    gpu = catalogue()["rtx_3090"]
+    machines = tuple(Machine(f"m-{k}", "m", gpu, 4, 1e7, 0.0, (), 1, 1e7, 0.0) for k in range(2))
+    sizes = {"num_layers": 3, "hidden_size": 2, "num_heads": 1, "num_kv_heads": 1, "head_dim": 2, "ffn_size": 1}
+    ends = {"vocab_size": 1, "max_positions": 4096, "attention_bias": True, "mlp_bias": True}
+    model = ModelSpec(name="small", architecture="gpt2", activation="gelu_new", **sizes, **ends)
+    workload = Workload(global_batch=2, seq_len=4096, precision="fp16", recompute="none", schedule="gpipe")
+    problem = Problem(Cluster("two", machines, 1e7, 0.0), model, workload, Space(max_micro_batch_size=1))
+    slow_then_fast = Pipeline((Stage.of((1, 2), 0, 1), Stage.of((4,), 1, 3)), 1)
+    plan = Plan((Pipeline((Stage.of((0,), 0, 3),), 1), slow_then_fast), GPIPE)
+    pricer = PlanPricer(problem)
+    bound = PlacementBound(pricer, StageTable(pricer))
+    context = SyncContext(SyncScope.ALL, StateSharding(0, 2), False)
+    step_s = pricer.price(plan).step_time_s
+    assert bound.most_sequences(groups_of(plan)[1], context, 1, 2, step_s) >= 1
 
 
 @SLOW

@@ -26,7 +26,7 @@ _WARM_SHARE, _WARM_S = 0.15, 10.0  # of the time limit for the portfolio's plan,
 _SHARES = (0.0099, 0.003, 0.001, OPTIMALITY_TOLERANCE / 2)  # of the best step time, asked one after the other,
 _WIDER = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2)  # and these where the first is left open
 _FIRST = 0.6  # of what is left of the budget, for each of them
-_MOST_USAGES = 4_096
+_MOST_USAGES = 1_000
 _FOREVER_S = 1e9  # no plan worth finding takes longer
 
 

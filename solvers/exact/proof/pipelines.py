@@ -1,6 +1,6 @@
 """How much one pipeline on exactly given devices can process within a time, whatever its stages."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,10 +46,11 @@ class FoundPipeline:
 
 
 class PipelineSearch:
-    """Answers for one step time `limit_s`, remembered by surroundings and usage. `work` counts operations."""
+    """Answers for one step time `limit_s`, remembered by surroundings and usage. `work` counts operations;
+    `keep_on` is called now and then, and may raise."""
 
-    def __init__(self, tables: ProofTables, limit_s: float) -> None:
-        self.tables, self.limit_s, self.work = tables, limit_s, 0
+    def __init__(self, tables: ProofTables, limit_s: float, keep_on: Callable[[], None] = lambda: None) -> None:
+        self.tables, self.limit_s, self.work, self._keep_on = tables, limit_s, 0, keep_on
         self._relaxed = Memo(self._relax, _RELAXED)
         self._most_relaxed = Memo(self._bisect, _RELAXED)
         # Micro-batches that are surely possible, and not known to be impossible, by size.
@@ -58,6 +59,7 @@ class PipelineSearch:
     # ---------------------------------------------------------------------- bounds of all usages
 
     def _relax(self, key: tuple[Surroundings, int, int]) -> tuple[Caps, Floats, Floats]:
+        self._keep_on()
         around, size, num_micro_batches = key
         caps = self._caps(around, size, num_micro_batches)
         before_s, whole_s = self._sums(self.tables.usages, caps, around, size, 0.0)
