@@ -1,0 +1,31 @@
+"""Compiles what numba compiles, once a machine, so that no search spends its time limit on it: `make install` runs it.
+
+python -m experiments.app.compile
+"""
+
+from dataclasses import replace
+
+from experiments.app.configurations import named_cluster, named_model
+from hexiopt.bounds import lower_bound_s
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from hexiopt.solving import Budget
+from solvers.registry import make_solver
+
+
+def main() -> None:
+    """Run the compiled parts of bounds, planners and proofs on a small problem."""
+    cluster = replace(named_cluster("small_mixed"), groups=(), links=())
+    model = replace(named_model("gpt2_345m"), num_layers=4)
+    for schedule in ("1f1b", "interleaved"):
+        workload = Workload(global_batch=8, seq_len=512, schedule=schedule)
+        problem = Problem(cluster, model, workload, Space(replicas=False, max_micro_batch_size=1))
+        lower_bound_s(PlanPricer(problem), 2.0)
+        for solver in ("portfolio", "exact"):
+            make_solver(solver).solve(problem, Budget(120.0, max_steps=60))
+
+
+if __name__ == "__main__":
+    main()
