@@ -4,10 +4,12 @@ Two lanes work side by side, on two cores where there are two. Before anything e
 candidates that a plan of the portfolio is never behind: symmetric grids over all machines, a grid of each kind's own,
 and what `solver=shapes` gives; past the time limit too, until there is a plan. Then one lane continues with HexiScale's
 partition, as `solver=hexiscale` would, and anneals what that finds and what people build by hand, now and then with
-bundles made anew (`recreate.py`); the other anneals the latter and the best of the floor. On large clusters, too large
-for a complete graph, both start by hand. Where the plan space has sequence layouts, the first lane soon turns to them
-instead, and decides stage by stage between these and tensor parallelism (`planning.py`). With a budget in steps
-both lanes run wherever they are, so that the plan does not depend on the cores.
+bundles made anew (`recreate.py`); the other anneals the latter, the best of the floor, and what chains of whole
+machines give (`columns/`). On many GPUs both search these chains, one for plans in ZeRO-1, the other in ZeRO-0, and
+anneal the best, the floor included; they price it after the first columns, which have a plan sooner. Where the plan
+space has sequence layouts, the first lane soon turns to them instead, and decides stage by stage between these and
+tensor parallelism (`planning.py`). With a budget in steps both lanes run wherever they are, so that the plan does not
+depend on the cores.
 """
 
 import random
@@ -17,6 +19,7 @@ from importlib.util import find_spec
 from itertools import chain, islice
 
 from hexiopt.solving import Capabilities
+from solvers.columns.column_search import ColumnSearch, column_stages
 from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import Partition
 from solvers.core.search import Search
@@ -53,6 +56,10 @@ _FEW_DEVICES = 16  # GPUs up to which both lanes search replicas, and single TP 
 _FEW = 64  # GPUs up to which one lane prices the floor soon enough, while the other partitions
 _LARGE = 200  # GPUs beyond which a structure takes too long to price for annealing thousands
 _MANY = 4  # of those for each of the floor's shapes
+_MACHINES = 100  # GPUs beyond which counts of chains matter more than parts of machines and replicas
+_COLUMNS = 0.08  # share for columns where they only give starts
+_COLUMN_STARTS = 4  # of these
+_HOPE = 0.02  # of the best step time: how far below it the program must end to be worth all the time
 _BEST = 16  # of the floor's structures that are annealed
 
 
@@ -86,6 +93,8 @@ def _second(run: Search, *, with_grids: bool) -> None:
 
 
 def _grids(run: Search, completer: PlanCompleter) -> Iterator[Partition]:
+    if len(run.problem.usable_devices) > _LARGE:  # grids of a kind's own are columns
+        return whole_grids(run.problem)
     return chain(whole_grids(run.problem), own_grids(run.problem, completer, lambda: _continues(run)))
 
 
@@ -106,8 +115,17 @@ def _continues(run: Search) -> bool:
 def _run(run: Search, completer: PlanCompleter, member: _Member, fallbacks: Iterable[Partition]) -> None:
     """One lane, to the end of its budget."""
     problem = run.problem
-    cheap = price_fallbacks(run, completer, fallbacks)
-    if problem.space.sequence and member.before_layouts < 1.0:
+    layouts = problem.space.sequence and member.before_layouts < 1.0
+    if len(problem.usable_devices) > _MACHINES and not layouts:
+        _run_columns(run, completer, member, fallbacks)
+        return
+    own = list[Partition]()
+    if member.number and problem.usable_by_machine.keys() != {0}:
+        columns = ColumnSearch(run, completer, column_stages(run)[0], random.Random(run.seed))
+        columns.generate(run.until(_COLUMNS))
+        own = columns.best(_COLUMN_STARTS)
+    cheap = [*own, *price_fallbacks(run, completer, fallbacks)]
+    if layouts:
         rng = random.Random(run.seed)
         starts = chain(cheap, own_grids(problem, completer), without_grids(problem, completer))
         improve(HillClimber(run, completer, rng), starts, run.until(member.before_layouts))
@@ -121,6 +139,23 @@ def _run(run: Search, completer: PlanCompleter, member: _Member, fallbacks: Iter
     climber = HillClimber(run, completer, rng)
     recreate_share = member.recreate_share if len(problem.usable_devices) > _FEW_DEVICES else 0.0
     climber.finish(improve(climber, starts, run.until(ANNEAL), member.cooling, recreate_share))
+
+
+def _run_columns(run: Search, completer: PlanCompleter, member: _Member, fallbacks: Iterable[Partition]) -> None:
+    """One lane on many GPUs, to the end of its budget."""
+    rng = random.Random(run.seed * len(_SIDE_BY_SIDE) + member.number)
+    stages = column_stages(run)
+    columns = ColumnSearch(run, completer, stages[member.number % len(stages)], rng)
+    columns.generate(run.until(0.3))
+    # They take seconds, so they wait for columns that have run out of hope.
+    hopeful = run.plan is not None and columns.hoped_s < (1 - _HOPE) * run.best_s
+    cheap = [] if hopeful else price_fallbacks(run, completer, fallbacks)
+    columns.restricted_master(run.until(0.5 if len(run.problem.usable_devices) < 300 else 0.75))
+    columns.variants(5, run.until(0.8))
+    for partition in cheap[:_COLUMN_STARTS]:
+        columns.price(partition)
+    columns.anneal(run.until(0.93))
+    HillClimber(run, completer, rng).finish(columns.best(5))
 
 
 def price_fallbacks(run: Search, completer: PlanCompleter, fallbacks: Iterable[Partition]) -> list[Partition]:
