@@ -138,12 +138,32 @@ class PlanCompleter:
         Uses the best set of recompute policies.
         """
         pipeline_group = PipelineGroup(tuple((group,) for group in groups), size)
+        made = self.pipelines_alone(pipeline_group, schedule, shards, sequences, chunks)
+        if isinstance(made, DoesNotFit):
+            return math.inf
+        return made[0].rate.fill_s + sequences / size * made[0].rate.period_s
+
+    def pipelines_alone(
+        self,
+        pipeline_group: PipelineGroup,
+        schedule: Schedule,
+        shards: StateSharding,
+        sequences: float,
+        chunks: int = 1,
+    ) -> list[TimedPipeline] | DoesNotFit:
+        """The pipelines of a bundle where nothing else is on the network, each processing about `sequences`.
+
+        With the set of recompute policies under which the first one ends soonest.
+        """
         alone = Partition((pipeline_group,), schedule, shards.stage, chunks)
         [trips_s] = self._timer.trips_s(alone)
         terms = self._terms(pipeline_group, alone, shards, sequences)
-        each = (self._timer.made(pipeline_group, terms, splitter, trips_s) for splitter in self.splitters)
-        rates = [made[0].rate for made in each if not isinstance(made, DoesNotFit)]
-        return min((own.fill_s + sequences / size * own.period_s for own in rates), default=math.inf)
+        found = [self._timer.made(pipeline_group, terms, splitter, trips_s) for splitter in self.splitters]
+        fitting = [own for own in found if not isinstance(own, DoesNotFit)]
+        if not fitting:
+            return DoesNotFit(min(own.missing for own in found if isinstance(own, DoesNotFit)))
+        batches = sequences / pipeline_group.micro_batch_size
+        return min(fitting, key=lambda own: own[0].rate.fill_s + batches * own[0].rate.period_s)
 
     def _complete(self, partition: Partition, splitter: LayerSplitter) -> CompletedPlan | DoesNotFit:
         schedule, batch = partition.schedule, self.problem.workload.global_batch

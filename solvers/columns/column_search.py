@@ -1,0 +1,410 @@
+"""`columns`: the search for many and irregular machines, by chains of whole machines as columns of a master program.
+
+Short chains of one kind and a sweep of the sync S give a first plan; sketches of all chains, ranked by what they gain
+under the duals, give more columns (Gilmore and Gomory, 1961); then a restricted master rounds with noise, corrected by
+what pipelines of priced plans really take, or packs a few chains of a good plan anew. Columns, programs and roundings
+count as fractions of a step, fixed here, so that the clock steers nothing where steps are limited.
+"""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count, islice, product
+
+import numpy as np
+
+from hexiopt.problem.space import default_schedule
+from hexiopt.schedules.registry import INTERLEAVED
+from solvers.columns.chain_column import ChainColumn, ChainRecipe, ColumnPool
+from solvers.columns.machine_kinds import Floats, MachineKinds
+from solvers.columns.master import Chosen, ColumnMaster, Relaxed
+from solvers.columns.sketches import ChainSketches, sketched
+from solvers.completion.completer import PlanCompleter
+from solvers.core.interleaving import may_interleave
+from solvers.core.partition import Partition, PipelineGroup
+from solvers.core.search import Allowance, Search
+from solvers.core.zero import LOCKSTEP, first_stage, plain_stages
+from solvers.frame.solver import SearchSolver
+from solvers.frame.starts import chain_partitions, short_chain_partitions
+from solvers.heuristics.hill_climbing import HillClimber
+from solvers.heuristics.local_search import Annealer
+
+_UNITS = 20  # of work in a step: what a price takes; a column made takes 1, a program 3, a rounding 10
+_COLUMN, _PROGRAM, _ROUNDING = 1, 3, 10
+_SYNCS = 20  # values of S in a sweep
+_LENGTHS = (1, 2, 3, 4)  # machines of the chains of one kind
+_GPUS_A_PIPELINE = 16  # assumed at first
+_FEWER = 3  # times fewer pipelines are assumed where no plan fits
+_ASSUMPTIONS = 3
+_WORST_GAIN = -0.04  # relative: columns of almost no reduced cost are what rounding needs
+_PER_PROGRAM = 6  # sketches made exactly for each program
+_REPEATED = 3  # of the columns used as often as it goes, or once, those priced in a sweep
+_REPEATED_ALONE = 60  # where the plan space allows nothing else
+_DEALT = 12  # of the short chains of every mix
+_KEPT = 200  # structures remembered as found
+_NEAR = 0.5  # share of what a price says that a correction takes over
+_HOT = (0.006, 0.006, 0.004, 0.002)  # temperatures of four rounds of annealing
+_ENDS = (0.2, 0.4, 0.7, 1.0)
+_RECREATE = 0.1
+
+Found = tuple[float, int, Partition, tuple[ChainRecipe, ...]]  # seconds, number, partition, recipe of each group
+
+
+class ColumnSearch:
+    """The phases of the search for one ZeRO stage; offers what it prices to `run`."""
+
+    def __init__(self, run: Search, completer: PlanCompleter, zero_stage: int, rng: random.Random) -> None:
+        self.run, self.completer, self.rng, self._zero_stage = run, completer, rng, zero_stage
+        self.problem, self.kinds = run.problem, MachineKinds(run.problem)
+        self._schedule = default_schedule(self.problem.workload)
+        self._sizes = self.problem.space.micro_batch_sizes(self.problem.workload.global_batch)
+        # Pipelines of one structure must be one group.
+        self._together = not self.problem.space.uneven_structure or zero_stage >= LOCKSTEP
+        self._correction: dict[ChainRecipe, float] = {}
+        self._tried: set[Partition] = set()
+        self._found: list[Found] = []
+        self._units = 0
+        self._assume(max(1, len(self.problem.usable_devices) // _GPUS_A_PIPELINE))
+
+    def best(self, most: int) -> list[Partition]:
+        """The best partitions priced, best first."""
+        return [partition for _, _, partition, _ in sorted(self._found, key=lambda f: f[:2])[:most]]
+
+    @property
+    def hoped_s(self) -> float:
+        """T + S of the best program: about the least that this search can still hope for, in seconds."""
+        return self._answers[0].total_s if self._answers else math.inf
+
+    # ------------------------------------------------------------------------------ phases
+
+    def generate(self, allowance: Allowance) -> None:
+        """First plans, then columns and the master in turn. Past the budget until there is a plan, or no hope."""
+        for again in range(_ASSUMPTIONS):
+            self._one_kind(allowance)
+            if not self._found or not self._answers:
+                free = np.full(len(self.kinds), 1e-9)
+                self._make_best([Relaxed(math.inf, math.inf, 1e9, free)], allowance, 10 * _PER_PROGRAM)
+                self._sweep(2, allowance)
+            if self._found or self._pool.num_pipelines == 1 or again == _ASSUMPTIONS - 1:
+                break
+            self._assume(max(1, self._pool.num_pipelines // _FEWER))
+        for partition in islice(short_chain_partitions(self.problem), _DEALT):
+            if not self._continues(allowance):
+                break
+            self.price(partition)
+        if not self._answers:
+            return
+        for turn in count(1):
+            if not allowance or not self._make_best(self._answers[:5], allowance, _PER_PROGRAM):
+                break
+            if turn % 3 == 2:
+                self._sweep(2, allowance, near=True)
+            else:
+                self._near_programs()
+        self._sweep(6, allowance, near=True)
+        self._without_a_kind(allowance)
+        self._other_ways(allowance)
+
+    def restricted_master(self, allowance: Allowance) -> None:
+        """Roundings with noise, and bundles of good structures packed anew."""
+        draw = np.random.default_rng(self.rng.randrange(1 << 30))
+        turn = 0
+        while allowance and self._found and self._answers:
+            turn += 1
+            ranked = sorted(self._found, key=lambda f: f[:2])
+            recipes = ranked[min(len(ranked) - 1, turn % 3)][3]
+            own = [column for recipe in recipes if (column := self._pool.make(recipe)) is not None]
+            noisy = not own or self.rng.random() < 0.4
+            tally, best_s = self.run.operators.of("round_with_noise" if noisy else "repack_chains"), self.run.best_s
+            began_s = self.run.runtime_s
+            chosen = self._noisy(draw) if noisy else self._repacked(own, draw)
+            tally.proposed += 1
+            if chosen:
+                tally.valid += 1
+                tally.priced += self._price_chosen(chosen)
+            tally.improved += self.run.best_s < best_s
+            tally.seconds += self.run.runtime_s - began_s
+            self.run.step()
+            if turn % 40 == 0:
+                self._sweep(3, allowance, near=turn % 80 == 40)
+
+    def variants(self, most: int, allowance: Allowance) -> None:
+        """The best partitions with stages reversed, in other ZeRO stages, and interleaved."""
+        for partition in self.best(most):
+            others = [partition.with_pipeline_groups(g.with_stages(g.stages[::-1]) for g in partition.pipeline_groups)]
+            if partition.sharding < LOCKSTEP:
+                others += [replace(partition, sharding=zero) for zero in plain_stages(self.problem)]
+                if may_interleave(self.problem) and not partition.schedule.chunked:
+                    others += [replace(partition, schedule=INTERLEAVED, chunks=chunks) for chunks in (2, 4)]
+            for other in others:
+                if not allowance:
+                    return
+                self.price(other)
+
+    def anneal(self, allowance: Allowance) -> None:
+        """The operators on partitions, from the best three and last from the best."""
+        annealer = Annealer(self.run, self.completer, self.rng, _RECREATE)
+        for turn, (hot, end) in enumerate(zip(_HOT, _ENDS, strict=True)):
+            pool = self.best(2)
+            if not pool or not allowance:
+                return
+            start = pool[min(turn, len(pool) - 1)] if turn < 2 else pool[0]
+            found = annealer.anneal(start, hot, allowance.up_to(end))
+            seconds = math.exp(found.energy) if found.energy < math.log(1e30) else math.inf
+            if math.isfinite(seconds):
+                self._remember(seconds, found.partition, ())
+
+    def price(self, partition: Partition, recipes: Sequence[ChainRecipe] = ()) -> bool:
+        """Price a partition, and learn what the pipelines of its recipes take. Whether it fits."""
+        if partition in self._tried or not self.completer.allowed(partition):
+            return False
+        self._tried.add(partition)
+        self.run.step()
+        completed = self.completer.complete(partition)
+        priced = self.completer.price(completed) if completed else None
+        if priced is None:
+            return False
+        cost = self.run.offer(priced.plan, priced.cost)
+        if not cost.fits:
+            return False
+        self._remember(cost.step_time_s, partition, recipes)
+        first = 0
+        for recipe, group in zip(recipes, partition.pipeline_groups, strict=False):
+            column = self._pool.make(recipe)
+            own = range(first, first + group.width)
+            first += group.width
+            if column is None:
+                continue
+            last = max(own, key=lambda i: cost.pipelines[i].end_s)
+            sequences = priced.plan.pipelines[last].num_sequences * recipe.width
+            factor = min(1.3, max(0.8, cost.pipelines[last].end_s / (column.fill_s + sequences / column.rate)))
+            self._correction[recipe] = (1 - _NEAR) * self._correction.get(recipe, 1.0) + _NEAR * factor
+        return True
+
+    # ----------------------------------------------------------------------------- columns
+
+    def _assume(self, num_pipelines: int) -> None:
+        self._pool = ColumnPool(self.completer, self.kinds, self._zero_stage, num_pipelines)
+        self._sketches: ChainSketches | None = sketched(self.completer, self.kinds, self._pool)
+        self._answers: list[Relaxed] = []
+        self._correction.clear()
+
+    def _one_kind(self, allowance: Allowance) -> None:
+        """Short chains of one kind, of all widths, and what the master makes of them."""
+        for length, (kind, most) in product(_LENGTHS, enumerate(self.kinds.supply)):
+            gpus = self.kinds.num_gpus[kind]
+            if length <= most and self._continues(allowance):
+                for width in (1 << j for j in range(gpus.bit_length(), -1, -1)):
+                    if width <= 2 * gpus and length * gpus // width <= 2 * self.problem.model.num_layers:
+                        self._make(ChainRecipe(((kind, length),), width, self._sizes[0]))
+        self._sweep(2, allowance)
+
+    def _make_best(self, answers: Sequence[Relaxed], allowance: Allowance, most: int) -> int:
+        """Make the sketches exactly that gain most under the duals of some programs; how many columns came of it."""
+        sketches = self._sketches
+        if sketches is None:
+            return 0
+        best, wanted = answers[0], list(answers)
+        if math.isfinite(best.sync_s):  # a shorter sync leaves more time for the rest
+            for share in (0.4, 0.6, 0.8):
+                left_s = best.total_s - share * best.sync_s
+                wanted.append(
+                    Relaxed(best.total_s, share * best.sync_s, left_s, best.duals * left_s / best.pipelines_s)
+                )
+        made = 0
+        for answer in wanted:
+            worth = sketches.rate * np.maximum(0.0, answer.pipelines_s - sketches.fill_s)
+            gain = worth / np.maximum(sketches.counts @ answer.duals, 1e-9) - 1.0
+            gain = np.where((sketches.sync_s <= answer.sync_s * 1.05) & ~sketches.done, gain, -1.0)
+            for i in np.argsort(-gain, kind="stable")[:most].tolist():
+                if gain[i] <= _WORST_GAIN or not self._continues(allowance):
+                    break
+                sketches.done[i] = True
+                parts = [(k, int(c)) for k, c in enumerate(sketches.counts[i]) if c]
+                width, degrees = int(sketches.widths[i]), tuple(map(int, sketches.degrees[i]))
+                for order in dict.fromkeys((tuple(parts), tuple(parts[::-1]))):
+                    for own in (degrees, ()) if len(parts) == 1 else (degrees,):
+                        made += self._make(ChainRecipe(order, width, self._sizes[0], own)) is not None
+        return made
+
+    def _other_ways(self, allowance: Allowance) -> None:
+        """Other micro-batch sizes and TP degrees for the columns in use."""
+        for recipe in dict.fromkeys(r for found in sorted(self._found, key=lambda f: f[:2])[:4] for r in found[3]):
+            for size, rank in product(self._sizes[:3], (0, 1)):
+                if allowance:
+                    self._make(replace(recipe, micro_batch_size=size))
+                    self._make(replace(recipe, micro_batch_size=size, degrees=(), rank=rank))
+        if allowance:
+            self._sweep(4, allowance, near=True)
+            self.variants(2, allowance)
+
+    def _make(self, recipe: ChainRecipe) -> ChainColumn | None:
+        if recipe not in self._pool:
+            self._work(_COLUMN)
+        return self._pool.make(recipe)
+
+    # ----------------------------------------------------------------------------- programs
+
+    def _sweep(self, roundings: int, allowance: Allowance, *, near: bool = False) -> None:
+        """Price the best roundings of programs over all values of S, or those `near` the best, and columns alone."""
+        if not self._pool.columns:
+            return
+        if not self._together:
+            if near and self._answers:
+                self._near_programs()
+            else:
+                self._work(_SYNCS * _PROGRAM)
+                self._answers = self._master().sweep(_SYNCS)
+            master = self._master()
+            for answer in self._answers[:roundings]:
+                if self._continues(allowance):
+                    self._work(_ROUNDING)
+                    self._price_chosen(master.least_rounded(answer))
+        batch, supply = self.problem.workload.global_batch, self.kinds.supply
+        ranked = []
+        for column in self._pool.columns:
+            most = min(batch // column.samples, *(int(s) // c for s, c in zip(supply, column.counts, strict=True) if c))
+            for copies in {1, most} - {0}:
+                alone = copies == 1  # then copies of a layer share a machine
+                seconds = column.fill_s + batch / (copies * column.rate) + (0.0 if alone else column.sync_s)
+                ranked.append((seconds, column.recipe, column, copies))
+        for _, _, column, copies in sorted(ranked, key=lambda r: r[:2])[
+            : _REPEATED_ALONE if self._together else _REPEATED
+        ]:
+            if self._continues(allowance):
+                self._price_chosen([(column, copies)])
+
+    def _near_programs(self) -> None:
+        """The best values of S again, with the columns that came since, and values between."""
+        master = self._master()
+        starts = {answer.sync_s: answer.pipelines_s for answer in self._answers[:5]}
+        for answer in self._answers[:2]:
+            starts.setdefault(answer.sync_s * 0.93, answer.pipelines_s)
+            starts.setdefault(answer.sync_s * 1.07, answer.pipelines_s)
+        self._work(len(starts) * _PROGRAM)
+        found = [one for sync_s, start_s in starts.items() if (one := master.relaxed(sync_s, start_s))]
+        self._answers = sorted(found, key=lambda a: (a.total_s, a.sync_s)) or self._answers
+
+    def _without_a_kind(self, allowance: Allowance) -> None:
+        """The best program with each kind left out, rounded once, so that a kind more never hurts."""
+        for kind in range(len(self.kinds)) if not self._together and len(self.kinds) > 1 else ():
+            if not allowance:
+                return
+            supply = self.kinds.supply * (np.arange(len(self.kinds)) != kind)
+            kept = [column for column in self._pool.columns if not column.counts[kind]]
+            if not kept:
+                continue
+            master = self._master(kept, supply)
+            self._work(5 * _PROGRAM + _ROUNDING)
+            found = [one for near in self._answers[:5] if (one := master.relaxed(near.sync_s))]
+            if found:
+                self._price_chosen(master.least_rounded(min(found, key=lambda a: a.total_s)))
+
+    def _noisy(self, draw: np.random.Generator) -> Chosen:
+        answer, spread = self.rng.choice(self._answers[:5]), self.rng.choice((0.01, 0.03))
+        master, longer = self._master(), self.rng.uniform(1.0, 1.05)
+        return master.rounded(answer.sync_s, answer.pipelines_s * longer, _noise(draw, spread))
+
+    def _repacked(self, own: Sequence[ChainColumn], draw: np.random.Generator) -> Chosen:
+        """Two to four chains and the idle machines packed anew, with new random chains among the columns."""
+        rng, kinds = self.rng, self.kinds
+        out = {rng.randrange(len(own)) for _ in range(rng.randint(2, 4))}
+        kept = [column for i, column in enumerate(own) if i not in out]
+        free = kinds.supply - np.array([column.counts for column in kept], float).reshape(-1, len(kinds)).sum(axis=0)
+        able = [k for k in range(len(kinds)) if free[k] > 0]
+        for _ in range(4 if able else 0):
+            chosen = rng.sample(able, min(rng.randint(1, 3), len(able)))
+            order = tuple((k, rng.randint(1, int(min(free[k], 6)))) for k in chosen)
+            least = min(kinds.num_gpus[k] for k in chosen)
+            width = 1 << rng.randrange((2 * least).bit_length())
+            self._make(ChainRecipe(order, width, rng.choice(self._sizes[:2]), (), rng.choice((0, 1))))
+        sync_s = max(column.sync_s for column in kept or own) * rng.choice((1.0, 1.0, 1.05, 1.2))
+        left = self.problem.workload.global_batch - sum(column.samples for column in kept)
+        fixed = self.problem.space.num_pipelines
+        more = [] if fixed is None else [fixed - sum(column.recipe.width for column in kept)]
+        pipelines_s = max(self.run.best_s - sync_s, 0.3 * self.run.best_s)
+        packed = self._master().rounded(sync_s, pipelines_s, _noise(draw, 0.02), np.append(free, [left, *more]))
+        return [(column, 1) for column in kept] + packed
+
+    def _master(self, columns: Sequence[ChainColumn] | None = None, supply: Floats | None = None) -> ColumnMaster:
+        return ColumnMaster(
+            self._pool.columns if columns is None else columns,
+            self.kinds.supply if supply is None else supply,
+            self.problem.workload.global_batch,
+            self.problem.space.num_pipelines,
+            self._correction,
+        )
+
+    # ------------------------------------------------------------------------------- plans
+
+    def _price_chosen(self, chosen: Chosen) -> bool:
+        """Lay columns onto machines, those of most machines first, and price the partition."""
+        if not chosen:
+            return False
+        free = [list(own) for own in self.kinds.machines]
+        groups: list[PipelineGroup] = []
+        recipes: list[ChainRecipe] = []
+        for column, copies in sorted(chosen, key=lambda item: (-sum(item[0].counts), item[0].recipe)):
+            copied = []
+            for _ in range(copies):
+                machines = []
+                for kind, number in column.recipe.order:
+                    machines += free[kind][:number]
+                    del free[kind][:number]
+                group = self._pool.pipeline_group(column.recipe, machines)
+                assert group is not None, "machines of a kind are interchangeable"
+                copied.append(group)
+            if self._together:
+                stages = (sum(slots, ()) for slots in zip(*(group.stages for group in copied), strict=True))
+                copied = [PipelineGroup(tuple(stages), column.recipe.micro_batch_size)]
+            groups += copied
+            recipes += [column.recipe] * len(copied)
+        return self.price(Partition(tuple(groups), self._schedule, self._zero_stage), recipes)
+
+    def _remember(self, seconds: float, partition: Partition, recipes: Sequence[ChainRecipe]) -> None:
+        self._found.append((seconds, len(self._tried), partition, tuple(recipes)))
+        if len(self._found) > 2 * _KEPT:
+            self._found = sorted(self._found, key=lambda f: f[:2])[:_KEPT]
+
+    def _work(self, units: int) -> None:
+        self._units += units
+        for _ in range(self._units // _UNITS):
+            self.run.step()
+        self._units %= _UNITS
+
+    def _continues(self, allowance: Allowance) -> bool:
+        """Whether to go on: until `allowance` is spent, and past the time limit while there is no plan."""
+        run = self.run
+        return bool(allowance) or (run.plan is None and run.budget.max_steps is None and not run.stopped)
+
+
+def _noise(draw: np.random.Generator, spread: float) -> Callable[[int], Floats]:
+    return lambda n: np.exp(draw.normal(0.0, spread, n))
+
+
+def column_stages(run: Search) -> tuple[int, ...]:
+    """ZeRO stages of columns, the first choice first."""
+    plain = plain_stages(run.problem)
+    return tuple(sorted(plain, reverse=True)) or (first_stage(run.problem),)
+
+
+class ChainColumns(SearchSolver):
+    """Chains of whole machines by a master program; then annealing and hill climbing of the best."""
+
+    name = "columns"
+
+    def search(self, run: Search, rng: random.Random) -> None:
+        """All phases, then what else people would build where none of them gave a plan."""
+        completer = PlanCompleter(run.pricer)
+        search = ColumnSearch(run, completer, column_stages(run)[0], rng)
+        search.generate(run.until(0.3))
+        search.restricted_master(run.until(0.6))
+        search.variants(5, run.until(0.65))
+        if run.plan is None:
+            for partition in chain_partitions(run.problem):
+                if run.plan is not None or not run.step():
+                    break
+                search.price(partition)
+        search.anneal(run.until(0.93))
+        HillClimber(run, completer, rng).finish(search.best(5))

@@ -1,0 +1,111 @@
+"""Sketches of all chains at once: what every multiset of machines would do, roughly, at every width.
+
+Within a beat of τ seconds a machine of kind k, cut for w pipelines, holds cap_k(τ) = max over TP degrees t of
+⌊g_k / (w t)⌋ · max{n : t_k,t(n) ≤ τ} layers; a multiset c of machines holds Σ c_k cap_k(τ), and its beat is the least
+τ of a grid at which that is the whole model. One matrix product answers for all multisets and all τ.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations, islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hexiopt.schedules.in_flight import holding
+from solvers.columns.chain_column import ColumnPool
+from solvers.columns.machine_kinds import Floats, MachineKinds
+from solvers.completion.completer import PlanCompleter
+
+_BEATS = 160  # of the grid, geometric
+_HELD = 4  # micro-batches in flight in a stage, about
+_LONGEST = (32, 12, 7, 5, 5)  # machines of a chain of one kind, two, three, four, five
+_MOST = 20_000  # multisets, the shortest first
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSketches:
+    """Rows of chains: machines by kind [n, kinds], width [n], sequences/s [n], fill and sync in seconds [n], and the
+    best TP degree in each kind [n, kinds]. `done` marks those that were made exactly."""
+
+    counts: Floats
+    widths: NDArray[np.int64]
+    rate: Floats
+    fill_s: Floats
+    sync_s: Floats
+    degrees: NDArray[np.int64]
+    done: NDArray[np.bool_]
+
+
+def multisets(supply: Floats) -> Iterator[tuple[int, ...]]:
+    """Numbers of machines by kind, of up to five kinds, as far as there are; the shortest first."""
+    num_kinds = len(supply)
+    for total in range(1, max(_LONGEST) + 1):
+        for used in range(1, min(num_kinds, total, len(_LONGEST)) + 1):
+            if total > _LONGEST[used - 1]:
+                continue
+            for chosen in combinations(range(num_kinds), used):
+                for cuts in combinations(range(1, total), used - 1):
+                    counts = [0] * num_kinds
+                    for k, begin, end in zip(chosen, (0, *cuts), (*cuts, total), strict=True):
+                        counts[k] = end - begin
+                    if all(c <= most for c, most in zip(counts, supply, strict=True)):
+                        yield tuple(counts)
+
+
+def sketched(completer: PlanCompleter, kinds: MachineKinds, pool: ColumnPool) -> ChainSketches | None:
+    """The sketches of all chains under the assumptions of `pool`; None where no chain holds the model."""
+    problem, num_kinds = completer.problem, len(kinds)
+    num_layers, size = problem.model.num_layers, problem.space.micro_batch_sizes(problem.workload.global_batch)[0]
+    layer_bytes = problem.model.layer_params * problem.workload.stored_gradient_bytes
+    counts: Floats = np.array(list(islice(multisets(kinds.supply), _MOST)), float)
+    tables: dict[tuple[int, int], Floats] = {}
+    for k, own in enumerate(kinds.machines):
+        for tp in problem.space.allowed_tp(kinds.num_gpus[k]):
+            group = completer.pricer.tp_group(kinds.devices[own[0]][:tp])
+            each = (
+                splitter.options(frozenset([group]), False, False, size, holding(_HELD), pool.shards).times
+                for splitter in completer.splitters
+            )
+            tables[k, tp] = np.array(max(each, key=len))
+    filled = [times for times in tables.values() if times.size]
+    if not filled:
+        return None
+    beats = np.geomspace(min(times[0] for times in filled), max(times[-1] for times in filled), _BEATS)
+    parts = []
+    for width in sorted({1 << j for gpus in kinds.num_gpus for j in range(gpus.bit_length())}):
+        cap, stages, hold = (np.zeros((num_kinds, _BEATS)) for _ in range(3))
+        degree = np.ones((num_kinds, _BEATS), np.int64)
+        for (k, tp), times in tables.items():
+            gpus = kinds.num_gpus[k]
+            if times.size and (width * tp <= gpus or (tp == 1 and width == 2 * gpus)):
+                per_machine = gpus // (width * tp) or 0.5  # half a stage: two machines make one together
+                most = np.searchsorted(times, beats * (1 + 1e-9), side="right")
+                better = per_machine * most > cap[k]
+                cap[k] = np.where(better, per_machine * most, cap[k])
+                degree[k] = np.where(better, tp, degree[k])
+                stages[k] = np.where(better, per_machine, stages[k])
+                hold[k] = np.where(better, max(1.0, per_machine) * most, hold[k])
+        held = counts @ cap
+        enough = held >= num_layers
+        usable = ~((counts > 0) & ~(cap[:, -1] > 0)).any(axis=1)
+        fits = np.flatnonzero(enough.any(axis=1) & usable)
+        at = np.argmax(enough, axis=1)[fits]
+        share = num_layers / held[fits, at]  # of the layers that they could hold
+        each_layers = hold[:, at].T * share[:, None]
+        sync_s = (each_layers * layer_bytes * 2 / kinds.nic_bytes_per_s * (counts[fits] > 0)).max(axis=1, initial=0.0)
+        for uplink in kinds.uplinks:
+            inside = np.array([own[0] in uplink.machines for own in kinds.machines])
+            layers = ((each_layers * counts[fits]) @ inside).clip(max=num_layers)
+            sync_s = np.maximum(sync_s, 2 * layers * layer_bytes / uplink.bytes_per_s)
+        depth = (counts[fits] * stages[:, at].T).sum(axis=1)
+        kept = depth <= num_layers
+        fits, at, depth, sync_s = fits[kept], at[kept], depth[kept], sync_s[kept]
+        fill_s = np.maximum(0.0, depth - 1.0) * beats[at]
+        parts.append(
+            (counts[fits], np.full(len(fits), width), width * size / beats[at], fill_s, sync_s, degree[:, at].T)
+        )
+    counts, widths, rate, fill_s, sync_s, degrees = (np.concatenate(own) for own in zip(*parts, strict=True))
+    if not len(widths):
+        return None
+    return ChainSketches(counts, widths, rate, fill_s, sync_s, degrees, np.zeros(len(widths), bool))

@@ -1,0 +1,128 @@
+"""Columns of whole machines and their master program, against all there is on small cases."""
+
+import itertools
+import random
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from hexiopt.cost.cost import violations
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from hexiopt.solving import Budget
+from solvers.columns.chain_column import ChainColumn, ChainRecipe, ColumnPool
+from solvers.columns.column_search import ColumnSearch
+from solvers.columns.machine_kinds import MachineKinds
+from solvers.columns.master import ColumnMaster
+from solvers.columns.sketches import multisets
+from solvers.completion.completer import PlanCompleter
+from solvers.core.search import Search
+from solvers.registry import make_solver
+from tests.solvers.problems import TINY, cluster, easy
+
+
+@cache
+def mixed() -> Problem:
+    """Five machines of three kinds."""
+    machines = (("a", "fast", 2), ("b", "fast", 2), ("c", "slow", 4), ("d", "slow", 4), ("e", "slow", 1))
+    return Problem(cluster(*machines), replace(TINY, num_layers=6), Workload(global_batch=64, seq_len=512))
+
+
+def drawn_columns(rng: random.Random) -> list[ChainColumn]:
+    """Columns over two kinds that no machine was asked for."""
+    found = []
+    for k in range(rng.randint(1, 4)):
+        counts = (rng.randint(0, 2), rng.randint(1, 2))
+        order = tuple((kind, count) for kind, count in enumerate(counts) if count)
+        recipe = ChainRecipe(order, 1, 1 + k % 2, rank=k)
+        drawn = rng.uniform(0.5, 3.0), rng.uniform(0.1, 2.0), rng.uniform(0.0, 3.0)
+        found.append(ChainColumn(recipe, counts, 1, frozenset((1,)), *drawn))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_rounding_is_the_best_of_all_multisets(seed: int) -> None:
+    rng = random.Random(seed)
+    columns, supply, pipelines_s = drawn_columns(rng), np.array([4.0, 5.0]), rng.uniform(3.0, 12.0)
+    master, sync_s = ColumnMaster(columns, supply, 1000), max(c.sync_s for c in columns)
+    best = max(
+        master.processed([(c, n) for c, n in zip(columns, numbers, strict=True) if n], pipelines_s)
+        for numbers in itertools.product(range(6), repeat=len(columns))
+        if all(sum(n * c.counts[k] for c, n in zip(columns, numbers, strict=True)) <= supply[k] for k in (0, 1))
+    )
+    chosen = master.rounded(sync_s, pipelines_s)
+    assert master.processed(chosen, pipelines_s) >= best * (1 - 2e-3)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_rounding_beats_the_linear_program(seed: int) -> None:
+    """In less than its T, no multiset of the columns processes the batch."""
+    columns, supply = drawn_columns(random.Random(seed)), np.array([4.0, 5.0])
+    master, sync_s = ColumnMaster(columns, supply, 40), max(c.sync_s for c in columns)
+    answer = master.relaxed(sync_s)
+    assert answer is not None
+    less_s = answer.pipelines_s * 0.99
+    assert master.processed(master.rounded(sync_s, less_s), less_s) < 40
+
+
+def test_multisets_are_all_there_are() -> None:
+    supply = np.array([2.0, 1.0, 3.0])
+    every = {c for c in itertools.product(range(3), range(2), range(4)) if any(c)}
+    assert sorted(multisets(supply)) == sorted(every)
+
+
+def test_columns_take_the_machines_they_count() -> None:
+    problem = mixed()
+    search = ColumnSearch(
+        Search("t", problem, Budget(3600.0, 60), 0),
+        PlanCompleter(Search("t", problem, Budget(), 0).pricer),
+        0,
+        random.Random(0),
+    )
+    search.generate(search.run.until())
+    assert search.best(1)
+    pool = search._pool
+    assert len(pool.columns) > 10
+    for column in pool.columns:
+        assert column.counts == column.recipe.counts(len(search.kinds))
+        assert all(c <= s for c, s in zip(column.counts, search.kinds.supply, strict=True))
+        assert column.rate > 0.0 <= column.fill_s
+
+
+def test_sync_is_two_sends_of_the_gradients_behind_the_interface() -> None:
+    kinds = MachineKinds(mixed())
+    pool = ColumnPool(PlanCompleter(Search("t", mixed(), Budget(), 0).pricer), kinds, 0, 2)
+    column = pool.make(ChainRecipe(((2, 1),), 1, 1, (1, 1, 1)))
+    assert column is not None
+    assert not kinds.uplinks
+    model, workload = mixed().model, mixed().workload
+    params = 6 * model.layer_params + model.embedding_params + model.head_params
+    assert column.sync_s == pytest.approx(2 * params * workload.stored_gradient_bytes / kinds.nic_bytes_per_s[2])
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        Space(),
+        Space(uneven_structure=False),
+        Space(uneven_tp=False),
+        Space(uneven_batch=False),
+        Space(num_pipelines=2),
+        Space(num_stages=2),
+        Space(recompute_per_stage=False),
+    ],
+)
+def test_a_plan_in_every_space(space: Space) -> None:
+    problem = easy(space)
+    result = make_solver("columns").solve(problem, Budget(3600.0, 60))
+    assert result.plan is not None, result.reason
+    assert violations(problem, result.plan, result.cost) == []
+
+
+def test_the_same_steps_give_the_same_plan() -> None:
+    one, two = (make_solver("columns").solve(mixed(), Budget(3600.0, 50), seed=3) for _ in range(2))
+    assert one.plan == two.plan
+    assert one.steps == two.steps <= 50 + 20
