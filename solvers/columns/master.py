@@ -9,7 +9,10 @@ T is the least at which that is the global batch; the optimum is convex in T, so
 `heuristics/shape_program.py`). An integer program rounds it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,13 +124,14 @@ class ColumnMaster:
         least = np.full(len(most), -np.inf)
         if self._fixed:
             least[-1] = most[-1]
-        answer = milp(
-            -values,
-            constraints=LinearConstraint(self._usage[:, own], least, most),
-            integrality=np.ones(len(own), np.int64),
-            bounds=Bounds(0, np.inf),
-            options={"node_limit": _NODES, "mip_rel_gap": _ROUNDED_GAP},
-        )
+        with _quiet():
+            answer = milp(
+                -values,
+                constraints=LinearConstraint(self._usage[:, own], least, most),
+                integrality=np.ones(len(own), np.int64),
+                bounds=Bounds(0, np.inf),
+                options={"node_limit": _NODES, "mip_rel_gap": _ROUNDED_GAP},
+            )
         if answer.x is None:
             return []
         return [(self.columns[i], round(x)) for i, x in zip(own.tolist(), answer.x, strict=True) if round(x) > 0]
@@ -152,3 +156,17 @@ class ColumnMaster:
         samples, left_s = self._samples[at], np.maximum(0.0, pipelines_s - self._fill_s[at])
         result: Floats = samples * np.floor(left_s * self._rate[at] / samples + 1e-6)
         return result
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep from stdout what HiGHS prints in spite of its options (`transformNewIntegerFeasibleSolution`)."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -43,8 +43,10 @@ class Exact(SearchSolver):
         covered = [schedule for schedule in schedules(run.problem.workload) if schedule in (GPIPE, ONE_F_ONE_B)]
         provable = bool(covered) and min(sharding_stages(run.problem.workload)) < 2 and is_provable(run.problem)
         share = min(_WARM_SHARE, _WARM_S / run.budget.time_limit_s) if provable else 0.5
-        if not warm_start(run, share) or not provable:
-            if not run.stopped and run.plan is not None and run.budget.max_steps is None:
+        if not warm_start(run, share):
+            return
+        if not provable:
+            if run.plan is not None and run.budget.max_steps is None:  # the bound rises by the clock
                 run.bound_s = max(run.bound_s, lower_bound_s(run.pricer, run.left_s()))
             return
         proofs = [Proof(ProofTables(run.pricer, schedule), run) for schedule in covered]

@@ -27,7 +27,7 @@ _RELAXED = 128  # tables of least sums that are kept
 _ROUNDS = 4  # of caps that follow from sums that follow from caps
 _SAME = 1e-4  # of a sum: so little more is not worth another round
 SHORT = 4_000_000  # operations of a search that may be in vain: some hundredths of a second
-WHOLE = 200_000_000  # about a second
+WHOLE = 50_000_000  # about a quarter of a second
 Stages = tuple[tuple[int, int], ...]  # (group, layers) of each stage
 
 
@@ -136,6 +136,7 @@ class PipelineSearch:
         """Whether a pipeline on exactly `usage` processes so many micro-batches in time: YES, NO or LIMIT; and such
         pipelines, up to `most` (with 1 the search ends at the first)."""
         tables, vector = self.tables, self.tables.usages.vectors[usage]
+        self._keep_on()
         caps, before_s, whole_s = self._relaxed[around, size, num_micro_batches]
         if whole_s[usage] >= NEVER_S:
             return NO, []

@@ -8,6 +8,7 @@ B. *Partitions.* For each multiset that suffices, pipelines know more of each ot
 C. *Combinations.* Of the rest, all pipelines that can process enough are combined, run beside each other, and priced.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
@@ -28,7 +29,7 @@ ALONE = Surroundings(1)
 _FAR = 1.15  # of the batch: where packings process so much more, only partitions can tell, as they know the sync
 _SINGLES = 2_000  # single pipelines that are priced
 _LISTED = 20_000  # pipelines of a usage that are combined
-_COMBINED = 3_000_000  # combinations of a partition
+_COMBINED = 1_000_000  # combinations of a partition
 _ROUNDING = 1 + 1e-9
 _WORTH_A_PROCESS = 8  # partitions
 Answer = Literal["none", "found", "open"]
@@ -212,9 +213,9 @@ class Proof:
             if found is None:
                 return "open"
             lists.append((found, parts.count(w)))
+        if math.prod(math.comb(len(found) + count - 1, count) for found, count in lists) > _COMBINED:
+            return "open"
         for number, chosen in enumerate(make.each(lists)):
-            if number >= _COMBINED:
-                return "open"
             if number % 64 == 0:
                 self._step()
             together = make.together(chosen, sharding == "machine", limit_s)
