@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 
 from hexiopt.cost.cost import Cost, PipelineCost, StageCost
 from hexiopt.cost.executors.memory import Memory, StateSharding
-from hexiopt.plan.messages import messages
+from hexiopt.plan.messages import messages_of
 from hexiopt.plan.plan import Pipeline, Plan, unpriced
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import InFlight
@@ -304,7 +304,7 @@ class FlashFlexPricer:
             self._parts.clear()
         found = self._parts[id(pipeline), size] = _Part(
             pipeline,
-            PipelineCost(tuple(costs), messages(pipeline), message_s, ends, ends[-1]),
+            PipelineCost(tuple(costs), messages_of(((size,),) * count, False), message_s, ends, ends[-1]),
             num_micro_batches * size,
             excess,
             self._eye[machines],
