@@ -98,7 +98,7 @@ class PipelineSearch:
             assert found is not None
             return found
 
-        inner = range(1, max(2, most))
+        inner = range(1, most) if most > 1 else [0]
         in_flight = 0 if first or most == 1 else min(num_micro_batches, 2) - 1
         return Caps(
             seconds.both_s[0, in_flight],
