@@ -71,11 +71,6 @@ class ColumnSearch:
         """The best partitions priced, best first."""
         return [partition for _, _, partition, _ in sorted(self._found, key=lambda f: f[:2])[:most]]
 
-    @property
-    def hoped_s(self) -> float:
-        """T + S of the best program: about the least that this search can still hope for, in seconds."""
-        return self._answers[0].total_s if self._answers else math.inf
-
     # ------------------------------------------------------------------------------ phases
 
     def generate(self, allowance: Allowance) -> None:

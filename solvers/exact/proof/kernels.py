@@ -173,7 +173,7 @@ def least_sums(
 
 
 @numba.njit(cache=True)
-def _own_load(machines: Ints, p: int, sent: Floats, received: Floats) -> None:
+def add_own_load(machines: Ints, p: int, sent: Floats, received: Floats) -> None:
     """Add what the messages of a chain on `machines` [p] need of interfaces, in messages: each stage sends ahead and
     back in turn, so that the larger counts, and once to each machine."""
     for i in range(p):
@@ -189,7 +189,7 @@ def _own_load(machines: Ints, p: int, sent: Floats, received: Floats) -> None:
 
 
 @numba.njit(cache=True)
-def _message_s(messages: Messages, a: int, b: int, g: int, h: int, sent: Floats, received: Floats) -> Any:
+def between_s(messages: Messages, a: int, b: int, g: int, h: int, sent: Floats, received: Floats) -> Any:
     """Seconds of a message from group g on machine a to group h on machine b."""
     if a == b:
         return messages.inside_s[g, h]
@@ -198,7 +198,7 @@ def _message_s(messages: Messages, a: int, b: int, g: int, h: int, sent: Floats,
 
 
 @numba.njit(cache=True)
-def _kind(i: int, p: int, begins: bool) -> int:
+def kind_of(i: int, p: int, begins: bool) -> int:
     """The kind of stage i of the p last stages of a pipeline, all of them where it `begins`."""
     if i == 0 and begins:
         return 3 if p == 1 else 1
@@ -209,11 +209,11 @@ def _kind(i: int, p: int, begins: bool) -> int:
 def search_pipelines(
     usage: Ints, strides: Ints, groups: Groups, seconds: StageSeconds, tails: Tails, messages: Messages,
     before_s: Floats, num_layers: int, num_micro_batches: int, limit_s: float, most_work: int, found: Ints,
-) -> tuple[int, int, int]:  # fmt: skip
+) -> tuple[int, int]:  # fmt: skip
     """Pipelines on exactly `usage` that end, with tails, within `limit_s`: all of them, or one if `found` has one row.
 
     Into `found` [pipelines, stages + 1, 2]: group and layers of each stage, then −1. Answers YES, NO or LIMIT (too much
-    work or too many pipelines), how many were found, and the work, in operations of recurrences.
+    work or too many pipelines) and how many were found. Work is counted in operations of recurrences.
 
     Depth first, from the last stage of a pipeline to the first: how many micro-batches are in flight, what fits, and
     the recurrence of the suffix as a pipeline of its own are then exact. 1F1B and GPipe fix a stage's order by the
@@ -263,7 +263,7 @@ def search_pipelines(
         if rest > 0 and left == 0:
             continue
         begins, p = rest == 0, d + 1
-        kind = _kind(0, p, begins)
+        kind = kind_of(0, p, begins)
         in_flight = 0 if seconds.all_forward_first else min(m_batches, p) - 1
         both = seconds.both_s[kind, in_flight, g, n]
         if both >= NEVER_S:
@@ -287,7 +287,7 @@ def search_pipelines(
             chain_f[i], chain_b[i] = forward_s[d - i], backward_s[d - i]
         sent[:] = messages.base
         received[:] = messages.base
-        _own_load(machines, p, sent, received)
+        add_own_load(machines, p, sent, received)
         # Cheap: the way of the first micro-batch, and one stage's own rounds.
         total_s, rounds_s = prefix_s, 0.0
         for i in range(p):
@@ -297,8 +297,8 @@ def search_pipelines(
             total_s += chain_f[i] + chain_b[i]
             if i < p - 1:
                 a, b, x, y = machines[i], machines[i + 1], row[d - i], row[d - i - 1]
-                ahead_s[i] = _message_s(messages, a, b, x, y, sent, received)
-                back_s[i] = _message_s(messages, b, a, y, x, sent, received)
+                ahead_s[i] = between_s(messages, a, b, x, y, sent, received)
+                back_s[i] = between_s(messages, b, a, y, x, sent, received)
                 total_s += ahead_s[i] + back_s[i]
         if total_s + rounds_s + tails.all_s > limit_s:
             continue
@@ -310,7 +310,7 @@ def search_pipelines(
         for i in range(p):
             if not fits:
                 break
-            own_kind, own, k = _kind(i, p, begins), row[d - i], layers[d - i]
+            own_kind, own, k = kind_of(i, p, begins), row[d - i], layers[d - i]
             tail_s = max(
                 tails.all_s, tails.local_s[own_kind, own, k], tails.layer_s[machines[i]] * on[d + 1, machines[i]]
             )
@@ -321,16 +321,16 @@ def search_pipelines(
             found[count, p, 0] = -1
             count += 1
             if len(found) == 1:
-                return YES, count, work
+                return YES, count
             if count == len(found):
-                return LIMIT, count, work
+                return LIMIT, count
         if work > most_work:
-            return LIMIT, count, work
+            return LIMIT, count
         if fits and not begins:
             held[d + 1] = held[d] + n
             d += 1
             started[d] = False
-    return YES if count else NO, count, work
+    return YES if count else NO, count
 
 
 @numba.njit(cache=True)
@@ -389,7 +389,7 @@ def most_together(
             machines[i, s] = m
             held[at : at + chosen.layers[i, s], m] = True
             at += chosen.layers[i, s]
-        _own_load(machines[i], chosen.num_stages[i], sent, received)
+        add_own_load(machines[i], chosen.num_stages[i], sent, received)
     ring_s = np.zeros(num_layers)
     for layer in range(num_layers):
         met = held[layer].sum()
@@ -413,18 +413,18 @@ def most_together(
         p, c, at = chosen.num_stages[i], chosen.size[i], 0
         messages = Messages(inside_s[c], inside_s[c], num_bytes[c], latency_s, nic, nic)
         for s in range(p):
-            g, n, kind = chosen.groups[i, s], chosen.layers[i, s], _kind(s, p, True)
+            g, n, kind = chosen.groups[i, s], chosen.layers[i, s], kind_of(s, p, True)
             tail_s[s] = max(local_s[kind, g, n], ring_s[at : at + n].max()) + after_s[kind, g, n]
             at += n
             if s < p - 1:
                 h, a, z = chosen.groups[i, s + 1], machines[i, s], machines[i, s + 1]
-                ahead_s[s] = _message_s(messages, a, z, g, h, sent, received)
-                back_s[s] = _message_s(messages, z, a, h, g, sent, received)
+                ahead_s[s] = between_s(messages, a, z, g, h, sent, received)
+                back_s[s] = between_s(messages, z, a, h, g, sent, received)
         m_batches = chosen.num_micro_batches[i]
         while m_batches > 0:
             fits = True
             for s in range(p):
-                g, n, kind = chosen.groups[i, s], chosen.layers[i, s], _kind(s, p, True)
+                g, n, kind = chosen.groups[i, s], chosen.layers[i, s], kind_of(s, p, True)
                 in_flight = 0 if all_forward_first else min(m_batches, p - s) - 1
                 both = both_s[c, kind, in_flight, g, n]
                 fits = fits and both < NEVER_S

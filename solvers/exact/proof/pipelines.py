@@ -14,7 +14,10 @@ from solvers.exact.proof.kernels import (
     YES,
     Caps,
     Messages,
+    add_own_load,
+    between_s,
     chain_ends,
+    kind_of,
     least_sums,
     search_pipelines,
 )
@@ -46,11 +49,13 @@ class FoundPipeline:
 
 
 class PipelineSearch:
-    """Answers for one step time `limit_s`, remembered by surroundings and usage. `work` counts operations;
-    `keep_on` is called now and then, and may raise."""
+    """Answers for one step time `limit_s`, in seconds, remembered by surroundings and usage.
+
+    `keep_on` is called now and then, and may raise, to end a long search.
+    """
 
     def __init__(self, tables: ProofTables, limit_s: float, keep_on: Callable[[], None] = lambda: None) -> None:
-        self.tables, self.limit_s, self.work, self._keep_on = tables, limit_s, 0, keep_on
+        self.tables, self.limit_s, self._keep_on = tables, limit_s, keep_on
         self._relaxed = Memo(self._relax, _RELAXED)
         self._most_relaxed = Memo(self._bisect, _RELAXED)
         # Micro-batches that are surely possible, and not known to be impossible, by size.
@@ -154,11 +159,10 @@ class PipelineSearch:
                 known_s = float(whole_s[-1])
         found = np.zeros((most, tables.most_stages + 1, 2), np.int64)
         terms = tables.terms[around]
-        answer, count, work = search_pipelines(
+        answer, count = search_pipelines(
             vector, strides, tables.groups, tables.seconds(around.holders, size, num_micro_batches), terms.tails,
             terms.messages[size], before_s, tables.num_layers, num_micro_batches, self.limit_s, most_work, found,
         )  # fmt: skip
-        self.work += int(work)
         return int(answer), [_stages(row) for row in found[:count].tolist()]
 
     def _known(self, around: Surroundings, usage: int) -> dict[int, list[int]]:
@@ -235,7 +239,7 @@ class PipelineSearch:
         p = len(stages)
         groups, layers = np.array(stages, np.int64).T
         machines = tables.groups.machine[groups]
-        kinds = np.array([_kind(s, p) for s in range(p)])
+        kinds = np.array([kind_of(s, p, True) for s in range(p)])
         flights = (
             np.zeros(p, np.int64) if tables.all_forward_first else np.minimum(num_micro_batches, p - np.arange(p)) - 1
         )
@@ -256,25 +260,13 @@ class PipelineSearch:
 def chain_messages_s(messages: Messages, machines: Ints, groups: Ints) -> tuple[Floats, Floats]:
     """Messages of a chain ahead and back in seconds [stages − 1], its own and `base` sharing the interfaces."""
     p, sent, received = len(machines), messages.base.copy(), messages.base.copy()
-    for s in range(p):
-        near = {int(machines[t]) for t in (s - 1, s + 1) if 0 <= t < p and machines[t] != machines[s]}
-        sent[machines[s]] += bool(near)
-        for m in near:
-            received[m] += 1.0
+    add_own_load(machines, p, sent, received)
 
     def one_s(s: int, t: int) -> float:
-        a, b = machines[s], machines[t]
-        if a == b:
-            return float(messages.inside_s[groups[s], groups[t]])
-        slowest = max(sent[a] / messages.nic[a], received[b] / messages.nic[b])
-        return float(slowest * messages.num_bytes + messages.latency_s)
+        return float(between_s(messages, machines[s], machines[t], groups[s], groups[t], sent, received))
 
     ahead = [one_s(s, s + 1) for s in range(p - 1)]
     return np.array(ahead), np.array([one_s(s + 1, s) for s in range(p - 1)])
-
-
-def _kind(s: int, p: int) -> int:
-    return (3 if p == 1 else 1) if s == 0 else 2 if s == p - 1 else 0
 
 
 def _stages(row: list[list[int]]) -> Stages:

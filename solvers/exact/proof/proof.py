@@ -54,7 +54,7 @@ class Proof:
         """
         self._allowed = allowed
         limit_s *= _ROUNDING
-        search = PipelineSearch(self._tables, limit_s, lambda: self._keep_on())
+        search = PipelineSearch(self._tables, limit_s, self._keep_on)
         alone = self._one(search, limit_s)
         if alone != "none":
             return alone
