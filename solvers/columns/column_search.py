@@ -8,17 +8,20 @@ count as fractions of a step, fixed here, so that the clock steers nothing where
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count, islice, product
 
 import numpy as np
 
+from hexiopt.memo import Memo
 from hexiopt.problem.space import default_schedule
 from hexiopt.schedules.registry import INTERLEAVED
-from solvers.columns.chain_column import ChainColumn, ChainRecipe, ColumnPool
+from solvers.columns.chain_column import ChainColumn, ChainRecipe, ColumnPool, Sharing, shared
 from solvers.columns.machine_kinds import Floats, MachineKinds
-from solvers.columns.master import Chosen, ColumnMaster, Relaxed
+from solvers.columns.master import Chosen, ColumnMaster, Relaxed, Syncs, rank
+from solvers.columns.multiset_search import MultisetSearch
 from solvers.columns.sketches import ChainSketches, sketched
 from solvers.completion.completer import PlanCompleter
 from solvers.core.interleaving import may_interleave
@@ -42,7 +45,19 @@ _PER_PROGRAM = 6  # sketches made exactly for each program
 _REPEATED = 3  # of the columns used as often as it goes, or once, those priced in a sweep
 _REPEATED_ALONE = 60  # where the plan space allows nothing else
 _DEALT = 12  # of the short chains of every mix
+_FEW_SYNCS = 8  # values of S in a sweep of one sharing
+_SHARINGS = 6  # remembered
+_HOPES = 3  # programs in which each chain syncs as among copies of its own, that are rounded for what they share
+_STARTS = 3  # best plans that multisets are annealed from in turn
+_MOVES = 2000  # of an annealing
+_MOVES_A_UNIT = 4
+_PRICED = 4  # of the multisets met in an annealing
+_TRIES, _NEAR_MADE = 40, 8  # columns near those in use that are tried before an annealing, and made
+_SHUFFLED = 0.25  # of these in another order
+_WORTH_PRICING = 1.005  # of the best step time: roundings predicted beyond it are not priced
+_NEAR_BEST = 1.05  # of the best program's answer: other sharings that columns are made for
 _KEPT = 200  # structures remembered as found
+_SURPRISE = 1.05  # factors above the correction that are taken over at once, but for so much
 _NEAR = 0.5  # share of what a price says that a correction takes over
 _HOT = (0.006, 0.006, 0.004, 0.002)  # temperatures of four rounds of annealing
 _ENDS = (0.2, 0.4, 0.7, 1.0)
@@ -91,7 +106,7 @@ class ColumnSearch:
         if not self._answers:
             return
         for turn in count(1):
-            if not allowance or not self._make_best(self._answers[:5], allowance, _PER_PROGRAM):
+            if not allowance or not self._make_best(self._best_answers(), allowance, _PER_PROGRAM):
                 break
             if turn % 3 == 2:
                 self._sweep(2, allowance, near=True)
@@ -102,27 +117,35 @@ class ColumnSearch:
         self._other_ways(allowance)
 
     def restricted_master(self, allowance: Allowance) -> None:
-        """Roundings with noise, and bundles of good structures packed anew."""
-        draw = np.random.default_rng(self.rng.randrange(1 << 30))
+        """Multisets of columns annealed from the best plans, with new columns near those in use in between."""
         turn = 0
         while allowance and self._found and self._answers:
-            turn += 1
-            ranked = sorted(self._found, key=lambda f: f[:2])
-            recipes = ranked[min(len(ranked) - 1, turn % 3)][3]
-            own = [column for recipe in recipes if (column := self._pool.make(recipe)) is not None]
-            noisy = not own or self.rng.random() < 0.4
-            tally, best_s = self.run.operators.of("round_with_noise" if noisy else "repack_chains"), self.run.best_s
-            began_s = self.run.runtime_s
-            chosen = self._noisy(draw) if noisy else self._repacked(own, draw)
-            tally.proposed += 1
-            if chosen:
-                tally.valid += 1
-                tally.priced += self._price_chosen(chosen)
+            ranked = sorted((found for found in self._found if found[3]), key=lambda f: f[:2])
+            if not ranked:
+                return
+            recipes = ranked[min(len(ranked) - 1, turn % _STARTS)][3]
+            if turn % 3 == 2:
+                self._near_programs()
+                self._make_best(self._best_answers(), allowance, _PER_PROGRAM)
+            else:
+                self._make_near(recipes, allowance)
+            start = [(column, n) for recipe, n in Counter(recipes).items() if (column := self._pool.make(recipe))]
+            tally, best_s, began_s = self.run.operators.of("anneal_chains"), self.run.best_s, self.run.runtime_s
+            answer = self.rng.choice(self._answers[:5])
+            search = MultisetSearch(self._master(), answer.duals, answer.pipelines_s, self.rng)
+            priced = 0
+            for seconds, chosen in search.anneal(start, _MOVES):
+                if seconds > _WORTH_PRICING * self.run.best_s or priced == _PRICED or not allowance:
+                    break
+                tally.proposed += 1
+                if self._price_chosen(chosen):
+                    priced += 1
+            self._work(_MOVES // _MOVES_A_UNIT)
+            tally.valid += priced
+            tally.priced += priced
             tally.improved += self.run.best_s < best_s
             tally.seconds += self.run.runtime_s - began_s
-            self.run.step()
-            if turn % 40 == 0:
-                self._sweep(3, allowance, near=turn % 80 == 40)
+            turn += 1
 
     def variants(self, most: int, allowance: Allowance) -> None:
         """The best partitions with stages reversed, in other ZeRO stages, and interleaved."""
@@ -173,8 +196,9 @@ class ColumnSearch:
                 continue
             last = max(own, key=lambda i: cost.pipelines[i].end_s)
             sequences = priced.plan.pipelines[last].num_sequences * recipe.width
-            factor = min(1.3, max(0.8, cost.pipelines[last].end_s / (column.fill_s + sequences / column.rate)))
-            self._correction[recipe] = (1 - _NEAR) * self._correction.get(recipe, 1.0) + _NEAR * factor
+            factor = max(0.8, cost.pipelines[last].end_s / (column.fill_s + sequences / column.rate))
+            known = self._correction.get(recipe, 1.0)
+            self._correction[recipe] = max((1 - _NEAR) * known + _NEAR * factor, factor / _SURPRISE)
         return True
 
     # ----------------------------------------------------------------------------- columns
@@ -182,7 +206,12 @@ class ColumnSearch:
     def _assume(self, num_pipelines: int) -> None:
         self._pool = ColumnPool(self.completer, self.kinds, self._zero_stage, num_pipelines)
         self._sketches: ChainSketches | None = sketched(self.completer, self.kinds, self._pool)
-        self._answers: list[Relaxed] = []
+        self._answers: list[Relaxed] = []  # best first
+        self._hopes: list[Relaxed] = []  # where each chain syncs as among copies of its own
+        self._syncs_s: Syncs = Memo(lambda key: key[0].sync_s(key[1]))
+        # What chains share: first the least, then the latest met. `_fresh` are not in `_answers` yet.
+        self._sharings = [Sharing((1,) * self.problem.model.num_layers, 0.0)]
+        self._fresh: list[Sharing] = []
         self._correction.clear()
 
     def _one_kind(self, allowance: Allowance) -> None:
@@ -203,15 +232,16 @@ class ColumnSearch:
         best, wanted = answers[0], list(answers)
         if math.isfinite(best.sync_s):  # a shorter sync leaves more time for the rest
             for share in (0.4, 0.6, 0.8):
-                left_s = best.total_s - share * best.sync_s
-                wanted.append(
-                    Relaxed(best.total_s, share * best.sync_s, left_s, best.duals * left_s / best.pipelines_s)
-                )
+                sync_s = share * best.sync_s
+                left_s = best.total_s - sync_s
+                duals = best.duals * left_s / best.pipelines_s
+                wanted.append(replace(best, sync_s=sync_s, pipelines_s=left_s, duals=duals))
         made = 0
         for answer in wanted:
             worth = sketches.rate * np.maximum(0.0, answer.pipelines_s - sketches.fill_s)
             gain = worth / np.maximum(sketches.counts @ answer.duals, 1e-9) - 1.0
-            gain = np.where((sketches.sync_s <= answer.sync_s * 1.05) & ~sketches.done, gain, -1.0)
+            drain_s = 0.0 if answer.sharing is None else answer.sharing.drain_s
+            gain = np.where((sketches.sync_s <= 1.05 * (answer.sync_s + drain_s)) & ~sketches.done, gain, -1.0)
             for i in np.argsort(-gain, kind="stable")[:most].tolist():
                 if gain[i] <= _WORST_GAIN or not self._continues(allowance):
                     break
@@ -249,8 +279,7 @@ class ColumnSearch:
             if near and self._answers:
                 self._near_programs()
             else:
-                self._work(_SYNCS * _PROGRAM)
-                self._answers = self._master().sweep(_SYNCS)
+                self._answers = self._programs()
             master = self._master()
             for answer in self._answers[:roundings]:
                 if self._continues(allowance):
@@ -262,7 +291,7 @@ class ColumnSearch:
             most = min(batch // column.samples, *(int(s) // c for s, c in zip(supply, column.counts, strict=True) if c))
             for copies in {1, most} - {0}:
                 alone = copies == 1  # then copies of a layer share a machine
-                seconds = column.fill_s + batch / (copies * column.rate) + (0.0 if alone else column.sync_s)
+                seconds = column.fill_s + batch / (copies * column.rate) + (0.0 if alone else column.sync_s(column.alone))
                 ranked.append((seconds, column.recipe, column, copies))
         for _, _, column, copies in sorted(ranked, key=lambda r: r[:2])[
             : _REPEATED_ALONE if self._together else _REPEATED
@@ -270,16 +299,50 @@ class ColumnSearch:
             if self._continues(allowance):
                 self._price_chosen([(column, copies)])
 
-    def _near_programs(self) -> None:
-        """The best values of S again, with the columns that came since, and values between."""
+    def _programs(self) -> list[Relaxed]:
+        """The programs over all values of S: of the sharings known, and of those that chains meet in which each syncs as
+        among copies of its own."""
+        self._work(_SYNCS * _PROGRAM)
         master = self._master()
-        starts = {answer.sync_s: answer.pipelines_s for answer in self._answers[:5]}
+        self._hopes = master.sweep(None, _SYNCS)
+        for hope in self._hopes[:_HOPES]:
+            self._work(_PROGRAM)
+            self._learn(master.rounded(hope.sync_s, None, 1.02 * hope.pipelines_s))
+        found = []
+        for sharing in self._sharings:
+            self._work(_FEW_SYNCS * _PROGRAM)
+            found += master.sweep(sharing, _FEW_SYNCS)
+        return sorted(found, key=rank)
+
+    def _learn(self, chosen: Chosen) -> None:
+        """Remember what chains share that look good together; the latest are kept."""
+        if not chosen:
+            return
+        sharing = shared(column for column, _ in chosen)
+        if sharing not in self._sharings:
+            self._sharings[1:] = [sharing, *self._sharings[1:_SHARINGS]]
+            self._fresh.append(sharing)
+
+    def _near_programs(self) -> None:
+        """The best values of S again, with the columns that came since, values between, and new sharings."""
+        master = self._master()
+        starts = {(answer.sync_s, answer.sharing): answer.pipelines_s for answer in self._best_answers()}
         for answer in self._answers[:2]:
-            starts.setdefault(answer.sync_s * 0.93, answer.pipelines_s)
-            starts.setdefault(answer.sync_s * 1.07, answer.pipelines_s)
+            for factor in (0.93, 1.07):
+                starts.setdefault((answer.sync_s * factor, answer.sharing), answer.pipelines_s)
         self._work(len(starts) * _PROGRAM)
-        found = [one for sync_s, start_s in starts.items() if (one := master.relaxed(sync_s, start_s))]
-        self._answers = sorted(found, key=lambda a: (a.total_s, a.sync_s)) or self._answers
+        found = [one for near, start_s in starts.items() if (one := master.relaxed(*near, start_s))]
+        for sharing in self._fresh:
+            self._work(_FEW_SYNCS * _PROGRAM)
+            found += master.sweep(sharing, _FEW_SYNCS)
+        self._fresh.clear()
+        self._answers = sorted(found, key=rank) or self._answers
+
+    def _best_answers(self) -> list[Relaxed]:
+        """The best answers, and the best of every sharing."""
+        best = {answer.sharing: answer for answer in reversed(self._answers)}
+        near = (answer for answer in best.values() if answer.total_s <= _NEAR_BEST * self._answers[0].total_s)
+        return list(dict.fromkeys([*self._answers[:5], *near]))
 
     def _without_a_kind(self, allowance: Allowance) -> None:
         """The best program with each kind left out, rounded once, so that a kind more never hurts."""
@@ -292,35 +355,38 @@ class ColumnSearch:
                 continue
             master = self._master(kept, supply)
             self._work(5 * _PROGRAM + _ROUNDING)
-            found = [one for near in self._answers[:5] if (one := master.relaxed(near.sync_s))]
+            found = [one for near in self._answers[:5] if (one := master.relaxed(near.sync_s, near.sharing))]
             if found:
-                self._price_chosen(master.least_rounded(min(found, key=lambda a: a.total_s)))
+                self._price_chosen(master.least_rounded(min(found, key=rank)))
 
-    def _noisy(self, draw: np.random.Generator) -> Chosen:
-        answer, spread = self.rng.choice(self._answers[:5]), self.rng.choice((0.01, 0.03))
-        master, longer = self._master(), self.rng.uniform(1.0, 1.05)
-        return master.rounded(answer.sync_s, answer.pipelines_s * longer, _noise(draw, spread))
-
-    def _repacked(self, own: Sequence[ChainColumn], draw: np.random.Generator) -> Chosen:
-        """Two to four chains and the idle machines packed anew, with new random chains among the columns."""
-        rng, kinds = self.rng, self.kinds
-        out = {rng.randrange(len(own)) for _ in range(rng.randint(2, 4))}
-        kept = [column for i, column in enumerate(own) if i not in out]
-        free = kinds.supply - np.array([column.counts for column in kept], float).reshape(-1, len(kinds)).sum(axis=0)
-        able = [k for k in range(len(kinds)) if free[k] > 0]
-        for _ in range(4 if able else 0):
-            chosen = rng.sample(able, min(rng.randint(1, 3), len(able)))
-            order = tuple((k, rng.randint(1, int(min(free[k], 6)))) for k in chosen)
-            least = min(kinds.num_gpus[k] for k in chosen)
-            width = 1 << rng.randrange((2 * least).bit_length())
-            self._make(ChainRecipe(order, width, rng.choice(self._sizes[:2]), (), rng.choice((0, 1))))
-        sync_s = max(column.sync_s for column in kept or own) * rng.choice((1.0, 1.0, 1.05, 1.2))
-        left = self.problem.workload.global_batch - sum(column.samples for column in kept)
-        fixed = self.problem.space.num_pipelines
-        more = [] if fixed is None else [fixed - sum(column.recipe.width for column in kept)]
-        pipelines_s = max(self.run.best_s - sync_s, 0.3 * self.run.best_s)
-        packed = self._master().rounded(sync_s, pipelines_s, _noise(draw, 0.02), np.append(free, [left, *more]))
-        return [(column, 1) for column in kept] + packed
+    def _make_near(self, recipes: Sequence[ChainRecipe], allowance: Allowance) -> None:
+        """Columns near those in use: a machine more or less of a kind, half or twice as wide, in other ways."""
+        rng, used = self.rng, list(dict.fromkeys(recipes))
+        made = 0
+        for _ in range(_TRIES):
+            if not allowance or made == _NEAR_MADE:
+                return
+            recipe = rng.choice(used)
+            order, width, size = dict(recipe.order), recipe.width, recipe.micro_batch_size
+            change = rng.randrange(4)
+            if change < 2:
+                kind = rng.randrange(len(self.kinds))
+                order[kind] = order.get(kind, 0) + rng.choice((-1, 1))
+                if order[kind] == 0:
+                    del order[kind]
+            elif change == 2:
+                width = width * 2 if rng.random() < 0.5 else width // 2
+            else:
+                size = rng.choice(self._sizes[:2])
+            if not order or not width or any(n > self.kinds.supply[k] for k, n in order.items()):
+                continue
+            parts = list(order.items())
+            if rng.random() < _SHUFFLED:
+                rng.shuffle(parts)
+            degrees = recipe.degrees if rng.random() < 0.5 else ()
+            near = ChainRecipe(tuple(parts), width, size, degrees, 0 if degrees else rng.choice((0, 0, 1)))
+            if near not in self._pool:
+                made += self._make(near) is not None
 
     def _master(self, columns: Sequence[ChainColumn] | None = None, supply: Floats | None = None) -> ColumnMaster:
         return ColumnMaster(
@@ -329,6 +395,7 @@ class ColumnSearch:
             self.problem.workload.global_batch,
             self.problem.space.num_pipelines,
             self._correction,
+            self._syncs_s,
         )
 
     # ------------------------------------------------------------------------------- plans
@@ -372,10 +439,6 @@ class ColumnSearch:
         """Whether to go on: until `allowance` is spent, and past the time limit while there is no plan."""
         run = self.run
         return bool(allowance) or (run.plan is None and run.budget.max_steps is None and not run.stopped)
-
-
-def _noise(draw: np.random.Generator, spread: float) -> Callable[[int], Floats]:
-    return lambda n: np.exp(draw.normal(0.0, spread, n))
 
 
 def column_stages(run: Search) -> tuple[int, ...]:

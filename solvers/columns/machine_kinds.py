@@ -43,6 +43,10 @@ class MachineKinds:
         specs = [problem.cluster.machines[own[0]] for own in found]
         self.nic_bytes_per_s: Floats = np.array([m.num_interfaces * m.nic_bandwidth_bytes_per_s for m in specs])
 
+    def interface_bytes_per_s(self, machine: int) -> float:
+        """What one interface of a machine sends."""
+        return self.problem.cluster.machines[machine].nic_bandwidth_bytes_per_s
+
     def __len__(self) -> int:
         return len(self.machines)
 

@@ -1,14 +1,16 @@
 """The master program: how many chains of which column use the machines best.
 
 A step takes about T + S: T until the last pipeline has ended, S for the gradient sync of the busiest interface or
-uplink over all chains used. For a fixed S, the columns that sync within it form a linear program in a row a kind:
+uplink over all chains used. What a chain's sync takes depends on what it shares with the others (`Sharing`). For a fixed
+S and sharing, the columns that sync within S form a linear program in a row a kind:
 
     max Σ_c x_c · rate_c · max(0, T − fill_c)   subject to   Σ_c x_c · counts(c, k) ≤ machines(k) for every kind k.
 
 T is the least at which that is the global batch; the optimum is convex in T, so Newton's method finds it (as in
-`heuristics/shape_program.py`). An integer program rounds it.
+`heuristics/configuration_program.py`). An integer program rounds it.
 """
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
-from solvers.columns.chain_column import ChainColumn, ChainRecipe
+from hexiopt.memo import Memo
+from solvers.columns.chain_column import ChainColumn, ChainRecipe, Sharing, shared
 from solvers.columns.machine_kinds import Floats
 
 _NEWTON = 10  # steps at most
@@ -27,20 +30,31 @@ _CONVERGED = 0.002  # relative change of T
 _NODES = 500  # of a rounding, at most
 _ROUNDED_GAP = 1e-3
 _LONGER = 7  # T of the linear program, and up to 6 % more: the T for which roundings are tried
+_HALVINGS = 3  # of what lies between the largest T that is too short and the least that is not
 _SLACK = 1 + 1e-9
 
 Ints = NDArray[np.int64]
 Chosen = list[tuple[ChainColumn, int]]
+Syncs = Memo[tuple[ChainColumn, Sharing], float]  # seconds of the sync of a column
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Relaxed:
-    """An answer of the linear program: T + S is `total_s`; `duals` are sequences per machine of each kind."""
+    """An answer of the linear program: T + S is `total_s`; `duals` are sequences per machine of each kind.
+
+    It is over the chains that reach `sharing`; without one, each syncs as among copies of its own.
+    """
 
     total_s: float
     sync_s: float
     pipelines_s: float
     duals: Floats
+    sharing: Sharing | None = None
+
+
+def rank(answer: Relaxed) -> tuple[float, float]:
+    """The order of answers, best first."""
+    return answer.total_s, answer.sync_s
 
 
 class ColumnMaster:
@@ -53,24 +67,27 @@ class ColumnMaster:
         global_batch: int,
         num_pipelines: int | None = None,
         correction: Mapping[ChainRecipe, float] | None = None,
+        syncs_s: Syncs | None = None,
     ) -> None:
         known = correction or {}
         self.columns, self._batch = columns, global_batch
         # Rows: machines of each kind; a micro-batch for every pipeline; the number of pipelines, where it is fixed.
         self._fixed = num_pipelines is not None
         rows = [[*c.counts, c.samples, *([c.recipe.width] if self._fixed else [])] for c in columns]
-        self._usage: Floats = np.array(rows, float).T
+        self.usage: Floats = np.array(rows, float).T
         self.supply: Floats = np.append(supply, [global_batch, *([] if num_pipelines is None else [num_pipelines])])
         self._num_kinds = len(supply)
         self._rate: Floats = np.array([c.rate / known.get(c.recipe, 1.0) for c in columns])
         self._fill_s: Floats = np.array([c.fill_s for c in columns])
-        self._sync_s: Floats = np.array([c.sync_s for c in columns])
+        self._syncs_s = syncs_s or Memo(lambda key: key[0].sync_s(key[1]))
+        self._of_sharing: dict[Sharing | None, Floats] = {}
+        self._index = {column.recipe: i for i, column in enumerate(columns)}
         self._samples: Floats = np.array([c.samples for c in columns], float)
 
-    def relaxed(self, sync_s: float, start_s: float | None = None) -> Relaxed | None:
+    def relaxed(self, sync_s: float, sharing: Sharing | None, start_s: float | None = None) -> Relaxed | None:
         """The linear program over the columns that sync within `sync_s`, from T = `start_s` where one is known."""
-        own = self._sync_s <= sync_s * _SLACK
-        usage, rate, fill_s = self._usage[:, own], self._rate[own], self._fill_s[own]
+        own = self._within(sync_s, sharing)
+        usage, rate, fill_s = self.usage[:, own], self._rate[own], self._fill_s[own]
         if not rate.size:
             return None
         if start_s is None:
@@ -93,19 +110,23 @@ class ColumnMaster:
             pipelines_s = max(pipelines_s + change, 0.3 * pipelines_s)
             if abs(change) < _CONVERGED * pipelines_s:
                 duals = -answer.ineqlin.marginals[: self._num_kinds]
-                return Relaxed(sync_s + pipelines_s, sync_s, pipelines_s, duals)
+                return Relaxed(sync_s + pipelines_s, sync_s, pipelines_s, duals, sharing)
         return None
 
-    def sweep(self, num_values: int) -> list[Relaxed]:
+    def sweep(self, sharing: Sharing | None, num_values: int) -> list[Relaxed]:
         """The answers for so many values of S, spread over those of the columns, best first."""
-        values = np.unique(self._sync_s)
+        syncs_s = self.syncs_s(sharing)
+        values = np.unique(syncs_s[np.isfinite(syncs_s)])
+        if not values.size:
+            return []
         picked = np.unique(np.linspace(0, len(values) - 1, num_values).round().astype(int))
-        found = [answer for s in values[picked].tolist() if (answer := self.relaxed(s)) is not None]
-        return sorted(found, key=lambda answer: (answer.total_s, answer.sync_s))
+        found = [answer for s in values[picked].tolist() if (answer := self.relaxed(s, sharing)) is not None]
+        return sorted(found, key=rank)
 
     def rounded(
         self,
         sync_s: float,
+        sharing: Sharing | None,
         pipelines_s: float,
         noise: Callable[[int], Floats] | None = None,
         supply: Floats | None = None,
@@ -114,10 +135,10 @@ class ColumnMaster:
 
         `noise(n)` has factors on the n values, for other roundings than the best; `supply` replaces the right sides.
         """
-        own = np.flatnonzero(self._sync_s <= sync_s * _SLACK)
+        own = np.flatnonzero(self._within(sync_s, sharing))
         if not own.size:
             return []
-        values = self._sequences(own, pipelines_s)
+        values = self.values(own, pipelines_s)
         if noise is not None:
             values = values * noise(len(own))
         most = self.supply if supply is None else supply
@@ -127,7 +148,7 @@ class ColumnMaster:
         with _quiet():
             answer = milp(
                 -values,
-                constraints=LinearConstraint(self._usage[:, own], least, most),
+                constraints=LinearConstraint(self.usage[:, own], least, most),
                 integrality=np.ones(len(own), np.int64),
                 bounds=Bounds(0, np.inf),
                 options={"node_limit": _NODES, "mip_rel_gap": _ROUNDED_GAP},
@@ -136,23 +157,63 @@ class ColumnMaster:
             return []
         return [(self.columns[i], round(x)) for i, x in zip(own.tolist(), answer.x, strict=True) if round(x) > 0]
 
-    def least_rounded(self, answer: Relaxed, supply: Floats | None = None) -> Chosen:
-        """The rounding of the least T from that of `answer` that processes the batch, else the one of the largest."""
-        chosen: Chosen = []
-        for k in range(_LONGER):
-            pipelines_s = answer.pipelines_s * (1.0 + 0.01 * k)
-            chosen = self.rounded(answer.sync_s, pipelines_s, supply=supply)
-            if self.processed(chosen, pipelines_s) >= self._batch:
-                break
-        return chosen
+    def least_rounded(self, answer: Relaxed) -> Chosen:
+        """The rounding near the program's answer whose pipelines process the batch soonest."""
+        best: tuple[float, Chosen] = (math.inf, [])
+        less_s = answer.pipelines_s
+        for k in range(_LONGER + _HALVINGS):
+            tried_s = less_s if k == 0 else 1.01 * less_s if math.isinf(best[0]) else (less_s + best[0]) / 2
+            chosen = self.rounded(answer.sync_s, answer.sharing, tried_s)
+            if chosen:
+                best = min(best, (self.pipelines_s(chosen), chosen), key=lambda b: b[0])
+            if not chosen or self.processed(chosen, tried_s) < self._batch:
+                less_s = tried_s
+        return best[1]
+
+    def predicted_s(self, chosen: Chosen) -> float:
+        """What a step with these chains takes, about: T + S; infinite without any."""
+        return self.pipelines_s(chosen) + self.sync_s(chosen) if chosen else math.inf
+
+    def pipelines_s(self, chosen: Chosen) -> float:
+        """The least T in which chains process the batch, in whole micro-batches."""
+        at, copies = self.at(chosen)
+        least_s = float(self._fill_s[at].min())
+        rate = float((self._rate[at] * copies).sum())
+        most_s = float(self._fill_s[at].max() + (self._batch + (self._samples[at] * copies).sum()) / rate)
+        while most_s - least_s > 1e-5 * most_s:
+            middle_s = (least_s + most_s) / 2
+            enough = self.values(at, middle_s) @ copies >= self._batch
+            least_s, most_s = (least_s, middle_s) if enough else (middle_s, most_s)
+        return most_s
+
+    def sync_s(self, chosen: Chosen) -> float:
+        """What the busiest interface or uplink of chains takes to sync, if there is more than one chain."""
+        if sum(copies for _, copies in chosen) == 1:
+            return 0.0
+        sharing = shared(column for column, _ in chosen)
+        return max(self._syncs_s[column, sharing] for column, _ in chosen)
 
     def processed(self, chosen: Chosen, pipelines_s: float) -> float:
         """Sequences that chains process in `pipelines_s` seconds, in whole micro-batches."""
-        index = {column.recipe: i for i, column in enumerate(self.columns)}
-        at = np.array([index[column.recipe] for column, _ in chosen], np.int64)
-        return float(self._sequences(at, pipelines_s) @ np.array([n for _, n in chosen], float)) if chosen else 0.0
+        at, copies = self.at(chosen)
+        return float(self.values(at, pipelines_s) @ copies)
 
-    def _sequences(self, at: Ints, pipelines_s: float) -> Floats:
+    def syncs_s(self, sharing: Sharing | None) -> Floats:
+        """Seconds of the sync of each column; infinite where it does not reach `sharing`."""
+        if sharing not in self._of_sharing:
+            found = [self._syncs_s[c, c.alone if sharing is None else sharing] for c in self.columns]
+            self._of_sharing[sharing] = np.array(found)
+        return self._of_sharing[sharing]
+
+    def _within(self, sync_s: float, sharing: Sharing | None) -> NDArray[np.bool_]:
+        own: NDArray[np.bool_] = self.syncs_s(sharing) <= sync_s * _SLACK
+        return own
+
+    def at(self, chosen: Chosen) -> tuple[Ints, Floats]:
+        at = np.array([self._index[column.recipe] for column, _ in chosen], np.int64)
+        return at, np.array([copies for _, copies in chosen], float)
+
+    def values(self, at: Ints, pipelines_s: float) -> Floats:
         samples, left_s = self._samples[at], np.maximum(0.0, pipelines_s - self._fill_s[at])
         result: Floats = samples * np.floor(left_s * self._rate[at] / samples + 1e-6)
         return result

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.schedules.in_flight import holding
-from solvers.columns.chain_column import ColumnPool
+from solvers.columns.chain_column import ColumnPool, passed_bytes
 from solvers.columns.machine_kinds import Floats, MachineKinds
 from solvers.completion.completer import PlanCompleter
 
@@ -25,8 +25,8 @@ _MOST = 20_000  # multisets, the shortest first
 
 @dataclass(frozen=True, slots=True)
 class ChainSketches:
-    """Rows of chains: machines by kind [n, kinds], width [n], sequences/s [n], fill and sync in seconds [n], and the
-    best TP degree in each kind [n, kinds]. `done` marks those that were made exactly."""
+    """Rows of chains: machines by kind [n, kinds], width [n], sequences/s [n], fill in seconds [n], and the best TP
+    degree in each kind [n, kinds]. `done` marks those that were made exactly."""
 
     counts: Floats
     widths: NDArray[np.int64]
@@ -57,7 +57,7 @@ def sketched(completer: PlanCompleter, kinds: MachineKinds, pool: ColumnPool) ->
     """The sketches of all chains under the assumptions of `pool`; None where no chain holds the model."""
     problem, num_kinds = completer.problem, len(kinds)
     num_layers, size = problem.model.num_layers, problem.space.micro_batch_sizes(problem.workload.global_batch)[0]
-    layer_bytes = problem.model.layer_params * problem.workload.stored_gradient_bytes
+    layer_bytes = problem.model.layer_params * passed_bytes(problem, pool.zero_stage)
     counts: Floats = np.array(list(islice(multisets(kinds.supply), _MOST)), float)
     tables: dict[tuple[int, int], Floats] = {}
     for k, own in enumerate(kinds.machines):
@@ -93,19 +93,14 @@ def sketched(completer: PlanCompleter, kinds: MachineKinds, pool: ColumnPool) ->
         at = np.argmax(enough, axis=1)[fits]
         share = num_layers / held[fits, at]  # of the layers that they could hold
         each_layers = hold[:, at].T * share[:, None]
-        sync_s = (each_layers * layer_bytes * 2 / kinds.nic_bytes_per_s * (counts[fits] > 0)).max(axis=1, initial=0.0)
+        sync_s = (each_layers * layer_bytes / kinds.nic_bytes_per_s * (counts[fits] > 0)).max(axis=1, initial=0.0)
         for uplink in kinds.uplinks:
             inside = np.array([own[0] in uplink.machines for own in kinds.machines])
             layers = ((each_layers * counts[fits]) @ inside).clip(max=num_layers)
-            sync_s = np.maximum(sync_s, 2 * layers * layer_bytes / uplink.bytes_per_s)
+            sync_s = np.maximum(sync_s, layers * layer_bytes / uplink.bytes_per_s)
         depth = (counts[fits] * stages[:, at].T).sum(axis=1)
-        kept = depth <= num_layers
-        fits, at, depth, sync_s = fits[kept], at[kept], depth[kept], sync_s[kept]
         fill_s = np.maximum(0.0, depth - 1.0) * beats[at]
-        parts.append(
-            (counts[fits], np.full(len(fits), width), width * size / beats[at], fill_s, sync_s, degree[:, at].T)
-        )
-    counts, widths, rate, fill_s, sync_s, degrees = (np.concatenate(own) for own in zip(*parts, strict=True))
-    if not len(widths):
-        return None
-    return ChainSketches(counts, widths, rate, fill_s, sync_s, degrees, np.zeros(len(widths), bool))
+        own = (counts[fits], np.full(len(fits), width), width * size / beats[at], fill_s, sync_s, degree[:, at].T)
+        parts.append([column[depth <= num_layers] for column in own])
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    return ChainSketches(*columns, np.zeros(len(columns[0]), bool)) if len(columns[0]) else None
