@@ -1,27 +1,29 @@
 """`portfolio`, the default: several search strategies within one time limit; the best plan of all is the result.
 
-Two members run side by side, on two cores where there are two. First they price the *fallbacks*, cheap candidates that
-guarantee a minimum quality: symmetric grids over all machines, a separate grid for each machine kind, and the
-partitions of `solver=shapes`. Pricing them continues past the time limit until there is a plan. Then one member runs
-HexiScale's partition, as `solver=hexiscale` would, and anneals its results and the rule-based starts, occasionally
-rebuilding pipeline groups as chains (`recreate.py`); the other anneals the rule-based starts and the best fallbacks. On
-clusters too large for a complete graph, both begin with the rule-based starts. Where the plan space has sequence
-layouts, the first member soon turns to them and chooses between a layout and tensor parallelism stage by stage
-(`planning.py`). With a budget in steps both members run even on a single core, so that the plan does not depend on the
-number of cores.
+Members run side by side, one for each core, and exchange what they find. Up to `_MACHINES` GPUs the first, and every
+second after it, runs HexiScale's partition, as `solver=hexiscale` would, and anneals its results and the rule-based
+starts, occasionally rebuilding pipeline groups as chains (`recreate.py`); the others anneal what chains of whole
+machines give (`columns/`), the rule-based starts and the best *fallbacks*. These are cheap candidates that guarantee a
+minimum quality: symmetric grids over all machines, a separate grid for each machine kind, and the partitions of
+`solver=shapes`. Pricing them continues past the time limit until there is a plan. On more GPUs all members search for
+chains of whole machines, under different ZeRO stages and random numbers, and anneal the best; the second also prices
+the fallbacks. Where the plan space has sequence layouts, the first member soon turns to them and chooses between a
+layout and tensor parallelism stage by stage (`planning.py`). With a budget in steps there are two members whatever the
+number of cores, so that the plan does not depend on it.
 """
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import chain, islice
+from itertools import chain, count, islice
 
 from hexiopt.solving import Capabilities
+from solvers.columns.column_search import ColumnSearch, column_stages
 from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import Partition
-from solvers.core.search import Search
-from solvers.core.workers import has_second_core, in_parallel
+from solvers.core.search import Allowance, Search
+from solvers.core.workers import in_parallel, num_processes
 from solvers.frame.solver import SearchSolver
 from solvers.frame.starts import short_chain_partitions, whole_grids
 from solvers.heuristics.configuration_program import shape_partitions
@@ -43,18 +45,26 @@ class _Member:
     cooling: float
     recreate_share: float  # of annealing's moves that rebuild groups as chains: expensive, usually worth it
     before_layouts: float  # share of the budget before it turns to sequence layouts, where the plan space has them
+    columns: float  # share for chains of whole machines, where they only give starts
 
 
-_SIDE_BY_SIDE = (
-    _Member(0, partition=0.25, until_first_plan=True, cooling=0.6, recreate_share=0.05, before_layouts=0.15),
-    _Member(1, partition=0.0, until_first_plan=False, cooling=1.0, recreate_share=0.0, before_layouts=1.0),
-)
-_ALONE = _Member(0, partition=0.25, until_first_plan=False, cooling=1.0, recreate_share=0.03, before_layouts=0.3)
-_FEW_DEVICES = 16  # GPUs up to which both members search replicas, and single TP groups are moved soon enough
-_FEW = 64  # GPUs up to which one member prices the fallbacks soon enough, while the other partitions
-_LARGE = 200  # GPUs beyond which a partition takes too long to price for annealing thousands
+_FIRST = _Member(0, 0.25, until_first_plan=True, cooling=0.6, recreate_share=0.05, before_layouts=0.15, columns=0.0)
+_SECOND = _Member(1, 0.0, until_first_plan=False, cooling=1.0, recreate_share=0.0, before_layouts=1.0, columns=0.08)
+_ALONE = _Member(0, 0.25, until_first_plan=False, cooling=1.0, recreate_share=0.03, before_layouts=0.3, columns=0.04)
+_GENERATED = 0.3  # share for making columns
+_EXPLORED = 0.4  # of a lone member, until which it prices fallbacks after that
+_ELSEWHERE = (0.3, 0.7)  # of the annealings of multisets, those that do not begin at the best plans
+_OTHER_STAGE = 0.3  # of exploring, for columns in another ZeRO stage
+_SEEDS = 2  # random numbers of a seed's members: those of two members as they have always been
+_COUNTED = 2  # members where steps are limited
+_FEW_DEVICES = 16  # GPUs up to which all members search replicas, and single TP groups are moved soon enough
+_FEW = 64  # GPUs up to which the second member prices all fallbacks soon enough, while the first partitions
+_MACHINES = 100  # GPUs beyond which counts of chains matter more than parts of machines and replicas
+_SOME = 300  # GPUs beyond which annealing other partitions finds little that columns do not
+_SHORT = 24  # short chains of every mix among the fallbacks on many GPUs
 _MANY = 4  # of those for each of the fallbacks' shapes
 _BEST = 16  # of the fallbacks' partitions that are annealed
+_COLUMN_STARTS = 4  # partitions that columns give to annealing, and fallbacks to columns
 
 
 class Portfolio(SearchSolver):
@@ -64,26 +74,39 @@ class Portfolio(SearchSolver):
     capabilities = Capabilities(sequence="also", cores=2)
 
     def search(self, run: Search, rng: random.Random) -> None:
-        """Run both members, at once where the machine can."""
-        whole, problem = run.budget, run.problem
+        """Run all members, at once where the machine can."""
+        whole, problem, num_members = run.budget, run.problem, num_processes()
         if whole.max_steps is not None:
-            run.budget = replace(whole, max_steps=-(-whole.max_steps // len(_SIDE_BY_SIDE)))
-        # Replicas rarely pay beyond a few devices, and their plans take longer to price: there, one member tries them.
-        first = PlanCompleter(run.pricer, replicates=len(problem.usable_devices) <= _FEW_DEVICES)
-        if whole.max_steps is None and not has_second_core():
-            _run(run, first, _ALONE, chain(_grids(run, first), _shapes(run)))
+            num_members = _COUNTED
+            run.budget = replace(whole, max_steps=-(-whole.max_steps // num_members))
+        first = _ALONE if num_members == 1 else _FIRST
+        members = [first, *(replace((_FIRST, _SECOND)[k % 2], number=k) for k in range(1, num_members))]
+        many = len(problem.usable_devices) > _MACHINES
+        if many and not (problem.space.sequence and num_members == 1):
+            _run_columns(run, members)
         else:
             few = len(problem.usable_devices) <= _FEW
-            with in_parallel(run, lambda other: _second(other, with_grids=few)) as answer:
-                _run(run, first, _SIDE_BY_SIDE[0], () if few else _grids(run, first))
-                answer()
+            with in_parallel(run, *(_work(member, grids=few) for member in members[1:])) as answers:
+                _run(run, members[0], fallbacks=num_members == 1, grids=num_members == 1 or not few)
+                answers()
         run.budget = whole
 
 
-def _second(run: Search, *, with_grids: bool) -> None:
-    completer = PlanCompleter(run.pricer)
-    grids = _grids(run, completer) if with_grids else ()
-    _run(run, completer, _SIDE_BY_SIDE[1], chain(grids, _shapes(run)))
+def _work(member: _Member, *, grids: bool) -> Callable[[Search], None]:
+    return lambda run: _run(run, member, fallbacks=member.number == 1, grids=grids and member.number == 1)
+
+
+def _run(run: Search, member: _Member, *, fallbacks: bool, grids: bool) -> None:
+    """One member on few GPUs, to the end of its budget; whether it prices the fallbacks, and the grids among them."""
+    completer = _completer(run, member)
+    cheap = chain(_grids(run, completer) if grids else (), _shapes(run) if fallbacks else ())
+    _run_annealing(run, completer, member, cheap)
+
+
+def _completer(run: Search, member: _Member) -> PlanCompleter:
+    # Replicas rarely pay beyond a few devices, and their plans take longer to price: there, every second tries them.
+    few = len(run.problem.usable_devices) <= _FEW_DEVICES
+    return PlanCompleter(run.pricer, replicates=few or member.number % 2 == 1)
 
 
 def _grids(run: Search, completer: PlanCompleter) -> Iterator[Partition]:
@@ -103,37 +126,120 @@ def _shapes(run: Search) -> Iterator[Partition]:
 
 def _continues(run: Search) -> bool:
     """Whether to go on pricing fallbacks: while budget is left, and past the time limit while there is no plan."""
-    return run.should_continue() or (run.plan is None and run.budget.max_steps is None and not run.stopped)
+    return run.should_continue() or _continues_without_plan(run)
 
 
-def _run(run: Search, completer: PlanCompleter, member: _Member, fallbacks: Iterable[Partition]) -> None:
-    """One member, to the end of its budget."""
+def _continues_without_plan(run: Search) -> bool:
+    return run.plan is None and run.budget.max_steps is None and not run.stopped
+
+
+def _run_columns(run: Search, members: Sequence[_Member]) -> None:
+    """All members on many GPUs. While the first makes columns, the second tries others and prices fallbacks; then all
+    go on from the first's columns."""
+    completer, layouts = PlanCompleter(run.pricer, replicates=False), run.problem.space.sequence
+    columns = ColumnSearch(run, completer, column_stages(run)[0], random.Random(run.seed * _SEEDS))
+    made = run.until(members[0].before_layouts if layouts else _GENERATED)
+    if len(members) == 1:
+        columns.generate(made)
+        found = _explore(run, completer, run.until(_EXPLORED))
+    else:
+        with in_parallel(run, lambda other: _explore(other, completer, other.until(made.end))) as answers:
+            columns.generate(made)
+            [found] = answers(at_once=run.budget.max_steps is None)
+    partitions, priced = found or ((), 0)
+    for partition in partitions:
+        columns.price(partition)
+
+    def go_on(number: int) -> Callable[[Search], None]:
+        if layouts and number == 0:
+            return lambda own: plan_jointly(own, random.Random(own.seed))
+        if number % 2 and len(run.problem.usable_devices) <= _SOME:
+            return lambda own: _anneal(own, _completer(own, members[number]), members[number], columns.best(_BEST))
+        rest = priced if number == len(members) - 1 else None
+        return lambda own: _run_on_columns(own, columns, number, rest)
+
+    with in_parallel(run, *map(go_on, range(1, len(members)))) as answers:
+        go_on(0)(run)
+        answers()
+
+
+def _explore(run: Search, completer: PlanCompleter, allowance: Allowance) -> tuple[list[Partition], int]:
+    """The best of columns in another ZeRO stage and of the fallbacks, and how many of the latter were priced."""
+    best: list[Partition] = []
+    for zero_stage in column_stages(run)[1:]:
+        columns = ColumnSearch(run, completer, zero_stage, random.Random(run.seed))
+        columns.generate(allowance.part(_OTHER_STAGE))
+        best += columns.best(1)
+    numbers = count()
+    fallbacks = (partition for partition, _ in zip(_many_fallbacks(run, completer), numbers, strict=False))
+    best += price_fallbacks(run, completer, fallbacks, allowance)[:_COLUMN_STARTS]
+    return best, next(numbers)
+
+
+def _run_on_columns(run: Search, columns: ColumnSearch, number: int, priced: int | None) -> None:
+    """One member, from columns that are made; with `priced`, also the fallbacks after so many."""
+    columns.run, columns.rng = run, random.Random(run.seed * _SEEDS + number)
+    columns.restricted_master(run.until(0.5 if len(run.problem.usable_devices) < _SOME else 0.75), _ELSEWHERE[number % 2])
+    columns.variants(5, run.until(0.8))
+    if priced is not None:
+        rest = islice(_many_fallbacks(run, columns.completer), priced, None)
+        price_fallbacks(run, columns.completer, rest, run.until(0.93))
+    columns.anneal(run.until(0.93))
+    HillClimber(run, columns.completer, columns.rng).finish(columns.best(5))
+
+
+def _many_fallbacks(run: Search, completer: PlanCompleter) -> Iterator[Partition]:
+    """Fallbacks on many GPUs, where a separate grid for each kind is made of columns: more only while there is no
+    plan."""
+    short = short_chain_partitions(run.problem)
+    yield from islice(short, _SHORT)
+    yield from whole_grids(run.problem)
+    yield from shape_partitions(run, lambda: _continues(run))
+    if run.plan is None:
+        yield from short
+        yield from own_grids(run.problem, completer, lambda: _continues(run))
+
+
+def _run_annealing(run: Search, completer: PlanCompleter, member: _Member, fallbacks: Iterable[Partition]) -> None:
+    """A member on few GPUs, or one that turns to sequence layouts."""
     problem = run.problem
-    cheap = price_fallbacks(run, completer, fallbacks)
+    own: list[Partition] = []
+    if member.columns and len(problem.usable_by_machine) > 1:
+        columns = ColumnSearch(run, completer, column_stages(run)[0], random.Random(run.seed))
+        columns.generate(run.until(member.columns))
+        own = columns.best(_COLUMN_STARTS)
+    cheap = [*own, *price_fallbacks(run, completer, fallbacks, run.until())]
     if problem.space.sequence and member.before_layouts < 1.0:
         rng = random.Random(run.seed)
         starts = chain(cheap, own_grids(problem, completer), without_grids(problem, completer))
         improve(HillClimber(run, completer, rng), starts, run.until(member.before_layouts))
         plan_jointly(run, rng)
         return
-    partitions = find_spec("pymetis") is not None and len(problem.usable_devices) <= _LARGE
+    partitions = find_spec("pymetis") is not None
     found = hexiscale_partitions(run, completer, member.partition, member.until_first_plan) if partitions else []
-    rng = random.Random(run.seed * len(_SIDE_BY_SIDE) + member.number)
-    grids = () if cheap and len(problem.usable_devices) > _FEW else own_grids(problem, completer)
-    starts = chain(found, cheap, grids, without_grids(problem, completer))
+    _anneal(run, completer, member, [*found, *cheap])
+
+
+def _anneal(run: Search, completer: PlanCompleter, member: _Member, starts: Sequence[Partition]) -> None:
+    """Anneal `starts` and the rule-based ones, to the end of the budget."""
+    problem, rng = run.problem, random.Random(run.seed * _SEEDS + member.number)
+    grids = () if starts and len(problem.usable_devices) > _FEW else own_grids(problem, completer)
     climber = HillClimber(run, completer, rng)
     recreate_share = member.recreate_share if len(problem.usable_devices) > _FEW_DEVICES else 0.0
-    climber.finish(improve(climber, starts, run.until(ANNEAL), member.cooling, recreate_share))
+    every = chain(starts, grids, without_grids(problem, completer))
+    climber.finish(improve(climber, every, run.until(ANNEAL), member.cooling, recreate_share))
 
 
-def price_fallbacks(run: Search, completer: PlanCompleter, fallbacks: Iterable[Partition]) -> list[Partition]:
-    """Price partitions one after another, within the time limit or, while there is no plan, past it.
+def price_fallbacks(
+    run: Search, completer: PlanCompleter, fallbacks: Iterable[Partition], allowance: Allowance
+) -> list[Partition]:
+    """Price partitions one after another, within `allowance` or, while there is no plan, past it.
 
     Returns the partitions with the best estimates among those that fit, best first.
     """
     found: list[tuple[float, int, Partition]] = []
     for number, partition in enumerate(fallbacks):
-        if not _continues(run):
+        if not (allowance or _continues_without_plan(run)):
             break
         run.step()
         completed = completer.allowed(partition) and completer.complete(partition)
@@ -143,7 +249,7 @@ def price_fallbacks(run: Search, completer: PlanCompleter, fallbacks: Iterable[P
         if priced is None:
             found.append((completed.estimate_s, number, partition))
             continue
-        cost = run.offer(priced.plan, priced.cost)
+        cost = run.offer(priced.plan, priced.cost, (partition, ()))
         if cost.fits:
             found.append((completed.estimate_s, number, partition))
     return [partition for _, _, partition in sorted(found, key=lambda item: item[:2])[:_BEST]]

@@ -15,7 +15,6 @@ from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import DeviceGroup, DoesNotFit, PipelineGroup
 from solvers.heuristics.chains import ChainBuilder, ChainTerms
 
-
 _BACKWARD = 0.6  # share of the backward passes in filling and draining a pipeline, about
 
 _STEP = 1.2  # between the drains that are told apart
@@ -101,7 +100,11 @@ class ChainColumn:
         return max(
             0.0,
             *(
-                sum(seconds[min(rings, len(seconds)) - 1] for begin, end, seconds in load for rings in sharing.rings[begin:end])
+                sum(
+                    seconds[min(rings, len(seconds)) - 1]
+                    for begin, end, seconds in load
+                    for rings in sharing.rings[begin:end]
+                )
                 - load[0][0] / num_layers * sharing.drain_s
                 for load in self.loads
             ),
@@ -236,4 +239,6 @@ def passed_bytes(problem: Problem, zero_stage: int) -> int:
     """What a ring over many holders sends of each parameter, from each machine: gradients twice, or once and the
     weights once."""
     workload = problem.workload
-    return workload.stored_gradient_bytes + (workload.element_bytes if zero_stage == 1 else workload.stored_gradient_bytes)
+    return workload.stored_gradient_bytes + (
+        workload.element_bytes if zero_stage == 1 else workload.stored_gradient_bytes
+    )

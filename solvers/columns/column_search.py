@@ -57,7 +57,6 @@ _SHUFFLED = 0.25  # of these in another order
 _WORTH_PRICING = 1.005  # of the best step time: roundings predicted beyond it are not priced
 _NEAR_BEST = 1.05  # of the best program's answer: other sharings that columns are made for
 _KEPT = 200  # structures remembered as found
-_SURPRISE = 1.05  # factors above the correction that are taken over at once, but for so much
 _NEAR = 0.5  # share of what a price says that a correction takes over
 _HOT = (0.006, 0.006, 0.004, 0.002)  # temperatures of four rounds of annealing
 _ENDS = (0.2, 0.4, 0.7, 1.0)
@@ -70,7 +69,7 @@ class ColumnSearch:
     """The phases of the search for one ZeRO stage; offers what it prices to `run`."""
 
     def __init__(self, run: Search, completer: PlanCompleter, zero_stage: int, rng: random.Random) -> None:
-        self.run, self.completer, self.rng, self._zero_stage = run, completer, rng, zero_stage
+        self.run, self.completer, self.rng, self.zero_stage = run, completer, rng, zero_stage
         self.problem, self.kinds = run.problem, MachineKinds(run.problem)
         self._schedule = default_schedule(self.problem.workload)
         self._sizes = self.problem.space.micro_batch_sizes(self.problem.workload.global_batch)
@@ -85,6 +84,17 @@ class ColumnSearch:
     def best(self, most: int) -> list[Partition]:
         """The best partitions priced, best first."""
         return [partition for _, _, partition, _ in sorted(self._found, key=lambda f: f[:2])[:most]]
+
+    @property
+    def best_s(self) -> float:
+        """The least step time priced."""
+        return min((seconds for seconds, *_ in self._found), default=math.inf)
+
+    def hear(self) -> None:
+        """Price the best of another search, if it is better than all here."""
+        heard = self.run.heard()
+        if heard is not None:
+            self.price(*heard)
 
     # ------------------------------------------------------------------------------ phases
 
@@ -116,10 +126,12 @@ class ColumnSearch:
         self._without_a_kind(allowance)
         self._other_ways(allowance)
 
-    def restricted_master(self, allowance: Allowance) -> None:
-        """Multisets of columns annealed from the best plans, with new columns near those in use in between."""
+    def restricted_master(self, allowance: Allowance, elsewhere: float = 0.3) -> None:
+        """Multisets of columns annealed from the best plans, a share `elsewhere` of them from other roundings; with new
+        columns near those in use in between."""
         turn = 0
         while allowance and self._found and self._answers:
+            self.hear()
             ranked = sorted((found for found in self._found if found[3]), key=lambda f: f[:2])
             if not ranked:
                 return
@@ -130,6 +142,8 @@ class ColumnSearch:
             else:
                 self._make_near(recipes, allowance)
             start = [(column, n) for recipe, n in Counter(recipes).items() if (column := self._pool.make(recipe))]
+            if self.rng.random() < elsewhere:
+                start = self._rounded_anywhere() or start
             tally, best_s, began_s = self.run.operators.of("anneal_chains"), self.run.best_s, self.run.runtime_s
             answer = self.rng.choice(self._answers[:5])
             search = MultisetSearch(self._master(), answer.duals, answer.pipelines_s, self.rng)
@@ -164,6 +178,7 @@ class ColumnSearch:
         """The operators on partitions, from the best three and last from the best."""
         annealer = Annealer(self.run, self.completer, self.rng, _RECREATE)
         for turn, (hot, end) in enumerate(zip(_HOT, _ENDS, strict=True)):
+            self.hear()
             pool = self.best(2)
             if not pool or not allowance:
                 return
@@ -183,7 +198,7 @@ class ColumnSearch:
         priced = self.completer.price(completed) if completed else None
         if priced is None:
             return False
-        cost = self.run.offer(priced.plan, priced.cost)
+        cost = self.run.offer(priced.plan, priced.cost, (partition, tuple(recipes)))
         if not cost.fits:
             return False
         self._remember(cost.step_time_s, partition, recipes)
@@ -197,14 +212,13 @@ class ColumnSearch:
             last = max(own, key=lambda i: cost.pipelines[i].end_s)
             sequences = priced.plan.pipelines[last].num_sequences * recipe.width
             factor = max(0.8, cost.pipelines[last].end_s / (column.fill_s + sequences / column.rate))
-            known = self._correction.get(recipe, 1.0)
-            self._correction[recipe] = max((1 - _NEAR) * known + _NEAR * factor, factor / _SURPRISE)
+            self._correction[recipe] = (1 - _NEAR) * self._correction.get(recipe, 1.0) + _NEAR * factor
         return True
 
     # ----------------------------------------------------------------------------- columns
 
     def _assume(self, num_pipelines: int) -> None:
-        self._pool = ColumnPool(self.completer, self.kinds, self._zero_stage, num_pipelines)
+        self._pool = ColumnPool(self.completer, self.kinds, self.zero_stage, num_pipelines)
         self._sketches: ChainSketches | None = sketched(self.completer, self.kinds, self._pool)
         self._answers: list[Relaxed] = []  # best first
         self._hopes: list[Relaxed] = []  # where each chain syncs as among copies of its own
@@ -291,7 +305,9 @@ class ColumnSearch:
             most = min(batch // column.samples, *(int(s) // c for s, c in zip(supply, column.counts, strict=True) if c))
             for copies in {1, most} - {0}:
                 alone = copies == 1  # then copies of a layer share a machine
-                seconds = column.fill_s + batch / (copies * column.rate) + (0.0 if alone else column.sync_s(column.alone))
+                seconds = (
+                    column.fill_s + batch / (copies * column.rate) + (0.0 if alone else column.sync_s(column.alone))
+                )
                 ranked.append((seconds, column.recipe, column, copies))
         for _, _, column, copies in sorted(ranked, key=lambda r: r[:2])[
             : _REPEATED_ALONE if self._together else _REPEATED
@@ -359,6 +375,12 @@ class ColumnSearch:
             if found:
                 self._price_chosen(master.least_rounded(min(found, key=rank)))
 
+    def _rounded_anywhere(self) -> Chosen:
+        """A rounding of one of the best programs, for a somewhat longer T."""
+        self._work(_PROGRAM)
+        answer = self.rng.choice([*self._answers[:5], *self._hopes[:5]])
+        return self._master().rounded(answer.sync_s, answer.sharing, answer.pipelines_s * self.rng.uniform(1.0, 1.03))
+
     def _make_near(self, recipes: Sequence[ChainRecipe], allowance: Allowance) -> None:
         """Columns near those in use: a machine more or less of a kind, half or twice as wide, in other ways."""
         rng, used = self.rng, list(dict.fromkeys(recipes))
@@ -372,7 +394,7 @@ class ColumnSearch:
             if change < 2:
                 kind = rng.randrange(len(self.kinds))
                 order[kind] = order.get(kind, 0) + rng.choice((-1, 1))
-                if order[kind] == 0:
+                if order[kind] <= 0:
                     del order[kind]
             elif change == 2:
                 width = width * 2 if rng.random() < 0.5 else width // 2
@@ -422,7 +444,7 @@ class ColumnSearch:
                 copied = [PipelineGroup(tuple(stages), column.recipe.micro_batch_size)]
             groups += copied
             recipes += [column.recipe] * len(copied)
-        return self.price(Partition(tuple(groups), self._schedule, self._zero_stage), recipes)
+        return self.price(Partition(tuple(groups), self._schedule, self.zero_stage), recipes)
 
     def _remember(self, seconds: float, partition: Partition, recipes: Sequence[ChainRecipe]) -> None:
         self._found.append((seconds, len(self._tried), partition, tuple(recipes)))

@@ -13,7 +13,8 @@ import numpy as np
 from solvers.columns.machine_kinds import Floats
 from solvers.columns.master import Chosen, ColumnMaster, Ints
 
-_HOT, _COLD = 0.002, 0.0002  # temperatures: relative worsenings
+_HOT = (0.002, 0.002, 0.006)  # first temperatures, drawn: relative worsenings
+_COLD = 0.0002  # last temperature
 _MOST_REMOVED = 4  # chains taken out in a move
 _NOISE = 0.3  # of what a chain gains
 _SINGLE = 0.3  # of the fills that add one copy instead of all that fit
@@ -39,9 +40,10 @@ class MultisetSearch:
         now = self._counts(start)
         now_s = self._predicted_s(now)
         best, best_s, since = now, now_s, 0
+        hot = self._rng.choice(_HOT)
         met = {now.tobytes(): (now_s, now)}
         for move in range(num_moves):
-            temperature = _HOT * (_COLD / _HOT) ** (move / num_moves)
+            temperature = hot * (_COLD / hot) ** (move / num_moves)
             other = self._neighbour(now)
             other_s = self._predicted_s(other)
             since += 1

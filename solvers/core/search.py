@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import Cost
@@ -13,10 +13,13 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.result import OPTIMALITY_TOLERANCE, OperatorCounts, Point, RestrictedBound, Result, Status
 from hexiopt.solving import Budget, OnProgress, Pricer, Progress
+from solvers.core.exchange import Exchange
 from solvers.core.operators import OperatorStatistics
 from solvers.core.zero import without_idle_sharding
 
 _TELL_EVERY_S = 0.1
+_SWAP_EVERY = 20  # steps between exchanges with other searches
+Found = tuple[float, Any]  # step time in seconds, and what the plan was made from
 
 
 class Search:
@@ -45,12 +48,16 @@ class Search:
         self.cost: Cost | None = None
         self.closest_to_fitting: tuple[Plan, Cost] | None = None  # the plan that exceeds memory least
         self.steps = 0
+        self._begun_steps = self._others_steps = 0  # taken before this search began, and by others merged into it
         # What only the solver knows, for the one who says how the run ended (`frame/infeasible.py`):
         self.exhausted = False  # the whole space was searched: the plan is optimal, or there is none
         self.restricted_bound: RestrictedBound | None = None
         self.reason = ""  # why it found no plan, where it knows better
         self.remedy: str | None = None  # what to try then, where it does not search the whole plan space
         self.operators = OperatorStatistics()
+        self.exchange: Exchange | None = None  # with other searches of this run
+        self._heard: list[Found] = []  # by it, not yet taken; the best first
+        self._best_source: Found | None = None  # not yet passed on
         self._trajectory: list[Point] = []
         self.on_progress = on_progress
         self._stopped = False
@@ -60,23 +67,25 @@ class Search:
 
     def child(self) -> "Search":
         """A separate search for the same run: same clock, budget, seed, pricer and listener, starting from the best
-        plan so far.
+        plan so far and the steps already taken.
         """
         other = copy(self)
-        other.steps, other.closest_to_fitting, other._trajectory, other.operators = 0, None, [], OperatorStatistics()
+        other._begun_steps, other._others_steps = self.steps, 0
+        other.closest_to_fitting, other._trajectory, other.operators = None, [], OperatorStatistics()
+        other.exchange, other._heard, other._best_source = None, [], None
         return other
 
     def outcome(self) -> "SearchOutcome":
         """What another search for the same run needs to know of this one; picklable."""
-        return SearchOutcome(
-            self.plan, self.cost, self.steps, self.closest_to_fitting, self.trajectory, self.operators.counts()
-        )
+        points = tuple(replace(point, steps=point.steps - self._begun_steps) for point in self._trajectory)
+        steps = self.total_steps - self._begun_steps
+        return SearchOutcome(self.plan, self.cost, steps, self.closest_to_fitting, points, self.operators.counts())
 
     def absorb(self, outcome: "SearchOutcome") -> None:
         """Merge the outcome of another search for the same run; of plans that do not fit, keep the one closest to
         fitting.
         """
-        self.steps += outcome.steps
+        self._others_steps += outcome.steps
         self.operators.add(outcome.operators)
         if outcome.plan is not None:
             self.offer(outcome.plan, outcome.cost)
@@ -85,6 +94,11 @@ class Search:
             self._keep_closest(*outcome.closest_to_fitting)
 
     # ----------------------------------------------------------------------------- the budget
+
+    @property
+    def total_steps(self) -> int:
+        """The steps of this search and of those whose outcomes it has merged."""
+        return self.steps + self._others_steps
 
     @property
     def runtime_s(self) -> float:
@@ -134,7 +148,16 @@ class Search:
         if not self.should_continue():
             return False
         self.steps += 1
+        if self.exchange is not None and self.steps % _SWAP_EVERY == 0:
+            self._heard += self.exchange.swap(self._best_source)
+            self._best_source = None
         return True
+
+    def heard(self) -> Any:
+        """What other searches made their best plan from (`offer`), if it is better than the best here; once."""
+        best = min(self._heard, key=lambda found: found[0], default=None)
+        self._heard = []
+        return best[1] if best is not None and best[0] < self.best_s * (1 - OPTIMALITY_TOLERANCE) else None
 
     # ----------------------------------------------------------------------------- what is found
 
@@ -143,11 +166,15 @@ class Search:
         """Best step time so far."""
         return self.cost.step_time_s if self.cost else float("inf")
 
-    def offer(self, plan: Plan, cost: Cost | None = None) -> Cost:
-        """Price `plan`, and keep it if it is the best so far or, where it does not fit, the closest to fitting."""
+    def offer(self, plan: Plan, cost: Cost | None = None, source: Any = None) -> Cost:
+        """Price `plan`, and keep it if it is the best so far or, where it does not fit, the closest to fitting.
+
+        `source` is what another search could make the plan from; picklable.
+        """
         cost = cost or self.pricer.price(plan)
         if cost.fits and cost.step_time_s < self.best_s:
             self.plan, self.cost = plan, cost
+            self._best_source = self._best_source if source is None else (cost.step_time_s, source)
             self._trajectory.append(Point(self.runtime_s, self.steps, cost.step_time_s))
         elif not cost.fits:
             self._keep_closest(plan, cost)
@@ -192,7 +219,7 @@ class Search:
             status=status if found else Status.INFEASIBLE if self.exhausted else Status.NOT_FOUND,
             seed=self.seed,
             runtime_s=self.runtime_s,
-            steps=self.steps,
+            steps=self.total_steps,
             plan=plan,
             cost=cost,
             bound_s=self.bound_s,

@@ -1,89 +1,153 @@
-"""A second process for a search, which does its share and sends back what it found. No other module starts one."""
+"""Further processes for a search, which do their share and send back what they found. No other module starts one."""
 
-import multiprocessing
+import math
+import os
+import signal
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from multiprocessing.synchronize import Event
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 from hexiopt.cores import usable_cores
+from solvers.core.exchange import HubExchange, MemberExchange
 from solvers.core.search import Search
 
-_GRACE_S = 0.5  # how long the other process may take to notice that it shall stop
+_GRACE_S = 0.5  # how long another process may take to notice that it shall stop
 _FIRST_PLAN_S = 10.0  # how long it may go on past the time limit until there is a plan
-_NOTICE_S = 0.02  # how often this one looks whether the other has ended
+_NOTICE_S = 0.02  # how often this one looks whether the others have ended
 ParallelWork = Callable[[Search], Any]
 
 
-def has_second_core() -> bool:
-    """Whether a process can be forked to run in parallel: two cores, fork, and not a daemon, which may not have
-    children.
-    """
-    forks = "fork" in multiprocessing.get_all_start_methods()
-    return forks and usable_cores() > 1 and not multiprocessing.current_process().daemon
+class Answers(Protocol):
+    """Waits for the answers of other processes."""
+
+    def __call__(self, at_once: bool = False) -> list[Any]:
+        """The answers, in order."""
+
+
+def can_fork() -> bool:
+    """Whether another process can go on with what this one has in memory."""
+    return hasattr(os, "fork")
+
+
+def num_processes() -> int:
+    """How many processes can run at once for a search."""
+    return usable_cores() if can_fork() else 1
 
 
 @contextmanager
-def in_parallel(run: Search, work: ParallelWork) -> Iterator[Callable[[], Any]]:
-    """Run `work` in another process while the body of the `with` runs in this one.
+def in_parallel(run: Search, *works: ParallelWork) -> Iterator[Answers]:
+    """Do each of `works` in a process of its own while the body of the `with` runs in this one.
 
-    `work` gets a search of its own that knows the best plan so far. Without a second core it runs here, after the body.
-    The body gets a function that waits for the answer of `work` and merges what was found into `run`. That function
-    returns None if the run is stopped or its time is over first (some seconds later where there is no plan yet), and
-    raises the error of the other process, if any.
+    Each gets a search of its own that knows the best plan so far; the searches exchange what they find
+    (`Search.exchange`). Where no process can be forked they are done here, after the body, and exchange nothing. The
+    body gets a function that waits for the answers, or asks for them `at_once`, and merges what was found into `run`. An
+    answer is None if the run is stopped or its time is over first (some seconds later where there is no plan yet). It
+    raises the error of another process, if any.
     """
-    own = run.child()
-    if not has_second_core():
-        yield lambda: _absorbed(run, work(own), own)
+    if not can_fork():
+        yield lambda at_once=False: [_absorbed(run, work) for work in works]
         return
-    context = multiprocessing.get_context("fork")
-    stop = context.Event()
-    here, there = context.Pipe(duplex=False)
-    child = context.Process(target=_work, args=(own, work, stop, there), daemon=True)
-    child.start()
-    there.close()
-
-    def answer() -> Any:
-        while not here.poll(_NOTICE_S):
-            run.should_continue()  # tells the listener
-            late_s = -run.left_s() - (_FIRST_PLAN_S if run.plan is None else 0.0)
-            if run.stopped or late_s >= 0.0 or not child.is_alive():
-                stop.set()
-                break
-        if not here.poll(_GRACE_S):
-            return None
-        message = here.recv()
-        if isinstance(message, BaseException):
-            raise message
-        found, outcome = message
-        run.absorb(outcome)
-        return found
-
+    counted, before = run.budget.max_steps is not None, run.exchange
+    others: list[_Other] = []
     try:
-        yield answer
+        for work in works:
+            others.append(_Other(run, work, counted))
+        hub = HubExchange([other.exchange for other in others], counted)
+        run.exchange = hub
+
+        def answers(at_once: bool = False) -> list[Any]:
+            for other in others if at_once else ():
+                other.stop()
+            return [other.answer(run, hub) for other in others]
+
+        yield answers
     finally:
-        stop.set()
-        if child.is_alive():
-            child.join(0.05)
-            child.terminate()
-        child.join()
-        here.close()
+        run.exchange = before
+        for other in others:
+            other.end()
 
 
-def _absorbed(run: Search, found: Any, own: Search) -> Any:
+def _absorbed(run: Search, work: ParallelWork) -> Any:
+    own = run.child()
+    found = work(own)
     run.absorb(own.outcome())
     return found
 
 
-def _work(own: Search, work: ParallelWork, stop: Event, pipe: Connection) -> None:
-    """In the other process: work until `stop`."""
-    own.on_progress = lambda _: not stop.is_set()
+class _Other:
+    """Another process, seen from this one."""
+
+    def __init__(self, run: Search, work: ParallelWork, counted: bool) -> None:
+        self._here, there = Pipe()
+        self.exchange, asks = Pipe()
+        self._ended = False
+        own = run.child()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _work(own, work, there, MemberExchange(asks, counted))
+        there.close()
+        asks.close()
+
+    def answer(self, run: Search, hub: HubExchange) -> Any:
+        """What it found, merged into `run`."""
+        deadline_s = math.inf
+        while not self._here.poll(_NOTICE_S) and time.monotonic() < deadline_s:
+            run.should_continue()  # tells the listener
+            hub.serve()
+            late_s = -run.left_s() - (_FIRST_PLAN_S if run.plan is None else 0.0)
+            if deadline_s == math.inf and (run.stopped or late_s >= 0.0):
+                deadline_s = time.monotonic() + _GRACE_S
+                hub.release()
+                self.stop()
+        try:
+            message = self._here.recv() if self._here.poll() else None
+        except EOFError:
+            message = None
+        if isinstance(message, BaseException):
+            raise message
+        if message is None:
+            return None
+        found, outcome = message
+        run.absorb(outcome)
+        return found
+
+    def stop(self) -> None:
+        """Ask it to end and answer."""
+        with suppress(OSError):
+            self._here.send(None)
+
+    def end(self) -> None:
+        """End it."""
+        self._here.close()
+        self.exchange.close()
+        deadline_s = time.monotonic() + 0.05
+        while not self._over() and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+        if not self._ended:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+    def _over(self) -> bool:
+        if not self._ended:
+            self._ended = os.waitpid(self._pid, os.WNOHANG)[0] != 0
+        return self._ended
+
+
+def _work(own: Search, work: ParallelWork, pipe: Connection, exchange: MemberExchange) -> NoReturn:
+    """In the other process: work until the first says a word, or has ended."""
+    code = 1
     try:
+        own.on_progress = lambda _: not pipe.poll()
+        own.exchange = exchange
         found = work(own)
         pipe.send((found, own.outcome()))
+        code = 0
     except BaseException as error:
-        pipe.send(error)
-        raise
+        with suppress(Exception):
+            pipe.send(error)
     finally:
-        pipe.close()
+        os._exit(code)

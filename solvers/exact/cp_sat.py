@@ -22,7 +22,7 @@ from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.solving import Budget, Capabilities
 from solvers.core.search import Search
-from solvers.core.workers import has_second_core, in_parallel
+from solvers.core.workers import in_parallel, num_processes
 from solvers.exact.exhaustive import Enumeration
 from solvers.exact.packing import ColumnChoice, Packing, PipelineColumn
 from solvers.exact.placement_bounds import PlacementBound
@@ -137,7 +137,7 @@ class PackingProof:
     def _examine_in_parallel(self, choices: list[ColumnChoice], packing: Packing, limit_s: float) -> bool:
         """Examine `choices`, on two cores where available; False if some are left."""
         counted = self._search.budget.max_steps is not None  # then the cores must not matter
-        if counted or len(choices) < _WORTH_A_PROCESS or not has_second_core():
+        if counted or len(choices) < _WORTH_A_PROCESS or num_processes() < 2:
             return self._examine_in_turn(choices, packing, limit_s)
 
         def theirs(search: Search) -> tuple[bool, set[ColumnChoice]]:
@@ -146,7 +146,7 @@ class PackingProof:
 
         with in_parallel(self._search, theirs) as answer:
             done = self._examine_in_turn(choices[::2], packing, limit_s)
-            found = answer() if done else None
+            [found] = answer() if done else [None]
         if found is None:
             return False
         self._examined |= found[1]

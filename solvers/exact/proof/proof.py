@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solvers.core.search import Allowance, Search
-from solvers.core.workers import has_second_core, in_parallel
+from solvers.core.workers import in_parallel, num_processes
 from solvers.exact.proof.combinations import Combinations
 from solvers.exact.proof.kernels import LIMIT, NO
 from solvers.exact.proof.partitions import Packings, Partition, surroundings
@@ -129,7 +129,7 @@ class Proof:
     def _each(self, search: PipelineSearch, each: list[Partition], sequences: Ints, limit_s: float) -> Answer:
         """The answer for all partitions, half of them in a second process where there are many; not where steps are
         counted, as then the cores must not matter."""
-        if self._run.budget.max_steps is not None or len(each) < _WORTH_A_PROCESS or not has_second_core():
+        if self._run.budget.max_steps is not None or len(each) < _WORTH_A_PROCESS or num_processes() < 2:
             return self._in_turn(search, each, sequences, limit_s)
 
         def theirs(run: Search) -> Answer:
@@ -144,7 +144,7 @@ class Proof:
             mine = self._in_turn(search, each[::2], sequences, limit_s)
             if mine == "found":
                 return mine
-            other: Answer | None = answer()
+            [other] = answer()
         if other is None:
             raise BudgetSpentError
         return other if mine == "none" or other == "found" else mine
