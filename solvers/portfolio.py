@@ -179,7 +179,9 @@ def _explore(run: Search, completer: PlanCompleter, allowance: Allowance) -> tup
 def _run_on_columns(run: Search, columns: ColumnSearch, number: int, priced: int | None) -> None:
     """One member, from columns that are made; with `priced`, also the fallbacks after so many."""
     columns.run, columns.rng = run, random.Random(run.seed * _SEEDS + number)
-    columns.restricted_master(run.until(0.5 if len(run.problem.usable_devices) < _SOME else 0.75), _ELSEWHERE[number % 2])
+    columns.restricted_master(
+        run.until(0.5 if len(run.problem.usable_devices) < _SOME else 0.75), _ELSEWHERE[number % 2]
+    )
     columns.variants(5, run.until(0.8))
     if priced is not None:
         rest = islice(_many_fallbacks(run, columns.completer), priced, None)

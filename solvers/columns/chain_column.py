@@ -1,16 +1,12 @@
 """Columns of the master program: chains of whole machines, with the rate, the fill and the sync of their pipelines."""
 
-import math
-import operator
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.plan.holders import slices
-from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import default_schedule
 from solvers.columns.machine_kinds import MachineKinds
+from solvers.columns.sync import ChainSync, SyncLoads
 from solvers.completion.completer import PlanCompleter
 from solvers.core.partition import DeviceGroup, DoesNotFit, PipelineGroup
 from solvers.heuristics.chains import ChainBuilder, ChainTerms
@@ -42,35 +38,11 @@ class ChainRecipe:
         return tuple(found)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Sharing:
-    """What the sync of chains that are used together depends on: by layer, how many rings share its all-reduce, which
-    are the fewest that any chain makes; and how long before a pipeline's end its last layer is ready at the latest."""
-
-    rings: tuple[int, ...]
-    drain_s: float
-
-
-Load = tuple[tuple[int, int, tuple[float, ...]], ...]  # begin and end of layers, and seconds a layer by rings
-
-
-def shared(columns: Iterable["ChainColumn"]) -> Sharing:
-    """What chains share that are used together."""
-    chosen = list(dict.fromkeys(columns))
-    rings = tuple(map(min, zip(*(column.rings for column in chosen), strict=True)))
-    drain_s = min(column.drain_s for column in chosen)
-    return Sharing(rings, _STEP ** math.floor(math.log(drain_s, _STEP)) if drain_s > 0.0 else 0.0)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ChainColumn:
     """A chain, and what its pipelines do on a network of their own.
 
-    In T seconds before gradient sync they process (T − `fill_s`) · `rate` sequences. `rings` has, for each layer, how
-    many rings an all-reduce can make at most: as many as interfaces join a machine to its holders there
-    (`hexiopt/cost/rings.py`). `loads` says what gradients (and weights, in ZeRO-1) take at interfaces and uplinks: for
-    the layers behind each, seconds a layer when 1, 2, … rings share its all-reduce, which are what a ring over many
-    holders sends (Patarasuk and Yuan, J. Parallel Distrib. Comput. 69, 2009) over bytes/s.
+    In T seconds before gradient sync they process (T − `fill_s`) · `rate` sequences.
     """
 
     recipe: ChainRecipe
@@ -79,36 +51,7 @@ class ChainColumn:
     tp_degrees: frozenset[int]
     rate: float  # sequences/s of all its pipelines
     fill_s: float
-    rings: tuple[int, ...]
-    loads: tuple[Load, ...]
-
-    @property
-    def drain_s(self) -> float:
-        """About how long before its first stage its last one ends."""
-        return _BACKWARD * self.fill_s
-
-    @property
-    def alone(self) -> "Sharing":
-        """What it shares with copies of its own."""
-        return Sharing(self.rings, self.drain_s)
-
-    def sync_s(self, sharing: "Sharing") -> float:
-        """What the sync takes after the pipelines' ends; infinite where it keeps the others from `sharing`."""
-        if self.drain_s < sharing.drain_s or any(map(operator.lt, self.rings, sharing.rings)):
-            return math.inf
-        num_layers = len(self.rings)
-        return max(
-            0.0,
-            *(
-                sum(
-                    seconds[min(rings, len(seconds)) - 1]
-                    for begin, end, seconds in load
-                    for rings in sharing.rings[begin:end]
-                )
-                - load[0][0] / num_layers * sharing.drain_s
-                for load in self.loads
-            ),
-        )
+    sync: ChainSync
 
     @property
     def samples(self) -> int:
@@ -124,13 +67,10 @@ class ColumnPool:
         problem = completer.problem
         self._problem, self._chains = problem, ChainBuilder(completer.pricer, completer.splitters)
         self._machine_of: list[int] = problem.cluster.machine_of.tolist()
-        self._network = problem.cluster.network
         self.zero_stage, self.num_pipelines = zero_stage, max(1, num_pipelines)
         self.shards = StateSharding(zero_stage, self.num_pipelines)
         self._sequences = max(1, problem.workload.global_batch // self.num_pipelines)  # of a pipeline, about
-        model, sent_bytes = problem.model, passed_bytes(problem, zero_stage)
-        self._layer_bytes = model.layer_params * sent_bytes
-        self._first_bytes, self._last_bytes = (n * sent_bytes for n in (model.embedding_params, model.head_params))
+        self._sync = SyncLoads(problem, kinds, zero_stage)
         self._known: dict[ChainRecipe, ChainColumn | None] = {}
         self.columns: list[ChainColumn] = []
 
@@ -189,56 +129,13 @@ class ColumnPool:
             return None
         if {self._machine_of[own[0]] for slot in group.stages for own in slot} != set(machines):
             return None
+        fill_s = max(pipeline.rate.fill_s for pipeline in made)
         return ChainColumn(
             recipe,
             tuple(taken),
             len(group.stages),
             degrees,
             sum(recipe.micro_batch_size / pipeline.rate.period_s for pipeline in made),
-            max(pipeline.rate.fill_s for pipeline in made),
-            *self._loads(group, [num_layers for num_layers, _ in made[0].split]),
+            fill_s,
+            self._sync.of(group, [num_layers for num_layers, _ in made[0].split], _BACKWARD * fill_s),
         )
-
-    def _loads(self, group: PipelineGroup, layers_of: Sequence[int]) -> tuple[tuple[int, ...], tuple[Load, ...]]:
-        """`ChainColumn.rings` and its `loads`, of pipelines with so many layers in their stages."""
-        machine_of, interface = self._machine_of, self._network.transmit_interface
-        rings: list[int] = []
-        loads: dict[tuple[int, bool], list[tuple[int, int, tuple[float, ...]]]] = defaultdict(list)
-        behind: dict[int, list[tuple[int, int, tuple[float, ...]]]] = defaultdict(list)
-        for s, (num_layers, slot) in enumerate(zip(layers_of, group.stages, strict=True)):
-            sent = self._layer_bytes
-            sent += ((s == 0) * self._first_bytes + (s + 1 == len(layers_of)) * self._last_bytes) / num_layers
-            begin, end = len(rings), len(rings) + num_layers
-            holders = []  # of each slice in each machine: its width, and its holders
-            widths, ranks = slices(tuple(map(len, slot)))
-            for width, ranks_of in zip(widths, ranks.tolist(), strict=True):
-                here: dict[int, list[int]] = defaultdict(list)
-                for devices, r in zip(slot, ranks_of, strict=True):
-                    here[machine_of[devices[r]]].append(devices[r])
-                holders += [(width, sorted(own)) for own in here.values()]
-            ports = [list(dict.fromkeys(map(interface, own))) for _, own in holders]
-            most = min(map(len, ports))
-            rings += [most] * num_layers
-            seconds: dict[tuple[int, bool], list[float]] = defaultdict(lambda most=most: [0.0] * most)
-            for (width, own), at in zip(holders, ports, strict=True):
-                each_s = width * sent / self._kinds.interface_bytes_per_s(machine_of[own[0]])
-                for count in range(1, most + 1):
-                    # One ring alone comes in at the first holder and goes out at the last.
-                    for sends, used in ((False, at[:count]), (True, at[:count] if count > 1 else [interface(own[-1])])):
-                        for port in used:
-                            seconds[port, sends][count - 1] += each_s / count
-            for port, own_s in seconds.items():
-                loads[port].append((begin, end, tuple(own_s)))
-            for u, uplink in enumerate(self._kinds.uplinks):
-                if any(machine_of[devices[0]] in uplink.machines for devices in slot):
-                    behind[u].append((begin, end, (sent / uplink.bytes_per_s,)))
-        return tuple(rings), tuple(sorted({tuple(load) for load in (*loads.values(), *behind.values())}))
-
-
-def passed_bytes(problem: Problem, zero_stage: int) -> int:
-    """What a ring over many holders sends of each parameter, from each machine: gradients twice, or once and the
-    weights once."""
-    workload = problem.workload
-    return workload.stored_gradient_bytes + (
-        workload.element_bytes if zero_stage == 1 else workload.stored_gradient_bytes
-    )

@@ -18,11 +18,12 @@ import numpy as np
 from hexiopt.memo import Memo
 from hexiopt.problem.space import default_schedule
 from hexiopt.schedules.registry import INTERLEAVED
-from solvers.columns.chain_column import ChainColumn, ChainRecipe, ColumnPool, Sharing, shared
+from solvers.columns.chain_column import ChainColumn, ChainRecipe, ColumnPool
 from solvers.columns.machine_kinds import Floats, MachineKinds
-from solvers.columns.master import Chosen, ColumnMaster, Relaxed, Syncs, rank
+from solvers.columns.master import Chosen, ColumnMaster, Relaxed, Syncs, rank, sync_of
 from solvers.columns.multiset_search import MultisetSearch
 from solvers.columns.sketches import ChainSketches, sketched
+from solvers.columns.sync import SyncContext
 from solvers.completion.completer import PlanCompleter
 from solvers.core.interleaving import may_interleave
 from solvers.core.partition import Partition, PipelineGroup
@@ -45,9 +46,9 @@ _PER_PROGRAM = 6  # sketches made exactly for each program
 _REPEATED = 3  # of the columns used as often as it goes, or once, those priced in a sweep
 _REPEATED_ALONE = 60  # where the plan space allows nothing else
 _DEALT = 12  # of the short chains of every mix
-_FEW_SYNCS = 8  # values of S in a sweep of one sharing
-_SHARINGS = 6  # remembered
-_HOPES = 3  # programs in which each chain syncs as among copies of its own, that are rounded for what they share
+_FEW_SYNCS = 6  # values of S in a sweep in one context
+_CONTEXTS = 9  # remembered
+_HOPES = 3  # programs in which each chain syncs as among copies of its own, that are rounded for their contexts
 _STARTS = 3  # best plans that multisets are annealed from in turn
 _MOVES = 2000  # of an annealing
 _MOVES_A_UNIT = 4
@@ -55,7 +56,7 @@ _PRICED = 4  # of the multisets met in an annealing
 _TRIES, _NEAR_MADE = 40, 8  # columns near those in use that are tried before an annealing, and made
 _SHUFFLED = 0.25  # of these in another order
 _WORTH_PRICING = 1.005  # of the best step time: roundings predicted beyond it are not priced
-_NEAR_BEST = 1.05  # of the best program's answer: other sharings that columns are made for
+_NEAR_BEST = 1.05  # of the best program's answer: other contexts that columns are made for
 _KEPT = 200  # structures remembered as found
 _NEAR = 0.5  # share of what a price says that a correction takes over
 _HOT = (0.006, 0.006, 0.004, 0.002)  # temperatures of four rounds of annealing
@@ -222,10 +223,10 @@ class ColumnSearch:
         self._sketches: ChainSketches | None = sketched(self.completer, self.kinds, self._pool)
         self._answers: list[Relaxed] = []  # best first
         self._hopes: list[Relaxed] = []  # where each chain syncs as among copies of its own
-        self._syncs_s: Syncs = Memo(lambda key: key[0].sync_s(key[1]))
-        # What chains share: first the least, then the latest met. `_fresh` are not in `_answers` yet.
-        self._sharings = [Sharing((1,) * self.problem.model.num_layers, 0.0)]
-        self._fresh: list[Sharing] = []
+        self._syncs_s: Syncs = Memo(sync_of)
+        # First the worst, then the latest met. `_fresh` are not in `_answers` yet.
+        self._contexts = [SyncContext.worst(self.problem.model.num_layers, len(self.kinds.uplinks))]
+        self._fresh: list[SyncContext] = []
         self._correction.clear()
 
     def _one_kind(self, allowance: Allowance) -> None:
@@ -254,7 +255,7 @@ class ColumnSearch:
         for answer in wanted:
             worth = sketches.rate * np.maximum(0.0, answer.pipelines_s - sketches.fill_s)
             gain = worth / np.maximum(sketches.counts @ answer.duals, 1e-9) - 1.0
-            drain_s = 0.0 if answer.sharing is None else answer.sharing.drain_s
+            drain_s = 0.0 if answer.context is None else answer.context.drain_s
             gain = np.where((sketches.sync_s <= 1.05 * (answer.sync_s + drain_s)) & ~sketches.done, gain, -1.0)
             for i in np.argsort(-gain, kind="stable")[:most].tolist():
                 if gain[i] <= _WORST_GAIN or not self._continues(allowance):
@@ -270,10 +271,10 @@ class ColumnSearch:
     def _other_ways(self, allowance: Allowance) -> None:
         """Other micro-batch sizes and TP degrees for the columns in use."""
         for recipe in dict.fromkeys(r for found in sorted(self._found, key=lambda f: f[:2])[:4] for r in found[3]):
-            for size, rank in product(self._sizes[:3], (0, 1)):
+            for size, way in product(self._sizes[:3], (0, 1)):
                 if allowance:
                     self._make(replace(recipe, micro_batch_size=size))
-                    self._make(replace(recipe, micro_batch_size=size, degrees=(), rank=rank))
+                    self._make(replace(recipe, micro_batch_size=size, degrees=(), rank=way))
         if allowance:
             self._sweep(4, allowance, near=True)
             self.variants(2, allowance)
@@ -305,9 +306,7 @@ class ColumnSearch:
             most = min(batch // column.samples, *(int(s) // c for s, c in zip(supply, column.counts, strict=True) if c))
             for copies in {1, most} - {0}:
                 alone = copies == 1  # then copies of a layer share a machine
-                seconds = (
-                    column.fill_s + batch / (copies * column.rate) + (0.0 if alone else column.sync_s(column.alone))
-                )
+                seconds = column.fill_s + batch / (copies * column.rate) + (0.0 if alone else column.sync.alone_s)
                 ranked.append((seconds, column.recipe, column, copies))
         for _, _, column, copies in sorted(ranked, key=lambda r: r[:2])[
             : _REPEATED_ALONE if self._together else _REPEATED
@@ -316,8 +315,8 @@ class ColumnSearch:
                 self._price_chosen([(column, copies)])
 
     def _programs(self) -> list[Relaxed]:
-        """The programs over all values of S: of the sharings known, and of those that chains meet in which each syncs as
-        among copies of its own."""
+        """The programs over all values of S, in the contexts known, and in those of the chains that look best where
+        each syncs as among copies of its own."""
         self._work(_SYNCS * _PROGRAM)
         master = self._master()
         self._hopes = master.sweep(None, _SYNCS)
@@ -325,38 +324,46 @@ class ColumnSearch:
             self._work(_PROGRAM)
             self._learn(master.rounded(hope.sync_s, None, 1.02 * hope.pipelines_s))
         found = []
-        for sharing in self._sharings:
+        for context in self._contexts:
             self._work(_FEW_SYNCS * _PROGRAM)
-            found += master.sweep(sharing, _FEW_SYNCS)
+            found += master.sweep(context, _FEW_SYNCS)
         return sorted(found, key=rank)
 
     def _learn(self, chosen: Chosen) -> None:
-        """Remember what chains share that look good together; the latest are kept."""
+        """Remember the context of chains that look good together, and contexts in which no layers stand behind the
+        uplinks but those that one of them has there; the latest are kept."""
         if not chosen:
             return
-        sharing = shared(column for column, _ in chosen)
-        if sharing not in self._sharings:
-            self._sharings[1:] = [sharing, *self._sharings[1:_SHARINGS]]
-            self._fresh.append(sharing)
+        found = [SyncContext.of(column.sync.alone for column, _ in chosen)]
+        worst = self._contexts[0]
+        for column, _ in sorted(chosen, key=lambda item: -item[1]):
+            inside, outside = column.sync.alone.inside, column.sync.alone.outside
+            if any(inside) and inside != worst.inside:
+                found += [replace(worst, inside=inside), replace(worst, inside=inside, outside=outside)]
+                break
+        for context in found:
+            if context not in self._contexts:
+                self._contexts[1:] = [context, *self._contexts[1:_CONTEXTS]]
+                self._fresh.append(context)
 
     def _near_programs(self) -> None:
-        """The best values of S again, with the columns that came since, values between, and new sharings."""
+        """The best values of S again, with the columns that came since, values between, and new contexts."""
         master = self._master()
-        starts = {(answer.sync_s, answer.sharing): answer.pipelines_s for answer in self._best_answers()}
+        starts = {(answer.sync_s, answer.context): answer.pipelines_s for answer in self._best_answers()}
         for answer in self._answers[:2]:
             for factor in (0.93, 1.07):
-                starts.setdefault((answer.sync_s * factor, answer.sharing), answer.pipelines_s)
+                starts.setdefault((answer.sync_s * factor, answer.context), answer.pipelines_s)
         self._work(len(starts) * _PROGRAM)
         found = [one for near, start_s in starts.items() if (one := master.relaxed(*near, start_s))]
-        for sharing in self._fresh:
+        for context in self._fresh:
             self._work(_FEW_SYNCS * _PROGRAM)
-            found += master.sweep(sharing, _FEW_SYNCS)
+            found += master.sweep(context, _FEW_SYNCS)
         self._fresh.clear()
         self._answers = sorted(found, key=rank) or self._answers
 
     def _best_answers(self) -> list[Relaxed]:
-        """The best answers, and the best of every sharing."""
-        best = {answer.sharing: answer for answer in reversed(self._answers)}
+        """The best answers, and the best in every context."""
+        best = {answer.context: answer for answer in reversed(self._answers)}
         near = (answer for answer in best.values() if answer.total_s <= _NEAR_BEST * self._answers[0].total_s)
         return list(dict.fromkeys([*self._answers[:5], *near]))
 
@@ -371,7 +378,7 @@ class ColumnSearch:
                 continue
             master = self._master(kept, supply)
             self._work(5 * _PROGRAM + _ROUNDING)
-            found = [one for near in self._answers[:5] if (one := master.relaxed(near.sync_s, near.sharing))]
+            found = [one for near in self._answers[:5] if (one := master.relaxed(near.sync_s, near.context))]
             if found:
                 self._price_chosen(master.least_rounded(min(found, key=rank)))
 
@@ -379,7 +386,7 @@ class ColumnSearch:
         """A rounding of one of the best programs, for a somewhat longer T."""
         self._work(_PROGRAM)
         answer = self.rng.choice([*self._answers[:5], *self._hopes[:5]])
-        return self._master().rounded(answer.sync_s, answer.sharing, answer.pipelines_s * self.rng.uniform(1.0, 1.03))
+        return self._master().rounded(answer.sync_s, answer.context, answer.pipelines_s * self.rng.uniform(1.0, 1.03))
 
     def _make_near(self, recipes: Sequence[ChainRecipe], allowance: Allowance) -> None:
         """Columns near those in use: a machine more or less of a kind, half or twice as wide, in other ways."""

@@ -1,8 +1,8 @@
 """The master program: how many chains of which column use the machines best.
 
 A step takes about T + S: T until the last pipeline has ended, S for the gradient sync of the busiest interface or
-uplink over all chains used. What a chain's sync takes depends on what it shares with the others (`Sharing`). For a fixed
-S and sharing, the columns that sync within S form a linear program in a row a kind:
+uplink over all chains used. What a chain's sync takes depends on the others (`SyncContext`). For a fixed S and context,
+the columns that sync within S form a linear program in a row a kind, and one an uplink, whose messages fill at most T:
 
     max Σ_c x_c · rate_c · max(0, T − fill_c)   subject to   Σ_c x_c · counts(c, k) ≤ machines(k) for every kind k.
 
@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from hexiopt.memo import Memo
-from solvers.columns.chain_column import ChainColumn, ChainRecipe, Sharing, shared
+from solvers.columns.chain_column import ChainColumn, ChainRecipe
 from solvers.columns.machine_kinds import Floats
+from solvers.columns.sync import SyncContext
 
 _NEWTON = 10  # steps at most
 _CONVERGED = 0.002  # relative change of T
@@ -35,26 +36,32 @@ _SLACK = 1 + 1e-9
 
 Ints = NDArray[np.int64]
 Chosen = list[tuple[ChainColumn, int]]
-Syncs = Memo[tuple[ChainColumn, Sharing], float]  # seconds of the sync of a column
+Syncs = Memo[tuple[ChainColumn, SyncContext], float]  # seconds of the sync of a column
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Relaxed:
     """An answer of the linear program: T + S is `total_s`; `duals` are sequences per machine of each kind.
 
-    It is over the chains that reach `sharing`; without one, each syncs as among copies of its own.
+    It is over the chains that can be used in `context`; without one, each syncs as among copies of its own.
     """
 
     total_s: float
     sync_s: float
     pipelines_s: float
     duals: Floats
-    sharing: Sharing | None = None
+    context: SyncContext | None = None
 
 
 def rank(answer: Relaxed) -> tuple[float, float]:
     """The order of answers, best first."""
     return answer.total_s, answer.sync_s
+
+
+def sync_of(key: tuple[ChainColumn, SyncContext]) -> float:
+    """Seconds of the sync of a column in a context."""
+    column, context = key
+    return column.sync.seconds(context)
 
 
 class ColumnMaster:
@@ -79,14 +86,16 @@ class ColumnMaster:
         self._num_kinds = len(supply)
         self._rate: Floats = np.array([c.rate / known.get(c.recipe, 1.0) for c in columns])
         self._fill_s: Floats = np.array([c.fill_s for c in columns])
-        self._syncs_s = syncs_s or Memo(lambda key: key[0].sync_s(key[1]))
-        self._of_sharing: dict[Sharing | None, Floats] = {}
+        self._syncs_s = syncs_s or Memo(sync_of)
+        self._of_context: dict[SyncContext | None, Floats] = {}
         self._index = {column.recipe: i for i, column in enumerate(columns)}
         self._samples: Floats = np.array([c.samples for c in columns], float)
+        # Seconds that the messages of a sequence take each uplink.
+        self._sequence_s: Floats = np.array([c.sync.sequence_s for c in columns], float).T.reshape(-1, len(columns))
 
-    def relaxed(self, sync_s: float, sharing: Sharing | None, start_s: float | None = None) -> Relaxed | None:
+    def relaxed(self, sync_s: float, context: SyncContext | None, start_s: float | None = None) -> Relaxed | None:
         """The linear program over the columns that sync within `sync_s`, from T = `start_s` where one is known."""
-        own = self._within(sync_s, sharing)
+        own = self._within(sync_s, context)
         usage, rate, fill_s = self.usage[:, own], self._rate[own], self._fill_s[own]
         if not rate.size:
             return None
@@ -95,38 +104,40 @@ class ColumnMaster:
             if fastest.fun is None or fastest.fun >= 0.0:
                 return None
             start_s = 1.1 * self._batch / -fastest.fun
-        pipelines_s = start_s
+        pipelines_s, uplink_s = start_s, self._sequence_s[:, own]
         for _ in range(_NEWTON):
-            answer = linprog(
-                -rate * np.maximum(0.0, pipelines_s - fill_s), A_ub=usage, b_ub=self.supply, method="highs"
-            )
+            values = rate * np.maximum(0.0, pipelines_s - fill_s)
+            rows = np.vstack([usage, values * uplink_s])
+            most = np.append(self.supply, np.full(len(uplink_s), pipelines_s))
+            answer = linprog(-values, A_ub=rows, b_ub=most, method="highs")
             if answer.x is None:
                 return None
-            slope = float((answer.x * rate * (pipelines_s > fill_s)).sum())
+            duals: Floats = -answer.ineqlin.marginals
+            busy = duals[len(self.supply) :]
+            slope = float((answer.x * rate * (pipelines_s > fill_s) * (1.0 - busy @ uplink_s)).sum() + busy.sum())
             if slope <= 0.0:
                 pipelines_s *= 2.0
                 continue
             change = (self._batch + float(answer.fun or 0.0)) / slope
             pipelines_s = max(pipelines_s + change, 0.3 * pipelines_s)
             if abs(change) < _CONVERGED * pipelines_s:
-                duals = -answer.ineqlin.marginals[: self._num_kinds]
-                return Relaxed(sync_s + pipelines_s, sync_s, pipelines_s, duals, sharing)
+                return Relaxed(sync_s + pipelines_s, sync_s, pipelines_s, duals[: self._num_kinds], context)
         return None
 
-    def sweep(self, sharing: Sharing | None, num_values: int) -> list[Relaxed]:
+    def sweep(self, context: SyncContext | None, num_values: int) -> list[Relaxed]:
         """The answers for so many values of S, spread over those of the columns, best first."""
-        syncs_s = self.syncs_s(sharing)
+        syncs_s = self.syncs_s(context)
         values = np.unique(syncs_s[np.isfinite(syncs_s)])
         if not values.size:
             return []
         picked = np.unique(np.linspace(0, len(values) - 1, num_values).round().astype(int))
-        found = [answer for s in values[picked].tolist() if (answer := self.relaxed(s, sharing)) is not None]
+        found = [answer for s in values[picked].tolist() if (answer := self.relaxed(s, context)) is not None]
         return sorted(found, key=rank)
 
     def rounded(
         self,
         sync_s: float,
-        sharing: Sharing | None,
+        context: SyncContext | None,
         pipelines_s: float,
         noise: Callable[[int], Floats] | None = None,
         supply: Floats | None = None,
@@ -135,7 +146,7 @@ class ColumnMaster:
 
         `noise(n)` has factors on the n values, for other roundings than the best; `supply` replaces the right sides.
         """
-        own = np.flatnonzero(self._within(sync_s, sharing))
+        own = np.flatnonzero(self._within(sync_s, context))
         if not own.size:
             return []
         values = self.values(own, pipelines_s)
@@ -145,10 +156,13 @@ class ColumnMaster:
         least = np.full(len(most), -np.inf)
         if self._fixed:
             least[-1] = most[-1]
+        rows = np.vstack([self.usage[:, own], values * self._sequence_s[:, own]])
+        busy = np.full(len(rows) - len(most), 1.0)
+        limits = LinearConstraint(rows, np.append(least, -np.inf * busy), np.append(most, pipelines_s * busy))
         with _quiet():
             answer = milp(
                 -values,
-                constraints=LinearConstraint(self.usage[:, own], least, most),
+                constraints=limits,
                 integrality=np.ones(len(own), np.int64),
                 bounds=Bounds(0, np.inf),
                 options={"node_limit": _NODES, "mip_rel_gap": _ROUNDED_GAP},
@@ -163,7 +177,7 @@ class ColumnMaster:
         less_s = answer.pipelines_s
         for k in range(_LONGER + _HALVINGS):
             tried_s = less_s if k == 0 else 1.01 * less_s if math.isinf(best[0]) else (less_s + best[0]) / 2
-            chosen = self.rounded(answer.sync_s, answer.sharing, tried_s)
+            chosen = self.rounded(answer.sync_s, answer.context, tried_s)
             if chosen:
                 best = min(best, (self.pipelines_s(chosen), chosen), key=lambda b: b[0])
             if not chosen or self.processed(chosen, tried_s) < self._batch:
@@ -184,29 +198,30 @@ class ColumnMaster:
             middle_s = (least_s + most_s) / 2
             enough = self.values(at, middle_s) @ copies >= self._batch
             least_s, most_s = (least_s, middle_s) if enough else (middle_s, most_s)
-        return most_s
+        sent_s = self._sequence_s[:, at] @ (self.values(at, most_s) * copies)
+        return max(most_s, float(sent_s.max(initial=0.0)))
 
     def sync_s(self, chosen: Chosen) -> float:
         """What the busiest interface or uplink of chains takes to sync, if there is more than one chain."""
         if sum(copies for _, copies in chosen) == 1:
             return 0.0
-        sharing = shared(column for column, _ in chosen)
-        return max(self._syncs_s[column, sharing] for column, _ in chosen)
+        context = SyncContext.of(column.sync.alone for column, _ in chosen)
+        return max(self._syncs_s[column, context] for column, _ in chosen)
 
     def processed(self, chosen: Chosen, pipelines_s: float) -> float:
         """Sequences that chains process in `pipelines_s` seconds, in whole micro-batches."""
         at, copies = self.at(chosen)
         return float(self.values(at, pipelines_s) @ copies)
 
-    def syncs_s(self, sharing: Sharing | None) -> Floats:
-        """Seconds of the sync of each column; infinite where it does not reach `sharing`."""
-        if sharing not in self._of_sharing:
-            found = [self._syncs_s[c, c.alone if sharing is None else sharing] for c in self.columns]
-            self._of_sharing[sharing] = np.array(found)
-        return self._of_sharing[sharing]
+    def syncs_s(self, context: SyncContext | None) -> Floats:
+        """Seconds of the sync of each column; infinite where it cannot be used in `context`."""
+        if context not in self._of_context:
+            found = [self._syncs_s[c, c.sync.alone if context is None else context] for c in self.columns]
+            self._of_context[context] = np.array(found)
+        return self._of_context[context]
 
-    def _within(self, sync_s: float, sharing: Sharing | None) -> NDArray[np.bool_]:
-        own: NDArray[np.bool_] = self.syncs_s(sharing) <= sync_s * _SLACK
+    def _within(self, sync_s: float, context: SyncContext | None) -> NDArray[np.bool_]:
+        own: NDArray[np.bool_] = self.syncs_s(context) <= sync_s * _SLACK
         return own
 
     def at(self, chosen: Chosen) -> tuple[Ints, Floats]:

@@ -8,13 +8,15 @@ Within a beat of τ seconds a machine of kind k, cut for w pipelines, holds cap_
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations, islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.schedules.in_flight import holding
-from solvers.columns.chain_column import ColumnPool, passed_bytes
+from solvers.columns.chain_column import ColumnPool
 from solvers.columns.machine_kinds import Floats, MachineKinds
+from solvers.columns.sync import passed_bytes
 from solvers.completion.completer import PlanCompleter
 
 _BEATS = 160  # of the grid, geometric
@@ -100,7 +102,8 @@ def sketched(completer: PlanCompleter, kinds: MachineKinds, pool: ColumnPool) ->
             sync_s = np.maximum(sync_s, layers * layer_bytes / uplink.bytes_per_s)
         depth = (counts[fits] * stages[:, at].T).sum(axis=1)
         fill_s = np.maximum(0.0, depth - 1.0) * beats[at]
-        own = (counts[fits], np.full(len(fits), width), width * size / beats[at], fill_s, sync_s, degree[:, at].T)
-        parts.append([column[depth <= num_layers] for column in own])
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return ChainSketches(*columns, np.zeros(len(columns[0]), bool)) if len(columns[0]) else None
+        rows = (counts[fits], np.full(len(fits), width), width * size / beats[at], fill_s, sync_s, degree[:, at].T)
+        parts.append([column[depth <= num_layers] for column in rows])
+    columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    columns.append(np.zeros(len(columns[0]), bool))
+    return ChainSketches(*columns) if len(columns[0]) else None

@@ -43,9 +43,9 @@ def in_parallel(run: Search, *works: ParallelWork) -> Iterator[Answers]:
 
     Each gets a search of its own that knows the best plan so far; the searches exchange what they find
     (`Search.exchange`). Where no process can be forked they are done here, after the body, and exchange nothing. The
-    body gets a function that waits for the answers, or asks for them `at_once`, and merges what was found into `run`. An
-    answer is None if the run is stopped or its time is over first (some seconds later where there is no plan yet). It
-    raises the error of another process, if any.
+    body gets a function that waits for the answers, or asks for them `at_once`, and merges what was found into `run`.
+    An answer is None if the run is stopped or its time is over first (some seconds later where there is no plan yet).
+    It raises the error of another process, if any.
     """
     if not can_fork():
         yield lambda at_once=False: [_absorbed(run, work) for work in works]

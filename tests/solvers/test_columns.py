@@ -13,17 +13,18 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.solving import Budget
-from solvers.columns.chain_column import ChainColumn, ChainRecipe, ColumnPool, Sharing, shared
+from solvers.columns.chain_column import ChainColumn, ChainRecipe, ColumnPool
 from solvers.columns.column_search import ColumnSearch
 from solvers.columns.machine_kinds import MachineKinds
 from solvers.columns.master import ColumnMaster
 from solvers.columns.sketches import multisets
+from solvers.columns.sync import ChainSync, SyncContext
 from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
 from solvers.registry import make_solver
 from tests.solvers.problems import TINY, cluster, easy
 
-LEAST = Sharing((1,), 0.0)  # of models of one layer
+WORST = SyncContext.worst(1, 0)  # of a model of one layer
 
 
 @cache
@@ -41,7 +42,9 @@ def drawn_columns(rng: random.Random) -> list[ChainColumn]:
         order = tuple((kind, count) for kind, count in enumerate(counts) if count)
         recipe = ChainRecipe(order, 1, 1 + k % 2, rank=k)
         rate, fill_s, sync_s = rng.uniform(0.5, 3.0), rng.uniform(0.1, 2.0), rng.uniform(0.0, 3.0)
-        found.append(ChainColumn(recipe, counts, 1, frozenset((1,)), rate, fill_s, (1,), (((0, 1, (sync_s,)),),)))
+        found.append(
+            ChainColumn(recipe, counts, 1, frozenset((1,)), rate, fill_s, ChainSync(WORST, (((0, 1, (sync_s,)),),)))
+        )
     return found
 
 
@@ -49,13 +52,13 @@ def drawn_columns(rng: random.Random) -> list[ChainColumn]:
 def test_the_rounding_is_the_best_of_all_multisets(seed: int) -> None:
     rng = random.Random(seed)
     columns, supply, pipelines_s = drawn_columns(rng), np.array([4.0, 5.0]), rng.uniform(3.0, 12.0)
-    master, sync_s = ColumnMaster(columns, supply, 1000), max(c.sync_s(LEAST) for c in columns)
+    master, sync_s = ColumnMaster(columns, supply, 1000), max(c.sync.seconds(WORST) for c in columns)
     best = max(
         master.processed([(c, n) for c, n in zip(columns, numbers, strict=True) if n], pipelines_s)
         for numbers in itertools.product(range(6), repeat=len(columns))
         if all(sum(n * c.counts[k] for c, n in zip(columns, numbers, strict=True)) <= supply[k] for k in (0, 1))
     )
-    chosen = master.rounded(sync_s, LEAST, pipelines_s)
+    chosen = master.rounded(sync_s, WORST, pipelines_s)
     assert master.processed(chosen, pipelines_s) >= best * (1 - 2e-3)
 
 
@@ -63,11 +66,11 @@ def test_the_rounding_is_the_best_of_all_multisets(seed: int) -> None:
 def test_no_rounding_beats_the_linear_program(seed: int) -> None:
     """In less than its T, no multiset of the columns processes the batch."""
     columns, supply = drawn_columns(random.Random(seed)), np.array([4.0, 5.0])
-    master, sync_s = ColumnMaster(columns, supply, 40), max(c.sync_s(LEAST) for c in columns)
-    answer = master.relaxed(sync_s, LEAST)
+    master, sync_s = ColumnMaster(columns, supply, 40), max(c.sync.seconds(WORST) for c in columns)
+    answer = master.relaxed(sync_s, WORST)
     assert answer is not None
     less_s = answer.pipelines_s * 0.99
-    assert master.processed(master.rounded(sync_s, LEAST, less_s), less_s) < 40
+    assert master.processed(master.rounded(sync_s, WORST, less_s), less_s) < 40
 
 
 def test_multisets_are_all_there_are() -> None:
@@ -102,7 +105,8 @@ def test_sync_is_two_sends_of_the_gradients_behind_the_interface() -> None:
     assert not kinds.uplinks
     model, workload = mixed().model, mixed().workload
     params = 6 * model.layer_params + model.embedding_params + model.head_params
-    assert column.sync_s(Sharing((1,) * 6, 0.0)) == pytest.approx(2 * params * workload.stored_gradient_bytes / kinds.nic_bytes_per_s[2])
+    sent_s = 2 * params * workload.stored_gradient_bytes / kinds.nic_bytes_per_s[2]
+    assert column.sync.seconds(SyncContext.worst(6, 0)) == pytest.approx(sent_s)
 
 
 @pytest.mark.parametrize(
