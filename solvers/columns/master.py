@@ -131,7 +131,11 @@ class ColumnMaster:
         if not values.size:
             return []
         picked = np.unique(np.linspace(0, len(values) - 1, num_values).round().astype(int))
-        found = [answer for s in values[picked].tolist() if (answer := self.relaxed(s, context)) is not None]
+        found: list[Relaxed] = []
+        for sync_s in values[picked].tolist():
+            answer = self.relaxed(sync_s, context, found[-1].pipelines_s if found else None)
+            if answer is not None:
+                found.append(answer)
         return sorted(found, key=rank)
 
     def rounded(
