@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, replace
 
-from hexiopt.cost.context import PipelineContext, refuse_layers_beyond
+from hexiopt.cost.context import PipelineContext
 from hexiopt.cost.cost import StageCost
 from hexiopt.cost.executors.stage_model import StageModel
-from hexiopt.cost.sharing import PlacedMessage, executor_loads, placed_messages
+from hexiopt.cost.sharing import PlacedMessage, network_load, placed_messages
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import Message, executor_links, messages_of
-from hexiopt.plan.plan import Pipeline, irregular
+from hexiopt.plan.plan import Pipeline, irregular, unpriced
 from hexiopt.schedules.in_flight import stages_in_flight
 from hexiopt.schedules.recurrence import PipelineGraph, pipeline_graph
 from hexiopt.schedules.schedule import Schedule
@@ -32,53 +32,52 @@ class PlacedPipeline:
 
     def with_stages(self, stages: tuple[StageCost, ...]) -> "PlacedPipeline":
         """The same pipeline whose executors take other times."""
-        graph = _graph(self.schedule, self.num_micro_batches, stages, self.graph.links)
-        return replace(self, stages=stages, graph=graph)
+        chunk_s = tuple([executor.chunk_s for stage in stages for executor in stage.executors])
+        return replace(self, stages=stages, graph=self.graph.with_times(chunk_s))
 
 
 def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stages: StageModel) -> PlacedPipeline:
     """`pipeline` on its devices. Raises InputError for what `schedule` cannot run, and for layers beyond the model."""
-    size, count, batches = pipeline.micro_batch_size, len(pipeline.stages), pipeline.num_micro_batches
-    chunks, plain = pipeline.num_chunks, all(stage.is_plain for stage in pipeline.stages)
+    size, own, batches, chunks = (
+        pipeline.micro_batch_size,
+        pipeline.stages,
+        pipeline.num_micro_batches,
+        pipeline.num_chunks,
+    )
     # Plain stages keep all rules but those of the schedule.
-    wrong = schedule.broken_rule(count, chunks, batches) if plain else irregular(pipeline, schedule)
+    plain = all(stage.is_plain for stage in own)
+    wrong = schedule.broken_rule(len(own), chunks, batches) if plain else irregular(pipeline, schedule)
     if wrong is not None:
         raise InputError(wrong[1])
-    refuse_layers_beyond(pipeline, stages.problem.model)
-    in_flight = stages_in_flight(schedule, count, batches, chunks)
+    feature = unpriced(pipeline)
+    if feature is not None:
+        raise InputError(f"{feature} is part of the plan format but not priced yet")
     sharding, contention = context
-    costs = []
-    for s, stage in enumerate(pipeline.stages):
+    in_flight, last = stages_in_flight(schedule, len(own), batches, chunks), len(own) - 1
+    costs, executor_stages, chunk_s = [], [], []
+    num_layers = stages.problem.model.num_layers
+    for s, stage in enumerate(own):
+        for begin, end in stage.layers:
+            if end > num_layers or begin < 0:
+                said = f"plan: stage {s} has layers {begin} to {end - 1}, the model has {num_layers}"
+                raise InputError(f"{said}; choose layers from 0 to {num_layers - 1}")
         holders = sharding.holders(s, len(stage.copies))
-        zero_stage = sharding.zero_stage
-        costs.append(
-            StageCost(
-                stages.executors(stage, size, s == 0, s == count - 1, in_flight[s], zero_stage, holders, contention)
-            )
+        executors = stages.executors(
+            stage, size, s == 0, s == last, in_flight[s], sharding.zero_stage, holders, contention
         )
-    samples, wraps = tuple([stage.samples(size) for stage in pipeline.stages]), chunks > 1
-    ends = [stage.ends for stage in pipeline.stages]
-    messages = placed_messages(ends, samples, stages.route, stages.message_bytes(1), wraps)
-    found = tuple(costs)
+        costs.append(StageCost(executors))
+        for executor in executors:
+            executor_stages.append(s)
+            chunk_s.append(executor.chunk_s)
+    samples, wraps = tuple([stage.samples(size) for stage in own]), chunks > 1
+    messages, links = messages_of(samples, wraps), executor_links(samples, wraps)
+    placed = placed_messages(messages, [stage.ends for stage in own], stages.route, stages.message_bytes(1))
     return PlacedPipeline(
         schedule,
         batches,
-        found,
+        tuple(costs),
+        placed,
         messages,
-        messages_of(samples, wraps),
-        tuple(executor_loads(messages)),
-        _graph(schedule, batches, found, executor_links(samples, wraps)),
-    )
-
-
-def _graph(
-    schedule: Schedule, num_micro_batches: int, stages: tuple[StageCost, ...], links: tuple[tuple[bool, int, int], ...]
-) -> PipelineGraph:
-    return pipeline_graph(
-        schedule,
-        len(stages),
-        num_micro_batches,
-        tuple([s for s, stage in enumerate(stages) for _ in stage.executors]),
-        tuple([executor.chunk_s for stage in stages for executor in stage.executors]),
-        links,
+        network_load(placed),
+        pipeline_graph(schedule, len(own), batches, tuple(executor_stages), tuple(chunk_s), links),
     )

@@ -19,7 +19,8 @@ from hexiopt.cost.rings import GradientRings, gradient_rings
 from hexiopt.cost.step import step_cost
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
-from hexiopt.plan.plan import Ends, Pipeline, Plan, Sharding, Stage, misaligned, unpriced
+from hexiopt.plan.holders import sharding_groups
+from hexiopt.plan.plan import Ends, Pipeline, Plan, Sharding, Stage, misaligned
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import InFlight
 from hexiopt.schedules.schedule import Schedule
@@ -51,8 +52,9 @@ class PlanPricer:
         Raises InputError for what the format allows but is not priced yet, for what no schedule can run, and for layers
         that the model does not have.
         """
-        priced = pipelines or self.pipelines(plan)
-        return step_cost(plan.sharding.stage, priced, self.rings(plan), self.problem, self.framework)
+        groups = sharding_groups(plan, self.problem.cluster)
+        priced = pipelines or self.network(self._placed_in(plan, groups))
+        return step_cost(plan.sharding.stage, priced, self._rings_in(plan, groups), self.problem, self.framework)
 
     def pipelines(self, plan: Plan) -> tuple[PipelineCost, ...]:
         """The cost of each pipeline of `plan`, sharing the network with the others. Raises as `price`."""
@@ -60,26 +62,31 @@ class PlanPricer:
 
     def placed(self, plan: Plan) -> Sequence[PlacedPipeline]:
         """Each pipeline of `plan` on its devices, before they share the network. Raises as `price`."""
-        feature = unpriced(plan)
-        if feature is not None:
-            raise InputError(f"{feature} is part of the plan format but not priced yet")
+        return self._placed_in(plan, sharding_groups(plan, self.problem.cluster))
+
+    def rings(self, plan: Plan) -> GradientRings:
+        """The gradient rings of `plan`, inside its sharding groups and between them; kept for the last plan."""
+        return self._rings_in(plan, sharding_groups(plan, self.problem.cluster))
+
+    def _placed_in(self, plan: Plan, groups: Sequence[int] | None) -> Sequence[PlacedPipeline]:
         wrong = misaligned(plan)
         if wrong is not None:
             raise InputError(wrong)
-        contexts = plan_context(plan, self.problem, self.stages)
-        placed = [self._placed[own, plan.schedule, at] for own, at in zip(plan.pipelines, contexts, strict=True)]
+        contexts = plan_context(plan, groups, self.problem.model, self.stages)
+        schedule, known = plan.schedule, self._placed
+        placed = [known[own, schedule, at] for own, at in zip(plan.pipelines, contexts, strict=True)]
         if plan.sharding.stage < 2:
             return placed
-        return in_lockstep(plan, placed, [at.contention for at in contexts], self.rings(plan), self.stages)
+        return in_lockstep(plan, placed, self._rings_in(plan, groups), self.problem.workload, self.framework)
 
     def _place(self, key: tuple[Pipeline, Schedule, PipelineContext]) -> PlacedPipeline:
         return place(*key, self.stages)
 
-    def rings(self, plan: Plan) -> GradientRings:
-        """The gradient rings of `plan`, inside its sharding groups and between them; kept for the last plan."""
+    def _rings_in(self, plan: Plan, groups: Sequence[int] | None) -> GradientRings:
         stages = tuple([pipeline.stages for pipeline in plan.pipelines])
         if self._rings is None or self._rings[:2] != (stages, plan.sharding):
-            self._rings = stages, plan.sharding, gradient_rings(plan, self.problem.model, self.problem.cluster)
+            rings = gradient_rings(plan, groups, self.problem.model, self.problem.cluster)
+            self._rings = stages, plan.sharding, rings
         return self._rings[2]
 
     def with_network(self, network: NetworkModel) -> "PlanPricer":

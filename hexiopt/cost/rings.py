@@ -10,13 +10,12 @@ section 3.2.2).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
-from hexiopt.calibration.coefficients import LAST_BUCKET
 from hexiopt.cost.executors.collectives import tree_depth
-from hexiopt.plan.holders import Floats, Ints, ParameterHolders, parameter_holders, sharding_groups, slices
+from hexiopt.plan.holders import Floats, Ints, ParameterHolders, parameter_holders, slices
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -104,30 +103,6 @@ class RingTimes:
         return [s * bytes_per_param + wait for s, wait in zip(self._per_byte, self._latency, strict=True)]
 
 
-def after_all_reduce(
-    sync: RingTimes, copy_of: Ints, start: Floats, num_bytes: float, passes: int, overlap_s: Floats | None = None
-) -> tuple[Floats, Floats | None]:
-    """When each parameter copy has finished all its ring collectives [copies], and what is left of `overlap_s`.
-
-    A ring starts when its last member is ready; `start` [copies]. It makes `passes` over `num_bytes` a parameter each.
-    `copy_of` [devices] numbers the copy that each device holds. Up to `overlap_s` seconds [copies] of each ring are
-    hidden by compute, except its last bucket.
-    """
-    if not passes or not sync.groups.count:
-        return start, overlap_s
-    ended = start.copy()
-    left = None if overlap_s is None else overlap_s.copy()
-    for holders, duration in zip(sync.groups.holders, sync.ring_pass_s(num_bytes), strict=True):
-        at = copy_of[holders]
-        seconds = passes * duration
-        if overlap_s is not None and left is not None:
-            np.minimum.at(left, at, np.maximum(overlap_s[at] - seconds[:, None], 0.0))
-            seconds = np.maximum(seconds - overlap_s[at].min(axis=1), LAST_BUCKET * seconds)
-        done = start[at].max(axis=1) + seconds
-        np.maximum.at(ended, at, done[:, None])
-    return ended, left
-
-
 @dataclass(frozen=True)
 class _Edges:
     """Edges of rings of one length: who sends to whom, how many parameters in a pass, and each ring's first edge."""
@@ -166,29 +141,24 @@ class GradientRings:
     """The rings of a plan: inside the sharding groups, or over all holders where none divide them; and between groups.
 
     `copy_of` [devices]: the number of the parameter copy that each device holds, in the order of the plan.
+    `sharding_group` [devices]: as `sharding_groups` has it.
     """
 
     within_group: RingTimes
     between_groups: RingTimes
     copy_of: Ints
+    sharding_group: Sequence[int] | None
 
 
-def gradient_rings(plan: Plan, model: ModelSpec, cluster: Cluster) -> GradientRings:
-    """The rings of `plan`. Raises InputError where its pipelines do not hold the same layers."""
-    times = RingTimes(parameter_holders(plan.pipelines, model), cluster)
+def gradient_rings(plan: Plan, groups: Sequence[int] | None, model: ModelSpec, cluster: Cluster) -> GradientRings:
+    """The rings of `plan`; `groups` from `sharding_groups`. Raises InputError where its pipelines do not hold the same
+    layers."""
+    holders = parameter_holders(plan.pipelines, model)
+    within, between = (holders, ParameterHolders((), ())) if groups is None else _divided(holders, groups)
+    copies = [devices for pipeline in plan.pipelines for stage in pipeline.stages for devices in stage.copies]
     copy_of = np.zeros(cluster.num_devices, np.int64)
-    copies = (devices for pipeline in plan.pipelines for stage in pipeline.stages for devices in stage.copies)
-    for k, devices in enumerate(copies):
-        copy_of[list(devices)] = k
-    return GradientRings(*divided_rings(times, sharding_groups(plan, cluster), cluster), copy_of)
-
-
-def divided_rings(holders: RingTimes, groups: Sequence[int] | None, cluster: Cluster) -> tuple[RingTimes, RingTimes]:
-    """The rings of `holders` inside sharding groups, and between them; `groups` from `sharding_groups`."""
-    if groups is None:
-        return holders, RingTimes(ParameterHolders((), ()), cluster)
-    within, between = _divided(holders.groups, groups)
-    return RingTimes(within, cluster), RingTimes(between, cluster)
+    copy_of[list(chain.from_iterable(copies))] = np.repeat(np.arange(len(copies)), list(map(len, copies)))
+    return GradientRings(RingTimes(within, cluster), RingTimes(between, cluster), copy_of, groups)
 
 
 def _divided(holders: ParameterHolders, groups: Sequence[int]) -> tuple[ParameterHolders, ParameterHolders]:

@@ -6,15 +6,15 @@ alternate, so the larger counts. A message takes as long as the most loaded reso
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hexiopt.cost.executors.routes import NetworkLoad, Route
-from hexiopt.plan.messages import Message, messages_of
+from hexiopt.plan.messages import Message, longest_s
+from hexiopt.plan.messages import messages as messages_in
 from hexiopt.plan.plan import Ends, Pipeline
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedMessage:
+class PlacedMessage(NamedTuple):
     """A message of a pipeline, its route, and its size in bytes."""
 
     message: Message
@@ -23,62 +23,55 @@ class PlacedMessage:
 
     def seconds(self, load_s: NetworkLoad) -> float:
         """Seconds from its start to its end while the resources are loaded with `load_s`, its own part included."""
-        return self.route.seconds(self.num_bytes, load_s)
+        _, route, num_bytes = self
+        slowest = route.port_s_per_byte * num_bytes
+        for resource, _ in route.shared:
+            if load_s[resource] > slowest:
+                slowest = load_s[resource]
+        return slowest + route.latency_s
 
 
 def placed_messages(
+    messages: Iterable[Message],
     ends: Sequence[Sequence[Ends]],
-    samples: tuple[tuple[int, ...], ...],
     route_of: Callable[[Ends, Ends], Route],
     sample_bytes: float,
-    wraps: bool,
 ) -> tuple[PlacedMessage, ...]:
-    """The messages of a pipeline. Executor r of stage s is `ends[s][r]` and takes `samples[s][r]` of a micro-batch.
+    """`messages` of a pipeline whose executor r of stage s is `ends[s][r]`.
 
-    `sample_bytes` are the hidden states of one sequence. If the pipeline `wraps`, its last stage sends to the first.
+    `sample_bytes` are the hidden states of one sequence.
     """
     count = len(ends)
-    found = []
-    for one in messages_of(samples, wraps):
-        route = route_of(ends[one.stage][one.sender], ends[one.target(count)][one.receiver])
-        found.append(PlacedMessage(one, route, one.samples * sample_bytes))
-    return tuple(found)
+    return tuple(
+        [
+            PlacedMessage(
+                one,
+                route_of(ends[one.stage][one.sender], ends[one.target(count)][one.receiver]),
+                one.samples * sample_bytes,
+            )
+            for one in messages
+        ]
+    )
 
 
 def pipeline_messages(
     pipeline: Pipeline, route_of: Callable[[Ends, Ends], Route], sample_bytes: float
 ) -> tuple[PlacedMessage, ...]:
-    """As `placed_messages`, of a pipeline of a plan."""
-    samples = tuple([stage.samples(pipeline.micro_batch_size) for stage in pipeline.stages])
-    ends = [stage.ends for stage in pipeline.stages]
-    return placed_messages(ends, samples, route_of, sample_bytes, pipeline.num_chunks > 1)
+    """As `placed_messages`, all of a pipeline of a plan."""
+    return placed_messages(messages_in(pipeline), [stage.ends for stage in pipeline.stages], route_of, sample_bytes)
 
 
-def executor_loads(messages: Iterable[PlacedMessage]) -> list[tuple[int, float]]:
-    """(network resource, seconds per micro-batch) of every executor of a pipeline that sends."""
-    sends: dict[tuple[int, int], tuple[list[tuple[Route, float]], list[tuple[Route, float]]]] = {}
-    for one in messages:
-        sender = one.message.stage, one.message.sender
-        sends.setdefault(sender, ([], []))[one.message.backward].append((one.route, one.num_bytes))
-    return [item for ahead, back in sends.values() for item in executor_load(ahead, back).items()]
+def network_load(messages: Iterable[PlacedMessage]) -> tuple[tuple[int, float], ...]:
+    """(network resource, seconds per micro-batch) for which the messages of every executor occupy it.
 
-
-def executor_load(ahead: Iterable[tuple[Route, float]], back: Iterable[tuple[Route, float]]) -> NetworkLoad:
-    """Seconds per micro-batch for which one executor's messages (route, bytes) occupy each network resource.
-
-    Forward and backward messages alternate, so the slower direction counts.
+    Forward and backward messages of an executor alternate, so the slower direction counts.
     """
-    load = _sent(ahead)
-    for resource, seconds in _sent(back).items():
-        if seconds >= load.get(resource, 0.0):
-            load[resource] = seconds
-    return load
-
-
-def _sent(sends: Iterable[tuple[Route, float]]) -> NetworkLoad:
-    return total_load(
-        (resource, s_per_byte * num_bytes) for route, num_bytes in sends for resource, s_per_byte in route.shared
-    )
+    load_s: dict[tuple[int, int, int], list[float]] = {}
+    for message, route, num_bytes in messages:
+        for resource, s_per_byte in route.shared:
+            both = load_s.setdefault((message.stage, message.sender, resource), [0.0, 0.0])
+            both[message.backward] += s_per_byte * num_bytes
+    return tuple([(resource, max(both)) for (_, _, resource), both in load_s.items()])
 
 
 def total_load(parts: Iterable[tuple[int, float]]) -> NetworkLoad:
@@ -96,18 +89,3 @@ def round_trips_s(messages: Sequence[PlacedMessage], num_stages: int, load_s: Ne
     """
     ahead, back = longest_s([one.message for one in messages], [one.seconds(load_s) for one in messages], num_stages)
     return [a + b for a, b in zip(ahead, back, strict=True)]
-
-
-def longest_s(
-    messages: Sequence[Message], message_s: Sequence[float], num_stages: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The longest message ahead and the longest back at each boundary [stages − 1], in seconds.
-
-    Messages between the last stage and the first are left out.
-    """
-    ahead, back = [0.0] * num_stages, [0.0] * num_stages
-    for one, seconds in zip(messages, message_s, strict=True):
-        longest, boundary = (back, one.stage - 1) if one.backward else (ahead, one.stage)
-        if seconds > longest[boundary]:
-            longest[boundary] = seconds
-    return tuple(ahead[: num_stages - 1]), tuple(back[: num_stages - 1])

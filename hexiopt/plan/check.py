@@ -32,7 +32,7 @@ def check(problem: Problem, plan: Plan) -> list[Violation]:
         found += _regular(problem, p, pipeline, plan.schedule)
         found += _sequences(problem, p, pipeline)
     whole = all(stage.all_devices() for pipeline in plan.pipelines for stage in pipeline.stages)
-    feature = unpriced(plan) if whole else None
+    feature = next(filter(None, map(unpriced, plan.pipelines)), None) if whole else None
     if not found:
         found += [*_sharding(problem, plan), *_switches(problem, plan)]
     if feature is not None:

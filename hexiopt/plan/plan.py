@@ -218,10 +218,9 @@ def misaligned(plan: Plan, name: Callable[[int], str] = str) -> str | None:
     return None
 
 
-def unpriced(plan: Plan) -> str | None:
-    """What in `plan` the format allows but the cost model does not price yet, in words; None if nothing."""
-    for pipeline in plan.pipelines:
-        for stage in pipeline.stages:
-            if any(replica.heads is not None for replica in stage.replicas):
-                return "stated heads"
+def unpriced(pipeline: Pipeline) -> str | None:
+    """What in `pipeline` the format allows but the cost model does not price yet, in words; None if nothing."""
+    for stage in pipeline.stages:
+        if any(replica.heads is not None for replica in stage.replicas):
+            return "stated heads"
     return None

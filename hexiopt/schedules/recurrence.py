@@ -108,6 +108,10 @@ class PipelineGraph:
     chunk_s: tuple[tuple[tuple[float, float], ...], ...]
     links: _Links
 
+    def with_times(self, chunk_s: tuple[tuple[tuple[float, float], ...], ...]) -> "PipelineGraph":
+        """The same pipeline whose executors take `chunk_s`."""
+        return pipeline_graph(self.schedule, self.num_stages, self.num_micro_batches, self.stages, chunk_s, self.links)
+
     def ends_s(self, message_s: Sequence[float]) -> tuple[float, ...]:
         """When each executor ends its last operation [executors], if the messages on each link take `message_s`.
 

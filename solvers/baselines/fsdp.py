@@ -20,8 +20,8 @@ from itertools import combinations, islice, product
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.cost.rings import RingTimes, divided_rings
-from hexiopt.plan.holders import parameter_holders, sharding_groups
+from hexiopt.cost.rings import gradient_rings
+from hexiopt.plan.holders import sharding_groups
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, default_schedule, recompute_first, recompute_policies, sharding_stages
@@ -107,9 +107,11 @@ def _plan(problem: Problem, devices: Sequence[int], sharding: Sharding, size: in
 
 def _passes(problem: Problem, devices: Sequence[int], sharding: Sharding) -> _Passes:
     plan = _plan(problem, devices, sharding, 1, recompute_policies(problem.workload)[:1])
-    holders = RingTimes(parameter_holders(plan.pipelines, problem.model), problem.cluster)
-    around = divided_rings(holders, sharding_groups(plan, problem.cluster), problem.cluster)
-    within, between = (max((float(seconds.max()) for seconds in sync.ring_pass_s(1.0)), default=0.0) for sync in around)
+    around = gradient_rings(plan, sharding_groups(plan, problem.cluster), problem.model, problem.cluster)
+    within, between = (
+        max((float(seconds.max()) for seconds in sync.ring_pass_s(1.0)), default=0.0)
+        for sync in (around.within_group, around.between_groups)
+    )
     return _Passes(within, between)
 
 

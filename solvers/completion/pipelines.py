@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.cost.sharing import PlacedMessage, executor_loads, placed_messages, round_trips_s, total_load
+from hexiopt.cost.sharing import PlacedMessage, network_load, placed_messages, round_trips_s, total_load
 from hexiopt.memo import Memo
+from hexiopt.plan.messages import messages_of
 from hexiopt.plan.plan import Replica, Stage, held_by
 from hexiopt.problem.space import Recompute, layer_ranges
 from hexiopt.schedules.registry import ONE_F_ONE_B
@@ -244,11 +245,10 @@ class PipelineTimer:
         sample_bytes = self._model.stages.message_bytes(1)
         found = tuple(
             placed_messages(
+                messages_of(tuple([tuple([part.samples for part in own]) for own in placed_pipelines[k]]), wraps),
                 [[part.group for part in own] for own in placed_pipelines[k]],
-                tuple([tuple([part.samples for part in own]) for own in placed_pipelines[k]]),
                 self._model.stages.route,
                 sample_bytes,
-                wraps,
             )
             for k in examples
         )
@@ -256,7 +256,7 @@ class PipelineTimer:
         load = total_load(
             (resource, count * seconds)
             for own, count in zip(found, counts, strict=True)
-            for resource, seconds in executor_loads(own)
+            for resource, seconds in network_load(own)
         )
         return _Traffic(placed_pipelines, tp_groups, examples, example_of, found, tuple(load.items()))
 

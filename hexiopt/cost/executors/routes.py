@@ -24,14 +24,6 @@ class Route:
     port_s_per_byte: float  # the busiest sender inside a machine; with sequence layouts, receiver too
     latency_s: float
 
-    def seconds(self, num_bytes: float, load_s: NetworkLoad) -> float:
-        """Seconds of a message of `num_bytes` while the resources are loaded with `load_s` (its own included)."""
-        slowest = self.port_s_per_byte * num_bytes
-        for resource, _ in self.shared:
-            if load_s[resource] > slowest:
-                slowest = load_s[resource]
-        return slowest + self.latency_s
-
     def alone_s(self, num_bytes: float) -> float:
         """Seconds of a message of `num_bytes` when nothing else uses the network."""
         slowest = max((s for _, s in self.shared), default=0.0)

@@ -6,6 +6,7 @@ Everything that repeats is memoised: layers by class of TP groups, routes by the
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import assert_never
 
@@ -21,7 +22,7 @@ from hexiopt.cost.executors.compute import (
     layer_compute,
     optimizer_compute_s,
 )
-from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy
+from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy, Unit, units_of
 from hexiopt.cost.executors.links import LinkTable
 from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding
 from hexiopt.cost.executors.routes import Route, route
@@ -292,7 +293,14 @@ class StageModel:
         sharding = StateSharding(zero_stage, model.mean_holders(holders, first, last))
         memory = model.stage_of_ranges(counts, first, last, in_flight, sharding)
         num_params = model.num_params(sum(lengths), first, last)
-        return ExecutorCost(chunk_s, (self._copy(memory, tp_group.gpu, num_params),))
+        units: tuple[Unit, ...] = ()
+        if zero_stage >= 2:
+            each = recompute * sum(lengths) if len(recompute) == 1 else recompute
+            layer_s = partial(self.layer_s, tp_group, samples)
+            units = units_of(
+                self.problem.model, tp_group.tp, self.ends_s(tp_group, samples), layer_s, each, first, last
+            )
+        return ExecutorCost(chunk_s, (self._copy(memory, tp_group.gpu, num_params),), units)
 
     def _price_layout(
         self,
@@ -310,7 +318,10 @@ class StageModel:
         params = stage.alone.num_params(len(policies), first, last)
         gpus = [self.tp_group((device,)).gpu for device in layout.devices]
         copies = tuple([self._copy(memories[own][k], gpus[k], params) for k, own in enumerate(holders)])
-        return ExecutorCost((stage.stage_s(policies, first, last),), copies)
+        units: tuple[Unit, ...] = ()
+        if zero_stage >= 2:
+            units = units_of(self.problem.model, 1, stage.ends_s, stage.layer_s, policies, first, last)
+        return ExecutorCost((stage.stage_s(policies, first, last),), copies, units)
 
     def _copy(self, memory: Memory, gpu: Gpu, num_params: float) -> ParameterCopy:
         workload = self.problem.workload

@@ -274,7 +274,7 @@ class FlashFlexPricer:
         found = self._parts.get((id(pipeline), size))
         if found is not None and found.pipeline is pipeline:
             return found
-        feature = unpriced(Plan((pipeline,)))
+        feature = unpriced(pipeline)
         if any(len(stage.replicas) > 1 for stage in pipeline.stages):
             feature = "a replicated stage"
         if feature is not None:

@@ -6,7 +6,7 @@ They have the same replicas, layers and gradients; the plan space bounds the mic
 from collections.abc import Callable, Sequence
 
 from hexiopt.cost.executors.routes import Route
-from hexiopt.cost.sharing import executor_loads, pipeline_messages, round_trips_s, total_load
+from hexiopt.cost.sharing import network_load, pipeline_messages, round_trips_s, total_load
 from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.schedule import Schedule
@@ -67,6 +67,6 @@ def boundaries_s(
     `sequence_bytes` are the hidden states of one sequence.
     """
     found = [pipeline_messages(pipeline, hop_of, sequence_bytes) for pipeline in pipelines]
-    load = total_load(item for own in found for item in executor_loads(own))
+    load = total_load(item for own in found for item in network_load(own))
     each = [round_trips_s(own, len(pipelines[0].stages), load) for own in found]
     return [max(trips) for trips in zip(*each, strict=True)]
