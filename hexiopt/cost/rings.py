@@ -81,22 +81,19 @@ class RingTimes:
     def _pairs(cluster: Cluster, codes: Ints, volume: Floats) -> tuple[Floats, Floats]:
         """Per edge (source · devices + target) carrying `volume` parameters: seconds per byte of a parameter,
         shared, and latency."""
-        network, machine_of, size = cluster.network, cluster.machine_of, cluster.num_devices
+        path, size = cluster.network.path, cluster.num_devices
         load: dict[int, float] = {}
-        ways: list[tuple[int, ...]] = []
-        latency_s = np.empty(len(codes))
-        for k, (code, params) in enumerate(zip(codes.tolist(), volume.tolist(), strict=True)):
+        ways: list[tuple[tuple[int, float], ...]] = []
+        latency_s: list[float] = []
+        for code, params in zip(codes.tolist(), volume.tolist(), strict=True):
             a, b = divmod(code, size)
-            latency_s[k] = network.pair_latency(a, b)
-            if machine_of[a] == machine_of[b]:
-                way: tuple[int, ...] = (-1 - a,)  # the sender's port
-                load[way[0]] = load.get(way[0], 0.0) + params / network.pair_bandwidth(a, b)
-            else:
-                way = network.route(a, b)
-                for resource in way:
-                    load[resource] = load.get(resource, 0.0) + params / float(network.capacity[resource])
-            ways.append(way)
-        return np.array([max(load[r] for r in way) for way in ways]), latency_s
+            pair_latency_s, link_bytes_per_s, shared = path(a, b)
+            shared = shared or ((-1 - a, link_bytes_per_s),)  # inside a machine the sender's port
+            for resource, bytes_per_s in shared:
+                load[resource] = load.get(resource, 0.0) + params / bytes_per_s
+            latency_s.append(pair_latency_s)
+            ways.append(shared)
+        return np.array([max([load[resource] for resource, _ in way]) for way in ways]), np.array(latency_s)
 
     def ring_pass_s(self, bytes_per_param: float) -> list[Floats]:
         """Seconds of one ring pass (reduce-scatter or all-gather) of every group, shape as `groups.params`."""

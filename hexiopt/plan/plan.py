@@ -221,6 +221,6 @@ def misaligned(plan: Plan, name: Callable[[int], str] = str) -> str | None:
 def unpriced(pipeline: Pipeline) -> str | None:
     """What in `pipeline` the format allows but the cost model does not price yet, in words; None if nothing."""
     for stage in pipeline.stages:
-        if any(replica.heads is not None for replica in stage.replicas):
+        if stage.parallelism.states_heads:
             return "stated heads"
     return None

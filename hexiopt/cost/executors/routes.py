@@ -74,18 +74,18 @@ def _owners(ends: Ends, seq_len: int) -> list[tuple[Fraction | int, int]]:
 
 def route(cluster: Cluster, senders: Ends, receivers: Ends) -> Route:
     """The way from one stage to the next."""
-    network, machine_of = cluster.network, cluster.machine_of
+    path = cluster.network.path
     shared: NetworkLoad = {}
     ports: dict[tuple[bool, int], float] = {}
     ragged = isinstance(senders, SequenceParallel) or isinstance(receivers, SequenceParallel)
     latency_s = 0.0
     for a, b, share in shared_tokens(senders, receivers):
-        latency_s = max(latency_s, network.pair_latency(a, b))
-        if machine_of[a] == machine_of[b]:
+        pair_latency_s, link_bytes_per_s, crossed = path(a, b)
+        latency_s = max(latency_s, pair_latency_s)
+        for resource, bytes_per_s in crossed:
+            shared[resource] = shared.get(resource, 0.0) + share / bytes_per_s
+        if not crossed:
             # Between equal parts the sender's port alone is charged; ragged ones may crowd at one receiver.
             for port in ((False, a), (True, b)) if ragged else ((False, a),):
-                ports[port] = ports.get(port, 0.0) + share / network.pair_bandwidth(a, b)
-        else:
-            for resource in network.route(a, b):
-                shared[resource] = shared.get(resource, 0.0) + share / float(network.capacity[resource])
+                ports[port] = ports.get(port, 0.0) + share / link_bytes_per_s
     return Route(tuple(shared.items()), max(ports.values(), default=0.0), latency_s)

@@ -98,11 +98,13 @@ class StageModel:
 
     def _find_site(self, devices: tuple[int, ...]) -> TpGroup:
         machine = self._first_alike[self._machine_of[devices[0]]]
+        if len(devices) == 1:
+            return self._site_by_value[self.problem.cluster.machines[machine].gpu.name, 1, float("inf"), 0.0]
         return self._site_by_place[machine, tuple(self._index_of[d] for d in devices)]
 
     def _site_at(self, place: tuple[int, tuple[int, ...]]) -> TpGroup:
         machine, indices = self.problem.cluster.machines[place[0]], place[1]
-        bandwidth, latency_s = machine.ring(indices) if len(indices) > 1 else (float("inf"), 0.0)
+        bandwidth, latency_s = machine.ring(indices)
         return self._site_by_value[machine.gpu.name, len(indices), bandwidth, latency_s]
 
     def _new_site(self, value: tuple[str, int, float, float]) -> TpGroup:
@@ -243,8 +245,7 @@ class StageModel:
                 )
                 return (self._layout_costs[key],)
             case TensorParallel(devices):
-                layers, recompute = stage.layers, stage.recompute
-                lengths = (stage.num_layers,) if len(layers) == 1 else tuple([end - start for start, end in layers])
+                lengths, recompute = tuple([end - start for start, end in stage.layers]), stage.recompute
                 group, size = self.tp_group(devices), micro_batch_size
                 return (
                     self._group_costs[group, lengths, recompute, size, first, last, in_flight, zero_stage, holders[0]],
@@ -277,19 +278,15 @@ class StageModel:
         key: tuple[TpGroup, tuple[int, ...], Recompute, int, bool, bool, InFlight, int, tuple[float, ...]],
     ) -> ExecutorCost:
         tp_group, lengths, recompute, samples, first, last, in_flight, zero_stage, holders = key
-        model, ends = self.memory_model(tp_group, samples), [0, *accumulate(lengths)]
-        ranges = [recompute if len(recompute) == 1 else recompute[start:end] for start, end in pairwise(ends)]
-        final = len(lengths) - 1
-        chunk_s = tuple(
-            [
-                self.stage_s(tp_group, count, first and c == 0, last and c == final, samples, policies)
-                for c, (count, policies) in enumerate(zip(lengths, ranges, strict=True))
-            ]
-        )
-        counts = [
-            {policies[0]: count} if len(policies) == 1 else Counter(policies)
-            for count, policies in zip(lengths, ranges, strict=True)
-        ]
+        model, final = self.memory_model(tp_group, samples), len(lengths) - 1
+        ranges = [recompute] * (final + 1)
+        if len(recompute) > 1:
+            ranges = [recompute[start:end] for start, end in pairwise([0, *accumulate(lengths)])]
+        chunk_s, counts = [], []
+        for k, (count, policies) in enumerate(zip(lengths, ranges, strict=True)):
+            at = first and k == 0, last and k == final
+            chunk_s.append(self.stage_s(tp_group, count, *at, samples, policies))
+            counts.append({policies[0]: count} if len(policies) == 1 else Counter(policies))
         sharding = StateSharding(zero_stage, model.mean_holders(holders, first, last))
         memory = model.stage_of_ranges(counts, first, last, in_flight, sharding)
         num_params = model.num_params(sum(lengths), first, last)
@@ -300,7 +297,7 @@ class StageModel:
             units = units_of(
                 self.problem.model, tp_group.tp, self.ends_s(tp_group, samples), layer_s, each, first, last
             )
-        return ExecutorCost(chunk_s, (self._copy(memory, tp_group.gpu, num_params),), units)
+        return ExecutorCost(tuple(chunk_s), (self._copy(memory, tp_group.gpu, num_params),), units)
 
     def _price_layout(
         self,
