@@ -1,17 +1,80 @@
 """A pipeline on its devices: what its executors take and hold, and what its messages occupy, whatever else runs."""
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hexiopt.cost.context import PipelineContext
 from hexiopt.cost.cost import StageCost
+from hexiopt.cost.executors.routes import NetworkLoad, Route
 from hexiopt.cost.executors.stage_model import StageModel
-from hexiopt.cost.sharing import PlacedMessage, network_load, placed_messages
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import Message, executor_links, messages_of
-from hexiopt.plan.plan import Pipeline, irregular, unpriced
+from hexiopt.plan.messages import messages as messages_in
+from hexiopt.plan.plan import Ends, Pipeline, irregular, unpriced
 from hexiopt.schedules.in_flight import stages_in_flight
 from hexiopt.schedules.recurrence import PipelineGraph, pipeline_graph
 from hexiopt.schedules.schedule import Schedule
+
+
+class PlacedMessage(NamedTuple):
+    """A message of a pipeline, its route, and its size in bytes."""
+
+    message: Message
+    route: Route
+    num_bytes: float
+
+    def seconds(self, load_s: NetworkLoad) -> float:
+        """Seconds from its start to its end while the resources are loaded with `load_s`, its own part included."""
+        _, route, num_bytes = self
+        slowest = route.port_s_per_byte * num_bytes
+        for resource, _ in route.shared:
+            if load_s[resource] > slowest:
+                slowest = load_s[resource]
+        return slowest + route.latency_s
+
+
+def placed_messages(
+    messages: Iterable[Message],
+    ends: Sequence[Sequence[Ends]],
+    route_of: Callable[[Ends, Ends], Route],
+    sample_bytes: float,
+) -> tuple[PlacedMessage, ...]:
+    """`messages` of a pipeline whose executor r of stage s is `ends[s][r]`.
+
+    `sample_bytes` are the hidden states of one sequence.
+    """
+    count = len(ends)
+    return tuple(
+        [
+            PlacedMessage(
+                one,
+                route_of(ends[one.stage][one.sender], ends[one.target(count)][one.receiver]),
+                one.samples * sample_bytes,
+            )
+            for one in messages
+        ]
+    )
+
+
+def pipeline_messages(
+    pipeline: Pipeline, route_of: Callable[[Ends, Ends], Route], sample_bytes: float
+) -> tuple[PlacedMessage, ...]:
+    """As `placed_messages`, all of a pipeline of a plan."""
+    return placed_messages(messages_in(pipeline), [stage.ends for stage in pipeline.stages], route_of, sample_bytes)
+
+
+def network_load(messages: Iterable[PlacedMessage]) -> tuple[tuple[int, float], ...]:
+    """(network resource, seconds per micro-batch) for which the messages of every executor occupy it.
+
+    Forward and backward messages of an executor alternate, so the slower direction counts.
+    """
+    load_s: dict[tuple[int, int, int], list[float]] = {}
+    for message, route, num_bytes in messages:
+        for resource, s_per_byte in route.shared:
+            both = load_s.setdefault((message.stage, message.sender, resource), [0.0, 0.0])
+            both[message.backward] += s_per_byte * num_bytes
+    return tuple([(resource, max(both)) for (_, _, resource), both in load_s.items()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +107,14 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
         pipeline.num_micro_batches,
         pipeline.num_chunks,
     )
+    feature = unpriced(pipeline)
+    if feature is not None:
+        raise InputError(f"{feature} is part of the plan format but not priced yet")
     # Plain stages keep all rules but those of the schedule.
     plain = all(stage.is_plain for stage in own)
     wrong = schedule.broken_rule(len(own), chunks, batches) if plain else irregular(pipeline, schedule)
     if wrong is not None:
         raise InputError(wrong[1])
-    feature = unpriced(pipeline)
-    if feature is not None:
-        raise InputError(f"{feature} is part of the plan format but not priced yet")
     sharding, contention = context
     in_flight, last = stages_in_flight(schedule, len(own), batches, chunks), len(own) - 1
     costs, executor_stages, chunk_s = [], [], []

@@ -13,9 +13,9 @@ from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.stage_model import StageModel, TpGroup
 from hexiopt.cost.lockstep import in_lockstep
-from hexiopt.cost.pipelines import NetworkModel, StaticShares
 from hexiopt.cost.place import PlacedPipeline, place
 from hexiopt.cost.rings import GradientRings, gradient_rings
+from hexiopt.cost.sharing import NetworkModel, StaticShares
 from hexiopt.cost.step import step_cost
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo

@@ -1,77 +1,57 @@
-"""How the messages between stages share the network.
+"""How the messages of all pipelines of a plan share the network, and when executors end for it.
 
 Whatever crosses an interface, an uplink or a stated link at once shares it: the load of a resource is the sum over
-executors of the seconds for which their messages need it alone. Forward and backward messages of one executor
-alternate, so the larger counts. A message takes as long as the most loaded resource on its route, plus the latency.
+executors of the seconds for which their messages need it alone. A message takes as long as the most loaded resource on
+its route, plus the latency.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-from hexiopt.cost.executors.routes import NetworkLoad, Route
-from hexiopt.plan.messages import Message, longest_s
-from hexiopt.plan.messages import messages as messages_in
-from hexiopt.plan.plan import Ends, Pipeline
+from hexiopt.cost.cost import PipelineCost
+from hexiopt.cost.executors.routes import NetworkLoad
+from hexiopt.cost.place import PlacedMessage, PlacedPipeline
+from hexiopt.memo import Memo
+from hexiopt.plan.messages import longest_s
+from hexiopt.schedules.recurrence import PipelineGraph
 
-
-class PlacedMessage(NamedTuple):
-    """A message of a pipeline, its route, and its size in bytes."""
-
-    message: Message
-    route: Route
-    num_bytes: float
-
-    def seconds(self, load_s: NetworkLoad) -> float:
-        """Seconds from its start to its end while the resources are loaded with `load_s`, its own part included."""
-        _, route, num_bytes = self
-        slowest = route.port_s_per_byte * num_bytes
-        for resource, _ in route.shared:
-            if load_s[resource] > slowest:
-                slowest = load_s[resource]
-        return slowest + route.latency_s
+_KEPT = 50_000  # pipelines with the seconds of their messages
 
 
-def placed_messages(
-    messages: Iterable[Message],
-    ends: Sequence[Sequence[Ends]],
-    route_of: Callable[[Ends, Ends], Route],
-    sample_bytes: float,
-) -> tuple[PlacedMessage, ...]:
-    """`messages` of a pipeline whose executor r of stage s is `ends[s][r]`.
+class NetworkModel(Protocol):
+    """How the messages of all pipelines of a plan share the network, and when executors end for it."""
 
-    `sample_bytes` are the hidden states of one sequence.
-    """
-    count = len(ends)
-    return tuple(
-        [
-            PlacedMessage(
-                one,
-                route_of(ends[one.stage][one.sender], ends[one.target(count)][one.receiver]),
-                one.samples * sample_bytes,
-            )
-            for one in messages
-        ]
-    )
+    def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
+        """The cost of each pipeline beside the others."""
+
+    def forget(self) -> None:
+        """Give back what is remembered of pipelines."""
 
 
-def pipeline_messages(
-    pipeline: Pipeline, route_of: Callable[[Ends, Ends], Route], sample_bytes: float
-) -> tuple[PlacedMessage, ...]:
-    """As `placed_messages`, all of a pipeline of a plan."""
-    return placed_messages(messages_in(pipeline), [stage.ends for stage in pipeline.stages], route_of, sample_bytes)
+class StaticShares:
+    """A network whose resources are shared all the time by all messages that ever use them."""
+
+    def __init__(self) -> None:
+        self._ends = Memo(_ends_s, _KEPT)  # pipelines that are equal but for their devices end alike
+
+    def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
+        """As of `NetworkModel`."""
+        load_s = total_load([item for one in placed for item in one.network_load])
+        found = []
+        for one in placed:
+            message_s = tuple([message.seconds(load_s) for message in one.messages])
+            ends = self._ends[one.graph, message_s]
+            found.append(PipelineCost(one.stages, one.plain_messages, message_s, ends, max(ends)))
+        return tuple(found)
+
+    def forget(self) -> None:
+        """As of `NetworkModel`."""
+        self._ends.clear()
 
 
-def network_load(messages: Iterable[PlacedMessage]) -> tuple[tuple[int, float], ...]:
-    """(network resource, seconds per micro-batch) for which the messages of every executor occupy it.
-
-    Forward and backward messages of an executor alternate, so the slower direction counts.
-    """
-    load_s: dict[tuple[int, int, int], list[float]] = {}
-    for message, route, num_bytes in messages:
-        for resource, s_per_byte in route.shared:
-            both = load_s.setdefault((message.stage, message.sender, resource), [0.0, 0.0])
-            both[message.backward] += s_per_byte * num_bytes
-    return tuple([(resource, max(both)) for (_, _, resource), both in load_s.items()])
+def _ends_s(key: tuple[PipelineGraph, tuple[float, ...]]) -> tuple[float, ...]:
+    graph, message_s = key
+    return graph.ends_s(message_s)
 
 
 def total_load(parts: Iterable[tuple[int, float]]) -> NetworkLoad:

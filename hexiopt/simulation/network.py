@@ -11,9 +11,9 @@ from dataclasses import replace
 from math import inf
 
 from hexiopt.cost.cost import Cost, PipelineCost
-from hexiopt.cost.pipelines import StaticShares
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.cost.sharing import StaticShares
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import messages
 from hexiopt.plan.plan import Plan

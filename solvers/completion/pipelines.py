@@ -7,8 +7,9 @@ from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.place import PlacedMessage, network_load, placed_messages
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.cost.sharing import PlacedMessage, network_load, placed_messages, round_trips_s, total_load
+from hexiopt.cost.sharing import round_trips_s, total_load
 from hexiopt.memo import Memo
 from hexiopt.plan.messages import messages_of
 from hexiopt.plan.plan import Replica, Stage, held_by

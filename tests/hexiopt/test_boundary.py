@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.cost.executors.routes import Route, overlaps, route
+from hexiopt.cost.place import PlacedMessage, network_load
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.cost.sharing import PlacedMessage, network_load
 from hexiopt.plan.messages import Message
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.cluster import Cluster
@@ -172,8 +172,8 @@ def test_a_senders_load_takes_the_larger_direction() -> None:
     cluster = cluster_of(1, 1, 1)
     ahead, back = route(cluster, (1,), (2,)), route(cluster, (1,), (0,))
     transmit = cluster.network.transmit_interface(1)
-    sent = [PlacedMessage(Message(way is back, 1, 0, 0, 1), way, num_bytes) for way, num_bytes in ((ahead, 1e9), (back, 3e9))]
-    load = dict(network_load(sent))
+    sent = (Message(False, 1, 0, 0, 1), ahead, 1e9), (Message(True, 1, 0, 0, 1), back, 3e9)
+    load = dict(network_load([PlacedMessage(*one) for one in sent]))
     assert load[transmit] == pytest.approx(3.0)
     assert load[cluster.network.receive_interface(2)] == pytest.approx(1.0)
     assert load[cluster.network.receive_interface(0)] == pytest.approx(3.0)

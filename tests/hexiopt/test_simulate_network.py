@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
+from hexiopt.cost.place import pipeline_messages
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.cost.sharing import pipeline_messages
 from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.simulation.engine import simulate

@@ -6,7 +6,8 @@ They have the same replicas, layers and gradients; the plan space bounds the mic
 from collections.abc import Callable, Sequence
 
 from hexiopt.cost.executors.routes import Route
-from hexiopt.cost.sharing import network_load, pipeline_messages, round_trips_s, total_load
+from hexiopt.cost.place import network_load, pipeline_messages
+from hexiopt.cost.sharing import round_trips_s, total_load
 from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.schedule import Schedule
