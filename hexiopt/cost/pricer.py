@@ -6,11 +6,11 @@ coupling between pipelines are priced again.
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
 
 from hexiopt.calibration.frameworks import Framework
 from hexiopt.cost.context import PipelineContext, plan_context
 from hexiopt.cost.cost import Cost, PipelineCost
-from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.stage_model import StageModel, TpGroup
 from hexiopt.cost.lockstep import in_lockstep
 from hexiopt.cost.place import PlacedPipeline, place
@@ -20,12 +20,28 @@ from hexiopt.cost.step import step_cost
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
 from hexiopt.plan.holders import sharding_groups
-from hexiopt.plan.plan import Ends, Pipeline, Plan, Sharding, Stage, misaligned
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, misaligned
 from hexiopt.problem.problem import Problem
-from hexiopt.schedules.in_flight import InFlight
 from hexiopt.schedules.schedule import Schedule
 
 _KEPT = 50_000  # pipelines
+
+
+@dataclass(frozen=True, slots=True)
+class PricerFeatures:
+    """What a pricer says of itself: what it can do beyond what every pricer does. The defaults promise nothing.
+
+    `exact`: our pricer, if the prices are its own, so that `hexiopt.bounds` hold and proofs may take them apart.
+    `stages`: our model of single stages, if seconds, bytes and routes of stages are its own, so that searches may ask
+    it for recompute policies layer by layer, and share the network among messages.
+    `replicas`: whether stages of several TP groups have a price. `sends_occupy_stages`: whether a stage's messages to
+    the next take its own time, rather than overlap.
+    """
+
+    exact: "PlanPricer | None" = None
+    stages: StageModel | None = None
+    replicas: bool = False
+    sends_occupy_stages: bool = False
 
 
 class PlanPricer:
@@ -33,8 +49,6 @@ class PlanPricer:
 
     `stages` prices what one stage takes and holds; `network` says when pipelines end that share the network.
     """
-
-    sends_occupy_stages = False
 
     def __init__(
         self, problem: Problem, framework: Framework | None = None, network: NetworkModel | None = None
@@ -45,6 +59,14 @@ class PlanPricer:
         self.network: NetworkModel = network or StaticShares()
         self._placed = Memo(self._place, _KEPT)
         self._rings: tuple[tuple[tuple[Stage, ...], ...], Sharding, GradientRings] | None = None
+        # What searches ask of any pricer about stages, the stage model answers; `stage_s` is below.
+        self.tp_group, self.max_layers = self.stages.tp_group, self.stages.max_layers
+        self.message_s, self.policies = self.stages.message_s, self.stages.policies
+
+    @property
+    def features(self) -> PricerFeatures:
+        """As of `Pricer`: all."""
+        return PricerFeatures(exact=self, stages=self.stages, replicas=True)
 
     def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
         """The exact cost of `plan`; `pipelines` are its pipelines if already priced.
@@ -102,35 +124,8 @@ class PlanPricer:
         self.stages.forget_stages()
         self._rings = None
 
-    # ---------------------------------------------------------------- what searches ask of any pricer
-
-    def tp_group(self, devices: tuple[int, ...]) -> TpGroup:
-        """As of `Pricer`."""
-        return self.stages.tp_group(devices)
-
     def stage_s(
         self, tp_group: TpGroup, num_layers: int, first: bool, last: bool, micro_batch_size: int, policy: str
     ) -> tuple[float, float]:
-        """As of `Pricer`."""
+        """As of `Pricer`: with one policy for all layers."""
         return self.stages.stage_s(tp_group, num_layers, first, last, micro_batch_size, (policy,))
-
-    def max_layers(
-        self,
-        tp_group: TpGroup,
-        first: bool,
-        last: bool,
-        micro_batch_size: int,
-        policy: str,
-        held: InFlight,
-        shards: StateSharding,
-    ) -> int:
-        """As of `Pricer`."""
-        return self.stages.max_layers(tp_group, first, last, micro_batch_size, policy, held, shards)
-
-    def message_s(self, senders: Ends, receivers: Ends, micro_batch_size: int) -> float:
-        """As of `Pricer`."""
-        return self.stages.message_s(senders, receivers, micro_batch_size)
-
-    def policies(self) -> tuple[str, ...]:
-        """As of `Pricer`."""
-        return self.stages.policies()

@@ -19,7 +19,6 @@ from functools import partial
 from itertools import combinations, islice, product
 
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.cost.pricer import PlanPricer
 from hexiopt.cost.rings import gradient_rings
 from hexiopt.plan.holders import sharding_groups
 from hexiopt.plan.plan import Plan, Sharding
@@ -147,12 +146,13 @@ class FsdpTrial:
                 pricer.max_layers(tp_group, *at, policy, self._held, self._spread) >= layers for tp_group in self._sites
             )
         )
-        if not _mixes(self.problem) or not isinstance(pricer, PlanPricer):
+        stages = pricer.features.stages
+        if not _mixes(self.problem) or stages is None:
             return
         for faster, smaller in combinations(policies, 2):
             counts = range(layers, layers + 1)
             num_smaller = max(
-                pricer.stages.least_recomputed(tp_group, counts, *at, smaller, faster, self._held, self._spread)[0]
+                stages.least_recomputed(tp_group, counts, *at, smaller, faster, self._held, self._spread)[0]
                 for tp_group in self._sites
             )
             if num_smaller < layers:
@@ -161,8 +161,8 @@ class FsdpTrial:
     def seconds(self, recompute: Recompute) -> tuple[float, float]:
         """Seconds of forward and backward of a micro-batch, each on its slowest device."""
         pricer, at = self.pricer, (self.problem.model.num_layers, True, True, self.size)
-        if isinstance(pricer, PlanPricer):
-            each = [pricer.stages.stage_s(tp_group, *at, recompute) for tp_group in self._sites]
+        if (stages := pricer.features.stages) is not None:
+            each = [stages.stage_s(tp_group, *at, recompute) for tp_group in self._sites]
         else:
             each = [pricer.stage_s(tp_group, *at, recompute[0]) for tp_group in self._sites]
         return max(forward_s for forward_s, _ in each), max(backward_s for _, backward_s in each)

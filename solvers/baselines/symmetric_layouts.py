@@ -213,7 +213,7 @@ class _Estimate:
 
     def __init__(self, run: Search) -> None:
         problem = self._problem = run.problem
-        self._model = run.pricer if isinstance(run.pricer, PlanPricer) else PlanPricer(problem)
+        self._model = run.pricer.features.exact or PlanPricer(problem)
         self._wires = LinkTable(problem.cluster)
         self._schedule = default_schedule(problem.workload)
         rates = RateTable(self._model).of(range(problem.cluster.num_devices), "none")

@@ -78,8 +78,7 @@ class Enumeration:
     """All plans of one search."""
 
     def __init__(self, search: Search) -> None:
-        assert isinstance(search.pricer, PlanPricer)
-        self.search, self.problem, self.model = search, search.problem, search.pricer
+        self.search, self.problem, self.model = search, search.problem, search.exact_pricer
         self.device_classes = DeviceClasses.of(self.problem)
         self.candidates = Candidates(self.model)
         self._batch = self.problem.workload.global_batch

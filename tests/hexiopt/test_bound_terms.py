@@ -6,9 +6,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hexiopt.schedules.recurrence import Executor, Link, executor_ends_s
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES
 from hexiopt.schedules.schedule import BoundTerms, Schedule, StagePosition, operations, weakest_terms
+from tests.stated_pipelines import Executor, Link, executor_ends_s
 
 BOUNDED = [schedule for schedule in SCHEDULES if schedule.bounded]
 SECONDS = st.floats(0.0, 8.0)

@@ -17,11 +17,11 @@ from hexiopt.errors import InputError
 from hexiopt.plan.messages import Message
 from hexiopt.plan.plan import Pipeline, Replica, Stage, TensorParallel, held_by
 from hexiopt.schedules.gpipe import GPipe
-from hexiopt.schedules.recurrence import Executor, Link, chain_ends_s, executor_ends_s
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES
 from hexiopt.schedules.schedule import Operation, OperationKind, Programme, Schedule, StagePosition, operations
 from hexiopt.simulation.engine import simulate_pipeline
 from tests.hexiopt.test_chain_recurrence import COUNTS, HOPS, SECONDS, Times, step_times
+from tests.stated_pipelines import Executor, Link, chain_ends_s, executor_ends_s
 from tests.strategies import compositions
 from tests.timing import within
 

@@ -17,7 +17,6 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, layer_ranges
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.in_flight import in_flight
-from hexiopt.schedules.recurrence import Executor, Link, executor_ends_s
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule, StagePosition
 from hexiopt.solving import Budget
@@ -31,6 +30,7 @@ from solvers.frame.solver import offer_partition
 from solvers.heuristics.hill_climbing import HillClimber
 from solvers.heuristics.operators.table import PartitionProposals
 from tests.solvers import problems
+from tests.stated_pipelines import Executor, Link, executor_ends_s
 
 EIGHT = replace(problems.TINY, num_layers=8)
 

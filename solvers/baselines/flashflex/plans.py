@@ -137,7 +137,7 @@ class PublishedPlans(PartitionPlans):
     ) -> list[int] | None:
         pricer = self._pricers[measured]
         waits_s: tuple[float, ...] = ()
-        if pricer.sends_occupy_stages:
+        if pricer.features.sends_occupy_stages:
             waits_s = (*(2.0 * pricer.message_s(a, b, size) for a, b in pairwise(line)), 0.0)
         tp_groups = [pricer.tp_group(group) for group in line]
         split = self._splitters[policy, measured].split(

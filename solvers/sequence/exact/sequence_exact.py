@@ -24,7 +24,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
 from hexiopt.problem.problem import Problem
@@ -63,8 +62,7 @@ class ExactPlans:
     """The search for one problem at a `resolution` in quanta per sequence."""
 
     def __init__(self, search: Search, resolution: int) -> None:
-        assert isinstance(search.pricer, PlanPricer)
-        self._search, self._model, self._problem = search, search.pricer, search.problem
+        self._search, self._model, self._problem = search, search.exact_pricer, search.problem
         self._signatures = Signatures(search.problem)
         self._resolution = resolution
         self._stages = StageSolver(self._model, resolution, search.should_continue, search.step, search.left_s)
@@ -366,7 +364,7 @@ class SequenceExact(SearchSolver):
                 f"workload: optimizer_sharding: {zero} does not go with the sequence layouts of solver={self.name}; "
                 "choose auto, 0 or 1"
             )
-        if isinstance(run.pricer, PlanPricer) and run.pricer.framework.overlaps_gradients:
+        if run.exact_pricer.framework.overlaps_gradients:
             raise InputError(f"solver: {self.name}: its bounds hold for our own cost model only; use solver=hexiseq")
         run.remedy = "it plans pipelines of one sequence stage, so try solver=portfolio"
         plans = ExactPlans(run, resolution)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import violations
+from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
@@ -193,8 +194,8 @@ def test_without_room_there_is_a_reason() -> None:
 def test_a_layout_has_room_where_no_device_has_room_for_a_sequence() -> None:
     """Devices that share a layer's activations need not have room for all of them."""
     problem = tiny(*(("fast", 1),) * 3, seq_len=98304, memory_gib=4.0, recompute="full")
-    assert memory_infeasibility(replace(problem, space=Space()), PlanPricer(problem)) is not None
-    assert memory_infeasibility(problem, PlanPricer(problem)) is None
+    assert memory_infeasibility(replace(problem, space=Space()), StageModel(problem)) is not None
+    assert memory_infeasibility(problem, StageModel(problem)) is None
     assert_sound(problem, solve(problem, 6))
 
 
