@@ -264,7 +264,8 @@ def test_what_is_not_priced_is_refused_in_words(plan: Plan) -> None:
     from hexiopt.plan.plan import misaligned, unpriced
 
     features = [feature for pipeline in plan.pipelines if (feature := unpriced(pipeline))]
-    if features and misaligned(plan) is None:
+    layouts = any(stage.sequence for pipeline in plan.pipelines for stage in pipeline.stages)  # may not fit the problem
+    if features and not layouts and misaligned(plan) is None:
         with pytest.raises(ValueError, match="not priced yet") as caught:
             PlanPricer(PROBLEM).price(plan)
         assert features[0] in str(caught.value)
