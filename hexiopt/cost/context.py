@@ -45,7 +45,7 @@ def plan_context(
     """The context of each pipeline of `plan`; `groups` from `sharding_groups`."""
     sharding, count = plan.sharding, len(plan.pipelines)
     shared = contentions(plan, stages)
-    if sharding.stage and (groups is not None or any(len(stage.copies) > 1 for stage in _stages(plan))):
+    if sharding.stage and (sharding.groups != "all" or any(len(stage.copies) > 1 for stage in _stages(plan))):
         each: Sequence[PipelineSharding] = state_sharding(plan, groups, model)
     else:
         each = [PipelineSharding(sharding.stage, count) if sharding.stage else PipelineSharding()] * count

@@ -117,7 +117,8 @@ def _stage_s(
 
     `rate`: seconds that a pass takes for a byte of one parameter; `wait`: the latency of a pass.
     """
-    each = [[unit for unit in units for _ in range(unit.repeats)] for units in {one.units: None for one in together}]
+    kinds = {id(one.units): one.units for one in together}.values()  # equal executors share theirs
+    each = [[unit for unit in units for _ in range(unit.repeats)] for units in kinds]
     forwards = [max(unit.forward_s for unit in same) for same in zip(*each, strict=True)]
     backwards = [max(unit.backward_s for unit in same) for same in zip(*each, strict=True)]
     gather = [rate * unit.params * workload.element_bytes + wait for unit in each[0]]

@@ -59,7 +59,7 @@ class PlanPricer:
         self.network: NetworkModel = network or StaticShares()
         self._placed = Memo(self._place, _KEPT)
         self._rings: tuple[tuple[tuple[Stage, ...], ...], Sharding, GradientRings] | None = None
-        # What searches ask of any pricer about stages, the stage model answers; `stage_s` is below.
+        # What searches ask any pricer about stages, the stage model answers.
         self.tp_group, self.max_layers = self.stages.tp_group, self.stages.max_layers
         self.message_s, self.policies = self.stages.message_s, self.stages.policies
 
