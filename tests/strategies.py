@@ -5,19 +5,15 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from hexiopt.plan.plan import (
-    Pipeline,
-    Plan,
+from hexiopt.plan.parallelism import (
     Replica,
     Replicated,
     SequenceGroup,
-    SequenceLayout,
-    Sharding,
-    Stage,
+    SequenceParallel,
     StageParallelism,
     TensorParallel,
-    held_by,
 )
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
@@ -290,7 +286,7 @@ def aligned_plans(draw: st.DrawFn, problem: Problem, *, plain: bool = False) -> 
             few = 1 if plain or draw(st.booleans()) else layers[s]
             policy = st.sampled_from(recompute_policies(workload))
             recompute = tuple(draw(st.lists(policy, min_size=few, max_size=few)))
-            stages.append(Stage(held_by(replicas), ((ends[s], ends[s + 1]),), recompute))
+            stages.append(Stage.of_replicas(replicas, ((ends[s], ends[s + 1]),), recompute))
         pipelines.append(Pipeline(tuple(stages), workload.global_batch // sum(sizes), size))
     schedule = draw(st.sampled_from([s for s in schedules(workload) if s.lockstep]))
     plan = Plan(tuple(pipelines), schedule)
@@ -328,7 +324,7 @@ def stages_of(
             total = sum(end - first for first, end in ranges)
             policies = tuple(draw(st.lists(policy, min_size=total, max_size=total)))
         replicas = tuple(Replica(devices, own) for devices, own in zip(groups, samples, strict=True))
-        stages.append(Stage(held_by(replicas), ranges, policies))
+        stages.append(Stage.of_replicas(replicas, ranges, policies))
     return tuple(stages)
 
 
@@ -358,7 +354,7 @@ def format_plans(draw: st.DrawFn, cluster: Cluster) -> Plan:
     replicas = st.lists(st.builds(Replica, devices, positive, st.none() | some), min_size=1, max_size=3)
     group = st.builds(SequenceGroup, devices, some, some)
     layout = st.builds(
-        SequenceLayout,
+        SequenceParallel,
         st.lists(group, min_size=1, max_size=3).map(tuple),
         st.sampled_from(("contiguous", "zigzag")),
     )

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
-from hexiopt.plan.plan import Pipeline, Plan, Stage, irregular, misaligned, unpriced
+from hexiopt.plan.plan import Pipeline, Plan, Stage, unpriced
 from hexiopt.plan.token_layout import misfit
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges, recompute_policies, schedules, sharding_stages
-from hexiopt.schedules.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -29,14 +28,13 @@ def check(problem: Problem, plan: Plan) -> list[Violation]:
     found = [*_devices(problem, plan), *_batch(problem, plan), *_choices(problem, plan)]
     for p, pipeline in enumerate(plan.pipelines):
         found += _layers(problem, p, pipeline)
-        found += _regular(problem, p, pipeline, plan.schedule)
+        found += _chunks(problem, p, pipeline)
         found += _sequences(problem, p, pipeline)
-    whole = all(stage.all_devices() for pipeline in plan.pipelines for stage in pipeline.stages)
-    feature = unpriced(plan) if whole else None
     if not found:
-        found += [*_sharding(problem, plan), *_switches(problem, plan)]
-    if feature is not None:
-        found.append(Violation("unpriced", f"{feature} is part of the plan format but not priced yet"))
+        found += _switches(problem, plan)
+    for p, pipeline in enumerate(plan.pipelines):
+        if feature := unpriced(pipeline):
+            found.append(Violation("unpriced", f"pipeline {p}: {feature}"))
     return found
 
 
@@ -54,14 +52,9 @@ def _devices(problem: Problem, plan: Plan) -> list[Violation]:
         return found
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
-            if not stage.all_devices():
-                found.append(Violation("tp", f"stage {s} of pipeline {p} has no device"))
-                continue
             for replica in stage.replicas:
                 machines = {int(cluster.machine_of[d]) for d in replica.devices}
-                if not replica.devices:
-                    found.append(Violation("tp", f"stage {s} of pipeline {p} has no device"))
-                elif len(machines) > 1:
+                if len(machines) > 1:
                     names = ", ".join(cluster.machines[m].name for m in sorted(machines))
                     found.append(
                         Violation(
@@ -81,12 +74,8 @@ def _devices(problem: Problem, plan: Plan) -> list[Violation]:
 
 def _batch(problem: Problem, plan: Plan) -> list[Violation]:
     workload, found = problem.workload, []
-    if not plan.pipelines:
-        return [Violation("batch", "the plan has no pipeline")]
     sizes = problem.space.micro_batch_sizes(workload.global_batch)
     for p, pipeline in enumerate(plan.pipelines):
-        if pipeline.num_micro_batches < 1:
-            found.append(Violation("batch", f"pipeline {p} has {pipeline.num_micro_batches} micro-batches; at least 1"))
         if pipeline.micro_batch_size not in sizes:
             allowed = ", ".join(map(str, sizes))
             found.append(
@@ -151,10 +140,6 @@ def _choices(problem: Problem, plan: Plan) -> list[Violation]:
 
 def _layers(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
     total, at = problem.model.num_layers, 0
-    if not pipeline.stages:
-        return [Violation("layers", f"pipeline {p} has no stage")]
-    if any(len(stage.layers) != pipeline.num_chunks for stage in pipeline.stages):
-        return []  # `_regular` says so
     for turn in range(pipeline.num_chunks):
         for s, stage in enumerate(pipeline.stages):
             first, end = stage.layers[turn]
@@ -181,16 +166,13 @@ def _listed(numbers: Iterable[int]) -> str:
     return " + ".join(map(str, numbers))
 
 
-def _regular(problem: Problem, p: int, pipeline: Pipeline, schedule: Schedule) -> list[Violation]:
-    """What replicas, layer ranges and policies break together."""
-    if not pipeline.stages:
-        return []
+def _chunks(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
+    """The limit on layer ranges."""
     most = problem.space.max_chunks
-    if pipeline.num_chunks > most:
-        said = f"pipeline {p} has {pipeline.num_chunks} layer ranges a stage"
-        return [Violation("interleaved", f"{said}; space.max_chunks allows {most}")]
-    wrong = irregular(pipeline, schedule)
-    return [Violation(wrong[0], f"pipeline {p}: {wrong[1]}")] if wrong else []
+    if pipeline.num_chunks <= most:
+        return []
+    said = f"pipeline {p} has {pipeline.num_chunks} layer ranges a stage"
+    return [Violation("interleaved", f"{said}; space.max_chunks allows {most}")]
 
 
 def _sequences(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
@@ -209,12 +191,6 @@ def _sequences(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
             case never:
                 assert_never(never)
     return found
-
-
-def _sharding(problem: Problem, plan: Plan) -> list[Violation]:
-    """What stated groups, ZeRO-2 and ZeRO-3 ask of the plan."""
-    wrong = misaligned(plan, problem.cluster.device_name)
-    return [Violation("sharding", wrong)] if wrong else []
 
 
 def _switches(problem: Problem, plan: Plan) -> list[Violation]:

@@ -16,17 +16,8 @@ from hypothesis import strategies as st
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
-from hexiopt.plan.plan import (
-    Pipeline,
-    Plan,
-    Replica,
-    SequenceGroup,
-    SequenceLayout,
-    Sharding,
-    Stage,
-    TensorParallel,
-    held_by,
-)
+from hexiopt.plan.parallelism import Replica, SequenceGroup, SequenceParallel, TensorParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
@@ -142,10 +133,10 @@ def test_features_in_the_words_of_the_format() -> None:
         (
             Pipeline(
                 (
-                    Stage(held_by((Replica((0,), 2), Replica((1,), 1))), ((0, 1), (2, 3)), ("none",)),
+                    Stage.of_replicas((Replica((0,), 2), Replica((1,), 1)), ((0, 1), (2, 3)), ("none",)),
                     Stage(TensorParallel((4, 7), (3, 1)), ((1, 2),), ("full",)),
                     Stage(
-                        SequenceLayout((SequenceGroup((2, 3), (60, 40), (2, 2)),), "zigzag"),
+                        SequenceParallel((SequenceGroup((2, 3), (60, 40), (2, 2)),), "zigzag"),
                         ((3, 4),),
                         ("none", "selective"),
                     ),

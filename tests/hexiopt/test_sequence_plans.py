@@ -15,18 +15,8 @@ from hexiopt.cost.lockstep import backward_s, forward_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.holders import parameter_holders
-from hexiopt.plan.plan import (
-    Ends,
-    Pipeline,
-    Plan,
-    Replica,
-    SequenceGroup,
-    SequenceLayout,
-    Sharding,
-    Stage,
-    TensorParallel,
-    held_by,
-)
+from hexiopt.plan.parallelism import Ends, Replica, SequenceGroup, SequenceParallel, TensorParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.plan.token_layout import token_ranges
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
@@ -44,14 +34,14 @@ WORK = Workload(global_batch=4, seq_len=64, precision="fp16")
 PROBLEM = Problem(TWO, MODEL, WORK, Space(sequence=True))
 
 
-def staged(layout: SequenceLayout, first: int, end: int) -> Stage:
+def staged(layout: SequenceParallel, first: int, end: int) -> Stage:
     return Stage(layout, ((first, end),), ("none",))
 
 
-def in_one(devices: tuple[int, ...], *tokens: int) -> SequenceLayout:
+def in_one(devices: tuple[int, ...], *tokens: int) -> SequenceParallel:
     """One group of devices that share the heads."""
     heads = tuple(8 // len(devices) + (k < 8 % len(devices)) for k in range(len(devices)))
-    return SequenceLayout((SequenceGroup(devices, tokens, heads),))
+    return SequenceParallel((SequenceGroup(devices, tokens, heads),))
 
 
 @given(pair=CASES)
@@ -91,7 +81,7 @@ def test_layouts_of_one_device_cost_what_tp_1_costs(pair: tuple[Problem, Plan], 
     layouts = []
     for pipeline in plan.pipelines:
         each = [
-            replace(s, parallelism=SequenceLayout((SequenceGroup(s.devices, (seq_len,), (heads,)),)))
+            replace(s, parallelism=SequenceParallel((SequenceGroup(s.devices, (seq_len,), (heads,)),)))
             for s in pipeline.stages
         ]
         layouts.append(replace(pipeline, stages=tuple(each)))
@@ -112,7 +102,7 @@ def test_each_token_crosses_once_from_owner_to_owner(data: st.DataObject) -> Non
         return data.draw(layout | st.integers(1, 4).map(lambda n: devices[:n]))
 
     def owners(which: Ends) -> list[int]:
-        if not isinstance(which, SequenceLayout):
+        if not isinstance(which, SequenceParallel):
             return [which[token * len(which) // seq_len] for token in range(seq_len)]
         found = [-1] * seq_len
         for group, shards in zip(which.groups, token_ranges(which), strict=True):
@@ -140,8 +130,8 @@ def test_gradients_are_shared_as_by_replicas_of_one_device() -> None:
     layout = Pipeline((staged(in_one((0, 1, 6), 30, 20, 14), 0, 2), staged(in_one((2, 3), 32, 32), 2, 3)), 2)
     copies = Pipeline(
         (
-            Stage(held_by(tuple(Replica((d,), 1) for d in (0, 1, 6))), ((0, 2),)),
-            Stage(held_by(tuple(Replica((d,), 1) for d in (2, 3))), ((2, 3),)),
+            Stage.of_replicas(tuple(Replica((d,), 1) for d in (0, 1, 6)), ((0, 2),)),
+            Stage.of_replicas(tuple(Replica((d,), 1) for d in (2, 3)), ((2, 3),)),
         ),
         2,
     )
@@ -191,23 +181,18 @@ BROKEN = {
     "tokens": (PROBLEM, staged(in_one((0, 1), 32, 31), 0, 3), "the groups have 63 tokens, a sequence 64"),
     "heads": (
         PROBLEM,
-        staged(SequenceLayout((SequenceGroup((0, 1), (32, 32), (4, 3)),)), 0, 3),
+        staged(SequenceParallel((SequenceGroup((0, 1), (32, 32), (4, 3)),)), 0, 3),
         "group 0 has 7 heads, the model 8",
     ),
     "too many devices": (
         PROBLEM,
-        staged(SequenceLayout((SequenceGroup((*tuple(range(8)), 0), (7,) * 8 + (8,), (1,) * 9),)), 0, 3),
+        staged(SequenceParallel((SequenceGroup((*tuple(range(8)), 0), (7,) * 8 + (8,), (1,) * 9),)), 0, 3),
         "device a:0 is used 2 times",
     ),
     "a device in two groups": (
         PROBLEM,
-        staged(SequenceLayout((SequenceGroup((0,), (32,), (8,)), SequenceGroup((0,), (32,), (8,)))), 0, 3),
+        staged(SequenceParallel((SequenceGroup((0,), (32,), (8,)), SequenceGroup((0,), (32,), (8,)))), 0, 3),
         "device a:0 is used 2 times",
-    ),
-    "layer ranges": (
-        PROBLEM,
-        replace(staged(in_one((0, 1), 32, 32), 0, 3), layers=((0, 1), (1, 3))),
-        "stage 0 has a sequence layout and 2 layer ranges",
     ),
 }
 
@@ -280,6 +265,6 @@ def test_the_bound_is_reached_where_only_flops_take_time() -> None:
     model = replace(MODEL, vocab_size=1)
     problem = Problem(pure(), model, Workload(global_batch=4, seq_len=4096), Space(sequence=True))
     groups = tuple(SequenceGroup((2 * g, 2 * g + 1), (1024, 1024), (4, 4)) for g in range(2))
-    plan = Plan((Pipeline((staged(SequenceLayout(groups, "zigzag"), 0, 3),), 4),))
+    plan = Plan((Pipeline((staged(SequenceParallel(groups, "zigzag"), 0, 3),), 4),))
     priced = PlanPricer(problem)
     assert lower_bound_s(priced) == pytest.approx(priced.price(plan).step_time_s, rel=1e-6)

@@ -15,7 +15,8 @@ from hexiopt.cost.lockstep import backward_s, forward_s, scattered_backward_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.holders import sharding_groups
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, TensorParallel
+from hexiopt.plan.parallelism import TensorParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem

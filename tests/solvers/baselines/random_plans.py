@@ -6,7 +6,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Plan, Replica, Sharding
+from hexiopt.plan.parallelism import Replica
+from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, layer_ranges, recompute_policies, schedules, sharding_stages
 from solvers.baselines import _published_space as columns

@@ -13,7 +13,8 @@ from hexiopt.cost.executors.memory import UNSHARDED
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Plan, Replica, Sharding, held_by
+from hexiopt.plan.parallelism import Replica, Replicated
+from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
 from hexiopt.readers.huggingface import read_model
@@ -144,7 +145,7 @@ def test_what_is_not_in_its_space() -> None:
     rules = {
         "schedule": replace(plan, schedule=INTERLEAVED),
         "ZeRO-3": replace(plan, sharding=Sharding(3)),
-        "replicated": [replace(first, parallelism=held_by((Replica(first.devices, 1),) * 2)), *line.stages[1:]],
+        "replicated": [replace(first, parallelism=Replicated((Replica(first.devices, 1),) * 2)), *line.stages[1:]],
         "recompute": [replace(first, recompute=(policy,)), *line.stages[1:]],
         "left out": line.stages[1:],
     }

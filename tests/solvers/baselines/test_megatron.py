@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import Plan, Replica, Sharding, Stage, held_by
+from hexiopt.plan.parallelism import Replica, Replicated
+from hexiopt.plan.plan import Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
@@ -146,7 +147,7 @@ def test_what_is_not_in_its_space() -> None:
         "schedule": replace(plan, schedule=GPIPE),
         "ZeRO-1 over machine": replace(plan, sharding=Sharding(1, "machine")),
         "replicated": changed(
-            plan, 0, stages=(replace(stage, parallelism=held_by((Replica(stage.devices, 1),) * 2)), *others)
+            plan, 0, stages=(replace(stage, parallelism=Replicated((Replica(stage.devices, 1),) * 2)), *others)
         ),
         "unequal batches": changed(plan, 0, num_micro_batches=line.num_micro_batches + 1),
         "different layers": changed(plan, 0, stages=line.stages[1:]),
