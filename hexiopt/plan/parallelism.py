@@ -12,6 +12,19 @@ Devices = tuple[int, ...]
 ORDERS = ("contiguous", "zigzag")  # of the shards of a sequence layout
 
 
+def make_tuple(owner: object, name: str) -> None:
+    """Turn the field `name` of a frozen object into a tuple, so that equal plans are equal and hash alike.
+
+    Raises InputError where it lists nothing.
+    """
+    value = getattr(owner, name)
+    try:
+        object.__setattr__(owner, name, tuple(value))
+    except TypeError:
+        what = type(owner).__name__
+        raise InputError(f"{what}: {name}: {quoted(value)} is not a list; write a tuple of all, even of one") from None
+
+
 @dataclass(frozen=True, slots=True)
 class Replica:
     """The devices that hold one copy of a replicated stage by tensor parallelism.
@@ -24,6 +37,10 @@ class Replica:
     samples: int | None = None
     heads: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        if type(self.devices) is not tuple:
+            make_tuple(self, "devices")
+
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
@@ -34,6 +51,8 @@ class TensorParallel:
     num_samples: ClassVar[int | None] = None  # sequences of a micro-batch that the stage takes; None: all
 
     def __post_init__(self) -> None:
+        if type(self.devices) is not tuple:
+            make_tuple(self, "devices")
         if not self.devices:
             raise InputError("the stage has no device; name at least one")
 
@@ -72,6 +91,8 @@ class Replicated:
     replicas: tuple[Replica, ...]
 
     def __post_init__(self) -> None:
+        if type(self.replicas) is not tuple:
+            make_tuple(self, "replicas")
         if not self.replicas:
             raise InputError("the stage has no replica; name at least one")
         for r, replica in enumerate(self.replicas):
@@ -117,13 +138,20 @@ class SequenceGroup:
     heads: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        for word, given in (("tokens", self.tokens), ("heads", self.heads)):
-            if len(given) != len(self.devices):
-                said = f"a group states {len(given)} {word} for {len(self.devices)} devices"
-                raise InputError(f"{said}; state one number for each")
-            if not given or min(given) < 1:
-                said = f"a group has {word} {quoted(list(given))}"
-                raise InputError(f"{said}; give every device at least 1, or leave it out")
+        devices, tokens, heads = self.devices, self.tokens, self.heads
+        if not type(devices) is type(tokens) is type(heads) is tuple:
+            for name in ("devices", "tokens", "heads"):
+                make_tuple(self, name)
+            devices, tokens, heads = self.devices, self.tokens, self.heads
+        if not devices:
+            raise InputError("a group of the sequence layout has no device; name at least one")
+        if not len(devices) == len(tokens) == len(heads):
+            said = f"a group has {len(devices)} devices, {len(tokens)} numbers of tokens and {len(heads)} of heads"
+            raise InputError(f"{said}; state one of each for every device")
+        if min(tokens) < 1 or min(heads) < 1:
+            word, given = ("tokens", tokens) if min(tokens) < 1 else ("heads", heads)
+            said = f"a group has {word} {quoted(list(given))}"
+            raise InputError(f"{said}; give every device at least 1, or leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +167,8 @@ class SequenceParallel:
     num_samples: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
+        if type(self.groups) is not tuple:
+            make_tuple(self, "groups")
         if self.order not in ORDERS:
             raise InputError(f"the sequence layout has order {quoted(self.order)}; choose {' or '.join(ORDERS)}")
         if not self.groups:

@@ -7,11 +7,24 @@ when it is made; what only a problem can judge is in `check.py`.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from hexiopt.errors import InputError, quoted
-from hexiopt.plan.parallelism import Ends, Replica, Replicated, SequenceParallel, StageParallelism, TensorParallel
+from hexiopt.plan.parallelism import (
+    Ends,
+    Replica,
+    Replicated,
+    SequenceParallel,
+    StageParallelism,
+    TensorParallel,
+    make_tuple,
+)
+from hexiopt.problem.space import SHARDING_GROUPS
+from hexiopt.problem.workload import RECOMPUTE_POLICIES, SHARDING_STAGES
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
+
+_POLICIES = frozenset(RECOMPUTE_POLICIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +42,29 @@ class Stage:
 
     def __post_init__(self) -> None:
         if not isinstance(self.parallelism, TensorParallel | Replicated | SequenceParallel):
-            said = f"plan: stage: {quoted(self.parallelism)} is no way to be parallel"
+            said = f"the stage has parallelism {quoted(self.parallelism)}"
             raise InputError(f"{said}; give TensorParallel, Replicated or SequenceParallel of hexiopt.plan.parallelism")
+        if type(self.layers) is not tuple:
+            make_tuple(self, "layers")
+        if type(self.recompute) is not tuple:
+            recompute: object = self.recompute
+            object.__setattr__(self, "recompute", (recompute,) if isinstance(recompute, str) else tuple(self.recompute))
         if not self.layers:
             raise InputError("the stage has no layer range; give it one")
+        for layers in self.layers:
+            if type(layers) is not tuple or len(layers) != 2 or not 0 <= layers[0] < layers[1]:
+                said = f"the stage has layers {quoted(self.layers)}; {quoted(layers)} is not a range"
+                raise InputError(f"{said}: write ((first, end),), the end not included and above the first")
         if len(self.layers) > 1 and isinstance(self.parallelism, SequenceParallel):
             said = f"the stage has a sequence layout and {len(self.layers)} layer ranges"
             raise InputError(f"{said}; give it one range, or interleave stages without")
         if len(self.recompute) != 1 and (len(self.recompute) != self.num_layers or not self.recompute):
             said = f"the stage has {len(self.recompute)} recompute policies for {self.num_layers} layers"
             raise InputError(f"{said}; state one, or one for each layer")
+        if not _POLICIES.issuperset(self.recompute):
+            wrong = next(policy for policy in self.recompute if policy not in _POLICIES)
+            said = f"the stage has recompute policy {quoted(wrong)}"
+            raise InputError(f"{said}; choose {', '.join(RECOMPUTE_POLICIES[:-1])} or {RECOMPUTE_POLICIES[-1]}")
 
     @classmethod
     def of(cls, devices: tuple[int, ...], first: int, end: int, recompute: str = "none") -> "Stage":
@@ -131,7 +157,8 @@ class Stage:
 class Pipeline:
     """Stages in order, and the pipeline's own share of the batch.
 
-    Raises InputError where a stage has other samples or layer ranges than the pipeline.
+    Raises InputError where counts are below 1, where a stage has other samples or more layer ranges than the pipeline,
+    and where layers are not in order, from layer 0 on.
     """
 
     stages: tuple[Stage, ...]
@@ -139,25 +166,42 @@ class Pipeline:
     micro_batch_size: int = 1
 
     def __post_init__(self) -> None:
+        if type(self.stages) is not tuple:
+            make_tuple(self, "stages")
         if not self.stages:
             raise InputError("the pipeline has no stage; give it at least one")
-        if self.num_micro_batches < 1 or self.micro_batch_size < 1:
-            said = f"{self.num_micro_batches} micro-batches of {self.micro_batch_size} sequences"
-            raise InputError(f"the pipeline has {said}; give it at least 1 of each")
-        ranges, size = len(self.stages[0].layers), self.micro_batch_size
+        count, size = self.num_micro_batches, self.micro_batch_size
+        if not type(count) is type(size) is int or count < 1 or size < 1:
+            said = f"the pipeline has {quoted(count)} micro-batches of {quoted(size)} sequences"
+            raise InputError(f"{said}; give it a whole number of each, at least 1")
+        at, chunks = 0, 0
         for s, stage in enumerate(self.stages):
-            if len(stage.layers) != ranges:
-                said = f"stage {s} has {len(stage.layers)} layer ranges, stage 0 has {ranges}"
+            if not isinstance(stage, Stage):
+                raise InputError(f"stage {s} is {quoted(stage)}, not a Stage; give Stage(parallelism, layers)")
+            if len(stage.layers) != (chunks := chunks or len(stage.layers)):
+                said = f"stage {s} has {len(stage.layers)} layer ranges, stage 0 has {chunks}"
                 raise InputError(f"{said}; give all stages equally many")
             if stage.parallelism.num_samples not in (None, size):
                 split = " + ".join(map(str, stage.samples(size)))
                 said = f"stage {s} splits micro-batches of {size} sequences into {split}"
                 raise InputError(f"{said}; the samples of its replicas must sum to {size}")
+        for chunk in range(chunks):
+            for s, stage in enumerate(self.stages):
+                first, end = stage.layers[chunk]
+                if first != at:
+                    said = f"stage {s} holds layers [{first}, {end}) where layer {at} is next"
+                    raise InputError(f"{said}; each stage goes on where the one before it ends, the first from layer 0")
+                at = end
 
     @property
     def num_sequences(self) -> int:
         """Sequences of the global batch that this pipeline processes."""
         return self.num_micro_batches * self.micro_batch_size
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that all stages hold together."""
+        return self.stages[-1].layers[-1][1]
 
     @property
     def num_chunks(self) -> int:
@@ -179,16 +223,22 @@ class Sharding:
     groups: str | tuple[tuple[int, ...], ...] = "all"
 
     def __post_init__(self) -> None:
-        if self.stage not in (0, 1, 2, 3):
+        if type(self.stage) is not int or self.stage not in SHARDING_STAGES:
             raise InputError(f"sharding stage {quoted(self.stage)} is not known; choose 0, 1, 2 or 3")
-        if isinstance(self.groups, str) and self.groups not in ("all", "machine"):
-            raise InputError(f"sharding groups are {quoted(self.groups)}; choose all, machine or lists of devices")
+        if isinstance(self.groups, str):
+            if self.groups not in SHARDING_GROUPS:
+                raise InputError(f"sharding groups are {quoted(self.groups)}; choose all, machine or lists of devices")
+        else:
+            try:
+                object.__setattr__(self, "groups", tuple([tuple(group) for group in self.groups]))
+            except TypeError:
+                said = f"sharding groups are {quoted(self.groups)}"
+                raise InputError(f"{said}; choose all, machine or lists of devices") from None
 
     def broken_rule(
         self, pipelines: Sequence[Pipeline], schedule: Schedule, name: Callable[[int], str] = str
     ) -> str | None:
-        """The first rule of the sharding that `pipelines` under `schedule` break, in words, devices by `name`; None if
-        they break none.
+        """The first rule of the sharding that `pipelines` under `schedule` break, in words, devices by `name`; or None.
 
         Stated groups divide the devices. ZeRO-2 and 3 gather and scatter layer by layer in every micro-batch, so that
         all holders of a layer must hold the same layers and take their turns together.
@@ -219,8 +269,8 @@ class Sharding:
 class Plan:
     """Pipelines, and what is chosen once for all of them.
 
-    Raises InputError where there is no pipeline, where the schedule is only a name, and where pipelines break a rule of
-    the schedule or of the sharding.
+    Raises InputError where there is no pipeline, where the schedule is only a name, where a device is used twice or
+    pipelines hold different layers, and where they break a rule of the schedule or of the sharding.
     """
 
     pipelines: tuple[Pipeline, ...]
@@ -233,19 +283,47 @@ class Plan:
             raise InputError(
                 f"plan: schedule: {quoted(schedule)} is not a schedule; give one of hexiopt.schedules.registry"
             )
-        if not self.pipelines:
-            raise InputError("the plan has no pipeline; give it at least one")
+        if not isinstance(self.sharding, Sharding):
+            raise InputError(f"plan: sharding: {quoted(self.sharding)} is not a Sharding; give Sharding(stage, groups)")
+        if type(self.pipelines) is not tuple:
+            make_tuple(self, "pipelines")
         for p, pipeline in enumerate(self.pipelines):
-            wrong = schedule.broken_rule(len(pipeline.stages), pipeline.num_chunks, pipeline.num_micro_batches)
-            if wrong is not None:
-                raise InputError(f"pipeline {p} has {wrong}")
-        wrong = self.sharding.broken_rule(self.pipelines, schedule)
+            if not isinstance(pipeline, Pipeline):
+                raise InputError(
+                    f"plan: pipelines[{p}]: {quoted(pipeline)} is not a Pipeline; give Pipeline(stages, ...)"
+                )
+        wrong = broken_rule(self.pipelines, schedule, self.sharding)
         if wrong is not None:
-            raise InputError(wrong)
+            raise InputError(f"plan: {wrong[0]}: {wrong[1]}")
 
     def devices(self) -> tuple[int, ...]:
         """All devices used, in the order of the plan."""
         return tuple(d for p in self.pipelines for s in p.stages for d in s.all_devices())
+
+
+def broken_rule(
+    pipelines: Sequence[Pipeline], schedule: Schedule, sharding: Sharding, name: Callable[[int], str] = str
+) -> tuple[str, str] | None:
+    """The first rule that keeps `pipelines` from being a plan: the field at fault, and what is wrong, in words with
+    devices by `name` and a remedy; None if there is none.
+    """
+    if not pipelines:
+        return "pipelines", "the plan has no pipeline; give it at least one"
+    num_layers = pipelines[0].num_layers
+    for p, pipeline in enumerate(pipelines):
+        wrong = schedule.broken_rule(len(pipeline.stages), pipeline.num_chunks, pipeline.num_micro_batches)
+        if wrong is not None:
+            return f"pipelines[{p}]", wrong
+        if pipeline.num_layers != num_layers:
+            said = f"{pipeline.num_layers} layers, where the first pipeline has {num_layers}"
+            return f"pipelines[{p}]", f"{said}; each holds all layers of the model"
+    executors = [devices for pipeline in pipelines for stage in pipeline.stages for devices in stage.executors]
+    used = set().union(*executors)
+    if len(used) != sum(map(len, executors)):
+        device, times = Counter(chain.from_iterable(executors)).most_common(1)[0]
+        return "pipelines", f"device {name(device)} is used {times} times; give each device one place in the plan"
+    wrong = sharding.broken_rule(pipelines, schedule, name)
+    return None if wrong is None else ("sharding", wrong)
 
 
 def unpriced(pipeline: Pipeline) -> str | None:

@@ -20,7 +20,7 @@ from hexiopt.plan.parallelism import (
     StageParallelism,
     TensorParallel,
 )
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, broken_rule
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import RECOMPUTE_POLICIES
@@ -208,11 +208,10 @@ def plan_from_section(section: Section, cluster: Cluster) -> Plan:
     if not pipelines:
         section.fail("pipelines", "is empty; a plan has at least one pipeline")
     chosen = Sharding(zero, groups)
-    wrong = chosen.broken_rule(pipelines, schedule, cluster.device_name)
+    wrong = broken_rule(pipelines, schedule, chosen, cluster.device_name)
     if wrong is not None:
-        raise InputError(f"{sharding.where}: {wrong}")
-    with section.blamed():
-        return Plan(tuple(pipelines), schedule, chosen)
+        raise InputError(f"{section.at(wrong[0])}: {wrong[1]}")
+    return Plan(tuple(pipelines), schedule, chosen)
 
 
 def _stage(section: Section, cluster: Cluster) -> Stage:
