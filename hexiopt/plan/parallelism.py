@@ -15,7 +15,7 @@ ORDERS = ("contiguous", "zigzag")  # of the shards of a sequence layout
 def make_tuple(owner: object, name: str) -> None:
     """Turn the field `name` of a frozen object into a tuple, so that equal plans are equal and hash alike.
 
-    Raises InputError where it lists nothing.
+    Raises InputError where it is no list.
     """
     value = getattr(owner, name)
     try:
@@ -25,12 +25,24 @@ def make_tuple(owner: object, name: str) -> None:
         raise InputError(f"{what}: {name}: {quoted(value)} is not a list; write a tuple of all, even of one") from None
 
 
+def check_devices(owner: "TensorParallel | Replica | SequenceGroup", what: str) -> None:
+    """Refuse, by InputError, what has no device, and devices that are no numbers from 0 on."""
+    if type(owner.devices) is not tuple:
+        make_tuple(owner, "devices")
+    if not owner.devices:
+        raise InputError(f"{what} has no device; name at least one")
+    for device in owner.devices:
+        if type(device) is not int or device < 0:
+            said = f"{what} has device {quoted(device)}"
+            raise InputError(f"{said}; state devices by their numbers in the cluster, from 0 on")
+
+
 @dataclass(frozen=True, slots=True)
 class Replica:
     """The devices that hold one copy of a replicated stage by tensor parallelism.
 
     `samples` of each micro-batch come to this replica (None: all, for a TP group alone); `heads` per device where
-    uneven.
+    uneven. Raises InputError without a device.
     """
 
     devices: Devices
@@ -38,8 +50,7 @@ class Replica:
     heads: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if type(self.devices) is not tuple:
-            make_tuple(self, "devices")
+        check_devices(self, "a replica of the stage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +62,7 @@ class TensorParallel:
     num_samples: ClassVar[int | None] = None  # sequences of a micro-batch that the stage takes; None: all
 
     def __post_init__(self) -> None:
-        if type(self.devices) is not tuple:
-            make_tuple(self, "devices")
-        if not self.devices:
-            raise InputError("the stage has no device; name at least one")
+        check_devices(self, "the stage")
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
@@ -85,7 +93,7 @@ class TensorParallel:
 class Replicated:
     """Several TP groups that share the samples of each micro-batch, or one that states its samples.
 
-    Raises InputError where there is no replica, or one has no device or no samples.
+    Raises InputError where there is no replica, or one has no samples.
     """
 
     replicas: tuple[Replica, ...]
@@ -98,8 +106,6 @@ class Replicated:
         for r, replica in enumerate(self.replicas):
             if replica.samples is None or replica.samples < 1:
                 raise InputError(f"replica {r} of the stage has {replica.samples or 'no'} samples; give it at least 1")
-            if not replica.devices:
-                raise InputError(f"replica {r} of the stage has no device; name at least one")
 
     @property
     def num_samples(self) -> int:
@@ -138,13 +144,11 @@ class SequenceGroup:
     heads: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        check_devices(self, "a group of the sequence layout")
+        if not type(self.tokens) is type(self.heads) is tuple:
+            make_tuple(self, "tokens")
+            make_tuple(self, "heads")
         devices, tokens, heads = self.devices, self.tokens, self.heads
-        if not type(devices) is type(tokens) is type(heads) is tuple:
-            for name in ("devices", "tokens", "heads"):
-                make_tuple(self, name)
-            devices, tokens, heads = self.devices, self.tokens, self.heads
-        if not devices:
-            raise InputError("a group of the sequence layout has no device; name at least one")
         if not len(devices) == len(tokens) == len(heads):
             said = f"a group has {len(devices)} devices, {len(tokens)} numbers of tokens and {len(heads)} of heads"
             raise InputError(f"{said}; state one of each for every device")

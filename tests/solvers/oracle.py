@@ -44,9 +44,10 @@ def _whole_plans(problem: Problem, pipelines: tuple[Pipeline, ...]) -> Iterator[
     for schedule in schedules(problem.workload):
         for stage in sharding_stages(problem.workload):
             for groups in SHARDING_GROUPS if stage else ("all",):
-                plan = Plan(pipelines, schedule, Sharding(stage, groups))
-                if not check(problem, plan):
-                    yield plan
+                if broken_rule(pipelines, schedule, Sharding(stage, groups)) is None:
+                    plan = Plan(pipelines, schedule, Sharding(stage, groups))
+                    if not check(problem, plan):
+                        yield plan
 
 
 def _lines(problem: Problem, devices: Sequence[int]) -> Iterator[tuple[tuple[DeviceGroup, ...], ...]]:
