@@ -229,8 +229,8 @@ def _stage(section: Section, cluster: Cluster) -> Stage:
         else [section]
     )
     ranges = tuple(_whole(pair, "layers") for pair in pairs)
-    if not ranges or any(len(pair) != 2 for pair in ranges):
-        section.fail("layers", "is not a range; write [first, end], end not included")
+    if not ranges or any(len(pair) != 2 or pair[0] >= pair[1] for pair in ranges):
+        section.fail("layers", "is not a range; write [first, end], the end not included and above the first")
     policy = section.raw("recompute", "none")
     policies = tuple(policy) if isinstance(policy, list) else (policy,)
     for item in policies:

@@ -369,7 +369,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "no pipeline": (lambda: Plan(()), "plan: pipelines: the plan has no pipeline; give it at least one"),
     "a pipeline that is none": (
         lambda: Plan(FIRST.stages[:1]),  # type: ignore[arg-type]
-        "plan: pipelines[0]: Stage(parallelism=TensorParallel(devices=(0, 1), heads=None)... is not a Pipeline; give "
+        "plan: pipelines[0]: Stage(parallelism=TensorParallel(devices=(0, 1), heads=No... is not a Pipeline; give "
         "Pipeline(stages, ...)",
     ),
     "a sharding that is only a number": (

@@ -111,7 +111,7 @@ def refusal(build: Callable[[], object]) -> str | None:
             lambda: Replicated((Replica((0,), 1), Replica((1,)))),
             "replica 1 of the stage has no samples; give it at least",
         ),
-        (lambda: Stage((0,), ((0, 1),)), "plan: stage: (0,) is no way to be parallel; give"),  # type: ignore[arg-type]
+        (lambda: Stage((0,), ((0, 1),)), "the stage has parallelism (0,); give TensorParallel, Replicated or"),  # type: ignore[arg-type]
         (lambda: Link("a", "v", 1e9, -1.0, True), "link of 'a' and 'v': latency_s: -1.0 is out of range; it must be"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.parallelism import Replica, TensorParallel
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, broken_rule
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, layer_ranges, recompute_policies, schedules, sharding_stages
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.plan.parallelism import Replica
 from hexiopt.plan.plan import Plan, Sharding
@@ -28,7 +29,10 @@ def random_plans(
     the space computes."""
     free = replace(space, layers=columns.ANY_LAYERS)
     for _ in range(tries):
-        plan = _drawn(space, problem, rng)
+        try:
+            plan = _drawn(space, problem, rng)
+        except InputError:
+            continue
         if plan is None or check(problem, plan):
             continue
         if complete is not None:
