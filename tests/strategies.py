@@ -345,11 +345,11 @@ def roomy_problems_with_plans(draw: st.DrawFn) -> tuple[Problem, Plan]:
 
 
 @st.composite
-def format_plans(draw: st.DrawFn, cluster: Cluster) -> Plan:
+def format_plans(draw: st.DrawFn, cluster: Cluster, max_layers: int = 12) -> Plan:
     """A plan with any feature of the file format, priced or not; it need not be valid for any problem."""
     devices = draw(st.permutations(range(cluster.num_devices)))
     schedule = draw(st.sampled_from(SCHEDULES))
-    num_layers = draw(st.integers(6, 12))
+    num_layers = draw(st.integers(6, max_layers))
     pipelines = []
     for own in _dealt(draw, devices, draw(st.integers(1, 2))):
         slots = _dealt(draw, own, draw(st.integers(1, min(3, len(own)))))

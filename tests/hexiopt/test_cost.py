@@ -261,7 +261,7 @@ def num_holders(plan: Plan, layer: int) -> int:
     )
 
 
-@given(plan=format_plans(CLUSTER))
+@given(plan=format_plans(CLUSTER, max_layers=MODEL.num_layers))
 def test_what_is_not_priced_is_refused_in_words(plan: Plan) -> None:
     features = [feature for pipeline in plan.pipelines if (feature := unpriced(pipeline))]
     if features:

@@ -285,7 +285,7 @@ def test_refuses_what_the_formulas_do_not_cover() -> None:
         pricer.price(Plan((Pipeline((Stage.of((0,), 0, layers, "none"),), 256),)))
     two = Stage.of_replicas((Replica((0,), 1), Replica((1,), 1)), ((0, layers),), ("full",))
     with pytest.raises(ValueError, match="replicated"):
-        pricer.price(Plan((Pipeline((two,), 256),)))
+        pricer.price(Plan((Pipeline((two,), 128, 2),)))
     with pytest.raises(ValueError, match="different machines"):
         pricer.tp_group((0, 8))
 
