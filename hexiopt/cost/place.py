@@ -11,7 +11,8 @@ from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import Message, executor_links, messages_of
 from hexiopt.plan.messages import messages as messages_in
-from hexiopt.plan.plan import Ends, Pipeline, irregular, unpriced
+from hexiopt.plan.parallelism import TokenLayout
+from hexiopt.plan.plan import Pipeline, unpriced
 from hexiopt.schedules.in_flight import stages_in_flight
 from hexiopt.schedules.recurrence import PipelineGraph, pipeline_graph
 from hexiopt.schedules.schedule import Schedule
@@ -36,20 +37,20 @@ class PlacedMessage(NamedTuple):
 
 def placed_messages(
     messages: Iterable[Message],
-    ends: Sequence[Sequence[Ends]],
-    route_of: Callable[[Ends, Ends], Route],
+    layouts: Sequence[Sequence[TokenLayout]],
+    route_of: Callable[[TokenLayout, TokenLayout], Route],
     sample_bytes: float,
 ) -> tuple[PlacedMessage, ...]:
-    """`messages` of a pipeline whose executor r of stage s is `ends[s][r]`.
+    """`messages` of a pipeline whose executor r of stage s is `layouts[s][r]`.
 
     `sample_bytes` are the hidden states of one sequence.
     """
-    count = len(ends)
+    count = len(layouts)
     return tuple(
         [
             PlacedMessage(
                 one,
-                route_of(ends[one.stage][one.sender], ends[one.target(count)][one.receiver]),
+                route_of(layouts[one.stage][one.sender], layouts[one.target(count)][one.receiver]),
                 one.samples * sample_bytes,
             )
             for one in messages
@@ -58,10 +59,11 @@ def placed_messages(
 
 
 def pipeline_messages(
-    pipeline: Pipeline, route_of: Callable[[Ends, Ends], Route], sample_bytes: float
+    pipeline: Pipeline, route_of: Callable[[TokenLayout, TokenLayout], Route], sample_bytes: float
 ) -> tuple[PlacedMessage, ...]:
     """As `placed_messages`, all of a pipeline of a plan."""
-    return placed_messages(messages_in(pipeline), [stage.ends for stage in pipeline.stages], route_of, sample_bytes)
+    layouts = [stage.token_layouts for stage in pipeline.stages]
+    return placed_messages(messages_in(pipeline), layouts, route_of, sample_bytes)
 
 
 def network_load(messages: Iterable[PlacedMessage]) -> tuple[tuple[int, float], ...]:
@@ -100,21 +102,17 @@ class PlacedPipeline:
 
 
 def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stages: StageModel) -> PlacedPipeline:
-    """`pipeline` on its devices. Raises InputError for what `schedule` cannot run, and for layers beyond the model."""
+    """`pipeline`, which `schedule` can run, on its devices. Raises InputError for what is not priced yet and for layers
+    that the model does not have.
+    """
+    if feature := unpriced(pipeline):
+        raise InputError(feature)
     size, own, batches, chunks = (
         pipeline.micro_batch_size,
         pipeline.stages,
         pipeline.num_micro_batches,
         pipeline.num_chunks,
     )
-    feature = unpriced(pipeline)
-    if feature is not None:
-        raise InputError(f"{feature} is part of the plan format but not priced yet")
-    # Plain stages keep all rules but those of the schedule.
-    plain = all(stage.is_plain for stage in own)
-    wrong = schedule.broken_rule(len(own), chunks, batches) if plain else irregular(pipeline, schedule)
-    if wrong is not None:
-        raise InputError(wrong[1])
     sharding, contention = context
     in_flight, last = stages_in_flight(schedule, len(own), batches, chunks), len(own) - 1
     costs, executor_stages, chunk_s = [], [], []
@@ -124,7 +122,7 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
             if end > num_layers or begin < 0:
                 said = f"plan: stage {s} has layers {begin} to {end - 1}, the model has {num_layers}"
                 raise InputError(f"{said}; choose layers from 0 to {num_layers - 1}")
-        holders = sharding.holders(s, len(stage.copies))
+        holders = sharding.holders(s, len(stage.parameter_copies))
         executors = stages.executors(
             stage, size, s == 0, s == last, in_flight[s], sharding.zero_stage, holders, contention
         )
@@ -134,7 +132,8 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
             chunk_s.append(executor.chunk_s)
     samples, wraps = tuple([stage.samples(size) for stage in own]), chunks > 1
     messages, links = messages_of(samples, wraps), executor_links(samples, wraps)
-    placed = placed_messages(messages, [stage.ends for stage in own], stages.route, stages.message_bytes(1))
+    layouts = [stage.token_layouts for stage in own]
+    placed = placed_messages(messages, layouts, stages.route, stages.message_bytes(1))
     return PlacedPipeline(
         schedule,
         batches,

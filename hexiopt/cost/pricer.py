@@ -17,10 +17,9 @@ from hexiopt.cost.place import PlacedPipeline, place
 from hexiopt.cost.rings import GradientRings, gradient_rings
 from hexiopt.cost.sharing import NetworkModel, StaticShares
 from hexiopt.cost.step import step_cost
-from hexiopt.errors import InputError
 from hexiopt.memo import Memo
 from hexiopt.plan.holders import sharding_groups
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, misaligned
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.schedule import Schedule
 
@@ -71,8 +70,7 @@ class PlanPricer:
     def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
         """The exact cost of `plan`; `pipelines` are its pipelines if already priced.
 
-        Raises InputError for what the format allows but is not priced yet, for what no schedule can run, and for layers
-        that the model does not have.
+        Raises InputError for what the format allows but is not priced yet, and for layers that the model does not have.
         """
         groups = sharding_groups(plan, self.problem.cluster)
         priced = pipelines or self.network(self._placed_in(plan, groups))
@@ -91,9 +89,6 @@ class PlanPricer:
         return self._rings_in(plan, sharding_groups(plan, self.problem.cluster))
 
     def _placed_in(self, plan: Plan, groups: Sequence[int] | None) -> Sequence[PlacedPipeline]:
-        wrong = misaligned(plan)
-        if wrong is not None:
-            raise InputError(wrong)
         contexts = plan_context(plan, groups, self.problem.model, self.stages)
         schedule, known = plan.schedule, self._placed
         placed = [known[own, schedule, at] for own, at in zip(plan.pipelines, contexts, strict=True)]

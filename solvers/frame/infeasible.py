@@ -155,7 +155,7 @@ def _closest_to_fitting(search: Search) -> str:
         return "the TP degrees and numbers of pipelines and stages asked for do not go together"
     plan, cost = search.closest_to_fitting
     p, s = cost.binding_stage()
-    copies = zip(plan.pipelines[p].stages[s].copies, cost.pipelines[p].stages[s].copies, strict=True)
+    copies = zip(plan.pipelines[p].stages[s].parameter_copies, cost.pipelines[p].stages[s].copies, strict=True)
     fullest, _ = max(copies, key=lambda copy: copy[1].excess_bytes)
     device = problem.cluster.device_name(fullest[0])
     return f"in the nearest one device {device} lacks {cost.excess_bytes / GIB:.2f} GiB"
@@ -171,7 +171,9 @@ def _plain_plans(problem: Problem) -> Iterator[Plan]:
         stages = space.num_stages or min(layers, len(groups) // pipelines)
         equal = workload.global_batch % pipelines == 0
         zero = sharding_stages(workload)[-1] if equal else first_stage(problem)
-        if not stages or pipelines * stages > len(groups) or (requires_lockstep(problem) and not equal):
+        if pipelines > workload.global_batch or (requires_lockstep(problem) and not equal):
+            continue
+        if not stages or pipelines * stages > len(groups):
             continue
         ends = [layers * s // stages for s in range(stages + 1)]
         counts = [
