@@ -48,7 +48,7 @@ def check_numbers(owner: "TensorParallel | Replica | SequenceGroup", what: str, 
         said = f"{what} has {len(owner.devices)} devices and {name} {quoted(numbers)}"
         raise InputError(f"{said}; state one number for every device")
     if any(type(number) is not int or number < 1 for number in numbers):
-        raise InputError(f"{what} has {name} {quoted(numbers)}; give every device a whole number of them, at least 1")
+        raise InputError(f"{what} has {name} {quoted(numbers)}; give every device at least 1, or leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Replica:
     """The devices that hold one copy of a replicated stage by tensor parallelism.
 
     `samples` of each micro-batch come to this replica (None: all, for a TP group alone); `heads` per device where
-    uneven. Raises InputError without a device.
+    uneven. Raises InputError where a number is not from its range.
     """
 
     devices: Devices
@@ -65,11 +65,14 @@ class Replica:
 
     def __post_init__(self) -> None:
         check_devices(self, "a replica of the stage")
+        if self.samples is not None and (type(self.samples) is not int or self.samples < 1):
+            said = f"a replica of the stage has {quoted(self.samples)} samples"
+            raise InputError(f"{said}; give it a whole number of them, at least 1")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """One TP group, to which all samples come; `heads` per device where uneven. Raises InputError without a device."""
+    """One TP group, to which all samples come; `heads` per device where uneven. Raises as `Replica`."""
 
     devices: Devices
     heads: tuple[int, ...] | None = None
@@ -82,11 +85,6 @@ class TensorParallel:
     def replicas(self) -> tuple[Replica, ...]:
         """The group as a replica of all samples."""
         return (Replica(self.devices, None, self.heads),)
-
-    @property
-    def states_heads(self) -> bool:
-        """Whether it states the query heads of each device of a TP group."""
-        return self.heads is not None
 
     @property
     def executors(self) -> tuple[Devices, ...]:
@@ -125,19 +123,13 @@ class Replicated:
         for r, replica in enumerate(self.replicas):
             if not isinstance(replica, Replica):
                 raise InputError(f"replica {r} of the stage is {quoted(replica)}; give Replica(devices, samples)")
-            if type(replica.samples) is not int or replica.samples < 1:
-                said = f"replica {r} of the stage has {quoted(replica.samples)} samples"
-                raise InputError(f"{said}; give it a whole number of them, at least 1")
+            if replica.samples is None:
+                raise InputError(f"replica {r} of the stage has no samples; state them for each")
 
     @property
     def num_samples(self) -> int:
         """Sequences of a micro-batch that the stage takes."""
         return sum([replica.samples or 0 for replica in self.replicas])
-
-    @property
-    def states_heads(self) -> bool:
-        """As of `TensorParallel`."""
-        return any(replica.heads is not None for replica in self.replicas)
 
     @property
     def executors(self) -> tuple[Devices, ...]:
@@ -208,11 +200,6 @@ class SequenceParallel:
     def replicas(self) -> tuple[Replica, ...]:
         """None: no tensor parallelism."""
         return ()
-
-    @property
-    def states_heads(self) -> bool:
-        """As of `TensorParallel`: its groups state theirs, but it has no TP group."""
-        return False
 
     @property
     def executors(self) -> tuple[Devices, ...]:

@@ -339,6 +339,7 @@ def broken_rule(
 def unpriced(pipeline: Pipeline) -> str | None:
     """What `pipeline` has that files and runs know but no price does, in words, with a remedy; None if nothing."""
     for s, stage in enumerate(pipeline.stages):
-        if stage.parallelism.states_heads:
+        groups = (stage.parallelism,) if isinstance(stage.parallelism, TensorParallel) else stage.replicas
+        if any(group.heads is not None for group in groups):
             return f"stage {s} states the heads of a TP group, which are not priced yet; leave out `heads`"
     return None

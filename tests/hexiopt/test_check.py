@@ -297,8 +297,12 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "no replica": (lambda: Replicated(()), "the stage has no replica; name at least one"),
     "a replica of no sample": (
-        lambda: Replicated((Replica((4,), 2), Replica((3,), 0))),
-        "replica 1 of the stage has 0 samples; give it a whole number of them, at least 1",
+        lambda: Replica((3,), 0),
+        "a replica of the stage has 0 samples; give it a whole number of them, at least 1",
+    ),
+    "a replica that states no samples": (
+        lambda: Replicated((Replica((4,), 2), Replica((3,)))),
+        "replica 1 of the stage has no samples; state them for each",
     ),
     "a replica of no device": (lambda: Replica((), 1), "a replica of the stage has no device; name at least one"),
     "a layout of no group": (lambda: SequenceParallel(()), "the sequence layout has no group; name at least one"),
@@ -312,7 +316,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a device of no head": (
         lambda: SequenceGroup((4, 5), (64, 64), (4, 0)),
-        "a group of the sequence layout has heads (4, 0); give every device a whole number of them, at least 1",
+        "a group of the sequence layout has heads (4, 0); give every device at least 1, or leave it out",
     ),
     "heads for another number of devices": (
         lambda: TensorParallel((0, 1), (3,)),
