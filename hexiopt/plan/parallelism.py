@@ -37,11 +37,6 @@ class TensorParallel:
         return (Replica(self.devices, None, self.heads),)
 
     @property
-    def states_heads(self) -> bool:
-        """Whether it states the query heads of each device of a TP group."""
-        return self.heads is not None
-
-    @property
     def executors(self) -> tuple[Devices, ...]:
         """What works in turns of its own."""
         return (self.devices,)
@@ -76,11 +71,6 @@ class Replicated:
         for replica in self.replicas:
             if replica.samples is None:
                 raise InputError("plan: stage: a replica has no samples; state them for each")
-
-    @property
-    def states_heads(self) -> bool:
-        """As of `TensorParallel`."""
-        return any(replica.heads is not None for replica in self.replicas)
 
     @property
     def executors(self) -> tuple[Devices, ...]:
@@ -127,11 +117,6 @@ class SequenceParallel:
     def replicas(self) -> tuple[Replica, ...]:
         """None: no tensor parallelism."""
         return ()
-
-    @property
-    def states_heads(self) -> bool:
-        """As of `TensorParallel`: its groups state theirs, but it has no TP group."""
-        return False
 
     @property
     def executors(self) -> tuple[Devices, ...]:

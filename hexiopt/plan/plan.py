@@ -221,6 +221,7 @@ def misaligned(plan: Plan, name: Callable[[int], str] = str) -> str | None:
 def unpriced(pipeline: Pipeline) -> str | None:
     """What in `pipeline` the format allows but the cost model does not price yet, in words; None if nothing."""
     for stage in pipeline.stages:
-        if stage.parallelism.states_heads:
+        groups = (stage.parallelism,) if isinstance(stage.parallelism, TensorParallel) else stage.replicas
+        if any(group.heads is not None for group in groups):
             return "stated heads"
     return None
