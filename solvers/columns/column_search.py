@@ -224,8 +224,15 @@ class ColumnSearch:
         self._answers: list[Relaxed] = []  # best first
         self._hopes: list[Relaxed] = []  # where each chain syncs as among copies of its own
         self._syncs_s: Syncs = Memo(sync_of)
+        num_layers = self.problem.model.num_layers
+        worst, every = SyncContext.worst(num_layers, len(self.kinds.uplinks)), (1 << num_layers) - 1
+        # The layers behind each uplink, and elsewhere, of chains that stay in one place.
+        self._places = [
+            (tuple(every * behind for behind in place), tuple(every * (not behind) for behind in place))
+            for place in self.kinds.places
+        ]
         # First the worst, then the latest met. `_fresh` are not in `_answers` yet.
-        self._contexts = [SyncContext.worst(self.problem.model.num_layers, len(self.kinds.uplinks))]
+        self._contexts = list(dict.fromkeys([worst, *map(worst.with_sides, self._places)]))
         self._fresh: list[SyncContext] = []
         self._correction.clear()
 
@@ -320,26 +327,29 @@ class ColumnSearch:
         self._work(_SYNCS * _PROGRAM)
         master = self._master()
         self._hopes = master.sweep(None, _SYNCS)
-        for hope in self._hopes[:_HOPES]:
-            self._work(_PROGRAM)
-            self._learn(master.rounded(hope.sync_s, None, 1.02 * hope.pipelines_s))
+        self._learn_from_hopes(master)
         found = []
         for context in self._contexts:
             self._work(_FEW_SYNCS * _PROGRAM)
             found += master.sweep(context, _FEW_SYNCS)
         return sorted(found, key=rank)
 
+    def _learn_from_hopes(self, master: ColumnMaster) -> None:
+        for hope in self._hopes[:_HOPES]:
+            self._work(_PROGRAM)
+            self._learn(master.rounded(hope.sync_s, None, 1.02 * hope.pipelines_s))
+
     def _learn(self, chosen: Chosen) -> None:
-        """Remember the context of chains that look good together, and contexts in which no layers stand behind the
-        uplinks but those that one of them has there; the latest are kept."""
+        """Remember the context of chains that look good together, and those of one of them that crosses an uplink,
+        beside chains that stay in one place; the latest are kept."""
         if not chosen:
             return
         found = [SyncContext.of(column.sync.alone for column, _ in chosen)]
         worst = self._contexts[0]
         for column, _ in sorted(chosen, key=lambda item: -item[1]):
-            inside, outside = column.sync.alone.inside, column.sync.alone.outside
-            if any(inside) and inside != worst.inside:
-                found += [replace(worst, inside=inside), replace(worst, inside=inside, outside=outside)]
+            own = column.sync.alone.inside, column.sync.alone.outside
+            if own not in self._places:
+                found += [worst.with_sides(own), *(worst.with_sides(own, place) for place in self._places)]
                 break
         for context in found:
             if context not in self._contexts:
@@ -355,6 +365,9 @@ class ColumnSearch:
                 starts.setdefault((answer.sync_s * factor, answer.context), answer.pipelines_s)
         self._work(len(starts) * _PROGRAM)
         found = [one for near, start_s in starts.items() if (one := master.relaxed(*near, start_s))]
+        again = (master.relaxed(hope.sync_s, None, hope.pipelines_s) for hope in self._hopes[:_HOPES])
+        self._hopes = sorted([*filter(None, again), *self._hopes[_HOPES:]], key=rank)
+        self._learn_from_hopes(master)
         for context in self._fresh:
             self._work(_FEW_SYNCS * _PROGRAM)
             found += master.sweep(context, _FEW_SYNCS)

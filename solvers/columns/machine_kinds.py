@@ -24,7 +24,8 @@ class MachineKinds:
     """The kinds of the machines with usable devices, slowest first.
 
     `machines[k]` are those of kind k, `supply[k]` says how many they are, `num_gpus[k]` how many usable devices each
-    has, `nic_bytes_per_s[k]` what all its interfaces send.
+    has, `nic_bytes_per_s[k]` what all its interfaces send. `places` says, of all places with machines, behind which
+    uplinks they are.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -38,6 +39,7 @@ class MachineKinds:
             found += map(tuple, behind.values())
         self.machines = tuple(found)
         self.kind_of = {machine: k for k, own in enumerate(found) for machine in own}
+        self.places = sorted({tuple(own[0] in uplink.machines for uplink in self.uplinks) for own in found})
         self.supply: Floats = np.array([len(own) for own in found], float)
         self.num_gpus = tuple(len(self.devices[own[0]]) for own in found)
         specs = [problem.cluster.machines[own[0]] for own in found]

@@ -12,7 +12,7 @@ import math
 import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import accumulate, pairwise
 
@@ -56,6 +56,10 @@ class SyncContext:
             _union(context.inside for context in own),
             _union(context.outside for context in own),
         )
+
+    def with_sides(self, *sides: tuple[LayerSets, LayerSets]) -> "SyncContext":
+        """The same, but for the layers inside and outside, which are those of `sides`."""
+        return replace(self, inside=_union(own for own, _ in sides), outside=_union(own for _, own in sides))
 
     def allows(self, own: "SyncContext") -> bool:
         """Whether a chain that shares `own` with copies of its own can be used in this one."""
