@@ -138,11 +138,6 @@ class Stage:
         """The recompute policy of a stage that has one for all layers."""
         return self.recompute[0]
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the stage is one TP group with one range of layers."""
-        return isinstance(self.parallelism, TensorParallel) and len(self.layers) == 1
-
     def samples(self, micro_batch_size: int) -> tuple[int, ...]:
         """Sequences of a micro-batch that come to each executor, in order."""
         return self.parallelism.samples(micro_batch_size)
