@@ -24,7 +24,8 @@ from experiments.validation.rules import (
 )
 from experiments.validation.shapes import InexpressibleError, model_of, seq_len_of
 from hexiopt.errors import InputError
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, TensorParallel, irregular, misaligned
+from hexiopt.plan.parallelism import TensorParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Profile
@@ -165,11 +166,10 @@ def _plan(row: Row, problem: Problem, d: _Degrees, size: int, policy: str, shard
         for p in range(d.dp)
     )
     _check_machines(problem.cluster, pipelines)
-    plan = Plan(pipelines, INTERLEAVED if d.vpp > 1 else ONE_F_ONE_B, sharding)
-    wrong = misaligned(plan) or next((found[1] for p in pipelines if (found := irregular(p, plan.schedule))), None)
-    if wrong is not None:
-        raise InexpressibleError(wrong)
-    return plan
+    try:
+        return Plan(pipelines, INTERLEAVED if d.vpp > 1 else ONE_F_ONE_B, sharding)
+    except InputError as error:
+        raise InexpressibleError(str(error)) from None
 
 
 def _check_machines(cluster: Cluster, pipelines: tuple[Pipeline, ...]) -> None:

@@ -22,7 +22,8 @@ from hexiopt.cost.executors.stage_model import Contention, StageModel, TpGroup
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.cost.rings import GradientRings, RingTimes
 from hexiopt.plan.holders import Floats, sharding_groups
-from hexiopt.plan.plan import Plan, SequenceParallel
+from hexiopt.plan.parallelism import SequenceParallel
+from hexiopt.plan.plan import Plan
 
 Times = tuple[float, float]  # forward and backward seconds for one micro-batch
 

@@ -8,7 +8,7 @@ from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.cost.sharing import PlacedMessage, executor_loads, placed_messages
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import Message, executor_links, messages_of
-from hexiopt.plan.plan import Pipeline, irregular
+from hexiopt.plan.plan import Pipeline, unpriced
 from hexiopt.schedules.in_flight import stages_in_flight
 from hexiopt.schedules.recurrence import PipelineGraph, pipeline_graph
 from hexiopt.schedules.schedule import Schedule
@@ -37,13 +37,13 @@ class PlacedPipeline:
 
 
 def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stages: StageModel) -> PlacedPipeline:
-    """`pipeline` on its devices. Raises InputError for what `schedule` cannot run, and for layers beyond the model."""
+    """`pipeline`, which `schedule` can run, on its devices. Raises InputError for what is not priced yet and for layers
+    that the model does not have.
+    """
     size, count, batches = pipeline.micro_batch_size, len(pipeline.stages), pipeline.num_micro_batches
-    chunks, plain = pipeline.num_chunks, all(stage.is_plain for stage in pipeline.stages)
-    # Plain stages keep all rules but those of the schedule.
-    wrong = schedule.broken_rule(count, chunks, batches) if plain else irregular(pipeline, schedule)
-    if wrong is not None:
-        raise InputError(wrong[1])
+    chunks = pipeline.num_chunks
+    if feature := unpriced(pipeline):
+        raise InputError(feature)
     refuse_layers_beyond(pipeline, stages.problem.model)
     in_flight = stages_in_flight(schedule, count, batches, chunks)
     sharding, contention = context

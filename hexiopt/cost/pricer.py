@@ -17,9 +17,9 @@ from hexiopt.cost.pipelines import NetworkModel, StaticShares
 from hexiopt.cost.place import PlacedPipeline, place
 from hexiopt.cost.rings import GradientRings, gradient_rings
 from hexiopt.cost.step import step_cost
-from hexiopt.errors import InputError
 from hexiopt.memo import Memo
-from hexiopt.plan.plan import Ends, Pipeline, Plan, Sharding, Stage, misaligned, unpriced
+from hexiopt.plan.parallelism import Ends
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import InFlight
 from hexiopt.schedules.schedule import Schedule
@@ -48,8 +48,7 @@ class PlanPricer:
     def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
         """The exact cost of `plan`; `pipelines` are its pipelines if already priced.
 
-        Raises InputError for what the format allows but is not priced yet, for what no schedule can run, and for layers
-        that the model does not have.
+        Raises InputError for what the format allows but is not priced yet, and for layers that the model does not have.
         """
         priced = pipelines or self.pipelines(plan)
         return step_cost(plan.sharding.stage, priced, self.rings(plan), self.problem, self.framework)
@@ -60,12 +59,6 @@ class PlanPricer:
 
     def placed(self, plan: Plan) -> Sequence[PlacedPipeline]:
         """Each pipeline of `plan` on its devices, before they share the network. Raises as `price`."""
-        feature = unpriced(plan)
-        if feature is not None:
-            raise InputError(f"{feature} is part of the plan format but not priced yet")
-        wrong = misaligned(plan)
-        if wrong is not None:
-            raise InputError(wrong)
         contexts = plan_context(plan, self.problem, self.stages)
         placed = [self._placed[own, plan.schedule, at] for own, at in zip(plan.pipelines, contexts, strict=True)]
         if plan.sharding.stage < 2:

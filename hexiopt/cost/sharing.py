@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from hexiopt.cost.executors.routes import NetworkLoad, Route
 from hexiopt.plan.messages import Message, messages_of
-from hexiopt.plan.plan import Ends, Pipeline
+from hexiopt.plan.parallelism import Ends
+from hexiopt.plan.plan import Pipeline
 
 
 @dataclass(frozen=True, slots=True)

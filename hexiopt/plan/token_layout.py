@@ -18,9 +18,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.plan.plan import SequenceGroup, SequenceParallel
-
-ORDERS = ("contiguous", "zigzag")
+from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 
 Range = tuple[int, int]  # half open
 Ints = NDArray[np.int64]
@@ -37,22 +35,12 @@ class SubRing:
 
 
 def misfit(layout: SequenceParallel, seq_len: int, num_heads: int) -> str | None:
-    """The first rule that `layout` breaks, in words; None if none."""
-    if layout.order not in ORDERS:
-        return f"order {layout.order!r}; choose {' or '.join(ORDERS)}"
-    if not layout.groups:
-        return "no group; name at least one"
+    """Why the layout is not one of sequences of `seq_len` tokens and `num_heads` query heads, in words, with a remedy;
+    None if it is."""
     for g, group in enumerate(layout.groups):
-        count = len(group.devices)
-        if count > num_heads:
-            return (
-                f"group {g} has {count} devices for {num_heads} heads; a device computes one at least, leave some out"
-            )
-        for word, given in (("tokens", group.tokens), ("heads", group.heads)):
-            if len(given) != count:
-                return f"group {g} states {len(given)} {word} for {count} devices; state one number for each"
-            if not given or min(given) < 1:
-                return f"group {g} has {word} {list(given)}; give every device at least 1, or leave it out"
+        if (count := len(group.devices)) > num_heads:
+            said = f"group {g} has {count} devices for {num_heads} heads"
+            return f"{said}; a device computes at least one, so leave some out"
         if sum(group.heads) != num_heads:
             return f"group {g} has {sum(group.heads)} heads, the model {num_heads}; the heads of a group make all"
     total = sum(map(tokens_of, layout.groups))

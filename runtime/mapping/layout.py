@@ -14,7 +14,7 @@ from typing import NamedTuple, assert_never
 
 from hexiopt.plan.holders import sharding_groups, slices
 from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
-from hexiopt.plan.plan import Plan, SequenceLayout, Stage
+from hexiopt.plan.plan import Plan, Stage
 from hexiopt.plan.token_layout import common, misfit, token_ranges
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -47,7 +47,7 @@ class RankExecutor:
     shards: tuple[RankShard, ...]
     samples: Range
     chunks: tuple[Chunk, ...]
-    sequence: SequenceLayout | None = None
+    sequence: SequenceParallel | None = None
 
     def tokens(self, seq_len: int) -> tuple[tuple[Range, ...], ...]:
         """The tokens that each rank has between layers, in ascending runs.

@@ -71,8 +71,11 @@ class Fsdp(Baseline):
         problem = run.problem
         allowed = [sharding for sharding in STRATEGIES if sharding.stage in sharding_stages(problem.workload)]
         for devices, sharding in product(device_sets(problem), allowed):
+            sizes = dividing_sizes(problem, len(devices))
+            if not sizes:
+                continue
             passes = _passes(problem, devices, sharding)
-            for size in dividing_sizes(problem, len(devices)):
+            for size in sizes:
                 trial = FsdpTrial(run.pricer, devices, sharding, size)
                 for recompute in trial.recomputes():
                     seconds = _estimate_s(trial, passes, recompute)

@@ -10,7 +10,8 @@ from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.cost.sharing import PlacedMessage, executor_loads, placed_messages, round_trips_s, total_load
 from hexiopt.memo import Memo
-from hexiopt.plan.plan import Replica, Stage, held_by
+from hexiopt.plan.parallelism import Replica
+from hexiopt.plan.plan import Stage
 from hexiopt.problem.space import Recompute, layer_ranges
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
@@ -65,8 +66,8 @@ class TimedPipeline:
     def stages(self) -> tuple[Stage, ...]:
         """Its stages."""
         return tuple(
-            Stage(
-                held_by(tuple(Replica(part.group, part.samples if len(own) > 1 else None) for part in own)),
+            Stage.of_replicas(
+                tuple(Replica(part.group, part.samples if len(own) > 1 else None) for part in own),
                 layers,
                 recompute,
             )

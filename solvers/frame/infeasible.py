@@ -164,7 +164,9 @@ def _plain_plans(problem: Problem) -> Iterator[Plan]:
         stages = space.num_stages or min(layers, len(groups) // pipelines)
         equal = workload.global_batch % pipelines == 0
         zero = sharding_stages(workload)[-1] if equal else first_stage(problem)
-        if not stages or pipelines * stages > len(groups) or (requires_lockstep(problem) and not equal):
+        if pipelines > workload.global_batch or (requires_lockstep(problem) and not equal):
+            continue
+        if not stages or pipelines * stages > len(groups):
             continue
         ends = [layers * s // stages for s in range(stages + 1)]
         counts = [

@@ -14,7 +14,7 @@ from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.memo import Memo
-from hexiopt.plan.plan import SequenceLayout
+from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.token_layout import Floats
 from solvers.completion.allocation import proportional
 from solvers.sequence.grouping import DeviceGroups
@@ -87,7 +87,7 @@ class EvaluatedLayout:
     Where memory does not suffice, the seconds are infinite and `excess_bytes` is missing on the fullest device.
     """
 
-    layout: SequenceLayout
+    layout: SequenceParallel
     policy: str
     seconds: float
     excess_bytes: float
@@ -107,7 +107,7 @@ class LayoutEvaluator:
         self._model, self._problem, self._freedoms = model, model.problem, freedoms
         self._rates = RateTable(model)
         self._wires = LinkTable(model.problem.cluster)
-        self._stages: Memo[tuple[SequenceLayout, int, int], SequenceStage] = Memo(
+        self._stages: Memo[tuple[SequenceParallel, int, int], SequenceStage] = Memo(
             lambda key: self._stage(*key), _KEPT_STAGES
         )
         self._allocations = Memo(self._allocate, _KEPT)
@@ -158,7 +158,7 @@ class LayoutEvaluator:
             policies, lambda p: sum(stage.layer_s(p)), bytes_of, stage.limit_bytes, beside_s, most, mixed=mixed
         )
 
-    def _stage(self, layout: SequenceLayout, size: int, sharers: int) -> SequenceStage:
+    def _stage(self, layout: SequenceParallel, size: int, sharers: int) -> SequenceStage:
         network, own = self._problem.cluster.network, list(layout.devices)
         used = np.concatenate([network.transmitters[own], network.receivers[own]]).tolist()
         contention = dict.fromkeys(used, sharers) if sharers > 1 else None

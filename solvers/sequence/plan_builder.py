@@ -8,7 +8,8 @@ import numpy as np
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import Ends, Pipeline, Plan, SequenceLayout, Sharding, Stage, TensorParallel
+from hexiopt.plan.parallelism import Ends, SequenceParallel, TensorParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.plan.token_layout import Floats
 from hexiopt.problem.space import default_schedule
 from hexiopt.schedules.in_flight import holding, most_in_flight
@@ -219,6 +220,6 @@ def _built(allocated: Sequence[tuple[int, StageOption]]) -> _Built:
 
 
 def _stage(ends: Ends, first: int, end: int, policies: tuple[str, ...]) -> Stage:
-    if isinstance(ends, SequenceLayout):
+    if isinstance(ends, SequenceParallel):
         return Stage(ends, ((first, end),), policies)
     return Stage(TensorParallel(ends), ((first, end),), policies)

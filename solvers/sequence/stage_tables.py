@@ -13,7 +13,7 @@ import numpy as np
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import Ends
+from hexiopt.plan.parallelism import Ends
 from hexiopt.plan.token_layout import Floats, Ints
 from hexiopt.schedules.in_flight import holding
 from solvers.completion import allocation

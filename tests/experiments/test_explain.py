@@ -2,12 +2,13 @@
 
 from experiments.explain import measured_rows, stage_rows, step_rows
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
+from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
+from hexiopt.plan.plan import Pipeline, Plan, Stage
 from tests.hexiopt.test_sequence_plans import PROBLEM
 
 
 def test_the_parts_of_a_sequence_stage_make_its_time() -> None:
-    layout = SequenceLayout((SequenceGroup((0, 1), (20, 12), (6, 2)), SequenceGroup((4,), (32,), (8,))), "zigzag")
+    layout = SequenceParallel((SequenceGroup((0, 1), (20, 12), (6, 2)), SequenceGroup((4,), (32,), (8,))), "zigzag")
     plan = Plan((Pipeline((Stage(layout, ((0, 2),), ("selective",)), Stage.of((2, 3), 2, 3)), 4),))
     cost = PlanPricer(PROBLEM).price(plan)
     rows = list(stage_rows(PROBLEM, plan, cost))

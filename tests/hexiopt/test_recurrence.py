@@ -15,7 +15,8 @@ from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy
 from hexiopt.cost.executors.memory import Memory
 from hexiopt.errors import InputError
 from hexiopt.plan.messages import Message
-from hexiopt.plan.plan import Pipeline, Replica, Stage, TensorParallel, held_by
+from hexiopt.plan.parallelism import Replica, TensorParallel
+from hexiopt.plan.plan import Pipeline, Stage
 from hexiopt.schedules.gpipe import GPipe
 from hexiopt.schedules.recurrence import Executor, Link, chain_ends_s, executor_ends_s
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES
@@ -149,8 +150,8 @@ def cases(draw: st.DrawFn, routes: st.SearchStrategy[float] = HOPS, *, round_tim
                     links += [LinkCost(False, s, a, b, draw(routes)), LinkCost(True, t, b, a, draw(routes))]
     pipeline = Pipeline(
         tuple(
-            Stage(
-                held_by(tuple(Replica((s,), n) for n in own)),
+            Stage.of_replicas(
+                tuple(Replica((s,), n) for n in own),
                 tuple((c * count + s, c * count + s + 1) for c in range(chunks)),
             )
             for s, own in enumerate(samples)
@@ -262,7 +263,7 @@ def test_replicas_do_not_wait_for_each_other() -> None:
     links = [LinkCost(way, int(way), r, r, 0.0) for r in (0, 1) for way in (False, True)]
     stage = StageCost(pair)
     replicas = (Replica((0,), 1), Replica((1,), 1))
-    pipeline = Pipeline(tuple(Stage(held_by(replicas), ((s, s + 1),)) for s in (0, 1)), 10, 2)
+    pipeline = Pipeline(tuple(Stage.of_replicas(replicas, ((s, s + 1),)) for s in (0, 1)), 10, 2)
     case = Case(ONE_F_ONE_B, pipeline, (stage, stage), tuple(links))
     assert case.ends() == pytest.approx([33.0, 66.0, 31.0, 62.0])
     assert (stage.forward_s, stage.backward_s) == (2.0, 4.0)
@@ -274,7 +275,7 @@ def test_a_replica_waits_for_all_whose_samples_it_takes() -> None:
     second = StageCost((executor_cost((1.0, 1.0)),))
     links = [LinkCost(False, 0, r, 0, 0.5) for r in (0, 1)] + [LinkCost(True, 1, 0, r, 0.5) for r in (0, 1)]
     replicas = (Replica((0,), 1), Replica((1,), 1))
-    pipeline = Pipeline((Stage(held_by(replicas), ((0, 1),)), Stage.of((2,), 1, 2)), 1, 2)
+    pipeline = Pipeline((Stage.of_replicas(replicas, ((0, 1),)), Stage.of((2,), 1, 2)), 1, 2)
     case = Case(ONE_F_ONE_B, pipeline, (first, second), tuple(links))
     assert case.ends() == pytest.approx([7.0, 9.0, 5.5])
 

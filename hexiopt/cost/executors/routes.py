@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hexiopt.plan.plan import Ends, SequenceParallel
+from hexiopt.plan.parallelism import Ends, SequenceParallel
 from hexiopt.plan.token_layout import token_ranges
 from hexiopt.problem.cluster import Cluster
 

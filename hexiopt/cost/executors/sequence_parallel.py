@@ -43,7 +43,7 @@ from hexiopt.cost.executors.sequence_memory import SequenceMemory
 from hexiopt.cost.executors.sequence_phases import Exchange, Phase, Turns, Ways, Work, ends_s
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
-from hexiopt.plan.plan import SequenceParallel
+from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.token_layout import Floats, Ints, RingSchedule, kv_heads_of, members, misfit, ring_holders
 from hexiopt.problem.problem import Problem
 

@@ -274,11 +274,11 @@ class FlashFlexPricer:
         found = self._parts.get((id(pipeline), size))
         if found is not None and found.pipeline is pipeline:
             return found
-        feature = unpriced(Plan((pipeline,)))
+        feature = unpriced(pipeline)
         if any(len(stage.replicas) > 1 for stage in pipeline.stages):
-            feature = "a replicated stage"
+            feature = "a replicated stage has no price in FlashFlex's formulas"
         if feature is not None:
-            raise ValueError(f"{feature} has no price in FlashFlex's formulas")
+            raise ValueError(feature)
         count = len(pipeline.stages)
         costs, sends, busy = [], [], []
         machines = np.zeros(self._num_layers, np.int64)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from hexiopt.cost.executors.routes import Route
 from hexiopt.cost.sharing import executor_loads, pipeline_messages, round_trips_s, total_load
-from hexiopt.plan.plan import Ends, Pipeline, Plan, Replica, Sharding
+from hexiopt.plan.parallelism import Ends, Replica
+from hexiopt.plan.plan import Pipeline, Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.schedule import Schedule
 from solvers.baselines._plans import StageHolders, aligned_plan

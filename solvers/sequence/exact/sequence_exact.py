@@ -26,7 +26,8 @@ from itertools import count
 
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
-from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Sharding, Stage
+from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import default_schedule, recompute_policies, sharding_stages
 from hexiopt.result import RestrictedBound
@@ -309,7 +310,7 @@ class ExactPlans:
 
     # ---------------------------------------------------------------- plans
 
-    def _plan(self, stages: tuple[tuple[SequenceLayout, str], ...], split: BatchSplit, sharding: Sharding) -> Plan:
+    def _plan(self, stages: tuple[tuple[SequenceParallel, str], ...], split: BatchSplit, sharding: Sharding) -> Plan:
         layers = ((0, self._problem.model.num_layers),)
         return Plan(
             tuple(
@@ -320,18 +321,18 @@ class ExactPlans:
             sharding,
         )
 
-    def _equal(self, devices: tuple[int, ...]) -> SequenceLayout:
+    def _equal(self, devices: tuple[int, ...]) -> SequenceParallel:
         """A ring of shards that are as equal as possible."""
         seq_len, many = self._problem.workload.seq_len, len(devices)
         heads = self._problem.model.num_heads
-        return SequenceLayout(
+        return SequenceParallel(
             tuple(
                 SequenceGroup((d,), (seq_len // many + (k < seq_len % many),), (heads,)) for k, d in enumerate(devices)
             )
         )
 
 
-def _moved(layout: SequenceLayout, to: Mapping[int, int]) -> SequenceLayout:
+def _moved(layout: SequenceParallel, to: Mapping[int, int]) -> SequenceParallel:
     """The layout with its devices renumbered."""
     groups = (replace(own, devices=tuple(to[d] for d in own.devices)) for own in layout.groups)
     return replace(layout, groups=tuple(groups))

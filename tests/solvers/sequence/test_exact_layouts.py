@@ -14,7 +14,8 @@ from hexiopt.cost.cost import violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
-from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
+from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
+from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, recompute_policies
@@ -268,10 +269,10 @@ def equal_shards_s(model: PlanPricer) -> float:
     layers, count = ((0, problem.model.num_layers),), len(devices)
     tokens = tuple(seq_len // count + (k < seq_len % count) for k in range(count))
     shares = tuple(heads // count + (k < heads % count) for k in range(count))
-    ring = SequenceLayout(
+    ring = SequenceParallel(
         tuple(SequenceGroup((d,), (n,), (heads,)) for d, n in zip(devices, tokens, strict=True)), "zigzag"
     )
-    one = SequenceLayout((SequenceGroup(tuple(devices), tokens, shares),))
+    one = SequenceParallel((SequenceGroup(tuple(devices), tokens, shares),))
     batch = problem.workload.global_batch
     return min(
         model.price(Plan((Pipeline((Stage(layout, layers, (policy,)),), batch),))).objective
@@ -329,7 +330,7 @@ def test_best_split_is_the_best_of_all(seconds: list[dict[tuple[int, int], float
 
 
 @st.composite
-def framed(draw: st.DrawFn) -> tuple[Problem, LayoutSkeleton, SequenceLayout]:
+def framed(draw: st.DrawFn) -> tuple[Problem, LayoutSkeleton, SequenceParallel]:
     """A frame over some devices and a layout of it, in sixteenths of a sequence."""
     machines = draw(
         st.sampled_from(((("fast", 2), ("old", 2)), (("fast", 1), ("slow", 3)), (("slow", 2), ("fast", 2))))
@@ -349,7 +350,7 @@ def framed(draw: st.DrawFn) -> tuple[Problem, LayoutSkeleton, SequenceLayout]:
 
 @settings(max_examples=4)
 @given(framed())
-def test_a_program_with_heads_is_the_cost_model(given: tuple[Problem, LayoutSkeleton, SequenceLayout]) -> None:
+def test_a_program_with_heads_is_the_cost_model(given: tuple[Problem, LayoutSkeleton, SequenceParallel]) -> None:
     """Its choice takes what it says, and no longer than any other."""
     problem, skeleton, layout = given
     model, policies = PlanPricer(problem), (skeleton.policy,) * SMALL.num_layers
@@ -369,7 +370,7 @@ def test_a_program_with_heads_is_the_cost_model(given: tuple[Problem, LayoutSkel
 
 @settings(max_examples=200)
 @given(framed())
-def test_floors_are_below_every_layout(given: tuple[Problem, LayoutSkeleton, SequenceLayout]) -> None:
+def test_floors_are_below_every_layout(given: tuple[Problem, LayoutSkeleton, SequenceParallel]) -> None:
     problem, skeleton, layout = given
     model = PlanPricer(problem)
     lower_bounds = SkeletonBounds(QuantaGrid(problem, model.framework, 16, 1))
