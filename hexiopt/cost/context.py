@@ -79,7 +79,7 @@ def _shardings(plan: Plan, problem: Problem) -> Sequence[PipelineSharding]:
     count, sharding = len(plan.pipelines), plan.sharding
     if not sharding.stage:
         return [PipelineSharding()] * count
-    unreplicated = all(len(stage.copies) == 1 for pipeline in plan.pipelines for stage in pipeline.stages)
+    unreplicated = all(len(stage.parameter_copies) == 1 for pipeline in plan.pipelines for stage in pipeline.stages)
     if unreplicated and sharding.groups == "all":
         return [PipelineSharding(sharding.stage, count)] * count
     return state_sharding(plan, sharding_groups(plan, problem.cluster), problem.model)
@@ -93,7 +93,7 @@ def state_sharding(plan: Plan, groups: Sequence[int] | None, model: ModelSpec) -
         for stage in pipeline.stages:
             for first, end in stage.layers:
                 for layer in range(first, end):
-                    members[layer] += stage.copies
+                    members[layer] += stage.parameter_copies
     distinct = set(map(tuple, members))
     counted = {own: _num_holders(own, groups) for own in distinct}
     of_layer = [counted[tuple(own)] for own in members]
@@ -103,7 +103,7 @@ def state_sharding(plan: Plan, groups: Sequence[int] | None, model: ModelSpec) -
             by_layer=tuple(
                 tuple(
                     tuple(of_layer[layer][devices] for first, end in stage.layers for layer in range(first, end))
-                    for devices in stage.copies
+                    for devices in stage.parameter_copies
                 )
                 for stage in pipeline.stages
             ),

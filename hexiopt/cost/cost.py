@@ -30,7 +30,7 @@ class StageCost:
 
     @property
     def copies(self) -> tuple[ParameterCopy, ...]:
-        """All copies of the stage's parameters, in the order of `Stage.copies`."""
+        """All copies of the stage's parameters, in the order of `Stage.parameter_copies`."""
         return tuple([copy for executor in self.executors for copy in executor.copies])
 
     @property
@@ -158,7 +158,7 @@ def violations(problem: Problem, plan: Plan, cost: Cost) -> list[Violation]:
         return found
     for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
         for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
-            for devices, one in zip(stage.copies, stage_cost.copies, strict=True):
+            for devices, one in zip(stage.parameter_copies, stage_cost.copies, strict=True):
                 if one.excess_bytes > 0:
                     name = problem.cluster.device_name(devices[0])
                     found.append(

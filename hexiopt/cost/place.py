@@ -49,7 +49,7 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
     sharding, contention = context
     costs = []
     for s, stage in enumerate(pipeline.stages):
-        holders = sharding.holders(s, len(stage.copies))
+        holders = sharding.holders(s, len(stage.parameter_copies))
         zero_stage = sharding.zero_stage
         costs.append(
             StageCost(
@@ -57,8 +57,8 @@ def place(pipeline: Pipeline, schedule: Schedule, context: PipelineContext, stag
             )
         )
     samples, wraps = tuple([stage.samples(size) for stage in pipeline.stages]), chunks > 1
-    ends = [stage.ends for stage in pipeline.stages]
-    messages = placed_messages(ends, samples, stages.route, stages.message_bytes(1), wraps)
+    layouts = [stage.token_layouts for stage in pipeline.stages]
+    messages = placed_messages(layouts, samples, stages.route, stages.message_bytes(1), wraps)
     found = tuple(costs)
     return PlacedPipeline(
         schedule,

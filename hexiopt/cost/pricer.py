@@ -18,7 +18,7 @@ from hexiopt.cost.place import PlacedPipeline, place
 from hexiopt.cost.rings import GradientRings, gradient_rings
 from hexiopt.cost.step import step_cost
 from hexiopt.memo import Memo
-from hexiopt.plan.parallelism import Ends
+from hexiopt.plan.parallelism import TokenLayout
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import InFlight
@@ -113,7 +113,7 @@ class PlanPricer:
         """As of `Pricer`."""
         return self.stages.max_layers(tp_group, first, last, micro_batch_size, policy, held, shards)
 
-    def message_s(self, senders: Ends, receivers: Ends, micro_batch_size: int) -> float:
+    def message_s(self, senders: TokenLayout, receivers: TokenLayout, micro_batch_size: int) -> float:
         """As of `Pricer`."""
         return self.stages.message_s(senders, receivers, micro_batch_size)
 

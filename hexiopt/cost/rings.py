@@ -177,7 +177,7 @@ def gradient_rings(plan: Plan, model: ModelSpec, cluster: Cluster) -> GradientRi
     """The rings of `plan`. Raises InputError where its pipelines do not hold the same layers."""
     times = RingTimes(parameter_holders(plan.pipelines, model), cluster)
     copy_of = np.zeros(cluster.num_devices, np.int64)
-    copies = (devices for pipeline in plan.pipelines for stage in pipeline.stages for devices in stage.copies)
+    copies = (devices for pipeline in plan.pipelines for stage in pipeline.stages for devices in stage.parameter_copies)
     for k, devices in enumerate(copies):
         copy_of[list(devices)] = k
     return GradientRings(*divided_rings(times, sharding_groups(plan, cluster), cluster), copy_of)

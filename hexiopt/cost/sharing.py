@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hexiopt.cost.executors.routes import NetworkLoad, Route
 from hexiopt.plan.messages import Message, messages_of
-from hexiopt.plan.parallelism import Ends
+from hexiopt.plan.parallelism import TokenLayout
 from hexiopt.plan.plan import Pipeline
 
 
@@ -28,31 +28,31 @@ class PlacedMessage:
 
 
 def placed_messages(
-    ends: Sequence[Sequence[Ends]],
+    layouts: Sequence[Sequence[TokenLayout]],
     samples: tuple[tuple[int, ...], ...],
-    route_of: Callable[[Ends, Ends], Route],
+    route_of: Callable[[TokenLayout, TokenLayout], Route],
     sample_bytes: float,
     wraps: bool,
 ) -> tuple[PlacedMessage, ...]:
-    """The messages of a pipeline. Executor r of stage s is `ends[s][r]` and takes `samples[s][r]` of a micro-batch.
+    """The messages of a pipeline. Executor r of stage s is `layouts[s][r]` and takes `samples[s][r]` of a micro-batch.
 
     `sample_bytes` are the hidden states of one sequence. If the pipeline `wraps`, its last stage sends to the first.
     """
-    count = len(ends)
+    count = len(layouts)
     found = []
     for one in messages_of(samples, wraps):
-        route = route_of(ends[one.stage][one.sender], ends[one.target(count)][one.receiver])
+        route = route_of(layouts[one.stage][one.sender], layouts[one.target(count)][one.receiver])
         found.append(PlacedMessage(one, route, one.samples * sample_bytes))
     return tuple(found)
 
 
 def pipeline_messages(
-    pipeline: Pipeline, route_of: Callable[[Ends, Ends], Route], sample_bytes: float
+    pipeline: Pipeline, route_of: Callable[[TokenLayout, TokenLayout], Route], sample_bytes: float
 ) -> tuple[PlacedMessage, ...]:
     """As `placed_messages`, of a pipeline of a plan."""
     samples = tuple([stage.samples(pipeline.micro_batch_size) for stage in pipeline.stages])
-    ends = [stage.ends for stage in pipeline.stages]
-    return placed_messages(ends, samples, route_of, sample_bytes, pipeline.num_chunks > 1)
+    layouts = [stage.token_layouts for stage in pipeline.stages]
+    return placed_messages(layouts, samples, route_of, sample_bytes, pipeline.num_chunks > 1)
 
 
 def executor_loads(messages: Iterable[PlacedMessage]) -> list[tuple[int, float]]:

@@ -57,7 +57,7 @@ def parameter_holders(pipelines: Sequence[Pipeline], model: ModelSpec) -> Parame
         rows_of = []
         for stage in pipeline.stages:
             start = len(table_rows)
-            table_rows += stage.copies
+            table_rows += stage.parameter_copies
             rows_of.append(range(start, len(table_rows)))
         holds.append(
             [

@@ -75,8 +75,8 @@ class TensorParallel:
         return (self.devices,)
 
     @property
-    def ends(self) -> tuple["Ends", ...]:
-        """Who shares the tokens of a message, per executor."""
+    def token_layouts(self) -> tuple["TokenLayout", ...]:
+        """Who shares the tokens of a message at the boundary of the stage, per executor."""
         return (self.devices,)
 
     @property
@@ -118,7 +118,7 @@ class Replicated:
         return tuple([replica.devices for replica in self.replicas])
 
     @property
-    def ends(self) -> tuple["Ends", ...]:
+    def token_layouts(self) -> tuple["TokenLayout", ...]:
         """As of `TensorParallel`."""
         return self.executors
 
@@ -194,7 +194,7 @@ class SequenceParallel:
         return (self.devices,)
 
     @property
-    def ends(self) -> tuple["Ends", ...]:
+    def token_layouts(self) -> tuple["TokenLayout", ...]:
         """As of `TensorParallel`: the layout itself."""
         return (self,)
 
@@ -211,4 +211,4 @@ class SequenceParallel:
 StageParallelism = TensorParallel | Replicated | SequenceParallel
 
 # Who shares the tokens of a micro-batch at the boundary of a stage: a TP group in equal parts, or a layout as it says.
-Ends = Union[Devices, SequenceParallel]  # noqa: UP007
+TokenLayout = Union[Devices, SequenceParallel]  # noqa: UP007

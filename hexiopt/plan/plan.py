@@ -11,12 +11,12 @@ from itertools import chain
 
 from hexiopt.errors import InputError, quoted
 from hexiopt.plan.parallelism import (
-    Ends,
     Replica,
     Replicated,
     SequenceParallel,
     StageParallelism,
     TensorParallel,
+    TokenLayout,
     make_tuple,
 )
 from hexiopt.problem.space import SHARDING_GROUPS
@@ -100,17 +100,18 @@ class Stage:
         return self.parallelism.executors[0]
 
     @property
-    def ends(self) -> tuple[Ends, ...]:
-        """What works in turns of its own: the devices of each replica, or the sequence layout."""
-        return self.parallelism.ends
+    def token_layouts(self) -> tuple[TokenLayout, ...]:
+        """Who shares the tokens at the stage's boundary, per executor: the devices of a replica, or the sequence layout
+        (an executor is what runs operations of its own)."""
+        return self.parallelism.token_layouts
 
     @property
     def executors(self) -> tuple[tuple[int, ...], ...]:
-        """The devices of each of `ends`."""
+        """The devices of each executor: of each replica, or of the sequence layout."""
         return self.parallelism.executors
 
     @property
-    def copies(self) -> tuple[tuple[int, ...], ...]:
+    def parameter_copies(self) -> tuple[tuple[int, ...], ...]:
         """The devices that hold each copy of the stage's parameters: those of a replica, or each of a sequence layout
         alone."""
         return self.parallelism.parameter_copies
@@ -260,7 +261,7 @@ class Sharding:
             if len({stage.layers for stage in stages}) > 1:
                 return f"ZeRO-{self.stage} over pipelines with unequal layers in stage {s}; give all the same"
             # Each device of a sequence layout holds whole layers, as with TP 1.
-            if len({len(devices) for stage in stages for devices in stage.copies}) > 1:
+            if len({len(devices) for stage in stages for devices in stage.parameter_copies}) > 1:
                 return f"ZeRO-{self.stage} over pipelines with unequal TP degrees in stage {s}; give all the same"
         return None
 

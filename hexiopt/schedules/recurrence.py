@@ -34,7 +34,7 @@ class Executor:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ExecutorLink:
     """Messages of one direction between two executors (by index), seconds each."""
 
     backward: bool
@@ -67,7 +67,7 @@ def executor_ends_s(
     num_stages: int,
     num_micro_batches: int,
     executors: tuple[Executor, ...],
-    links: tuple[Link, ...],
+    links: tuple[ExecutorLink, ...],
 ) -> tuple[float, ...]:
     """When each executor ends its last operation, in seconds from the step's start.
 

@@ -214,7 +214,7 @@ class _Estimate:
     def __init__(self, run: Search) -> None:
         problem = self._problem = run.problem
         self._model = run.pricer if isinstance(run.pricer, PlanPricer) else PlanPricer(problem)
-        self._wires = LinkTable(problem.cluster)
+        self._links = LinkTable(problem.cluster)
         self._schedule = default_schedule(problem.workload)
         rates = RateTable(self._model).of(range(problem.cluster.num_devices), "none")
         spec, workload = problem.model, problem.workload
@@ -282,7 +282,7 @@ class _Estimate:
         found = self._kept.get(key)
         if found is None:
             layout = _layout(self._problem, block, hp, order)
-            found = SequenceStage(self._problem, self._model.framework, layout, size, None, self._wires)
+            found = SequenceStage(self._problem, self._model.framework, layout, size, None, self._links)
             self._kept[key] = found
         return found
 

@@ -106,7 +106,7 @@ class LayoutEvaluator:
     def __init__(self, model: PlanPricer, freedoms: LayoutFreedoms) -> None:
         self._model, self._problem, self._freedoms = model, model.problem, freedoms
         self._rates = RateTable(model)
-        self._wires = LinkTable(model.problem.cluster)
+        self._links = LinkTable(model.problem.cluster)
         self._stages: Memo[tuple[SequenceParallel, int, int], SequenceStage] = Memo(
             lambda key: self._stage(*key), _KEPT_STAGES
         )
@@ -162,7 +162,7 @@ class LayoutEvaluator:
         network, own = self._problem.cluster.network, list(layout.devices)
         used = np.concatenate([network.transmitters[own], network.receivers[own]]).tolist()
         contention = dict.fromkeys(used, sharers) if sharers > 1 else None
-        return SequenceStage(self._problem, self._model.framework, layout, size, contention, self._wires)
+        return SequenceStage(self._problem, self._model.framework, layout, size, contention, self._links)
 
     def _allocate(self, recipe: LayoutRecipe) -> TokenAllocation:
         workload, spec, groups = self._problem.workload, self._problem.model, recipe.groups

@@ -18,7 +18,7 @@ from hexiopt.plan.messages import Message
 from hexiopt.plan.parallelism import Replica, TensorParallel
 from hexiopt.plan.plan import Pipeline, Stage
 from hexiopt.schedules.gpipe import GPipe
-from hexiopt.schedules.recurrence import Executor, Link, chain_ends_s, executor_ends_s
+from hexiopt.schedules.recurrence import Executor, ExecutorLink, chain_ends_s, executor_ends_s
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES
 from hexiopt.schedules.schedule import Operation, OperationKind, Programme, Schedule, StagePosition, operations
 from hexiopt.simulation.engine import simulate_pipeline
@@ -31,7 +31,11 @@ NOTHING = Memory(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def exact_ends(
-    schedule: Schedule, num_stages: int, num_micro_batches: int, executors: Sequence[Executor], links: Sequence[Link]
+    schedule: Schedule,
+    num_stages: int,
+    num_micro_batches: int,
+    executors: Sequence[Executor],
+    links: Sequence[ExecutorLink],
 ) -> list[Fraction]:
     """When each executor ends, operation by operation in rational arithmetic, nothing skipped."""
     chunks = len(executors[0].chunk_s)
@@ -92,12 +96,12 @@ class Case:
         """When each replica ends, stage by stage."""
         return list(executor_ends_s(*self.graph()))
 
-    def graph(self) -> tuple[Schedule, int, int, tuple[Executor, ...], tuple[Link, ...]]:
+    def graph(self) -> tuple[Schedule, int, int, tuple[Executor, ...], tuple[ExecutorLink, ...]]:
         """What the recurrence takes."""
         first = [0, *accumulate(len(stage.executors) for stage in self.stages)]
         count = len(self.stages)
         links = [
-            Link(
+            ExecutorLink(
                 link.backward,
                 first[link.stage] + link.sender,
                 first[(link.stage - 1 if link.backward else link.stage + 1) % count] + link.receiver,
@@ -194,12 +198,12 @@ def test_an_order_that_waits_for_itself_is_refused() -> None:
         chain_ends_s(Backwards(), [1.0, 1.0], [1.0, 1.0], [0.0], [0.0], 4)
 
 
-def chain(times: Times) -> tuple[tuple[Executor, ...], tuple[Link, ...]]:
+def chain(times: Times) -> tuple[tuple[Executor, ...], tuple[ExecutorLink, ...]]:
     """The graph of a plain pipeline."""
     forward, backward, ahead, back = times
     executors = [Executor(s, (pair,)) for s, pair in enumerate(zip(forward, backward, strict=True))]
-    links = [Link(False, s, s + 1, seconds) for s, seconds in enumerate(ahead)]
-    links += [Link(True, s + 1, s, seconds) for s, seconds in enumerate(back)]
+    links = [ExecutorLink(False, s, s + 1, seconds) for s, seconds in enumerate(ahead)]
+    links += [ExecutorLink(True, s + 1, s, seconds) for s, seconds in enumerate(back)]
     return tuple(executors), tuple(links)
 
 
@@ -237,7 +241,7 @@ def test_interleaving_divides_the_bubble(num_stages: int, num_chunks: int, turns
     case, batches = ring(num_stages, num_chunks, 2.0, 4.0), turns * num_stages
     executors = [Executor(s, stage.chunk_s) for s, stage in enumerate(case.stages)]
     links = [
-        Link(link.backward, link.stage, (link.stage + (-1 if link.backward else 1)) % num_stages, 0.0)
+        ExecutorLink(link.backward, link.stage, (link.stage + (-1 if link.backward else 1)) % num_stages, 0.0)
         for link in case.links
     ]
     ends = executor_ends_s(INTERLEAVED, num_stages, batches, tuple(executors), tuple(links))

@@ -106,12 +106,12 @@ def test_what_does_not_fit_is_said(
 def test_blocks_are_those_counted_token_by_token(case: tuple[SequenceParallel, int, int]) -> None:
     layout = case[0]
     runs, count = group_ranges(layout), len(layout.groups)
-    turns = RingSchedule(members(layout), layout.order)
-    each = turns.blocks(np.arange(count))
+    schedule = RingSchedule(members(layout), layout.order)
+    each = schedule.blocks(np.arange(count))
     needed = np.zeros(count, int)
-    for turn in range(count):
+    for step in range(count):
         for g in range(count):
-            keys = runs[turns.source(np.arange(count))[turn, g]]
+            keys = runs[schedule.source(np.arange(count))[step, g]]
             seen = [(q, k) for a in runs[g] for q in range(*a) for b in keys for k in range(*b) if k <= q]
             blocks = [(a, b) for a in runs[g] for b in keys if causal_pairs([a], [b])]
             own = sum(q == k for q, k in seen)
@@ -121,10 +121,10 @@ def test_blocks_are_those_counted_token_by_token(case: tuple[SequenceParallel, i
                 len(blocks),
                 len({q for q, _ in seen}),
             )
-            assert tuple(values[turn, g] for values in each) == by_hand
+            assert tuple(values[step, g] for values in each) == by_hand
             if seen:
-                needed[(g - turn) % count] = turn
-    assert turns.last_turn().tolist() == needed.tolist()
+                needed[(g - step) % count] = step
+    assert schedule.last_step().tolist() == needed.tolist()
 
 
 @given(layouts(), st.sampled_from((1, 2, 3, 4)))

@@ -16,7 +16,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.plan.holders import parameter_holders
-from hexiopt.plan.parallelism import Ends, Replica, SequenceGroup, SequenceParallel, TensorParallel
+from hexiopt.plan.parallelism import Replica, SequenceGroup, SequenceParallel, TensorParallel, TokenLayout
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.plan.token_layout import token_ranges
 from hexiopt.problem.problem import Problem
@@ -55,7 +55,7 @@ def test_the_simulation_ends_when_the_cost_says_and_nothing_beats_the_bound(pair
     assert 0.0 < lower_bound_s(model, 1.0) <= cost.pipeline_s <= cost.step_time_s
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
         for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True):
-            assert len(stage.copies) == len(stage_cost.copies)
+            assert len(stage.parameter_copies) == len(stage_cost.copies)
             assert stage_cost.excess_bytes == max(one.excess_bytes for one in stage_cost.copies)
     memory = prediction_to_dict(problem, plan, cost)["memory_gib"]
     assert set(memory) == {problem.cluster.device_name(d) for d in plan.devices()}
@@ -98,11 +98,11 @@ def test_layouts_of_one_device_cost_what_tp_1_costs(pair: tuple[Problem, Plan], 
 def test_each_token_crosses_once_from_owner_to_owner(data: st.DataObject) -> None:
     seq_len = 24
 
-    def ends(devices: tuple[int, ...]) -> Ends:
+    def ends(devices: tuple[int, ...]) -> TokenLayout:
         layout = layouts_of(devices, seq_len, 8)
         return data.draw(layout | st.integers(1, 4).map(lambda n: devices[:n]))
 
-    def owners(which: Ends) -> list[int]:
+    def owners(which: TokenLayout) -> list[int]:
         if not isinstance(which, SequenceParallel):
             return [which[token * len(which) // seq_len] for token in range(seq_len)]
         found = [-1] * seq_len

@@ -99,7 +99,7 @@ def test_the_simulation_ends_when_the_recurrence_says(case: tuple[Problem, Seque
         for event in events:
             for place in {event.place, event.receiver} if event.kind == "ring" else {event.place}:
                 ended[place] = max(ended[place], event.end_s)
-        assert ended == pytest.approx(ends_s(stage.own, stage.ways, phases), rel=1e-9)
+        assert ended == pytest.approx(ends_s(stage.own, stage.peers, phases), rel=1e-9)
     assert stage.layer_s(policy)[1] == pytest.approx(max(event.end_s for event in events), rel=1e-9)
 
 
@@ -112,15 +112,15 @@ def test_events_of_a_device_do_not_overlap_and_messages_wait(case: tuple[Problem
     begun: dict[tuple[int, int, int], float] = {}
     for event in events:
         if event.kind in ("work", "attention"):
-            begun[event.place, event.phase, event.turn] = event.start_s
+            begun[event.place, event.phase, event.step] = event.start_s
     for event in events:
         if event.kind == "ring":
-            ends = [begun[place, event.phase, event.turn] for place in (event.place, event.receiver)]
+            ends = [begun[place, event.phase, event.step] for place in (event.place, event.receiver)]
             assert event.start_s == max(ends)
             for place in (event.place, event.receiver):
-                assert begun.get((place, event.phase, event.turn + 1), math.inf) >= event.end_s
+                assert begun.get((place, event.phase, event.step + 1), math.inf) >= event.end_s
         elif event.kind == "exchange":
-            before = [begun[place, event.phase - 1, turn] for place, p, turn in begun if p == event.phase - 1]
+            before = [begun[place, event.phase - 1, step] for place, p, step in begun if p == event.phase - 1]
             assert not before or event.start_s >= min(before)
 
 
@@ -152,32 +152,32 @@ def test_rings_carry_the_keys_that_are_needed_and_gradients_all_the_way() -> Non
                 )
                 for j in range(3)
             ]
-            for turn in range(2):
-                if any(needed[turn + 1 :]):
-                    sender = (block + turn) % 3
-                    sent[back, turn, groups[sender].devices[ring.places[sender]], _next(groups, ring, sender)] += (
+            for step in range(2):
+                if any(needed[step + 1 :]):
+                    sender = (block + step) % 3
+                    sent[back, step, groups[sender].devices[ring.places[sender]], _next(groups, ring, sender)] += (
                         num_bytes
                     )
-            for turn in range(3) if back else ():
-                sender = (block + turn) % 3
-                sent[back, turn + 1, groups[sender].devices[ring.places[sender]], _next(groups, ring, sender)] += (
+            for step in range(3) if back else ():
+                sender = (block + step) % 3
+                sent[back, step + 1, groups[sender].devices[ring.places[sender]], _next(groups, ring, sender)] += (
                     num_bytes
                 )
         for back in (False, True):
             phases = list(stage.backward("none") if back else stage.forward())
             of_device: Counter[tuple[bool, int, int]] = Counter()
             into: Counter[tuple[bool, int, int]] = Counter()
-            for (backward, turn, a, b), num_bytes in sent.items():
-                of_device[backward, turn, a] += num_bytes
-                into[backward, turn, b] += num_bytes
+            for (backward, step, a, b), num_bytes in sent.items():
+                of_device[backward, step, a] += num_bytes
+                into[backward, step, b] += num_bytes
             found = {
-                (event.turn, layout.devices[event.place], layout.devices[event.receiver]): event.end_s - event.start_s
+                (event.step, layout.devices[event.place], layout.devices[event.receiver]): event.end_s - event.start_s
                 for event in simulate_layer(stage, phases)
                 if event.kind == "ring"
             }
             expected = {
-                (turn, a, b): max(of_device[back, turn, a], into[back, turn, b]) / 1e9
-                for (backward, turn, a, b) in sent
+                (step, a, b): max(of_device[back, step, a], into[back, step, b]) / 1e9
+                for (backward, step, a, b) in sent
                 if backward == back
             }
             assert found == pytest.approx(expected, rel=1e-9)
@@ -237,7 +237,7 @@ def test_equal_shards_of_equal_devices_end_together(shape: tuple[int, int], kv_h
     )
     stage = PlanPricer(problem).stages.sequence_stage(SequenceParallel(groups, "zigzag"), 1)
     for phases in (stage.forward(), stage.backward("none")):
-        ended = ends_s(stage.own, stage.ways, phases)
+        ended = ends_s(stage.own, stage.peers, phases)
         assert ended == pytest.approx(np.full(len(ended), ended[0]), rel=1e-9)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hexiopt.plan.parallelism import Ends, SequenceParallel
+from hexiopt.plan.parallelism import SequenceParallel, TokenLayout
 from hexiopt.plan.token_layout import token_ranges
 from hexiopt.problem.cluster import Cluster
 
@@ -48,7 +48,7 @@ def overlaps(senders: int, receivers: int) -> Iterable[tuple[int, int, float]]:
         i, j, at = i + (end == (i + 1) * receivers), j + (end == (j + 1) * senders), end
 
 
-def shared_tokens(senders: Ends, receivers: Ends) -> Iterable[tuple[int, int, float]]:
+def shared_tokens(senders: TokenLayout, receivers: TokenLayout) -> Iterable[tuple[int, int, float]]:
     """(sending device, receiving device, share of the message)."""
     if not isinstance(senders, SequenceParallel) and not isinstance(receivers, SequenceParallel):
         return [(senders[i], receivers[j], share) for i, j, share in overlaps(len(senders), len(receivers))]
@@ -67,20 +67,20 @@ def shared_tokens(senders: Ends, receivers: Ends) -> Iterable[tuple[int, int, fl
     return [(a, b, float(tokens / seq_len)) for (a, b), tokens in found.items()]
 
 
-def _owners(ends: Ends, seq_len: int) -> list[tuple[Fraction | int, int]]:
+def _owners(layout: TokenLayout, seq_len: int) -> list[tuple[Fraction | int, int]]:
     """(end of a run of tokens, who has it), along the sequence."""
-    if not isinstance(ends, SequenceParallel):
-        return [(Fraction(seq_len * (k + 1), len(ends)), device) for k, device in enumerate(ends)]
+    if not isinstance(layout, SequenceParallel):
+        return [(Fraction(seq_len * (k + 1), len(layout)), device) for k, device in enumerate(layout)]
     runs = [
         (run, device)
-        for group, shards in zip(ends.groups, token_ranges(ends), strict=True)
+        for group, shards in zip(layout.groups, token_ranges(layout), strict=True)
         for device, own in zip(group.devices, shards, strict=True)
         for run in own
     ]
     return [(end, device) for (_, end), device in sorted(runs)]
 
 
-def route(cluster: Cluster, senders: Ends, receivers: Ends) -> Route:
+def route(cluster: Cluster, senders: TokenLayout, receivers: TokenLayout) -> Route:
     """The way from one stage to the next."""
     network, machine_of = cluster.network, cluster.machine_of
     shared: NetworkLoad = {}

@@ -28,7 +28,7 @@ from hexiopt.cost.executors.routes import Route, route
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
-from hexiopt.plan.parallelism import Ends, Replicated, SequenceParallel, TensorParallel
+from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel, TokenLayout
 from hexiopt.plan.plan import Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Measured, Shape
@@ -356,14 +356,14 @@ class StageModel:
         model, limit = self.memory_model(tp_group, micro_batch_size), tp_group.gpu.usable_memory_bytes
         return model.least_recomputed(limit, counts, first, last, smaller, faster, held, shards)
 
-    def route(self, senders: Ends, receivers: Ends) -> Route:
+    def route(self, senders: TokenLayout, receivers: TokenLayout) -> Route:
         """The way of a message between two stages."""
         return self._hops[senders, receivers]
 
-    def _new_hop(self, ends: tuple[Ends, Ends]) -> Route:
+    def _new_hop(self, ends: tuple[TokenLayout, TokenLayout]) -> Route:
         return route(self.problem.cluster, *ends)
 
-    def message_s(self, senders: Ends, receivers: Ends, micro_batch_size: int) -> float:
+    def message_s(self, senders: TokenLayout, receivers: TokenLayout, micro_batch_size: int) -> float:
         """Seconds of one message between two stages, the network otherwise idle."""
         return self.route(senders, receivers).alone_s(self.message_bytes(micro_batch_size))
 

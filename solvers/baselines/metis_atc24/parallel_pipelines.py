@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from hexiopt.cost.executors.routes import Route
 from hexiopt.cost.sharing import executor_loads, pipeline_messages, round_trips_s, total_load
-from hexiopt.plan.parallelism import Ends, Replica
+from hexiopt.plan.parallelism import Replica, TokenLayout
 from hexiopt.plan.plan import Pipeline, Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.schedule import Schedule
@@ -61,7 +61,7 @@ def _devices(shares: MetisReplicas) -> StageHolders:
 
 
 def boundaries_s(
-    pipelines: Sequence[Pipeline], hop_of: Callable[[Ends, Ends], Route], sequence_bytes: float
+    pipelines: Sequence[Pipeline], hop_of: Callable[[TokenLayout, TokenLayout], Route], sequence_bytes: float
 ) -> list[float]:
     """Per boundary of pipelines of equal structure, the longest message ahead and the longest back of one, together.
 
