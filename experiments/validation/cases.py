@@ -150,23 +150,23 @@ def _plan(row: Row, problem: Problem, d: _Degrees, size: int, policy: str, shard
     if len(counts) != d.pp or sum(counts) != problem.model.num_layers or min(counts) < d.vpp:
         raise InexpressibleError("layers do not divide into the stages")
     ranges = layer_ranges(counts, d.vpp)
-    pipelines = tuple(
-        Pipeline(
-            tuple(
-                Stage(
-                    TensorParallel(tuple((s * d.dp + p) * d.tp + t for t in range(d.tp))),
-                    ranges[s],
-                    recompute_of(row, policy, counts[s]),
-                )
-                for s in range(d.pp)
-            ),
-            problem.workload.global_batch // d.dp // size,
-            size,
-        )
-        for p in range(d.dp)
-    )
-    _check_machines(problem.cluster, pipelines)
     try:
+        pipelines = tuple(
+            Pipeline(
+                tuple(
+                    Stage(
+                        TensorParallel(tuple((s * d.dp + p) * d.tp + t for t in range(d.tp))),
+                        ranges[s],
+                        recompute_of(row, policy, counts[s]),
+                    )
+                    for s in range(d.pp)
+                ),
+                problem.workload.global_batch // d.dp // size,
+                size,
+            )
+            for p in range(d.dp)
+        )
+        _check_machines(problem.cluster, pipelines)
         return Plan(pipelines, INTERLEAVED if d.vpp > 1 else ONE_F_ONE_B, sharding)
     except InputError as error:
         raise InexpressibleError(str(error)) from None

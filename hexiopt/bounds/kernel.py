@@ -55,7 +55,10 @@ class Task(NamedTuple):
 
 
 class BoxArrays(NamedTuple):
-    """Boxes: least micro-batches, least and most Σ, and the most that a chain may cost, [boxes] each."""
+    """Boxes of chains as the compiled loops read them, [boxes] each.
+
+    Least micro-batches, least and most Σ, and the most that a chain may cost.
+    """
 
     low_m: Floats
     low_s: Floats

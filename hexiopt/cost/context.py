@@ -53,7 +53,7 @@ def refuse_layers_beyond(pipeline: Pipeline, model: ModelSpec) -> None:
     """Raises InputError where a stage has a layer that `model` lacks."""
     for s, stage in enumerate(pipeline.stages):
         for first, end in stage.layers:
-            if end > model.num_layers or first < 0:
+            if end > model.num_layers:
                 said = f"plan: stage {s} has layers {first} to {end - 1}, the model has {model.num_layers}"
                 raise InputError(f"{said}; choose layers from 0 to {model.num_layers - 1}")
 

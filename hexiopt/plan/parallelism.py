@@ -35,6 +35,20 @@ def check_devices(owner: "TensorParallel | Replica | SequenceGroup", what: str) 
         if type(device) is not int or device < 0:
             said = f"{what} has device {quoted(device)}"
             raise InputError(f"{said}; state devices by their numbers in the cluster, from 0 on")
+    if owner.heads is not None:
+        check_numbers(owner, what, "heads")
+
+
+def check_numbers(owner: "TensorParallel | Replica | SequenceGroup", what: str, name: str) -> None:
+    """Refuse, by InputError, a field `name` that does not list a whole number from 1 for every device."""
+    if type(getattr(owner, name)) is not tuple:
+        make_tuple(owner, name)
+    numbers = getattr(owner, name)
+    if len(numbers) != len(owner.devices):
+        said = f"{what} has {len(owner.devices)} devices and {name} {quoted(numbers)}"
+        raise InputError(f"{said}; state one number for every device")
+    if any(type(number) is not int or number < 1 for number in numbers):
+        raise InputError(f"{what} has {name} {quoted(numbers)}; give every device at least 1, or leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +56,7 @@ class Replica:
     """The devices that hold one copy of a replicated stage by tensor parallelism.
 
     `samples` of each micro-batch come to this replica (None: all, for a TP group alone); `heads` per device where
-    uneven. Raises InputError without a device.
+    uneven. Raises InputError where a number is not from its range.
     """
 
     devices: Devices
@@ -51,11 +65,14 @@ class Replica:
 
     def __post_init__(self) -> None:
         check_devices(self, "a replica of the stage")
+        if self.samples is not None and (type(self.samples) is not int or self.samples < 1):
+            said = f"a replica of the stage has {quoted(self.samples)} samples"
+            raise InputError(f"{said}; give it a whole number of them, at least 1")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """One TP group, to which all samples come; `heads` per device where uneven. Raises InputError without a device."""
+    """One TP group, to which all samples come; `heads` per device where uneven. Raises as `Replica`."""
 
     devices: Devices
     heads: tuple[int, ...] | None = None
@@ -104,8 +121,10 @@ class Replicated:
         if not self.replicas:
             raise InputError("the stage has no replica; name at least one")
         for r, replica in enumerate(self.replicas):
-            if replica.samples is None or replica.samples < 1:
-                raise InputError(f"replica {r} of the stage has {replica.samples or 'no'} samples; give it at least 1")
+            if not isinstance(replica, Replica):
+                raise InputError(f"replica {r} of the stage is {quoted(replica)}; give Replica(devices, samples)")
+            if replica.samples is None:
+                raise InputError(f"replica {r} of the stage has no samples; state them for each")
 
     @property
     def num_samples(self) -> int:
@@ -145,17 +164,7 @@ class SequenceGroup:
 
     def __post_init__(self) -> None:
         check_devices(self, "a group of the sequence layout")
-        if not type(self.tokens) is type(self.heads) is tuple:
-            make_tuple(self, "tokens")
-            make_tuple(self, "heads")
-        devices, tokens, heads = self.devices, self.tokens, self.heads
-        if not len(devices) == len(tokens) == len(heads):
-            said = f"a group has {len(devices)} devices, {len(tokens)} numbers of tokens and {len(heads)} of heads"
-            raise InputError(f"{said}; state one of each for every device")
-        if min(tokens) < 1 or min(heads) < 1:
-            word, given = ("tokens", tokens) if min(tokens) < 1 else ("heads", heads)
-            said = f"a group has {word} {quoted(list(given))}"
-            raise InputError(f"{said}; give every device at least 1, or leave it out")
+        check_numbers(self, "a group of the sequence layout", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +186,10 @@ class SequenceParallel:
             raise InputError(f"the sequence layout has order {quoted(self.order)}; choose {' or '.join(ORDERS)}")
         if not self.groups:
             raise InputError("the sequence layout has no group; name at least one")
+        for g, group in enumerate(self.groups):
+            if not isinstance(group, SequenceGroup):
+                said = f"group {g} of the sequence layout is {quoted(group)}"
+                raise InputError(f"{said}; give SequenceGroup(devices, tokens, heads)")
 
     @property
     def devices(self) -> Devices:

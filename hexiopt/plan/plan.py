@@ -24,6 +24,7 @@ from hexiopt.problem.workload import RECOMPUTE_POLICIES, SHARDING_STAGES
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
 
+_PARALLELISMS = (TensorParallel, Replicated, SequenceParallel)
 _POLICIES = frozenset(RECOMPUTE_POLICIES)
 
 
@@ -41,18 +42,20 @@ class Stage:
     recompute: tuple[str, ...] = ("none",)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.parallelism, TensorParallel | Replicated | SequenceParallel):
+        if not isinstance(self.parallelism, _PARALLELISMS):
             said = f"the stage has parallelism {quoted(self.parallelism)}"
             raise InputError(f"{said}; give TensorParallel, Replicated or SequenceParallel of hexiopt.plan.parallelism")
         if type(self.layers) is not tuple:
             make_tuple(self, "layers")
         if type(self.recompute) is not tuple:
-            recompute: object = self.recompute
-            object.__setattr__(self, "recompute", (recompute,) if isinstance(recompute, str) else tuple(self.recompute))
+            if isinstance(self.recompute, str):
+                object.__setattr__(self, "recompute", (self.recompute,))
+            make_tuple(self, "recompute")
         if not self.layers:
             raise InputError("the stage has no layer range; give it one")
         for layers in self.layers:
-            if type(layers) is not tuple or len(layers) != 2 or not 0 <= layers[0] < layers[1]:
+            whole = type(layers) is tuple and len(layers) == 2 and type(layers[0]) is type(layers[1]) is int
+            if not whole or not 0 <= layers[0] < layers[1]:
                 said = f"the stage has layers {quoted(self.layers)}; {quoted(layers)} is not a range"
                 raise InputError(f"{said}: write ((first, end),), the end not included and above the first")
         if len(self.layers) > 1 and isinstance(self.parallelism, SequenceParallel):
@@ -61,8 +64,12 @@ class Stage:
         if len(self.recompute) != 1 and (len(self.recompute) != self.num_layers or not self.recompute):
             said = f"the stage has {len(self.recompute)} recompute policies for {self.num_layers} layers"
             raise InputError(f"{said}; state one, or one for each layer")
-        if not _POLICIES.issuperset(self.recompute):
-            wrong = next(policy for policy in self.recompute if policy not in _POLICIES)
+        try:
+            known = _POLICIES.issuperset(self.recompute)
+        except TypeError:  # what has no hash is no policy
+            known = False
+        if not known:
+            wrong = next(policy for policy in self.recompute if policy not in RECOMPUTE_POLICIES)
             said = f"the stage has recompute policy {quoted(wrong)}"
             raise InputError(f"{said}; choose {', '.join(RECOMPUTE_POLICIES[:-1])} or {RECOMPUTE_POLICIES[-1]}")
 
@@ -130,11 +137,6 @@ class Stage:
     def policy(self) -> str:
         """The recompute policy of a stage that has one for all layers."""
         return self.recompute[0]
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the stage is one TP group with one range of layers."""
-        return isinstance(self.parallelism, TensorParallel) and len(self.layers) == 1
 
     def samples(self, micro_batch_size: int) -> tuple[int, ...]:
         """Sequences of a micro-batch that come to each executor, in order."""
@@ -230,11 +232,13 @@ class Sharding:
             if self.groups not in SHARDING_GROUPS:
                 raise InputError(f"sharding groups are {quoted(self.groups)}; choose all, machine or lists of devices")
         else:
+            said = f"sharding groups are {quoted(self.groups)}; choose all, machine or lists of devices"
             try:
                 object.__setattr__(self, "groups", tuple([tuple(group) for group in self.groups]))
             except TypeError:
-                said = f"sharding groups are {quoted(self.groups)}"
-                raise InputError(f"{said}; choose all, machine or lists of devices") from None
+                raise InputError(said) from None
+            if any(type(device) is not int for group in self.groups for device in group):
+                raise InputError(f"{said} by their numbers in the cluster")
 
     def broken_rule(
         self, pipelines: Sequence[Pipeline], schedule: Schedule, name: Callable[[int], str] = str
@@ -330,6 +334,7 @@ def broken_rule(
 def unpriced(pipeline: Pipeline) -> str | None:
     """What `pipeline` has that files and runs know but no price does, in words, with a remedy; None if nothing."""
     for s, stage in enumerate(pipeline.stages):
-        if any(replica.heads is not None for replica in stage.replicas):
+        groups = (stage.parallelism,) if isinstance(stage.parallelism, TensorParallel) else stage.replicas
+        if any(group.heads is not None for group in groups):
             return f"stage {s} states the heads of a TP group, which are not priced yet; leave out `heads`"
     return None

@@ -243,7 +243,9 @@ def _stage(section: Section, cluster: Cluster) -> Stage:
 
 
 def _tensor_parallel(section: Section, cluster: Cluster) -> TensorParallel:
-    return TensorParallel(_devices(section, cluster), _whole(section, "heads", optional=True) or None)
+    group = _devices(section, cluster), _whole(section, "heads", optional=True) or None
+    with section.blamed():
+        return TensorParallel(*group)
 
 
 def _replicated(section: Section, cluster: Cluster) -> Replicated:
@@ -252,8 +254,10 @@ def _replicated(section: Section, cluster: Cluster) -> Replicated:
     found = []
     for entry in section.sections("replicas"):
         samples = entry.integer("samples", at_least=1, at_most=10**7)
-        found.append(Replica(_devices(entry, cluster), samples, _whole(entry, "heads", optional=True) or None))
+        group = _devices(entry, cluster), samples, _whole(entry, "heads", optional=True) or None
         entry.finish()
+        with entry.blamed():
+            found.append(Replica(*group))
     return Replicated(tuple(found))
 
 

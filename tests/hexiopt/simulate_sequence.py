@@ -18,7 +18,7 @@ class SequenceEvent:
     """Something that takes time: `kind` is work (outside attention), attention, exchange (a message of an all-to-all)
     or ring (a message of a sub-ring, whose number is `ring`).
 
-    `place` and `receiver` are places among the devices of the layout, `phase` counts phases, and `step` the steps of one.
+    `place` and `receiver` are places among the devices of the layout, `phase` counts phases, `step` the steps of one.
     """
 
     kind: str

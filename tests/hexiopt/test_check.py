@@ -1,11 +1,13 @@
 """The check: every rule broken in turn is reported with its word, and valid plans pass."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from hexiopt.cost.cost import violations
 from hexiopt.cost.pricer import PlanPricer
@@ -22,7 +24,7 @@ from hexiopt.reading import Section
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
 from tests.hexiopt.test_schedules import Eager
-from tests.strategies import problems_with_plans
+from tests.strategies import JSON, problems_with_plans
 
 MODEL = ModelSpec(
     name="m",
@@ -295,8 +297,12 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "no replica": (lambda: Replicated(()), "the stage has no replica; name at least one"),
     "a replica of no sample": (
-        lambda: Replicated((Replica((4,), 2), Replica((3,), 0))),
-        "replica 1 of the stage has no samples; give it at least 1",
+        lambda: Replica((3,), 0),
+        "a replica of the stage has 0 samples; give it a whole number of them, at least 1",
+    ),
+    "a replica that states no samples": (
+        lambda: Replicated((Replica((4,), 2), Replica((3,)))),
+        "replica 1 of the stage has no samples; state them for each",
     ),
     "a replica of no device": (lambda: Replica((), 1), "a replica of the stage has no device; name at least one"),
     "a layout of no group": (lambda: SequenceParallel(()), "the sequence layout has no group; name at least one"),
@@ -306,11 +312,15 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a token count for no device": (
         lambda: SequenceGroup((4,), (64, 64), (4,)),
-        "a group has 1 devices, 2 numbers of tokens and 1 of heads; state one of each for every device",
+        "a group of the sequence layout has 1 devices and tokens (64, 64); state one number for every device",
     ),
     "a device of no head": (
         lambda: SequenceGroup((4, 5), (64, 64), (4, 0)),
-        "a group has heads [4, 0]; give every device at least 1, or leave it out",
+        "a group of the sequence layout has heads (4, 0); give every device at least 1, or leave it out",
+    ),
+    "heads for another number of devices": (
+        lambda: TensorParallel((0, 1), (3,)),
+        "the stage has 2 devices and heads (3,); state one number for every device",
     ),
     "no stage": (lambda: with_first(stages=()), "the pipeline has no stage; give it at least one"),
     "a stage that is none": (
@@ -424,12 +434,26 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
+PARTS = (
+    *(PLAN, FIRST, FIRST.stages[0], FIRST.stages[0].parallelism, Sharding(1, ((0, 1),)), Replica((0,), 1)),
+    *(Replicated((Replica((4,), 1), Replica((3,), 1))), SEQUENCE, SEQUENCE.groups[0]),
+)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_no_problem_is_needed_to_judge_is_refused_when_it_is_made(name: str) -> None:
     build, line = REFUSED[name]
     with pytest.raises(InputError) as caught:
         build()
     assert str(caught.value) == line
+
+
+@given(which=st.integers(0, len(PARTS) - 1), value=JSON, data=st.data())
+def test_any_value_makes_a_part_of_a_plan_or_is_refused(which: int, value: Any, data: st.DataObject) -> None:
+    part = PARTS[which]
+    name = data.draw(st.sampled_from([field.name for field in fields(part)]))
+    with suppress(InputError):  # whose text is one line by its class
+        hash(replace(part, **{name: value}))  # type: ignore[type-var]
 
 
 def test_lists_make_the_plan_that_tuples_make() -> None:

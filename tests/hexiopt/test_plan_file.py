@@ -305,6 +305,7 @@ STAGE = ("pipelines", 0, "stages", 0)
         (("sharding",), {"stage": 3}, "sharding: ZeRO-3 over pipelines of unequally many stages; give all as many"),
         (("sharding",), {"groups": [["a:0", "a:1"]]}, "sharding: device v-0:0 is in 0 sharding groups; put it into"),
         ((*STAGE, "recompute"), ["none"] * 2, r"pipelines\[0\].stages\[0\]: the stage has 2 recompute policies for 3"),
+        ((*STAGE, "heads"), [4], r"pipelines\[0\].stages\[0\]: the stage has 2 devices and heads \(4,\); state one"),
         ((*STAGE, "recompute"), "some", "recompute: 'some' is not known"),
         ((*STAGE, "recompute"), [], "recompute: .* is empty"),
         ((*STAGE, "recompute"), None, "null"),

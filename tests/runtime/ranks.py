@@ -172,16 +172,21 @@ def random_sequence(rng: random.Random, devices: tuple[int, ...], seq_len: int, 
 def random_sequence_plan(
     rng: random.Random, seq_len: int, max_ranks: int = 6, most_layers: int = 4
 ) -> tuple[Plan, ModelSpec, int]:
-    """As `random_plan`, but a stage of several devices has a sequence layout, and perhaps other stages have."""
+    """As `random_plan`, but a stage of several devices has a sequence layout, and perhaps other stages have: of those
+    with one layer range, as layouts are not interleaved.
+    """
     wanted = rng.randint(1, 2)  # stages of several devices
     while True:
         plan, model, batch = random_plan(rng, max_ranks, most_layers)
-        several = [s for pipeline in plan.pipelines for s in pipeline.stages if len(s.all_devices()) > 1]
+        plain = [stage for pipeline in plan.pipelines for stage in pipeline.stages if len(stage.layers) == 1]
+        several = [stage for stage in plain if len(stage.all_devices()) > 1]
         if len(several) >= wanted:
             break
     one = rng.choice(several)
 
     def changed(stage: Stage) -> Stage:
+        if len(stage.layers) > 1:
+            return stage
         if stage is not one and rng.random() < (0.9 if len(stage.all_devices()) == 1 else 0.5):
             return stage
         return replace(stage, parallelism=random_sequence(rng, stage.all_devices(), seq_len, model.num_heads))

@@ -8,7 +8,7 @@ import pytest
 from hexiopt.cost.cost import violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
-from hexiopt.plan.parallelism import Replica
+from hexiopt.plan.parallelism import Replica, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
@@ -56,7 +56,7 @@ def test_faster_replicas_take_more_samples() -> None:
 def test_a_stage_of_one_replica_is_plain() -> None:
     plan = built(problems.three_gpus(), lone(((0,),), ((1,), (2,)), size=2))
     first, second = plan.pipelines[0].stages
-    assert first.is_plain
+    assert isinstance(first.parallelism, TensorParallel)
     assert second.samples(2) == (1, 1)
     assert not PipelineGroup.pipeline([((0,),), ((1,),)], 1).replicated
 

@@ -229,10 +229,10 @@ class ReleasedPlans(PartitionPlans):
         )
 
     def plan(self, partition: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool) -> Plan | None:
-        """The plan; None if there are fewer micro-batches than pipelines."""
+        """The plan; None if there are fewer micro-batches than pipelines, or if a stage gets no layer."""
         most = self.problem.workload.global_batch // size
-        if most < len(partition):
+        layers = [memory_shares(self.problem, line) for line in partition]
+        if most < len(partition) or min(map(min, layers)) < 1:
             return None
         counts = [most // len(partition) + (k < most % len(partition)) for k in range(len(partition))]
-        layers = [memory_shares(self.problem, line) for line in partition]
         return plan_of_lines(partition, layers, counts, schedule, size, policy, self._sharding_of(partition))
