@@ -184,7 +184,7 @@ def test_a_replicated_interleaved_plan_is_priced_and_explained(hexiopt: Run, tmp
         data["problem_sha256"] = ""
 
     message = refused(hexiopt("price", f"plan={edit(path, break_it)}"))
-    assert "8 into 3 + 1" in message
+    assert "8 sequences into 3 + 1" in message
 
 
 def test_explain_gives_every_coefficient_a_source() -> None:

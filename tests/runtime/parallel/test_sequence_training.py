@@ -29,9 +29,9 @@ from tests.slow import slow_but
 
 SEQ_LEN = 10
 SEEDS = range(60)  # of plans
-FEW = (7, 8, 12, 19, 35, 47, 53)  # small ones that have every feature between them
+FEW = (8, 17, 19, 25, 27, 35, 53)  # small ones that have every feature between them
 # Of what is around sequence layouts; what else there is has its own tests.
-AROUND = {"1f1b", "interleaved", "layer ranges", "tied embeddings on different stages", "ZeRO-1 over all"}
+AROUND = {"1f1b", "interleaved", "tied embeddings on different stages", "ZeRO-1 over all"}
 
 
 def case(seed: int) -> tuple[Plan, ModelSpec, int]:
