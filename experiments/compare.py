@@ -27,13 +27,14 @@ def run(job: Job) -> float:
     if all(result.plan is None for result in results):
         said = (f"{result.solver} ({result.status}): {result.reason or 'found none'}" for result in results)
         raise NoPlanError(f"no plan: {'; '.join(said)}")
-    from hexiopt.report.comparison import comparison_csv, comparison_table, operators_csv
+    from hexiopt.report.compared import comparison_frame, operators_frame
+    from hexiopt.report.comparison import comparison_table
     from hexiopt.report.table import headline
 
-    job.write("comparison.csv", comparison_csv(results))
+    job.write("comparison.csv", comparison_frame(results).to_csv())
     written = ["comparison.csv"]
     if any(result.operators for result in results):
-        job.write("operators.csv", operators_csv(results))
+        job.write("operators.csv", operators_frame(results).to_csv())
         written.append("operators.csv")
     if job.pictures:
         from hexiopt.report.comparison import draw_comparison

@@ -3,9 +3,7 @@
 import json
 import math
 import os
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,13 +30,13 @@ from hexiopt.reading import Section, read_mapping
 from hexiopt.referee import InvalidPlanError
 from hexiopt.result import Result
 from hexiopt.solving import Budget, OnProgress, Solver
+from hexiopt.toolkit.running import Interrupt, listening
 from solvers.registry import make_solver, solver_class
 
 STATUS_FILE = "status.json"
 INTERRUPTED = 130
 _FILE_CHOICES = {"cluster": "file", "model": "hf"}
 _PROBLEM_KEYS = ("cluster", "model", "workload", "space", "constraints", "solver", "seed", "experiment")
-_LONG_S = 60.0  # a search from which on a log tells its progress
 
 
 class NoPlanError(Exception):
@@ -266,35 +264,6 @@ def found(result: Result) -> tuple[Plan, Cost]:
     return result.plan, result.cost
 
 
-class Interrupt:
-    """Ctrl-C as a flag while a search runs: the first one asks it to stop, the second one raises."""
-
-    def __init__(self) -> None:
-        self.pressed = False
-
-    @contextmanager
-    def caught(self) -> Iterator[None]:
-        """Within, Ctrl-C sets the flag (where the main thread runs this)."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.getsignal(signal.SIGINT)
-        if before is not signal.default_int_handler:
-            yield
-            return
-
-        def press(number: int, frame: Any) -> None:
-            if self.pressed:
-                raise KeyboardInterrupt
-            self.pressed = True
-
-        signal.signal(signal.SIGINT, press)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-
 interrupt = Interrupt()
 
 
@@ -304,15 +273,8 @@ def _listener(job: Job, problem: Problem) -> Iterator[OnProgress]:
     if job.in_sweep:
         yield lambda _: True
         return
-    with interrupt.caught():
-        long = job.budget.time_limit_s > _LONG_S
-        if not (sys.stderr.isatty() or long):
-            yield lambda _: not interrupt.pressed
-            return
-        from hexiopt.report.progress import SearchProgress
-
-        with SearchProgress(problem.workload.tokens) as quoted:
-            yield lambda progress: quoted(progress) and not interrupt.pressed
+    with listening(interrupt, problem.workload.tokens, job.budget.time_limit_s) as listen:
+        yield listen
 
 
 # ----------------------------------------------------------------------------------- running

@@ -11,9 +11,12 @@ from hexiopt.calibration.gpus import Gpu
 from hexiopt.errors import InputError, quoted
 from hexiopt.reading import number_in, whole_in
 from hexiopt.units import GB, MICROSECOND
+from hexiopt.value import Value
 
 MAX_BANDWIDTH_GB_PER_S = 1e5
 MAX_LATENCY_US = 1e7
+DEFAULT_INTER_LATENCY_US = 20.0
+DEFAULT_INTRA_LATENCY_US = 10.0
 MAX_GPUS_PER_MACHINE = 1024
 MAX_INTERFACES = 64
 MAX_PRICE_PER_HOUR = 1e6
@@ -55,7 +58,7 @@ class IntraLink:
 
 
 @dataclass(frozen=True)
-class Machine:
+class Machine(Value):
     """Devices of one type behind common network interfaces. Raises InputError where a value breaks its rule.
 
     Bandwidths are per direction: inside the machine per device, point to point (infinite with one device);

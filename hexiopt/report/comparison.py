@@ -1,71 +1,18 @@
-"""Solvers side by side on one problem: a table, CSV, and a picture of what they reached and how fast."""
+"""Solvers side by side on one problem: a table, and a picture of what they reached and how fast."""
 
-import csv
-import io
-import math
-from collections.abc import Sequence
-from dataclasses import astuple, fields
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import median
 
+import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Table
 from rich.text import Text
 
+from hexiopt.report.panels.canvas import Picture
 from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped, count, seconds
-from hexiopt.result import OperatorCounts, Result
-
-_COLUMNS = (
-    "solver",
-    "status",
-    "step_time_s",
-    "tokens_per_s",
-    "mfu",
-    "over_best",
-    "lower_bound_s",
-    "gap",
-    "runtime_s",
-    "time_to_best_s",
-    "steps",
-    "seed",
-    "reason",
-)
-
-
-def comparison_csv(results: Sequence[Result]) -> str:
-    """One row a solver; a solver without a plan has empty cells and its reason."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    best_s = min((result.objective for result in results), default=math.inf)
-    for result in results:
-        cost = result.cost
-        achieved = (cost.step_time_s, cost.tokens_per_s, cost.mfu, cost.step_time_s / best_s - 1) if cost else ("",) * 4
-        writer.writerow(
-            [
-                result.solver,
-                str(result.status),
-                *achieved,
-                result.bound_s or "",
-                result.gap if cost else "",
-                result.runtime_s,
-                result.trajectory[-1].runtime_s if result.trajectory else "",
-                result.steps,
-                result.seed,
-                result.reason,
-            ]
-        )
-    return text.getvalue()
-
-
-def operators_csv(results: Sequence[Result]) -> str:
-    """One row an operator of a solver, with what became of its candidates."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["solver", *(field.name for field in fields(OperatorCounts))])
-    writer.writerows([result.solver, *astuple(counts)] for result in results for counts in result.operators)
-    return text.getvalue()
+from hexiopt.result import Result
 
 
 def comparison_table(results: Sequence[Result]) -> Table:
@@ -106,27 +53,53 @@ def comparison_table(results: Sequence[Result]) -> Table:
 
 def draw_comparison(results: Sequence[Result], title: str, path: str | Path) -> None:
     """Trajectories over time and a bar a solver, as a PNG."""
-    figure = Figure(figsize=(11, 4.6), facecolor=PAPER, layout="constrained")
-    FigureCanvasAgg(figure)
+    comparison_figure(results, title).savefig(path, format="png", dpi=150, metadata={"Software": None})
+
+
+def comparison_figure(results: Sequence[Result], title: str) -> Figure:
+    """Trajectories over time, and a bar a solver."""
+    figure = Picture(figsize=(11, 4.6), facecolor=PAPER, layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     draw_trajectories(results, left)
     draw_bars(results, right)
     figure.suptitle(clipped(title, 120), color=INK, fontsize=12, x=0.01, ha="left")
-    figure.savefig(path, format="png", dpi=150, metadata={"Software": None})
+    return figure
+
+
+def by_solver(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """The results of each solver, one a seed, in the order given."""
+    runs: dict[str, list[Result]] = {}
+    for result in results:
+        runs.setdefault(result.solver, []).append(result)
+    return runs
 
 
 def draw_trajectories(results: Sequence[Result], ax: Axes) -> Axes:
-    """Best step time over search time, each solver's to its end, above the best lower bound."""
+    """Best step time over search time, each solver's to its end, above the best lower bound.
+
+    Of several seeds the line is the median and the band goes from the best to the worst.
+    """
     ends = [result.runtime_s for result in results]
     start_s = min((p.runtime_s for result in results for p in result.trajectory), default=1e-3)
-    for k, result in enumerate(results):
-        if not result.trajectory:
+    for k, (name, runs) in enumerate(by_solver(results).items()):
+        found = [run for run in runs if run.trajectory]
+        if not found:
             continue
-        times = [point.runtime_s for point in result.trajectory]
-        values = [point.step_time_s for point in result.trajectory]
-        colour = _colour(k)
-        ax.step([*times, result.runtime_s], [*values, values[-1]], where="post", color=colour, label=result.solver)
-        ax.plot(times, values, ".", color=colour, markersize=4)
+        colour, end_s = _colour(k), max(run.runtime_s for run in found)
+        times = sorted({point.runtime_s for run in found for point in run.trajectory} | {end_s})
+        at_s = np.array([_best_at(run, times) for run in found])
+        middle = np.median(at_s, axis=0)
+        known = np.isfinite(middle)
+        ax.step(np.array(times)[known], middle[known], where="post", color=colour, label=name)
+        if len(found) == 1:
+            points = found[0].trajectory
+            ax.plot([p.runtime_s for p in points], [p.step_time_s for p in points], ".", color=colour, markersize=4)
+            continue
+        whole = np.isfinite(at_s).all(axis=0)
+        low, high = at_s.min(axis=0), at_s.max(axis=0)
+        ax.fill_between(
+            np.array(times)[whole], low[whole], high[whole], step="post", color=colour, alpha=0.2, linewidth=0
+        )
     bound_s = max((result.bound_s for result in results), default=0.0)
     if bound_s > 0:
         ax.axhline(bound_s, color=MUTED, linestyle=":", linewidth=1, label="lower bound")
@@ -139,25 +112,33 @@ def draw_trajectories(results: Sequence[Result], ax: Axes) -> Axes:
     return _plain(ax)
 
 
+def _best_at(run: Result, times: Sequence[float]) -> list[float]:
+    """The best step time of a run at each of `times`, infinite before its first plan."""
+    points = list(reversed(run.trajectory))
+    return [next((p.step_time_s for p in points if p.runtime_s <= time_s), float("inf")) for time_s in times]
+
+
 def draw_bars(results: Sequence[Result], ax: Axes) -> Axes:
-    """Step time of each solver, in the order given; a solver without a plan says so."""
+    """Step time of each solver, in the order given; a solver without a plan says so.
+
+    Of several seeds the bar is the median of those with a plan, and the line goes from the best to the worst.
+    """
     top = max((result.objective for result in results if result.cost), default=1.0)
-    for k, result in enumerate(results):
-        y = len(results) - 1 - k
-        if result.cost:
-            ax.barh(y, result.cost.step_time_s, color=_colour(k), height=0.6)
-            ax.text(
-                result.cost.step_time_s + 0.01 * top,
-                y,
-                seconds(result.cost.step_time_s),
-                va="center",
-                color=INK,
-            )
+    solvers = by_solver(results)
+    for k, runs in enumerate(solvers.values()):
+        y = len(solvers) - 1 - k
+        found_s = [run.objective for run in runs if run.cost]
+        if found_s:
+            middle_s = median(found_s)
+            ax.barh(y, middle_s, color=_colour(k), height=0.6)
+            if len(found_s) > 1:
+                ax.plot([min(found_s), max(found_s)], [y, y], color=INK, linewidth=1.2)
+            ax.text(max(found_s) + 0.01 * top, y, seconds(middle_s), va="center", color=INK)
         else:
-            ax.text(0.01 * top, y, f"{result.status}", va="center", color=MUTED)
-    ax.set_yticks(range(len(results)), [result.solver for result in reversed(results)])
+            ax.text(0.01 * top, y, f"{runs[0].status}", va="center", color=MUTED)
+    ax.set_yticks(range(len(solvers)), list(reversed(solvers)))
     ax.set_xlim(0, top * 1.2)
-    ax.set_xlabel(f"step time (s), {count(len(results), 'solver')}")
+    ax.set_xlabel(f"step time (s), {count(len(solvers), 'solver')}")
     return _plain(ax)
 
 

@@ -1,5 +1,6 @@
-"""How a search is going, on stderr: a live line in a terminal, now and then a plain line elsewhere."""
+"""How a search is going, on stderr: a live line in a terminal or a notebook, now and then a plain line elsewhere."""
 
+import sys
 import time
 from types import TracebackType
 from typing import Protocol, Self
@@ -10,6 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from hexiopt.report.style import seconds
 
 PLAIN_INTERVAL_S = 5.0
+NOTEBOOK_INTERVAL_S = 0.3
 
 
 class ProgressLike(Protocol):
@@ -43,11 +45,12 @@ class ProgressLike(Protocol):
 class SearchProgress:
     """Shows what a solver tells. Used as a context manager, and itself as the solver's `listen`.
 
-    `tokens` of a step turn step times into tokens/s. The live line disappears at the end.
+    `tokens` of a step turn step times into tokens/s. The live line disappears at the end; a `notebook` has no cursor to
+    move, but overwrites a line after a carriage return.
     """
 
-    def __init__(self, tokens: int, console: Console | None = None) -> None:
-        self._tokens = tokens
+    def __init__(self, tokens: int, console: Console | None = None, *, notebook: bool = False) -> None:
+        self._tokens, self._notebook, self._width = tokens, notebook, 0
         self._console = console or Console(stderr=True)
         self._live: Progress | None = None
         self._task: TaskID | None = None
@@ -55,7 +58,7 @@ class SearchProgress:
 
     def __enter__(self) -> Self:
         self._told = time.monotonic()
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._notebook:
             self._live = Progress(
                 SpinnerColumn(),
                 TextColumn("{task.description}", markup=False),
@@ -74,6 +77,8 @@ class SearchProgress:
         if self._live is not None:
             self._live.stop()
             self._live = self._task = None
+        if self._width:
+            self._overwrite("")
 
     def __call__(self, progress: ProgressLike) -> bool:
         """Show `progress`; never stops the search."""
@@ -88,12 +93,19 @@ class SearchProgress:
                 total=progress.time_limit_s,
                 line=line,
             )
-        elif time.monotonic() - self._told >= PLAIN_INTERVAL_S:
+        elif time.monotonic() - self._told >= (NOTEBOOK_INTERVAL_S if self._notebook else PLAIN_INTERVAL_S):
             self._told = time.monotonic()
+            if self._notebook:
+                self._overwrite(f"{progress.solver}: {self._line(progress)}")
+                return True
             self._console.print(
                 f"{progress.solver}: {self._line(progress)}", markup=False, highlight=False, soft_wrap=True
             )
         return True
+
+    def _overwrite(self, line: str) -> None:
+        print(f"\r{line.ljust(self._width)}" + ("" if line else "\r"), end="", file=sys.stderr, flush=True)
+        self._width = len(line)
 
     def _line(self, progress: ProgressLike) -> str:
         parts = [f"{progress.runtime_s:.0f} of {progress.time_limit_s:.0f} s", f"{progress.steps:,} steps"]

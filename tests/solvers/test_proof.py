@@ -19,7 +19,7 @@ from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.readers.synthetic import intra_bandwidth_gb_per_s
+from hexiopt.calibration.links import intra_bandwidth_gb_per_s
 from hexiopt.result import Status
 from hexiopt.schedules.recurrence import chain_ends_s
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B
