@@ -28,9 +28,8 @@ from hexiopt.cost.executors.executor import ExecutorCost
 from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Plan
-from hexiopt.problem.machine import Machine
+from hexiopt.problem.machine import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATENCY_US, Machine
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.machine import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATENCY_US
 from hexiopt.readers.plan_file import solver_to_dict
 from hexiopt.report.step_parts import step_parts
 from hexiopt.report.style import MEMORY_LABELS, gib, milliseconds, percent, place, rate, seconds

@@ -11,6 +11,7 @@ from hexiopt.errors import InputError, did_you_mean, quoted
 from hexiopt.value import Value
 
 _MOST_ROWS = 60  # of a table as text
+_MOST_SIGNS = 60  # of its cells
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,7 +68,7 @@ class Frame(Value):
         return text.getvalue()
 
     def __repr__(self) -> str:
-        cells = [self.columns, *(tuple(map(_written, row)) for row in self.rows[:_MOST_ROWS])]
+        cells = [self.columns, *(tuple(map(_clipped, row)) for row in self.rows[:_MOST_ROWS])]
         right = [_is_number(self[name]) for name in self.columns]
         widths = [max(len(line[k]) for line in cells) for k in range(len(self.columns))]
         lines = [self.title] if self.title else []
@@ -102,6 +103,11 @@ class Frame(Value):
 def _is_number(column: Sequence[Any]) -> bool:
     said = [value for value in column if value is not None]
     return bool(said) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in said)
+
+
+def _clipped(value: Any) -> str:
+    text = _written(value)
+    return text if len(text) <= _MOST_SIGNS else text[: _MOST_SIGNS - 1] + "…"
 
 
 def _written(value: Any) -> str:

@@ -26,6 +26,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.readers.huggingface import model_from_config
 from hexiopt.readers.plan_file import PlanFile, read_plan, write_text
+from hexiopt.readers.sweep_files import status_to_dict
 from hexiopt.reading import Section, read_mapping
 from hexiopt.referee import InvalidPlanError
 from hexiopt.result import Result
@@ -33,7 +34,6 @@ from hexiopt.solving import Budget, OnProgress, Solver
 from hexiopt.toolkit.running import Interrupt, listening
 from solvers.registry import make_solver, solver_class
 
-STATUS_FILE = "status.json"
 INTERRUPTED = 130
 _FILE_CHOICES = {"cluster": "file", "model": "hf"}
 _PROBLEM_KEYS = ("cluster", "model", "workload", "space", "constraints", "solver", "seed", "experiment")
@@ -298,9 +298,4 @@ def run_verb(verb: str, start: Callable[[], Job]) -> RunOutcome:
 
 def status_of(outcome: RunOutcome, overrides: Sequence[str]) -> dict[str, Any]:
     """What a job of a sweep leaves in `status.json`."""
-    return {
-        "exit_code": outcome.exit_code,
-        "message": outcome.message,
-        "overrides": list(overrides),
-        "step_time_s": float(outcome) if math.isfinite(outcome) else None,
-    }
+    return status_to_dict(outcome.exit_code, outcome.message, overrides, outcome)

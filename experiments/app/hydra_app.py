@@ -38,11 +38,12 @@ from omegaconf.errors import (
 )
 
 from experiments.app import solver_config
-from experiments.app.common import STATUS_FILE, FailedError, Job, RunOutcome, failure, run_verb, status_of, worst
+from experiments.app.common import FailedError, Job, RunOutcome, failure, run_verb, status_of, worst
 from experiments.app.config import Config, register
 from experiments.app.terminal import plain_warnings
 from experiments.app.verbs import VERBS
 from hexiopt.errors import InputError, did_you_mean
+from hexiopt.readers.sweep_files import STATUS_FILE
 
 _CONFIG_ERRORS = (HydraException, OmegaConfBaseException)
 _REFUSED = "refused"

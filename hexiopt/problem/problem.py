@@ -16,8 +16,9 @@ from hexiopt.value import Value
 class Problem(Value):
     """Place one training step of `model` under `workload` on `cluster`, within `space`.
 
-    Raises InputError for parts of another kind, and where they do not fit each other: an excluded name that does not exist, a GPU type
-    without the workload's arithmetic, more stages than layers, more pipelines than sequences or devices.
+    Raises InputError for parts of another kind, and where they do not fit each other: an excluded name that does not
+    exist, a GPU type without the workload's arithmetic, more stages than layers, more pipelines than sequences or
+    devices.
     """
 
     cluster: Cluster

@@ -30,7 +30,7 @@ def comparison_frame(results: Sequence[Result]) -> Frame:
     rows = []
     for result in results:
         cost = result.cost
-        achieved = (None,) * 4
+        achieved: tuple[float | None, ...] = (None,) * 4
         if cost:
             achieved = (cost.step_time_s, cost.tokens_per_s, cost.mfu, cost.step_time_s / best_s - 1)
         rows.append(

@@ -66,6 +66,7 @@ class SolverCatalogue(Mapping[str, SolverInfo]):
             return {"name": name, "description": str(error)}
         able = {one.name: getattr(info.capabilities, one.name) for one in fields(info.capabilities)}
         able["requires"] = ", ".join(info.capabilities.requires) or None
+        able.pop("cores")
         own = ", ".join(f"{key}={value!r}" for key, value in info.parameters.items())
         return {"name": name, **able, "parameters": own or None, "description": " ".join(info.description.split())}
 

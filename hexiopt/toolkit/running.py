@@ -1,4 +1,4 @@
-"""How long calls run: with their progress on standard error, until done or until Ctrl-C, which keeps the best so far."""
+"""How long calls run: with their progress on standard error, until done or Ctrl-C, which keeps the best so far."""
 
 import signal
 import sys

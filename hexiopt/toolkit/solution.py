@@ -131,7 +131,9 @@ class PlacedPlan(Plan, Value):
 
     def __repr__(self) -> str:
         stages = sum(len(pipeline.stages) for pipeline in self.pipelines)
-        sizes = f"{count(len(self.pipelines), 'pipeline')}, {count(stages, 'stage')}, {count(len(self.devices()), 'GPU')}"
+        sizes = (
+            f"{count(len(self.pipelines), 'pipeline')}, {count(stages, 'stage')}, {count(len(self.devices()), 'GPU')}"
+        )
         return f"PlacedPlan({self.problem.model.name} on {self.problem.cluster.name}: {sizes})"
 
 

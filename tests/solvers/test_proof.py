@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from experiments.app.configurations import named_model
 from hexiopt.calibration.gpus import catalogue
+from hexiopt.calibration.links import intra_bandwidth_gb_per_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan
@@ -19,7 +20,6 @@ from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from hexiopt.calibration.links import intra_bandwidth_gb_per_s
 from hexiopt.result import Status
 from hexiopt.schedules.recurrence import chain_ends_s
 from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B

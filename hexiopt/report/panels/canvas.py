@@ -26,9 +26,14 @@ class Picture(Figure):
         FigureCanvasAgg(self)
 
     def _repr_png_(self) -> bytes:
-        sink = BytesIO()
-        self.savefig(sink, format="png", metadata={"Software": None})
-        return sink.getvalue()
+        return png(self)
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG."""
+    sink = BytesIO()
+    figure.savefig(sink, format="png", metadata={"Software": None})
+    return sink.getvalue()
 
 
 def new_figure(width: float, height: float) -> Figure:

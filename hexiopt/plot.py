@@ -1,0 +1,79 @@
+"""Pictures for papers and notebooks, as axes of matplotlib: of a plan, and of solvers compared.
+
+Every function takes `ax=None`: without axes it draws on a new figure, `ax.figure`. matplotlib is imported when the
+first one draws.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from hexiopt.errors import InputError, quoted
+from hexiopt.toolkit.comparing import Comparison
+from hexiopt.toolkit.solution import PlacedPlan, Solution
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["cluster", "layers", "memory", "step_times", "timeline", "trajectories"]
+
+_LEFT_INCHES = {"timeline": 1.5, "memory": 1.5, "layers": 0.8, "cluster": 0.0}  # what panels write beside their axes
+
+
+def cluster(found: Solution | PlacedPlan, ax: "Axes | None" = None) -> "Axes":
+    """The machines, and which of their GPUs work in which stage. Raises InputError where there is no plan."""
+    return _panel("cluster", found, ax)
+
+
+def layers(found: Solution | PlacedPlan, ax: "Axes | None" = None) -> "Axes":
+    """The layers of each stage, a bar a pipeline. Raises InputError where there is no plan."""
+    return _panel("layers", found, ax)
+
+
+def timeline(found: Solution | PlacedPlan, ax: "Axes | None" = None) -> "Axes":
+    """The predicted step, a lane a stage. Raises InputError where there is no plan."""
+    return _panel("timeline", found, ax)
+
+
+def memory(found: Solution | PlacedPlan, ax: "Axes | None" = None) -> "Axes":
+    """What the fullest GPU of each stage holds, by kind. Raises InputError where there is no plan."""
+    return _panel("memory", found, ax)
+
+
+def trajectories(compared: Comparison, ax: "Axes | None" = None) -> "Axes":
+    """Best step time over search time: a line a solver, a band over seeds, and the lower bound."""
+    from hexiopt.report.comparison import draw_trajectories
+
+    return draw_trajectories(compared.results, _new_axes() if ax is None else ax)
+
+
+def step_times(compared: Comparison, ax: "Axes | None" = None) -> "Axes":
+    """The step time that each solver ended with, a bar a solver; over seeds the median, and from best to worst."""
+    from hexiopt.report.comparison import draw_bars
+
+    return draw_bars(compared.results, _new_axes() if ax is None else ax)
+
+
+def _new_axes() -> "Axes":
+    from hexiopt.report.panels.canvas import new_figure
+
+    return new_figure(7.0, 4.2).add_axes((0.12, 0.14, 0.85, 0.8))
+
+
+def _panel(name: str, found: Solution | PlacedPlan, ax: "Axes | None") -> "Axes":
+    if not isinstance(found, Solution | PlacedPlan):
+        raise InputError(
+            f"plot: {quoted(found)} is neither a result nor a plan; give one of hexiopt.solve or load_plan"
+        )
+    from hexiopt.report.panels.canvas import new_figure
+
+    plan = found.found() if isinstance(found, Solution) else found
+    if ax is None:
+        ax = new_figure(14.0, 4.0).add_axes((0.0, 0.14, 0.99, 0.74))
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    box, left = ax.get_position(), (_LEFT_INCHES[name] + 0.15) / figure.get_size_inches()[0]
+    left = max(box.x0, left)
+    ax.set_position((left, box.y0, max(box.x1 - left, 0.1), box.height))
+    draw = getattr(import_module(f"hexiopt.report.panels.{name}"), f"draw_{name}")
+    axes: Axes = draw(plan.problem, plan, plan.cost, ax, letter="")
+    return axes
