@@ -57,7 +57,7 @@ class IntraLink:
         check_latency(self.latency_s, f"{where}: latency_s")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Machine(Value):
     """Devices of one type behind common network interfaces. Raises InputError where a value breaks its rule.
 
@@ -95,6 +95,9 @@ class Machine(Value):
             if wrong is not None:
                 raise InputError(f"{where}: intra_links: {quoted([link.a, link.b])} {wrong}")
             seen.add((min(link.a, link.b), max(link.a, link.b)))
+
+    def __repr__(self) -> str:
+        return f"Machine({self.name}: {self.num_gpus} × {self.gpu.name})"
 
     @cached_property
     def kind(self) -> Hashable:

@@ -1,6 +1,7 @@
 """What the jobs of a sweep leave in their folders, read as rows: those of `hexiopt.sweep` and of Hydra's multiruns."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def jobs_frame(folders: Iterable[Path]) -> Frame:
 def _job(folder: Path) -> dict[str, Any]:
     status, plan_path = read_mapping(folder / STATUS_FILE), folder / PLAN_FILE
     given = (str(override).lstrip("+").partition("=") for override in status.get("overrides", []))
-    row: dict[str, Any] = {"folder": str(folder), **{key: value for key, _, value in given}}
+    row: dict[str, Any] = {"folder": str(folder), **{key: _plain(value) for key, _, value in given}}
     row |= {"exit_code": status.get("exit_code"), "message": status.get("message", "")}
     if not plan_path.is_file():
         return row | {"result.step_time_s": status.get("step_time_s")}
@@ -58,3 +59,10 @@ def _job(folder: Path) -> dict[str, Any]:
     said = {**solver, **plan.get("prediction", {}), "solver": solver.get("name")}
     row |= {f"result.{name}": said.get(name) for name in _RESULT}
     return row | {"num_pipelines": len(pipelines), "num_stages": sum(len(p.get("stages", [])) for p in pipelines)}
+
+
+def _plain(text: str) -> Any:
+    """A number where an override is one."""
+    if re.fullmatch(r"[-+]?[0-9]{1,15}", text):
+        return int(text)
+    return float(text) if re.fullmatch(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?", text) else text

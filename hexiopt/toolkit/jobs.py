@@ -15,9 +15,8 @@ from hexiopt.readers.problem_file import problem_from_section, problem_to_dict
 from hexiopt.readers.sweep_files import PLAN_FILE, STATUS_FILE, status_to_dict
 from hexiopt.reading import Section, read_mapping, sha256_of
 from hexiopt.referee import InvalidPlanError
-from hexiopt.solving import Budget, OnProgress
+from hexiopt.solving import Budget, OnProgress, Progress
 from hexiopt.toolkit.catalogue import made_solver
-from hexiopt.toolkit.running import Interrupt
 
 FINAL = (0, 2, 3)  # exit codes of jobs that need not run again: done, bad input, no plan
 INTERRUPTED = 130
@@ -69,21 +68,29 @@ class SweepJob:
         write_text(folder / self.key / STATUS_FILE, json.dumps(status, indent=1, allow_nan=False) + "\n")
         return exit_code
 
-    def run(self, folder: Path, listen: OnProgress, interrupt: Interrupt) -> int:
+    def run(self, folder: Path, listen: OnProgress) -> int:
         """Search, write the plan and how the job ended into its folder; returns the exit code, as of the command line.
 
-        No exception comes out but an interrupt; 130 says that the plan is the best until then.
+        No exception comes out but an interrupt; 130 says that `listen` stopped the search, and that its plan is the
+        best until then.
         """
+        stopped = False
+
+        def heed(progress: Progress) -> bool:
+            nonlocal stopped
+            stopped = not listen(progress)
+            return not stopped
+
         try:
             if self.problem is None:
                 raise InputError(self.refused)
             solver = made_solver(self.solver, self.options)
-            result = solver.solve(self.problem, self.budget, seed=self.seed, on_progress=listen)
+            result = solver.solve(self.problem, self.budget, seed=self.seed, on_progress=heed)
             own = folder / self.key
             own.mkdir(parents=True, exist_ok=True)
             if result.plan is not None and result.cost is not None:
                 write_plan(own / PLAN_FILE, self.problem, result.plan, result.cost, solver_to_dict(result))
-            if interrupt.pressed:
+            if stopped:
                 return self.ended(folder, INTERRUPTED, "interrupted; the best so far is kept", result.objective)
             code, said = (3, f"{result.status}: {result.reason}") if result.plan is None else (0, "")
             return self.ended(folder, code, said, result.objective)

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from hexiopt.frame import Frame
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
 from hexiopt.readers.sweep_files import jobs_frame
 from hexiopt.reading import whole_in
 from hexiopt.solving import MAX_SEED, Budget
@@ -23,6 +25,7 @@ from hexiopt.toolkit.workers import JobProcesses
 
 _GROUPS = ("workload", "space", "constraints")
 _KEYS = ("cluster", "model", "solver", "seed", *(f"{group}.KEY" for group in _GROUPS), "solver.KEY")
+_FIELDS = {group: [field.name for field in fields(Workload if group == "workload" else Space)] for group in _GROUPS}
 _BUDGET = ("time_limit_s", "max_steps")
 
 
@@ -47,6 +50,8 @@ def jobs_of(
         group, dot, name = str(key).partition(".")
         if (dot and not (name and group in (*_GROUPS, "solver"))) or (not dot and key not in _KEYS):
             raise InputError(f"over: {quoted(key)}: unknown key; {did_you_mean(str(key), _KEYS)}")
+        if group in _FIELDS and name not in _FIELDS[group]:
+            raise InputError(f"over: {key}: unknown key; {did_you_mean(name, _FIELDS[group])}")
         if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
             raise InputError(f"over: {key}: {quoted(values)} is no list; write [{values!r}]")
         axes[str(key)] = list(values)

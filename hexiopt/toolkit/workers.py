@@ -132,7 +132,7 @@ def main(folder: Path) -> None:
         threading.Thread(target=read, daemon=True).start()
         while not interrupt.pressed:
             job = job_from_dict(json.loads(lines.get()))
-            code = job.run(folder, lambda _: not interrupt.pressed, interrupt)
+            code = job.run(folder, lambda _: not interrupt.pressed)
             print(code, file=answers, flush=True)
 
 
