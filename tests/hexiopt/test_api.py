@@ -168,15 +168,3 @@ def test_a_package_cannot_take_the_name_of_ours(monkeypatch: pytest.MonkeyPatch,
     install(monkeypatch, tmp_path / "site", "corsair", "class Portfolio: ...", portfolio="Portfolio", mine="Portfolio")
     assert plugins.declared()["portfolio"] == BUILT_IN["portfolio"]
     assert plugins.declared()["mine"] == "corsair:Portfolio"
-
-
-def test_the_page_works_as_written(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
-    block = re.search(r"## From Python\n+```python\n(.*?)```", page, re.DOTALL)
-    assert block is not None
-    monkeypatch.chdir(ROOT)
-    exec(block.group(1), {})
-    first, second = capsys.readouterr().out.splitlines()
-    step_s, bound_s = map(float, re.findall(r"[\d.]+(?= s)", first))
-    assert 0.0 < bound_s <= step_s
-    assert second == "every rule is kept"
