@@ -2,10 +2,9 @@
 
 import sys
 
-from experiments.app.common import Job, NoPlanError, bounded, interrupt, search, solvers_of
+from experiments.app.common import Job, NoPlanError, bounded, interrupt, listener, solvers_of
 from experiments.cli import main
-from hexiopt.referee import InvalidPlanError
-from hexiopt.result import Result
+from hexiopt.toolkit.comparing import each_result
 
 
 def run(job: Job) -> float:
@@ -15,14 +14,9 @@ def run(job: Job) -> float:
     where no solver finds a plan.
     """
     problem = job.problem
-    results: list[Result] = []
-    for solver in solvers_of(job, job.config.compare.solvers):
-        try:
-            results.append(search(job, solver, problem))
-        except InvalidPlanError as invalid:
-            results.append(invalid.result)
-        if interrupt.pressed:
-            break
+    solvers = [(solver.name, solver) for solver in solvers_of(job, job.config.compare.solvers)]
+    with listener(job, problem) as listen:
+        results = list(each_result(problem, solvers, job.budget, [job.config.seed], listen, interrupt))
     results = bounded(job, results, problem)
     if all(result.plan is None for result in results):
         said = (f"{result.solver} ({result.status}): {result.reason or 'found none'}" for result in results)

@@ -214,7 +214,7 @@ def compare(
     chosen = [whole_in(seed, "seeds", at_least=0, at_most=MAX_SEED) for seed in own]
     limit_s = 0.5 * budget.time_limit_s if bound_time_limit_s is None else bound_time_limit_s
     limit_s = number_in(limit_s, "bound_time_limit_s", at_least=0.0, at_most=MAX_TIME_LIMIT_S)
-    made = {label: made_solver(one, {}) for label, one in labelled(solvers).items()}
+    made = [(label, made_solver(one, {})) for label, one in labelled(solvers).items()]
     interrupt = Interrupt()
     with listening(interrupt, problem.workload.tokens, budget.time_limit_s, progress) as listen:
         results = list(each_result(problem, made, budget, chosen, listen, interrupt))

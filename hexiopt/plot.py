@@ -65,10 +65,13 @@ def _panel(name: str, found: Solution | PlacedPlan, ax: "Axes | None") -> "Axes"
             f"plot: {quoted(found)} is neither a result nor a plan; give one of hexiopt.solve or load_plan"
         )
     from hexiopt.report.panels.canvas import new_figure
+    from hexiopt.report.panels.stages import shown_rows
 
     plan = found.found() if isinstance(found, Solution) else found
     if ax is None:
-        ax = new_figure(14.0, 4.0).add_axes((0.0, 0.14, 0.99, 0.74))
+        lanes = sum(len(row.stages) for row in shown_rows(plan.problem, plan, plan.cost).pipelines)
+        high = 1.12 + (min(0.9 + 0.2 * lanes, 8.0) if name == "timeline" else 2.6)
+        ax = new_figure(14.0, high).add_axes((0.0, 0.62 / high, 0.99, (high - 1.12) / high))
     figure = ax.get_figure(root=True)
     assert figure is not None
     box, left = ax.get_position(), (_LEFT_INCHES[name] + 0.15) / figure.get_size_inches()[0]

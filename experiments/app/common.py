@@ -16,9 +16,7 @@ from typing import Any
 
 from experiments.app.config import Config
 from experiments.app.terminal import mute, show
-from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.plugins import parameters
@@ -31,6 +29,7 @@ from hexiopt.reading import Section, read_mapping
 from hexiopt.referee import InvalidPlanError
 from hexiopt.result import Result
 from hexiopt.solving import Budget, OnProgress, Solver
+from hexiopt.toolkit.comparing import bound_above
 from hexiopt.toolkit.running import Interrupt, listening
 from solvers.registry import make_solver, solver_class
 
@@ -242,7 +241,7 @@ def search(job: Job, solver: Solver, problem: Problem) -> Result:
 
     Raises InputError, and InvalidPlanError where the plan breaks a rule.
     """
-    with _listener(job, problem) as listen:
+    with listener(job, problem) as listen:
         return solver.solve(problem, job.budget, seed=job.config.seed, on_progress=listen)
 
 
@@ -251,10 +250,8 @@ def bounded(job: Job, results: Sequence[Result], problem: Problem) -> list[Resul
     limit_s = job.config.bound.time_limit_s
     if limit_s is None:
         limit_s = 0.5 * job.budget.time_limit_s
-    if limit_s == 0.0 or interrupt.pressed or all(result.plan is None for result in results):
-        return list(results)
-    bound_s = lower_bound_s(PlanPricer(problem), limit_s)
-    return [result.above(bound_s) for result in results]
+    bound_s = 0.0 if interrupt.pressed else bound_above(problem, results, limit_s)
+    return [result.above(bound_s) for result in results] if bound_s else list(results)
 
 
 def found(result: Result) -> tuple[Plan, Cost]:
@@ -268,7 +265,7 @@ interrupt = Interrupt()
 
 
 @contextmanager
-def _listener(job: Job, problem: Problem) -> Iterator[OnProgress]:
+def listener(job: Job, problem: Problem) -> Iterator[OnProgress]:
     """Stops at Ctrl-C (which ends a sweep); shows progress on a terminal, and in a log if long."""
     if job.in_sweep:
         yield lambda _: True

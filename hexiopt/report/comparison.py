@@ -103,6 +103,12 @@ def draw_trajectories(results: Sequence[Result], ax: Axes) -> Axes:
     bound_s = max((result.bound_s for result in results), default=0.0)
     if bound_s > 0:
         ax.axhline(bound_s, color=MUTED, linestyle=":", linewidth=1, label="lower bound")
+    ends_s = [result.objective for result in results if result.trajectory]
+    if ends_s:  # the first plans of all are often far worse, and would leave no room for the others
+        first_s = max(result.trajectory[0].step_time_s for result in results if result.trajectory)
+        low_s, high_s = bound_s or min(ends_s), min(2.0 * max(ends_s), first_s)
+        if high_s > low_s:
+            ax.set_ylim(low_s - 0.05 * (high_s - low_s), high_s + 0.05 * (high_s - low_s))
     ax.set_xscale("log")
     ax.set_xlim(max(start_s / 2, 1e-4), max([*ends, start_s * 2]) * 1.1)
     ax.set_xlabel("search time (s)")

@@ -75,18 +75,19 @@ class Comparison(Frame):
 
 def each_result(
     problem: Problem,
-    solvers: Mapping[str, Solver],
+    solvers: Iterable[tuple[str, Solver]],
     budget: Budget,
     seeds: Iterable[int],
     listen: OnProgress,
     interrupt: Interrupt,
 ) -> Iterator[Result]:
-    """The result of each solver with each seed, called as in `solvers`; none is begun after an interrupt.
+    """The result of each solver with each seed, called by its label; none is begun after an interrupt.
 
     A plan that breaks a rule is taken away, its result marked `invalid`. Raises InputError as solvers do.
     """
+    labelled_solvers = list(solvers)
     for seed in seeds:
-        for label, solver in solvers.items():
+        for label, solver in labelled_solvers:
             if interrupt.pressed:
                 return
             try:

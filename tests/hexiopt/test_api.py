@@ -154,6 +154,47 @@ def test_wrong_requests_are_one_line(problem: hexiopt.Problem, stated: dict[str,
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "kind", ["LlamaConfig", "MistralConfig", "Qwen2Config", "Qwen3Config", "GPT2Config", "GPTNeoXConfig", "OPTConfig"]
+)
+def test_a_configuration_of_transformers_is_a_model(kind: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, kind)()
+    config.save_pretrained(tmp_path)
+    assert hexiopt.model(config) == hexiopt.model(tmp_path) == hexiopt.model(str(tmp_path / "config.json"))
+    assert hexiopt.model(config) == hexiopt.model(config.to_dict())
+    assert hexiopt.model(hexiopt.model(config)) == hexiopt.model(config)
+
+
+def test_a_cluster_by_hand() -> None:
+    own = hexiopt.Cluster.of({"a100_80gb_sxm": 8, "rtx_4090": 20}, inter_gb_per_s=5)
+    sizes = {machine.name: machine.num_gpus for machine in own.machines}
+    assert sizes == {"a100_80gb_sxm": 8, "rtx_4090-0": 8, "rtx_4090-1": 8, "rtx_4090-rest": 4}
+    assert {machine.nic_bandwidth_bytes_per_s for machine in own.machines} == {5e9}
+    assert [own.machines[m].intra_bandwidth_bytes_per_s for m in (0, 1)] == [300e9, 12e9]  # as usual for the types
+    assert hexiopt.cluster(cluster_to_dict(own)) == own
+    pairs = hexiopt.Cluster.of({"t4": 4}, 1, intra_gb_per_s=3, gpus_per_machine=2, name="pairs")
+    assert [(m.num_gpus, m.intra_bandwidth_bytes_per_s) for m in pairs.machines] == [(2, 3e9)] * 2
+
+
+@pytest.mark.parametrize(
+    ("gpus", "stated", "said"),
+    [
+        ({"a10o": 3}, {}, "cluster: gpus: 'a10o' is not a known GPU; did you mean a10"),
+        ({"t4": 16}, {}, "cluster: inter_gb_per_s: is missing for 2 machines"),
+        ({"t4": 0}, {}, "cluster: gpus: t4: 0 is out of range"),
+        ({}, {}, "cluster by_hand: machines: is empty"),
+        ("t4", {}, "cluster: gpus: 't4' is not a mapping"),
+        ({"t4": 8}, {"inter_gb_per_s": -1}, "cluster: inter_gb_per_s: -1 is out of range"),
+        ({"t4": 8}, {"gpus_per_machine": 0}, "cluster: gpus_per_machine: 0 is out of range"),
+    ],
+)
+def test_wrong_clusters_by_hand_are_one_line(gpus: Any, stated: dict[str, Any], said: str) -> None:
+    with pytest.raises(hexiopt.InputError, match=f"^{re.escape(said)}") as caught:
+        hexiopt.Cluster.of(gpus, **stated)
+    assert "\n" not in str(caught.value)
+
+
 def test_wrong_sources_are_one_line(problem: hexiopt.Problem) -> None:
     source: Any = 3
     with pytest.raises(hexiopt.InputError, match="cluster: 3 is not a mapping"):

@@ -177,7 +177,7 @@ def test_it_reads_what_a_multirun_wrote(hexiopt: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("over", "said"),
     [
-        ({"wrkload.seq_len": [1]}, "over: 'wrkload.seq_len': unknown key; "),
+        ({"work.seq_len": [1]}, "over: 'work.seq_len': unknown key; "),
         ({"workload.sq_len": [1]}, "over: workload.sq_len: unknown key; did you mean seq_len?"),
         ({"seed": 3}, "over: seed: 3 is no list; write [3]"),
         ({"seed": "12"}, "over: seed: '12' is no list; write ['12']"),
