@@ -1,7 +1,7 @@
-"""The front door: read a cluster and a model, state a problem, solve, price, check, bound, compare, sweep and draw it.
+"""The public Python API: read clusters and models, state a problem, solve, price, check, bound, compare, sweep, draw.
 
-All seconds are of one training step. Whatever a user states wrongly raises `InputError`, a `ValueError` whose text is
-one line. In Jupyter every object shows itself.
+All seconds are of one training step. Bad input raises `InputError`, a `ValueError` with a one-line message. All objects
+are immutable and display themselves in Jupyter.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -71,10 +71,10 @@ html.register()
 
 
 def cluster(source: str | Path | Mapping[str, Any]) -> Cluster:
-    """A shipped cluster by its name, the cluster of a YAML or JSON file, or that of a mapping (docs/clusters.md).
+    """The cluster with a shipped name, from a YAML or JSON file, or from a mapping (docs/clusters.md).
 
-    A string that is a shipped name is that cluster; "./NAME" or a Path is a file. The path of a `profile` starts at the
-    folder of the file, or at the working directory for a mapping. Raises InputError, which names file and key.
+    A shipped name takes precedence over a file; write "./NAME" or a Path for the file. The path of a `profile` is
+    relative to the file, or to the working directory for a mapping. Raises InputError naming file and key.
     """
     if isinstance(source, Cluster):
         return source
@@ -84,11 +84,11 @@ def cluster(source: str | Path | Mapping[str, Any]) -> Cluster:
 
 
 def model(source: Any) -> ModelSpec:
-    """A shipped model by its name, that of a Hugging Face `config.json` (or of its folder), of YAML with its keys, of a
-    mapping, or of a configuration object of transformers.
+    """The model with a shipped name, from a Hugging Face `config.json` or its folder, or a YAML file or a mapping with
+    the same keys, or from a configuration object of transformers.
 
-    A string that is a shipped name is that model; "./NAME" or a Path is a file. Raises InputError, which names file and
-    key.
+    A shipped name takes precedence over a file; write "./NAME" or a Path for the file. Raises InputError naming file
+    and key.
     """
     if isinstance(source, ModelSpec):
         return source
@@ -103,7 +103,7 @@ def model(source: Any) -> ModelSpec:
 
 
 def load_plan(path: str | Path) -> PlacedPlan:
-    """The plan of a `plan.json`, with its `problem` and the `solver` that found it. Raises InputError."""
+    """The plan in a `plan.json`, with its `problem` and the record of its `solver`. Raises InputError."""
     read = read_plan(path)
     return PlacedPlan.of(read.problem, read.plan, read.solver)
 
@@ -112,17 +112,17 @@ def price(problem: Problem, plan: Plan) -> PlanCost:
     """The price of one step of `plan`: seconds with their parts, tokens per second, bytes of every stage.
 
     A plan that does not fit in memory has a price too; see `PlanCost.fits`. Raises InputError for a plan that breaks
-    another rule.
+    any other rule.
     """
     broken = broken_rules(problem, plan)
     if broken:
         more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
-        raise InputError(f"plan: breaks the rule {broken[0].rule}: {broken[0].text}{more}; mend it, or plan again")
+        raise InputError(f"plan: breaks the rule {broken[0].rule}: {broken[0].text}{more}; correct it, or plan again")
     return PlanCost.of(problem, plan, PlanPricer(problem).price(plan))
 
 
 def check(problem: Problem, plan: Plan) -> list[Violation]:
-    """The rules that `plan` breaks; empty for a valid plan that fits.
+    """The rules that `plan` breaks; empty for a valid plan that fits in memory.
 
     Memory is checked only if no other rule is broken.
     """
@@ -130,9 +130,9 @@ def check(problem: Problem, plan: Plan) -> list[Violation]:
 
 
 def lower_bound(problem: Problem, time_limit_s: float = 10.0) -> float:
-    """A step time in seconds that no plan can beat; more time makes it tighter, less time never makes it wrong.
+    """A step time in seconds that no plan can beat. It holds for every time limit, and tightens with more time.
 
-    With a limit of 0, and after Ctrl-C, it is the compute bound, which takes no search. Raises InputError for a time
+    With a limit of 0, and after Ctrl-C, it is the compute bound, which needs no search. Raises InputError for a time
     limit below 0 or above 30 days.
     """
     limit_s = number_in(time_limit_s, "time_limit_s", at_least=0.0, at_most=MAX_TIME_LIMIT_S)
@@ -144,15 +144,15 @@ def lower_bound(problem: Problem, time_limit_s: float = 10.0) -> float:
 
 
 def solvers() -> SolverCatalogue:
-    """The solvers that installed packages declare: a mapping of `SolverInfo` by name, shown as a table.
+    """The solvers that installed packages declare, as a mapping from name to `SolverInfo` that prints as a table.
 
-    It gives what each can do, and its parameters with their defaults.
+    It lists the capabilities of each solver, and its parameters with their defaults.
     """
     return SolverCatalogue()
 
 
 def solver(name: str, **options: object) -> Solver:
-    """The solver `name`, one of `solvers()`, with its own `options`, for `solve` and `compare`. Raises InputError."""
+    """The solver `name`, one of `solvers()`, with parameters, for `solve` and `compare`. Raises InputError."""
     return made_solver(current_name(name), options)
 
 
@@ -168,19 +168,20 @@ def solve(
     progress: bool | None = None,
     **options: object,
 ) -> Solution:
-    """The best plan that `solver` finds within `time_limit_s` seconds, checked and priced again.
+    """The best plan that `solver` finds within `time_limit_s` seconds, checked by the referee.
 
-    `solver` is one of `solvers()` by name, or a class or an object of your own; `options` are its parameters. With
-    `max_steps`, in the solver's own unit, the same `seed` gives the same plan, whatever the load of the machine.
-    `constraints` bind the plan space of the problem for this call (fields of `Space`). `pricer` steers the search by
-    another cost model: one that a package declares, by name, or what makes one for a problem. Progress is shown in a
-    terminal and in a notebook unless `progress` says otherwise; Ctrl-C ends the search and returns the best so far.
+    `solver` is a name in `solvers()`, or a solver class or object; `options` are its parameters. `max_steps` limits the
+    search in the solver's own unit; the same `seed` then gives the same plan, whatever the load of the machine.
+    `constraints` are fields of `Space` that replace those of the problem for this call. `pricer` is the cost model that
+    steers the search instead of our own: a declared name, or a class or function that makes one for a problem.
+    Progress appears on a terminal and in a notebook, unless `progress` is False. Ctrl-C ends the search, and the best
+    plan so far is returned.
 
-    A result without a plan gives the reason in `reason`; `bound_s` is the bound that the solver proved, which
-    `result.above(lower_bound(problem))` may raise.
+    Without a plan, `reason` of the result says why. `bound_s` is the bound that the solver proved;
+    `result.above(lower_bound(problem))` may raise it.
 
-    Raises InputError for unknown solvers and options, values out of range, and problems that the solver does not take;
-    `hexiopt.referee.InvalidPlanError` for a plan that breaks a rule: a fault of the solver.
+    Raises InputError for unknown solvers and options, for values out of range, and for problems that the solver does
+    not accept; raises `hexiopt.referee.InvalidPlanError` where the solver returns a plan that breaks a rule.
     """
     budget = Budget(time_limit_s, max_steps)
     seed = whole_in(seed, "seed", at_least=0, at_most=MAX_SEED)
@@ -202,12 +203,13 @@ def compare(
     bound_time_limit_s: float | None = None,
     progress: bool | None = None,
 ) -> Comparison:
-    """Solvers side by side on one problem, one after another with one budget each, for each of `seeds` (a number: so
-    many, from 0).
+    """Run solvers one after the other on one problem, with the same budget, for each of `seeds` (or for that many
+    seeds from 0).
 
-    `solvers` are as in `solve`; a mapping gives them labels, so that one may stand twice with other options
-    (`hexiopt.solver(NAME, ...)`). The lower bound gets `bound_time_limit_s` seconds, by default half a search's. A plan
-    that breaks a rule is marked `invalid` and not ranked. Ctrl-C returns what there is. Raises InputError.
+    `solvers` are as in `solve`. The keys of a mapping are labels, under which one solver can appear twice with other
+    parameters (`hexiopt.solver(NAME, ...)`). The lower bound is computed within `bound_time_limit_s` seconds, by
+    default half the time limit of a search. A result whose plan breaks a rule is marked `invalid` and not ranked.
+    Ctrl-C ends the comparison, and the results so far are returned. Raises InputError.
     """
     budget = Budget(time_limit_s, max_steps)
     own = range(whole_in(seeds, "seeds", at_least=1, at_most=10**6)) if not isinstance(seeds, Iterable) else seeds
@@ -233,25 +235,26 @@ def sweep(
     processes: int | None = None,
     progress: bool | None = None,
 ) -> Frame:
-    """One search for each combination of the values of `over`, in several `processes` (by default one a core).
+    """Run one search for each combination of the values in `over`, on several `processes` (by default one per core).
 
     Keys are those of the command line: `cluster`, `model`, `workload.KEY`, `space.KEY`, `constraints.KEY`, `solver`,
-    `solver.KEY`, `seed`; what they do not state is that of `problem` and of the other arguments. Each job has a folder
-    below `folder`, called by a hash of all that decides what it finds, with `plan.json` and `status.json`. Called
-    again, a sweep goes on: jobs that are done are not run again, failed and interrupted ones are. A job that fails does
-    not end the others. The frame has a row a job, as `hexiopt collect` writes them.
+    `solver.KEY` and `seed`; `problem` and the other arguments supply the rest. Each job writes `plan.json` and
+    `status.json` to a sub-folder of `folder` that is named by a hash of everything that determines its result. The same
+    call resumes a sweep: it skips finished jobs, and repeats failed and interrupted ones. A failing job does not end
+    the sweep. The frame has one row per job, with the columns of `hexiopt collect`.
 
-    Raises InputError for wrong keys; KeyboardInterrupt after Ctrl-C, which keeps the best plans of running jobs.
+    Raises InputError for wrong keys. Raises KeyboardInterrupt after Ctrl-C, once running jobs have saved their best
+    plans.
     """
     jobs = jobs_of(problem, over, current_name(solver), Budget(time_limit_s, max_steps), Sources(cluster, model))
     return run_jobs(jobs, Path(folder), processes, progress)
 
 
 def read_sweep(*folders: str | Path) -> Frame:
-    """The jobs of sweeps, a row a job: those that `sweep` left in `folders`, or `hexiopt plan -m` (Hydra).
+    """The jobs in `folders`, one row per job, whether `sweep` or `hexiopt plan -m` (a Hydra multirun) wrote them.
 
-    A column for each overridden key, then exit code, message and what the plan predicts. Raises InputError for a folder
-    without jobs.
+    Each overridden key is a column, followed by exit code, message and the prediction of the plan. Raises InputError
+    for a folder without jobs.
     """
     return jobs_frame([job for folder in folders for job in job_folders(Path(folder))])
 
@@ -263,7 +266,7 @@ def _constrained(problem: Problem, constraints: Mapping[str, Any] | None) -> Pro
 
 
 def _pricer(stated: Any, problem: Problem) -> Pricer | None:
-    """The pricer that is stated by name, as itself or by what makes it. Raises InputError."""
+    """The pricer given by name, as an object, or as a class or function that makes one. Raises InputError."""
     if stated is None:
         return None
     made: Any = declared_pricer(stated) if isinstance(stated, str) else stated

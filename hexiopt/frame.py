@@ -1,4 +1,4 @@
-"""Small tables for people and programs: as text, in a notebook, as CSV, and as a DataFrame of pandas."""
+"""Small tables, printed as text or HTML and exported to CSV or pandas."""
 
 import csv
 import io
@@ -16,9 +16,9 @@ _MOST_SIGNS = 60  # of its cells
 
 @dataclass(frozen=True, repr=False)
 class Frame(Value):
-    """Rows of named columns; None where a row says nothing. Iterates over its rows as dictionaries.
+    """An immutable table with named columns; missing values are None. Iterating yields each row as a dictionary.
 
-    Raises InputError for a row of another length, and for a column that stands twice.
+    Raises InputError for a row of the wrong length and for duplicate column names.
     """
 
     columns: tuple[str, ...]
@@ -27,14 +27,14 @@ class Frame(Value):
 
     def __post_init__(self) -> None:
         if len(set(self.columns)) < len(self.columns):
-            raise InputError(f"frame: columns: {quoted(self.columns)}: a name stands twice; give each its own")
+            raise InputError(f"frame: columns: {quoted(self.columns)}: a name appears twice; give each column its own")
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise InputError(f"frame: rows: {quoted(row)} has {len(row)} of {len(self.columns)} values; give all")
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), **more: Any) -> "Frame":
-        """The frame of rows as mappings: `columns` first, then all others in the order in which they are met."""
+        """A frame from mappings: `columns` come first, then other keys in order of appearance."""
         names = list(dict.fromkeys([*columns, *(name for row in rows for name in row)]))
         return cls(tuple(names), tuple(tuple(row.get(name) for name in names) for row in rows), **more)
 
@@ -45,14 +45,14 @@ class Frame(Value):
         return (dict(zip(self.columns, row, strict=True)) for row in self.rows)
 
     def __getitem__(self, column: str) -> tuple[Any, ...]:
-        """A column, top down. Raises InputError where there is none of that name."""
+        """The values of a column. Raises InputError for an unknown name."""
         if column not in self.columns:
-            raise InputError(f"frame: {quoted(column)} is no column; {did_you_mean(str(column), self.columns)}")
+            raise InputError(f"frame: {quoted(column)} is not a column; {did_you_mean(str(column), self.columns)}")
         k = self.columns.index(column)
         return tuple(row[k] for row in self.rows)
 
     def to_pandas(self) -> Any:
-        """The same as a `pandas.DataFrame`. Raises InputError where pandas is not installed."""
+        """The table as a `pandas.DataFrame`. Raises InputError where pandas is not installed."""
         try:
             import pandas as pd
         except ImportError:
@@ -60,7 +60,7 @@ class Frame(Value):
         return pd.DataFrame(list(self.rows), columns=list(self.columns))
 
     def to_csv(self) -> str:
-        """The same as CSV with a header; None is an empty cell."""
+        """The table as CSV with a header; None becomes an empty cell."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.columns)
@@ -79,7 +79,7 @@ class Frame(Value):
             )
             lines.append("  ".join(aligned).rstrip())
         if len(self.rows) > _MOST_ROWS:
-            lines.append(f"... and {len(self.rows) - _MOST_ROWS:,} rows more")
+            lines.append(f"... and {len(self.rows) - _MOST_ROWS:,} more rows")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -96,7 +96,7 @@ class Frame(Value):
         body = "".join(f"<tr>{line(tuple(map(_written, row)), 'td')}</tr>" for row in self.rows[:_MOST_ROWS])
         caption = f"<caption>{escape(self.title)}</caption>" if self.title else ""
         rest = len(self.rows) - _MOST_ROWS
-        more = f"<p>... and {rest:,} rows more</p>" if rest > 0 else ""
+        more = f"<p>... and {rest:,} more rows</p>" if rest > 0 else ""
         return f"<table>{caption}{head}<tbody>{body}</tbody></table>{more}"
 
 

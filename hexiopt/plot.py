@@ -1,7 +1,7 @@
-"""Pictures for papers and notebooks, as axes of matplotlib: of a plan, and of solvers compared.
+"""Pictures of plans and comparisons on matplotlib axes, for papers and notebooks.
 
-Every function takes `ax=None`: without axes it draws on a new figure, `ax.figure`. matplotlib is imported when the
-first one draws.
+Every function draws on `ax` and returns it; without `ax` it creates a figure, available as `ax.figure`. matplotlib is
+imported on the first call.
 """
 
 from importlib import import_module
@@ -16,38 +16,38 @@ if TYPE_CHECKING:
 
 __all__ = ["cluster", "layers", "memory", "step_times", "timeline", "trajectories"]
 
-_LEFT_INCHES = {"timeline": 1.5, "memory": 1.5, "layers": 0.8, "cluster": 0.0}  # what panels write beside their axes
+_LEFT_INCHES = {"timeline": 1.5, "memory": 1.5, "layers": 0.8, "cluster": 0.0}  # room for labels left of the axes
 
 
 def cluster(found: Solution | PlacedPlan, ax: "Axes | None" = None) -> "Axes":
-    """The machines, and which of their GPUs work in which stage. Raises InputError where there is no plan."""
+    """Draw the machines and the stage of each GPU. Raises InputError where there is no plan."""
     return _panel("cluster", found, ax)
 
 
 def layers(found: Solution | PlacedPlan, ax: "Axes | None" = None) -> "Axes":
-    """The layers of each stage, a bar a pipeline. Raises InputError where there is no plan."""
+    """Draw the layers of each stage, one bar per pipeline. Raises InputError where there is no plan."""
     return _panel("layers", found, ax)
 
 
 def timeline(found: Solution | PlacedPlan, ax: "Axes | None" = None) -> "Axes":
-    """The predicted step, a lane a stage. Raises InputError where there is no plan."""
+    """Draw the predicted step over time, one lane per stage. Raises InputError where there is no plan."""
     return _panel("timeline", found, ax)
 
 
 def memory(found: Solution | PlacedPlan, ax: "Axes | None" = None) -> "Axes":
-    """What the fullest GPU of each stage holds, by kind. Raises InputError where there is no plan."""
+    """Draw the memory of the fullest GPU of each stage, by kind. Raises InputError where there is no plan."""
     return _panel("memory", found, ax)
 
 
 def trajectories(compared: Comparison, ax: "Axes | None" = None) -> "Axes":
-    """Best step time over search time: a line a solver, a band over seeds, and the lower bound."""
+    """Draw the best step time over search time: one line per solver, a band over seeds, and the lower bound."""
     from hexiopt.report.comparison import draw_trajectories
 
     return draw_trajectories(compared.results, _new_axes() if ax is None else ax)
 
 
 def step_times(compared: Comparison, ax: "Axes | None" = None) -> "Axes":
-    """The step time that each solver ended with, a bar a solver; over seeds the median, and from best to worst."""
+    """Draw the final step time of each solver as a bar: the median over seeds, and the range from best to worst."""
     from hexiopt.report.comparison import draw_bars
 
     return draw_bars(compared.results, _new_axes() if ax is None else ax)

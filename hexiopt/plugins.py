@@ -46,7 +46,7 @@ def declared(group: str = GROUP) -> dict[str, str]:
 
 
 def declared_pricer(name: str) -> Callable[[Problem], Pricer]:
-    """What makes the cost model `name` for a problem. Raises InputError for unknown names and broken packages."""
+    """The class or function that makes the cost model `name`. Raises InputError for unknown and broken ones."""
     known = declared(PRICERS)
     if name not in known:
         others = did_you_mean(name, known) if known else f"no installed package declares one in {PRICERS}"

@@ -1,11 +1,11 @@
-"""The contract of a solver and of a cost model, for packages that bring their own: one call in a test.
+"""The contracts of solvers and of cost models, each checked by one call in the tests of any package.
 
     from hexiopt.testing import check_solver
 
     def test_contract():
         check_solver("mine")
 
-Our own solvers are held to the same.
+Our own solvers keep the same contract.
 """
 
 import math
@@ -28,14 +28,14 @@ from hexiopt.toolkit.catalogue import made_solver
 
 __all__ = ["assert_sound", "check_pricer", "check_solver", "problems"]
 
-LONG_S = 3600.0  # a time limit that a budget in steps does not meet
+LONG_S = 3600.0  # a time limit that a search of few steps never reaches
 SHORT_S = 2.0
-LATE_S = 10.0  # after the time limit, on a machine that others use too
+LATE_S = 10.0  # tolerated after the time limit, on a busy machine
 STEPS = 20
 
 
 def problems(*, sequence: bool = False) -> dict[str, Problem]:
-    """Small problems that have plans, by what is special: two GPU types, little memory, constraints, one machine."""
+    """Small feasible problems by what is special about them: two GPU types, little memory, one machine, constraints."""
     model = ModelSpec(
         name="small",
         architecture="llama",
@@ -67,15 +67,14 @@ def problems(*, sequence: bool = False) -> dict[str, Problem]:
 
 
 def hopeless(*, sequence: bool = False) -> Problem:
-    """A problem without a plan: a model far too large for all devices together, though single layers fit."""
+    """A problem without a feasible plan: the model is too large for all devices together, though each layer fits."""
     plain = problems(sequence=sequence)["two GPU types"]
     return plain.replace(model=plain.model.replace(num_layers=9000))
 
 
 def assert_sound(problem: Problem, result: Result) -> None:
-    """That `result` has a plan that obeys every rule and fits, a true price and bound, and an honest trajectory.
-
-    Raises AssertionError.
+    """Check that `result` has a plan that obeys every rule and fits, the price of that plan, a valid bound, and a
+    consistent trajectory. Raises AssertionError.
     """
     assert result.status in (Status.FEASIBLE, Status.OPTIMAL), result.reason
     assert result.plan is not None
@@ -96,11 +95,11 @@ def assert_sound(problem: Problem, result: Result) -> None:
 
 
 def check_solver(solver: str | Solver | type, steps: int = STEPS, **options: object) -> Frame:
-    """Hold a solver, by name, class or object, to the contract that all solvers keep; a table of what was checked.
+    """Check that a solver, given by name, class or object, keeps the contract of all solvers; returns a table.
 
-    It must give valid plans with true prices on small problems, or decline with a reason; find the same plan again with
-    the same seed and `steps`; count its steps; keep its time limit; stop when its listener says so; and say why there
-    is no plan. Raises AssertionError that names every rule that is broken.
+    The solver must return valid plans with correct prices on small problems, or decline with a reason; find the same
+    plan again for the same seed and `steps`; count its steps; keep its time limit; stop when its listener asks for it;
+    and explain why there is no plan. Raises AssertionError with every rule that it breaks.
     """
     made = made_solver(solver, options)
     rules: dict[str, Callable[[Solver, int], str]] = {
@@ -115,11 +114,11 @@ def check_solver(solver: str | Solver | type, steps: int = STEPS, **options: obj
 
 
 def check_pricer(pricer: str | Callable[[Problem], Pricer]) -> Frame:
-    """Hold a cost model, by name or by what makes one for a problem, to what searches ask of it; a table of what was
-    checked.
+    """Check that a cost model answers what searches ask; returns a table. `pricer` is a declared name, or a class or
+    function that makes a cost model for a problem.
 
-    Its prices must be positive, repeat, and add up from those of pipelines; longer stages must take longer; what fits
-    must shrink with the micro-batch. Raises AssertionError that names every rule that is broken.
+    Prices must be positive, repeatable, and consistent with those of pipelines; stages with more layers must take
+    longer; fewer layers must fit with larger micro-batches. Raises AssertionError with every rule that it breaks.
     """
     make = declared_pricer(pricer) if isinstance(pricer, str) else pricer
     problem = problems()["two GPU types"]
@@ -139,7 +138,7 @@ def _judged(name: str, rules: Mapping[str, Callable[[], str]]) -> Frame:
             rows.append((rule, check()))
         except (AssertionError, InvalidPlanError) as error:
             broken.append(f"{rule}: {' '.join(str(error).split()) or 'it does not'}")
-        except Exception as error:  # of a stranger's code, anything may come
+        except Exception as error:  # foreign code may raise anything
             broken.append(f"{rule}: unexpected {type(error).__name__}: {error}")
     if broken:
         lines = "\n".join(f"- {line}" for line in broken)
@@ -148,7 +147,7 @@ def _judged(name: str, rules: Mapping[str, Callable[[], str]]) -> Frame:
 
 
 def _taken(solver: Solver) -> dict[str, Problem]:
-    """The problems that the solver's capabilities cover. Raises AssertionError where it covers none."""
+    """The problems that the solver's capabilities cover, at least a very small one."""
     able = solver.capabilities
     found = {
         name: one
@@ -156,7 +155,7 @@ def _taken(solver: Solver) -> dict[str, Problem]:
         if (able.max_devices or math.inf) >= len(one.usable_devices)
         and (able.max_layers or math.inf) >= one.model.num_layers
     }
-    if not found:  # a single device, and a single layer where need be
+    if not found:  # fewer devices or layers than in any of them
         plain = problems(sequence=able.sequence == "only")["one machine"]
         small = plain.replace(model=plain.model.replace(num_layers=min(6, able.max_layers or 6)))
         cluster = Cluster.of({"rtx_4090": min(4, able.max_devices or 4)}, name="one")
@@ -169,7 +168,7 @@ def _first(solver: Solver) -> Problem:
 
 
 def _declined(result: Result) -> bool:
-    """Whether there is no plan, and a reason in one line. Raises AssertionError for no plan without a reason."""
+    """Whether the solver found no plan. Raises AssertionError unless it then gives a reason in one line."""
     if result.plan is not None:
         return False
     assert result.status in (Status.NOT_FOUND, Status.INFEASIBLE), f"no plan, and status {result.status}"
@@ -197,7 +196,7 @@ def _repeats(solver: Solver, steps: int) -> str:
     state = random.getstate()
     try:
         once = solver.solve(problem, Budget(LONG_S, steps), seed=7)
-        random.seed(1)  # the state that programs share must not matter
+        random.seed(1)  # global state must not matter
         again = solver.solve(problem, Budget(LONG_S, steps), seed=7)
     finally:
         random.setstate(state)
@@ -256,7 +255,7 @@ def _covers(solver: Solver, problem: Problem) -> bool:
 
 
 def _plain_plan(problem: Problem) -> Plan:
-    """Two pipelines of two stages: one GPU of each type in each."""
+    """Two pipelines of two single-GPU stages."""
     layers, half = problem.model.num_layers, problem.workload.global_batch // 2
     first = [machine[0] for machine in problem.usable_by_machine.values()]
     ends = (

@@ -1,4 +1,4 @@
-"""What the public data classes share: a changed copy, and how a notebook shows them."""
+"""The base of the public data classes: `replace` and the HTML that a notebook shows."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -12,11 +12,11 @@ class Value:
 
     __slots__ = ()
 
-    # How a notebook shows the values of a class: filled by `hexiopt.toolkit.html`, so that no law knows of reports.
+    # The HTML of each class. `hexiopt.toolkit.html` fills it, so that this module need not import reports.
     pages: ClassVar[dict[type, Callable[[Any], str]]] = {}
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with other fields, checked like any other. Raises InputError, also for a field that it has not."""
+        """A copy with the given fields changed and checked. Raises InputError, also for unknown fields."""
         known = [field.name for field in fields(self) if field.init]  # type: ignore[arg-type]
         for name in changes:
             if name not in known:

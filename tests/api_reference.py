@@ -1,6 +1,6 @@
-"""`docs/api.md`, the reference of `import hexiopt`, from docstrings: `python -m tests.api_reference` writes it.
+"""Generates `docs/api.md`, the reference of the Python API, from docstrings: `python -m tests.api_reference`.
 
-`tests/hexiopt/test_reference.py` checks that it is as the code says, and that all that is public has a docstring.
+`tests/hexiopt/toolkit/test_reference.py` checks that the page is current and that every public name is described.
 """
 
 import inspect
@@ -18,9 +18,9 @@ from hexiopt import plot, testing
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 HEAD = """# Reference
 
-Written from docstrings by `python -m tests.api_reference`; [the page on Python](python.md) shows the pieces at work.
-All seconds are of one training step unless a name says otherwise. What is wrong raises `hexiopt.InputError`, a
-`ValueError` of one line.
+`make reference` generates this page from docstrings; [another page](python.md) has examples. All seconds are of one
+training step, except where a name says otherwise. Bad input raises `hexiopt.InputError`, a `ValueError` with a one-line
+message.
 """
 # In the order in which one meets them; a test sees that none is missing.
 PARTS = {
@@ -41,7 +41,7 @@ def written() -> str:
         lines.append(f"## {title}\n")
         for name in names:
             lines += _entry(f"hexiopt.{name}", getattr(hexiopt, name))
-    for title, module in (("Pictures", plot), ("Contracts", testing)):
+    for title, module in (("Plots", plot), ("Contracts", testing)):
         lines += [f"## {title}: `{module.__name__}`\n", f"{_doc(module)}\n"]
         for name in module.__all__:
             lines += _entry(f"{module.__name__}.{name}", getattr(module, name))

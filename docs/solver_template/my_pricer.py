@@ -1,4 +1,4 @@
-"""A cost model of another opinion: gradient sync costs nothing, as it hides behind the last backwards."""
+"""A cost model in which gradient sync takes no time, because the last backwards hide it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from hexiopt.problem.problem import Problem
 
 
 class HiddenSync:
-    """All of what a search asks is answered by hexiopt's own model, but for the price of a whole plan."""
+    """Hexiopt's own model, except for the price of a whole plan."""
 
     def __init__(self, problem: Problem) -> None:
         self._own = PlanPricer(problem)

@@ -1,4 +1,4 @@
-"""What usually joins the GPUs of a machine, by their type."""
+"""The usual bandwidths between the GPUs of a machine, by GPU type."""
 
 from hexiopt.calibration.gpus import Gpu
 

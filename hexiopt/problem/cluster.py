@@ -104,10 +104,10 @@ class Cluster(Value):
         gpus_per_machine: int = 8,
         name: str = "by_hand",
     ) -> "Cluster":
-        """A cluster by hand: so many GPUs of each type, in machines of `gpus_per_machine`; a rest is a machine too.
+        """A cluster from the number of GPUs of each type, in machines of `gpus_per_machine` and a smaller last one.
 
-        Rates are in GB/s and direction: `inter_gb_per_s` per machine, needed where there are several machines;
-        `intra_gb_per_s` between two GPUs of a machine, by default what is usual for their type. Raises InputError.
+        Bandwidths are in GB/s per direction: `inter_gb_per_s` per machine, required for several machines, and
+        `intra_gb_per_s` between two GPUs of a machine, by default the usual one of their type. Raises InputError.
         """
         per_machine = whole_in(gpus_per_machine, "cluster: gpus_per_machine", at_least=1, at_most=MAX_GPUS_PER_MACHINE)
         for key, rate in (("inter_gb_per_s", inter_gb_per_s), ("intra_gb_per_s", intra_gb_per_s)):

@@ -1,4 +1,4 @@
-"""What the jobs of a sweep leave in their folders, read as rows: those of `hexiopt.sweep` and of Hydra's multiruns."""
+"""Reads the folders of sweep jobs into a table: those of `hexiopt.sweep` and those of Hydra multiruns."""
 
 import math
 import re
@@ -21,7 +21,7 @@ _COLUMNS = ("exit_code", "message", *(f"result.{name}" for name in _RESULT), "nu
 
 
 def status_to_dict(exit_code: int, message: str, overrides: Sequence[str], step_time_s: float) -> dict[str, Any]:
-    """How a job ended, for its `status.json`: `overrides` are its own KEY=VALUE, a step time may be infinite."""
+    """The content of a job's `status.json`: `overrides` are its KEY=VALUE pairs; the step time may be infinite."""
     return {
         "exit_code": exit_code,
         "message": message,
@@ -31,16 +31,16 @@ def status_to_dict(exit_code: int, message: str, overrides: Sequence[str], step_
 
 
 def job_folders(folder: Path) -> list[Path]:
-    """The folders of all jobs below `folder`, numbered ones in their order. Raises InputError where there is none."""
+    """The folders of all jobs in `folder`, numbered ones in numeric order. Raises InputError where there is none."""
     found = (path.parent for path in folder.glob(f"**/{STATUS_FILE}"))
     paths = sorted(found, key=lambda path: [(len(part), part) for part in path.parts])
     if not paths:
-        raise InputError(f"{str(folder)!r} holds no {STATUS_FILE}; name a sweep's folder")
+        raise InputError(f"{str(folder)!r} holds no {STATUS_FILE}; name the folder of a sweep")
     return paths
 
 
 def jobs_frame(folders: Iterable[Path]) -> Frame:
-    """One row a job: its folder, a column for each overridden key, exit code, message and what its plan predicts."""
+    """One row per job: its folder, each overridden key, exit code, message, and the prediction of its plan."""
     rows = [_job(folder) for folder in folders]
     keys = sorted({key for row in rows for key in row} - {"folder", *_COLUMNS})
     columns = ("folder", *keys, *_COLUMNS)
@@ -62,7 +62,7 @@ def _job(folder: Path) -> dict[str, Any]:
 
 
 def _plain(text: str) -> Any:
-    """A number where an override is one."""
+    """`text` as a number if it is one."""
     if re.fullmatch(r"[-+]?[0-9]{1,15}", text):
         return int(text)
     return float(text) if re.fullmatch(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?", text) else text

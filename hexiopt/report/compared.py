@@ -1,4 +1,4 @@
-"""Solvers side by side on one problem, as frames: what they found, and what their operators did."""
+"""Frames that compare solvers on one problem: their results, and the counts of their operators."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _COLUMNS = (
 
 
 def comparison_frame(results: Sequence[Result]) -> Frame:
-    """One row a result; one without a plan has empty cells and its reason."""
+    """One row per result; a result without a plan has empty cells and its reason."""
     best_s = min((result.objective for result in results), default=math.inf)
     rows = []
     for result in results:
@@ -51,6 +51,6 @@ def comparison_frame(results: Sequence[Result]) -> Frame:
 
 
 def operators_frame(results: Sequence[Result]) -> Frame:
-    """One row an operator of a solver, with what became of its candidates."""
+    """One row per operator of a solver, with the counts of its candidates' outcomes."""
     columns = ("solver", *(field.name for field in fields(OperatorCounts)))
     return Frame(columns, tuple((one.solver, *astuple(counts)) for one in results for counts in one.operators))

@@ -57,7 +57,7 @@ def draw_comparison(results: Sequence[Result], title: str, path: str | Path) -> 
 
 
 def comparison_figure(results: Sequence[Result], title: str) -> Figure:
-    """Trajectories over time, and a bar a solver."""
+    """Trajectories over search time beside one bar per solver."""
     figure = Picture(figsize=(11, 4.6), facecolor=PAPER, layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     draw_trajectories(results, left)
@@ -67,7 +67,7 @@ def comparison_figure(results: Sequence[Result], title: str) -> Figure:
 
 
 def by_solver(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """The results of each solver, one a seed, in the order given."""
+    """The results of each solver, one per seed, in the given order."""
     runs: dict[str, list[Result]] = {}
     for result in results:
         runs.setdefault(result.solver, []).append(result)
@@ -77,7 +77,7 @@ def by_solver(results: Iterable[Result]) -> dict[str, list[Result]]:
 def draw_trajectories(results: Sequence[Result], ax: Axes) -> Axes:
     """Best step time over search time, each solver's to its end, above the best lower bound.
 
-    Of several seeds the line is the median and the band goes from the best to the worst.
+    With several seeds the line is their median and the band spans best to worst.
     """
     ends = [result.runtime_s for result in results]
     start_s = min((p.runtime_s for result in results for p in result.trajectory), default=1e-3)
@@ -104,7 +104,7 @@ def draw_trajectories(results: Sequence[Result], ax: Axes) -> Axes:
     if bound_s > 0:
         ax.axhline(bound_s, color=MUTED, linestyle=":", linewidth=1, label="lower bound")
     ends_s = [result.objective for result in results if result.trajectory]
-    if ends_s:  # the first plans of all are often far worse, and would leave no room for the others
+    if ends_s:  # first plans are often far worse, and would squeeze all later ones
         first_s = max(result.trajectory[0].step_time_s for result in results if result.trajectory)
         low_s, high_s = bound_s or min(ends_s), min(2.0 * max(ends_s), first_s)
         if high_s > low_s:
@@ -127,7 +127,7 @@ def _best_at(run: Result, times: Sequence[float]) -> list[float]:
 def draw_bars(results: Sequence[Result], ax: Axes) -> Axes:
     """Step time of each solver, in the order given; a solver without a plan says so.
 
-    Of several seeds the bar is the median of those with a plan, and the line goes from the best to the worst.
+    With several seeds the bar is the median of the runs with a plan, and a line spans best to worst.
     """
     top = max((result.objective for result in results if result.cost), default=1.0)
     solvers = by_solver(results)

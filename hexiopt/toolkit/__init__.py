@@ -1,1 +1,1 @@
-"""What `import hexiopt` adds to the laws: plans and results that know their problem, comparisons, sweeps."""
+"""The parts behind `import hexiopt`: plans and results that know their problem, comparisons, sweeps, progress."""

@@ -1,4 +1,4 @@
-"""The solvers that are installed: what each can do, and which parameters it takes."""
+"""The catalogue of installed solvers: their capabilities and parameters."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -15,7 +15,7 @@ from hexiopt.solving import Capabilities, Solver
 
 @dataclass(frozen=True)
 class SolverInfo:
-    """An installed solver: what it can do, its parameters with their defaults, and its own description."""
+    """An installed solver: its capabilities, its parameters with their defaults, and its description."""
 
     name: str
     capabilities: Capabilities
@@ -24,7 +24,7 @@ class SolverInfo:
 
 
 class SolverCatalogue(Mapping[str, SolverInfo]):
-    """Every declared solver by name, imported when looked at; as a table, one row a solver."""
+    """A mapping of all declared solvers by name, imported on access; it prints as a table with one row per solver."""
 
     def __init__(self) -> None:
         self._targets = declared()
@@ -46,11 +46,11 @@ class SolverCatalogue(Mapping[str, SolverInfo]):
 
     @cached_property
     def frame(self) -> Frame:
-        """Names, capabilities and parameters as a table; a solver that cannot be imported says why."""
+        """Names, capabilities and parameters as a table; for a solver that cannot be imported, the reason."""
         return Frame.of([self._row(name) for name in self])
 
     def to_pandas(self) -> Any:
-        """The same as a `pandas.DataFrame`. Raises InputError where pandas is not installed."""
+        """The table as a `pandas.DataFrame`. Raises InputError where pandas is not installed."""
         return self.frame.to_pandas()
 
     def __repr__(self) -> str:
@@ -72,7 +72,7 @@ class SolverCatalogue(Mapping[str, SolverInfo]):
 
 
 def solver_class(name: str, targets: Mapping[str, str]) -> SolverClass:
-    """The class of the solver `name`, one of `targets`. Raises InputError for unknown names and broken packages."""
+    """The class of the solver `name` in `targets`. Raises InputError for unknown names and broken packages."""
     name = current_name(name)
     if not targets:
         raise InputError('solver: no installed package declares one; install this project, as by "pip install -e ."')
@@ -82,20 +82,20 @@ def solver_class(name: str, targets: Mapping[str, str]) -> SolverClass:
 
 
 def made_solver(solver: object, options: Mapping[str, object]) -> Solver:
-    """The solver of a name with `options`, or of a class with them, or the given one; its plans checked by the referee.
+    """A solver whose plans the referee checks, from a name or class and its `options`, or from a solver object.
 
-    Raises InputError for unknown names and options, values out of range, and what is no solver.
+    Raises InputError for unknown names and options, for values out of range, and for objects that are not solvers.
     """
     if isinstance(solver, str):
         return refereed(solver_class(solver, declared()), **options)
     missing = [name for name in ("name", "capabilities", "solve") if not hasattr(solver, name)]
     if missing:
-        said = f"solver: {solver!r} is no name and has no {' and no '.join(missing)}"
+        said = f"solver: {solver!r} is not a name and has no {' and no '.join(missing)}"
         raise InputError(f"{said}; a solver is as in hexiopt/solving.py")
     if isinstance(solver, type):
         return refereed(solver, **options)  # type: ignore[arg-type]
     if options:
-        raise InputError(f"solver.{min(options)}: {solver!r} is made already; give its options to its class")
+        raise InputError(f"solver.{min(options)}: {solver!r} is already constructed; pass options to its class")
     return Refereed(solver)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Solvers side by side on one problem: the same budget for each, over seeds, above one lower bound."""
+"""Comparison of solvers on one problem: the same budget for each, several seeds, one lower bound."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Frame):
-    """What solvers found, a row a solver and seed. `results` are the same with their plans; `plot` draws them."""
+    """The results of solvers as a table, one row per solver and seed, best first; `results` has the plans."""
 
     results: tuple[Solution, ...] = field(default=(), kw_only=True)
 
     @classmethod
     def among(cls, problem: Problem, results: Sequence[Result], bound_s: float = 0.0) -> "Comparison":
-        """The comparison of `results`, found for `problem`, above a lower bound of `bound_s`, which must hold."""
+        """A comparison of `results` for `problem`. `bound_s` is a valid lower bound in seconds, or 0."""
         solved = tuple(Solution.of(problem, result).above(bound_s) for result in results)
         frame = comparison_frame(solved)
         rows = sorted(frame.rows, key=lambda row: (row[2] is None, row[2]))
@@ -38,11 +38,11 @@ class Comparison(Frame):
 
     @property
     def best(self) -> Solution:
-        """The result with the shortest step, the first of equal ones."""
+        """The result with the shortest step time; the first of equals."""
         return min(self.results, key=lambda result: result.objective)
 
     def summary(self) -> Frame:
-        """One row a solver: its runs, how many found a plan, and the best, median and worst step time over seeds."""
+        """One row per solver: numbers of runs and of plans, and the best, median and worst step time over seeds."""
         rows = []
         for name in dict.fromkeys(result.solver for result in self.results):
             runs = [result for result in self.results if result.solver == name]
@@ -56,18 +56,18 @@ class Comparison(Frame):
         return Frame.of(sorted(rows, key=lambda row: row.get("median_s", float("inf"))), columns, title=self.title)
 
     def trajectories(self) -> Frame:
-        """One row an improvement: solver, seed, seconds and steps since the start, and the best step time then."""
+        """One row per improvement: solver, seed, seconds and steps since the start, and the best step time so far."""
         columns = ("solver", "seed", "runtime_s", "steps", "step_time_s")
         points = ((one, point) for one in self.results for point in one.trajectory)
         rows = ((one.solver, one.seed, point.runtime_s, point.steps, point.step_time_s) for one, point in points)
         return Frame(columns, tuple(rows), title=self.title)
 
     def operators(self) -> Frame:
-        """One row an operator of a search, with what became of its candidates."""
+        """One row per search operator, with the counts of its candidates' outcomes."""
         return operators_frame(self.results)
 
     def plot(self) -> "Figure":
-        """Best step time over search time with the lower bound, and a bar a solver, as a figure of matplotlib."""
+        """A matplotlib figure: best step time over search time above the lower bound, beside one bar per solver."""
         from hexiopt.report.comparison import comparison_figure
 
         return comparison_figure(self.results, self.title)
@@ -81,9 +81,9 @@ def each_result(
     listen: OnProgress,
     interrupt: Interrupt,
 ) -> Iterator[Result]:
-    """The result of each solver with each seed, called by its label; none is begun after an interrupt.
+    """The result of each (label, solver) with each seed, named by the label; an interrupt ends the iteration.
 
-    A plan that breaks a rule is taken away, its result marked `invalid`. Raises InputError as solvers do.
+    A result whose plan breaks a rule is marked `invalid` and loses its plan. Raises InputError as solvers do.
     """
     labelled_solvers = list(solvers)
     for seed in seeds:
@@ -98,16 +98,14 @@ def each_result(
 
 
 def bound_above(problem: Problem, results: Sequence[Result], limit_s: float) -> float:
-    """A step time in seconds that no plan beats, searched for `limit_s` seconds; 0 where there is no plan to hold
-    against it."""
+    """A lower bound on the step time in seconds, computed within `limit_s` seconds; 0 if no result has a plan."""
     if limit_s == 0.0 or all(result.plan is None for result in results):
         return 0.0
     return lower_bound_s(PlanPricer(problem), limit_s)
 
 
 def labelled(solvers: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
-    """Solvers by what the comparison calls them: their own names, or the keys. Raises InputError for one that stands
-    twice, and for none."""
+    """Solvers by label: the keys of a mapping, else their own names. Raises InputError for duplicates and for none."""
     if isinstance(solvers, Mapping):
         named = [(str(label), solver) for label, solver in solvers.items()]
     else:
@@ -116,5 +114,5 @@ def labelled(solvers: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
         raise InputError("solvers: is empty; name at least one, such as portfolio")
     for label, _ in named:
         if sum(1 for other, _ in named if other == label) > 1:
-            raise InputError(f"solvers: {label!r} stands twice; give a mapping with a label for each")
+            raise InputError(f"solvers: {label!r} appears twice; give a mapping with a label for each")
     return dict(named)

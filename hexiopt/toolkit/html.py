@@ -1,4 +1,4 @@
-"""What a notebook shows of a problem, its parts, a plan and a result; imported by `hexiopt.api`, which registers it."""
+"""The HTML that notebooks show for problems, plans and results; `hexiopt.api` registers it."""
 
 import base64
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ from hexiopt.value import Value
 
 
 def register() -> None:
-    """Have notebooks show values as pages."""
+    """Register the HTML of each class."""
     pages: dict[type, Callable[[Any], str]] = {
         Cluster: _cluster,
         Machine: lambda machine: _facts(machine.name, _machine(machine).items()),
@@ -93,7 +93,7 @@ def _solution(result: Solution) -> str:
 
 
 def _stated(value: Workload | Space) -> list[tuple[str, str]]:
-    """Fields of a workload; those of a plan space that differ from its defaults."""
+    """The fields of a workload, or those of a plan space that differ from their defaults, as text."""
     kept = [(one, getattr(value, one.name)) for one in fields(value)]
     return [(one.name, str(own)) for one, own in kept if isinstance(value, Workload) or own != one.default]
 

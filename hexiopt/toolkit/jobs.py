@@ -1,4 +1,4 @@
-"""A job of a sweep: one problem, one solver, one budget, one seed; run in a process of its own, known by its hash."""
+"""A job of a sweep: one problem, one solver, one budget and one seed, identified by its hash."""
 
 import json
 import math
@@ -18,14 +18,16 @@ from hexiopt.referee import InvalidPlanError
 from hexiopt.solving import Budget, OnProgress, Progress
 from hexiopt.toolkit.catalogue import made_solver
 
-FINAL = (0, 2, 3)  # exit codes of jobs that need not run again: done, bad input, no plan
+FINAL = (0, 2, 3)  # exit codes of jobs that are not run again: success, bad input, no plan
 INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
 class SweepJob:
-    """One job: `overrides` say in KEY=VALUE what distinguishes it. Instead of a problem it may have what was `refused`:
-    the line about bad input, with which it ends."""
+    """One job. `overrides` are the KEY=VALUE pairs that distinguish it from the others of its sweep.
+
+    If the overrides do not form a problem, `problem` is None and `refused` says why, in one line.
+    """
 
     overrides: tuple[str, ...]
     problem: Problem | None
@@ -37,12 +39,12 @@ class SweepJob:
 
     @cached_property
     def key(self) -> str:
-        """Of all that decides what the job finds: 16 hexadecimal digits of a hash. Its folder is called so."""
+        """The name of the job's folder: 16 hexadecimal digits of a hash of everything that determines its result."""
         data = self.to_dict()
         return sha256_of(data if self.problem is None else data | {"overrides": []})[:16]
 
     def to_dict(self) -> dict[str, Any]:
-        """The job as plain data, as `job_from_dict` reads it."""
+        """The job as plain data that `job_from_dict` reads."""
         return {
             "overrides": list(self.overrides),
             "problem": None if self.problem is None else problem_to_dict(self.problem),
@@ -54,7 +56,7 @@ class SweepJob:
         }
 
     def is_done(self, folder: Path) -> bool:
-        """Whether an earlier run has ended the job in `folder`, so that it need not run again."""
+        """Whether an earlier run finished the job in `folder`."""
         path = folder / self.key / STATUS_FILE
         try:
             return path.is_file() and read_mapping(path).get("exit_code") in FINAL
@@ -62,17 +64,17 @@ class SweepJob:
             return False
 
     def ended(self, folder: Path, exit_code: int, message: str, step_time_s: float = math.inf) -> int:
-        """Write how the job ended; returns its exit code."""
+        """Write the job's `status.json`; returns the exit code."""
         status = status_to_dict(exit_code, " ".join(message.split()), self.overrides, step_time_s)
         (folder / self.key).mkdir(parents=True, exist_ok=True)
         write_text(folder / self.key / STATUS_FILE, json.dumps(status, indent=1, allow_nan=False) + "\n")
         return exit_code
 
     def run(self, folder: Path, listen: OnProgress) -> int:
-        """Search, write the plan and how the job ended into its folder; returns the exit code, as of the command line.
+        """Search, and write `plan.json` and `status.json` into the job's folder; returns the command line's exit code.
 
-        No exception comes out but an interrupt; 130 says that `listen` stopped the search, and that its plan is the
-        best until then.
+        Every exception but an interrupt becomes an exit code. 130 means that `listen` stopped the search; the plan is
+        then the best so far.
         """
         stopped = False
 
@@ -91,19 +93,19 @@ class SweepJob:
             if result.plan is not None and result.cost is not None:
                 write_plan(own / PLAN_FILE, self.problem, result.plan, result.cost, solver_to_dict(result))
             if stopped:
-                return self.ended(folder, INTERRUPTED, "interrupted; the best so far is kept", result.objective)
+                return self.ended(folder, INTERRUPTED, "interrupted; the best plan so far is kept", result.objective)
             code, said = (3, f"{result.status}: {result.reason}") if result.plan is None else (0, "")
             return self.ended(folder, code, said, result.objective)
         except InputError as error:
             return self.ended(folder, 2, str(error))
         except InvalidPlanError as error:
             return self.ended(folder, 1, str(error))
-        except Exception as error:  # a fault of a solver ends its job, and no other
+        except Exception as error:  # a failing solver must not end the sweep
             return self.ended(folder, 1, f"unexpected {type(error).__name__}: {error}")
 
 
 def job_from_dict(data: Mapping[str, Any]) -> SweepJob:
-    """The job that `SweepJob.to_dict` wrote."""
+    """The inverse of `SweepJob.to_dict`."""
     problem = data["problem"]
     return SweepJob(
         tuple(data["overrides"]),

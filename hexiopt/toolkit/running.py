@@ -1,4 +1,4 @@
-"""How long calls run: with their progress on standard error, until done or Ctrl-C, which keeps the best so far."""
+"""Progress and interruption of long calls: progress goes to stderr, and Ctrl-C keeps the best plan so far."""
 
 import signal
 import sys
@@ -9,18 +9,18 @@ from typing import Any
 
 from hexiopt.solving import OnProgress
 
-LONG_S = 60.0  # a search from which on a log tells its progress
+LONG_S = 60.0  # searches longer than this show their progress in a log too
 
 
 class Interrupt:
-    """Ctrl-C as a flag while a search runs: the first one asks it to stop, the second one raises."""
+    """Ctrl-C as a flag while a search runs: the first press asks the search to stop, the second raises."""
 
     def __init__(self) -> None:
         self.pressed = False
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Within, Ctrl-C sets the flag (where the main thread runs this, and nobody else handles it)."""
+        """A context in which Ctrl-C sets the flag, if the main thread enters it and SIGINT has its default handler."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -45,10 +45,10 @@ class Interrupt:
 def listening(
     interrupt: Interrupt, tokens: int, time_limit_s: float, progress: bool | None = None
 ) -> Iterator[OnProgress]:
-    """What a search tells its progress to, and Ctrl-C stops: `interrupt` then is pressed.
+    """A context with a listener for one or more searches, which stops them once `interrupt` is pressed.
 
-    Progress is shown in a terminal and in a notebook, and in a log where the time limit is above a minute; `progress`
-    says otherwise. `tokens` of a step turn step times into tokens/s.
+    The listener shows progress if `progress` is true. If it is None, it does so on a terminal, in a notebook and, for
+    time limits above a minute, in a log. `tokens` is the number of tokens per step, for showing tokens/s.
     """
     with interrupt.caught():
         if progress is None:
@@ -56,14 +56,14 @@ def listening(
         if not progress:
             yield lambda _: not interrupt.pressed
             return
-        from hexiopt.report.progress import SearchProgress  # only here, as tables take long to import
+        from hexiopt.report.progress import SearchProgress  # here, because rich is slow to import
 
         with SearchProgress(tokens, notebook=in_notebook()) as shown:
             yield lambda told: shown(told) and not interrupt.pressed
 
 
 def in_notebook() -> bool:
-    """Whether a Jupyter kernel runs this: its output is no terminal, and yet watched."""
+    """Whether a Jupyter kernel runs this process."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and hasattr(shell, "kernel")

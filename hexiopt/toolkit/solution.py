@@ -1,4 +1,4 @@
-"""Plans, costs and results that know their problem: they print, draw and save themselves."""
+"""Plans, costs and results that know their problem, and so can print, draw and save themselves."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -25,15 +25,15 @@ from hexiopt.value import Value
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_KINDS = 2  # of pipelines that a printed result names
+_KINDS = 2  # kinds of pipelines that a printed result lists
 _STAGES = 6
 
 
 @dataclass(frozen=True, repr=False, eq=False, kw_only=True)
 class PlanCost(Cost, Value):
-    """The price of a plan that knows the plan, so that it can say where the seconds go.
+    """The price of a plan, with the plan itself, so that it can break the step time down.
 
-    `pricer` is the cost model that set it; None stands for ours. Equal to any `Cost` of the same figures.
+    `pricer` is the cost model that computed it; None stands for our own. It equals any `Cost` with the same figures.
     """
 
     problem: Problem
@@ -42,18 +42,18 @@ class PlanCost(Cost, Value):
 
     @classmethod
     def of(cls, problem: Problem, plan: Plan, cost: Cost, pricer: Pricer | None = None) -> "PlanCost":
-        """`cost`, the price of `plan` for `problem` by `pricer`."""
+        """`cost`, which `pricer` computed for `plan` on `problem`."""
         return cls(**_fields(cost, Cost), problem=problem, plan=plan, pricer=pricer)
 
     def breakdown(self) -> Frame:
-        """Where the step goes: parts with their seconds, which add up to `step_time_s`, and their shares of it.
+        """The parts of the step in seconds, which add up to `step_time_s`, and as shares of it.
 
-        The parts are those of the executor that ends last, which the title names. Raises InputError where another cost
-        model set the price.
+        They are those of the executor that ends last; the title names it. Raises InputError where another cost model
+        computed the price.
         """
         pricer = self.pricer or PlanPricer(self.problem)
         if not isinstance(pricer, PlanPricer):
-            raise InputError("cost: has parts only by our own cost model; take hexiopt.price(problem, plan)")
+            raise InputError("cost: only our own cost model has a breakdown; use hexiopt.price(problem, plan)")
         spent = breakdown(pricer, self.plan, self)
         least_s = 1e-12 * self.step_time_s  # less is rounding
         rows = [(name, own_s, own_s / self.step_time_s) for name, own_s in spent.parts if abs(own_s) > least_s]
@@ -74,9 +74,10 @@ class PlanCost(Cost, Value):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PlacedPlan(Plan, Value):
-    """A plan with the problem that it solves: it prices, draws and saves itself.
+    """A plan together with its problem, so that it can price, draw and save itself.
 
-    `solver` says who found it, as a plan file does; empty where nobody did. Equal to any `Plan` of the same choices.
+    `solver` is the plan file's record of the solver that found it, empty for a plan made by hand. It equals any `Plan`
+    with the same choices.
     """
 
     problem: Problem = field(kw_only=True)
@@ -91,16 +92,16 @@ class PlacedPlan(Plan, Value):
 
     @classmethod
     def of(cls, problem: Problem, plan: Plan, solver: Mapping[str, Any] = MappingProxyType({})) -> "PlacedPlan":
-        """`plan` for `problem`."""
+        """`plan` together with `problem`."""
         return cls(**_fields(plan, Plan), problem=problem, solver=solver)
 
     @cached_property
     def cost(self) -> PlanCost:
-        """Its price by our cost model. Raises InputError where no price is defined."""
+        """The price by our own cost model. Raises InputError for a plan that it cannot price."""
         return PlanCost.of(self.problem, self, PlanPricer(self.problem).price(self))
 
     def save(self, path: str | Path) -> None:
-        """Write a `plan.json`, which `hexiopt.load_plan` and the command line read, whole or not at all.
+        """Write a `plan.json` for `hexiopt.load_plan` and the command line, atomically.
 
         Raises InputError where it cannot be written.
         """
@@ -110,7 +111,7 @@ class PlacedPlan(Plan, Value):
             raise InputError(f"{path}: cannot be written ({error.strerror}); choose another path") from None
 
     def stages(self) -> Frame:
-        """One row a stage: its devices, choices, seconds per micro-batch, share of the step at work, and memory."""
+        """One row per stage: devices, choices, seconds per micro-batch, busy share of the step, and memory in GiB."""
         whole = len(self.pipelines)
         rows = plan_rows(
             self.problem, self, self.cost, group_above=whole, max_pipelines=whole, max_stages=len(self.devices())
@@ -118,7 +119,7 @@ class PlacedPlan(Plan, Value):
         return Frame.of([_stage_row(row, k) for row in rows.pipelines for k in range(len(row.stages))])
 
     def plot(self) -> "Figure":
-        """Cluster, layers, timeline and memory as a figure of matplotlib."""
+        """A matplotlib figure of cluster, layers, timeline and memory."""
         from hexiopt.report.figure import plan_figure
 
         return plan_figure(self.problem, self, self.cost)
@@ -139,7 +140,7 @@ class PlacedPlan(Plan, Value):
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Solution(Result, Value):
-    """What a solver found for `problem`; printed, it is ten lines. Without a plan it says why in `reason`."""
+    """A solver's result for `problem`; `print` shows it in ten lines. Without a plan, `reason` says why."""
 
     problem: Problem
     plan: PlacedPlan | None = None
@@ -147,7 +148,7 @@ class Solution(Result, Value):
 
     @classmethod
     def of(cls, problem: Problem, result: Result, pricer: Pricer | None = None) -> "Solution":
-        """`result`, found for `problem`, its plan priced by `pricer`."""
+        """`result` for `problem`, its plan priced by `pricer`."""
         stated = _fields(result, Result)
         if result.plan is not None and result.cost is not None:
             stated["plan"] = PlacedPlan.of(problem, result.plan, solver_to_dict(result))
@@ -155,15 +156,15 @@ class Solution(Result, Value):
         return cls(**stated, problem=problem)
 
     def above(self, bound_s: float) -> "Solution":
-        """As of `Result`: with a lower bound of at least `bound_s` seconds, which must hold."""
+        """The result with its lower bound raised to `bound_s` seconds, if valid; optimal where that closes the gap."""
         return Solution.of(self.problem, super().above(bound_s), self.cost.pricer if self.cost else None)
 
     def plot(self) -> "Figure":
-        """The plan as a figure of matplotlib: cluster, layers, timeline and memory. Raises InputError without one."""
+        """A matplotlib figure of the plan: cluster, layers, timeline and memory. Raises InputError without a plan."""
         return self.found().plot()
 
     def found(self) -> PlacedPlan:
-        """The plan. Raises InputError where there is none, with the reason."""
+        """The plan. Raises InputError with the reason where there is none."""
         if self.plan is None:
             raise InputError(f"plan: {self.solver} found none ({self.status}): {self.reason}")
         return self.plan
@@ -199,7 +200,7 @@ class Solution(Result, Value):
 
 
 def _fields(value: Any, kind: type) -> dict[str, Any]:
-    """The fields that `kind`, a data class, gives `value`."""
+    """The fields of the data class `kind` in `value`."""
     return {one.name: getattr(value, one.name) for one in fields(kind)}
 
 
@@ -224,7 +225,7 @@ def _stage_row(row: PipelineRow, k: int) -> dict[str, Any]:
 
 
 def _pipelines(problem: Problem, plan: Plan) -> list[str]:
-    """The largest kinds of pipelines, a line each; what is left out is counted."""
+    """One line for each of the most frequent kinds of pipelines; the last one counts the others."""
     kinds = sorted(identical_pipelines(problem, plan), key=lambda kind: -len(kind))
     lines = []
     for kind in kinds[:_KINDS]:
@@ -245,7 +246,7 @@ def _gpus(problem: Problem, stage: Stage) -> str:
 
 
 def _memory(problem: Problem, plan: Plan, cost: Cost) -> str:
-    """The stage with the least room, and how much that is."""
+    """The free memory of the fullest GPUs, and where they are."""
     p, s = cost.binding_stage()
     stage = cost.pipelines[p].stages[s]
     where = listed(device_ranges(problem.cluster, plan.pipelines[p].stages[s].all_devices()), 2)

@@ -1,4 +1,4 @@
-"""A grid of problems, solvers and seeds, run in several processes; what is done already is not run again."""
+"""Sweeps over a grid of problems, solvers and seeds on several processes; finished jobs are not run again."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ _BUDGET = ("time_limit_s", "max_steps")
 
 @dataclass(frozen=True)
 class Sources:
-    """How clusters and models are read that a grid names."""
+    """The functions that read the clusters and models of a grid."""
 
     cluster: Callable[[Any], Cluster]
     model: Callable[[Any], ModelSpec]
@@ -40,10 +40,10 @@ class Sources:
 def jobs_of(
     problem: Problem, over: Mapping[str, Iterable[Any]], solver: str, budget: Budget, sources: Sources
 ) -> list[SweepJob]:
-    """One job for each combination of the values of `over`, the last key's changing fastest.
+    """One job for each combination of the values in `over`; the last key varies fastest.
 
-    Raises InputError for unknown keys and keys without values; a combination that is no problem becomes a job that says
-    so.
+    Raises InputError for unknown keys and for keys without values. A combination that does not form a problem becomes
+    a job with the reason.
     """
     axes: dict[str, list[Any]] = {}
     for key, values in over.items():
@@ -53,7 +53,7 @@ def jobs_of(
         if group in _FIELDS and name not in _FIELDS[group]:
             raise InputError(f"over: {key}: unknown key; {did_you_mean(name, _FIELDS[group])}")
         if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
-            raise InputError(f"over: {key}: {quoted(values)} is no list; write [{values!r}]")
+            raise InputError(f"over: {key}: {quoted(values)} is not a list; write [{values!r}]")
         axes[str(key)] = list(values)
         if not axes[str(key)]:
             raise InputError(f"over: {key}: is empty; give at least one value")
@@ -64,8 +64,8 @@ def jobs_of(
 
 
 def run_jobs(jobs: list[SweepJob], folder: Path, processes: int | None, progress: bool | None) -> Frame:
-    """Run the jobs that are not done yet; the frame has all, in their order. Ctrl-C raises KeyboardInterrupt, which
-    says how to go on."""
+    """Run the unfinished jobs; returns all of them in order. Raises KeyboardInterrupt after Ctrl-C, with the way to
+    resume."""
     count = usable_cores() if processes is None else whole_in(processes, "processes", at_least=1, at_most=1024)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def run_jobs(jobs: list[SweepJob], folder: Path, processes: int | None, progress
         JobProcesses(left, folder, count, count_down).run()
     except KeyboardInterrupt:
         done = sum(job.is_done(folder) for job in distinct.values())
-        said = f"{done} of {len(distinct)} jobs are done in {os.fspath(folder)}; call sweep again to go on"
+        said = f"{done} of {len(distinct)} jobs are done in {os.fspath(folder)}; call sweep again to resume"
         raise KeyboardInterrupt(said) from None
     finally:
         count_down.close()
@@ -91,7 +91,7 @@ def run_jobs(jobs: list[SweepJob], folder: Path, processes: int | None, progress
 
 
 class _Counter:
-    """How many jobs have ended, as a line on standard error that is overwritten."""
+    """The number of finished jobs, as a line on stderr that is overwritten."""
 
     def __init__(self, total: int, done: int, shown: bool) -> None:
         self._total, self._ended, self._bad, self._shown = total, done, 0, shown
@@ -118,7 +118,9 @@ def _job(problem: Problem, values: Mapping[str, Any], solver: str, budget: Budge
     groups: dict[str, dict[str, Any]] = {group: dict(_within(values, group)) for group in (*_GROUPS, "solver")}
     for name, value in groups["solver"].items():
         if not isinstance(value, str | int | float | None):
-            raise InputError(f"over: solver.{name}: {quoted(value)} is no plain value; give numbers, words or None")
+            raise InputError(
+                f"over: solver.{name}: {quoted(value)} is not a plain value; give a number, a string or None"
+            )
     stated = {name: groups["solver"].pop(name) for name in _BUDGET if name in groups["solver"]}
     seed = whole_in(values.get("seed", 0), "seed", at_least=0, at_most=MAX_SEED)
     changed, refused = None, ""

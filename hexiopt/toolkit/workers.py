@@ -1,5 +1,7 @@
-"""Processes that run the jobs of a sweep: jobs go in and exit codes come out, one a line, so that a process that dies
-takes only its job with it. `python -m hexiopt.toolkit.workers FOLDER` is one of them."""
+"""Worker processes for the jobs of a sweep. A worker reads jobs from stdin as JSON lines and answers with exit codes.
+
+A worker that dies fails only its current job. `python -m hexiopt.toolkit.workers FOLDER` starts one.
+"""
 
 import json
 import os
@@ -14,11 +16,11 @@ from pathlib import Path
 from hexiopt.toolkit.jobs import SweepJob, job_from_dict
 from hexiopt.toolkit.running import Interrupt
 
-OnJob = Callable[[SweepJob, int], None]  # hears of each job that ended, and of its exit code
+OnJob = Callable[[SweepJob, int], None]  # called with each finished job and its exit code
 
 
 class JobProcesses:
-    """Runs `jobs` in `count` processes, the first ones first. Each process has one job at a time."""
+    """Runs `jobs` in order on `count` processes, one job at a time on each."""
 
     def __init__(self, jobs: Sequence[SweepJob], folder: Path, count: int, heard: OnJob) -> None:
         self._waiting: queue.SimpleQueue[SweepJob] = queue.SimpleQueue()
@@ -30,8 +32,8 @@ class JobProcesses:
         self._feeders = [threading.Thread(target=self._feed, daemon=True) for _ in range(min(count, len(jobs)))]
 
     def run(self) -> None:
-        """Until all jobs have ended. Ctrl-C stops: running jobs keep their best plan, and no other begins; a second one
-        ends them at once."""
+        """Run all jobs. After Ctrl-C no further job starts and running ones keep their best plan; a second Ctrl-C kills
+        them. Raises KeyboardInterrupt then."""
         for feeder in self._feeders:
             feeder.start()
         try:
@@ -57,7 +59,7 @@ class JobProcesses:
                 process.send_signal(number)
 
     def _feed(self) -> None:
-        """Give one process its jobs, and start another where it dies."""
+        """Feed jobs to one process; if it dies, start another."""
         process: subprocess.Popen[str] | None = None
         while True:
             try:
@@ -84,7 +86,7 @@ class JobProcesses:
             process.wait()
 
     def _started(self) -> "subprocess.Popen[str] | None":
-        """A new process with the modules that this one sees, out of reach of the terminal's Ctrl-C."""
+        """A new process with this one's module path, in a session of its own so that Ctrl-C does not reach it."""
         path = os.pathsep.join(filter(None, sys.path)) or os.curdir
         with self._lock:
             if self._stopped:
@@ -103,7 +105,7 @@ class JobProcesses:
 
 
 def _ask(process: "subprocess.Popen[str]", job: SweepJob) -> int | None:
-    """The exit code of `job`, which `process` runs; None where the process died."""
+    """The exit code of `job`, run by `process`; None if the process died."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -116,17 +118,19 @@ def _ask(process: "subprocess.Popen[str]", job: SweepJob) -> int | None:
 
 
 def main(folder: Path) -> None:
-    """Run the jobs that standard input brings; end at once where it ends, as its writer then is gone."""
+    """Run the jobs from stdin; exit at once at its end, because the sweep is gone then."""
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what solvers print is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that what solvers print is not taken for an answer
 
     def read() -> None:
         for line in sys.stdin:
             lines.put(line)
         os._exit(0)
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would have ignored it
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # in case the parent ignores it, as background jobs of a shell do
     interrupt = Interrupt()
     with interrupt.caught():
         threading.Thread(target=read, daemon=True).start()

@@ -140,7 +140,7 @@ def test_a_plan_beyond_memory_is_priced_and_named(problem: hexiopt.Problem, resu
     ("stated", "said"),
     [
         ({"solver": "portfoli"}, "solver: 'portfoli' is not known; did you mean portfolio?"),
-        ({"solver": None}, "solver: None is no name and has no name and no capabilities and no solve; "),
+        ({"solver": None}, "solver: None is not a name and has no name and no capabilities and no solve; "),
         ({"speed": 3}, "solver.speed: portfolio does not take it; "),
         ({"time_limit_s": 0}, "time_limit_s: 0 is out of range; "),
         ({"max_steps": 1.5}, "max_steps: 1.5 is out of range; "),

@@ -1,4 +1,4 @@
-"""Small tables: as text, in a notebook, as CSV and for pandas."""
+"""Small tables: text, HTML, CSV and pandas."""
 
 import sys
 
@@ -15,7 +15,7 @@ def test_it_has_rows_and_columns() -> None:
     assert FRAME["count"] == (12_345, None)
     assert list(FRAME)[1] == {"name": "c", "count": None, "share": None, "more": None}
     assert len(FRAME) == 2
-    with pytest.raises(InputError, match="'shar' is no column; did you mean share"):
+    with pytest.raises(InputError, match="'shar' is not a column; did you mean share"):
         FRAME["shar"]
 
 
@@ -28,9 +28,9 @@ def test_it_is_written() -> None:
 
 def test_long_ones_are_cut_and_say_so() -> None:
     long = Frame(("x", "text"), tuple((k, "y" * 200) for k in range(100)))
-    assert repr(long).splitlines()[-1] == "... and 40 rows more"
+    assert repr(long).splitlines()[-1] == "... and 40 more rows"
     assert max(map(len, repr(long).splitlines())) < 80
-    assert long._repr_html_().endswith("<p>... and 40 rows more</p>")
+    assert long._repr_html_().endswith("<p>... and 40 more rows</p>")
 
 
 def test_it_is_a_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ def test_it_is_a_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wrong_frames_are_refused() -> None:
-    with pytest.raises(InputError, match="a name stands twice"):
+    with pytest.raises(InputError, match="a name appears twice"):
         Frame(("x", "x"), ())
     with pytest.raises(InputError, match="has 1 of 2 values"):
         Frame(("x", "y"), ((1,),))

@@ -88,7 +88,7 @@ def test_an_invalid_plan_is_marked_and_not_ranked(problem: hx.Problem) -> None:
     ("stated", "said"),
     [
         ({"solvers": []}, "solvers: is empty; "),
-        ({"solvers": ["random", "random"]}, "solvers: 'random' stands twice; "),
+        ({"solvers": ["random", "random"]}, "solvers: 'random' appears twice; "),
         ({"solvers": ["rando"]}, "solver: 'rando' is not known; did you mean random"),
         ({"seeds": 0}, "seeds: 0 is out of range; "),
         ({"seeds": [-1]}, "seeds: -1 is out of range; "),

@@ -207,7 +207,7 @@ def test_a_class_or_an_object_is_a_solver_too(problem: hx.Problem) -> None:
     own = make_solver("random")
     for solver in (own, type(own.solver), hx.solver("random")):  # type: ignore[attr-defined]
         assert hx.solve(problem, solver, LONG_S, max_steps=20, seed=4).plan == by_name.plan
-    with pytest.raises(hx.InputError, match="is made already"):
+    with pytest.raises(hx.InputError, match="is already constructed"):
         hx.solve(problem, own, tau=3)
     with pytest.raises(hx.InputError, match="problem: 3 is not a Problem"):
         hx.solve(3)  # type: ignore[arg-type]
@@ -245,7 +245,7 @@ def test_another_cost_model_steers_the_search(problem: hx.Problem) -> None:
     result = hx.solve(problem, "random", LONG_S, max_steps=20, pricer=Twice)
     assert result.cost is not None
     assert result.cost.step_time_s == 2 * result.found().cost.step_time_s
-    with pytest.raises(hx.InputError, match="by our own cost model"):
+    with pytest.raises(hx.InputError, match="only our own cost model has"):
         result.cost.breakdown()
     with pytest.raises(hx.InputError, match="pricer: 'nobody' is not known"):
         hx.solve(problem, pricer="nobody")

@@ -135,7 +135,7 @@ def test_sixty_four_jobs_killed_twice_lose_nothing_and_run_nothing_twice(log: Pa
         assert {seed: begun(log)[seed] for seed in before} == {seed: runs[seed] for seed in before}
         kept = done()
     assert f"{len(kept)} of 64 jobs are done in" in said
-    assert "call sweep again to go on" in said
+    assert "call sweep again to resume" in said
     runs = begun(log)
     ran = subprocess.run(command, env=own, capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "64 jobs: 64 done"
@@ -179,11 +179,11 @@ def test_it_reads_what_a_multirun_wrote(hexiopt: Run, tmp_path: Path) -> None:
     [
         ({"work.seq_len": [1]}, "over: 'work.seq_len': unknown key; "),
         ({"workload.sq_len": [1]}, "over: workload.sq_len: unknown key; did you mean seq_len?"),
-        ({"seed": 3}, "over: seed: 3 is no list; write [3]"),
-        ({"seed": "12"}, "over: seed: '12' is no list; write ['12']"),
+        ({"seed": 3}, "over: seed: 3 is not a list; write [3]"),
+        ({"seed": "12"}, "over: seed: '12' is not a list; write ['12']"),
         ({"seed": []}, "over: seed: is empty; "),
         ({"seed": [-1]}, "seed: -1 is out of range; "),
-        ({"solver.tau": [object]}, "over: solver.tau: <class 'object'> is no plain value; "),
+        ({"solver.tau": [object]}, "over: solver.tau: <class 'object'> is not a plain value; "),
     ],
 )
 def test_wrong_grids_are_one_line(problem: hx.Problem, tmp_path: Path, over: Any, said: str) -> None:
