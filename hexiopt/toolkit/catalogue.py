@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from inspect import getdoc
+from types import MappingProxyType
 from typing import Any
 
 from hexiopt.errors import InputError, did_you_mean
@@ -33,7 +34,9 @@ class SolverCatalogue(Mapping[str, SolverInfo]):
         """Raises InputError for an unknown name, and for a solver that cannot be imported."""
         made = solver_class(name, self._targets)
         own = {one.name: _default(one) for one in parameters(made)}
-        return SolverInfo(made.name, made.capabilities, own, (getdoc(made) or "").partition("\n\n")[0])
+        return SolverInfo(
+            made.name, made.capabilities, MappingProxyType(own), (getdoc(made) or "").partition("\n\n")[0]
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._targets)

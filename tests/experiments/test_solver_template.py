@@ -20,7 +20,7 @@ print(sorted(hx.compare(problem, ["mine", "random"], time_limit_s=600, max_steps
 print(hx.sweep(problem, {"solver.max_tp": [1, 2]}, "sweep", solver="mine", max_steps=5).title)
 steered = hx.solve(problem, "random", time_limit_s=600, max_steps=20, pricer="hidden_sync")
 print(steered.cost.gradient_sync_s, steered.plan.cost.gradient_sync_s > 0)
-print(hx.solvers()["mine"].parameters)
+print(dict(hx.solvers()["mine"].parameters))
 """
 
 

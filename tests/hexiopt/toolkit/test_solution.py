@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Plan
 from hexiopt.report.progress import SearchProgress
 from hexiopt.solving import Budget, Progress
+from hexiopt.toolkit.running import in_notebook
 from solvers.registry import make_solver
 from tests.conftest import ROOT
 
@@ -254,3 +256,11 @@ def test_another_cost_model_steers_the_search(problem: hx.Problem) -> None:
 def test_the_same_steps_give_the_same_plan_as_the_solver_alone(problem: hx.Problem) -> None:
     alone = make_solver("local_search").solve(problem, Budget(LONG_S, 30), seed=1)
     assert hx.solve(problem, "local_search", LONG_S, seed=1, max_steps=30).plan == alone.plan
+
+
+@pytest.mark.parametrize(("shell", "watched"), [(None, False), ("terminal", False), ("kernel", True)])
+def test_a_notebook_is_known_by_its_kernel(shell: str | None, watched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = SimpleNamespace(**({shell: object()} if shell else {}))
+    module = SimpleNamespace(get_ipython=lambda: made if shell else None)
+    monkeypatch.setitem(sys.modules, "IPython", module)  # type: ignore[arg-type]
+    assert in_notebook() is watched
