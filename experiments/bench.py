@@ -5,7 +5,6 @@ Writes `bench.csv` into `--out`.
 """
 
 import argparse
-import csv
 import platform
 import resource
 import sys
@@ -29,6 +28,8 @@ from hexiopt.plan.plan import Pipeline, Plan, Stage, TensorParallel
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges
 from hexiopt.problem.workload import Workload
+from hexiopt.readers.plan_file import write_text
+from hexiopt.report.tabular import csv_text
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.completion.completer import PlanCompleter
@@ -330,10 +331,8 @@ def main(argv: list[str] | None = None) -> int:
         table.add_row(row.name, row.what, f"{row.measured:.4g} {row.unit}", row.target, verdict)
     console.print(table)
     options.out.mkdir(parents=True, exist_ok=True)
-    with (options.out / "bench.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["bench", "what", "measured", "unit", "target", "holds"])
-        writer.writerows([row.name, row.what, row.measured, row.unit, row.target, row.holds] for row in rows)
+    cells = [(row.name, row.what, row.measured, row.unit, row.target, row.holds) for row in rows]
+    write_text(options.out / "bench.csv", csv_text([("bench", "what", "measured", "unit", "target", "holds"), *cells]))
     return 1 if any(row.holds is False for row in rows) else 0
 
 

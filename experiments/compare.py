@@ -2,6 +2,8 @@
 
 import sys
 
+from rich.text import Text
+
 from experiments.app.common import Job, NoPlanError, bounded, interrupt, search, solvers_of
 from experiments.cli import main
 from hexiopt.referee import InvalidPlanError
@@ -27,7 +29,7 @@ def run(job: Job) -> float:
     if all(result.plan is None for result in results):
         said = (f"{result.solver} ({result.status}): {result.reason or 'found none'}" for result in results)
         raise NoPlanError(f"no plan: {'; '.join(said)}")
-    from hexiopt.report.comparison import comparison_csv, comparison_table, operators_csv
+    from hexiopt.report.comparison import comparison_csv, comparison_table, operators_csv, restricted_bounds
     from hexiopt.report.table import headline
 
     job.write("comparison.csv", comparison_csv(results))
@@ -40,7 +42,7 @@ def run(job: Job) -> float:
 
         job.draw("comparison.png", lambda path: draw_comparison(results, headline(problem), path))
         written.append("comparison.png")
-    job.show(headline(problem), "", comparison_table(results))
+    job.show(headline(problem), "", comparison_table(results), *map(Text, restricted_bounds(results)))
     job.show_files(*written)
     return min(result.objective for result in results)
 

@@ -12,6 +12,7 @@ from experiments.cli import main
 from hexiopt.errors import InputError
 from hexiopt.readers.cluster_yaml import cluster_text, unknowns
 from hexiopt.readers.discovery.machines import Discovery, Texts, discover
+from hexiopt.report.tabular import plain_table
 
 FILE = "cluster.yaml"
 _SHOWN = 40  # machines in the table
@@ -44,18 +45,16 @@ def run(job: Job) -> float:
 
 
 def _machines(found: Discovery) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("Machine", "GPUs", "Type", "Inside, GB/s", "Said"):
-        table.add_column(name, justify="right" if name in ("GPUs", "Inside, GB/s") else "left")
+    rows = []
     machines = found.cluster["machines"]
     for entry in machines[:_SHOWN]:
         count = f" ×{entry['count']}" if "count" in entry else ""
         inside = entry.get("intra_bandwidth_gb_per_s", "")
-        cells = [entry["name"] + count, *map(_cell, (entry["num_gpus"], entry["gpu"], inside))]
-        table.add_row(*map(Text, (*cells, "; ".join(found.notes[entry["name"]]))))
+        cells = map(_cell, (entry["num_gpus"], entry["gpu"], inside))
+        rows.append([entry["name"] + count, *cells, "; ".join(found.notes[entry["name"]])])
     if len(machines) > _SHOWN:
-        table.add_row("...", "", "", "", f"and {len(machines) - _SHOWN:,} machines more")
-    return table
+        rows.append(["...", "", "", "", f"and {len(machines) - _SHOWN:,} machines more"])
+    return plain_table(("Machine", "GPUs", "Type", "Inside, GB/s", "Said"), rows, left=("Machine", "Type", "Said"))
 
 
 def _cell(value: object) -> str:
@@ -66,15 +65,9 @@ def _cell(value: object) -> str:
 
 def _unknown(open_keys: list[tuple[str, str]]) -> Table:
     """What is null, by whom, and what measures it."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("Of", "What", "Measured by"):
-        table.add_column(name)
     rows = list(_rows(open_keys))
-    for row in rows[:_SHOWN]:
-        table.add_row(*map(Text, row))
-    if len(rows) > _SHOWN:
-        table.add_row("...", f"and {len(rows) - _SHOWN:,} more", "")
-    return table
+    more = [("...", f"and {len(rows) - _SHOWN:,} more", "")] if len(rows) > _SHOWN else []
+    return plain_table(("Of", "What", "Measured by"), rows[:_SHOWN] + more)
 
 
 def _rows(open_keys: list[tuple[str, str]]) -> Iterator[tuple[str, str, str]]:

@@ -22,7 +22,7 @@ SOLVERS = ("core", "completion", "frame", "heuristics", "columns", "sequence", "
 NO_BASELINE_USES = {"portfolio", "exact", "registry"}
 LAW_PACKAGES = {"numpy", "scipy", "yaml"}
 COMPILED = {path: {"numba"} for path in ("hexiopt/bounds/kernel.py", "hexiopt/schedules/kernel.py")}
-REPORT_PACKAGES = LAW_PACKAGES | {"rich", "matplotlib"}
+REPORT_PACKAGES = LAW_PACKAGES | {"rich", "matplotlib", "jinja2"}
 
 # Parts of hexiopt, lowest first: each imports only itself and what stands before it.
 PARTS = (

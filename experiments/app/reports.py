@@ -5,15 +5,29 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.app.common import Job
+from experiments.app.common import Job, found
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.result import Point
+from hexiopt.readers.plan_file import plan_file_to_dict, solver_to_dict
+from hexiopt.result import Point, Result
 
 if TYPE_CHECKING:
     from runtime.launch.session import TrainedStep
+
+
+def write_plan(
+    job: Job, problem: Problem, result: Result, name: str = "plan.json"
+) -> tuple[Plan, Cost, dict[str, Any]]:
+    """Write the plan that a search has found; returns it, its cost, and the plan file's object `solver`.
+
+    Raises NoPlanError where none was found.
+    """
+    plan, cost = found(result)
+    made_by = solver_to_dict(result)
+    job.write_json(name, plan_file_to_dict(problem, plan, cost, made_by))
+    return plan, cost, made_by
 
 
 def show_plan(job: Job, problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any]) -> None:

@@ -1,19 +1,19 @@
 """Solvers side by side on one problem: a table, CSV, and a picture of what they reached and how fast."""
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Table
-from rich.text import Text
 
 from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped, count, seconds
+from hexiopt.report.table import restricted_in_words
+from hexiopt.report.tabular import csv_text, plain_table
 from hexiopt.result import OperatorCounts, Result
 
 _COLUMNS = (
@@ -31,65 +31,38 @@ _COLUMNS = (
     "seed",
     "reason",
 )
+_HEADER = ("Solver", "Step time", "Over best", "Tokens/s", "MFU", "Gap", "Best after", "Search", "Steps", "Status")
 
 
 def comparison_csv(results: Sequence[Result]) -> str:
-    """One row a solver; a solver without a plan has empty cells and its reason."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_COLUMNS)
+    """One row per solver; a solver without a plan has empty cells and its reason."""
     best_s = min((result.objective for result in results), default=math.inf)
+    rows: list[Sequence[Any]] = [_COLUMNS]
     for result in results:
         cost = result.cost
         achieved = (cost.step_time_s, cost.tokens_per_s, cost.mfu, cost.step_time_s / best_s - 1) if cost else ("",) * 4
-        writer.writerow(
-            [
-                result.solver,
-                str(result.status),
-                *achieved,
-                result.bound_s or "",
-                result.gap if cost else "",
-                result.runtime_s,
-                result.trajectory[-1].runtime_s if result.trajectory else "",
-                result.steps,
-                result.seed,
-                result.reason,
-            ]
-        )
-    return text.getvalue()
+        bounds = result.bound_s or "", result.gap if cost else ""
+        best_after_s = result.trajectory[-1].runtime_s if result.trajectory else ""
+        searched = result.runtime_s, best_after_s, result.steps, result.seed, result.reason
+        rows.append((result.solver, str(result.status), *achieved, *bounds, *searched))
+    return csv_text(rows)
 
 
 def operators_csv(results: Sequence[Result]) -> str:
-    """One row an operator of a solver, with what became of its candidates."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["solver", *(field.name for field in fields(OperatorCounts))])
-    writer.writerows([result.solver, *astuple(counts)] for result in results for counts in result.operators)
-    return text.getvalue()
+    """One row per operator of a solver, with what became of its candidates."""
+    rows = [(result.solver, *astuple(counts)) for result in results for counts in result.operators]
+    return csv_text([("solver", *(field.name for field in fields(OperatorCounts))), *rows])
 
 
 def comparison_table(results: Sequence[Result]) -> Table:
-    """The same for people, the best first."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in (
-        "Solver",
-        "Step time",
-        "Over best",
-        "Tokens/s",
-        "MFU",
-        "Gap",
-        "Best after",
-        "Search",
-        "Steps",
-        "Status",
-    ):
-        table.add_column(name, justify="left" if name in ("Solver", "Status") else "right")
+    """The same columns for a terminal, the solver with the shortest step first."""
     ordered = sorted(results, key=lambda result: result.objective)
+    rows = []
     for result in ordered:
-        cells = [result.solver]
+        achieved = ["–", *[""] * 5]
         if result.cost:
             over = result.cost.step_time_s / ordered[0].objective - 1
-            cells += [
+            achieved = [
                 seconds(result.cost.step_time_s),
                 f"+{over:.1%}" if over else "best",
                 f"{result.cost.tokens_per_s:,.0f}",
@@ -97,11 +70,18 @@ def comparison_table(results: Sequence[Result]) -> Table:
                 f"{result.gap:.1%}" if result.bound_s else "",
                 seconds(result.trajectory[-1].runtime_s) if result.trajectory else "",
             ]
-        else:
-            cells += ["–", *[""] * 5]
         status = str(result.status) + (f": {result.reason}" if result.reason else "")
-        table.add_row(*(Text(cell) for cell in (*cells, seconds(result.runtime_s), f"{result.steps:,}", status)))
-    return table
+        rows.append([result.solver, *achieved, seconds(result.runtime_s), f"{result.steps:,}", status])
+    return plain_table(_HEADER, rows, left=("Solver", "Status"))
+
+
+def restricted_bounds(results: Sequence[Result]) -> list[str]:
+    """A sentence for each solver that proved a bound only for the part of the plan space that it searched."""
+    return [
+        f"{result.solver}: {restricted_in_words(own.space, own.bound_s, result.restricted_gap)}"
+        for result in results
+        if (own := result.restricted_bound) is not None
+    ]
 
 
 def draw_comparison(results: Sequence[Result], title: str, path: str | Path) -> None:

@@ -138,6 +138,7 @@ def summary_table(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str,
         (a, b), (c, d) = pair
         table.add_row(Text(a), Text(b, "bold" if k == 0 else ""), Text(c), Text(d))
     lines: list[RenderableType] = [Text(headline(problem), style="bold"), table]
+    lines += [Text(proved) for proved in restricted_bound(cost, solver)]
     if not cost.fits:
         lines.append(Text(misfit(problem, plan, cost), style="bold red"))
     unused = unused_devices(problem, plan)
@@ -184,15 +185,35 @@ def performance(problem: Problem, cost: Cost) -> list[tuple[str, str]]:
     ]
 
 
+def known_bound(cost: Cost, solver: Mapping[str, Any] | None, key: str) -> list[tuple[float, float]]:
+    """The lower bound in seconds that the plan file's `solver` states under `key`, and the plan's gap to it.
+
+    Empty where there is none, or where it does not bound the price: a plan file may have been priced again.
+    """
+    bound_s = (solver or {}).get(key)
+    if not isinstance(bound_s, int | float) or not 0 < bound_s <= cost.step_time_s * (1 + 1e-9):
+        return []
+    return [(bound_s, max(0.0, 1 - bound_s / cost.step_time_s))]
+
+
 def bound(cost: Cost, solver: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """The lower bounds that the solver left, of all plans and of those that it searches, and the gaps to them."""
-    given, rows = solver or {}, []
-    for key, name in (("lower_bound_s", "lower bound"), ("own_lower_bound_s", "  of its own space")):
-        bound_s, space = given.get(key), given.get("own_space") if key.startswith("own") else None
-        if isinstance(bound_s, (int, float)) and 0 < bound_s <= cost.step_time_s * (1 + 1e-9):
-            gap = max(0.0, 1 - bound_s / cost.step_time_s)
-            rows.append((name, f"{seconds(bound_s)} (gap {gap:.1%})" + (f": {space}" if space else "")))
-    return rows
+    """The lower bound on the step time of every plan, and the gap to it; empty where none is known."""
+    return [
+        ("lower bound", f"{seconds(bound_s)} (gap {gap:.1%})")
+        for bound_s, gap in known_bound(cost, solver, "lower_bound_s")
+    ]
+
+
+def restricted_bound(cost: Cost, solver: Mapping[str, Any] | None) -> list[str]:
+    """The lower bound that the solver proved for the part of the plan space that it searched, as a sentence; empty
+    where it proved none."""
+    space = clipped(str((solver or {}).get("own_space", "")), 200)
+    return [restricted_in_words(space, *known) for known in known_bound(cost, solver, "own_lower_bound_s")]
+
+
+def restricted_in_words(space: str, bound_s: float, gap: float) -> str:
+    """A lower bound in seconds for `space`, a part of the plan space in words, and a plan's gap to it."""
+    return f"Among {space}, none has a step shorter than {seconds(bound_s)} (gap {gap:.1%})."
 
 
 def choices(problem: Problem, plan: Plan) -> list[tuple[str, str]]:

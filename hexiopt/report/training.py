@@ -1,18 +1,14 @@
-"""How a training goes and went: a live line, a table, and the loss as a picture."""
+"""A training run that has ended: a table, and the loss as a picture."""
 
 import statistics
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from matplotlib.figure import Figure
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.console import RenderableType
 from rich.table import Table
 
-from hexiopt.report.progress import PLAIN_INTERVAL_S
 from hexiopt.report.style import FAINT, INK, MUTED, PIPELINE_HUES, seconds
 
 _WINDOW = 10  # steps of the smoothed loss
@@ -44,53 +40,6 @@ class StepLike(Protocol):
     @property
     def mfu(self) -> float:
         """Model FLOPs over what all devices of the plan's cluster could do in that time."""
-
-
-class TrainingProgress:
-    """Shows steps on stderr as they end: a live line in a terminal, now and then a plain line elsewhere."""
-
-    def __init__(self, steps: int, *, quiet: bool = False, console: Console | None = None) -> None:
-        self._steps, self._quiet = steps, quiet
-        self._console = console or Console(stderr=True)
-        self._live: Progress | None = None
-        self._task: TaskID | None = None
-        self._told = time.monotonic()
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal and not self._quiet:
-            self._live = Progress(
-                TextColumn("training"),
-                BarColumn(bar_width=20),
-                TextColumn("{task.fields[line]}", markup=False),
-                console=self._console,
-                transient=True,
-            )
-            self._task = self._live.add_task("training", total=self._steps, line="processes start")
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def step(self, ended: StepLike) -> None:
-        """Show a step."""
-        line = (
-            f"step {ended.step} of {self._steps} · loss {ended.loss:.4f} · gradient norm {ended.norm:.3g} · "
-            f"{seconds(ended.seconds)} · {ended.tokens_per_s:,.0f} tokens/s · MFU {share(ended.mfu)}"
-        )
-        if self._live is not None and self._task is not None:
-            self._live.update(self._task, completed=ended.step, line=line)
-        elif time.monotonic() - self._told >= PLAIN_INTERVAL_S:
-            self._told = time.monotonic()
-            self.tell(line)
-
-    def tell(self, line: str) -> None:
-        """Print a line that stays."""
-        if not self._quiet:
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def training_table(ended: Sequence[StepLike]) -> RenderableType:
