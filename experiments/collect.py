@@ -1,7 +1,7 @@
-"""`hexiopt collect 'collect.folders=[multirun/...]'`: the jobs of sweeps as one table, a row a job.
+"""`hexiopt collect 'collect.folders=[multirun/...]'`: the jobs of sweeps as one table, one row per job.
 
-Without folders, the newest sweep below multirun/. A column for each overridden key, then exit code, message and what
-the plan file predicts; `results.csv`, and `results.parquet` where pyarrow is installed.
+Without folders it takes the newest sweep in multirun/. Each overridden key is a column, followed by exit code, message
+and the prediction of the plan file. It writes `results.csv`, and `results.parquet` where pyarrow is installed.
 """
 
 import sys
@@ -27,7 +27,7 @@ _COLUMNS = ["exit_code", "message", *(f"result.{name}" for name in _RESULT), "nu
 
 
 def run(job: Job) -> float:
-    """Gather sweeps; returns the best step time in seconds. Raises InputError where there is no job."""
+    """Gather sweeps; returns the least step time in seconds. Raises InputError where there is no job."""
     folders = [Path(folder) for folder in job.config.collect.folders] or [_newest(Path("multirun"))]
     rows = pd.DataFrame((row for folder in folders for row in _jobs(folder)), dtype=object)  # so that 3 stays 3
     keys = sorted({*rows.columns} - {"folder", *_COLUMNS})
@@ -50,7 +50,7 @@ def run(job: Job) -> float:
 def _newest(root: Path) -> Path:
     sweeps = [path.parent for path in root.glob("**/multirun.yaml")] if root.is_dir() else []
     if not sweeps:
-        raise InputError(f"collect.folders: [] and no sweep below {root}/ here; name the folders of a sweep")
+        raise InputError(f"collect.folders: [] and there is no sweep in {root}/; name the folders of a sweep")
     return max(sweeps, key=lambda path: (path.stat().st_mtime, str(path)))
 
 
@@ -58,7 +58,7 @@ def _jobs(folder: Path) -> Iterator[dict[str, Any]]:
     found = folder.glob(f"**/{STATUS_FILE}")
     paths = sorted(found, key=lambda path: [(len(part), part) for part in path.parts])
     if not paths:
-        raise InputError(f"collect.folders: {str(folder)!r} holds no {STATUS_FILE}; name a sweep's folder")
+        raise InputError(f"collect.folders: {str(folder)!r} holds no {STATUS_FILE}; name the folder of a sweep")
     for path in paths:
         status, plan_path = read_mapping(path), path.parent / "plan.json"
         given = (str(override).lstrip("+").partition("=") for override in status.get("overrides", []))

@@ -11,9 +11,9 @@ from hexiopt.result import Result
 
 
 def run(job: Job) -> float:
-    """Run the solvers one after the other with one budget each; returns the best step time in seconds.
+    """Run the solvers one after the other with the same budget each; returns the least step time in seconds.
 
-    The row of a solver whose plan breaks a rule is marked `invalid` and not ranked. Raises InputError, and NoPlanError
+    A solver whose plan breaks a rule is marked `invalid` and not ranked. Raises InputError, and NoPlanError
     where no solver finds a plan.
     """
     problem = job.problem
@@ -27,7 +27,7 @@ def run(job: Job) -> float:
             break
     results = bounded(job, results, problem)
     if all(result.plan is None for result in results):
-        said = (f"{result.solver} ({result.status}): {result.reason or 'found none'}" for result in results)
+        said = (f"{result.solver} ({result.status}): {result.reason or 'found no plan'}" for result in results)
         raise NoPlanError(f"no plan: {'; '.join(said)}")
     from hexiopt.report.comparison import comparison_csv, comparison_table, operators_csv, restricted_bounds
     from hexiopt.report.table import headline

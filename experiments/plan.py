@@ -1,4 +1,4 @@
-"""`hexiopt plan cluster=small_mixed model=llama2_7b`: finds a plan, prints it, writes and draws it."""
+"""`hexiopt plan cluster=small_mixed model=llama2_7b`: finds a plan, then prints, writes and draws it."""
 
 import sys
 

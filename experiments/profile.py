@@ -1,6 +1,6 @@
 """`hexiopt profile`: measures this machine's GPUs (or its CPU) and links, and writes them as a cluster file.
 
-Several machines, whose links are measured too: `torchrun --nnodes=... --nproc-per-node=... -m experiments.profile`.
+Several machines and the links between them: `torchrun --nnodes=... --nproc-per-node=... -m experiments.profile`.
 """
 
 import sys
@@ -23,7 +23,7 @@ FILE, POINTS = "cluster.yaml", "profile.json"
 
 
 def run(job: Job) -> float:
-    """Measure and write. Raises InputError, FailedError where a process ends too early."""
+    """Measure and write. Raises InputError, and FailedError where a process ends too early."""
     if find_spec("torch") is None:
         raise InputError("profile: needs torch; install hexiopt[train]")
     from hexiopt.report.progress import MeasuringProgress
@@ -58,7 +58,7 @@ def _conclude(job: Job, base: Mapping[str, Any] | None, measured: "Measurement")
     from runtime.measure.summary import summary_tables
 
     result = result_of(measured, job.config.profile.name, base)
-    content = result.text(f"Written by hexiopt profile; every point measured stands in {POINTS}.")
+    content = result.text(f"Written by hexiopt profile; {POINTS} has every measured point.")
     job.write_json(POINTS, measured.to_dict())
     job.write(FILE, content)
     for title, header, rows in summary_tables(measured, result):

@@ -1,4 +1,4 @@
-"""`hexiopt train cluster=small_mixed model=tiny`: trains with a plan, given or found first."""
+"""`hexiopt train cluster=small_mixed model=tiny`: trains with a given plan, or with one that it finds first."""
 
 import sys
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _PATHS = ("data", "tokenizer", "resume", "weights")
 
 
 def run(job: Job) -> float:
-    """Train; returns the last loss. Raises InputError before any process starts, NoPlanError, FailedError."""
+    """Train; returns the last loss. Raises InputError before it starts any process, NoPlanError and FailedError."""
     if find_spec("torch") is None:
         raise InputError("train: needs torch; install hexiopt[train]")
     from runtime.launch.admission import check_trainable, trainable
@@ -61,14 +61,14 @@ def run(job: Job) -> float:
 
 
 def _planned(job: Job, problem: Problem, name: str) -> Path:
-    """Find a plan and write it; its path."""
+    """Find a plan and write it; returns its path."""
     result = search(job, solver_of(job), problem)
     show_plan(job, problem, *write_plan(job, problem, result, name))
     return job.folder.absolute() / name
 
 
 def _train_here(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
-    """Start and follow the processes of this machine; the last loss."""
+    """Start and follow the processes of this machine; returns the last loss."""
     from hexiopt.report.progress import TrainingProgress
     from runtime.launch.admission import admitted_device, ranks_on
     from runtime.launch.preparation import machine_place

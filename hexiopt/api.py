@@ -93,7 +93,7 @@ def price(problem: Problem, plan: Plan | PlanFile) -> Cost:
     broken = broken_rules(problem, plan)
     if broken:
         more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
-        raise InputError(f"plan: breaks the rule {broken[0].rule}: {broken[0].text}{more}; mend it, or plan again")
+        raise InputError(f"plan: breaks the rule {broken[0].rule}: {broken[0].text}{more}; correct it, or plan again")
     return PlanPricer(problem).price(plan)
 
 

@@ -55,7 +55,7 @@ def imported(name: str, target: str) -> SolverClass:
         found = resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError(
-            f"solver: {name}: {target} cannot be imported ({error}); mend or remove the package that declares it"
+            f"solver: {name}: {target} cannot be imported ({error}); correct or remove the package that declares it"
         ) from None
     missing = [own for own in ("name", "capabilities", "solve") if not hasattr(found, own)]
     if missing:

@@ -1,4 +1,4 @@
-"""Tables and pictures of a plan, drawn by `hexiopt.report`, into a job's folder and onto the terminal."""
+"""Tables and pictures of plans and training runs, written to a job's folder and printed on the terminal."""
 
 import json
 import shlex
@@ -31,7 +31,7 @@ def write_plan(
 
 
 def show_plan(job: Job, problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any]) -> None:
-    """Print a plan and what it achieves."""
+    """Print a plan and its predicted performance."""
     if job.in_sweep:
         return
     from hexiopt.report.table import breakdown_table, plan_table, summary_table
@@ -65,7 +65,7 @@ def plan_reports(
 def show_training(
     job: Job, problem: Problem, plan: Plan, steps: Sequence["TrainedStep"], timelines: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Print and draw what a training run has brought; nothing where it has ended no step."""
+    """Print and draw the steps of a training run; does nothing where none has ended."""
     from hexiopt.report.measured import MeasuredRank, both_timelines, measured_table
     from hexiopt.report.training import draw_training, training_table
 

@@ -71,11 +71,12 @@ class Cluster:
                     raise InputError(f"{said}; make them equal but for the names {name}-0, {name}-1, ...")
             own = {name, *(self.machines[m].name for m in span)}
             if not names.isdisjoint(own):
-                raise InputError(f"{where}: machine {min(names & own)}: stands twice; give machines different names")
+                raise InputError(f"{where}: machine {min(names & own)}: appears twice; give machines different names")
             names |= own
         for group in self.groups:
             if group.name in names:
-                raise InputError(f"{where}: group {group.name}: stands twice; give machines and groups different names")
+                said = f"{where}: group {group.name}: appears twice"
+                raise InputError(f"{said}; give machines and groups different names")
             names.add(group.name)
 
     @cached_property

@@ -152,7 +152,7 @@ def broken_pair(pair: Sequence[object], num_gpus: int, seen: Container[tuple[int
     a, b = sorted(whole)
     if a == b:
         return "links a device with itself; name two devices"
-    return "stands twice; keep one" if (a, b) in seen else None
+    return "appears twice; keep one" if (a, b) in seen else None
 
 
 @lru_cache(maxsize=65536)

@@ -102,7 +102,7 @@ def _new_name(section: Section, *taken: Container[str]) -> str:
     if not NAME.fullmatch(name):
         section.fail("name", NAME_RULE)
     if any(name in names for names in taken):
-        section.fail("name", "stands twice; give machines and groups different names")
+        section.fail("name", "appears twice; give machines and groups different names")
     return name
 
 

@@ -83,7 +83,7 @@ def _rates(data: Mapping[str, Any], key: str, where: str) -> dict[str, dict[int,
                 raise InputError(f"{where}: {key}.{gpu}: is no GPU of Sailor's; {did_you_mean(gpu, SAILOR_GPUS)}")
             found[SAILOR_GPUS[gpu]] = {int(count): float(most) for count, (_, most) in counts.items()}
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise InputError(f"{where}: {key} is not GPUs, counts and [[a, b, c], maximum]; mend the file") from None
+        raise InputError(f"{where}: {key} is not GPUs, counts and [[a, b, c], maximum]; correct the file") from None
     return found
 
 

@@ -139,14 +139,14 @@ def _counted(sizes: Any, where: str) -> list[tuple[int, int, Any]]:
     try:
         return [(int(size), int(tp), layers) for size, degrees in sizes.items() for tp, layers in degrees.items()]
     except (AttributeError, ValueError):
-        raise InputError(f"{where}: is not layers by micro-batch size and TP degree; mend the file") from None
+        raise InputError(f"{where}: is not layers by micro-batch size and TP degree; correct the file") from None
 
 
 def _sailor_times(layers: Mapping[str, Any], where: str) -> Measured:
     try:
         each = [(float(forward), float(backward)) for forward, backward, _ in layers.values()]
     except (AttributeError, TypeError, ValueError):
-        raise InputError(f"{where}: is not layers with [forward, backward, update] in seconds; mend the file") from None
+        raise InputError(f"{where}: is not layers with [forward, backward, update] in s; correct the file") from None
     if len(each) < 3:
         raise InputError(f"{where}: has {len(each)} layers; an embedding, layers and a head are three at least")
     inner = each[1:-1]
@@ -163,7 +163,7 @@ def _amp_profile(data: Mapping[str, Any], where: str) -> Profile:
             known = [f"{gpu}_tp{degree}" for gpu in _AMP_GPUS for degree in (1, 2, 4)]
             raise InputError(f"{where}: forward_s.{name}: is no table of AMP's; {did_you_mean(name, known)}")
         if not isinstance(seconds, list) or len(seconds) != _MODULES:
-            raise InputError(f"{where}: forward_s.{name}: is not the seconds of {_MODULES} modules; mend the file")
+            raise InputError(f"{where}: forward_s.{name}: is not the seconds of {_MODULES} modules; correct the file")
         entries.append(Entry(_AMP_SHAPE, _AMP_GPUS[gpu], int(tp), 1, _amp_times(seconds)))
     return Profile(tuple(entries))
 

@@ -102,7 +102,7 @@ def _agree(entry: Mapping[str, Any], name: str, gpu: str | None, num_gpus: int) 
     for key, own in (("gpu", gpu), ("num_gpus", num_gpus)):
         stated = entry.get(key)
         if stated is not None and own is not None and stated != own:
-            raise InputError(f"profile.base: {name} has {key} {stated}, measured {own}; mend the file, or measure all")
+            raise InputError(f"profile.base: {name} has {key} {stated}, measured {own}; correct it, or measure all")
 
 
 def _filled(

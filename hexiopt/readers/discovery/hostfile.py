@@ -33,7 +33,7 @@ def read_hostfile(path: str) -> dict[str, int | None]:
         if said and not (re.fullmatch(r"[0-9]{1,4}", said[0]) and 1 <= int(said[0]) <= _MOST_SLOTS):
             line.refuse(f"is not a number of slots from 1 to {_MOST_SLOTS}; write host slots=8", said[0])
         if host in hosts:
-            line.refuse("is a host that stands twice; write it once, as host slots=8", host)
+            line.refuse("is a host that appears twice; write it once, as host slots=8", host)
         hosts[line.name(host)] = int(said[0]) if said else None
     if not hosts:
         raise InputError(f"{path}: names no host; write a host a line, such as host slots=8")

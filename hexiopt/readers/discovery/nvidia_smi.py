@@ -42,7 +42,7 @@ def read_nvidia_smi(path: str) -> tuple[SmiGpu, ...]:
             line.refuse(f"has {len(cells)} columns, the header {len(columns)}; write it with {_QUERY}")
         gpu = _gpu(line, dict(zip(columns, cells, strict=True)))
         if gpu.index in gpus:
-            line.refuse("is an index that stands twice; give the text of one machine", str(gpu.index))
+            line.refuse("is an index that appears twice; give the text of one machine", str(gpu.index))
         gpus[gpu.index] = gpu
     if not gpus:
         raise InputError(f"{path}: names no GPU below its header; write it with {_QUERY}")
@@ -58,7 +58,7 @@ def _columns(header: Line) -> list[str]:
         header.refuse(f"is no header with {', '.join(missing)}; write it with {_QUERY}")
     twice = next((name for name in columns if columns.count(name) > 1), None)
     if twice is not None:
-        header.refuse("is a column that stands twice; keep one", twice)
+        header.refuse("is a column that appears twice; keep one", twice)
     return columns
 
 

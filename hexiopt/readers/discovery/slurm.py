@@ -35,7 +35,7 @@ def _from_scontrol(lines: list[Line]) -> dict[str, Gres]:
             names = [name for name in _names(line, node[1]) if name != "DEFAULT"]
             for name in names:
                 if name in nodes:
-                    line.refuse("is a node that stands twice; keep one", name)
+                    line.refuse("is a node that appears twice; keep one", name)
                 nodes[name] = ()
         if gres is not None:
             if not nodes:
