@@ -1,4 +1,4 @@
-"""Solvers side by side on one problem: a table, CSV, and a picture of what they reached and how fast."""
+"""Solvers compared on one problem: a table, a CSV file, and a picture of their step times over search time."""
 
 import math
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def comparison_csv(results: Sequence[Result]) -> str:
 
 
 def operators_csv(results: Sequence[Result]) -> str:
-    """One row per operator of a solver, with what became of its candidates."""
+    """One row per operator of a solver, with the counts of its candidates' outcomes."""
     rows = [(result.solver, *astuple(counts)) for result in results for counts in result.operators]
     return csv_text([("solver", *(field.name for field in fields(OperatorCounts))), *rows])
 
@@ -85,7 +85,7 @@ def restricted_bounds(results: Sequence[Result]) -> list[str]:
 
 
 def draw_comparison(results: Sequence[Result], title: str, path: str | Path) -> None:
-    """Trajectories over time and a bar a solver, as a PNG."""
+    """Write a PNG of trajectories over time, and a bar per solver."""
     figure = Figure(figsize=(11, 4.6), facecolor=PAPER, layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
@@ -96,7 +96,7 @@ def draw_comparison(results: Sequence[Result], title: str, path: str | Path) -> 
 
 
 def draw_trajectories(results: Sequence[Result], ax: Axes) -> Axes:
-    """Best step time over search time, each solver's to its end, above the best lower bound."""
+    """Best step time over search time, up to the end of each search, and the best lower bound."""
     ends = [result.runtime_s for result in results]
     start_s = min((p.runtime_s for result in results for p in result.trajectory), default=1e-3)
     for k, result in enumerate(results):
@@ -120,7 +120,7 @@ def draw_trajectories(results: Sequence[Result], ax: Axes) -> Axes:
 
 
 def draw_bars(results: Sequence[Result], ax: Axes) -> Axes:
-    """Step time of each solver, in the order given; a solver without a plan says so."""
+    """The step time of each solver in the given order, or its status where it has no plan."""
     top = max((result.objective for result in results if result.cost), default=1.0)
     for k, result in enumerate(results):
         y = len(results) - 1 - k

@@ -1,4 +1,4 @@
-"""Predicted steps beside steps measured on an emulated cluster: a table, CSV, and a picture."""
+"""Predicted step times and those measured on an emulated cluster: a table, a CSV file and a picture."""
 
 import statistics
 from collections.abc import Sequence
@@ -27,16 +27,16 @@ _COLUMNS = [
     "simulated_s",
 ]
 _NOTE = (
-    "Compute is paced to the predicted times: what is checked is schedule, overlap, communication and sharing. "
-    "Simulated: a step in which messages share the network only with those under way beside them; as predicted, all "
-    "share it all the time. Late: how much longer than given the slowest rank computed."
+    "Compute is paced to the predicted times, so that the comparison checks schedule, overlap, communication and "
+    "sharing. In a simulated step, messages share the network only while they are in transit together; in the "
+    "predicted one, all share it throughout. Late: by how much the slowest rank exceeded its compute time."
 )
 
 
 @dataclass(frozen=True)
 class Emulated:
-    """A plan's predicted step, and as simulated, if it was; measured steps in seconds of the cluster, and the share by
-    which computing was late."""
+    """A plan's predicted and, if available, simulated step time; its measured step times in seconds on the cluster; and
+    the share by which the slowest rank exceeded its compute time."""
 
     name: str
     predicted_s: float
@@ -66,8 +66,7 @@ def emulated_csv(rows: Sequence[Emulated], dilation: float) -> str:
 
 
 def emulated_table(rows: Sequence[Emulated]) -> Table:
-    """The same for a terminal, the fastest plan first, with its speed relative to the symmetric plan's if there is
-    one."""
+    """The same for a terminal, the fastest plan first; speeds are relative to the symmetric plan if there is one."""
     symmetric_s = next((row.measured_s for row in rows if row.name == SYMMETRIC), None)
     header = ["Plan", "Predicted", "Measured", "Error", "Simulated", "Error", "Least to most", "Late"]
     cells = []
@@ -85,7 +84,7 @@ def emulated_table(rows: Sequence[Emulated]) -> Table:
 
 
 def draw_emulated(rows: Sequence[Emulated], title: str, path: str | Path) -> None:
-    """Two bars a plan, as a PNG."""
+    """Write a PNG with two bars per plan, predicted and measured."""
     figure = Figure(figsize=(7.5, 1.6 + 0.62 * len(rows)), facecolor=PAPER, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -99,7 +98,7 @@ def draw_emulated(rows: Sequence[Emulated], title: str, path: str | Path) -> Non
     axes.set_yticks(range(len(ordered)), [row.name for row in ordered], color=INK)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.75 * max(max(row.predicted_s, *row.steps_s) for row in rows))
-    axes.set_xlabel("seconds a step of the cluster", color=MUTED)
+    axes.set_xlabel("step time on the cluster (s)", color=MUTED)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(colors=MUTED, length=0)
     figure.suptitle(clipped(title, 90), color=INK, fontsize=11, x=0.01, ha="left")

@@ -1,4 +1,4 @@
-"""Where every value of a plan's price comes from, and what binds its time and its memory: rows for tables."""
+"""The source of every value in a plan's price, and what binds its time and its memory, as rows of tables."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ Row = tuple[str, str, str]
 
 
 def explanation_tables(problem: Problem, plan: Plan, cost: Cost, source: str) -> Iterator[tuple[str, Table]]:
-    """Title and table of each part; `source` is where the cluster was read."""
+    """The title and table of each part; `source` names the origin of the cluster."""
     values = ("value", "is", "from")
     yield "Step", _table(("part", "value", "what binds"), step_rows(problem, plan, cost))
     stage_header = ("stage", "what binds its time", "what binds its memory")
@@ -63,7 +63,7 @@ def step_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
     busy = [stage.forward_s + stage.backward_s for stage in priced_pipeline.stages]
     sends = [a + b for a, b in zip(priced_pipeline.send_forward_s, priced_pipeline.send_backward_s, strict=True)]
     slowest = max(range(len(busy)), key=busy.__getitem__)
-    binds = f"stage {slowest} takes longest, {milliseconds(busy[slowest])} ms a micro-batch"
+    binds = f"stage {slowest} takes longest, {milliseconds(busy[slowest])} ms per micro-batch"
     if sends and max(sends) > busy[slowest]:
         k = sends.index(max(sends))
         binds = f"the messages between stages {k} and {k + 1} take longest, {milliseconds(sends[k])} ms each time"
@@ -93,8 +93,8 @@ def step_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
         yield (
             "simulated",
             seconds(simulated),
-            f"the step ({simulated / cost.step_time_s - 1:+.1%}) if messages share the network only with those under "
-            "way beside them; as priced, all of a step share it all the time",
+            f"the step ({simulated / cost.step_time_s - 1:+.1%}) if messages share the network only while in transit "
+            "together; in the price, all messages of a step share it throughout",
         )
     p, s = cost.binding_stage()
     tight = cost.pipelines[p].stages[s]
@@ -102,14 +102,14 @@ def step_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
     yield (
         "memory",
         f"{gib(tight.memory.total)} of {gib(tight.limit_bytes)} GiB",
-        f"stage {s} of pipeline {p} has the least room, {gib(room)} GiB"
+        f"stage {s} of pipeline {p} has the least free memory, {gib(room)} GiB"
         if room >= 0
         else f"stage {s} of pipeline {p} lacks {gib(-room)} GiB",
     )
 
 
 def stage_rows(problem: Problem, plan: Plan, cost: Cost) -> Iterator[Row]:
-    """Per stage, the largest parts of its time and of its memory; stages that are alike once."""
+    """The largest parts of each stage's time and memory; equal stages have one row."""
     model = PlanPricer(problem)
     seen: dict[tuple[Any, ...], int] = {}
     rows: list[Row] = []
@@ -147,7 +147,7 @@ def _stage_row(name: str, cost: StageCost | ExecutorCost, parts: list[tuple[str,
 
 
 def _time_parts(model: PlanPricer, plan: Plan, cost: Cost, p: int, s: int, r: int = 0) -> list[tuple[str, float]]:
-    """Seconds of an executor's forward and backward by what they do, largest first."""
+    """The parts of an executor's forward and backward in seconds, largest first."""
     stage, busy = plan.pipelines[p].stages[s], busy_time(model, plan, cost, p, s, r)
     policies = ", ".join(sorted(set(stage.recompute)))
     speed = "" if stage.sequence else f" at {rate(model.tp_group(stage.executors[r]).bandwidth)} GB/s"
@@ -177,7 +177,7 @@ def gpu_rows(problem: Problem) -> Iterator[Row]:
         yield (
             f"{gpu.name}: usable memory",
             usable,
-            "what a process can allocate: gpus.yaml, or the cluster file",
+            "usable by a process: gpus.yaml, or the cluster file",
         )
         attention = "fused" if gpu.flash_attention else "scores are stored"
         yield f"{gpu.name}: attention", attention, "compute capability"
@@ -203,7 +203,7 @@ def _efficiency_source(gpu: Gpu) -> str:
 
 
 def measured_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
-    """Which sites of the plan take times of layers from the cluster's profile."""
+    """The TP groups of the plan, with layer times from the cluster's profile where it has them."""
     model, seen = PlanPricer(problem), set()
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
@@ -224,7 +224,7 @@ def measured_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
 
 
 def link_rows(problem: Problem, source: str) -> Iterator[Row]:
-    """Every stated link, machines of one kind once; `source` is where the cluster was read."""
+    """Every stated link; machines of one kind share a row. `source` names the origin of the cluster."""
     cluster = problem.cluster
     kinds: dict[Any, list[Machine]] = {}
     for machine in cluster.machines:
@@ -264,14 +264,14 @@ def link_rows(problem: Problem, source: str) -> Iterator[Row]:
 
 
 def _or_default(value: float, default: float) -> str:
-    return "; latency as by default" if abs(value - default) < 1e-9 else ""
+    return "; default latency" if abs(value - default) < 1e-9 else ""
 
 
 def workload_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
-    """The workload, what the plan chose for `auto`, and the bytes per parameter that follow."""
+    """The workload, the plan's choices for `auto`, and the resulting bytes per parameter."""
     workload = problem.workload
     yield "batch", f"{workload.global_batch:,} sequences of {workload.seq_len:,} tokens", "workload"
-    yield "precision", f"{workload.precision}, {workload.element_bytes} B an element", "workload"
+    yield "precision", f"{workload.precision}, {workload.element_bytes} B per element", "workload"
     gradient, master, moments = (
         workload.stored_gradient_bytes,
         workload.master_bytes,
@@ -285,7 +285,7 @@ def workload_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
 
 
 def coefficient_rows() -> Iterator[Row]:
-    """The cost model's coefficients; what their definitions say is their source."""
+    """The cost model's coefficients; the comments at their definitions state their sources."""
     said: list[str] = []
     comment: list[str] = []
     for line in getsource(coefficients).splitlines():
@@ -301,7 +301,7 @@ def coefficient_rows() -> Iterator[Row]:
 
 
 def framework_rows() -> Iterator[Row]:
-    """What the cost model takes our own runtime to do; fitted constants say what they were fitted on."""
+    """The cost model's assumptions on our own runtime, and the fitted constants with the data of their fit."""
     own = default_framework()
     for field in fields(own):
         if field.name != "name":

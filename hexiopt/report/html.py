@@ -99,13 +99,13 @@ def _tiles(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any] |
 
 
 def _bounds(cost: Cost, solver: Mapping[str, Any] | None) -> list[str]:
-    """What is proved of the plan, a sentence each."""
+    """One sentence for each bound that is proven."""
     of_all = "No plan of the space has a shorter step than the lower bound"
     return [*(f"{of_all}: {bound}." for _, bound in table.bound(cost, solver)), *table.restricted_bound(cost, solver)]
 
 
 def _machine_types(cluster: Cluster) -> list[tuple[int, Machine]]:
-    """How many machines each entry of the cluster file stands for, and one of them."""
+    """The number of machines of each entry of the cluster file, and one of them."""
     members: dict[str, list[Machine]] = {}
     for machine in cluster.machines:
         members.setdefault(machine.spec_name, []).append(machine)
@@ -138,7 +138,7 @@ def _commands(solver: Mapping[str, Any], command: str | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Chart:
-    """Best step time over search time, in the SVG's coordinates: a stair, its corners, and horizontal lines."""
+    """Best step time over search time in the SVG's coordinates: a stair with its corners, and horizontal lines."""
 
     left: ClassVar[int] = 80
     right: ClassVar[int] = 720

@@ -1,4 +1,4 @@
-"""How work is going, on stderr: a live line on a terminal, elsewhere a plain line every few seconds."""
+"""Progress on stderr: a live line on a terminal, elsewhere a plain line every few seconds."""
 
 import time
 from types import TracebackType
@@ -15,9 +15,9 @@ PLAIN_INTERVAL_S = 5.0
 
 
 class LiveLine:
-    """A line that changes while work goes on, in a context; it disappears at the end. Nothing is shown if `quiet`.
+    """A context in which a line of progress is shown, unless `quiet`; a live line disappears at the end.
 
-    `columns` stand before the line, `first` is what it says at the start, `total` the length of the bar.
+    `columns` precede the line, `first` is its initial text, `total` the length of its bar.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class LiveLine:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _change(self, line: str, plain: str = "", **task: Any) -> None:
-        """Change the line, and `task`, the fields of its bar; off a terminal `plain` (else the line) is printed."""
+        """Update the line and `task`, the fields of its bar. Off a terminal, print `plain`, by default the line."""
         if self._is_live:
             self._live.update(self._task, line=line, visible=True, **task)
         elif time.monotonic() - self._told >= PLAIN_INTERVAL_S:
@@ -62,7 +62,7 @@ class LiveLine:
 
 
 class SearchProgress(LiveLine):
-    """The progress of a solver, which takes it as `on_progress`. `tokens` is the number of tokens of a step."""
+    """The progress of a search, to be passed as `on_progress`. `tokens` is the number of tokens per step."""
 
     def __init__(self, tokens: int, console: Console | None = None) -> None:
         name = TextColumn("{task.description}", markup=False)

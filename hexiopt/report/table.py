@@ -42,21 +42,21 @@ _HEADERS = (
 )
 _LEFT = (True, True, False, False, True, False, False, False, False, True)
 _DEVICES, _BINDS = 1, 9
-# All pipelines of a small plan are shown, alike ones in one row; a table of a large one keeps to 60 lines.
+# A small plan is shown with all its pipelines, equal ones grouped; the table of a large one has at most 60 lines.
 _FEW_DEVICES = 128
 _MANY = {"max_pipelines": 12, "max_stages": 40}
 _MIN_DEVICES = 12
 
 
 def plan_table(problem: Problem, plan: Plan, cost: Cost) -> RenderableType:
-    """One row a stage, grouped by pipeline; pipelines that are alike in one where there are many."""
+    """One row per stage, grouped by pipeline; where pipelines are many, equal ones are shown once."""
     few = len(plan.devices()) <= _FEW_DEVICES
     limits = {"max_pipelines": _FEW_DEVICES, "max_stages": _FEW_DEVICES} if few else _MANY
     return _PlanTable(plan_rows(problem, plan, cost, group_above=12, **limits))
 
 
 class _PlanTable:
-    """Draws itself to the width of the console: the devices' column takes what the others leave."""
+    """A table as wide as the console: the column of devices takes the width that the others leave."""
 
     def __init__(self, rows: PlanRows) -> None:
         self._rows = rows
@@ -127,7 +127,7 @@ def _memory(cost: StageCost) -> Text:
 
 
 def summary_table(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any] | None = None) -> RenderableType:
-    """What a plan achieves and where it comes from; `solver` is the plan file's object of that name."""
+    """The performance, choices and origin of a plan; `solver` is the plan file's object of that name."""
     left = [*performance(problem, cost), *bound(cost, solver)]
     right = [*choices(problem, plan), *origin(solver)]
     table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False, expand=False)
@@ -148,7 +148,7 @@ def summary_table(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str,
 
 
 def breakdown_table(problem: Problem, plan: Plan, cost: Cost) -> RenderableType:
-    """Where the seconds of a step go, largest share as the longest bar; the figures add up to the step time."""
+    """The parts of the step time with bars of their shares; the figures add up to the step time."""
     spent = step_parts(problem, plan, cost)
     table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(style="dim")
@@ -164,7 +164,7 @@ def breakdown_table(problem: Problem, plan: Plan, cost: Cost) -> RenderableType:
 
 
 def headline(problem: Problem) -> str:
-    """Model and cluster in a line."""
+    """The model and the cluster in one line."""
     cluster, model = problem.cluster, problem.model
     gpus: dict[str, int] = {}
     for machine in cluster.machines:
@@ -177,7 +177,7 @@ def headline(problem: Problem) -> str:
 
 
 def performance(problem: Problem, cost: Cost) -> list[tuple[str, str]]:
-    """Step time, and what it comes to."""
+    """Step time, throughput and MFU."""
     return [
         ("step time", seconds(cost.step_time_s)),
         ("tokens/s", f"{cost.tokens_per_s:,.0f}"),
@@ -217,7 +217,7 @@ def restricted_in_words(space: str, bound_s: float, gap: float) -> str:
 
 
 def choices(problem: Problem, plan: Plan) -> list[tuple[str, str]]:
-    """Workload, and what is chosen once for the plan."""
+    """The workload, and the choices made once for the plan."""
     workload = problem.workload
     stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
     used = len(plan.devices())
@@ -253,7 +253,7 @@ def origin(solver: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def misfit(problem: Problem, plan: Plan, cost: Cost) -> str:
-    """Where memory does not suffice, as a sentence."""
+    """A sentence on the stage that exceeds its memory most."""
     p, s = cost.binding_stage()
     devices = device_ranges(problem.cluster, plan.pipelines[p].stages[s].all_devices())
     where = f"stage {p}·{s} ({listed(devices, 4)})"

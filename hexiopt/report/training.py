@@ -11,11 +11,11 @@ from rich.table import Table
 
 from hexiopt.report.style import FAINT, INK, MUTED, PIPELINE_HUES, seconds
 
-_WINDOW = 10  # steps of the smoothed loss
+_WINDOW = 10  # steps over which the loss is averaged
 
 
 class StepLike(Protocol):
-    """A step that has ended (`runtime/launch/session.py` has ours)."""
+    """A finished step; `runtime/launch/session.py` has our implementation."""
 
     @property
     def step(self) -> int:
@@ -31,7 +31,7 @@ class StepLike(Protocol):
 
     @property
     def seconds(self) -> float:
-        """What the step took."""
+        """The duration of the step."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -39,7 +39,7 @@ class StepLike(Protocol):
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs over what all devices of the plan's cluster could do in that time."""
+        """Model FLOPs over the peak FLOPs of all devices of the plan's cluster in that time."""
 
 
 def training_table(ended: Sequence[StepLike]) -> RenderableType:
@@ -47,7 +47,7 @@ def training_table(ended: Sequence[StepLike]) -> RenderableType:
     usual = sorted(ended, key=lambda one: one.seconds)[len(ended) // 2]
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_row("steps", f"{len(ended)}")
-    table.add_row("loss", f"{ended[0].loss:.4f} → {ended[-1].loss:.4f} nats a token")
+    table.add_row("loss", f"{ended[0].loss:.4f} → {ended[-1].loss:.4f} nats per token")
     table.add_row("step", f"{seconds(usual.seconds)} (median)")
     table.add_row("throughput", f"{usual.tokens_per_s:,.0f} tokens/s")
     table.add_row("MFU", f"{share(usual.mfu)} of the peak of the plan's cluster")
@@ -55,12 +55,12 @@ def training_table(ended: Sequence[StepLike]) -> RenderableType:
 
 
 def share(value: float) -> str:
-    """A share in percent, with two digits however small: a plan for GPUs may well be trained on a CPU."""
+    """A share in percent with two significant digits: a plan for GPUs trained on a CPU has a very small MFU."""
     return f"{value:.1%}" if value >= 0.01 else f"{100 * value:.2g}%"
 
 
 def draw_training(steps: Sequence[int], losses: Sequence[float], path: str | Path) -> None:
-    """Write loss.png: the loss of every step, and its running mean."""
+    """Write loss.png: the loss of every step and its running mean."""
     figure = Figure(figsize=(7.0, 3.6), dpi=150, layout="constrained")
     axes = figure.subplots()
     axes.plot(steps, losses, color=PIPELINE_HUES[0], alpha=0.45, linewidth=1.0)
@@ -70,7 +70,7 @@ def draw_training(steps: Sequence[int], losses: Sequence[float], path: str | Pat
         f"{smooth[-1]:.3f}", (steps[-1], smooth[-1]), xytext=(4, 0), textcoords="offset points", color=INK, va="center"
     )
     axes.set_xlabel("step", color=MUTED)
-    axes.set_title("loss, nats a token: each step, and the mean of the last ten", loc="left", fontsize=10, color=INK)
+    axes.set_title("loss, nats per token: each step, and the mean of the last ten", loc="left", fontsize=10, color=INK)
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(colors=MUTED, length=0)

@@ -1,4 +1,4 @@
-"""Predictions beside measured runs: tables of errors, CSV, and a picture."""
+"""Predictions compared with measured runs: tables of errors, a CSV file and a picture."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ _COLUMNS = (
     *("line", "source", "gpu", "gpus", "model", "precision", "framework", "micro_batch_size", "recompute", "chunks"),
     *("metric", "measured", "predicted", "error", "measured_step_s", "predicted_step_s", "simulated_step_s", "reason"),
 )
-_WITHIN = 0.1  # the band drawn around perfect
+_WITHIN = 0.1  # half width of the band drawn around equality
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A measured run and what was predicted of it; where `reason` stands, nothing could be."""
+    """A measured run and its prediction, or the `reason` why there is none."""
 
     line: int
     source: str
@@ -51,7 +51,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Errors:
-    """A line of the table of errors; percent, and the least ρ of its families of enough rows (None: it has none)."""
+    """A line of the table of errors in percent; `rho` is the least ρ of its families with enough rows, if any."""
 
     name: str
     gpu: str

@@ -188,8 +188,8 @@ def test_a_replicated_interleaved_plan_is_priced_and_explained(hexiopt: Run, tmp
 
 
 def test_explain_gives_every_coefficient_a_source() -> None:
-    from hexiopt.report.explanation import coefficient_rows
     from hexiopt.calibration.coefficients import COEFFICIENTS
+    from hexiopt.report.explanation import coefficient_rows
 
     rows = list(coefficient_rows())
     assert {name.upper() for name, _, _ in rows} == set(COEFFICIENTS)
