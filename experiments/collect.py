@@ -1,7 +1,7 @@
-"""`hexiopt collect 'collect.folders=[multirun/...]'`: the jobs of sweeps as one table, a row a job.
+"""`hexiopt collect 'collect.folders=[multirun/...]'`: the jobs of sweeps as one table, one row per job.
 
-Without folders, the newest sweep below multirun/. A column for each overridden key, then exit code, message and what
-the plan file predicts; `results.csv`, and `results.parquet` where pyarrow is installed.
+Without folders it takes the newest sweep in multirun/. Each overridden key is a column, followed by exit code, message
+and the prediction of the plan file. It writes `results.csv`, and `results.parquet` where pyarrow is installed.
 """
 
 import sys
@@ -16,7 +16,7 @@ from hexiopt.readers.sweep_files import job_folders, jobs_frame
 
 
 def run(job: Job) -> float:
-    """Gather sweeps; returns the best step time in seconds. Raises InputError where there is no job."""
+    """Gather sweeps; returns the least step time in seconds. Raises InputError where there is no job."""
     folders = [Path(folder) for folder in job.config.collect.folders] or [_newest(Path("multirun"))]
     try:
         rows = jobs_frame([path for folder in folders for path in job_folders(folder)])
@@ -39,7 +39,7 @@ def run(job: Job) -> float:
 def _newest(root: Path) -> Path:
     sweeps = [path.parent for path in root.glob("**/multirun.yaml")] if root.is_dir() else []
     if not sweeps:
-        raise InputError(f"collect.folders: [] and no sweep below {root}/ here; name the folders of a sweep")
+        raise InputError(f"collect.folders: [] and there is no sweep in {root}/; name the folders of a sweep")
     return max(sweeps, key=lambda path: (path.stat().st_mtime, str(path)))
 
 

@@ -2,15 +2,17 @@
 
 import sys
 
+from rich.text import Text
+
 from experiments.app.common import Job, NoPlanError, bounded, interrupt, listener, solvers_of
 from experiments.cli import main
 from hexiopt.toolkit.comparing import each_result
 
 
 def run(job: Job) -> float:
-    """Run the solvers one after the other with one budget each; returns the best step time in seconds.
+    """Run the solvers one after the other with the same budget each; returns the least step time in seconds.
 
-    The row of a solver whose plan breaks a rule is marked `invalid` and not ranked. Raises InputError, and NoPlanError
+    A solver whose plan breaks a rule is marked `invalid` and not ranked. Raises InputError, and NoPlanError
     where no solver finds a plan.
     """
     problem = job.problem
@@ -19,10 +21,10 @@ def run(job: Job) -> float:
         results = list(each_result(problem, solvers, job.budget, [job.config.seed], listen, interrupt))
     results = bounded(job, results, problem)
     if all(result.plan is None for result in results):
-        said = (f"{result.solver} ({result.status}): {result.reason or 'found none'}" for result in results)
+        said = (f"{result.solver} ({result.status}): {result.reason or 'found no plan'}" for result in results)
         raise NoPlanError(f"no plan: {'; '.join(said)}")
     from hexiopt.report.compared import comparison_frame, operators_frame
-    from hexiopt.report.comparison import comparison_table
+    from hexiopt.report.comparison import comparison_table, restricted_bounds
     from hexiopt.report.table import headline
 
     job.write("comparison.csv", comparison_frame(results).to_csv())
@@ -35,7 +37,7 @@ def run(job: Job) -> float:
 
         job.draw("comparison.png", lambda path: draw_comparison(results, headline(problem), path))
         written.append("comparison.png")
-    job.show(headline(problem), "", comparison_table(results))
+    job.show(headline(problem), "", comparison_table(results), *map(Text, restricted_bounds(results)))
     job.show_files(*written)
     return min(result.objective for result in results)
 

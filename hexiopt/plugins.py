@@ -77,7 +77,7 @@ def _resolved(kind: str, name: str, target: str) -> Any:
         return resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError(
-            f"{kind}: {name}: {target} cannot be imported ({error}); mend or remove the package that declares it"
+            f"{kind}: {name}: {target} cannot be imported ({error}); correct or remove the package that declares it"
         ) from None
 
 

@@ -25,7 +25,7 @@ FURTHER = {
     **{path: {"numba"} for path in ("hexiopt/bounds/kernel.py", "hexiopt/schedules/kernel.py")},
     "hexiopt/frame.py": {"pandas"},
 }
-REPORT_PACKAGES = LAW_PACKAGES | {"rich", "matplotlib"}
+REPORT_PACKAGES = LAW_PACKAGES | {"rich", "matplotlib", "jinja2"}
 FRONT = ("report", "toolkit", "plot", "api", "testing")  # what people see: no law, and no solver, imports it
 
 # Parts of hexiopt, lowest first: each imports only itself and what stands before it.

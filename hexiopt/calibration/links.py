@@ -4,7 +4,7 @@ from hexiopt.calibration.gpus import Gpu
 
 # GB/s per GPU, per direction, by the catalogue's `link`. NVLink: half of the datasheets' bidirectional
 # figures (P100 160, V100 300, A100 600, H100 900, B200 1,800). PCIe with peer-to-peer copies: about 75 % of
-# the raw 15.8, 31.5 and 63 GB/s of 16 lanes; bridges join pairs only, so they count as PCIe 4. `memory`:
+# the raw 15.8, 31.5 and 63 GB/s of 16 lanes; bridges connect only pairs, so they count as PCIe 4. `memory`:
 # copies on one CPU, nominal.
 _LINK_GB_PER_S = {
     "nvlink1": 80.0,
@@ -18,7 +18,7 @@ _LINK_GB_PER_S = {
     "pcie5": 48.0,
     "memory": 2.0,
 }
-# GeForce drivers refuse peer-to-peer copies: data crosses PCIe twice, by way of host memory.
+# GeForce drivers do not allow peer-to-peer copies: data crosses PCIe twice, through host memory.
 _STAGED_SHARE = 0.5
 # Export versions with NVLink cut to 400 GB/s bidirectional (NVIDIA A800 and H800 datasheets).
 _TYPE_GB_PER_S = {"a800_80gb_sxm": 200.0, "h800_80gb_sxm": 200.0}

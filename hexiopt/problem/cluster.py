@@ -1,4 +1,4 @@
-"""Clusters: machines and the network between them, and their devices by number and by name."""
+"""Clusters: machines, the network between them, and their devices by number and by name."""
 
 import math
 import re
@@ -39,8 +39,8 @@ TITLE_RULE = f"is not a name; use up to {MAX_TITLE} printable characters"
 class Cluster(Value):
     """Machines and the network between them. Devices are numbered from 0, machine by machine.
 
-    `inter_bandwidth_bytes_per_s` is what machines without an own figure have per network interface
-    (infinite where not stated), `inter_latency_s` the latency between them. `profile` has measured times of layers.
+    `inter_bandwidth_bytes_per_s` is the rate per network interface of machines that state none (infinite where it is
+    not stated either), `inter_latency_s` the latency between them. `profile` has measured layer times.
     Raises InputError where a value breaks its rule.
     """
 
@@ -76,22 +76,23 @@ class Cluster(Value):
                 raise InputError(f"{where}: links: {found[1]}")
 
     def _check_names(self, where: str) -> None:
-        """Machines of one spec stand together, alike and numbered; machines and groups have different names."""
+        """Check that machines of a spec are consecutive, equal and numbered, and that all names differ."""
         names = set[str]()
         for name, span in spec_spans(self.machines).items():
             first = self.machines[span[0]]
             for i, m in enumerate(span):
                 machine = self.machines[m]
                 if len(span) > 1 and (machine.name != f"{name}-{i}" or machine.kind != first.kind):
-                    said = f"{where}: machine {machine.name}: spec_name: {name!r} is that of {len(span)} machines"
+                    said = f"{where}: machine {machine.name}: spec_name: {name!r} is shared by {len(span)} machines"
                     raise InputError(f"{said}; make them equal but for the names {name}-0, {name}-1, ...")
             own = {name, *(self.machines[m].name for m in span)}
             if not names.isdisjoint(own):
-                raise InputError(f"{where}: machine {min(names & own)}: stands twice; give machines different names")
+                raise InputError(f"{where}: machine {min(names & own)}: appears twice; give machines different names")
             names |= own
         for group in self.groups:
             if group.name in names:
-                raise InputError(f"{where}: group {group.name}: stands twice; give machines and groups different names")
+                said = f"{where}: group {group.name}: appears twice"
+                raise InputError(f"{said}; give machines and groups different names")
             names.add(group.name)
 
     @classmethod
@@ -219,7 +220,7 @@ class Cluster(Value):
                 hint = f"did you mean {self.machines[span[0]].name}?"
             else:
                 hint = closest_of_many(machine_name, (machine.name for machine in self.machines))
-            raise InputError(f"{where}: {quoted(name)} is on no machine of the cluster; {hint}")
+            raise InputError(f"{where}: {quoted(name)} is not on a machine of the cluster; {hint}")
         count = self.machines[span[0]].num_gpus
         if len(digits) > 4 or int(digits) >= count:
             raise InputError(
@@ -239,7 +240,7 @@ class Cluster(Value):
         span = self._names.get(name)
         if span is None:
             hint = closest_of_many(name, self._names)
-            raise InputError(f"{where}: {quoted(name)} is no machine of the cluster; {hint}")
+            raise InputError(f"{where}: {quoted(name)} is not a machine of the cluster; {hint}")
         first, last = int(self.first_device[span[0]]), int(self.first_device[span[-1]])
         return range(first, last + self.machines[span[-1]].num_gpus)
 

@@ -1,4 +1,4 @@
-"""Synthetic clusters: a few numbers become an ordinary cluster mapping, the same one every time."""
+"""Synthetic clusters: an ordinary cluster mapping, made deterministically from a few numbers."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ DEFAULT_MIX = {"h100_80gb_sxm": 1, "a100_80gb_sxm": 1, "rtx_4090": 1, "rtx_3090"
 def resolve_synthetic(section: Section) -> Section:
     """The ordinary cluster mapping for one with the key `synthetic`. Raises InputError naming the key.
 
-    Machine types take shares of `num_machines` by their weights in `mix`, rounded to whole machines by the
-    largest remainders. `seed` orders the types and breaks ties between equal remainders.
+    Machine types get shares of `num_machines` in proportion to their weights in `mix`, rounded to whole machines by
+    largest remainders. `seed` determines the order of the types and breaks ties between equal remainders.
     """
     resolved = {"name": section.raw("name"), **_expand(section.section("synthetic"))}
     if "gpus" in section:
@@ -36,7 +36,7 @@ def _expand(section: Section) -> dict[str, Any]:
     weights = {name: mix.number(name, at_least=0, at_most=1e6) for name in sorted(mix.keys())}
     for name in weights:
         if name not in known:
-            mix.fail(name, f"is the weight of a GPU that is not known; {did_you_mean(name[:100], known)}")
+            mix.fail(name, f"is the weight of an unknown GPU; {did_you_mean(name[:100], known)}")
     if not sum(weights.values()) > 0:
         section.fail("mix", "has no weight above 0; give one type a weight")
     section.finish()
@@ -61,7 +61,7 @@ def _expand(section: Section) -> dict[str, Any]:
 
 
 def _rounded_shares(total: int, weights: list[float]) -> list[int]:
-    """Whole shares of `total` by weight; what rounding down leaves goes to the largest remainders."""
+    """Whole shares of `total` in proportion to weights, by the largest-remainder method."""
     whole = sum(weights)
     shares = [total * weight / whole for weight in weights]
     counts = [int(share) for share in shares]

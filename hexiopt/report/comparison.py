@@ -1,4 +1,4 @@
-"""Solvers side by side on one problem: a table, and a picture of what they reached and how fast."""
+"""Solvers compared on one problem: a table, and a picture of their step times over search time."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,35 +8,25 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
-from rich.text import Text
 
 from hexiopt.report.panels.canvas import Picture
 from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped, count, seconds
+from hexiopt.report.table import restricted_in_words
+from hexiopt.report.tabular import plain_table
 from hexiopt.result import Result
+
+_HEADER = ("Solver", "Step time", "Over best", "Tokens/s", "MFU", "Gap", "Best after", "Search", "Steps", "Status")
 
 
 def comparison_table(results: Sequence[Result]) -> Table:
-    """The same for people, the best first."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in (
-        "Solver",
-        "Step time",
-        "Over best",
-        "Tokens/s",
-        "MFU",
-        "Gap",
-        "Best after",
-        "Search",
-        "Steps",
-        "Status",
-    ):
-        table.add_column(name, justify="left" if name in ("Solver", "Status") else "right")
+    """The same columns for a terminal, the solver with the shortest step first."""
     ordered = sorted(results, key=lambda result: result.objective)
+    rows = []
     for result in ordered:
-        cells = [result.solver]
+        achieved = ["–", *[""] * 5]
         if result.cost:
             over = result.cost.step_time_s / ordered[0].objective - 1
-            cells += [
+            achieved = [
                 seconds(result.cost.step_time_s),
                 f"+{over:.1%}" if over else "best",
                 f"{result.cost.tokens_per_s:,.0f}",
@@ -44,15 +34,22 @@ def comparison_table(results: Sequence[Result]) -> Table:
                 f"{result.gap:.1%}" if result.bound_s else "",
                 seconds(result.trajectory[-1].runtime_s) if result.trajectory else "",
             ]
-        else:
-            cells += ["–", *[""] * 5]
         status = str(result.status) + (f": {result.reason}" if result.reason else "")
-        table.add_row(*(Text(cell) for cell in (*cells, seconds(result.runtime_s), f"{result.steps:,}", status)))
-    return table
+        rows.append([result.solver, *achieved, seconds(result.runtime_s), f"{result.steps:,}", status])
+    return plain_table(_HEADER, rows, left=("Solver", "Status"))
+
+
+def restricted_bounds(results: Sequence[Result]) -> list[str]:
+    """A sentence for each solver that proved a bound only for the part of the plan space that it searched."""
+    return [
+        f"{result.solver}: {restricted_in_words(own.space, own.bound_s, result.restricted_gap)}"
+        for result in results
+        if (own := result.restricted_bound) is not None
+    ]
 
 
 def draw_comparison(results: Sequence[Result], title: str, path: str | Path) -> None:
-    """Trajectories over time and a bar a solver, as a PNG."""
+    """Write a PNG of trajectories over time, and a bar per solver."""
     comparison_figure(results, title).savefig(path, format="png", dpi=150, metadata={"Software": None})
 
 
@@ -75,7 +72,7 @@ def by_solver(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 
 def draw_trajectories(results: Sequence[Result], ax: Axes) -> Axes:
-    """Best step time over search time, each solver's to its end, above the best lower bound.
+    """Best step time over search time, up to the end of each search, and the best lower bound.
 
     With several seeds the line is their median and the band spans best to worst.
     """
@@ -125,7 +122,7 @@ def _best_at(run: Result, times: Sequence[float]) -> list[float]:
 
 
 def draw_bars(results: Sequence[Result], ax: Axes) -> Axes:
-    """Step time of each solver, in the order given; a solver without a plan says so.
+    """The step time of each solver in the given order, or its status where it has no plan.
 
     With several seeds the bar is the median of the runs with a plan, and a line spans best to worst.
     """

@@ -25,7 +25,7 @@ from hexiopt.units import GIB
 
 
 def draw_memory(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None, letter: str = "d") -> Axes:
-    """A bar a stage: what its fullest device holds, by part, against the limit."""
+    """Draw one bar per stage: the memory of its fullest device by part, against the limit."""
     ax = new_axes(ax, 14, 3)
     rows = shown_rows(problem, plan, cost)
     width, height = inches(ax)
