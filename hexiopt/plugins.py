@@ -39,15 +39,15 @@ def current_name(name: str) -> str:
     return ALIASES.get(name, name)
 
 
-def declared(group: str = GROUP) -> dict[str, str]:
-    """`module:Class` of all that is declared, sorted by name; where two packages declare a name, ours comes first."""
-    points = sorted(entry_points(group=group), key=lambda point: (point.name, _is_own(point.dist)))
+def declared() -> dict[str, str]:
+    """`module:Class` of every declared solver by name, sorted; where two packages declare a name, ours comes first."""
+    points = sorted(entry_points(group=GROUP), key=lambda point: (point.name, _is_own(point.dist)))
     return {point.name: point.value for point in points}
 
 
 def declared_pricer(name: str) -> Callable[[Problem], Pricer]:
     """The class or function that makes the cost model `name`. Raises InputError for unknown and broken ones."""
-    known = declared(PRICERS)
+    known = {point.name: point.value for point in entry_points(group=PRICERS)}
     if name not in known:
         others = did_you_mean(name, known) if known else f"no installed package declares one in {PRICERS}"
         raise InputError(f"pricer: {name!r} is not known; {others}")
