@@ -249,6 +249,7 @@ def test_another_cost_model_steers_the_search(problem: hx.Problem) -> None:
     assert result.cost.step_time_s == 2 * result.found().cost.step_time_s
     with pytest.raises(hx.InputError, match="only our own cost model has"):
         result.cost.breakdown()
+    assert result.cost._repr_html_() == f"<pre>{result.cost!r}</pre>"
     with pytest.raises(hx.InputError, match="pricer: 'nobody' is not known"):
         hx.solve(problem, pricer="nobody")
 

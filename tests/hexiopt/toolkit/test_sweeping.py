@@ -100,7 +100,7 @@ def test_what_is_done_is_not_run_again(problem: hx.Problem, log: Path, tmp_path:
 
 
 def test_failures_are_counted_and_run_again(problem: hx.Problem, log: Path, tmp_path: Path) -> None:
-    over = {"solver.mood": ["well", "dies", "fails"], "constraints.num_stages": [1, 99]}
+    over = {"solver.mood": ["well", "dies", "fails"], "space.num_stages": [5], "constraints.num_stages": [1, 99]}
     frame = sweep(problem, tmp_path / "jobs", over)
     assert frame["exit_code"] == (0, 2, 1, 2, 1, 2)
     assert frame["message"][2] == "its process ended with -9 before the job did"
