@@ -156,6 +156,8 @@ import os, signal, threading, hexiopt as hx
 from hexiopt.solving import Progress
 from hexiopt.report.progress import SearchProgress
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
+
 def press(self, progress):  # once there is a plan
     if progress.best_s < float("inf"):
         os.kill(os.getpid(), signal.SIGINT)

@@ -49,7 +49,8 @@ class Logged:
 '''
 OVER = {"seed": range(4), "workload.seq_len": [128, 256]}
 SIXTY_FOUR = """
-import sys, hexiopt as hx
+import signal, sys, hexiopt as hx
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 problem = hx.Problem(hx.cluster("small_mixed"), hx.model("tiny"), hx.Workload(global_batch=8, seq_len=128))
 frame = hx.sweep(problem, {"seed": range(64)}, sys.argv[1], solver="logged", max_steps=3, processes=2, progress=False)
 print(frame.title)
