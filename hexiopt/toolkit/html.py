@@ -6,6 +6,7 @@ from dataclasses import fields
 from html import escape
 from typing import Any
 
+from hexiopt.cost.pricer import PlanPricer
 from hexiopt.frame import Frame
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.machine import Machine, spec_spans
@@ -27,7 +28,7 @@ def register() -> None:
         Workload: lambda workload: _facts("Workload", _stated(workload)),
         Space: lambda space: _facts("Plan space", _stated(space)),
         Problem: _problem,
-        PlanCost: lambda cost: cost.breakdown()._repr_html_(),
+        PlanCost: _cost,
         PlacedPlan: _plan,
         Solution: _solution,
     }
@@ -77,6 +78,11 @@ def _problem(problem: Problem) -> str:
         *_stated(problem.space),
     ]
     return _cluster(problem.cluster) + _model(problem.model) + _facts("Workload and plan space", facts)
+
+
+def _cost(cost: PlanCost) -> str:
+    ours = cost.pricer is None or isinstance(cost.pricer, PlanPricer)
+    return cost.breakdown()._repr_html_() if ours else f"<pre>{escape(repr(cost))}</pre>"
 
 
 def _plan(plan: PlacedPlan) -> str:

@@ -129,7 +129,7 @@ def _job(problem: Problem, values: Mapping[str, Any], solver: str, budget: Budge
         changed = problem.replace(
             **parts,
             workload=problem.workload.replace(**groups["workload"]),
-            space=problem.space.replace(**groups["space"], **groups["constraints"]),
+            space=problem.space.replace(**(groups["space"] | groups["constraints"])),
         )
         budget = Budget(**{name: getattr(budget, name) for name in _BUDGET} | stated)
     except InputError as error:

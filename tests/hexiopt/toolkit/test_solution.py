@@ -156,6 +156,8 @@ import os, signal, threading, hexiopt as hx
 from hexiopt.solving import Progress
 from hexiopt.report.progress import SearchProgress
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
+
 def press(self, progress):  # once there is a plan
     if progress.best_s < float("inf"):
         os.kill(os.getpid(), signal.SIGINT)
@@ -249,6 +251,7 @@ def test_another_cost_model_steers_the_search(problem: hx.Problem) -> None:
     assert result.cost.step_time_s == 2 * result.found().cost.step_time_s
     with pytest.raises(hx.InputError, match="only our own cost model has"):
         result.cost.breakdown()
+    assert result.cost._repr_html_() == f"<pre>{result.cost!r}</pre>"
     with pytest.raises(hx.InputError, match="pricer: 'nobody' is not known"):
         hx.solve(problem, pricer="nobody")
 

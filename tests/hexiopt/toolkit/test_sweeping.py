@@ -49,7 +49,8 @@ class Logged:
 '''
 OVER = {"seed": range(4), "workload.seq_len": [128, 256]}
 SIXTY_FOUR = """
-import sys, hexiopt as hx
+import signal, sys, hexiopt as hx
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 problem = hx.Problem(hx.cluster("small_mixed"), hx.model("tiny"), hx.Workload(global_batch=8, seq_len=128))
 frame = hx.sweep(problem, {"seed": range(64)}, sys.argv[1], solver="logged", max_steps=3, processes=2, progress=False)
 print(frame.title)
@@ -100,7 +101,7 @@ def test_what_is_done_is_not_run_again(problem: hx.Problem, log: Path, tmp_path:
 
 
 def test_failures_are_counted_and_run_again(problem: hx.Problem, log: Path, tmp_path: Path) -> None:
-    over = {"solver.mood": ["well", "dies", "fails"], "constraints.num_stages": [1, 99]}
+    over = {"solver.mood": ["well", "dies", "fails"], "space.num_stages": [5], "constraints.num_stages": [1, 99]}
     frame = sweep(problem, tmp_path / "jobs", over)
     assert frame["exit_code"] == (0, 2, 1, 2, 1, 2)
     assert frame["message"][2] == "its process ended with -9 before the job did"
