@@ -240,8 +240,8 @@ def test_read_cluster_names_the_file(tmp_path: Path) -> None:
         ("a:²", "is not a device"),
         ("a:4", "out of range; a has 4 device"),
         ("a:99999999999999999999", "out of range"),
-        ("d:0", "not on a machine of the cluster; did you mean d-0"),
-        ("d-9:0", "not on a machine of the cluster; did you mean d-"),
+        ("d:0", "on no machine of the cluster; did you mean d-0"),
+        ("d-9:0", "on no machine of the cluster; did you mean d-"),
         ("zzz:0", "known: a, d-0, d-1, d-2"),
     ],
 )
