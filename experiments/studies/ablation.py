@@ -21,8 +21,8 @@ from hexiopt.schedules.registry import ONE_F_ONE_B
 _LIMIT_S = 10.0
 _SMALL = 0.0005  # losses below 0.05 % count as none
 _NOTES = (
-    "How much longer a step takes than in the whole plan space. A smaller space's plan is one of the larger's, so "
-    "that a space is credited with the best plan of any search inside it; the CSV has what each search found itself."
+    "The increase of the step time over that in the whole plan space. A plan of a smaller space is in every larger "
+    "one, so a space is credited with the best plan of any search inside it; the CSV has each search's own result."
 )
 
 
@@ -115,12 +115,12 @@ def claims(found: pd.DataFrame, best: pd.DataFrame, longer: pd.DataFrame) -> lis
     if len(means) and means.max() > _SMALL:
         said.append(f"The most expensive single loss is “{means.idxmax()}”: {means.max():.1%} on average.")
     if len(free := [f"“{name}”" for name in worst.index[worst <= _SMALL]]):
-        said.append(f"Nothing is lost here, as far as these searches see, by {', '.join(free)}.")
+        said.append(f"By these searches, nothing is lost by {', '.join(free)}.")
     for setting in found:
         over = found.at[UNSHARDED, setting] / best.at[UNSHARDED, setting] - 1
         if over > _SMALL:
             said.append(
-                f"At setting {setting} the search of the whole space stops {over:.1%} above the best plan known, "
+                f"At setting {setting} the search of the whole space stops {over:.1%} above the best known plan, "
                 f"which “{found[setting].idxmin()}” gave."
             )
         said += [f"Setting {setting} has no plan found in “{name}”." for name in best.index[best[setting].isna()]]

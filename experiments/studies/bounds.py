@@ -23,10 +23,10 @@ from hexiopt.problem.workload import Workload
 _LIMIT_S, _SEEDS = 60.0, 2
 _AIMS = {100: 0.10, 5: 0.20}  # of the gap, by Gbit/s between machines
 _NOTES = (
-    "gap: how much less a step the best plan may take at most than ours of seed 0. compute bound: all devices "
-    "compute all the time; certified bound: the linear program over chains of stages, in brackets the seconds to it. "
-    "The program mixes pipelines in fractions and charges network interfaces for gradients, not for activations: it "
-    "cannot follow where messages are what counts, as at 5 Gbit/s."
+    "gap: the most by which the best plan's step may be shorter than ours of seed 0. compute bound: all devices "
+    "compute all the time; certified bound: the linear program over chains of stages, with its seconds in brackets. "
+    "The program mixes fractions of pipelines and charges network interfaces for gradients, not for activations, so it "
+    "is loose where messages dominate, as at 5 Gbit/s."
 )
 
 

@@ -22,10 +22,11 @@ PLANNERS = (RANDOM, Planner("HexiScale's partition", "hexiscale"), Planner("our 
 _LIMIT_S = 6.0
 _CURVE = 200  # points
 _NOTES = (
-    "Tokens/s are geometric means over the seeds, × of the ratios to random partition with the same seed (least to "
-    "largest in brackets). *catches up* is the median time after which a search is as good as random partition after "
-    "its whole time. Random partition and HexiScale's complete a partition alike (layers, recompute and batches are "
-    "computed), so only the partition differs; the portfolio runs on two cores and searches by more than partitions."
+    "Tokens/s are geometric means over the seeds, × of the ratios to random partition with the same seed (range in "
+    "brackets). *catches up* is the median time after which a search is as good as random partition after "
+    "its whole time. Random partition and HexiScale complete a partition in the same way (layers, recompute and "
+    "batches are computed), so only the partition differs; the portfolio runs on two cores and does not search only "
+    "partitions."
 )
 
 

@@ -33,11 +33,12 @@ _FORMULAS, _RULE, _OWN, _OWN_RULE = "ours, its formulas", "ours, its rule", "our
 _NOTES = (
     "Tokens/s by FlashFlex's formulas; × is the ratio to FlashFlex's plan. *FlashFlex* is its released search, "
     "corrected to count only the sequences that it processes, 30 iterations for each of 1 to 8 pipelines; *annealer* "
-    "a quick one of ours, earlier. Its rule fixes 8 micro-batches of ⌊32 / pipelines⌋ sequences for every pipeline; "
+    "is an earlier, quick one of ours. Its rule fixes 8 micro-batches of ⌊32 / pipelines⌋ sequences for every "
+    "pipeline; "
     "its formulas alone allow any. *its formulas*: our search minimises them, micro-batches free. *its rule*: "
     "likewise, with the rule imposed, as in both reference columns. *our model*: our search minimises our own cost "
-    "model; FlashFlex's formulas judge the plan as it is, and then with the rule imposed, which the plan was not "
-    "made for. Plans have no replicated stages. GB/s are those between machines."
+    "model; FlashFlex's formulas judge the plan as it is, and then with the rule imposed, for which the plan was not "
+    "made. Plans have no replicated stages. GB/s are those between machines."
 )
 
 

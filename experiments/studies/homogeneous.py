@@ -19,7 +19,7 @@ _BASELINES = [planner.label for planner in HOMOGENEOUS]
 _NOTES = (
     "× is the throughput of our plan on the mixed cluster over that of the system on the homogeneous cluster, "
     f"tokens/s over tokens/s. The paper's × is its measured MFU over Megatron's times FLOPS ({published.HEXISCALE}, "
-    "README of its code). MFU counts causal attention half; how the paper counts is not stated."
+    "README of its code). MFU counts causal attention half; the paper does not state how it counts."
 )
 
 

@@ -26,8 +26,8 @@ WAYS = {
     "bound": (BOUND, LAYOUTS, BOUND_S),
 }
 _NOTES = (
-    "pipelines only: the portfolio without sequence layouts; sequence only: `hexiseq` with data-parallel pipelines "
-    "of one stage each, as its paper plans; joint: the portfolio, which decides stage by stage between tensor "
+    "pipelines only: the portfolio without sequence layouts; sequence only: `hexiseq` with data-parallel pipelines of "
+    "one stage each, as in its paper; joint: the portfolio, which decides stage by stage between tensor "
     "parallelism and a sequence layout."
 )
 

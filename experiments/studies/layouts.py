@@ -16,9 +16,9 @@ from experiments.studies.frame.words import span, tokens
 
 _UNEVEN = ("tokens", "heads", "groups")
 _NOTES = (
-    "Throughput over that of even layouts: as many tokens and heads for every device, groups of one size. What fewer "
-    "freedoms allow, more allow too: a variant is credited with the best plan of any search inside it; the CSV has "
-    "what each search found itself."
+    "Throughput over that of even layouts, which have equally many tokens and heads on every device and groups of one "
+    "size. A layout with fewer freedoms is valid with more, so a variant is credited with the best plan of any search "
+    "inside it; the CSV has each search's own result."
 )
 
 

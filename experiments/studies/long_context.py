@@ -46,15 +46,15 @@ _SHARED = {
 }
 _NOTES = (
     "× is the throughput of our plan over that of the baseline, each with its full space: data-parallel degrees, "
-    "micro-batch sizes, recompute, ZeRO and orders of tokens of its own. balance: what sharing compute by speed is "
-    "worth over equal shares on all GPUs, by calibrated speeds, without communication and memory. gap: of our plan "
-    "against the best bound that any search or the bound of all plans has proven."
+    "micro-batch sizes, recompute, ZeRO and orders of tokens of its own. balance: the value of dividing compute by "
+    "calibrated speeds over equal shares on all GPUs, without communication and memory. gap: of our plan to the best "
+    "bound that any search or the bound of all plans has proven."
 )
 _BY_PEAK = " × best by peak: the same where every type of GPU is as efficient as an A100."
 _PAIR_NOTES = (
-    "× is the throughput of our plan on the mixed cluster over that on the homogeneous cluster; FLOPS: by how much "
-    "the mixed cluster has more, by dense peaks; possible: what no plan on the mixed cluster exceeds, by the bound "
-    "of all plans: an H100 is worth fewer A100 by calibrated efficiencies than by peaks. By peak: the same where "
+    "× is the throughput of our plan on the mixed cluster over that on the homogeneous cluster; FLOPS: the ratio of "
+    "the clusters' dense peaks; possible: the ratio that no plan on the mixed cluster exceeds, by the bound of all "
+    "plans (an H100 is worth fewer A100 by calibrated efficiencies than by peaks). By peak: the same where "
     "every type of GPU is as efficient as an A100."
 )
 

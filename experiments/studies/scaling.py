@@ -25,8 +25,8 @@ _LEAST, _MOST = 1 / 6, 5.0  # times the limit, for other sizes
 _CLOSE = 1.01  # a search has settled within this share of its last step time
 _NOTES = (
     "first plan: seconds to the first plan; settled: seconds until the search was within 1 % of its final plan; "
-    "search: seconds in total; gap: against the best bound that any solver or the linear program has proven for that "
-    "size; memory: peak of the search's processes."
+    "search: seconds in total; gap: to the best bound that any solver or the linear program has proven for that size; "
+    "memory: peak of the search's processes."
 )
 
 
@@ -91,8 +91,8 @@ def claims(rows: pd.DataFrame) -> list[str]:
         over = own.loc[own["solver"] == OURS.solver, "step_time_s"].min() / best["step_time_s"] - 1
         longer = f"; a step of `{OURS.solver}`'s takes {over:.1%} longer" if over > 0 else ""
         said.append(
-            f"{gpus:,} GPUs: `{best['solver']}` has the best plan, at most {best['gap']:.1%} from the best there "
-            f"is{longer}."
+            f"{gpus:,} GPUs: `{best['solver']}` has the best plan, at most {best['gap']:.1%} from the "
+            f"optimum{longer}."
         )
     for solver, own in rows.groupby("solver", sort=False):
         refused = own[own["status"] == "refused"]

@@ -22,7 +22,7 @@ from hexiopt.report.style import INK
 _SEQ_LEN, _QUICK_SEQ_LEN, _GPUS_A_SEQUENCE = 131_072, 4096, 16
 _LIMITS_S = {128: 0.9, 1024: 9.0, 10_240: 110.0}  # (GPUs, at most; seconds): with loading, 1, 10 and 120 s
 _NOTES = (
-    "first plan: seconds to the first plan; search: seconds in total; gap: against the best bound that any search has "
+    "first plan: seconds to the first plan; search: seconds in total; gap: to the best bound that any search has "
     "proven for that size. A search that ends at its limit, a baseline's included, has not covered its whole space."
 )
 

@@ -170,7 +170,7 @@ def claims(rows: pd.DataFrame, gap: pd.Series) -> list[str]:
         if len(solved):
             best, worst = (solved["over"] <= 0.0).sum(), solved.loc[solved["over"].idxmax()]
             behind = f"; at worst {worst['over']:.2%} above it ({worst['problem']})" if worst["over"] > 0 else ""
-            said.append(f"`{solver}` has a plan on {len(solved)} and the best plan known on {best}{behind}.")
+            said.append(f"`{solver}` has a plan on {len(solved)} and the best known plan on {best}{behind}.")
     return said
 
 

@@ -220,7 +220,7 @@ class Cluster(Value):
                 hint = f"did you mean {self.machines[span[0]].name}?"
             else:
                 hint = closest_of_many(machine_name, (machine.name for machine in self.machines))
-            raise InputError(f"{where}: {quoted(name)} is not on a machine of the cluster; {hint}")
+            raise InputError(f"{where}: {quoted(name)} is on no machine of the cluster; {hint}")
         count = self.machines[span[0]].num_gpus
         if len(digits) > 4 or int(digits) >= count:
             raise InputError(

@@ -3,13 +3,12 @@
 import sys
 import time
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn
 
-from hexiopt.report.style import seconds
-from hexiopt.report.training import StepLike, share
+from hexiopt.report.style import seconds, small_percent
 from hexiopt.solving import Progress as SolverProgress
 
 PLAIN_INTERVAL_S = 5.0
@@ -124,6 +123,34 @@ class MeasuringProgress(LiveLine):
         self._change(f"measuring: {what} · {time.monotonic() - self._began:.0f} s")
 
 
+class StepLike(Protocol):
+    """A finished step; `runtime/launch/session.py` has our implementation."""
+
+    @property
+    def step(self) -> int:
+        """Its number, from 1."""
+
+    @property
+    def loss(self) -> float:
+        """Mean loss per token, in nats."""
+
+    @property
+    def norm(self) -> float:
+        """Norm of all gradients, before clipping."""
+
+    @property
+    def seconds(self) -> float:
+        """The duration of the step."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the whole batch."""
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs over the peak FLOPs of all devices of the plan's cluster in that time."""
+
+
 class TrainingProgress(LiveLine):
     """The steps of a training run as they end."""
 
@@ -136,6 +163,6 @@ class TrainingProgress(LiveLine):
         """Show a step."""
         self._change(
             f"step {ended.step} of {self._steps} · loss {ended.loss:.4f} · gradient norm {ended.norm:.3g} · "
-            f"{seconds(ended.seconds)} · {ended.tokens_per_s:,.0f} tokens/s · MFU {share(ended.mfu)}",
+            f"{seconds(ended.seconds)} · {ended.tokens_per_s:,.0f} tokens/s · MFU {small_percent(ended.mfu)}",
             completed=ended.step,
         )

@@ -109,6 +109,11 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.0995 or share == 0 else f"{share:.1%}"
 
 
+def small_percent(share: float) -> str:
+    """A share in percent, with two significant digits below 1 %, such as the MFU of a plan for GPUs on a CPU."""
+    return f"{share:.1%}" if share >= 0.01 else f"{100 * share:.2g}%"
+
+
 def count(number: int, noun: str) -> str:
     """`1 stage`, `2 stages`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -3,43 +3,15 @@
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from matplotlib.figure import Figure
 from rich.console import RenderableType
 from rich.table import Table
 
-from hexiopt.report.style import FAINT, INK, MUTED, PIPELINE_HUES, seconds
+from hexiopt.report.progress import StepLike
+from hexiopt.report.style import FAINT, INK, MUTED, PIPELINE_HUES, seconds, small_percent
 
 _WINDOW = 10  # steps over which the loss is averaged
-
-
-class StepLike(Protocol):
-    """A finished step; `runtime/launch/session.py` has our implementation."""
-
-    @property
-    def step(self) -> int:
-        """Its number, from 1."""
-
-    @property
-    def loss(self) -> float:
-        """Mean loss per token, in nats."""
-
-    @property
-    def norm(self) -> float:
-        """Norm of all gradients, before clipping."""
-
-    @property
-    def seconds(self) -> float:
-        """The duration of the step."""
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Of the whole batch."""
-
-    @property
-    def mfu(self) -> float:
-        """Model FLOPs over the peak FLOPs of all devices of the plan's cluster in that time."""
 
 
 def training_table(ended: Sequence[StepLike]) -> RenderableType:
@@ -50,13 +22,8 @@ def training_table(ended: Sequence[StepLike]) -> RenderableType:
     table.add_row("loss", f"{ended[0].loss:.4f} → {ended[-1].loss:.4f} nats per token")
     table.add_row("step", f"{seconds(usual.seconds)} (median)")
     table.add_row("throughput", f"{usual.tokens_per_s:,.0f} tokens/s")
-    table.add_row("MFU", f"{share(usual.mfu)} of the peak of the plan's cluster")
+    table.add_row("MFU", f"{small_percent(usual.mfu)} of the peak of the plan's cluster")
     return table
-
-
-def share(value: float) -> str:
-    """A share in percent with two significant digits: a plan for GPUs trained on a CPU has a very small MFU."""
-    return f"{value:.1%}" if value >= 0.01 else f"{100 * value:.2g}%"
 
 
 def draw_training(steps: Sequence[int], losses: Sequence[float], path: str | Path) -> None:
