@@ -1,7 +1,7 @@
-"""The configuration of each solver: its parameters, typed as its dataclass says, beside its name and its budget.
+"""The configuration schema of each solver: its name, its budget, and its parameters as its dataclass types them.
 
-`solver=NAME` composes it. Ours have a file in `conf/solver/` with a comment and what differs, upon the schema that is
-stored here; a solver of another package needs no file.
+`solver=NAME` composes it. Our solvers have a file in `conf/solver/` that states what differs from the schema stored
+here; a solver of another package needs no file.
 """
 
 from collections.abc import Iterable
@@ -17,11 +17,11 @@ from hexiopt.errors import InputError
 from hexiopt.plugins import ALIASES, parameters
 from solvers.registry import BUILT_IN, known, solver_class
 
-SCHEMA = "_schema"  # ends the name of what is stored for our own solvers
+SCHEMA = "_schema"  # suffix of the names of our own solvers' schemas
 
 
 def schema(name: str) -> type[SolverConfig]:
-    """The configuration of a solver as a dataclass. Raises InputError where it cannot be imported."""
+    """The configuration schema of a solver as a dataclass. Raises InputError where the solver cannot be imported."""
     made = solver_class(name)
     hints = get_type_hints(made)
     own = [(one.name, _typed(one.name, hints[one.name]), _default(one)) for one in parameters(made)]
@@ -30,7 +30,7 @@ def schema(name: str) -> type[SolverConfig]:
 
 
 def register(names: Iterable[str] | None = None) -> None:
-    """Store the configurations of solvers, all of them where no names are given, in Hydra's ConfigStore."""
+    """Store the schemas of the named solvers, by default of all, in Hydra's ConfigStore."""
     store = ConfigStore.instance()
     for name in known() if names is None else names:
         name = ALIASES.get(name, name)
@@ -39,7 +39,7 @@ def register(names: Iterable[str] | None = None) -> None:
         elif name in known():
             try:
                 node = schema(name)
-            except InputError:  # the solver, if it is asked for, says what is wrong
+            except InputError:  # choosing the solver reports the error
                 node = make_dataclass("Broken", [("name", str, field(default=name))], bases=(SolverConfig,))
             store.store(group="solver", name=name, node=node)
 
@@ -50,7 +50,7 @@ def _default(parameter: Field[Any]) -> Any:
 
 
 def _typed(name: str, hint: Any) -> Any:
-    """What OmegaConf checks of a value; what it does not know is left to the solver."""
+    """The type that OmegaConf checks; types that it does not support are left to the solver."""
     if get_origin(hint) is Literal:
         return type(get_args(hint)[0])
     try:

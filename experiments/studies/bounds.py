@@ -1,6 +1,6 @@
-"""How far can our plans be from the best there is, by a lower bound that holds for every plan of every planner?
+"""How far can our plans be from the optimum, by a lower bound that holds for every plan of every planner?
 
-On HexiScale's settings at 100 and at 5 Gbit/s between machines, and on 1,024 made-up GPUs.
+On HexiScale's settings at 100 and at 5 Gbit/s between machines, and on 1,024 synthetic GPUs.
 
 python -m experiments.studies bounds          # about 21 minutes on two cores; --quick: seconds
 """
@@ -23,15 +23,15 @@ from hexiopt.problem.workload import Workload
 _LIMIT_S, _SEEDS = 60.0, 2
 _AIMS = {100: 0.10, 5: 0.20}  # of the gap, by Gbit/s between machines
 _NOTES = (
-    "gap: how much less a step the best plan may take at most than ours of seed 0. compute bound: all devices "
-    "compute all the time; certified bound: the linear program over chains of stages, in brackets the seconds to it. "
-    "The program mixes pipelines in fractions and charges network interfaces for gradients, not for activations: it "
-    "cannot follow where messages are what counts, as at 5 Gbit/s."
+    "gap: the most by which the best plan's step may be shorter than ours of seed 0. compute bound: all devices "
+    "compute all the time; certified bound: the linear program over chains of stages, with its seconds in brackets. "
+    "The program mixes fractions of pipelines and charges network interfaces for gradients, not for activations, so it "
+    "is loose where messages dominate, as at 5 Gbit/s."
 )
 
 
 def searches(scale: Scale) -> list[SearchSpec]:
-    """Ours with two seeds and the bound, on every problem."""
+    """The portfolio with two seeds, and the bound, on every problem."""
     found = []
     for (name, gbit_per_s), problem in _problems(scale).items():
         labels = {"problem": name, "Gbit/s": gbit_per_s, "compute_bound_s": compute_bound_s(PlanPricer(problem))}
@@ -74,7 +74,7 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
 
 
 def claims(gap: pd.Series) -> list[str]:
-    """Gaps by bandwidth, beside the aims; `gap` by problem and Gbit/s."""
+    """Gaps by bandwidth, next to the aims; `gap` is by problem and Gbit/s."""
     said = []
     for gbit_per_s, aim in _AIMS.items():
         own = gap[gap.index.get_level_values(1) == gbit_per_s].droplevel(1).dropna()

@@ -1,4 +1,4 @@
-"""How fast do the searches converge, against random partition of the same seed?
+"""How fast do the searches converge, compared with random partition with the same seed?
 
 python -m experiments.studies convergence          # about 3 minutes on two cores; --quick: seconds
 """
@@ -22,10 +22,11 @@ PLANNERS = (RANDOM, Planner("HexiScale's partition", "hexiscale"), Planner("our 
 _LIMIT_S = 6.0
 _CURVE = 200  # points
 _NOTES = (
-    "Tokens/s are geometric means over the seeds, × of the ratios to random partition with the same seed (least to "
-    "largest in brackets). *catches up* is the median time after which a search is as good as random partition after "
-    "its whole time. Random partition and HexiScale's complete a partition alike (layers, recompute and batches are "
-    "computed), so only the partition differs; the portfolio runs on two cores and searches by more than partitions."
+    "Tokens/s are geometric means over the seeds, × of the ratios to random partition with the same seed (range in "
+    "brackets). *catches up* is the median time after which a search is as good as random partition after "
+    "its whole time. Random partition and HexiScale complete a partition in the same way (layers, recompute and "
+    "batches are computed), so only the partition differs; the portfolio runs on two cores and does not search only "
+    "partitions."
 )
 
 
@@ -40,7 +41,7 @@ def searches(scale: Scale) -> list[SearchSpec]:
 
 
 def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
-    """Throughput over time, beside the paper's ratios."""
+    """Throughput over search time, next to the paper's ratios."""
     random_s = rows[rows["planner"] == RANDOM.label].set_index(["setting", "seed"])["step_time_s"]
     beside_s = pd.Series([random_s[key] for key in zip(rows["setting"], rows["seed"], strict=True)], index=rows.index)
     rows = rows.assign(over_random=beside_s / rows["step_time_s"])
@@ -70,7 +71,7 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
 
 
 def draw(rows: pd.DataFrame, scale: Scale) -> Figure:
-    """A panel a setting: the best throughput so far over search time, mean and band of all seeds."""
+    """One panel per setting: the best throughput so far over search time, mean and range over all seeds."""
     panels = rows.groupby("setting", sort=False)
     figure, axes = framed(
         "How fast the searches converge",

@@ -1,4 +1,4 @@
-"""What does planning DP, PP, TP and CP × HP together gain over pipelines alone and sequence layouts alone?
+"""How much does planning DP, PP, TP and CP × HP jointly gain over pipelines alone and sequence layouts alone?
 
 At 128K tokens, on clusters of both papers and on a small lab.
 
@@ -26,14 +26,14 @@ WAYS = {
     "bound": (BOUND, LAYOUTS, BOUND_S),
 }
 _NOTES = (
-    "pipelines only: the portfolio without sequence layouts; sequence only: `hexiseq` with data-parallel pipelines "
-    "of one stage each, as its paper plans; joint: the portfolio, which decides stage by stage between tensor "
+    "pipelines only: the portfolio without sequence layouts; sequence only: `hexiseq` with data-parallel pipelines of "
+    "one stage each, as in its paper; joint: the portfolio, which decides stage by stage between tensor "
     "parallelism and a sequence layout."
 )
 
 
 def searches(scale: Scale) -> list[SearchSpec]:
-    """Every way on every cluster, and the bounds."""
+    """Every planner on every cluster, and the bounds."""
     return [
         SearchSpec(
             setting.problem(scale, space=space),

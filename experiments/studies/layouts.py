@@ -1,4 +1,4 @@
-"""What are uneven tokens, heads and groups, and the orders of tokens, each worth in a sequence layout?
+"""What are uneven tokens, heads and groups, and the order of tokens, each worth in a sequence layout?
 
 python -m experiments.studies layouts          # about a minute on two cores; --quick: seconds
 """
@@ -16,15 +16,15 @@ from experiments.studies.frame.words import span, tokens
 
 _UNEVEN = ("tokens", "heads", "groups")
 _NOTES = (
-    "Throughput over that of even layouts: as many tokens and heads for every device, groups of one size. What fewer "
-    "freedoms allow, more allow too: a variant is credited with the best plan of any search inside it; the CSV has "
-    "what each search found itself."
+    "Throughput over that of even layouts, which have equally many tokens and heads on every device and groups of one "
+    "size. A layout with fewer freedoms is valid with more, so a variant is credited with the best plan of any search "
+    "inside it; the CSV has each search's own result."
 )
 
 
 @dataclass(frozen=True)
 class Freedoms:
-    """What may be uneven, and the order of tokens; None leaves it to the search."""
+    """What may be uneven, and the order of tokens; None leaves the order to the search."""
 
     uneven: tuple[str, ...] = _UNEVEN
     order: str | None = None
@@ -36,7 +36,7 @@ class Freedoms:
         return off | ({"order": self.order} if self.order else {})
 
     def holds(self, other: "Freedoms") -> bool:
-        """Whether every layout of `other` is one of these too."""
+        """Whether every layout that `other` allows is allowed here too."""
         return set(other.uneven) <= set(self.uneven) and self.order in (None, other.order)
 
 

@@ -3,9 +3,9 @@
 The model (`exact/packing.py`) asks which *placements* of TP groups make up a plan that takes less than T seconds. A
 placement says which devices form which stage of one pipeline. The most sequences that it can process in T seconds are
 tabulated (`exact/placements.py`) over micro-batch sizes, layers, layer ranges, samples of replicas and recompute
-policies, with memory and messages. What is not linear is treated lazily: placements are tightened when they are first
-chosen, and a choice of placements is completed to plans that share the network and synchronise gradients, priced by the
-cost model (`Enumeration`). If all choices are refuted, no plan takes less than T.
+policies, with memory and messages. Nonlinear conditions are treated lazily: placements are tightened when they are
+first chosen, and a choice of placements is completed to plans that share the network and synchronise gradients, priced
+by the cost model (`Enumeration`). If all choices are refuted, no plan takes less than T.
 
 T is first the incumbent's step time less one percent, to prove that gap, and then the incumbent's step time. All
 numbers of the model are integers, and T is compared in floating point, with a resolution of 1e-9 of a step time. Beyond
@@ -36,10 +36,10 @@ _WARM_SHARE = 0.1  # of the time limit, and half of the steps, for the portfolio
 _WARM_S = 5.0  # but no more than that;
 _WARM_SHARE_LARGE = 0.5  # of the time limit where no proof can be expected
 _GAPS = (0.01, 0.0)  # proven one after the other
-_FAR = 0.9  # of the step time asked about: where a plan takes less, a proof from there is shorter
+_FAR = 0.9  # share of the step time asked about; a plan that takes less restarts the proof, which is then shorter
 _WORTH_A_PROCESS = 8  # choices
 _CHOICES = 20_000  # of one model, examined before its columns are tightened again
-_FOREVER_S = 1e9  # no plan worth finding takes longer
+_FOREVER_S = 1e9  # upper limit on the step time of any plan of interest
 _EFFORT_S = 20.0  # most deterministic seconds of one program
 
 
@@ -66,7 +66,7 @@ class CpSat(SearchSolver):
             return
         if small and PackingProof(run).run():
             run.exhausted = run.plan is None
-        elif not small and run.plan is not None and budget.max_steps is None:  # the bound rises by the clock
+        elif not small and run.plan is not None and budget.max_steps is None:  # the clock determines the bound
             run.bound_s = max(run.bound_s, lower_bound_s(run.exact_pricer, run.left_s()))
 
 
@@ -76,7 +76,7 @@ def warm_start(run: Search, share: float) -> bool:
     other = run.child()
     if whole.max_steps is None:
         other.budget = Budget(whole.time_limit_s * share)
-    elif share < 1.0:  # where steps are counted, the clock steers nothing
+    elif share < 1.0:  # where steps are counted, the clock has no influence
         other.budget = replace(whole, max_steps=max(1, whole.max_steps // 2))
     Portfolio().search(other, random.Random(run.seed))
     run.absorb(other.outcome())
@@ -134,7 +134,7 @@ class PackingProof:
 
     def _examine_in_parallel(self, choices: list[ColumnChoice], packing: Packing, limit_s: float) -> bool:
         """Examine `choices`, on two cores where available; False if some are left."""
-        counted = self._search.budget.max_steps is not None  # then the cores must not matter
+        counted = self._search.budget.max_steps is not None  # then the result must not depend on the cores
         if counted or len(choices) < _WORTH_A_PROCESS or num_processes() < 2:
             return self._examine_in_turn(choices, packing, limit_s)
 

@@ -43,7 +43,7 @@ from solvers.heuristics.local_search import LocalSearch
 
 MOST_DEVICES = 6
 MOST_LAYERS = 8
-_START_STEPS = 40  # of the local search that sets the bar, for every pair of devices
+_START_STEPS = 40  # steps of the initial local search per pair of devices
 _START_SHARE = 0.2  # most of the time limit for it
 _SLACK = 1e-9  # of a step time, for rounding
 
@@ -114,9 +114,11 @@ class Enumeration:
         budget, devices = self.search.budget, len(self.problem.usable_devices)
         steps = min(_START_STEPS * devices**2, budget.max_steps or 1 << 30)
         other = self.search.child()
-        share = _START_SHARE if budget.max_steps is None else 1.0  # where steps are counted, the clock steers nothing
+        share = _START_SHARE if budget.max_steps is None else 1.0  # where steps are counted, the clock has no influence
         other.budget = Budget(budget.time_limit_s * share, steps)
         LocalSearch().search(other, random.Random(self.search.seed))
+        if other.stopped:
+            self.search.stop()
         return other
 
     def examine(self, assignments: Iterable[DeviceAssignment], bar_s: float) -> bool:
@@ -157,7 +159,7 @@ class Enumeration:
         sets = [policies] if self.problem.space.recompute_per_stage else [(policy,) for policy in policies]
         holders = _most_holders(assignment)
         stages = sharding_stages(workload)
-        # Where no parameter has two holders, the lowest ZeRO stage stands for all.
+        # Where no parameter has two holders, the lowest ZeRO stage represents all.
         shares = holders > 1 or (self.problem.model.tied_embeddings and len(assignment[0]) > 1)
         for schedule, chosen, stage in product(schedules(workload), sets, stages if shares else stages[:1]):
             if stage < 2 or (schedule.lockstep and _in_lockstep(assignment)):

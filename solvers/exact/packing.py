@@ -65,21 +65,21 @@ class Packing:
         for c, total in self._totals.items():
             model.add(total == sum(number for (own, _), number in self._numbers.items() if own == c))
         model.add(pipelines == sum(self._totals.values()))
-        # No bin gives more devices than it has.
+        # No class gives more devices than it has.
         for b, devices in enumerate(limits.devices):
             taken = [(columns[c].usages[k][b], number) for (c, k), number in self._numbers.items()]
             model.add(sum(used * number for used, number in taken if used) <= devices)
-        # The pipelines can process the global batch; that they could process more is no harm.
+        # The pipelines can process the global batch; they may be able to process more.
         self._sequences = sum(columns[c].most_sequences * total for c, total in self._totals.items())
         model.add(self._sequences >= limits.global_batch)
 
-        # A refuted choice does not come again: one of its columns counts less, or there is another pipeline.
+        # A refuted choice is excluded: one of its columns counts less, or there is another pipeline.
         for choice in refuted:
             if all(c in self._totals for c, _ in choice):
                 literals = [~self._at_least(self._totals[c], count) for c, count in choice]
                 model.add_bool_or(*literals, self._at_least(pipelines, sum(count for _, count in choice) + 1))
 
-        # Step 3, objective: none, as `choices` wants all that keep the constraints.
+        # Step 3, objective: none, since `choices` asks for all feasible solutions.
 
     def _at_least(self, variable: cp_model.IntVar, count: int) -> cp_model.IntVar:
         """A literal that says whether `variable` is at least `count`."""
@@ -142,7 +142,7 @@ def most_together(most: Ints) -> Ints:
     for axis in range(best.ndim):
         np.maximum.accumulate(best, axis=axis, out=best)
     single = best.copy()
-    # A pipeline that does no better than one on fewer devices need not be looked at.
+    # A pipeline that processes no more than one on fewer devices is skipped.
     useful = [
         u
         for u in np.ndindex(*single.shape)

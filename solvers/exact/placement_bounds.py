@@ -48,8 +48,8 @@ class SyncScope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SyncContext:
-    """What is known of the plan: which stages synchronise, the widest sharding, and whether it is in lockstep (ZeRO-2
-    on).
+    """The given facts about the plan: the stages that synchronise, the widest sharding, and whether stages gather and
+    scatter in lockstep (ZeRO-2 and 3).
     """
 
     sync: SyncScope
@@ -229,7 +229,7 @@ class PlacementBound:
         gradient, weight = self._widths
         once = self._ring_s(tp_group, machine, first, last)  # seconds of a pass of one byte per parameter
         scatter = once * gradient
-        # The last unit's scatter has nothing to hide behind; together they take at least what they take.
+        # The last unit's scatter is exposed; all scatters together take at least their own time.
         more = np.maximum(scatter[1] - scatter[0], scatter - backward)
         ended = once * (2 * gradient if shards.stage >= 2 else min(2 * gradient, gradient + weight))
         return _StageSeconds(both.tolist(), forward.tolist(), ended.tolist(), more.tolist())

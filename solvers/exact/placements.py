@@ -115,12 +115,12 @@ class PlacementColumns:
                         self._groups[k], self._context(family, k), least, batch, limit_s
                     )
                     best = max(best, most[k])
-            # Whoever processes fewer has no part in a plan.
+            # A pipeline that processes fewer is in no plan.
             box[total] = max(best, least - 1)
         return [PipelineColumn(usages, n) for usages, n in zip(self._usages, most, strict=True)]
 
     def _context(self, family: PlanFamily, k: int) -> SyncContext:
-        """What is known of plans of a family with placement k."""
+        """The given facts about plans of a family that contain placement k."""
         stages = [stage for stage in sharding_stages(self._problem.workload) if (stage >= 2) == family.lockstep]
         holders = max(map(len, self.placements[k])) if family.alone else len(self._problem.usable_devices)
         sync = SyncScope.REPLICATED if family.alone else SyncScope.ALL

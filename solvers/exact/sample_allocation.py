@@ -1,4 +1,5 @@
-"""Every allocation of the samples of micro-batches to the replicas of a placement with which all can end in time."""
+"""Every allocation of a micro-batch's samples to the replicas of a placement under which all replicas can end in
+time."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence

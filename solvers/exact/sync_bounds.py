@@ -31,8 +31,8 @@ class SyncBound:
     def __init__(self, device_classes: DeviceClasses) -> None:
         self._device_classes, self._problem = device_classes, device_classes.problem
         model = self._problem.model
-        # Rings of one layer, by the cost model's own rules; what it holds is scaled to a layer, embedding or head.
-        # The attention window, which gpt_neo has not in its first layer, is no part of them.
+        # Rings of one layer, by the cost model's own rules; their bytes are scaled to a layer, embedding or head.
+        # The attention window does not affect them; gpt_neo has none in its first layer.
         one_layer = replace(model, num_layers=1, attention_window=None)
         self._one_layer = PlanPricer(replace(self._problem, model=one_layer, space=Space()))
         self._layer = float(model.layer_params)

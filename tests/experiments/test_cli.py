@@ -188,8 +188,8 @@ def test_a_replicated_interleaved_plan_is_priced_and_explained(hexiopt: Run, tmp
 
 
 def test_explain_gives_every_coefficient_a_source() -> None:
-    from experiments.explain import coefficient_rows
     from hexiopt.calibration.coefficients import COEFFICIENTS
+    from hexiopt.report.explanation import coefficient_rows
 
     rows = list(coefficient_rows())
     assert {name.upper() for name, _, _ in rows} == set(COEFFICIENTS)
@@ -214,7 +214,7 @@ def test_a_solvers_options_hold_where_several_run(hexiopt: Run, verb: str) -> No
     ran = hexiopt(*command, "solver=flashflex", "solver.defects=as_released")
     assert ran.code == 2
     assert ran.err == (
-        "hexiopt: solver.defects: none of random, espresso takes it; name a solver that does, or remove it\n"
+        "hexiopt: solver.defects: none of random, espresso accepts it; name one that does, or remove it\n"
     )
 
 
@@ -294,7 +294,7 @@ def test_overlay_merges_mappings_and_list_items() -> None:
     assert overlay({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}) == {"a": {"b": 3, "c": 2}}
     assert overlay([{"a": 1}, 2], {"0": {"a": 5}}) == [{"a": 5}, 2]
     assert overlay({"a": [1, 2]}, {"a": [3]}) == {"a": [3]}
-    with pytest.raises(InputError, match="no index"):
+    with pytest.raises(InputError, match="not an index"):
         overlay([1], {"1": 2})
 
 
@@ -376,7 +376,7 @@ BAD_COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("plan", *CLUSTER, "cluster.path=tag.yaml"), "tag"),
     (("plan", *CLUSTER, "cluster.path=anchor.yaml"), "anchors"),
     (("plan", *CLUSTER, "cluster.path=nan.yaml"), "inter_machine.bandwidth_gb_per_s: nan is not finite"),
-    (("plan", *CLUSTER, "cluster.path=twice.yaml"), "stands twice"),
+    (("plan", *CLUSTER, "cluster.path=twice.yaml"), "appears twice"),
     (("plan", *CLUSTER, "cluster.path=list.yaml"), "not a mapping"),
     (("plan", *CLUSTER, "cluster.path=empty.yaml"), "not a mapping"),
     (("plan", *CLUSTER, "cluster.path=latin.yaml"), "UTF-8"),
@@ -395,8 +395,8 @@ BAD_COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("explain", "plan=nope.json"), "does not exist"),
     (("compare", *QUICK, "compare.solvers=[]"), "names no solver"),
     (("compare", *QUICK, "compare.solvers=[nope]"), "'nope' is not known"),
-    (("compare", *QUICK, "compare.solvers=[random,random]"), "stands twice"),
-    (("collect",), "no sweep below multirun/"),
+    (("compare", *QUICK, "compare.solvers=[random,random]"), "appears twice"),
+    (("collect",), "there is no sweep in multirun/"),
     (("collect", "collect.folders=[nope]"), "holds no status.json"),
 ]
 
@@ -495,7 +495,7 @@ def test_the_process_exits_with_the_code(tmp_path: Path) -> None:
 
 def test_ctrl_c_keeps_the_best_plan_so_far(tmp_path: Path) -> None:
     ran = interrupted("plan", "report=false", "hydra.run.dir=out", cwd=tmp_path)
-    assert (ran.code, ran.err) == (130, "hexiopt: interrupted; the best so far is kept\n")
+    assert (ran.code, ran.err) == (130, "hexiopt: interrupted; the best plan so far is kept\n")
     assert (tmp_path / "out" / "plan.json").is_file()
 
 

@@ -1,9 +1,9 @@
 """What binds a plan with sequence stages, as `explain` tells it."""
 
-from experiments.explain import measured_rows, stage_rows, step_rows
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.report.explanation import measured_rows, stage_rows, step_rows
 from tests.hexiopt.test_sequence_plans import PROBLEM
 
 

@@ -257,7 +257,7 @@ def test_devices_named() -> None:
     assert cluster.devices_named("d") == range(4, 28)
     assert cluster.devices_named("d-1") == range(12, 20)
     assert cluster.devices_named("d-1:3") == range(15, 16)
-    with pytest.raises(InputError, match=r"^constraints: 'e' is no machine of the cluster"):
+    with pytest.raises(InputError, match=r"^constraints: 'e' is not a machine of the cluster"):
         cluster.devices_named("e", "constraints")
 
 

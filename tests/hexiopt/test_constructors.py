@@ -75,11 +75,11 @@ def refusal(build: Callable[[], object]) -> str | None:
         (lambda: replace(LAB, name=""), "cluster: name: '' is not a name; use up to 100 printable characters"),
         (
             lambda: replace(LAB, machines=(MACHINE, NUMBERED, replace(NUMBERED, name="x"))),
-            "cluster lab: machine x: spec_name: 'v' is that of 2 machines; make them equal but for the names v-0,",
+            "cluster lab: machine x: spec_name: 'v' is shared by 2 machines; make them equal but for the names v-0,",
         ),
         (
             lambda: replace(LAB, machines=(NUMBERED, MACHINE, LAB.machines[2])),
-            "machine v-1: spec_name: 'v' is that of machines further up; put machines of one spec together",
+            "machine v-1: spec_name: 'v' is that of earlier machines; put machines of one spec together",
         ),
         (
             lambda: replace(LAB, machines=(MACHINE, replace(NUMBERED, nic_bandwidth_bytes_per_s=float("inf")))),
@@ -88,19 +88,19 @@ def refusal(build: Callable[[], object]) -> str | None:
         ),
         (
             lambda: replace(LAB, groups=(Group("g", ("a", "w"), 1e9, 0.0),)),
-            "cluster lab: group g: members: has 'w', which is no machine or group; known: a, g, v, v-0, v-1",
+            "cluster lab: group g: members: has 'w', which is not a machine or group; known: a, g, v, v-0, v-1",
         ),
         (
             lambda: replace(LAB, groups=(Group("g", ("h",), 1e9, 0.0), Group("h", ("g",), 1e9, 0.0))),
-            "cluster lab: group g: members: makes the group 'g' contain itself; untie the groups",
+            "cluster lab: group g: members: makes the group 'g' contain itself; remove the cycle",
         ),
         (
             lambda: replace(LAB, groups=(Group("a", ("v",), 1e9, 0.0),)),
-            "cluster lab: group a: stands twice; give machines and groups different names",
+            "cluster lab: group a: appears twice; give machines and groups different names",
         ),
         (
             lambda: replace(LAB, links=(Link("a", "b", 1e9, None, True),)),
-            "cluster lab: links: names 'b', which is no machine; known: a, v, v-0, v-1",
+            "cluster lab: links: names 'b', which is not a machine; known: a, v, v-0, v-1",
         ),
         (
             lambda: replace(LAB, links=(Link("a", "a", 1e9, None, True),)),
@@ -166,7 +166,7 @@ def test_the_command_line_offers_every_precision() -> None:
 def test_fp8_needs_bf16_for_what_is_no_product() -> None:
     gpu = replace(MACHINE.gpu, flops_fp8=1e14, flops_bf16=None)
     cluster = Cluster("one", (replace(MACHINE, gpu=gpu),), float("inf"), 0.0)
-    with pytest.raises(InputError, match="workload: precision: bf16 is not in the hardware of rtx_3090 "):
+    with pytest.raises(InputError, match="workload: precision: bf16 is not supported by rtx_3090 "):
         Problem(cluster, replace(WINDOW, attention_window=None), Workload(precision="fp8"))
 
 

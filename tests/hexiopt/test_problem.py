@@ -85,7 +85,7 @@ def test_usable_devices() -> None:
         ({"workload": Workload()}, r"bf16.*v100_32gb_sxm.*fp16 or fp32.*exclude=\[v\]"),
         ({"workload": replace(FP16, precision="tf32")}, "tf32"),
         ({"space": Space(exclude=("a", "v"))}, "leaves no device"),
-        ({"space": Space(exclude=("w",))}, "no machine"),
+        ({"space": Space(exclude=("w",))}, "not a machine"),
         ({"space": Space(exclude=("a:4",))}, "out of range"),
         ({"space": Space(num_stages=5)}, "4 layers"),
         ({"space": Space(num_pipelines=9)}, "8 sequences"),

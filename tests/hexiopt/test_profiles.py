@@ -97,12 +97,12 @@ def test_sailor_and_amp_profiles() -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({}, "is no profile of layers that is known"),
+        ({}, "is not a known profile of layers"),
         ({"format": "hexiopt.plan"}, "format: 'hexiopt.plan'"),
         ({"format": "hexiopt.profile", "version": 1, "layers": [{}]}, r"layers\[0\]\.hidden_size: is missing"),
-        ({"forward_s": {"G5_tp1": []}}, "G5_tp1: is no table of AMP's; did you mean"),
+        ({"forward_s": {"G5_tp1": []}}, "G5_tp1: is not a table of AMP's; did you mean"),
         ({"forward_s": {"G4_tp1": [1.0]}}, "is not the seconds of 30 modules"),
-        ({"OPT-350": {"H100": {}}}, "OPT-350.H100: is no GPU of Sailor's"),
+        ({"OPT-350": {"H100": {}}}, "OPT-350.H100: is not a GPU of Sailor's"),
         ({"OPT-350": {"GH-96": {"1": {"1": {"0": [1, 2]}}}}}, "is not layers with"),
     ],
 )
@@ -124,7 +124,7 @@ def test_sailors_network_fits() -> None:
 @pytest.mark.parametrize(
     ("gpus", "words"),
     [
-        ({"A100": {}}, "OPT-350.A100: is no GPU of Sailor's"),
+        ({"A100": {}}, "OPT-350.A100: is not a GPU of Sailor's"),
         ({"A100-40": {"one": {"1": {}}}}, "A100-40: is not layers by micro-batch size and TP degree"),
         ({"A100-40": [1]}, "A100-40: is not layers by micro-batch size and TP degree"),
         ({"A100-40": {"1": {"1": {"0": [0.1, 0.2, 0]}}}}, "A100-40.1.1: has 1 layers"),
@@ -140,7 +140,7 @@ def test_a_broken_file_of_sailors_is_refused_in_a_line(tmp_path: Path, gpus: Any
 
 def test_one_layer_measured_twice_is_refused() -> None:
     assert Profile((entry(1, 0.01), entry(1, 0.01))).times(SHAPE, "a100_80gb_sxm", 2, 1) is not None
-    with pytest.raises(InputError, match="a100_80gb_sxm at TP 2 and micro-batches of 1 is measured twice"):
+    with pytest.raises(InputError, match="a100_80gb_sxm at TP 2 and micro-batches of 1 has two different measurements"):
         Profile((entry(1, 0.01), entry(2, 0.02), entry(1, 0.03)))
 
 

@@ -1,4 +1,4 @@
-"""The last level of a proof: the pipelines that may stand beside each other, combined, and priced as plans."""
+"""The last level of a proof: pipelines that may form a plan together are combined, and the plans are priced."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 
 class Combinations:
-    """Makes plans of chosen pipelines and offers them to a search; `priced` counts them."""
+    """Makes plans of chosen pipelines and offers them to a search; `priced` counts the plans."""
 
     def __init__(self, tables: ProofTables, run: Search) -> None:
         self._tables, self._run, self.priced = tables, run, 0
@@ -40,13 +40,14 @@ class Combinations:
                 yield Sharding(zero, "machine")
 
     def each(self, lists: Sequence[tuple[list[FoundPipeline], int]]) -> Iterator[list[FoundPipeline]]:
-        """All choices of so many pipelines, with repetition, from each list."""
+        """All choices, with repetition, of the stated number of pipelines from each list."""
         picks = [list(itertools.combinations_with_replacement(own, count)) for own, count in lists]
         for picked in itertools.product(*picks):
             yield [one for own in picked for one in own]
 
     def together(self, chosen: list[FoundPipeline], machine: bool, limit_s: float) -> list[FoundPipeline] | None:
-        """The same pipelines with what they can process beside each other; None where that is less than the batch."""
+        """The same pipelines, each with the sequences that it can process next to the others; None where their sum is
+        less than the batch."""
         tables = self._tables
         k, batch = len(chosen), tables.batch
         if sum(one.sequences for one in chosen) < batch:
@@ -81,7 +82,7 @@ class Combinations:
 
     def _stack(self, holders: int) -> tuple[Floats, Floats, Floats, Floats]:
         tables = self._tables
-        # Under GPipe memory grows with the number of micro-batches: that of one holds for all.
+        # Under GPipe memory grows with the number of micro-batches; that of one is a lower bound.
         each = [tables.seconds(holders, size, 1) for size in tables.sizes]
         messages = [tables.messages(size, np.zeros(len(tables.nic))) for size in tables.sizes]
         return (
@@ -92,8 +93,8 @@ class Combinations:
         )
 
     def splits(self, chosen: list[FoundPipeline]) -> Iterator[list[FoundPipeline]]:
-        """All exact splits of the batch in which none processes more than it can. Fewer are never slower, so that these
-        alone count."""
+        """All exact splits of the batch in which no pipeline processes more than it can. Processing less is never
+        slower, so only these splits count."""
         spare = sum(one.sequences for one in chosen) - self._tables.batch
         for less in itertools.product(*(range(spare // one.size + 1) for one in chosen)):
             if sum(x * one.size for x, one in zip(less, chosen, strict=True)) != spare:
@@ -105,9 +106,9 @@ class Combinations:
                 ]
 
     def offer(self, chosen: Sequence[FoundPipeline], sharding: Sharding, limit_s: float) -> float:
-        """The step time of the plan that pipelines make, if it is not beyond `limit_s`; infinite where none fits.
+        """The step time of the plan of the given pipelines if it is at most `limit_s`; infinite where no plan fits.
 
-        Stages recompute as little as fits their devices; where a sharding shares less than all holders would, more.
+        Stages recompute as little as their memory allows, and more where a sharding has fewer holders than possible.
         """
         plan = self._plan(chosen, sharding)
         while plan is not None and not check(self._tables.problem, plan):
@@ -141,7 +142,7 @@ class Combinations:
     def _fastest(
         self, devices: tuple[int, ...], n: int, first: bool, last: bool, size: int, flight: int, holders: int
     ) -> Recompute | None:
-        """The fastest policies whose memory fits, states sharded over all holders."""
+        """The fastest policies that fit in memory with states sharded over all holders."""
         tables, pricer = self._tables, self._tables.pricer
         group = pricer.tp_group(devices)
         memory, sharding = pricer.stages.memory_model(group, size), StateSharding(tables.zero_stage, holders)

@@ -1,9 +1,9 @@
-"""`exact`: proves plans of small clusters optimal, or how far from it they are at most (`proof.py`).
+"""`exact`: proves plans of small clusters optimal, or bounds their distance to the optimum (`proof.py`).
 
-Asked about T = the best plan's step time less a share: if no plan takes T or less, T is a lower bound; if one does, it
-is the new best plan. Shares fall until the plan is proved optimal. The proof covers 1F1B and GPipe with ZeRO-0 and
-ZeRO-1, one TP group and one range of layers a stage. Where a problem allows more, the bound holds for that part only,
-and the result says so.
+The proof asks whether any plan takes T or less, where T is the best plan's step time less a share. If none does, T is a
+lower bound; if one does, it is the new best plan. The shares fall until the plan is proved optimal. The proof covers
+1F1B and GPipe with ZeRO-0 and ZeRO-1, and stages of one TP group and one range of layers. Where a problem allows more,
+the bound holds only for that part of the plan space, and the result states it as a restricted bound.
 """
 
 import random
@@ -21,30 +21,32 @@ from solvers.exact.proof.proof import Answer, BudgetSpentError, Proof
 from solvers.exact.proof.tables import ProofTables
 from solvers.frame.solver import SearchSolver
 
-_WARM_SHARE, _WARM_S = 0.15, 10.0  # of the time limit for the portfolio's plan, but no more seconds
-_SHARES = (0.0099, 0.003, 0.001, OPTIMALITY_TOLERANCE / 2)  # of the best step time, asked one after the other,
-_WIDER = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2)  # and these where the first is left open
-_FIRST = 0.6  # of what is left of the budget, for each of them
+_WARM_SHARE, _WARM_S = 0.15, 10.0  # share of the time limit for the portfolio's plan, and the most seconds
+_SHARES = (0.0099, 0.003, 0.001, OPTIMALITY_TOLERANCE / 2)  # shares of the best step time, asked in this order
+_WIDER = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2)  # shares asked if the first one is left open
+_FIRST = 0.6  # share of the remaining budget for each of them
 _MOST_USAGES = 1_000
-_FOREVER_S = 1e9  # no plan worth finding takes longer
+_FOREVER_S = 1e9  # upper limit on the step time of any plan of interest
 
 
 @dataclass(frozen=True)
 class Exact(SearchSolver):
-    """The best plan and a proof of how good it is. Steps: the portfolio's, usages and combinations looked at."""
+    """The best plan, and a proof of its distance to the optimum. Steps are the portfolio's, and usages and combinations
+    examined."""
 
     name = "exact"
     capabilities = Capabilities(kind="oracle", pricers="cost_model", cores=2)
 
     def search(self, run: Search, rng: random.Random) -> None:
-        """Best plan of the portfolio, then proofs from 1 % down; beyond what is provable, the bound of relaxations."""
+        """Start from the portfolio's plan and prove gaps from 1 % down; problems that are not provable get the
+        relaxations' bound."""
         covered = [schedule for schedule in schedules(run.problem.workload) if schedule in (GPIPE, ONE_F_ONE_B)]
         provable = bool(covered) and min(sharding_stages(run.problem.workload)) < 2 and is_provable(run.problem)
         share = min(_WARM_SHARE, _WARM_S / run.budget.time_limit_s) if provable else 0.5
         if not warm_start(run, share):
             return
         if not provable:
-            if run.plan is not None and run.budget.max_steps is None:  # the bound rises by the clock
+            if run.plan is not None and run.budget.max_steps is None:  # the clock determines the bound
                 run.bound_s = max(run.bound_s, lower_bound_s(run.exact_pricer, run.left_s()))
             return
         proofs = [Proof(ProofTables(run.exact_pricer, schedule), run) for schedule in covered]
@@ -70,7 +72,7 @@ class Exact(SearchSolver):
                     return
 
     def _proved(self, run: Search, proofs: list[Proof], share: float, allowed: Allowance, rest: str) -> bool:
-        """Whether no plan is better than the best one by more than `share`; better plans are found on the way."""
+        """Whether no plan is better than the best one by more than `share`; finds better plans on the way."""
         answer: Answer = "found"
         while answer == "found":
             limit_s = run.best_s * (1 - share)
@@ -99,7 +101,8 @@ def _answer(proofs: list[Proof], limit_s: float, allowed: Allowance) -> Answer:
 
 
 def is_provable(problem: Problem) -> bool:
-    """Whether the proof knows the cluster: uniform machines of one interface each on a flat network, few usages."""
+    """Whether the proof covers the cluster: uniform machines with one interface each on a flat network, and few
+    usages."""
     cluster, usages = problem.cluster, 1
     if problem.space.sequence or cluster.groups or cluster.links:
         return False
@@ -112,10 +115,14 @@ def is_provable(problem: Problem) -> bool:
 
 
 def not_covered(problem: Problem) -> str:
-    """What the plan space has and the proof does not cover, in words; empty where it covers all."""
+    """What the plan space allows and the proof does not cover, in words; empty where it covers everything."""
     parts = [
-        *(f"{schedule}" for schedule in schedules(problem.workload) if schedule not in (GPIPE, ONE_F_ONE_B)),
+        *(
+            f"the {schedule} schedule"
+            for schedule in schedules(problem.workload)
+            if schedule not in (GPIPE, ONE_F_ONE_B)
+        ),
         *(f"ZeRO-{zero}" for zero in sharding_stages(problem.workload) if zero > 1),
-        *(["replicas"] if problem.space.replicas else []),
+        *(["replicated stages"] if problem.space.replicas else []),
     ]
-    return ", ".join(parts)
+    return " or ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

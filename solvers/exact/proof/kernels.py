@@ -1,7 +1,7 @@
-"""The compiled parts of the proof: recurrences, least sums of stages, the search for one pipeline, packing.
+"""The compiled parts of the proof: recurrences, least sums of stages, the search for one pipeline, and packing.
 
-Kinds of stages: 0 inner, 1 first, 2 last, 3 alone. Groups g are pairs of a machine and a TP degree. `both_s` is forward
-and backward together, `NEVER_S` where a stage does not fit; its second index is the number of micro-batches in flight
+Kinds of stages: 0 inner, 1 first, 2 last, 3 alone. Groups g are pairs of a machine and a TP degree. `both_s` is the sum
+of forward and backward, `NEVER_S` where a stage does not fit; its second index is the number of micro-batches in flight
 less one under 1F1B, and 0 where all are in flight (GPipe).
 """
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 NEVER_S = 1e300
-YES, NO, LIMIT = 1, 0, -1  # of a search: there is one, there is none, the limit of nodes was reached
+YES, NO, LIMIT = 1, 0, -1  # answers of a search: there is one, there is none, the limit was reached
 
 
 class Groups(NamedTuple):
@@ -34,8 +34,8 @@ class StageSeconds(NamedTuple):
 
 class Messages(NamedTuple):
     """Messages of one micro-batch. Inside a machine they take `inside_s` [groups, groups]. Between machines, interfaces
-    pass `num_bytes` at `nic` bytes/s [machines] for everybody who sends or receives there, `base` [machines] of other
-    pipelines included. `round_trip_s` [machines, machines] is the least there and back."""
+    pass `num_bytes` at `nic` bytes/s [machines] for each sender and receiver on the machine, including the `base`
+    [machines] of other pipelines. `round_trip_s` [machines, machines] is the least round-trip time."""
 
     inside_s: Floats
     round_trip_s: Floats
@@ -46,11 +46,11 @@ class Messages(NamedTuple):
 
 
 class Tails(NamedTuple):
-    """Seconds at least between the end of a stage's last backward and the end of the step.
+    """Least seconds from the end of a stage's last backward to the end of the step.
 
     Sync: `local_s` [kinds, groups, layers + 1], `layer_s` [machines] for each layer of the pipeline on that machine
-    (an embedding or head counts as `units` [kinds] layers), `all_s` at every stage; the largest counts. Then
-    `after_s` [kinds, groups, layers + 1], the optimiser.
+    (an embedding or head counts as `units` [kinds] layers), `all_s` at every stage; the largest counts. The
+    optimiser's `after_s` [kinds, groups, layers + 1] follow.
     """
 
     local_s: Floats
@@ -65,7 +65,8 @@ def chain_ends(
     all_forward_first: bool, forward_s: Floats, backward_s: Floats, ahead_s: Floats, back_s: Floats,
     p: int, num_micro_batches: int, ends_s: Floats,
 ) -> None:  # fmt: skip
-    """Into `ends_s` [p], when each stage of a chain ends; `ahead_s[i]` is from stage i to i + 1, `back_s[i]` back."""
+    """Write to `ends_s` [p] when each stage of a chain ends; `ahead_s[i]` is the message from stage i to i + 1,
+    `back_s[i]` the one back."""
     if all_forward_first:
         arrived = np.zeros(num_micro_batches)
         for i in range(p):
@@ -106,7 +107,8 @@ def chain_ends(
 
 
 class Caps(NamedTuple):
-    """What stages take and what they add beyond the sum of a pipeline, [groups, layers + 1] each: see `least_sums`."""
+    """The times of stages, and their additions to the sum of a pipeline, [groups, layers + 1] each: see
+    `least_sums`."""
 
     inner_s: Floats
     inner_rest_s: Floats
@@ -127,11 +129,11 @@ def least_sums(
     stages, into `before_s` [usages, layers + 1, machine of the next stage before the rest]; infinite where no pipeline
     keeps the caps.
 
-    A stage with r stages behind it and w = min(r, M − 1) ends no earlier than S + (M − 1 − w) t + w b, where S is the
+    A stage followed by r stages and with w = min(r, M − 1) ends no earlier than S + (M − 1 − w) t + w b, where S is the
     sum of all stages and messages both ways: the first micro-batch goes to the end and back to it, then it has
     M − 1 − w forwards and M − 1 backwards left, and the last goes back to the first stage. (Under GPipe w = 0: no
-    backward starts before the last micro-batch has been to the end.) The rest is what it adds to S, with the tail of
-    sync. `known_s` is a sum below which no pipeline of these usages is.
+    backward starts before the last micro-batch has reached the end.) Everything beyond S, including the tail of sync,
+    is what the stage adds. `known_s` is a known lower bound on the sums of these usages.
     """
     num_groups, num_machines = len(groups.machine), vectors.shape[1]
     before_s[:] = NEVER_S
@@ -174,8 +176,8 @@ def least_sums(
 
 @numba.njit(cache=True)
 def add_own_load(machines: Ints, p: int, sent: Floats, received: Floats) -> None:
-    """Add what the messages of a chain on `machines` [p] need of interfaces, in messages: each stage sends ahead and
-    back in turn, so that the larger counts, and once to each machine."""
+    """Add the load of a chain on `machines` [p] on their interfaces, in messages: each stage sends ahead and back in
+    turn, so the larger of both counts, once per machine."""
     for i in range(p):
         m = machines[i]
         left = machines[i - 1] if i > 0 else m
@@ -199,7 +201,7 @@ def between_s(messages: Messages, a: int, b: int, g: int, h: int, sent: Floats, 
 
 @numba.njit(cache=True)
 def kind_of(i: int, p: int, begins: bool) -> int:
-    """The kind of stage i of the p last stages of a pipeline, all of them where it `begins`."""
+    """The kind of stage i of the last p stages of a pipeline, which are all of its stages if it `begins` with them."""
     if i == 0 and begins:
         return 3 if p == 1 else 1
     return 2 if i == p - 1 else 0
@@ -210,16 +212,16 @@ def search_pipelines(
     usage: Ints, strides: Ints, groups: Groups, seconds: StageSeconds, tails: Tails, messages: Messages,
     before_s: Floats, num_layers: int, num_micro_batches: int, limit_s: float, most_work: int, found: Ints,
 ) -> tuple[int, int]:  # fmt: skip
-    """Pipelines on exactly `usage` that end, with tails, within `limit_s`: all of them, or one if `found` has one row.
+    """Find the pipelines on exactly `usage` that end, with tails, within `limit_s`: all, or one if `found` has one row.
 
-    Into `found` [pipelines, stages + 1, 2]: group and layers of each stage, then −1. Answers YES, NO or LIMIT (too much
-    work or too many pipelines) and how many were found. Work is counted in operations of recurrences.
+    Writes group and layers of each stage, then −1, to `found` [pipelines, stages + 1, 2]. Returns YES, NO or LIMIT (too
+    much work or too many pipelines) and the number found. Work is counted in operations of recurrences.
 
-    Depth first, from the last stage of a pipeline to the first: how many micro-batches are in flight, what fits, and
-    the recurrence of the suffix as a pipeline of its own are then exact. 1F1B and GPipe fix a stage's order by the
-    stages behind it, and its operations start no earlier than with all inputs there at once: so stage s ends no earlier
-    than in the suffix alone, later by the forwards before it, and the step no earlier than the head of the suffix,
-    later by all of the prefix (max-plus systems are monotone).
+    The search is depth first, from the last stage of a pipeline to the first, so that the micro-batches in flight, the
+    memory, and the recurrence of the suffix as a pipeline of its own are exact. 1F1B and GPipe determine a stage's
+    order by the stages that follow it, and its operations start no earlier than if all inputs were available at once.
+    So stage s ends no earlier than in the suffix alone plus the forwards before it, and the step no earlier than the
+    head of the suffix plus the whole prefix (max-plus systems are monotone).
     """
     num_machines, most = len(usage), int(usage.sum())
     m_batches = num_micro_batches
@@ -288,7 +290,7 @@ def search_pipelines(
         sent[:] = messages.base
         received[:] = messages.base
         add_own_load(machines, p, sent, received)
-        # Cheap: the way of the first micro-batch, and one stage's own rounds.
+        # A cheap bound: the path of the first micro-batch, and one stage's own rounds.
         total_s, rounds_s = prefix_s, 0.0
         for i in range(p):
             behind = 0 if seconds.all_forward_first else min(d - i, m_batches - 1)
@@ -336,7 +338,7 @@ def search_pipelines(
 @numba.njit(cache=True)
 def pack(vectors: Ints, sequences: Ints, most_pipelines: int) -> Ints:
     """The most sequences of exactly k pipelines inside each usage [pipelines + 1, usages], by the most of one pipeline
-    on each usage; far below 0 where k pipelines have no place."""
+    on each usage; far below 0 where k pipelines do not fit."""
     size = len(vectors)
     best = np.full((most_pipelines + 1, size), -(1 << 40), np.int64)
     best[0] = 0
@@ -354,8 +356,8 @@ def pack(vectors: Ints, sequences: Ints, most_pipelines: int) -> Ints:
 
 
 class Chosen(NamedTuple):
-    """Pipelines that are to run beside each other: stages, size's number, micro-batches [pipelines]; groups and layers
-    of their stages [pipelines, stages]."""
+    """Pipelines that run next to each other: numbers of stages, indices of micro-batch sizes and numbers of
+    micro-batches [pipelines]; groups and layers of their stages [pipelines, stages]."""
 
     num_stages: Ints
     size: Ints
@@ -371,11 +373,11 @@ def most_together(
     first_units: float, last_units: float, pass_bytes: float, per_machine: bool, num_layers: int, batch: int,
     limit_s: float,
 ) -> Any:  # fmt: skip
-    """The most sequences that chosen pipelines process together within `limit_s`, at most; lowers `num_micro_batches`.
+    """An upper bound on the sequences that the chosen pipelines process within `limit_s`; lowers `num_micro_batches`.
 
-    Messages share interfaces as the pipelines' stages need them; a layer's ring passes `pass_bytes` times its factor,
+    Messages share the interfaces that the pipelines' stages use; a layer's ring passes `pass_bytes` times its factor,
     (k − 1)/k of k holders, or of as many machines `per_machine`, and takes as long as its most loaded interface needs
-    for all rings. Rings do not wait here for late holders. `both_s` is [sizes, kinds, in flight, groups, layers + 1].
+    for all rings. Waiting for late holders is neglected. `both_s` is [sizes, kinds, in flight, groups, layers + 1].
     """
     count, num_machines = len(chosen.num_stages), len(nic)
     held = np.zeros((num_layers, num_machines), np.bool_)

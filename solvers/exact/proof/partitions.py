@@ -1,4 +1,5 @@
-"""Which usages pipelines of a plan may have together: packing them onto the machines, and what each then knows."""
+"""The usages that the pipelines of a plan may have together: packings onto the machines, and each one's
+surroundings."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,7 +14,7 @@ Partition = tuple[int, ...]  # usages, ascending
 
 
 class Packings:
-    """The most sequences that several pipelines process together, by the most of one on each usage."""
+    """The most sequences that several pipelines process together, given the most of one pipeline on each usage."""
 
     def __init__(self, tables: ProofTables, sequences: Ints) -> None:
         self.tables, self.sequences = tables, sequences
@@ -26,7 +27,7 @@ class Packings:
         return int(self._best[2:, -1].max(initial=0))
 
     def best(self) -> Partition:
-        """A partition that processes the most."""
+        """A partition that processes the most sequences."""
         vectors = self.tables.usages.vectors
         k, v, parts = 2 + int(self._best[2:, -1].argmax()), len(vectors) - 1, list[int]()
         while k:
@@ -39,9 +40,9 @@ class Packings:
         return tuple(sorted(parts))
 
     def partitions(self, keep_on: Callable[[], None]) -> Iterator[Partition]:
-        """All partitions of two pipelines or more that process the batch, once for all names of equal machines.
+        """All partitions of two pipelines or more that process the batch, one representative for equal machines.
 
-        `keep_on` is called again and again, and may raise.
+        `keep_on` is called repeatedly and may raise.
         """
         usages, batch = self.tables.usages, self.tables.batch
         order = [w for w in range(1, usages.size) if self.sequences[w] >= 1]
@@ -70,7 +71,7 @@ class Packings:
 
 
 def surroundings(tables: ProofTables, parts: Partition, sharding: Sharding) -> dict[int, Surroundings]:
-    """What a pipeline of each usage knows of the others of a partition."""
+    """The surroundings of a pipeline of each usage, given the other pipelines of a partition."""
     used: NDArray[np.bool_] = np.greater(tables.usages.vectors[list(parts)], 0)  # [pipelines, machines]
     forced = [bool(column.any() and not column.all()) for column in used.T]
     alone = [int(np.flatnonzero(row)[0]) if row.sum() == 1 else -1 for row in used]  # the only machine of a pipeline

@@ -1,4 +1,4 @@
-"""How much one pipeline on exactly given devices can process within a time, whatever its stages."""
+"""The most that one pipeline on exactly given devices can process within a time, over all choices of its stages."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,17 +26,18 @@ from solvers.exact.proof.usages import Lattice
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_RELAXED = 128  # tables of least sums that are kept
-_ROUNDS = 4  # of caps that follow from sums that follow from caps
-_SAME = 1e-4  # of a sum: so little more is not worth another round
-SHORT = 4_000_000  # operations of a search that may be in vain: some hundredths of a second
+_RELAXED = 128  # tables of least sums to cache
+_ROUNDS = 4  # rounds of deriving caps from sums and sums from caps
+_SAME = 1e-4  # relative increase of a sum that does not justify another round
+SHORT = 4_000_000  # operations of a speculative search: some hundredths of a second
 WHOLE = 50_000_000  # about a quarter of a second
 Stages = tuple[tuple[int, int], ...]  # (group, layers) of each stage
 
 
 @dataclass(frozen=True, slots=True)
 class FoundPipeline:
-    """Stages of a pipeline, the size of its micro-batches in sequences, and how many it may process within the time."""
+    """The stages of a pipeline, its micro-batch size in sequences, and the most micro-batches it may process in
+    time."""
 
     size: int
     stages: Stages
@@ -49,16 +50,16 @@ class FoundPipeline:
 
 
 class PipelineSearch:
-    """Answers for one step time `limit_s`, in seconds, remembered by surroundings and usage.
+    """Answers for one step time `limit_s` in seconds, cached by surroundings and usage.
 
-    `keep_on` is called now and then, and may raise, to end a long search.
+    `keep_on` is called regularly and may raise to end a long search.
     """
 
     def __init__(self, tables: ProofTables, limit_s: float, keep_on: Callable[[], None] = lambda: None) -> None:
         self.tables, self.limit_s, self._keep_on = tables, limit_s, keep_on
         self._relaxed = Memo(self._relax, _RELAXED)
         self._most_relaxed = Memo(self._bisect, _RELAXED)
-        # Micro-batches that are surely possible, and not known to be impossible, by size.
+        # Numbers of micro-batches known to be possible, and not known to be impossible, by size.
         self._between: dict[tuple[Surroundings, int], dict[int, list[int]]] = {}
 
     # ---------------------------------------------------------------------- bounds of all usages
@@ -92,7 +93,7 @@ class PipelineSearch:
         most, first = tables.most_stages, tables.all_forward_first
 
         def least(kind: int, behind: Sequence[int]) -> Floats:
-            """What a stage adds to the sum, at least, with any of so many stages behind it."""
+            """The least that a stage adds to the sum, over all numbers of stages that may follow it."""
             found: Floats | None = None
             for r in behind:
                 w = 0 if first else min(r, num_micro_batches - 1)
@@ -125,7 +126,7 @@ class PipelineSearch:
         for size in tables.sizes:
             low = np.zeros(tables.usages.size, np.int64)
             high = np.full(tables.usages.size, tables.batch // size, np.int64)
-            while (low < high).any():  # fewer micro-batches never take longer; most usages ask about the same number
+            while (low < high).any():  # fewer micro-batches never take longer; most usages ask about one number
                 middle = np.bincount(((low + high + 1) // 2)[low < high]).argmax()
                 possible = self._relaxed[around, size, int(middle)][2] < NEVER_S
                 low = np.where(possible, np.maximum(low, middle), low)
@@ -138,8 +139,8 @@ class PipelineSearch:
     def find(
         self, around: Surroundings, usage: int, size: int, num_micro_batches: int, most_work: int, most: int = 1
     ) -> tuple[int, list[Stages]]:
-        """Whether a pipeline on exactly `usage` processes so many micro-batches in time: YES, NO or LIMIT; and such
-        pipelines, up to `most` (with 1 the search ends at the first)."""
+        """Whether a pipeline on exactly `usage` processes the stated number of micro-batches in time (YES, NO or
+        LIMIT), and up to `most` such pipelines (with 1, the search ends at the first)."""
         tables, vector = self.tables, self.tables.usages.vectors[usage]
         self._keep_on()
         caps, before_s, whole_s = self._relaxed[around, size, num_micro_batches]
@@ -147,7 +148,7 @@ class PipelineSearch:
             return NO, []
         strides = tables.usages.strides
         if vector.sum() >= 4:
-            # On the usages inside this one caps are closer; at the fixpoint the least sum keeps them all.
+            # On the usages inside this one the caps are tighter; at the fixpoint the least sum satisfies all of them.
             lattice, known_s = tables.usages.below(usage), float(whole_s[usage])
             strides = lattice.strides
             for _ in range(_ROUNDS):
@@ -173,11 +174,11 @@ class PipelineSearch:
         return self._between[key]
 
     def most(self, around: Surroundings, usage: int) -> int:
-        """The most sequences of a pipeline on a usage, as far as is known."""
+        """The best known upper bound on the sequences of a pipeline on a usage."""
         return max(size * high for size, (_, high) in self._known(around, usage).items())
 
     def can_process(self, around: Surroundings, usage: int, sequences: int, most_work: int) -> bool:
-        """Whether a pipeline on a usage may process so many sequences; also where the search reached its limit."""
+        """Whether a pipeline on a usage may process that many sequences; True where the search reached its limit."""
         known = self._known(around, usage)
         asked = {size: max(1, -(-sequences // size)) for size in known}
         if any(known[size][0] >= asked[size] for size in known):
@@ -193,7 +194,7 @@ class PipelineSearch:
         return False
 
     def exact_most(self, around: Surroundings, usage: int, most_work: int = WHOLE) -> int:
-        """The most sequences of a pipeline on a usage; an upper bound where searches reach their limit."""
+        """The most sequences of a pipeline on a usage, or an upper bound where searches reach their limit."""
         known = self._known(around, usage)
         best = max(size * low for size, (low, _) in known.items())
         for size, between in known.items():
@@ -210,8 +211,8 @@ class PipelineSearch:
     def all_pipelines(
         self, around: Surroundings, usage: int, least: int, most: int, most_work: int = WHOLE
     ) -> list[FoundPipeline] | None:
-        """All pipelines on a usage that may process `least` sequences, each with the most that it may; None where the
-        search reached its limit."""
+        """All pipelines on a usage that may process `least` sequences, each with its most; None where the search
+        reached its limit."""
         found = []
         for size in self.tables.sizes:
             num_micro_batches = max(1, -(-least // size))
@@ -226,7 +227,7 @@ class PipelineSearch:
         return found
 
     def _most_of(self, around: Surroundings, size: int, stages: Stages, least: int) -> int:
-        """The most micro-batches with which a pipeline ends in time, `least` ones being possible."""
+        """The most micro-batches with which a pipeline ends in time, given that `least` of them are possible."""
         count = least
         while (count + 1) * size <= self.tables.batch and self._fits(around, size, stages, count + 1):
             count += 1
@@ -258,7 +259,8 @@ class PipelineSearch:
 
 
 def chain_messages_s(messages: Messages, machines: Ints, groups: Ints) -> tuple[Floats, Floats]:
-    """Messages of a chain ahead and back in seconds [stages − 1], its own and `base` sharing the interfaces."""
+    """Seconds of the messages of a chain ahead and back [stages − 1], which share interfaces with each other and
+    `base`."""
     p, sent, received = len(machines), messages.base.copy(), messages.base.copy()
     add_own_load(machines, p, sent, received)
 

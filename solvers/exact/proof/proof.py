@@ -1,11 +1,11 @@
-"""Whether any plan of a schedule takes a given time or less: three levels, each only where the one before leaves
-something open. Levels A and B are bounds, C prices plans.
+"""Whether any plan of a schedule takes a given time or less, on three levels; each is used only for what the previous
+one leaves open. Levels A and B are bounds, level C prices plans.
 
 A. *Packing.* N(u) is the most sequences that one pipeline on usage u can process in time. If no multiset of usages
    that fits on the machines has Σ N(u) ≥ batch, no plan of two or more pipelines is in time. Plans of one pipeline are
-   looked for apart.
-B. *Partitions.* For each multiset that suffices, pipelines know more of each other (`Surroundings`), so that N falls.
-C. *Combinations.* Of the rest, all pipelines that can process enough are combined, run beside each other, and priced.
+   searched separately.
+B. *Partitions.* For each multiset that suffices, the pipelines have known `Surroundings`, which lower N.
+C. *Combinations.* For the rest, all pipelines that can process enough are combined, timed together, and priced.
 """
 
 import math
@@ -26,9 +26,9 @@ from solvers.exact.proof.tables import ProofTables, Sharding, Surroundings
 
 Ints = NDArray[np.int64]
 ALONE = Surroundings(1)
-_FAR = 1.15  # of the batch: where packings process so much more, only partitions can tell, as they know the sync
-_SINGLES = 2_000  # single pipelines that are priced
-_LISTED = 20_000  # pipelines of a usage that are combined
+_FAR = 1.15  # times the batch: where packings process that much, only partitions, which include sync, can refute them
+_SINGLES = 2_000  # most single pipelines to price
+_LISTED = 20_000  # most pipelines of a usage to combine
 _COMBINED = 1_000_000  # combinations of a partition
 _ROUNDING = 1 + 1e-9
 _WORTH_A_PROCESS = 8  # partitions
@@ -40,15 +40,15 @@ class BudgetSpentError(Exception):
 
 
 class Proof:
-    """Asks about one step time after another, for plans of one schedule. A step of `run` is a usage that is looked at,
-    or a combination. Plans that it finds are offered to `run`."""
+    """Answers questions about step times of plans of one schedule. A step of `run` is a usage or a combination
+    examined. Plans found are offered to `run`."""
 
     def __init__(self, tables: ProofTables, run: Search) -> None:
         self._tables, self._run, self._allowed = tables, run, run.until()
         self._combinations = Combinations(tables, run)
 
     def answer(self, limit_s: float, allowed: Allowance) -> Answer:
-        """`none`: no plan takes `limit_s` or less; `found`: one does, and was offered; `open`: neither is known.
+        """`none`: no plan takes `limit_s` or less; `found`: one does and was offered; `open`: neither is known.
 
         Raises BudgetSpentError where `allowed` is spent.
         """
@@ -87,7 +87,7 @@ class Proof:
         return "none"
 
     def _single(self, search: PipelineSearch, usage: int, size: int, count: int, limit_s: float) -> Answer:
-        for most in (1, _SINGLES):  # the first is nearly always one; tied embeddings and switches may forbid it
+        for most in (1, _SINGLES):  # the first is nearly always valid, but tied embeddings and switches may forbid it
             self._step()
             answer, found = search.find(ALONE, usage, size, count, WHOLE, most)
             if answer == NO:
@@ -127,8 +127,8 @@ class Proof:
         return self._each(search, list(packings.partitions(self._keep_on)), sequences, limit_s)
 
     def _each(self, search: PipelineSearch, each: list[Partition], sequences: Ints, limit_s: float) -> Answer:
-        """The answer for all partitions, half of them in a second process where there are many; not where steps are
-        counted, as then the cores must not matter."""
+        """The answer for all partitions. Where they are many, a second process takes half of them, unless steps are
+        counted: then the result must not depend on the cores."""
         if self._run.budget.max_steps is not None or len(each) < _WORTH_A_PROCESS or num_processes() < 2:
             return self._in_turn(search, each, sequences, limit_s)
 
@@ -160,7 +160,7 @@ class Proof:
 
     def _partition(self, search: PipelineSearch, parts: Partition, sequences: Ints, limit_s: float) -> Answer:
         answer: Answer = "none"
-        # Of two pipelines, groups of machines share states no wider than all holders do, with the same rings.
+        # With two pipelines, groups by machine shard states no wider than all holders, with the same rings.
         shardings: tuple[Sharding, ...] = ("all",) if len(parts) == 2 else ("all", "machine")
         for sharding in shardings:
             around = surroundings(self._tables, parts, sharding)
@@ -175,7 +175,7 @@ class Proof:
     def _refuted(
         self, search: PipelineSearch, parts: Partition, around: Mapping[int, Surroundings], sequences: Ints
     ) -> bool:
-        """Whether the pipelines of a partition process less than the batch, by what they know of each other."""
+        """Whether the pipelines of a partition process less than the batch, given each other's usages."""
         batch, vectors = self._tables.batch, self._tables.usages.vectors
         most = {w: min(int(sequences[w]), search.most(around[w], w)) for w in around}
         easiest = sorted(around, key=lambda w: (vectors[w].sum(), -parts.count(w)))
@@ -185,7 +185,7 @@ class Proof:
                 if others + most[w] * parts.count(w) < batch:
                     return True
                 self._step()
-                needed = -(-(batch - others) // parts.count(w))  # of each on this usage, at least
+                needed = -(-(batch - others) // parts.count(w))  # the least that each on this usage must process
                 if not search.can_process(around[w], w, max(1, needed), most_work):
                     return True
         for w in easiest:

@@ -1,4 +1,4 @@
-"""Times of all stages that a proof may meet, and what is known of a pipeline from the plan around it."""
+"""Times of all stages of a proof, and the surroundings of a pipeline in its plan."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,12 +27,13 @@ KINDS = ((False, False), (True, False), (False, True), (True, True))  # first, l
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What is known of a pipeline from the plan around it; the more, the higher its bounds.
+    """The known facts about the plan around a pipeline; more facts give higher bounds.
 
-    `holders` of every parameter at most: the pipelines of the plan. `sharding`: its groups. `forced` [machines]: some
-    pipeline is on this machine and some other is not, so that every layer on it is held elsewhere too. `least_machines`
-    holders of a layer are on, `whole`: forced machines that hold a whole pipeline. `crossing` [machines]: other
-    pipelines that send messages through the machine's interface, `inside` [machines]: others that are wholly in it.
+    `holders` is the most holders of a parameter, the number of pipelines of the plan. `sharding` states the sharding
+    groups. `forced` [machines]: some pipeline uses the machine and another does not, so every layer on it is also held
+    elsewhere. `least_machines` is the least number of machines that hold a layer, `whole` the forced machines that hold
+    a whole pipeline. `crossing` [machines] counts other pipelines that send messages through the machine's interface,
+    `inside` [machines] those that are wholly in the machine.
     """
 
     holders: int
@@ -53,8 +54,8 @@ class Terms:
 
 
 class ProofTables:
-    """Everything in seconds of one problem, under one schedule (1F1B or GPipe). Machines are uniform and have one
-    interface each, on a flat network. A group is a machine and a TP degree; it stands for all of its kind."""
+    """All times of one problem in seconds, under one schedule (1F1B or GPipe). Machines are uniform and have one
+    interface each, on a flat network. A group is a machine and a TP degree, and represents all TP groups like it."""
 
     def __init__(self, pricer: PlanPricer, schedule: Schedule) -> None:
         problem = pricer.problem
@@ -78,7 +79,7 @@ class ProofTables:
         self.zero_stage = min(1, max(sharding_stages(problem.workload)))
         workload, model = problem.workload, problem.model
         gradient_bytes = workload.stored_gradient_bytes
-        # Gradients are all-reduced (ZeRO-0), or scattered and weights gathered (ZeRO-1): the less counts.
+        # Gradients are all-reduced (ZeRO-0), or scattered and weights gathered (ZeRO-1); the smaller time counts.
         weight_bytes = min(gradient_bytes, workload.element_bytes) if self.zero_stage else gradient_bytes
         self.layer_bytes = float(model.layer_params) * (gradient_bytes + weight_bytes)
         shared = model.vocabulary_params if model.tied_embeddings else 0
@@ -97,7 +98,8 @@ class ProofTables:
         return int(self.usages.most.sum())
 
     def seconds(self, holders: int, size: int, num_micro_batches: int) -> StageSeconds:
-        """Stages of pipelines in plans of `holders` pipelines; under 1F1B the same for any number of micro-batches."""
+        """Stage times of pipelines in plans of `holders` pipelines; under 1F1B they hold for any number of
+        micro-batches."""
         return self._seconds[holders, size, num_micro_batches if self.all_forward_first else 0]
 
     def _new_seconds(self, key: tuple[int, int, int]) -> StageSeconds:
@@ -118,7 +120,7 @@ class ProofTables:
         return StageSeconds(forward_s, both_s, self.all_forward_first)
 
     def after_s(self, holders: int) -> Floats:
-        """Optimiser seconds of every stage [kinds, groups, layers + 1], states sharded over all `holders`."""
+        """Optimiser seconds of every stage [kinds, groups, layers + 1] with states sharded over all `holders`."""
         found = np.zeros((len(KINDS), len(self.tp_groups), self.num_layers + 1))
         shared_by = holders if self.zero_stage else 1
         for g, group in enumerate(self.tp_groups):
@@ -131,7 +133,7 @@ class ProofTables:
 
     def ring_s(self, share: float, of_tied: bool = False) -> Floats:
         """Seconds in which a stage's own links pass `share` of its parameters once around [kinds, groups, layers + 1];
-        `of_tied`: of the matrix that first and last stage have in common alone."""
+        with `of_tied`, only of the matrix that the first and the last stage share."""
         found = np.zeros((len(KINDS), len(self.tp_groups), self.num_layers + 1))
         layers = np.arange(self.num_layers + 1)
         for g, (m, tp) in enumerate(self.group_list):
@@ -145,7 +147,7 @@ class ProofTables:
         return found
 
     def _rate(self, machine: int, tp: int) -> float:
-        """Bytes/s that `tp` devices of a machine send at most: by its interface, and each by its port."""
+        """The most bytes/s that `tp` devices of a machine send, limited by its interface and by their ports."""
         across = self.nic[machine] if len(self.machines) > 1 else 0.0
         spec = self.machines[machine]
         return float(across + (tp * spec.intra_bandwidth_bytes_per_s if spec.num_gpus > 1 else 0.0))
@@ -177,8 +179,8 @@ class ProofTables:
         )
 
     def _port_s(self, around: Surroundings) -> Floats:
-        """Where states are sharded within machines: stages beside pipelines that lie wholly in the same machine pass
-        their shares over their own ports, after the rings between machines."""
+        """Seconds of rings inside machines where states are sharded within machines: stages next to pipelines that are
+        wholly in the same machine pass their shares over their own ports, after the rings between machines."""
         found = np.zeros((len(KINDS), len(self.tp_groups), self.num_layers + 1))
         layers = np.arange(self.num_layers + 1)
         for g, (m, tp) in enumerate(self.group_list):
@@ -191,7 +193,7 @@ class ProofTables:
         return found
 
     def messages(self, size: int, base: Floats) -> Messages:
-        """Messages of micro-batches of `size`; `base` [machines] of others cross each interface, each way."""
+        """Messages of micro-batches of `size`; `base` [machines] of others cross each interface in each direction."""
         num_bytes, nic, count = self.pricer.stages.message_bytes(size), self.nic, len(self.machines)
         busiest = (base + 1.0) / nic
         across = 2.0 * (np.maximum.outer(busiest, busiest) * num_bytes + self.latency_s)
@@ -205,7 +207,7 @@ class ProofTables:
 
     @cached_property
     def _inside_s(self) -> dict[int, Floats]:
-        """Messages between two groups of a machine, by micro-batch size [groups, groups]."""
+        """Seconds of messages between two groups of a machine at a micro-batch size [groups, groups]."""
         found = {size: np.zeros((len(self.group_list),) * 2) for size in self.sizes}
         for a, (m, tp) in enumerate(self.group_list):
             for b, (other, width) in enumerate(self.group_list):

@@ -1,4 +1,5 @@
-"""Usages: how many devices of each machine a pipeline takes. Equal devices and equal machines are never named."""
+"""Usages: the number of devices that a pipeline takes of each machine. Equal devices and machines are not told
+apart."""
 
 import itertools
 import math
@@ -15,8 +16,8 @@ Ints = NDArray[np.int64]
 class Lattice:
     """All vectors from none to `most` devices of each machine, numbered: `vectors` [usages, machines].
 
-    Number v stands for `vectors[v]`, and the number of a vector is its product with `strides`, so that numbers add
-    and subtract as vectors do.
+    Number v denotes `vectors[v]`. The number of a vector is its product with `strides`, so numbers add and subtract
+    like vectors.
     """
 
     def __init__(self, most: Sequence[int]) -> None:
@@ -54,11 +55,11 @@ class Usages(Lattice):
         return self.number(vector)
 
     def below(self, usage: int) -> Lattice:
-        """The usages inside `usage`, numbered on their own."""
+        """The lattice of the usages inside `usage`, with its own numbers."""
         return self._below[tuple(self.vectors[usage].tolist())]
 
     def canonical(self, parts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """The same for partitions that differ in the names of equal machines only."""
+        """A canonical form, equal for partitions that differ only in the names of equal machines."""
         rows = [self.vectors[w].tolist() for w in parts]
         found = []
         for named in itertools.product(*map(itertools.permutations, self._alike)):

@@ -1,4 +1,4 @@
-"""Skeletons: what is fixed of a sequence layout before its tokens and heads: its groups, their order, its policy."""
+"""Skeletons: the parts of a sequence layout other than tokens and heads: its groups, their order, its policy."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Messages in the CP-SAT model of one skeleton: all-to-alls within groups, and keys and values from group to group.
 
-Where heads are free and two consecutive groups have several devices each, it is unknown who sends to whom. A message
-then loads only the resources that it uses for every possible receiver, or sender.
+Where heads are free and two consecutive groups have several devices each, the receivers are unknown. A message then
+loads only the resources that it uses for every possible receiver, or sender.
 """
 
 from collections.abc import Mapping, Sequence

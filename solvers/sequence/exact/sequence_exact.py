@@ -41,8 +41,8 @@ from solvers.sequence.exact.quanta_grid import default_resolution
 from solvers.sequence.exact.stage_solver import AGREEMENT, BestStage, StageSolver, StageWork
 from solvers.sequence.grouping import DeviceGroups, Signatures
 
-_BEGUN = 12  # parts whose plans are offered before the proof,
-_BEGINNING = 0.2  # for so much of the time limit
+_BEGUN = 12  # number of subspaces whose plans are offered before the proof,
+_BEGINNING = 0.2  # within this share of the time limit
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class ExactPlans:
         for subspace in self._subspaces():
             if (
                 waiting and not begun and not search.should_continue(_BEGINNING / 2)
-            ):  # many subspaces: find a plan before the rest
+            ):  # with many subspaces, first find a plan
                 begun = True
                 self._begin([subspace for _, _, subspace in heapq.nsmallest(_BEGUN, waiting)])
             if begun and not search.should_continue():
@@ -108,7 +108,7 @@ class ExactPlans:
                     heapq.heappop(waiting)
                     continue
                 done = self._solved(subspace, split, place)
-                self._offer(subspace, split)  # not yet known to be the part's best
+                self._offer(subspace, split)  # not yet known to be the best of the subspace
                 if not done:
                     return False
                 split = self._split(subspace)
@@ -362,7 +362,7 @@ class SequenceExact(SearchSolver):
         zero = sharding_stages(problem.workload)[0]
         if zero > 1:
             raise InputError(
-                f"workload: optimizer_sharding: {zero} does not go with the sequence layouts of solver={self.name}; "
+                f"workload: optimizer_sharding: {zero} does not work with the sequence layouts of solver={self.name}; "
                 "choose auto, 0 or 1"
             )
         if run.exact_pricer.framework.overlaps_gradients:
@@ -371,7 +371,7 @@ class SequenceExact(SearchSolver):
         plans = ExactPlans(run, resolution)
         if problem.space.num_stages in (None, 1):
             plans.run()
-        space = f"pipelines of one sequence stage, tokens in 1/{resolution} of a sequence"
+        space = f"plans whose pipelines have one stage each, with tokens in multiples of 1/{resolution} of a sequence"
         run.restricted_bound = RestrictedBound(max(run.bound_s, plans.bound_s), space)
 
     def _resolution(self, problem: Problem) -> int:

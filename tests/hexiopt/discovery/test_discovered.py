@@ -126,9 +126,9 @@ def test_a_hostfile_alone_leaves_almost_all_open(tmp_path: Path) -> None:
     [
         ({"nvidia_smi": {"a": LAB}, "hostfile": "a slots=8\n"}, "a: has 4 by nvidia-smi, 8 by the hostfile"),
         ({"slurm": "a gpu:8\n", "topology": {"a": LAB_TOPOLOGY}}, "a: has 4 by the topology, 8 by Slurm"),
-        ({"nvidia_smi": LAB, "hostfile": "a\nb\n"}, "discover.nvidia_smi: .* one of 2 machines; say of which"),
+        ({"nvidia_smi": LAB, "hostfile": "a\nb\n"}, "discover.nvidia_smi: .* one of 2 machines; state which"),
         ({"nvidia_smi": {"a b": LAB}}, "discover.nvidia_smi: 'a b' is not a name"),
-        ({"slurm": "a gpu:t4:2,gpu:a10:2\n", "topology": LAB_TOPOLOGY}, "Slurm does not say which is which"),
+        ({"slurm": "a gpu:t4:2,gpu:a10:2\n", "topology": LAB_TOPOLOGY}, "Slurm does not state which GPU has which"),
         ({"slurm": "a gpu:t4:2,gpu:a10:2\na.t4 gpu:1\n"}, "a.t4: is a machine and a part of another"),
         ({"slurm": "cpu (null)\n"}, "no text names a GPU"),
         ({"slurm": f"{90 * 'n'}[1-7000] gpu:8\n"}, "larger than 1 MiB"),

@@ -54,12 +54,12 @@ def test_any_text_is_names_or_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("gpu[4-1]", "goes down"),
+        ("gpu[4-1]", "descends"),
         ("gpu[1-2", "brackets"),
         ("gpu1-2]", "brackets"),
-        ("gpu[]", "no range"),
-        ("gpu[a-b]", "no range"),
-        ("gpu[1-2-3]", "no range"),
+        ("gpu[]", "not a range"),
+        ("gpu[a-b]", "not a range"),
+        ("gpu[1-2-3]", "not a range"),
         ("a,,b", "empty name"),
         ("", "empty name"),
         (f"gpu[1-{MAX_NODES + 1}]", "more than"),

@@ -66,7 +66,7 @@ def test_too_many_events_are_cut_and_said(large: Case, monkeypatch: pytest.Monke
     said = trace["otherData"]
     assert (said["num_pipelines"], said["num_pipelines_shown"]) == (320, 2)
     assert said["num_pipelines_left_out"] == 320 - said["num_pipelines_alike"] == 106
-    assert "stands for 107 alike" in json.dumps(trace)
+    assert "represents 107 equal ones" in json.dumps(trace)
 
 
 def test_a_pipeline_that_alone_is_too_long_is_one_event_a_stage(small: Case, monkeypatch: pytest.MonkeyPatch) -> None:
