@@ -1,0 +1,109 @@
+"""The same seed and steps give the same plan: again, in another process, on other cores, whatever the clock does."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+import pytest
+
+from solvers.core.search import Search
+from tests.conftest import ROOT
+from tests.slow import slow_but
+from tests.solvers import problems
+from tests.solvers.every_solver.contract import ALL, FEWER, GOOD, LONG_S, NAMES, allowed, solve
+from tests.timing import within
+
+_FRESH = """
+import json
+from tests.solvers.every_solver.test_determinism import outcomes
+print(json.dumps(outcomes()))
+"""
+
+
+@cache
+def outcome(name: str) -> list[Any]:
+    """Plan and cost for a budget in steps, on a small cluster; of our own solvers, also on a real one."""
+    found: list[Any] = []
+    for problem in (problems.easy(), *([problems.sixteen_gpus()] if name in NAMES else [])):
+        result = solve(name, allowed(name, problem), steps=15, seed=7)
+        found += [repr(result.plan), result.objective, result.steps]
+    return found
+
+
+def outcomes() -> dict[str, list[Any]]:
+    return {name: outcome(name) for name in FEWER}
+
+
+@ALL
+def test_same_seed_and_steps_same_plan(name: str) -> None:
+    again = solve(name, allowed(name, problems.easy()), steps=15, seed=7)
+    assert [repr(again.plan), again.objective, again.steps] == outcome(name)[:3]
+
+
+def test_another_process_finds_the_same_plans() -> None:
+    """With another hash seed."""
+    ran = subprocess.run(
+        [sys.executable, "-c", _FRESH],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "12345"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(ran.stdout) == outcomes()
+
+
+@pytest.mark.parametrize("name", slow_but(("random", "local_search"), ("random", *GOOD)))
+def test_the_seed_matters(name: str) -> None:
+    steps = 400 if name == "portfolio" else 100  # its floor, which comes first, is the same for all
+    plans = {solve(name, problems.thirty_two_gpus(), steps=steps, seed=seed).plan for seed in range(3)}
+    assert len(plans) > 1
+
+
+def test_cores_do_not_change_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problems.thirty_two_gpus()
+    ran = []
+    for cores in (1, 4):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
+        ran.append(solve("portfolio", problem, steps=100))
+    assert ran[0].plan == ran[1].plan
+    assert ran[0].cost == ran[1].cost
+
+
+class Erratic:
+    """A clock that often stands still and sometimes leaps, as on a machine that others use too; never to the end."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng, self._now_s = random.Random(seed), 0.0
+
+    def __call__(self) -> float:
+        if self._rng.random() < 0.1:
+            self._now_s += self._rng.random() * (0.99 * LONG_S - self._now_s)
+        return self._now_s
+
+
+@ALL
+def test_the_clock_steers_nothing_where_steps_are_limited(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = outcome(name)
+    monkeypatch.setattr(Search, "clock", staticmethod(Erratic(0)))
+    result = solve(name, allowed(name, problems.easy()), steps=15, seed=7)
+    assert [repr(result.plan), result.objective, result.steps] == calm[:3]
+
+
+@pytest.mark.parametrize("name", [*GOOD, "hexiscale"])
+def test_nor_in_longer_searches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = solve(name, problems.sixteen_gpus(), steps=120)
+    monkeypatch.setattr(Search, "clock", staticmethod(Erratic(1)))
+    erratic = solve(name, problems.sixteen_gpus(), steps=120)
+    assert (erratic.plan, erratic.objective, erratic.steps) == (calm.plan, calm.objective, calm.steps)
+
+
+@ALL
+def test_steps_bind(name: str) -> None:
+    """Few steps end long before the time limit; the count is the solver's own."""
+    result = within(6.0, lambda: solve(name, allowed(name, problems.easy()), steps=10))
+    assert result.steps <= 10
