@@ -1,6 +1,7 @@
 """Solvers that installed packages declare, by the entry-point group `hexiopt.solvers`: `name = "module:Class"`.
 
-Found by their metadata and imported only when asked for, so that `hexiopt` imports no package of solvers.
+Our own stand in one table, of which the entry-point group `hexiopt.solver_table` says where it is. Solvers are found by
+metadata and imported only when asked for, so that `hexiopt` imports no package of solvers.
 """
 
 import warnings
@@ -15,6 +16,7 @@ from hexiopt.referee import Refereed
 from hexiopt.solving import Capabilities, Solver
 
 GROUP = "hexiopt.solvers"
+TABLE_GROUP = "hexiopt.solver_table"
 OWN_DISTRIBUTION = "hexiopt"
 ALIASES: Mapping[str, str] = {"metis": "hexiscale"}  # old names of solvers, kept for one release
 
@@ -37,13 +39,12 @@ def current_name(name: str) -> str:
 
 
 def declared() -> dict[str, str]:
-    """`module:Class` of every declared solver by name, sorted; where two packages declare a name, ours comes first."""
-    points = sorted(entry_points(group=GROUP), key=lambda point: (point.name, _is_own(point.dist)))
-    return {point.name: point.value for point in points}
-
-
-def _is_own(distribution: Any) -> bool:
-    return distribution is not None and distribution.name == OWN_DISTRIBUTION
+    """`module:Class` of every declared solver by name, sorted; where another package declares a name of ours, ours."""
+    found = {point.name: point.value for point in entry_points(group=GROUP)}
+    for point in entry_points(group=TABLE_GROUP):
+        if point.dist is not None and point.dist.name == OWN_DISTRIBUTION:
+            found |= point.load()
+    return dict(sorted(found.items()))
 
 
 def imported(name: str, target: str) -> SolverClass:
