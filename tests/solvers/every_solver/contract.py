@@ -14,21 +14,25 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
 from hexiopt.result import Result, Status
 from hexiopt.solving import Budget
-from solvers.registry import baseline, for_any_problem, make_solver, names, of_sequences
+from solvers.registry import baseline, for_any_problem, make_solver, names, of_sequences, small_oracle
 from tests.conftest import STRESS
 from tests.slow import slow_but
+from tests.solvers import problems
 
 NAMES, RIVALS, SEQUENCE = map(names, (for_any_problem, baseline, of_sequences))
 
 EVERY = pytest.mark.parametrize("name", NAMES)
 RIVALS_TOO = pytest.mark.parametrize("name", [*NAMES, *RIVALS])
 ALL = pytest.mark.parametrize("name", [*NAMES, *RIVALS, *SEQUENCE])
+EVERYONE = pytest.mark.parametrize("name", names())  # also the oracles that refuse all but small problems
 # Rivals share the code that listens and keeps time: but for `make stress`, some stand for all.
 FEWER = (*NAMES, *(RIVALS if STRESS else RIVALS[1::3]), *SEQUENCE)
 
 ONE_OF_A_KIND = ("portfolio", "cp_sat", "sailor", "hexiseq")
 SOME = pytest.mark.parametrize("name", slow_but(ONE_OF_A_KIND, FEWER))
 DECLINING = names(lambda able: able.kind == "baseline")
+LAYOUTS_ONLY = names(lambda able: able.sequence == "only")
+SMALL_ORACLES = names(small_oracle)
 PARTITIONING = names(lambda able: "pymetis" in able.requires)
 GOOD = ("local_search", "portfolio")
 LONG_S = 3600.0  # a time limit that a budget in steps never meets
@@ -47,10 +51,15 @@ def solve(
 
 
 def allowed(name: str, problem: Problem) -> Problem:
-    """The problem, with sequence layouts for the solvers that plan them."""
-    if name not in SEQUENCE:
+    """The problem, with sequence layouts for the solvers that plan nothing else."""
+    if name not in LAYOUTS_ONLY:
         return problem
     return replace(problem, space=replace(problem.space, sequence=True))
+
+
+def first_problem(name: str) -> Problem:
+    """A problem that the solver called `name` takes."""
+    return allowed(name, problems.loose() if name in SMALL_ORACLES else problems.easy())
 
 
 def assert_sound(problem: Problem, result: Result) -> None:

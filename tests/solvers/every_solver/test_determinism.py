@@ -5,16 +5,31 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import pytest
 
+from hexiopt.cores import usable_cores
+from hexiopt.result import Result
 from solvers.core.search import Search
 from tests.conftest import ROOT
 from tests.slow import slow_but
 from tests.solvers import problems
-from tests.solvers.every_solver.contract import ALL, FEWER, GOOD, LONG_S, NAMES, allowed, solve
+from tests.solvers.every_solver.contract import (
+    ALL,
+    EVERYONE,
+    FEWER,
+    GOOD,
+    LONG_S,
+    NAMES,
+    SMALL_ORACLES,
+    allowed,
+    first_problem,
+    solve,
+)
 from tests.timing import within
 
 _FRESH = """
@@ -24,24 +39,28 @@ print(json.dumps(outcomes()))
 """
 
 
-@cache
-def outcome(name: str) -> list[Any]:
-    """Plan and cost for a budget in steps, on a small cluster; of our own solvers, also on a real one."""
-    found: list[Any] = []
-    for problem in (problems.easy(), *([problems.sixteen_gpus()] if name in NAMES else [])):
-        result = solve(name, allowed(name, problem), steps=15, seed=7)
-        found += [repr(result.plan), result.objective, result.steps]
-    return found
+def facts(result: Result) -> list[Any]:
+    """What must be the same again."""
+    return [repr(result.plan), result.objective, result.bound_s, str(result.status), result.steps]
+
+
+def tried(name: str) -> list[Any]:
+    """Of a budget in steps, on a small problem; of solvers of any problem, also on a real one."""
+    found = facts(solve(name, first_problem(name), steps=15, seed=7))
+    return found + (facts(solve(name, problems.sixteen_gpus(), steps=15, seed=7)) if name in NAMES else [])
+
+
+outcome = cache(tried)  # on a machine as it is
 
 
 def outcomes() -> dict[str, list[Any]]:
-    return {name: outcome(name) for name in FEWER}
+    return {name: outcome(name) for name in (*FEWER, *SMALL_ORACLES)}
 
 
-@ALL
+@EVERYONE
 def test_same_seed_and_steps_same_plan(name: str) -> None:
-    again = solve(name, allowed(name, problems.easy()), steps=15, seed=7)
-    assert [repr(again.plan), again.objective, again.steps] == outcome(name)[:3]
+    again = facts(solve(name, first_problem(name), steps=15, seed=7))
+    assert again == outcome(name)[: len(again)]
 
 
 def test_another_process_finds_the_same_plans() -> None:
@@ -86,12 +105,12 @@ class Erratic:
         return self._now_s
 
 
-@ALL
+@EVERYONE
 def test_the_clock_steers_nothing_where_steps_are_limited(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calm = outcome(name)
     monkeypatch.setattr(Search, "clock", staticmethod(Erratic(0)))
-    result = solve(name, allowed(name, problems.easy()), steps=15, seed=7)
-    assert [repr(result.plan), result.objective, result.steps] == calm[:3]
+    found = facts(solve(name, first_problem(name), steps=15, seed=7))
+    assert found == calm[: len(found)]
 
 
 @pytest.mark.parametrize("name", [*GOOD, "hexiscale"])
@@ -99,7 +118,27 @@ def test_nor_in_longer_searches(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     calm = solve(name, problems.sixteen_gpus(), steps=120)
     monkeypatch.setattr(Search, "clock", staticmethod(Erratic(1)))
     erratic = solve(name, problems.sixteen_gpus(), steps=120)
-    assert (erratic.plan, erratic.objective, erratic.steps) == (calm.plan, calm.objective, calm.steps)
+    assert facts(erratic) == facts(calm)
+
+
+@contextmanager
+def other_load() -> Iterator[None]:
+    """Twice as many other processes at work as there are cores."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * usable_cores())]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+@pytest.mark.slow
+@EVERYONE
+def test_nor_does_other_load(name: str) -> None:
+    calm = outcome(name)
+    with other_load():
+        assert tried(name) == calm
 
 
 @ALL
