@@ -33,6 +33,7 @@ SOME = pytest.mark.parametrize("name", slow_but(ONE_OF_A_KIND, FEWER))
 DECLINING = names(lambda able: able.kind == "baseline")
 LAYOUTS_ONLY = names(lambda able: able.sequence == "only")
 SMALL_ORACLES = names(small_oracle)
+HEURISTICS = tuple(name for name in NAMES if name not in names(lambda able: able.kind == "oracle"))
 PARTITIONING = names(lambda able: "pymetis" in able.requires)
 GOOD = ("local_search", "portfolio")
 LONG_S = 3600.0  # a time limit that a budget in steps never meets

@@ -23,8 +23,8 @@ from tests.solvers.every_solver.contract import (
     EVERYONE,
     FEWER,
     GOOD,
+    HEURISTICS,
     LONG_S,
-    NAMES,
     SMALL_ORACLES,
     allowed,
     first_problem,
@@ -45,9 +45,9 @@ def facts(result: Result) -> list[Any]:
 
 
 def tried(name: str) -> list[Any]:
-    """Of a budget in steps, on a small problem; of solvers of any problem, also on a real one."""
+    """Of a budget in steps, on a small problem; of heuristics of any problem, also on a real one."""
     found = facts(solve(name, first_problem(name), steps=15, seed=7))
-    return found + (facts(solve(name, problems.sixteen_gpus(), steps=15, seed=7)) if name in NAMES else [])
+    return found + (facts(solve(name, problems.sixteen_gpus(), steps=15, seed=7)) if name in HEURISTICS else [])
 
 
 outcome = cache(tried)  # on a machine as it is
