@@ -102,13 +102,13 @@ def test_it_passes_the_check(kinds: tuple[type, type]) -> None:
 @TYPES
 @pytest.mark.parametrize("exclude", [(), ("a:1",)])
 def test_the_check_looks_at_its_devices(kind: type, exclude: tuple[str, ...]) -> None:
-    """One excluded, or one twice."""
+    """One excluded, or one that the cluster lacks."""
     problem = replace(PROBLEM, space=replace(PROBLEM.space, exclude=exclude))
     plan = plan_of((kind, kind))
     if not exclude:
         [pipeline] = plan.pipelines
-        twice = replace(pipeline.stages[1], parallelism=EXAMPLES[kind](1, 3))
-        plan = replace(plan, pipelines=(replace(pipeline, stages=(pipeline.stages[0], twice)),))
+        beyond = replace(pipeline.stages[1], parallelism=EXAMPLES[kind](2, 4))
+        plan = replace(plan, pipelines=(replace(pipeline, stages=(pipeline.stages[0], beyond)),))
     assert ("exclude" if exclude else "device") in {violation.rule for violation in check(problem, plan)}
 
 
