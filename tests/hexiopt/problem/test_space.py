@@ -20,7 +20,7 @@ from hexiopt.problem.space import (
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.problem_file import space_from_dict, space_from_sections, space_to_dict
 from hexiopt.reading import Section
-from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
+from hexiopt.schedules.registry import GPIPE, SCHEDULES
 
 LIMITS = st.none() | st.integers(1, 10**6)
 SPACES = st.builds(
@@ -75,7 +75,7 @@ def test_micro_batch_sizes_are_all_powers_of_two_up_to_both_limits(limit: int, g
 def test_choices_follow_the_workload() -> None:
     free = Workload()
     assert recompute_policies(free) == ("none", "selective", "full")
-    assert schedules(free) == (GPIPE, ONE_F_ONE_B, INTERLEAVED)
+    assert schedules(free) == SCHEDULES
     assert sharding_stages(free) == (0, 1, 2, 3)
     assert sharding_stages(Workload(schedule="interleaved")) == (0, 1)
     bound = Workload(recompute="full", schedule="gpipe", optimizer_sharding="1")

@@ -56,6 +56,7 @@ from tests.solvers import problems as small
 from tests.strategies import LAB, problems_with_plans, roomy_problems_with_plans
 
 FORWARD, BACKWARD = OperationKind
+MEGATRONS = (GPIPE, ONE_F_ONE_B, INTERLEAVED)
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,34 @@ def positions(schedule: Schedule) -> Iterator[StagePosition]:
             yield from (StagePosition(stage, count, batches, chunks) for stage in range(count))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("schedule", [*SCHEDULES, Eager()], ids=str)
+def test_every_pass_runs_once_and_none_waits_forever(schedule: Schedule) -> None:
+    """Forwards come from the stage before, backwards from the one behind and after the own forward."""
+    for count, chunks, batches in product(range(1, 5), range(1, 4), range(1, 9)):
+        if schedule.broken_rule(count, chunks, batches) is not None:
+            continue
+        todo = [operations(schedule, StagePosition(s, count, batches, chunks)) for s in range(count)]
+        passes = sorted((backward, c, k) for backward in (0, 1) for c in range(chunks) for k in range(batches))
+        assert all(sorted((int(one.backward), one.chunk, one.micro_batch) for one in own) == passes for own in todo)
+        done: set[tuple[bool, int, int]] = set()  # whether backward, virtual stage, micro-batch
+        at, moved = [0] * count, True
+        while moved:
+            moved = False
+            for s, own in enumerate(todo):
+                while at[s] < len(own):
+                    one, virtual = own[at[s]], own[at[s]].chunk * count + s
+                    needed = {(False, virtual - 1, one.micro_batch)} if virtual and not one.backward else set()
+                    if one.backward:
+                        needed = {(False, virtual, one.micro_batch)}
+                        needed |= {(True, virtual + 1, one.micro_batch)} if virtual + 1 < count * chunks else set()
+                    if not needed <= done:
+                        break
+                    done.add((one.backward, virtual, one.micro_batch))
+                    at[s], moved = at[s] + 1, True
+        assert at == [len(own) for own in todo], (count, chunks, batches)
+
+
+@pytest.mark.parametrize("schedule", MEGATRONS, ids=str)
 def test_the_order_is_that_of_an_independent_list(schedule: Schedule) -> None:
     for at in positions(schedule):
         assert operations(schedule, at) == listed(schedule, at), at
@@ -245,6 +273,6 @@ def test_a_name_is_no_schedule() -> None:
 
 
 def test_names_are_those_of_files() -> None:
-    assert schedule_names() == ("gpipe", "1f1b", "interleaved")
+    assert {"gpipe", "1f1b", "interleaved"} <= set(schedule_names())
     assert [schedule_named(name) for name in schedule_names()] == list(SCHEDULES)
     assert len(set(SCHEDULES)) == len(SCHEDULES)
