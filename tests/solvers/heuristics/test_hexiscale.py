@@ -9,6 +9,8 @@ from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.readers.cluster_file import cluster_from_section
+from hexiopt.reading import Section
 from hexiopt.solving import Budget
 from solvers.completion.completer import PlanCompleter
 from solvers.core.search import Search
@@ -84,3 +86,33 @@ def test_plans_of_one_policy_are_found_where_the_fastest_does_not_fit(gib: float
     assert result.plan is not None, result.reason
     policies = {stage.recompute for pipeline in result.plan.pipelines for stage in pipeline.stages}
     assert policies == {("full",)}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_fits_with_recomputation_does_not_lead_away_from_fewer_devices_without(seed: int) -> None:
+    """Two fast GPUs hold the model without recomputation; all devices together hold it only with, and take 7 s."""
+    machines = [
+        {"name": name, "gpu": gpu, "num_gpus": count, "intra_bandwidth_gb_per_s": rate, "network_interfaces": nics}
+        for name, gpu, count, rate, nics in (
+            ("m0", "v100_16gb_sxm", 4, 300, 1),
+            ("m1", "v100_16gb_sxm", 1, 300, 1),
+            ("m2", "v100_16gb_sxm", 6, 20, 2),
+            ("m3", "h100_80gb_sxm", 2, 300, 1),
+        )
+    ]
+    network = {"bandwidth_gb_per_s": 0.5, "latency_us": 5000}
+    cluster = cluster_from_section(Section({"name": "c", "inter_machine": network, "machines": machines}, "test"))
+    model = replace(
+        problems.TINY,
+        num_layers=48,
+        hidden_size=128,
+        num_kv_heads=2,
+        head_dim=16,
+        ffn_size=14336,
+        vocab_size=1000,
+        max_positions=32768,
+    )
+    workload = Workload(16, 16384, precision="fp16", schedule="1f1b", optimizer_sharding="0", gradient_bytes=2)
+    space = Space(recompute_per_stage=False, uneven_tp=False)
+    result = HexiScale().solve(Problem(cluster, model, workload, space), Budget(3600.0, 200), seed=seed)
+    assert result.objective < 3.0
