@@ -87,7 +87,7 @@ def test_cores_do_not_change_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problems.thirty_two_gpus()
     ran = []
     for cores in (1, 4):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: set(range(cores)), raising=False)
         ran.append(solve("portfolio", problem, steps=100))
     assert ran[0].plan == ran[1].plan
     assert ran[0].cost == ran[1].cost
