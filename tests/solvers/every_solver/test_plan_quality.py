@@ -19,6 +19,7 @@ from tests.solvers.every_solver.contract import (
     ALL,
     EVERY,
     GOOD,
+    HEURISTICS,
     NAMES,
     RIVALS,
     RIVALS_TOO,
@@ -110,7 +111,7 @@ SPACES = {
 }
 
 
-# The exact model takes seconds on each; of many it has tests of its own.
+# Proofs take seconds on each; of many they have tests of their own.
 FEW_SPACES = (
     "replicas=false",
     "max_tp=1",
@@ -122,7 +123,7 @@ FEW_SPACES = (
 
 def spaces_of(name: str) -> Sequence[str]:
     """Every second of them, solvers in turns, but for `make stress`."""
-    if name == "cp_sat":
+    if name not in HEURISTICS:
         return FEW_SPACES if STRESS else FEW_SPACES[::2]
     return list(SPACES) if STRESS else list(SPACES)[NAMES.index(name) % 2 :: 2]
 
