@@ -27,6 +27,7 @@ from solvers.baselines.flashflex.pricer import FlashFlexPricer
 from solvers.baselines.flashflex.published import OurMemory, intra_gb_per_s
 from solvers.baselines.flashflex.released import ReleasedSearch, StageSequence, _ordered, memory_shares
 from tests.conftest import ROOT
+from tests.slow import slow_but
 from tests.solvers import problems as small
 from tests.solvers.baselines import problems
 from tests.solvers.baselines.random_plans import random_plans
@@ -121,7 +122,7 @@ def planned(defects: str) -> Result:
     return FlashFlex(defects).solve(setting_2(), Budget(3600.0))
 
 
-@pytest.mark.parametrize("defects", ["as_published", "as_released"])
+@pytest.mark.parametrize("defects", slow_but(["as_published"], ["as_published", "as_released"]))
 def test_plans_are_in_the_space_of_their_search(defects: str) -> None:
     problem, own, result = setting_2(), FlashFlex(defects), planned(defects)
     assert result.plan is not None
@@ -130,6 +131,7 @@ def test_plans_are_in_the_space_of_their_search(defects: str) -> None:
     assert sorted(result.plan.devices()) == list(range(32))
 
 
+@pytest.mark.slow
 def test_the_defects_cost_much() -> None:
     assert 1.1 * planned("as_published").objective < planned("as_released").objective
 
