@@ -1,11 +1,10 @@
 """Speed and quality claims, measured as ratios within one run: `python -m experiments.bench [--only NAME ...]`.
 
-Every row states its budget, seeds and machine; `--quick` takes a tenth of the time (for a smoke test, not a claim).
-Writes `bench.csv` into `--out`.
+Every row states its budget, seeds and machine. `--quick` takes a tenth of the time, for smoke tests rather than claims.
+It writes `bench.csv` into `--out`.
 """
 
 import argparse
-import csv
 import platform
 import resource
 import sys
@@ -29,6 +28,8 @@ from hexiopt.plan.plan import Pipeline, Plan, Stage, TensorParallel
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges
 from hexiopt.problem.workload import Workload
+from hexiopt.readers.plan_file import write_text
+from hexiopt.report.tabular import csv_text
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.completion.completer import PlanCompleter
@@ -49,7 +50,7 @@ WARM_REPEATS = 200
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One measured claim. `holds` compares with the target; None where there is none."""
+    """One measured claim. `holds` says whether it meets its target; None where it has none."""
 
     name: str
     what: str
@@ -70,7 +71,7 @@ def best_s(solver: str, task: Problem, limit_s: float, seed: int) -> float:
 
 
 def partition(scale: float) -> Iterator[BenchRow]:
-    """HexiScale's partition against random partition, and the portfolio against both: settings 1 to 3."""
+    """HexiScale's partition against random partition, and the portfolio against both, on settings 1 to 3."""
     limit_s = 10.0 * scale
     metis_gain, portfolio_gain, worst = [], [], 0.0
     for cluster, model in SETTINGS:
@@ -119,12 +120,12 @@ def speed(scale: float) -> Iterator[BenchRow]:
 
 
 def pricing(scale: float) -> Iterator[BenchRow]:
-    """Pricing one plan on 56 GPUs: with empty tables, and when two pipelines changed."""
+    """Pricing one plan on 56 GPUs: with empty caches, and after two pipelines have changed."""
     task = problem("hexiscale_setting_3", "llama_30b")
     result = make_solver("local_search").solve(task, Budget(5.0 * scale))
     assert result.plan is not None, "setting 3 has a plan"
     cold = [_priced_s(PlanPricer(task), result.plan) for _ in range(20)]
-    yield BenchRow("pricing", "one plan on 56 GPUs, nothing remembered", 1e3 * median(cold), "ms", "", None)
+    yield BenchRow("pricing", "one plan on 56 GPUs, caches empty", 1e3 * median(cold), "ms", "", None)
     model = PlanPricer(task)
     _priced_s(model, result.plan)
     again = []
@@ -133,7 +134,7 @@ def pricing(scale: float) -> Iterator[BenchRow]:
         again.append(_priced_s(model, result.plan))
     yield BenchRow(
         "pricing",
-        "one plan on 56 GPUs, layers and hops known",
+        "one plan on 56 GPUs, layers and routes cached",
         1e3 * median(again),
         "ms",
         "≤ 2",
@@ -142,7 +143,7 @@ def pricing(scale: float) -> Iterator[BenchRow]:
 
 
 def _priced_s(model: PlanPricer, plan: Plan, *, whole: bool = True) -> float:
-    """Seconds of processor time, which other work on the machine hardly changes."""
+    """Seconds of processor time, which depend little on the load of the machine."""
     start = time.process_time()
     if whole:
         model.price(plan)
@@ -152,8 +153,8 @@ def _priced_s(model: PlanPricer, plan: Plan, *, whole: bool = True) -> float:
 
 
 def prices(scale: float) -> Iterator[BenchRow]:
-    """Prices per second of plans not priced before: by a new model on a new cluster, by one that knows layers and
-    routes, and where little differs from a priced plan."""
+    """Prices per second of new plans: by a new pricer on a new cluster, by one that has cached layers and routes, and
+    of plans that differ little from a priced one."""
     setting_2 = problem("hexiscale_setting_2", "llama2_7b")
     large_task = Problem(
         named_cluster("synthetic", num_machines=128), named_model("llama2_13b"), Workload(global_batch=8192)
@@ -170,12 +171,12 @@ def prices(scale: float) -> Iterator[BenchRow]:
         plan_of = partial(Plan, schedule=INTERLEAVED if num_chunks > 1 else ONE_F_ONE_B)
 
         def cut_anew(few: int, pipelines: tuple[Pipeline, ...] = pipelines, cuts: Cuts = cuts) -> tuple[Pipeline, ...]:
-            """The pipelines, of which the first `few` are cut as none was before."""
+            """The pipelines, the first `few` of them with layer ranges not used before."""
             layers = next(cuts)
             return tuple(_cut(pipeline, layers) for pipeline in pipelines[:few]) + pipelines[few:]
 
         def moved(turn: int, pipelines: tuple[Pipeline, ...] = pipelines) -> tuple[Pipeline, ...]:
-            """The pipelines, some micro-batches of the first given to the last: more in each turn."""
+            """The pipelines with micro-batches moved from the first to the last, more of them in each turn."""
             unit = len(pipelines[0].stages) if pipelines[0].num_chunks > 1 else 1
             first, last = pipelines[0].num_micro_batches, pipelines[-1].num_micro_batches
             given = unit * turn % first
@@ -204,12 +205,12 @@ def prices(scale: float) -> Iterator[BenchRow]:
 
 
 def _new_model(task: Problem) -> PlanPricer:
-    """A cost model with empty tables, of a cluster that has derived nothing either."""
+    """A pricer with empty caches, on a cluster whose cached properties are empty too."""
     return PlanPricer(replace(task, cluster=replace(task.cluster)))
 
 
 def _even_pipelines(task: Problem, num_pipelines: int, num_stages: int, num_chunks: int) -> tuple[Pipeline, ...]:
-    """Pipelines of stages of one device with as many layers, and micro-batches of one sequence."""
+    """Pipelines of one-device stages with equally many layers, and micro-batches of one sequence."""
     layers = layer_ranges([task.model.num_layers // num_stages] * num_stages, num_chunks)
     return tuple(
         Pipeline(
@@ -221,7 +222,7 @@ def _even_pipelines(task: Problem, num_pipelines: int, num_stages: int, num_chun
 
 
 def _cuts(num_layers: int, num_stages: int, num_chunks: int) -> Cuts:
-    """Layer ranges of stages that hold nearly as many layers, each cut once."""
+    """Layer ranges of stages with nearly equally many layers; no cut is returned twice."""
     even = num_layers // num_stages
     most = min(3, even - num_chunks)
     changes = [c for c in product((0, 1, -1, 2, -2), repeat=num_stages - 1) if abs(sum(c)) <= most and any(c)]
@@ -236,7 +237,7 @@ def _cut(pipeline: Pipeline, layers: Sequence[tuple[tuple[int, int], ...]]) -> P
 
 
 def large(scale: float) -> Iterator[BenchRow]:
-    """Synthetic clusters of four types: time, memory, and the plan against each type's own symmetric pipelines."""
+    """Synthetic clusters of four GPU types: time, memory, and the plan against symmetric pipelines per type."""
     for gpus, limit_s, most_s in ((1024, 27.0, 30.0), (10_240, 160.0, 180.0)):
         cluster = named_cluster("synthetic", num_machines=gpus // 8)
         task = Problem(cluster, named_model("llama2_13b"), Workload(global_batch=8 * gpus))
@@ -262,7 +263,7 @@ def large(scale: float) -> Iterator[BenchRow]:
 
 
 def gap(scale: float) -> Iterator[BenchRow]:
-    """How far the portfolio's plan may be from the best, half of two minutes for it and half for the bound."""
+    """The gap of the portfolio's plan to the lower bound, with one minute for the plan and one for the bound."""
     for rate, most in ((12.5, 0.10), (0.625, 0.20)):
         for name, model in SETTINGS:
             task = Problem(named_cluster(name, inter_gb_per_s=rate), named_model(model))
@@ -282,7 +283,7 @@ def _gap(task: Problem, what: str, most: float, limit_s: float) -> BenchRow:
 
 
 def training(scale: float) -> Iterator[BenchRow]:
-    """A step of training by this runtime over one by stock parts of torch, on this machine."""
+    """The training step time of this runtime over that of stock torch on this machine."""
     from runtime.stock import pipelines, tensor_parallel
     from runtime.stock.turns import take_turns
 
@@ -308,7 +309,7 @@ BENCHES: dict[str, Callable[[float], Iterator[BenchRow]]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print and write; 1 if a target is missed."""
+    """Measure, print and write; returns 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=sorted(BENCHES), default=list(BENCHES))
     parser.add_argument("--quick", action="store_true", help="a tenth of every budget")
@@ -330,10 +331,8 @@ def main(argv: list[str] | None = None) -> int:
         table.add_row(row.name, row.what, f"{row.measured:.4g} {row.unit}", row.target, verdict)
     console.print(table)
     options.out.mkdir(parents=True, exist_ok=True)
-    with (options.out / "bench.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["bench", "what", "measured", "unit", "target", "holds"])
-        writer.writerows([row.name, row.what, row.measured, row.unit, row.target, row.holds] for row in rows)
+    cells = [(row.name, row.what, row.measured, row.unit, row.target, row.holds) for row in rows]
+    write_text(options.out / "bench.csv", csv_text([("bench", "what", "measured", "unit", "target", "holds"), *cells]))
     return 1 if any(row.holds is False for row in rows) else 0
 
 

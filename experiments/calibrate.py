@@ -1,10 +1,10 @@
-"""`python -m experiments.calibrate`: fits the constants of `hexiopt/calibration/constants.yaml` on measured runs, and
-writes it.
+"""`python -m experiments.calibrate`: fits the constants of `hexiopt/calibration/constants.yaml` to measured runs
+and writes that file.
 
-Least squares of the logarithms of predicted over measured step times, outliers weighing less (soft L1 beyond 8 %), over
-the rows in BF16 and FP16 of the shipped runs. A prior holds at its starting value what rows do not show: a constant
-twice as large as it began weighs as a row that is 40 % off.
-`--leave-one-out` also fits without each source of a GPU type that several share, and prints its errors beside.
+The fit is a least-squares fit of the logarithms of predicted over measured step times of the shipped runs in BF16 and
+FP16, with a soft L1 loss beyond 8 %. A prior keeps constants that no row determines at their starting values: a
+constant at twice its starting value costs as much as a row with an error of 40 %.
+`--leave-one-out` also fits without each source of a GPU type that has several sources, and prints both errors.
 """
 
 import argparse
@@ -34,7 +34,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Free:
-    """A constant to fit: where it starts, its range, what it is, and which rows show it."""
+    """A constant to fit: its starting value, range and meaning, and the rows that determine it."""
 
     name: str
     start: float
@@ -46,11 +46,11 @@ class Free:
 
 
 _SHARE, _RATE = "share of the peak", "share of the nominal rate"
-# Starting values are others' measurements of operators and links: nine tenths of what products of the best shape reach
+# Starting values are published measurements of operators and links: 0.9 of the rate of products of the best shape
 # (Bekman, ml-engineering, "Maximum Achievable Matmul FLOPS": A100 86 %, H100 80 %), FlashAttention-2 with a causal mask
 # on H100 (Shah et al., arXiv 2407.08608, figure 5: 333 TFLOPS at 8,192 tokens), nccl-tests on H100 (NVIDIA/nccl issue
-# 1281: 350 to 360 of 450 GB/s), AMP's layers on T4 (`amp_layer_forward_seconds.json`). Shares of which nothing is known
-# begin at a half. The others are guesses, some made in view of the rows.
+# 1281: 350 to 360 of 450 GB/s), AMP's layers on T4 (`amp_layer_forward_seconds.json`). Shares without
+# a measurement start at 0.5. The other values are guesses, some made with knowledge of the rows.
 FREE = (
     Free("ampere_gemm_max", 0.77, 0.5, 0.9, _SHARE, "large GEMMs of A100 in BF16 and FP16", "A100"),
     Free("hopper_gemm_max", 0.72, 0.4, 0.8, _SHARE, "large GEMMs of H100 in BF16", "H100"),
@@ -70,8 +70,7 @@ FREE = (
     Free("internevo_holder_us", 2600, 0, 20000, "µs", "for each rank of a ZeRO-1 group, once a step", "InternEvo"),
 )  # fmt: skip
 _OUTLIER = 0.08
-# Of a residual, for a constant twice its starting value: chosen by `--leave-one-out` among 0.1 to 0.4, while frameworks
-# were still being told apart.
+# Residual of a constant at twice its starting value, chosen from 0.1 to 0.4 by `--leave-one-out`.
 _PRIOR = 0.4
 _STEP = 0.02
 _INSIDE = 1e-3  # of its range, in logarithms, a constant begins
@@ -83,12 +82,12 @@ def fit(
     near: Mapping[str, float] | None = None,
     prior: float = _PRIOR,
 ) -> dict[str, float]:
-    """The values of all constants that predict `cases` best; the search begins `near` some values, if any.
+    """The values of all constants that predict `cases` best; the fit starts from `near` where it is given.
 
-    `prior`: what a constant twice its starting value adds to the residuals.
+    `prior` is the residual of a constant at twice its starting value.
     """
     start = np.array([free.start for free in FREE])
-    target = np.array([case.row.value for case in cases])  # times or rates: the sign of a logarithm squares away
+    target = np.array([case.row.value for case in cases])  # times or rates: only a sign differs, which the square drops
     task = None if progress is None else progress.add_task("fit", total=None)
     kept: dict[tuple[int, tuple[float, ...]], float] = {}
     touches = [_touches(case) for case in cases]
@@ -128,7 +127,7 @@ def fit(
 
 @cache
 def _touches(case: Case) -> tuple[str, ...]:
-    """The constants that the prediction of a case depends on, found by trial."""
+    """The constants on which the prediction of a case depends, found by varying each."""
     base = {free.name: free.start for free in FREE}
     at = predicted(case, base).step_time_s
 
@@ -169,7 +168,7 @@ def _cases() -> list[Case]:
 
 
 def _leave_one_out(cases: Sequence[Case], found: Mapping[str, float], console: Console) -> None:
-    """Errors of the rows of each (GPU type, source) when they were fitted, and when they were left out."""
+    """Print the errors of the rows of each (GPU type, source), with these rows in the fit and without them."""
     groups = grouped(cases, lambda case: (gpu_types(case), case.row.source))
     for gpu in sorted({gpu for gpu, _ in groups}):
         sources = [source for other, source in groups if other == gpu]
@@ -191,7 +190,7 @@ def _errors(cases: Sequence[Case], values: Mapping[str, float]) -> Scored:
 
 
 def calibration_yaml(found: Mapping[str, float], cases: Sequence[Case]) -> str:
-    """The calibration file: values, what they are, and what they were fitted on."""
+    """The text of the calibration file: constants with values, meanings and the rows that they were fitted on."""
     touches = [_touches(case) for case in cases]
     sources = sorted({case.row.source.split(" (")[0] for case in cases})
     lines = [

@@ -1,6 +1,6 @@
 """`hexiopt VERB [Hydra overrides]`.
 
-Exit codes: 0 done, 2 bad input, 3 no feasible plan, 1 anything unexpected, 130 interrupted.
+Exit codes: 0 done, 2 bad input, 3 no feasible plan, 1 unexpected error, 130 interrupted.
 """
 
 import os
@@ -71,9 +71,10 @@ def _usage() -> str:
 
 
 def _completion(args: list[str]) -> list[str]:
-    """Completion asks `hexiopt -sc query=SHELL` with the line so far in COMP_LINE: take the verb out of it.
+    """Arguments for the completion of a verb's overrides, the verb taken out of COMP_LINE.
 
-    Completes the verb itself, and returns [], while the line has no more than a part of it.
+    The shell calls `hexiopt -sc query=SHELL` with the line so far in COMP_LINE. While that holds only a part of
+    the verb, print the verbs that complete it and return [].
     """
     if not any(arg.startswith("query=") for arg in args):
         return ["plan", *args]

@@ -1,4 +1,4 @@
-"""`hexiopt discover discover.slurm=nodes.txt`: a cluster file from what a cluster's tools print, unknowns null."""
+"""`hexiopt discover discover.slurm=nodes.txt`: a cluster file from the outputs of a cluster's tools, unknowns null."""
 
 import sys
 from collections.abc import Iterator
@@ -12,31 +12,32 @@ from experiments.cli import main
 from hexiopt.errors import InputError
 from hexiopt.readers.cluster_yaml import cluster_text, unknowns
 from hexiopt.readers.discovery.machines import Discovery, Texts, discover
+from hexiopt.report.tabular import plain_table
 
 FILE = "cluster.yaml"
 _SHOWN = 40  # machines in the table
 
 
 def run(job: Job) -> float:
-    """Write the cluster file. Raises InputError naming file and line of what is not understood."""
+    """Write the cluster file. Raises InputError naming the file and line that cannot be read."""
     config = job.config.discover
     texts = Texts(
         config.paths("nvidia_smi"), config.paths("topology"), config.paths("nccl_tests"), config.slurm, config.hostfile
     )
     if texts == Texts():
         raise InputError(
-            "discover: no text is given; state discover.{nvidia_smi,topology,nccl_tests,slurm,hostfile}=FILE"
+            "discover: no input is given; state discover.{nvidia_smi,topology,nccl_tests,slurm,hostfile}=FILE"
         )
     found = discover(config.name, texts)
     open_keys = list(unknowns(found.cluster))
     head = ["Written by hexiopt discover."]
     if open_keys:
-        head.append("null is what no text says: hexiopt profile measures it.")
+        head.append("null marks what no input states: hexiopt profile measures it.")
     job.write(FILE, cluster_text(found.cluster, head, found.notes))
     job.show(_machines(found))
     if found.left_out:
         names = ", ".join(found.left_out[:10]) + (", ..." if len(found.left_out) > 10 else "")
-        job.show("", f"Without GPUs, left out: {names}")
+        job.show("", f"Left out, without GPUs: {names}")
     if open_keys:
         job.show("", Text("Unknown", style="bold"), _unknown(open_keys))
     job.show_files(FILE)
@@ -44,18 +45,16 @@ def run(job: Job) -> float:
 
 
 def _machines(found: Discovery) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("Machine", "GPUs", "Type", "Inside, GB/s", "Said"):
-        table.add_column(name, justify="right" if name in ("GPUs", "Inside, GB/s") else "left")
+    rows = []
     machines = found.cluster["machines"]
     for entry in machines[:_SHOWN]:
         count = f" ×{entry['count']}" if "count" in entry else ""
         inside = entry.get("intra_bandwidth_gb_per_s", "")
-        cells = [entry["name"] + count, *map(_cell, (entry["num_gpus"], entry["gpu"], inside))]
-        table.add_row(*map(Text, (*cells, "; ".join(found.notes[entry["name"]]))))
+        cells = map(_cell, (entry["num_gpus"], entry["gpu"], inside))
+        rows.append([entry["name"] + count, *cells, "; ".join(found.notes[entry["name"]])])
     if len(machines) > _SHOWN:
-        table.add_row("...", "", "", "", f"and {len(machines) - _SHOWN:,} machines more")
-    return table
+        rows.append(["...", "", "", "", f"and {len(machines) - _SHOWN:,} more machines"])
+    return plain_table(("Machine", "GPUs", "Type", "Inside, GB/s", "Said"), rows, left=("Machine", "Type", "Said"))
 
 
 def _cell(value: object) -> str:
@@ -65,26 +64,20 @@ def _cell(value: object) -> str:
 
 
 def _unknown(open_keys: list[tuple[str, str]]) -> Table:
-    """What is null, by whom, and what measures it."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("Of", "What", "Measured by"):
-        table.add_column(name)
+    """What is null, where, and how to measure it."""
     rows = list(_rows(open_keys))
-    for row in rows[:_SHOWN]:
-        table.add_row(*map(Text, row))
-    if len(rows) > _SHOWN:
-        table.add_row("...", f"and {len(rows) - _SHOWN:,} more", "")
-    return table
+    more = [("...", f"and {len(rows) - _SHOWN:,} more", "")] if len(rows) > _SHOWN else []
+    return plain_table(("Of", "What", "Measured by"), rows[:_SHOWN] + more)
 
 
 def _rows(open_keys: list[tuple[str, str]]) -> Iterator[tuple[str, str, str]]:
-    across = "torchrun ... -m experiments.profile, over the machines"
+    across = "torchrun ... -m experiments.profile across the machines"
     for whose, keys in groupby(open_keys, key=lambda one: one[0]):
         what = [key for _, key in keys]
         by_hand = [key for key in what if key == "network_interfaces"]
         measured = [key for key in what if key not in by_hand]
         if measured:
-            command = across if whose == "between machines" else "hexiopt profile, on the machine"
+            command = across if whose == "between machines" else "hexiopt profile on the machine"
             yield whose, ", ".join(measured), command
         if by_hand:
             yield whose, ", ".join(by_hand), "state it"

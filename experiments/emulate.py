@@ -1,4 +1,4 @@
-"""`hexiopt emulate cluster=small_mixed model=...`: plans of several solvers, trained on an emulation of the cluster."""
+"""`hexiopt emulate cluster=small_mixed model=...`: trains the plans of several solvers on an emulated cluster."""
 
 import math
 import sys
@@ -21,12 +21,12 @@ from hexiopt.simulation.network import simulated_s
 if TYPE_CHECKING:
     from runtime.emulate.bench import EmulationBench
 
-_ROOM = 4.5  # the time that a stand-in is given, over the time that it takes as fast as this machine goes
+_ROOM = 4.5  # time given to a stand-in model over the time that it takes at this machine's full speed
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """Whose plan, and its cost; and the step as simulated, where it can be."""
+    """A plan with the name of its solver, its cost, and its simulated step time where it can be simulated."""
 
     name: str
     plan: Plan
@@ -35,12 +35,12 @@ class _Entry:
 
     @classmethod
     def of(cls, name: str, problem: Problem, plan: Plan, cost: Cost) -> "_Entry":
-        """With the simulation."""
+        """The entry of a plan, which is simulated."""
         return cls(name, plan, cost, simulated_s(PlanPricer(problem), plan))
 
 
 def run(job: Job) -> float:
-    """Measure the plan of every solver; returns the least measured step, in seconds of the cluster.
+    """Measure the plan of every solver; returns the least measured step time in seconds on the cluster.
 
     Raises InputError, NoPlanError where no solver finds a plan, FailedError.
     """
@@ -100,7 +100,7 @@ def run(job: Job) -> float:
 
 
 def _plans(job: Job, problem: Problem) -> list[_Entry]:
-    """A plan of every solver that finds one that can be trained; the others are named with their reasons."""
+    """The plans of all solvers that find one that can be trained; the others are printed with the reason."""
     from runtime.mapping.layout import untrainable
 
     entries, reasons = [], []
@@ -124,7 +124,7 @@ def _plans(job: Job, problem: Problem) -> list[_Entry]:
 
 
 def _dilation(entries: list[_Entry], bench: "EmulationBench") -> float:
-    """By how much to slow the cluster down, so that every plan's stand-in computes well within its time: two digits."""
+    """The factor, of two digits, that slows the cluster down so that every stand-in keeps up with its plan."""
     most = max(_ROOM * bench.unpaced_s(entry.plan) / entry.cost.step_time_s for entry in entries)
     digit = 10.0 ** (math.floor(math.log10(most)) - 1)
     return float(f"{math.ceil(most / digit) * digit:.6g}")

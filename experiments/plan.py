@@ -1,11 +1,10 @@
-"""`hexiopt plan cluster=small_mixed model=llama2_7b`: finds a plan, prints it, writes and draws it."""
+"""`hexiopt plan cluster=small_mixed model=llama2_7b`: finds a plan, then prints, writes and draws it."""
 
 import sys
 
-from experiments.app.common import Job, bounded, found, search, solver_of
-from experiments.app.reports import plan_reports, show_plan
+from experiments.app.common import Job, bounded, search, solver_of
+from experiments.app.reports import plan_reports, show_plan, write_plan
 from experiments.cli import main
-from hexiopt.readers.plan_file import plan_file_to_dict, solver_to_dict
 
 
 def run(job: Job) -> float:
@@ -13,9 +12,7 @@ def run(job: Job) -> float:
     problem = job.problem
     result = search(job, solver_of(job), problem)
     (result,) = bounded(job, [result], problem)
-    plan, cost = found(result)
-    made_by = solver_to_dict(result)
-    job.write_json("plan.json", plan_file_to_dict(problem, plan, cost, made_by))
+    plan, cost, made_by = write_plan(job, problem, result)
     written = plan_reports(job, problem, plan, cost, made_by, result.trajectory) if job.pictures else []
     show_plan(job, problem, plan, cost, made_by)
     job.show_files("plan.json", *written)

@@ -13,7 +13,7 @@ from hexiopt.readers.plan_file import PlanFile, plan_file_to_dict
 
 
 def run(job: Job) -> float:
-    """Price a plan; returns its step time in seconds. Raises InputError, and NoPlanError beyond memory."""
+    """Price a plan; returns its step time in seconds. Raises InputError, and NoPlanError where it exceeds memory."""
     file = job.plan_file()
     cost = priced(file, str(job.config.plan))
     job.write_json("plan.json", plan_file_to_dict(file.problem, file.plan, cost, file.solver))
@@ -27,11 +27,11 @@ def run(job: Job) -> float:
 
 
 def priced(file: PlanFile, where: str) -> Cost:
-    """The cost of a plan that breaks no rule but memory's. Raises InputError naming the first broken."""
+    """The cost of a plan, which may exceed memory. Raises InputError naming the first other rule that it breaks."""
     broken = check(file.problem, file.plan)
     if broken:
         more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
-        raise InputError(f"{where}: {broken[0]}{more}; mend the plan, or plan again")
+        raise InputError(f"{where}: {broken[0]}{more}; correct the plan, or plan again")
     return PlanPricer(file.problem).price(file.plan)
 
 

@@ -1,11 +1,11 @@
-"""Random problems through every solver and rival: `python -m experiments.stress [--problems 2000] [--seed 0]`.
+"""Random problems through every solver and baseline: `python -m experiments.stress [--problems 2000] [--seed 0]`.
 
-In some of them stages may have sequence layouts; what proves nothing about these refuses such problems.
-Every plan must pass the check, cost what the event simulation says, and stay above the raised bound of all plans and,
-where it is of the plan space, above every bound that a solver proves; where a problem is small enough for
-`exhaustive` to end, no plan of the plan space may be better than its plan, and what it proves infeasible has none. A
-problem without a plan must end with a reason. Prints each violation with the seed that makes it again, and a summary;
-exits 1 if there is a violation.
+Some problems allow sequence layouts; oracles that prove nothing about these refuse such problems. Every plan must pass
+the check, cost what the event simulation says, and cost no less than the lower bound of all plans; a plan of the plan
+space must also cost no less than any bound that a solver proves. Where a problem is small enough for `exhaustive` to
+finish, no plan of the plan space may beat its plan, and none may exist where it proves that none does. A result
+without a plan must state a reason. Prints each violation with the seed that reproduces it, and a summary; exits with 1
+if there is a violation.
 """
 
 import argparse
@@ -46,16 +46,16 @@ NAMES, RIVALS, SEQUENCE, ORACLES = map(names, (for_any_problem, baseline, of_seq
 GPUS = ("rtx_3090", "rtx_4090", "rtx_3080_ti", "a800_80gb_sxm", "h100_80gb_sxm", "l40s", "t4", "v100_16gb_sxm")
 STEPS = 60
 TIME_LIMIT_S = 20.0
-PROOF_S = 2.0  # for `exhaustive`, which counts only where it ends
+PROOF_S = 2.0  # for `exhaustive`, whose result counts only if it finishes
 EXACT_S = 1.0  # for `cp_sat`, whose steps are long
-BOUND_S = 0.3  # to raise the bound of all plans
+BOUND_S = 0.3  # for the lower bound of all plans
 TOLERANCE = 1e-9
 _SMALL = 0.3  # share of the problems that are small enough for `exhaustive`
 _LAYOUTS = 0.25  # share of those whose stages may have sequence layouts
 
 
 def random_problem(rng: random.Random) -> Problem:
-    """A mixed cluster of up to 24 GPUs, a small or a large decoder, and any switches; often a tiny problem."""
+    """A random problem, often tiny: a mixed cluster of up to 24 GPUs, a small or large decoder, and any switches."""
     small = rng.random() < _SMALL
     machines = _machines(rng, MOST_DEVICES - 1) if small else _machines(rng, 24)
     cluster = {
@@ -100,7 +100,7 @@ def random_problem(rng: random.Random) -> Problem:
 
 
 def _machines(rng: random.Random, most: int) -> list[dict[str, Any]]:
-    """One to four machines of at most six GPUs, and of at most `most` together."""
+    """One to four machines of at most six GPUs each and `most` GPUs in all."""
     machines: list[dict[str, Any]] = []
     for k in range(rng.randint(1, 4)):
         left = most - sum(machine["num_gpus"] for machine in machines)
@@ -124,10 +124,10 @@ def _machines(rng: random.Random, most: int) -> list[dict[str, Any]]:
 def broken_promises(
     problem: Problem, result: Result, bound_s: float, proof: Result | None, space_bound_s: float
 ) -> Iterator[str]:
-    """What is wrong with a solver's answer, in words.
+    """The violations in a solver's result, in words.
 
-    `bound_s` is the bound of all plans, `space_bound_s` the best that any solver proved for the plan space, `proof`
-    what `exhaustive` proved, if it did.
+    `bound_s` is the lower bound of all plans, `space_bound_s` the best that any solver proved for the plan space,
+    `proof` the result of `exhaustive` if it finished.
     """
     if result.plan is None or result.cost is None:
         if not result.reason or "\n" in result.reason:
@@ -151,14 +151,14 @@ def broken_promises(
 
 
 def in_plan_space(plan: Plan) -> bool:
-    """Whether a valid plan is one of the plan space: up to two recompute policies a stage, no stated groups."""
+    """Whether a valid plan is in the plan space: at most two recompute policies per stage, no stated groups."""
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     return isinstance(plan.sharding.groups, str) and all(len(set(stage.recompute)) <= 2 for stage in stages)
 
 
 @dataclass
 class Tally:
-    """What became of a solver's runs: by status, how far over the best plan of each problem, and violations."""
+    """A tally of a solver's runs: by status, by distance to the best plan of each problem, and violations."""
 
     ended: Counter[str] = field(default_factory=Counter)
     over: list[float] = field(default_factory=list)
@@ -179,7 +179,7 @@ def run(
     exact_s: float = EXACT_S,
     bound_s: float = BOUND_S,
 ) -> tuple[dict[str, Tally], list[str]]:
-    """Random problem `seed` through `solvers`: their tallies, and each violation in words."""
+    """Run `solvers` on the random problem `seed`; returns their tallies, and each violation in words."""
     problem = random_problem(random.Random(seed))
     tallies = {name: Tally() for name in solvers}
     results: dict[str, Result] = {}
@@ -234,11 +234,11 @@ def summary(tallies: Mapping[str, Tally]) -> Table:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run, report, and fail where there is a violation."""
+    """Run, report, and return 1 if there is a violation."""
     known = (*ORACLES, *NAMES, *RIVALS, *SEQUENCE)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0, help="of the first problem; the next ones follow")
+    parser.add_argument("--seed", type=int, default=0, help="of the first problem; the others count up from it")
     parser.add_argument("--steps", type=int, default=STEPS, help="of every solver but exhaustive")
     parser.add_argument("--solvers", nargs="+", choices=known, default=known, metavar="SOLVER")
     parser.add_argument("--jobs", type=int, default=usable_cores(), help="problems at the same time (default: cores)")

@@ -1,6 +1,6 @@
-"""`hexiopt validate data=FILE.csv`: predicts measured training runs, and says how far the predictions are off.
+"""`hexiopt validate data=FILE.csv`: predicts measured training runs and reports the errors of the predictions.
 
-The columns are those of `experiments/data/measured_training_throughput.csv`, which is predicted where no file is given.
+The file has the columns of `experiments/data/measured_training_throughput.csv`, which is the default.
 """
 
 import sys
@@ -41,12 +41,12 @@ from hexiopt.report.validation import (
 )
 from hexiopt.simulation.network import simulated_s
 
-_FAMILY = 8  # rows from which ρ says something
-_TYPE = 10  # rows from which a GPU type is summed up
+_FAMILY = 8  # least number of rows for a meaningful ρ
+_TYPE = 10  # least number of rows for a summary of a GPU type
 
 
 def run(job: Job) -> float:
-    """Predict every row; returns the mean error in percent. Raises InputError where none can be."""
+    """Predict every row; returns the mean error in percent. Raises InputError where no row can be predicted."""
     path = Path(job.config.data) if job.config.data else RUNS
     rows, given = read_rows(path), _given(job)
     found: list[tuple[Prediction, Case | None]] = []
@@ -97,7 +97,7 @@ def _given(job: Job) -> Given:
 
 
 def _simulated(prediction: Prediction, case: Case) -> float:
-    """The run's figure by the finer simulation; as predicted, where that takes too long."""
+    """The run's metric by the finer simulation, or as predicted where the simulation takes too long."""
     seconds = prediction.simulated_step_s
     return prediction.predicted if seconds is None else in_metric(case, seconds)
 
@@ -125,7 +125,7 @@ def _predict(row: Row, given: Given) -> tuple[Prediction, Case | None]:
 
 
 def _errors_by(known: Sequence[Predicted], key: Callable[[Case], tuple[str, str]], at_least: int = 1) -> list[Errors]:
-    """Of each group of `at_least` rows; its key is (name, GPU)."""
+    """The errors of each group of at least `at_least` rows; its key is (name, GPU)."""
     found = []
     for named, own in grouped(known, lambda pair: key(pair[0])).items():
         if len(own) >= at_least:
@@ -136,7 +136,7 @@ def _errors_by(known: Sequence[Predicted], key: Callable[[Case], tuple[str, str]
 
 
 def _rho(known: Sequence[Predicted]) -> float | None:
-    """The least Spearman's ρ of the families of enough rows; None where there is none."""
+    """The least Spearman's ρ of all families with enough rows; None where there is none."""
     families = grouped(known, lambda pair: family(pair[0])).values()
     return min(
         (

@@ -43,7 +43,7 @@ class _PlainLoader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
                 raise yaml.MarkedYAMLError(
-                    problem=f"the key {key.value!r} stands twice; keep one", problem_mark=key.start_mark
+                    problem=f"the key {key.value!r} appears twice; keep one", problem_mark=key.start_mark
                 )
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
         return super().construct_mapping(node, deep)
@@ -80,7 +80,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in pairs:
         if key in out:
-            raise ValueError(f"the key {key!r} stands twice; keep one")
+            raise ValueError(f"the key {key!r} appears twice; keep one")
         out[key] = value
     return out
 
@@ -103,7 +103,7 @@ def parse(text: str, where: str, *, as_json: bool) -> Any:
         raise InputError(f"{where}: nested too deeply; flatten the file") from None
     except (yaml.YAMLError, ValueError) as error:
         kind = "JSON" if as_json else "YAML"
-        raise InputError(f"{where}: malformed {kind}: {str(error).splitlines()[0]}; mend the file") from None
+        raise InputError(f"{where}: malformed {kind}: {str(error).splitlines()[0]}; correct the file") from None
 
 
 def sha256_of(data: Any) -> str:

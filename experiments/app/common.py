@@ -1,11 +1,9 @@
-"""What the verbs share: a job with its inputs and outputs, a search with Ctrl-C, and how a job ends."""
+"""What the verbs share: a job with its inputs and outputs, an interruptible search, and the outcome of a job."""
 
 import json
 import math
 import os
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,9 +16,7 @@ from typing import Any
 
 from experiments.app.config import Config
 from experiments.app.terminal import mute, show
-from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.plugins import parameters
@@ -28,34 +24,35 @@ from hexiopt.problem.problem import Problem
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.readers.huggingface import model_from_config
 from hexiopt.readers.plan_file import PlanFile, read_plan, write_text
+from hexiopt.readers.sweep_files import status_to_dict
 from hexiopt.reading import Section, read_mapping
 from hexiopt.referee import InvalidPlanError
 from hexiopt.result import Result
 from hexiopt.solving import Budget, OnProgress, Solver
+from hexiopt.toolkit.comparing import bound_above
+from hexiopt.toolkit.running import Interrupt, listening
 from solvers.registry import make_solver, solver_class
 
-STATUS_FILE = "status.json"
 INTERRUPTED = 130
 _FILE_CHOICES = {"cluster": "file", "model": "hf"}
 _PROBLEM_KEYS = ("cluster", "model", "workload", "space", "constraints", "solver", "seed", "experiment")
-_LONG_S = 60.0  # a search from which on a log tells its progress
 
 
 class NoPlanError(Exception):
-    """No feasible plan; one line with what binds and what would fit."""
+    """There is no feasible plan; the message says in one line what binds and what would fit."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
 
 
 class FailedError(Exception):
-    """What was started has ended too early; one line with the reason."""
+    """A process that the verb started ended too early; the message gives the reason in one line."""
 
 
 class RunOutcome(float):
-    """How a job ended: metric (step time in seconds, infinite without one), exit code, one-line message.
+    """The outcome of a job: its metric (step time in seconds, infinite without a plan), exit code and one-line message.
 
-    A float, so that a sweeper minimises it; picklable, so that it comes back from a launcher's process.
+    It is a float so that a sweeper can minimise it, and picklable so that a launcher's process can return it.
     """
 
     exit_code: int
@@ -68,12 +65,12 @@ class RunOutcome(float):
 
 
 def worst(codes: Sequence[int]) -> int:
-    """The exit code of a sweep: an unexpected error before bad input before no plan before success."""
+    """The exit code of a sweep: an unexpected error outranks bad input, which outranks having no plan."""
     return next((code for code in (INTERRUPTED, 1, 2, 3) if code in codes), 0)
 
 
 def failure(error: Exception) -> RunOutcome:
-    """The outcome of an exception that ended a job or the program."""
+    """The outcome of a job or of the program that an exception ended."""
     if isinstance(error, InputError):
         return RunOutcome(math.inf, 2, str(error))
     if isinstance(error, NoPlanError):
@@ -92,7 +89,7 @@ def failure(error: Exception) -> RunOutcome:
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a verb: its configuration and folder, what was chosen and overridden, whether it sweeps."""
+    """One run of a verb: its configuration, output folder, choices and overrides, and whether it is part of a sweep."""
 
     verb: str
     config: Config
@@ -125,7 +122,7 @@ class Job:
         return Budget(self.config.solver.time_limit_s, self.config.solver.max_steps)
 
     def plan_file(self) -> PlanFile:
-        """The plan file `plan=...`. Raises InputError, also for overrides of what stands in the file."""
+        """The plan file `plan=...`. Raises InputError, also where an override concerns what the file holds."""
         if not self.config.plan:
             raise InputError(f"plan: is missing; give the file: hexiopt {self.verb} plan=path/plan.json")
         for override in self.overrides:
@@ -138,7 +135,7 @@ class Job:
         return read_plan(self.config.plan)
 
     def _section(self, group: str) -> Section:
-        """The mapping of `cluster` or `model`: a named one, or the user's file under further overrides."""
+        """The mapping of `cluster` or `model`: a shipped configuration or the user's file, with overrides applied."""
         data, choice = getattr(self.config, group), self.choices.get(group)
         file_choice = _FILE_CHOICES[group]
         if data is None or choice is None:
@@ -155,14 +152,14 @@ class Job:
         return Section(overlay(read_mapping(path), data), path)
 
     def write(self, name: str, content: str | bytes) -> None:
-        """Write a result file whole or not at all. Raises InputError where the folder cannot be written."""
+        """Write a result file atomically. Raises InputError where the folder cannot be written to."""
         if isinstance(content, str):
             self.draw(name, lambda path: write_text(path, content))
         else:
             self.draw(name, lambda path: path.write_bytes(content))
 
     def draw(self, name: str, draw: Callable[[Path], Any]) -> None:
-        """Have `draw` write a result file, which appears whole or not at all. Raises InputError."""
+        """Let `draw` write a result file, which appears atomically. Raises InputError."""
         path = self.folder / name
         partial = path.with_name(f".{name}.partial")
         try:
@@ -175,16 +172,16 @@ class Job:
             partial.unlink(missing_ok=True)
 
     def write_json(self, name: str, content: Any) -> None:
-        """Write a result file of plain data."""
+        """Write plain data as a JSON result file."""
         self.write(name, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
     def show(self, *renderables: Any) -> None:
-        """Print, for people; nothing in a sweep, whose jobs would drown each other."""
+        """Print for people, except in a sweep, where the output of jobs would interleave."""
         if not self.in_sweep:
             show(*renderables)
 
     def show_files(self, *names: str) -> None:
-        """Print the paths of result files, relative to where the command was started."""
+        """Print the paths of result files, relative to the working directory."""
         if not self.in_sweep:
             print()
             for name in names:
@@ -192,13 +189,13 @@ class Job:
 
 
 def config_names(group: str) -> list[str]:
-    """The named configurations of a group."""
+    """The names of the configurations in a group."""
     found = (entry.name for entry in files("conf").joinpath(group).iterdir())
     return sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
 
 
 def overlay(base: Any, over: Any) -> Any:
-    """`over` merged into `base`: mappings by key, lists by index where `over` has indices, else replaced."""
+    """`over` merged into `base`: mappings by key, lists by index where `over` maps indices, else replaced."""
     if not isinstance(over, dict):
         return over
     if isinstance(base, list) and over:
@@ -206,7 +203,7 @@ def overlay(base: Any, over: Any) -> Any:
         for key, value in over.items():
             index = int(key) if str(key).isdecimal() else len(merged)
             if index >= len(merged):
-                rule = f"is no index of a list of {len(merged)} items"
+                rule = f"is not an index of a list of {len(merged)} items"
                 raise InputError(f"{key!r} {rule}; replace the whole list")
             merged[index] = overlay(merged[index], value)
         return merged
@@ -224,9 +221,9 @@ def solver_of(job: Job) -> Solver:
 
 
 def solvers_of(job: Job, names: Sequence[str]) -> list[Solver]:
-    """Solvers by name, each with those of the stated options `solver.*` that it takes.
+    """Solvers by name, each given the stated options `solver.*` that it accepts.
 
-    Raises InputError as `make_solver` does, and for an option that none of them takes.
+    Raises InputError as `make_solver` does, and for an option that none of them accepts.
     """
     options, made, left = job.config.solver.options(), [], set(job.config.solver.options())
     for name in names:
@@ -235,99 +232,64 @@ def solvers_of(job: Job, names: Sequence[str]) -> list[Solver]:
         left -= taken
     if left:
         option = min(left)
-        raise InputError(f"solver.{option}: none of {', '.join(names)} takes it; name a solver that does, or remove it")
+        raise InputError(f"solver.{option}: none of {', '.join(names)} accepts it; name one that does, or remove it")
     return made
 
 
 def search(job: Job, solver: Solver, problem: Problem) -> Result:
-    """Run a solver with progress on a terminal. Ctrl-C stops it, and the best plan so far is the result's.
+    """Run a solver and show its progress on a terminal. Ctrl-C stops it; the result then has the best plan so far.
 
     Raises InputError, and InvalidPlanError where the plan breaks a rule.
     """
-    with _listener(job, problem) as listen:
+    with listener(job, problem) as listen:
         return solver.solve(problem, job.budget, seed=job.config.seed, on_progress=listen)
 
 
 def bounded(job: Job, results: Sequence[Result], problem: Problem) -> list[Result]:
-    """`results` on one problem with its lower bound, raised for as long as the configuration says."""
+    """`results` on one problem with its lower bound, which is computed within `bound.time_limit_s`."""
     limit_s = job.config.bound.time_limit_s
     if limit_s is None:
         limit_s = 0.5 * job.budget.time_limit_s
-    if limit_s == 0.0 or interrupt.pressed or all(result.plan is None for result in results):
-        return list(results)
-    bound_s = lower_bound_s(PlanPricer(problem), limit_s)
-    return [result.above(bound_s) for result in results]
+    bound_s = 0.0 if interrupt.pressed else bound_above(problem, results, limit_s)
+    return [result.above(bound_s) for result in results] if bound_s else list(results)
 
 
 def found(result: Result) -> tuple[Plan, Cost]:
-    """The plan of a result and its cost. Raises NoPlanError with the reason."""
+    """The plan of a result and its cost. Raises NoPlanError with the reason where there is none."""
     if result.plan is None or result.cost is None:
-        raise NoPlanError(f"{result.status}: {result.reason or f'{result.solver} found none'}")
+        raise NoPlanError(f"{result.status}: {result.reason or f'{result.solver} found no plan'}")
     return result.plan, result.cost
-
-
-class Interrupt:
-    """Ctrl-C as a flag while a search runs: the first one asks it to stop, the second one raises."""
-
-    def __init__(self) -> None:
-        self.pressed = False
-
-    @contextmanager
-    def caught(self) -> Iterator[None]:
-        """Within, Ctrl-C sets the flag (where the main thread runs this)."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.getsignal(signal.SIGINT)
-        if before is not signal.default_int_handler:
-            yield
-            return
-
-        def press(number: int, frame: Any) -> None:
-            if self.pressed:
-                raise KeyboardInterrupt
-            self.pressed = True
-
-        signal.signal(signal.SIGINT, press)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
 
 
 interrupt = Interrupt()
 
 
 @contextmanager
-def _listener(job: Job, problem: Problem) -> Iterator[OnProgress]:
-    """Stops at Ctrl-C (which ends a sweep); shows progress on a terminal, and in a log if long."""
+def listener(job: Job, problem: Problem) -> Iterator[OnProgress]:
+    """A listener that stops the search at Ctrl-C, and shows its progress on a terminal or, if it is long, in a log.
+
+    In a sweep it does neither: there Ctrl-C ends the sweep.
+    """
     if job.in_sweep:
         yield lambda _: True
         return
-    with interrupt.caught():
-        long = job.budget.time_limit_s > _LONG_S
-        if not (sys.stderr.isatty() or long):
-            yield lambda _: not interrupt.pressed
-            return
-        from hexiopt.report.progress import SearchProgress
-
-        with SearchProgress(problem.workload.tokens) as quoted:
-            yield lambda progress: quoted(progress) and not interrupt.pressed
+    with listening(interrupt, problem.workload.tokens, job.budget.time_limit_s) as listen:
+        yield listen
 
 
 # ----------------------------------------------------------------------------------- running
 
 
 def run_verb(verb: str, start: Callable[[], Job]) -> RunOutcome:
-    """Run `experiments.<verb>.run` on the job that `start` makes; any exception becomes an outcome."""
+    """Run `experiments.<verb>.run` on the job that `start` returns; every exception becomes an outcome."""
     try:
         interrupt.pressed = False
         job = start()
         metric: float = import_module(f"experiments.{verb}").run(job)
         if interrupt.pressed:
-            return RunOutcome(metric, INTERRUPTED, "interrupted; the best so far is kept")
+            return RunOutcome(metric, INTERRUPTED, "interrupted; the best plan so far is kept")
         return RunOutcome(metric)
-    except BrokenPipeError:  # files are written before anything is printed
+    except BrokenPipeError:  # harmless: files are written before anything is printed
         mute()
         return RunOutcome(math.inf)
     except Exception as error:
@@ -335,10 +297,5 @@ def run_verb(verb: str, start: Callable[[], Job]) -> RunOutcome:
 
 
 def status_of(outcome: RunOutcome, overrides: Sequence[str]) -> dict[str, Any]:
-    """What a job of a sweep leaves in `status.json`."""
-    return {
-        "exit_code": outcome.exit_code,
-        "message": outcome.message,
-        "overrides": list(overrides),
-        "step_time_s": float(outcome) if math.isfinite(outcome) else None,
-    }
+    """The content of the `status.json` of a job in a sweep."""
+    return status_to_dict(outcome.exit_code, outcome.message, overrides, outcome)

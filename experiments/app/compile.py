@@ -1,4 +1,4 @@
-"""Compiles what numba compiles, once a machine, so that no search spends its time limit on it: `make install` runs it.
+"""Compiles all numba kernels once per machine, so that no search spends its time limit on it; `make install` runs it.
 
 python -m experiments.app.compile
 """

@@ -1,7 +1,7 @@
-"""The schema of the command line's configuration: what may be overridden, of which type, within which range.
+"""The schema of the command line's configuration: the keys that may be overridden, with their types and ranges.
 
-`cluster` and `model` are free mappings that their own readers check; everything else is typed here, so that
-`seed=abc` is refused when the configuration is composed, and ranges are checked in `__post_init__`.
+`cluster` and `model` are free mappings, checked by their own readers. Everything else is typed here: Hydra refuses
+`seed=abc` when it composes the configuration, and `__post_init__` checks ranges.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from hexiopt.solving import MAX_SEED, MAX_STEPS, MAX_TIME_LIMIT_S
 
 
 def _node(made: Any, names: Collection[str]) -> Any:
-    """A dataclass with those fields of `made` for Hydra, which would make a frozen dataclass itself read-only."""
+    """A mutable dataclass with the named fields of `made`: Hydra makes the nodes of frozen dataclasses read-only."""
     hints = get_type_hints(made)
     own = [(one.name, hints[one.name], field(default=one.default)) for one in fields(made) if one.name in names]
     return make_dataclass(f"{made.__name__}Node", own)
@@ -45,9 +45,9 @@ class WorkloadConfig(_node(Workload, {one.name for one in fields(Workload)})):  
 
 @dataclass
 class SolverConfig:
-    """Which solver, and when it stops: after `time_limit_s` seconds, or `max_steps` of its own steps.
+    """The solver, and its budget: `time_limit_s` seconds and, if stated, `max_steps` of its own steps.
 
-    Each solver's own has its parameters too (`solver_config.py`).
+    `solver_config.py` derives a schema for each solver, which adds the solver's parameters.
     """
 
     name: str = MISSING
@@ -60,7 +60,7 @@ class SolverConfig:
         section.integer("max_steps", at_least=1, at_most=MAX_STEPS, default=None)
 
     def options(self) -> dict[str, Any]:
-        """The parameters of the solver that are not as it has them, as `solvers.registry.make_solver` takes them."""
+        """The solver's parameters that differ from their defaults, as `solvers.registry.make_solver` takes them."""
         own = [one for one in fields(self) if one.name not in ("name", "time_limit_s", "max_steps")]
         return {one.name: getattr(self, one.name) for one in own if getattr(self, one.name) != _default(one)}
 
@@ -72,7 +72,7 @@ def _default(parameter: Field[Any]) -> Any:
 
 @dataclass
 class SpaceConfig(_node(Space, _FREEDOMS)):  # type: ignore[misc]
-    """The freedoms of a plan: fields of `hexiopt.problem.space.Space`."""
+    """The freedoms of the plan space: fields of `hexiopt.problem.space.Space`."""
 
     def __post_init__(self) -> None:
         space_from_sections(Section(asdict(self), "space"), Section({}, "constraints"))
@@ -80,7 +80,7 @@ class SpaceConfig(_node(Space, _FREEDOMS)):  # type: ignore[misc]
 
 @dataclass
 class ConstraintsConfig(_node(Space, BOUNDS)):  # type: ignore[misc]
-    """The constraints on a plan, fields of `Space` too; null leaves free. `exclude` names machines or devices."""
+    """The constraints on a plan, also fields of `Space`; null means none. `exclude` names machines or devices."""
 
     def __post_init__(self) -> None:
         space_from_sections(Section({}, "space"), Section(asdict(self), "constraints"))
@@ -88,7 +88,7 @@ class ConstraintsConfig(_node(Space, BOUNDS)):  # type: ignore[misc]
 
 @dataclass
 class BoundConfig:
-    """For how long the lower bound is raised after the search: null, half of the solver's time limit; 0, not at all."""
+    """Seconds spent on the lower bound after the search; null means half of the solver's time limit, 0 none."""
 
     time_limit_s: float | None = None
 
@@ -111,32 +111,38 @@ class CompareConfig:
 def _check_solvers(verb: str, names: list[str]) -> None:
     for name in names:
         if names.count(name) > 1:
-            raise InputError(f"{verb}.solvers: {name!r} stands twice; name every solver once")
+            raise InputError(f"{verb}.solvers: {name!r} appears twice; name every solver once")
 
 
 @dataclass
 class CollectConfig:
-    """The sweep folders that `collect` gathers; empty stands for the newest below multirun/."""
+    """The sweep folders that `collect` gathers; an empty list means the newest sweep in multirun/."""
 
     folders: list[str] = field(default_factory=list)
 
 
 @dataclass
 class TrainConfig:
-    """How `train` trains. `data` is a text file, a folder of them or a token file (.npy); null, Python's own sources.
+    """The settings of `train`.
 
-    `tokenizer` is a Hugging Face tokenizer.json; null, bytes. `resume` is a checkpoint (a folder step-NNNNNNNN),
-    `weights` a Hugging Face folder or .safetensors file to start with; without them, weights are drawn by the seed.
-    `tensorboard` also writes what metrics.jsonl has of the steps for TensorBoard.
-    After a lost or hung process `on_failure` goes on from the last checkpoint: restart, replan (without the lost
-    devices) or stop; `max_restarts` times in a row without a new checkpoint.
+    `data` is a text file, a folder of text files or a token file (.npy); null means the sources of Python's standard
+    library. `tokenizer` is a Hugging Face tokenizer.json; null means one token per byte.
 
-    `launch`: `local` starts all processes on this machine; `machine` those of the plan's devices in `machine`, as all
-    machines do, which meet at `master` (host:port of the first device's machine) and share the run's folder; `torchrun`
-    is one process of `torchrun -m experiments.train`. `machine` null writes the commands for all machines.
+    A run starts from `resume`, a checkpoint (a folder step-NNNNNNNN), or from `weights`, a Hugging Face folder or
+    .safetensors file; without either, the weights are drawn from the seed. `tensorboard` also writes the steps of
+    metrics.jsonl for TensorBoard.
 
-    `device`: on what processes compute. `auto` is a GPU each where the machine has as many as it starts processes, else
-    its CPU. `force` starts also what the machine's cores or memory cannot carry.
+    `on_failure` says what follows the loss or hang of a process: `restart` resumes from the last checkpoint, `replan`
+    does so with a plan without the lost devices, `stop` ends the run. The run fails after `max_restarts` restarts in a
+    row without a new checkpoint.
+
+    `launch`: `local` starts all processes on this machine. `machine` starts the processes of the plan's devices in
+    `machine`; every machine of the plan runs the same command, meets the others at `master` (host:port on the machine
+    of the first device) and shares the run's folder; with `machine` null, the commands of all machines are written to
+    launch.sh. `torchrun` runs one process of `torchrun -m experiments.train`.
+
+    `device`: `auto` gives each process a GPU if the machine has enough, else all of them compute on the CPU. `force`
+    skips the check that the machine's cores and memory suffice.
     """
 
     steps: int = 50
@@ -178,19 +184,21 @@ class TrainConfig:
         section.text("on_failure", choices=("restart", "replan", "stop"))
         section.text("launch", choices=("local", "machine", "torchrun"))
         if self.resume is not None and self.weights is not None:
-            raise InputError("train: resume and weights both say where to begin; state one of them")
+            raise InputError("train: resume and weights exclude each other; state one of them")
         if self.launch != "local" and self.on_failure == "replan":
             raise InputError(
-                "train: on_failure: replan is for launch=local; take restart, or replan and resume by hand"
+                "train: on_failure: replan needs launch=local; choose restart, or replan and resume by hand"
             )
 
 
 @dataclass
 class EmulateConfig:
-    """What `emulate` trains: plans of `solvers` (and that of plan=..., if any), `steps` steps each after a first one.
+    """The settings of `emulate`: it trains the plans of `solvers`, and of plan=... if given, for `steps` steps each
+    after a warm-up step.
 
-    `divisor` narrows the model and its sequences (null: as far as they divide); `dilation` is how long a second of the
-    cluster takes (null: as short as this machine allows); `network` shapes links (null: where root, ip and tc allow).
+    `divisor` is the factor by which the model and its sequences are narrowed (null: the largest possible). `dilation`
+    is the number of seconds here per second on the cluster (null: the least that this machine keeps up with).
+    `network` shapes the links (null: if the process is root and has ip and tc).
     """
 
     solvers: list[str] = field(default_factory=lambda: ["portfolio", "megatron", "flashflex", "random"])
@@ -209,7 +217,7 @@ class EmulateConfig:
 
 @dataclass
 class ExportConfig:
-    """What `export` makes of a `checkpoint`: `format` huggingface, safetensors and a config.json, in `precision`."""
+    """The settings of `export`: it converts `checkpoint` to `format` (huggingface) in `precision`."""
 
     checkpoint: str | None = None
     format: str = "huggingface"
@@ -223,8 +231,8 @@ class ExportConfig:
 
 @dataclass
 class ValidateConfig:
-    """What `validate` predicts runs with: `profiles` of layers (null: those that come with hexiopt; files of hexiopt,
-    Sailor or AMP), and `network`, Sailor's fits of links (null: likewise). [] and "" take none.
+    """The measurements that `validate` predicts with: `profiles` of layers, files of hexiopt, Sailor or AMP ([]: none),
+    and `network`, Sailor's fits of links ("": none). Null means the ones that hexiopt ships.
     """
 
     profiles: list[str] | None = None
@@ -233,11 +241,13 @@ class ValidateConfig:
 
 @dataclass
 class ProfileConfig:
-    """What `profile` measures: each kind of operator and each link for about `seconds`, in `precision` (null: bf16 on
-    a GPU that has it, else fp16; fp32 on a CPU), with `processes` (null: one for each GPU of this machine, or one).
+    """The settings of `profile`: it measures each kind of operator and each link for about `seconds` in `precision`
+    (null: bf16 on a GPU that supports it, else fp16; fp32 on a CPU) with `processes` (null: one per GPU of this
+    machine, or one on its CPU).
 
-    `machine` is what this machine is called (null: its host name), `name` the cluster. `base` is a cluster file, as of
-    `discover`, whose nulls are filled for the machines measured. Several machines: torchrun -m experiments.profile.
+    `machine` names this machine (null: its host name) and `name` the cluster. `base` is a cluster file, such as one
+    written by `discover`, whose nulls are filled in for the measured machines. To measure several machines, run
+    torchrun -m experiments.profile.
     """
 
     name: str = "measured"
@@ -264,12 +274,13 @@ def _check_name(verb: str, name: str) -> None:
 
 @dataclass
 class DiscoverConfig:
-    """Texts of a cluster's tools, as paths, and the `name` of the cluster that `discover` makes of them.
+    """The settings of `discover`: paths of the outputs of a cluster's tools, and the `name` of the cluster.
 
     `nvidia_smi` (nvidia-smi --query-gpu=index,name,memory.total --format=csv) and `topology` (nvidia-smi topo -m) are
-    a path where there is one machine, else a mapping of machines to paths: {a: a.csv, b: b.csv}. `slurm` is scontrol
-    show node or sinfo -N -o "%N %G"; `hostfile` a launcher's, whose slots are taken as GPUs. `nccl_tests`, likewise by
-    machine, is what all_gather_perf or the like printed on all its GPUs: the rate of its links.
+    one path for a single machine, else a mapping of machines to paths: {a: a.csv, b: b.csv}. `slurm` is the output of
+    scontrol show node or sinfo -N -o "%N %G". `hostfile` is a launcher's; its slots are taken as GPUs. `nccl_tests`,
+    by machine like `topology`, is the output of all_gather_perf or the like on all GPUs of a machine, from which the
+    rate of its links is read.
     """
 
     name: str = "discovered"
@@ -286,7 +297,7 @@ class DiscoverConfig:
         self.paths("nccl_tests")
 
     def paths(self, option: str) -> dict[str, str]:
-        """The paths of an option that has one for each machine, a lone one under ''. Raises InputError."""
+        """The paths of an option by machine; a single path without a machine has the key ''. Raises InputError."""
         value = getattr(self, option)
         paths = {"": value} if isinstance(value, str) and value else value or {}
         if not isinstance(paths, Mapping) or not all(isinstance(path, str) and path for path in paths.values()):
@@ -297,7 +308,8 @@ class DiscoverConfig:
 
 @dataclass
 class Config:
-    """All of it. `report` draws pictures (null: yes, but not in a sweep); `plan` is a plan file, `data` one of runs."""
+    """The whole configuration. `report` draws pictures (null: except in a sweep); `plan` is the path of a plan file,
+    `data` that of a file of measured runs."""
 
     cluster: Any = None
     model: Any = None
@@ -331,5 +343,5 @@ class Config:
 
 
 def register() -> None:
-    """Make the schema known to Hydra; those of solvers are `solver_config.py`'s."""
+    """Register the schema with Hydra; `solver_config.py` registers those of the solvers."""
     ConfigStore.instance().store(name="schema", node=Config)

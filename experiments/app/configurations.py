@@ -9,7 +9,8 @@ from hexiopt.reading import Section
 
 
 def named_cluster(name: str, *, inter_gb_per_s: float | None = None, **synthetic: float) -> Cluster:
-    """A shipped cluster; `inter_gb_per_s` replaces its bandwidth between machines, `synthetic` keys of that section."""
+    """A shipped cluster; `inter_gb_per_s` replaces its bandwidth between machines, `synthetic` overrides keys of its
+    section of that name."""
     data = shipped("cluster", name)
     if inter_gb_per_s is not None:
         data["inter_machine"]["bandwidth_gb_per_s"] = inter_gb_per_s

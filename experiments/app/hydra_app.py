@@ -1,7 +1,7 @@
-"""Hydra behind the command line: composes the configuration, runs a job or a sweep, words errors in a line.
+"""Hydra behind the command line: composes the configuration, runs a job or a sweep, reports errors in one line.
 
-Hydra's own `hydra.main` exits with 1 and several lines for whatever it does not like, and a sweep ends at its
-first bad job; so its application object is used directly.
+`hydra.main` exits with code 1 and several lines on every kind of error, and ends a sweep at its first failed job.
+Hence its application object is used directly.
 """
 
 import argparse
@@ -38,16 +38,17 @@ from omegaconf.errors import (
 )
 
 from experiments.app import solver_config
-from experiments.app.common import STATUS_FILE, FailedError, Job, RunOutcome, failure, run_verb, status_of, worst
+from experiments.app.common import FailedError, Job, RunOutcome, failure, run_verb, status_of, worst
 from experiments.app.config import Config, register
 from experiments.app.terminal import plain_warnings
 from experiments.app.verbs import VERBS
 from hexiopt.errors import InputError, did_you_mean
+from hexiopt.readers.sweep_files import STATUS_FILE
 from solvers.registry import known
 
 _CONFIG_ERRORS = (HydraException, OmegaConfBaseException)
 _REFUSED = "refused"
-_MTIME_S = 2.0  # how coarsely a file system may keep times
+_MTIME_S = 2.0  # resolution of a file system's times, at worst
 _MERGING = "Error merging override "
 _TYPES = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
 
@@ -127,7 +128,7 @@ def _parse(args: Sequence[str]) -> argparse.Namespace:
     parser.error = refuse  # type: ignore[method-assign]
     parsed = parser.parse_intermixed_args(list(args))
     if parsed.experimental_rerun is not None:
-        raise InputError("--experimental-rerun: pickles are not read; a plan file says what made it")
+        raise InputError("--experimental-rerun: pickles are not read; a plan file states how it was made")
     for override in parsed.overrides:
         if "=" not in override and not override.startswith("~") and not parsed.shell_completion:
             raise InputError(f"{override!r}: is not an override; write key=value")
@@ -135,15 +136,17 @@ def _parse(args: Sequence[str]) -> argparse.Namespace:
 
 
 def _may_set_mode(parsed: argparse.Namespace) -> bool:
-    """Whether `hydra.mode` may be set otherwise than by --multirun: by an experiment, by files that are not ours, or as
-    an override. Finding out composes everything once more."""
+    """Whether `hydra.mode` may be set other than by --multirun: by an experiment, the user's files or an override.
+
+    To find out for certain, the configuration has to be composed once more.
+    """
     foreign = (parsed.config_path, parsed.config_dir, parsed.config_name)
     ours = (override.lstrip("+").startswith(("experiment", "hydra")) for override in parsed.overrides)
     return any(foreign) or any(ours)
 
 
 def _chosen_solvers(parsed: argparse.Namespace) -> set[str] | None:
-    """The solvers whose configurations may be composed, each of which takes time to import; None for all."""
+    """The solvers whose schemas may be needed (importing each takes time); None for all of them."""
     others = (parsed.help, parsed.hydra_help, parsed.shell_completion, parsed.info, parsed.config_path)
     if any(others) or parsed.config_dir or parsed.config_name:
         return None
@@ -158,14 +161,14 @@ def _chosen_solvers(parsed: argparse.Namespace) -> set[str] | None:
 
 
 def _open(override: str) -> str:
-    """Any value below `cluster` and `model` may be set or added; their readers know the keys."""
+    """Allow any key below `cluster` and `model` to be set or added; their readers check the keys."""
     return f"++{override}" if override.startswith(("cluster.", "model.")) else override
 
 
 def _one(hydra: Hydra, loader: "_Loader", name: str, verb: str, overrides: list[str]) -> int:
     returned = hydra.run(config_name=name, task_function=partial(task, verb, False), overrides=overrides)
     outcome: RunOutcome = returned.return_value
-    for folder in loader.new_folders:  # what Hydra made, unless results are in it
+    for folder in loader.new_folders:  # remove what Hydra created, unless it holds results
         try:
             folder.rmdir()
         except OSError:
@@ -176,12 +179,12 @@ def _one(hydra: Hydra, loader: "_Loader", name: str, verb: str, overrides: list[
 def _sweep(hydra: "_Hydra", name: str, verb: str, overrides: list[str]) -> int:
     began_s = time.time()
     hydra.multirun(config_name=name, task_function=partial(task, verb, True), overrides=overrides)
-    # What a sweeper returns is its own business (Optuna's returns nothing); every job has left its status.
+    # Sweepers differ in what they return (Optuna's returns nothing), but every job has left its status.
     folder = Path(hydra.composed.hydra.sweep.dir)
     found = [path for path in folder.rglob(STATUS_FILE) if path.stat().st_mtime > began_s - _MTIME_S]
     jobs = [(path, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(found, key=_by_number)]
     if not jobs:
-        raise FailedError("the sweep has run no job")
+        raise FailedError("the sweep ran no job")
     for path, status in jobs:
         if status["exit_code"]:
             print(f"hexiopt: job {path.parent.relative_to(folder)}: {status['message']}", file=sys.stderr)
@@ -193,13 +196,13 @@ def _sweep(hydra: "_Hydra", name: str, verb: str, overrides: list[str]) -> int:
 
 
 def _by_number(path: Path) -> tuple[int, str]:
-    """Jobs in the order of their numbers, where their folders are called so."""
+    """A sort key: the number of the job where its folder is named by it, then the path."""
     name = path.parent.name
     return (int(name) if name.isdecimal() else -1, str(path))
 
 
 def task(verb: str, in_sweep: bool, cfg: DictConfig) -> RunOutcome:
-    """One job, in this process or a launcher's. Never raises; in a sweep it leaves `status.json`."""
+    """Run one job, in this process or a launcher's. It never raises; in a sweep it writes `status.json`."""
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     given: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
@@ -226,7 +229,7 @@ def task(verb: str, in_sweep: bool, cfg: DictConfig) -> RunOutcome:
 
 
 class _Hydra(Hydra):
-    """Remembers what it has composed last: the configuration of a sweep has the folder of its jobs."""
+    """Remembers the last configuration that it composed; a sweep's has the folder of its jobs."""
 
     composed: DictConfig
 
@@ -236,9 +239,9 @@ class _Hydra(Hydra):
 
 
 class _Loader(ConfigLoaderImpl):
-    """Composes configurations. A job of a sweep that does not compose becomes one that says so when it runs.
+    """Composes configurations. Where the configuration of a job in a sweep is invalid, the job reports so when it runs.
 
-    `new_folders` are the folders that a single run will make, innermost first.
+    `new_folders` are the folders that a single run will create, innermost first.
     """
 
     new_folders: tuple[Path, ...] = ()
@@ -280,7 +283,7 @@ class _Loader(ConfigLoaderImpl):
 
 
 def one_line(error: BaseException) -> str:
-    """What Hydra or OmegaConf has to say, as one line: value, rule, remedy."""
+    """An error of Hydra or OmegaConf as one line: value, rule, remedy."""
     chain: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in chain:
@@ -322,7 +325,7 @@ def _said(error: BaseException) -> str | None:
     said = str(error)
     if said.startswith("Could not append to config"):
         key = said.partition("'")[2].partition("'")[0]
-        return f"{key}: is there already; remove the + before it"
+        return f"{key}: exists already; remove the + before it"
     if said.startswith("Ambiguous value for argument"):
         argument = said.splitlines()[0].removeprefix("Ambiguous value for argument ").strip("'")
         return f"{argument!r}: has several values; sweep over them with -m, or write a list as key=[a,b]"

@@ -1,23 +1,37 @@
-"""Tables and pictures of a plan, drawn by `hexiopt.report`, into a job's folder and onto the terminal."""
+"""Tables and pictures of plans and training runs, written to a job's folder and printed on the terminal."""
 
 import json
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.app.common import Job
+from experiments.app.common import Job, found
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.result import Point
+from hexiopt.readers.plan_file import plan_file_to_dict, solver_to_dict
+from hexiopt.result import Point, Result
 
 if TYPE_CHECKING:
     from runtime.launch.session import TrainedStep
 
 
+def write_plan(
+    job: Job, problem: Problem, result: Result, name: str = "plan.json"
+) -> tuple[Plan, Cost, dict[str, Any]]:
+    """Write the plan that a search has found; returns it, its cost, and the plan file's object `solver`.
+
+    Raises NoPlanError where none was found.
+    """
+    plan, cost = found(result)
+    made_by = solver_to_dict(result)
+    job.write_json(name, plan_file_to_dict(problem, plan, cost, made_by))
+    return plan, cost, made_by
+
+
 def show_plan(job: Job, problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any]) -> None:
-    """Print a plan and what it achieves."""
+    """Print a plan and its predicted performance."""
     if job.in_sweep:
         return
     from hexiopt.report.table import breakdown_table, plan_table, summary_table
@@ -51,7 +65,7 @@ def plan_reports(
 def show_training(
     job: Job, problem: Problem, plan: Plan, steps: Sequence["TrainedStep"], timelines: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Print and draw what a training run has brought; nothing where it has ended no step."""
+    """Print and draw the steps of a training run; does nothing where none has ended."""
     from hexiopt.report.measured import MeasuredRank, both_timelines, measured_table
     from hexiopt.report.training import draw_training, training_table
 

@@ -1,7 +1,7 @@
-"""The configuration of each solver: its parameters, typed as its dataclass says, beside its name and its budget.
+"""The configuration schema of each solver: its name, its budget, and its parameters as its dataclass types them.
 
-`solver=NAME` composes it. It is made of the solver's class, whether that is ours or another package's: no file says it
-again.
+`solver=NAME` composes it. It is made of the solver's class, whether that is ours or another package's: no file states
+it again.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ ORACLE_TIME_LIMIT_S = 60.0  # proofs take longer than searches
 
 
 def schema(name: str) -> type[SolverConfig]:
-    """The configuration of a solver as a dataclass. Raises InputError where it cannot be imported."""
+    """The configuration schema of a solver as a dataclass. Raises InputError where the solver cannot be imported."""
     made = solver_class(ALIASES.get(name, name))
     hints = get_type_hints(made)
     common: list[tuple[str, Any, Any]] = [("name", str, field(default=name))]
@@ -33,12 +33,12 @@ def schema(name: str) -> type[SolverConfig]:
 
 
 def register(names: Iterable[str] | None = None) -> None:
-    """Store the configurations of solvers, all of them where no names are given, in Hydra's ConfigStore."""
+    """Store the schemas of the named solvers, by default of all, in Hydra's ConfigStore."""
     store, solvers = ConfigStore.instance(), {*known(), *ALIASES}
     for name in solvers if names is None else solvers.intersection(names):
         try:
             node = schema(name)
-        except InputError:  # the solver, if it is asked for, says what is wrong
+        except InputError:  # choosing the solver reports the error
             node = make_dataclass("Broken", [("name", str, field(default=name))], bases=(SolverConfig,))
         store.store(group="solver", name=name, node=node)
 
@@ -49,7 +49,7 @@ def _default(parameter: Field[Any]) -> Any:
 
 
 def _typed(name: str, hint: Any) -> Any:
-    """What OmegaConf checks of a value; what it does not know is left to the solver."""
+    """The type that OmegaConf checks; types that it does not support are left to the solver."""
     if get_origin(hint) is Literal:
         return type(get_args(hint)[0])
     try:

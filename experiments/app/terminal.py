@@ -1,4 +1,4 @@
-"""Printing for people: tables, and nothing more once the reader has gone."""
+"""Printing tables for people, until the reader of the output closes it."""
 
 import os
 import sys
@@ -9,15 +9,15 @@ from typing import Any
 
 from hexiopt.errors import RenamedWarning
 
-_WIDTH = 120  # of tables, where the output is no terminal
+_WIDTH = 120  # of tables, where the output is not a terminal
 
 
 def show(*renderables: Any) -> None:
-    """Print tables and text. Raises BrokenPipeError where the reader went away."""
+    """Print tables and text. Raises BrokenPipeError where the reader has closed the output."""
     from rich.console import Console
 
     class Terminal(Console):
-        """Tells of a reader that went away, instead of ending the program."""
+        """A console that raises BrokenPipeError instead of exiting when the reader has closed the output."""
 
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
@@ -28,13 +28,13 @@ def show(*renderables: Any) -> None:
 
 
 def mute() -> None:
-    """Send what is still printed nowhere: whoever read it (`| head`) has enough."""
+    """Discard further output: its reader, such as `head`, has closed it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Within, an old name is told in one line on standard error, without the line of code that uses it."""
+    """A context in which a deprecation is one line on standard error, without the line of code that caused it."""
     with warnings.catch_warnings():
         quoted = warnings.showwarning
 

@@ -7,9 +7,9 @@ VERBS = {
     "train": "trains with plan=... or a plan found first; writes checkpoints, metrics.jsonl, timeline.json, loss.png",
     "emulate": "trains plans of emulate.solvers=[...] on an emulated cluster; writes emulation.csv, emulation.png",
     "export": "makes a Hugging Face model of export.checkpoint=...; writes huggingface/",
-    "explain": "says where every value of a plan's cost comes from, and what binds",
+    "explain": "shows where every value of a plan's cost comes from, and what binds",
     "validate": "predicts the measured runs of data=FILE.csv; writes validation.csv, validation.png",
     "profile": "measures this machine's GPUs and links, or its CPU; writes cluster.yaml, profile.json",
-    "discover": "reads texts of nvidia-smi, Slurm or a hostfile; writes cluster.yaml, its unknowns null",
+    "discover": "reads outputs of nvidia-smi or Slurm, or a hostfile; writes cluster.yaml, unknowns null",
     "collect": "gathers the jobs of a sweep; writes results.csv (and results.parquet with pyarrow)",
 }

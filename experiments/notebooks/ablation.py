@@ -1,8 +1,8 @@
 # %% [markdown]
 # # What is each asymmetry worth?
 #
-# A planner for mixed GPUs may cut layers unevenly, give stages different TP degrees, make pipelines unlike, and more.
-# The study `ablation` plans with each of these freedoms taken away. This notebook explains how to read it: open it in
+# A planner for mixed GPUs may split layers unevenly, give stages different TP degrees, let pipelines differ, and more.
+# The study `ablation` plans without each of these freedoms in turn. This notebook explains how to read it: open it in
 # Jupyter (with jupytext) or an editor that knows `# %%` cells, or run it:
 # `python experiments/notebooks/ablation.py [--quick]`.
 
@@ -23,25 +23,25 @@ rows = ablation.STUDY.rows(Scale(quick=quick), OUT, Console(stderr=True))
 print(rows[["setting", "space", "status", "step_time_s", "runtime_s"]].to_string(index=False))
 
 # %% [markdown]
-# A row is one search: the portfolio in one plan space. What the searches found, in seconds of a step:
+# A row is one search: the portfolio in one plan space. The step times that the searches found, in seconds:
 
 # %%
 found = grid(rows, "space", "setting")
 print(found.to_string())
 
 # %% [markdown]
-# A search may miss a plan. But a plan of a restricted space is valid in every larger one: the whole space has at least
-# the best plan of all rows. `INSIDE` lists which spaces lie in which; each is credited with the best plan inside it.
+# A search may miss a plan. But a plan of a restricted space is valid in every larger one, so the whole space has the
+# best plan of all rows. `INSIDE` lists which spaces contain which; each is credited with the best plan inside it.
 
 # %%
 best = credited(found, ablation.INSIDE)
 missed = found / best - 1
-print("How far each search stops above the best plan known of its space:")
+print("How far the plan of each search is above the best known plan of its space:")
 print(missed.map("{:.2%}".format).to_string())
 
 # %% [markdown]
-# The price of a freedom is how much longer the best step takes without it. Losses do not add up: what one freedom
-# cannot do any more, another often can. Hence the last row, without all of them, says more than the sum of the others.
+# The price of a freedom is how much longer the best step takes without it. Losses do not add up: one freedom
+# often makes up for another. Hence the last row, without all of them, says more than the sum of the others.
 
 # %%
 longer = (best / best.loc[ablation.UNSHARDED] - 1).drop(index=ablation.UNSHARDED)

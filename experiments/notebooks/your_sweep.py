@@ -29,14 +29,14 @@ rows = pd.read_parquet(table) if table.suffix == ".parquet" else pd.read_csv(tab
 print(f"{len(rows)} jobs, {(rows['exit_code'] == 0).sum()} with a plan")
 
 # %% [markdown]
-# Columns are what the sweep overrode and what each job's plan predicts. A job without a plan says why in `message`.
+# The columns are the overridden keys and the predictions of each job's plan. `message` says why a job has no plan.
 
 # %%
 print(rows[["result.solver", "result.seed", "result.step_time_s", "message"]].fillna("").to_string(index=False))
 
 # %% [markdown]
-# One number a solver: the geometric mean of its ratio to the best plan that any solver found with the same seed, so
-# that a seed with slow steps does not weigh more than another.
+# One number per solver: the geometric mean of its step time over the best that any solver found with the same seed, so
+# that all seeds weigh the same.
 
 # %%
 step_s = rows.pivot_table(index="result.seed", columns="result.solver", values="result.step_time_s")

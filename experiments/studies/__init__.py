@@ -1,4 +1,4 @@
-"""Studies: one question each, answered by searches. `python -m experiments.studies NAME` measures and writes a page."""
+"""Studies: each answers one question by searches. `python -m experiments.studies NAME` measures and writes a page."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -1,11 +1,11 @@
 """Measures studies and writes a page for each: `python -m experiments.studies NAME [...]`.
 
-    python -m experiments.studies rivals --quick                        # seconds, on a tiny setting; claims nothing
+    python -m experiments.studies rivals --quick                        # seconds, on a tiny setting; no claims
     python -m experiments.studies scaling --sizes 16 64                 # smaller clusters only
     python -m experiments.studies small_suite --only problem=lab solver=cp_sat --limits cp_sat=60
     python -m experiments.studies all --publish                         # every page of docs/results/; about two hours
 
-What is measured is kept in OUT/searches: studies share it, and after an interruption only the rest is run.
+Measurements are kept in OUT/searches: studies share them, and after an interruption only the rest is run.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _MOST_S = 1e6
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run studies: 0 done, 1 where a search failed, 2 for bad input."""
+    """Run studies; returns 0 when done, 1 where a search failed, 2 for bad input."""
     words = sys.argv[1:] if argv is None else list(argv)
     given = _parser().parse_args(words)
     errors, quoted = Console(stderr=True), Console(width=None if sys.stdout.isatty() else 160)
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"hexiopt: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("hexiopt: interrupted; run the same command again, and it goes on from here", file=sys.stderr)
+        print("hexiopt: interrupted; run the same command again to continue from here", file=sys.stderr)
         return 130
     for line in failed:
         print(f"hexiopt: failed: {line}", file=sys.stderr)
@@ -66,11 +66,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     known = solver_names(lambda able: able.sequence != "only")
     parser.add_argument("names", nargs="+", choices=(*NAMES, "all"), metavar="NAME", help=", ".join((*NAMES, "all")))
-    parser.add_argument("--quick", action="store_true", help="a tiny setting in seconds: claims nothing")
-    parser.add_argument("--publish", action="store_true", help="page and figures into docs/results/ too")
-    parser.add_argument("--any-code", action="store_true", help="also take what other versions of the code measured")
+    parser.add_argument("--quick", action="store_true", help="a tiny setting, in seconds; no claims")
+    parser.add_argument("--publish", action="store_true", help="write page and figures into docs/results/ too")
+    parser.add_argument("--any-code", action="store_true", help="also use measurements of other versions of the code")
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder (default results)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="a factor of all time limits (default 1)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="a factor for all time limits (default 1)")
     parser.add_argument("--limits", nargs="+", default=[], metavar="SOLVER=S", help="time limits of some solvers")
     parser.add_argument("--seeds", type=int, default=None, help=f"of convergence (default {_SEEDS})")
     parser.add_argument("--sizes", type=int, nargs="+", default=None, metavar="GPUS", help="of scaling, scheduling")
@@ -100,7 +100,7 @@ def _scale(given: argparse.Namespace) -> Scale:
     sizes = tuple(sorted(set(given.sizes or (_QUICK_SIZES if given.quick else SIZES))))
     for size in sizes:
         if size < 8 or size % 8:
-            raise InputError(f"--sizes: {size} is no number of GPUs in machines of eight; state a multiple of 8")
+            raise InputError(f"--sizes: {size} is not a number of GPUs in machines of eight; state a multiple of 8")
     seeds = (_QUICK_SEEDS if given.quick else _SEEDS) if given.seeds is None else given.seeds
     if seeds < 1:
         raise InputError(f"--seeds: {seeds} is out of range; state 1 or more")

@@ -1,4 +1,4 @@
-"""What is each asymmetry worth? The portfolio without one freedom after the other, and without all.
+"""What is each asymmetry worth? The portfolio plans without each freedom in turn, and without all of them.
 
 python -m experiments.studies ablation          # about 5 minutes on two cores; --quick: seconds
 """
@@ -19,7 +19,7 @@ from hexiopt.report.style import FAINT
 from hexiopt.schedules.registry import ONE_F_ONE_B
 
 _LIMIT_S = 10.0
-_SMALL = 0.0005  # a loss below 0.05 % is called none
+_SMALL = 0.0005  # losses below 0.05 % count as none
 _NOTES = (
     "How much longer a step takes than in the whole plan space. A smaller space's plan is one of the larger's, so "
     "that a space is credited with the best plan of any search inside it; the CSV has what each search found itself."
@@ -28,7 +28,7 @@ _NOTES = (
 
 @dataclass(frozen=True)
 class PlanSpace:
-    """A plan space: which switches are off, and the schedule."""
+    """A plan space: the switches that are off, and the schedule."""
 
     off: tuple[str, ...] = ()
     schedule: str = "auto"
@@ -39,7 +39,7 @@ class PlanSpace:
         return replace(Space(), **dict[str, Any](dict.fromkeys(self.off, False)))
 
     def holds(self, other: "PlanSpace") -> bool:
-        """Whether every plan of `other` is one of this space too."""
+        """Whether every plan of `other` is in this space too."""
         without = {*other.off, "recompute_per_layer"} if "recompute_per_stage" in other.off else {*other.off}
         return set(self.off) <= without and self.schedule in ("auto", other.schedule)
 
@@ -64,7 +64,7 @@ INSIDE = {name: [other for other in SPACES if own.holds(SPACES[other])] for name
 
 
 def searches(scale: Scale) -> list[SearchSpec]:
-    """Every space on the first model of every setting."""
+    """Every plan space, on the first model of every setting."""
     return [
         OURS.search(
             setting.problem(scale, space=own.space, schedule=own.schedule),
@@ -77,7 +77,7 @@ def searches(scale: Scale) -> list[SearchSpec]:
 
 
 def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
-    """What each freedom costs to lose."""
+    """The loss without each freedom."""
     found = grid(rows, "space", "setting")
     best = credited(found, INSIDE)
     longer = (best / best.loc[UNSHARDED] - 1).drop(index=UNSHARDED)
@@ -106,7 +106,7 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
 
 
 def claims(found: pd.DataFrame, best: pd.DataFrame, longer: pd.DataFrame) -> list[str]:
-    """What all of it is worth, which single freedom most, which nothing; and where the search itself fell short."""
+    """The value of all freedoms and of the most valuable one, those worth nothing, and searches that fell short."""
     said = []
     if NONE in longer.index and longer.loc[NONE].notna().any():
         said.append(f"Without any asymmetry a step takes {span(longer.loc[NONE], '.1%')} longer.")

@@ -1,6 +1,6 @@
-"""How far can our plans be from the best there is, by a lower bound that holds for every plan of every planner?
+"""How far can our plans be from the optimum, by a lower bound that holds for every plan of every planner?
 
-On HexiScale's settings at 100 and at 5 Gbit/s between machines, and on 1,024 made-up GPUs.
+On HexiScale's settings at 100 and at 5 Gbit/s between machines, and on 1,024 synthetic GPUs.
 
 python -m experiments.studies bounds          # about 21 minutes on two cores; --quick: seconds
 """
@@ -31,7 +31,7 @@ _NOTES = (
 
 
 def searches(scale: Scale) -> list[SearchSpec]:
-    """Ours with two seeds and the bound, on every problem."""
+    """The portfolio with two seeds, and the bound, on every problem."""
     found = []
     for (name, gbit_per_s), problem in _problems(scale).items():
         labels = {"problem": name, "Gbit/s": gbit_per_s, "compute_bound_s": compute_bound_s(PlanPricer(problem))}
@@ -74,7 +74,7 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
 
 
 def claims(gap: pd.Series) -> list[str]:
-    """Gaps by bandwidth, beside the aims; `gap` by problem and Gbit/s."""
+    """Gaps by bandwidth, next to the aims; `gap` is by problem and Gbit/s."""
     said = []
     for gbit_per_s, aim in _AIMS.items():
         own = gap[gap.index.get_level_values(1) == gbit_per_s].droplevel(1).dropna()

@@ -1,4 +1,4 @@
-"""How fast do the searches converge, against random partition of the same seed?
+"""How fast do the searches converge, compared with random partition with the same seed?
 
 python -m experiments.studies convergence          # about 3 minutes on two cores; --quick: seconds
 """
@@ -40,7 +40,7 @@ def searches(scale: Scale) -> list[SearchSpec]:
 
 
 def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
-    """Throughput over time, beside the paper's ratios."""
+    """Throughput over search time, next to the paper's ratios."""
     random_s = rows[rows["planner"] == RANDOM.label].set_index(["setting", "seed"])["step_time_s"]
     beside_s = pd.Series([random_s[key] for key in zip(rows["setting"], rows["seed"], strict=True)], index=rows.index)
     rows = rows.assign(over_random=beside_s / rows["step_time_s"])
@@ -70,7 +70,7 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
 
 
 def draw(rows: pd.DataFrame, scale: Scale) -> Figure:
-    """A panel a setting: the best throughput so far over search time, mean and band of all seeds."""
+    """One panel per setting: the best throughput so far over search time, mean and range over all seeds."""
     panels = rows.groupby("setting", sort=False)
     figure, axes = framed(
         "How fast the searches converge",

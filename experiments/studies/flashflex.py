@@ -1,10 +1,10 @@
-"""What do our plans reach beside those of the released FlashFlex scheduler, judged by FlashFlex's own formulas?
+"""How do our plans compare with those of the released FlashFlex scheduler by FlashFlex's own formulas?
 
-Its cost and memory formulas (github.com/Relaxed-System-Lab/FlashFlex, `experimental/cost_modeling.py`) are written
-again in `solvers/baselines/`: full recompute, 20 GB/s inside machines and 400 inside A800's, TFLOPS of 1024⁴, GB of
-1024³. For each row of `experiments/data/flashflex_rows.yaml` the portfolio searches three times: under the formulas,
-micro-batches free; under the formulas with FlashFlex's micro-batch rule, as in the figures it is compared with; and
-under our own cost model and memory, whose plan FlashFlex's formulas then judge.
+Its cost and memory formulas (github.com/Relaxed-System-Lab/FlashFlex, `experimental/cost_modeling.py`) are
+reimplemented in `solvers/baselines/`: full recompute, 20 GB/s inside machines and 400 inside A800's, TFLOPS of 1024⁴,
+GB of 1024³. For each row of `experiments/data/flashflex_rows.yaml` the portfolio searches three times: under the
+formulas with free micro-batches; under the formulas with FlashFlex's micro-batch rule, as in the reference figures; and
+under our own cost and memory model, where FlashFlex's formulas then judge the plan.
 
 python -m experiments.studies flashflex          # about 4 minutes on two cores; --only row=1; --quick: seconds
 """
@@ -43,7 +43,7 @@ _NOTES = (
 
 @dataclass(frozen=True)
 class FlashFlexRow:
-    """One comparison: HexiScale's setting, a model, GB/s between machines; what others reach in tokens/s."""
+    """One comparison: a setting of HexiScale's, a model, GB/s between machines, and the tokens/s of others."""
 
     setting: int
     model: str
@@ -59,7 +59,8 @@ def read_rows() -> tuple[FlashFlexRow, ...]:
 
 
 def problem_of(row: FlashFlexRow) -> Problem:
-    """The problem of a row: 256 sequences of 4,096 tokens, full recompute; no replicas, which have no price there."""
+    """The problem of a row: 256 sequences of 4,096 tokens, full recompute; no replicated stages, which
+    FlashFlex's formulas cannot price."""
     return Problem(
         cluster=named_cluster(f"hexiscale_setting_{row.setting}", inter_gb_per_s=row.inter_gb_per_s),
         model=named_model(row.model),
@@ -69,7 +70,7 @@ def problem_of(row: FlashFlexRow) -> Problem:
 
 
 def by_rule(problem: Problem) -> FlashFlexPricer:
-    """FlashFlex's formulas with its micro-batch rule imposed."""
+    """FlashFlex's formulas under its micro-batch rule."""
     return FlashFlexPricer(problem, micro_batch_rule=True)
 
 
@@ -113,7 +114,7 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
         {"annealer": about["annealer_tokens_per_s"], _FORMULAS: free[_FORMULAS], _RULE: ruled[_RULE], _OWN: free[_OWN]}
     ).assign(**{_OWN_RULE: ruled[_OWN]})
     over = reached.div(about["flashflex_tokens_per_s"], axis=0)
-    mean = np.exp(np.log(over).mean(skipna=False))  # none where a search has no plan
+    mean = np.exp(np.log(over).mean(skipna=False))  # no value where a search has no plan
     cells = about[["setting", "model", "inter_gb_per_s", "flashflex_tokens_per_s"]].astype(object)
     cells.columns = pd.Index(["setting", "model", "GB/s", "FlashFlex"])
     cells["FlashFlex"] = cells["FlashFlex"].map(tokens)

@@ -1,4 +1,4 @@
-"""How fast is a mixed cluster under our planner against a homogeneous one of like FLOPS under the systems made for it?
+"""How fast is a mixed cluster with our planner, compared with a homogeneous one of similar FLOPS with existing systems?
 
 python -m experiments.studies homogeneous          # about 3 minutes on two cores; --quick: seconds
 """
@@ -24,7 +24,7 @@ _NOTES = (
 
 
 def searches(scale: Scale) -> list[SearchSpec]:
-    """Ours on every mixed cluster; ours and the baselines on its partner."""
+    """The portfolio on every mixed cluster; the portfolio and the baselines on its homogeneous partner."""
     found = []
     for setting in settings(scale):
         mixed, partner = setting.problem(scale), setting.partner_problem(scale)
@@ -38,7 +38,7 @@ def searches(scale: Scale) -> list[SearchSpec]:
 
 
 def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
-    """Ratios of throughput, beside the paper's."""
+    """Ratios of throughput, next to the paper's."""
     per_s, mfu = (grid(rows, "setting", "where", values) for values in ("tokens_per_s", "mfu"))
     first = rows.drop_duplicates("setting").set_index("setting")
     papers = pd.DataFrame(
@@ -84,7 +84,7 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
 
 
 def claims(ratio: pd.Series, fastest: pd.Series, megatron: pd.Series, measured: pd.Series) -> list[str]:
-    """What the ratios come to, and every baseline that does better than the paper says.
+    """A summary of the ratios, and every baseline that does better than the paper says.
 
     By setting: our throughput over the best baseline's; its name; the MFU of Megatron-LM, priced, and as measured.
     """

@@ -1,4 +1,4 @@
-"""What does planning DP, PP, TP and CP × HP together gain over pipelines alone and sequence layouts alone?
+"""How much does planning DP, PP, TP and CP × HP jointly gain over pipelines alone and sequence layouts alone?
 
 At 128K tokens, on clusters of both papers and on a small lab.
 
@@ -33,7 +33,7 @@ _NOTES = (
 
 
 def searches(scale: Scale) -> list[SearchSpec]:
-    """Every way on every cluster, and the bounds."""
+    """Every planner on every cluster, and the bounds."""
     return [
         SearchSpec(
             setting.problem(scale, space=space),

@@ -1,4 +1,4 @@
-"""What are uneven tokens, heads and groups, and the orders of tokens, each worth in a sequence layout?
+"""What are uneven tokens, heads and groups, and the order of tokens, each worth in a sequence layout?
 
 python -m experiments.studies layouts          # about a minute on two cores; --quick: seconds
 """
@@ -24,7 +24,7 @@ _NOTES = (
 
 @dataclass(frozen=True)
 class Freedoms:
-    """What may be uneven, and the order of tokens; None leaves it to the search."""
+    """What may be uneven, and the order of tokens; None leaves the order to the search."""
 
     uneven: tuple[str, ...] = _UNEVEN
     order: str | None = None
@@ -36,7 +36,7 @@ class Freedoms:
         return off | ({"order": self.order} if self.order else {})
 
     def holds(self, other: "Freedoms") -> bool:
-        """Whether every layout of `other` is one of these too."""
+        """Whether every layout that `other` allows is allowed here too."""
         return set(other.uneven) <= set(self.uneven) and self.order in (None, other.order)
 
 

@@ -1,7 +1,7 @@
-"""Are uneven sequence layouts faster than Ring Attention, Ulysses and USP, which share a sequence out evenly?
+"""Are uneven sequence layouts faster than Ring Attention, Ulysses and USP, which divide sequences evenly?
 
 On HexiSeq's mixed testbed (16K to 256K tokens), on its simulated clusters 1 to 3 (to 1,024K), and on its clusters 4
-and 5 against homogeneous ones of like FLOPS.
+and 5 against homogeneous ones of similar FLOPS.
 
 python -m experiments.studies long_context          # about 24 minutes on two cores; --quick: seconds
 """
@@ -60,7 +60,7 @@ _PAIR_NOTES = (
 
 
 def searches(scale: Scale) -> list[SearchSpec]:
-    """Ours, every baseline and the bound in every setting of the three grids."""
+    """The portfolio, every baseline and the bound in every setting of the three grids."""
     found = []
     for part, own in (("testbed", TESTBED), ("simulations", SIMULATIONS), ("pairs", PAIRS)):
         settings = QUICK if scale.quick else own
@@ -88,21 +88,21 @@ def _pair(setting: LongSetting, scale: Scale) -> list[SearchSpec]:
 
 
 def balance(problem: Problem) -> float:
-    """How many times as fast all GPUs compute that share the work by their speed, over equal shares."""
+    """The compute speedup of dividing the work by the GPUs' speeds, over equal shares."""
     rates = RateTable(PlanPricer(problem)).of(range(problem.cluster.num_devices), "none")
     sequence_s = rates.of_sequence_s(problem.workload.seq_len, problem.model.num_heads)
     return float(sequence_s.max() * (1.0 / sequence_s).mean())
 
 
 def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
-    """A part for each grid: ratios of throughput beside the paper's."""
+    """One part per grid: ratios of throughput next to the paper's."""
     parts = rows.groupby("part", sort=False)
     limits = f"{scale.limit_s(OURS_S):g} s a search of ours, {scale.limit_s(BASELINE_S):g} s of a baseline"
     return [_pairs(own, limits) if part == "pairs" else _shared(part, own, limits) for part, own in parts]
 
 
 def contest(rows: pd.DataFrame) -> pd.DataFrame:
-    """By setting: tokens/s of each planner, the best baseline, ours over it, our gap, and what balance is worth."""
+    """By setting: tokens/s of each planner, the best baseline, our ratio to it, our gap, and the value of balance."""
     found = grid(rows, "setting", "planner", "tokens_per_s")
     baselines = found[[label for label in _LABELS if label in found]]
     ours = rows[rows["planner"] == _OURS].set_index("setting")
@@ -141,7 +141,7 @@ def _shared(part: str, rows: pd.DataFrame, limits: str) -> Report:
 
 
 def claims(own: pd.DataFrame, paper: dict[str, float]) -> list[str]:
-    """What the ratios come to beside the paper's, where a baseline does as well, and where only one side has a plan."""
+    """A summary of the ratios next to the paper's, of where baselines are as good, and of missing plans."""
     both = own[own["ratio"].notna()]
     if both.empty:
         return ["No setting has both a plan of ours and one of a baseline."]
@@ -168,7 +168,7 @@ def claims(own: pd.DataFrame, paper: dict[str, float]) -> list[str]:
 
 
 def _draw(own: pd.DataFrame, paper: dict[str, float], title: str, limits: str) -> Figure:
-    """Throughput over the best baseline and the certified gap against the length of a sequence, a line a place."""
+    """Throughput over the best baseline, and the certified gap, against the sequence length; one line per cluster."""
     below = f"Throughput by our cost model over the best of {', '.join(_LABELS)}; {limits}"
     figure, (left, right) = framed(title, below, columns=2)
     for k, (place, group) in enumerate(own.groupby("place", sort=False)):
@@ -230,7 +230,7 @@ def _pairs(rows: pd.DataFrame, limits: str) -> Report:
 
 
 def pair_claims(own: pd.DataFrame) -> list[str]:
-    """How far the mixed clusters are from the homogeneous ones, beside the paper's."""
+    """The distance of the mixed clusters to the homogeneous ones, next to the paper's."""
     within, ratio, said = published.paper("hexiseq")["pairs"], own["ratio"].dropna(), []
     if len(ratio):
         said.append(

@@ -22,14 +22,14 @@ _LIMITS_S = {OURS: 20.0, LOWER_BOUND: 40.0, **dict.fromkeys(RIVALS, 10.0)}
 _COMPARED = [p.label for p in RIVALS if p.solver in published.paper("hexiscale")["rivals"]["names"]]
 _NOTES = (
     "× is our throughput over the rival's on the same cluster. Each rival searches its own published plan space with "
-    "its own estimate; of the plans that it ranks best, the best by our cost model counts, so that it is not beaten "
-    f"for a poor estimate. Paper: {published.HEXISCALE}, {published.ratio_range('rivals')} over Metis, AMP and "
-    "Espresso. gap: no plan of any planner takes less than that share under our step time."
+    "its own estimate; of the plans that it ranks best, the best by our cost model counts, so that a poor estimate is "
+    f"no handicap. Paper: {published.HEXISCALE}, {published.ratio_range('rivals')} over Metis, AMP and "
+    "Espresso. gap: no plan of any planner has a step time shorter than ours by more than this share."
 )
 
 
 def searches(scale: Scale) -> list[SearchSpec]:
-    """Ours, the bound and every rival on every setting."""
+    """The portfolio, the bound and every rival on every setting."""
     return [
         planner.search(setting.problem(scale), scale.limit_s(limit_s), setting.labels)
         for setting in settings(scale)
@@ -38,7 +38,7 @@ def searches(scale: Scale) -> list[SearchSpec]:
 
 
 def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
-    """Ratios of throughput, beside the paper's."""
+    """Ratios of throughput, next to the paper's."""
     ours = rows[rows["planner"] == OURS.label].set_index("setting")
     gap = 1 - rows.groupby("setting", sort=False)["bound_s"].max() / ours["step_time_s"]
     papers = [published.setting_figures(*pair) for pair in zip(ours["number"], ours["model"], strict=True)]
@@ -62,7 +62,7 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
 
 
 def claims(over: pd.DataFrame, ours: pd.DataFrame) -> list[str]:
-    """Each rival of the paper beside the paper's range, every rival that beats ours, and who has no plan."""
+    """The rivals of the paper against its range, every rival that beats ours, and every missing plan."""
     said = []
     for label, ratios in over.iterrows():
         if label in _COMPARED and ratios.notna().any():
@@ -79,7 +79,7 @@ def claims(over: pd.DataFrame, ours: pd.DataFrame) -> list[str]:
 
 
 def draw(over: pd.DataFrame, scale: Scale) -> Figure:
-    """Our throughput over every rival's: a row a rival, a mark a setting."""
+    """Our throughput over every rival's: one row per rival, one mark per setting."""
     figure, (ax,) = framed(
         "Our plan against other planners' on the same mixed cluster",
         f"Throughput by our cost model, ours over theirs; {scale.limit_s(10):g} s a rival, {scale.limit_s(20):g} s "

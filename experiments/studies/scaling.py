@@ -1,7 +1,7 @@
-"""How do scheduling time and gap grow with the size of the cluster, for every solver that can?
+"""How do the scheduling time and the gap of every solver grow with the size of the cluster?
 
-Made-up clusters of machines of eight (`conf/cluster/synthetic.yaml`): H100, A100, RTX 4090 and RTX 3090 in equal
-shares; Llama-2 13B, eight sequences a GPU.
+Synthetic clusters of machines of eight (`conf/cluster/synthetic.yaml`): H100, A100, RTX 4090 and RTX 3090 in equal
+shares; Llama-2 13B, eight sequences per GPU.
 
 python -m experiments.studies scaling          # about 10 minutes on two cores; --sizes 16 64: one; --quick: seconds
 """
@@ -20,12 +20,12 @@ from hexiopt.report.style import MUTED
 from solvers.registry import for_any_problem, names
 
 _SEQUENCES = 8  # a GPU
-_LIMIT_S, _REFERENCE = 20.0, 1024  # GPUs for which the limit is stated
+_LIMIT_S, _REFERENCE = 20.0, 1024  # number of GPUs at which the limit holds
 _LEAST, _MOST = 1 / 6, 5.0  # times the limit, for other sizes
-_CLOSE = 1.01  # of its own last step time, from where a search has settled
+_CLOSE = 1.01  # a search has settled within this share of its last step time
 _NOTES = (
-    "first plan: seconds to the first plan; settled: seconds until the search was within 1 % of its last plan; "
-    "search: seconds in all; gap: against the best bound that any solver or the linear program has proven for that "
+    "first plan: seconds to the first plan; settled: seconds until the search was within 1 % of its final plan; "
+    "search: seconds in total; gap: against the best bound that any solver or the linear program has proven for that "
     "size; memory: peak of the search's processes."
 )
 
@@ -81,7 +81,7 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
 
 
 def claims(rows: pd.DataFrame) -> list[str]:
-    """Which solver is best at each size, and who cannot."""
+    """The best solver at each size, and the solvers without a plan."""
     said = []
     for gpus, own in rows.groupby("gpus"):
         if own["step_time_s"].isna().all():
@@ -109,13 +109,13 @@ def _sizes(rows: pd.DataFrame) -> str:
 
 
 def draw(rows: pd.DataFrame, scale: Scale) -> Figure:
-    """Gap and time to settle against the number of GPUs, a line a solver."""
+    """Gap and settling time against the number of GPUs, one line per solver."""
     limits_s = rows.groupby("gpus")["time_limit_s"].max()
     sizes = list(limits_s.index)
     figure, (left, right) = framed(
         f"From {sizes[0]:,} to {sizes[-1]:,} GPUs" if len(sizes) > 1 else f"{sizes[0]:,} GPUs",
-        f"Made-up clusters of H100, A100, RTX 4090 and RTX 3090; {'tiny' if scale.quick else 'llama2_13b'}, "
-        f"{_SEQUENCES} sequences a GPU; one seed",
+        f"Synthetic clusters of H100, A100, RTX 4090 and RTX 3090; {'tiny' if scale.quick else 'llama2_13b'}, "
+        f"{_SEQUENCES} sequences per GPU; one seed",
         columns=2,
         height=4.6,
     )

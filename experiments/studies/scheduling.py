@@ -1,7 +1,7 @@
 """How does the scheduling time of sequence layouts grow with the size of the cluster?
 
-Made-up clusters of machines of eight (`conf/cluster/synthetic.yaml`): H100, A100, RTX 4090 and RTX 3090 in equal
-shares; a GPT-style 7B, sequences of 128K tokens, one for every sixteen GPUs and eight at least.
+Synthetic clusters of machines of eight (`conf/cluster/synthetic.yaml`): H100, A100, RTX 4090 and RTX 3090 in equal
+shares; a GPT-style 7B, sequences of 128K tokens, one per sixteen GPUs and at least eight.
 
 python -m experiments.studies scheduling          # about 6 minutes on two cores; --sizes 16 128: seconds; --quick too
 """
@@ -20,10 +20,10 @@ from hexiopt.problem.workload import Workload
 from hexiopt.report.style import INK
 
 _SEQ_LEN, _QUICK_SEQ_LEN, _GPUS_A_SEQUENCE = 131_072, 4096, 16
-_LIMITS_S = {128: 0.9, 1024: 9.0, 10_240: 110.0}  # up to so many GPUs; with loading, 1, 10 and 120 s
+_LIMITS_S = {128: 0.9, 1024: 9.0, 10_240: 110.0}  # (GPUs, at most; seconds): with loading, 1, 10 and 120 s
 _NOTES = (
-    "first plan: seconds to the first plan; search: seconds in all; gap: against the best bound that any search has "
-    "proven for that size. A search that ends at its limit, of a baseline too, has not seen its whole space."
+    "first plan: seconds to the first plan; search: seconds in total; gap: against the best bound that any search has "
+    "proven for that size. A search that ends at its limit, a baseline's included, has not covered its whole space."
 )
 
 
@@ -33,7 +33,7 @@ def limit_s(gpus: int) -> float:
 
 
 def sizes(scale: Scale) -> list[int]:
-    """Those asked for, and the paper's between them."""
+    """The sizes asked for, and the paper's between them."""
     asked, papers = scale.sizes, published.paper("hexiseq")["scheduling_s"]
     return sorted({*asked, *(n for n in papers if min(asked) <= n <= max(asked))})
 
@@ -71,7 +71,7 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
     spent_s = grid(rows, "gpus", "planner", "runtime_s")
     figure, (ax,) = framed(
         "Scheduling time of sequence layouts",
-        f"Made-up clusters of H100, A100, RTX 4090 and RTX 3090; {'tiny' if scale.quick else 'gpt_7b'}",
+        f"Synthetic clusters of H100, A100, RTX 4090 and RTX 3090; {'tiny' if scale.quick else 'gpt_7b'}",
         height=4.6,
         width=9.0,
     )
@@ -87,7 +87,7 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
 
 
 def claims(rows: pd.DataFrame, paper_s: pd.Series) -> list[str]:
-    """Ours beside the paper's times, and what its plans are worth."""
+    """Our times next to the paper's, and the quality of our plans."""
     said = []
     for gpus, own in rows.groupby("gpus"):
         ours, best_s = (

@@ -1,8 +1,8 @@
 """How often is the optimum of a small mixed problem proven, and how close do our plans come to it?
 
-The problems stand in `experiments/data/small_suite.yaml`: 4 to 16 GPUs of two or three types, fast networks and slow
-ones, models that fill the memory and models that do not. The first eighteen have up to six GPUs and eight layers, what
-`cp_sat` proves; of the larger ones it gives the bound of one long search.
+The problems are in `experiments/data/small_suite.yaml`: 4 to 16 GPUs of two or three types, fast networks and slow
+ones, models that fill the memory and models that do not. The first eighteen have up to six GPUs and eight layers, which
+`cp_sat` can prove; for the larger ones it gives the bound of one long search.
 
 python -m experiments.studies small_suite          # about 20 minutes on two cores; --quick: seconds
 python -m experiments.studies small_suite --solvers exhaustive portfolio --only problem=lab problem=pair_slow
@@ -25,22 +25,22 @@ from experiments.studies.frame.search import SearchSpec
 from experiments.studies.frame.study import Report, Scale, Study
 from experiments.studies.frame.words import seconds, share
 from hexiopt.calibration.gpus import catalogue
+from hexiopt.calibration.links import intra_bandwidth_gb_per_s
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section
-from hexiopt.readers.synthetic import intra_bandwidth_gb_per_s
 from hexiopt.reading import Section, read_mapping
 
 _LATENCY_US = 20.0
 _LIMITS_S = {"portfolio": 10.0, "cp_sat": 60.0, "exhaustive": 15.0}  # of the others, as of the portfolio
-_CLOSE = 0.01  # to the best plan, or to the bound
+_CLOSE = 0.01  # a gap to the best plan or to the bound that counts as closed
 _WORKLOAD = ("global_batch", "seq_len", "precision")
 _QUICK = ("pair_slow", "tiny_model")
 _NOTES = (
-    "gap: how far the best plan of a row is at most from the best there is, by the best bound that a solver has "
-    "proven; after: the seconds of the search that proved it. + is over the best step time of the row. states: model "
-    "states of one copy, unsharded, over the usable memory of all devices."
+    "gap: upper bound on the distance of a row's best plan to the optimum, by the best bound that a solver has proven; "
+    "after: the seconds of the search that proved it. + is over the best step time of the row. states: unsharded model "
+    "states of one copy over the usable memory of all devices."
 )
 
 
@@ -108,7 +108,7 @@ def _labels(name: str, problem: Problem) -> dict[str, Any]:
 
 
 def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
-    """Step times, gaps and proofs, by problem and by solver."""
+    """Step times, gaps and proofs by problem and by solver."""
     step_s = grid(rows, "problem", "solver")
     best_s = step_s.min(axis=1)
     rows = rows.assign(
@@ -161,7 +161,7 @@ def _percent(value: float) -> str:
 
 
 def claims(rows: pd.DataFrame, gap: pd.Series) -> list[str]:
-    """How many optima are proven, and how often each solver has the best plan known."""
+    """The number of proven optima, and how often each solver has the best known plan."""
     said = [
         f"The best plan is proven to be within 1 % of the optimum on {(gap <= _CLOSE).sum()} of {len(gap)} problems."
     ]
@@ -175,7 +175,7 @@ def claims(rows: pd.DataFrame, gap: pd.Series) -> list[str]:
 
 
 def draw(gap: pd.Series) -> Figure:
-    """What is left open of each problem: a bar a problem."""
+    """The remaining gap, one bar per problem."""
     figure, (ax,) = framed(
         "What is left open on small problems",
         "Gap of the best plan to the best proven bound",

@@ -1,1 +1,1 @@
-"""Published training runs: read, filled where they are silent, predicted, and compared."""
+"""Published training runs: read, completed by rules where they state nothing, predicted, and compared."""

@@ -1,9 +1,9 @@
-"""What a measured run was: the problem and the plan that say the same.
+"""A measured run as a problem and a plan.
 
-Ranks stand as Megatron and DeepSpeed put them: tensor parallelism innermost, then data parallelism, then stages.
-Layers are cut as evenly as they go, earlier stages first, unless the notes state another cut: `layer partition` (of
-pipeline modules, two of them before the layers) or `layers_per_stage` (with the embedding and the head as layers).
-Notes read elsewhere: `model-parallel size tp*pp`, `mp_mode`, and words that name software (`rules.py`).
+Ranks are ordered as in Megatron and DeepSpeed: tensor parallelism innermost, then data parallelism, then stages.
+Layers are split as evenly as possible, earlier stages first, unless the notes state otherwise: `layer partition` (of
+pipeline modules, two of which precede the layers) or `layers_per_stage` (with the embedding and the head as layers).
+Other notes that are read: `model-parallel size tp*pp`, `mp_mode`, and words that name software (`rules.py`).
 """
 
 import json
@@ -35,12 +35,12 @@ from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 
 _LARGEST_MICRO_BATCH = 64
 _MOST_CHUNKS = 8
-_MODULES_BEFORE = 2  # of AMP's pipeline, before the layers
+_MODULES_BEFORE = 2  # modules of AMP's pipeline before the layers
 
 
 @dataclass(frozen=True)
 class Given:
-    """Measurements that rows are predicted with: of layers, and of links."""
+    """Measurements of layers and of links with which rows are predicted."""
 
     profile: Profile
     network: NetworkFits | None
@@ -57,10 +57,11 @@ class _Degrees:
 
 
 def case_of(row: Row, given: Given) -> Case:
-    """The case of a row. Raises InexpressibleError with the reason, for rows that no problem or plan expresses.
+    """The case of a row. Raises InexpressibleError with the reason where no problem or plan expresses the row.
 
-    A blank micro-batch size, recompute policy, number of layer ranges or ZeRO stage of Megatron is what the cost model
-    finds fastest of what fits in memory (of all, where nothing fits): published runs are tuned ones.
+    Where the micro-batch size, the recompute policy, the number of layer ranges or Megatron's ZeRO stage is blank, the
+    cost model's fastest choice that fits in memory is taken (of all choices, where none fits), since published runs
+    are tuned.
     """
     try:
         cases = _cases(row, given)
@@ -74,14 +75,14 @@ def case_of(row: Row, given: Given) -> Case:
 
 
 def _cases(row: Row, given: Given) -> list[Case]:
-    """One for every choice that the row leaves open."""
+    """One case for every combination of choices that the row leaves open."""
     if (row.cp or 1) > 1:
         raise InexpressibleError("context parallelism")
     degrees = _degrees(row)
     published = cluster_of(row, fused_attention=not stores_scores(row), fits=given.network)
     cluster = replace(published.cluster, profile=given.profile)
     if cluster.num_devices != degrees.tp * degrees.pp * degrees.dp:
-        raise InexpressibleError("degrees do not make the number of GPUs")
+        raise InexpressibleError("degrees do not multiply to the number of GPUs")
     model, precision = model_of(row), precision_of(row)
     if any(machine.gpu.peak_flops(precision) is None for machine in cluster.machines):
         raise InexpressibleError(f"a GPU without {precision}")
@@ -107,19 +108,19 @@ def _degrees(row: Row) -> _Degrees:
     if row.gpus is None:
         raise InexpressibleError("the number of GPUs is not stated")
     if tp is None and pp is None and parallel and (together := re.match(r"\d+", parallel)):
-        # TP as far as a machine goes.
+        # the largest TP degree within a machine
         size = int(together[0])
         tp = max(t for t in range(1, min(size, row.gpus_per_node or 8) + 1) if size % t == 0)
         pp = size // tp
     if tp is None or pp is None:
         raise InexpressibleError("parallel degrees are not stated")
     if row.gpus % (tp * pp):
-        raise InexpressibleError("degrees do not make the number of GPUs")
+        raise InexpressibleError("degrees do not multiply to the number of GPUs")
     return _Degrees(tp, pp, row.dp or row.gpus // (tp * pp), row.vpp or 1)
 
 
 def _sizes(row: Row, degrees: _Degrees) -> list[int]:
-    """The sizes of micro-batches that the row leaves open; of a stated one, the largest up to it that divides."""
+    """The micro-batch sizes that the row leaves open, or the largest divisor up to a stated size."""
     stated = row.micro_batch
     if row.global_batch is None:
         if stated is None:
@@ -180,17 +181,17 @@ def _check_machines(cluster: Cluster, pipelines: tuple[Pipeline, ...]) -> None:
 
 
 def _shardings(row: Row, d: _Degrees) -> list[Sharding]:
-    """The ways to spread states that the row leaves open."""
+    """The optimiser shardings that the row leaves open."""
     text = row.zero_stage_or_fsdp.lower()
     if d.dp == 1:
         return [Sharding(0)]
     if "shard_grad_op" in text:
         return [Sharding(2)]
     if "fsdp" in text:
-        # torchtitan keeps gathered weights between the micro-batches of a pipeline.
+        # torchtitan keeps gathered weights from one micro-batch of a pipeline to the next.
         return [Sharding(2 if d.pp > 1 and framework_of(row).startswith("torchtitan") else 3)]
     if not text and row.says("param-gather"):
-        # Megatron gathers parameters beside the forward only with its distributed optimiser, which is ZeRO-1.
+        # Megatron overlaps the gathering of parameters with the forward only in its distributed optimiser, ZeRO-1.
         return [Sharding(1)]
     if not text and framework_of(row) == "megatron":
         return [Sharding(0), Sharding(1)]
@@ -217,7 +218,7 @@ def _layer_counts(row: Row, num_layers: int, num_stages: int) -> list[int]:
         try:
             counts = [int(n) for n in json.loads(stated)]
         except (TypeError, ValueError):
-            raise InexpressibleError(f"layers_per_stage={stated} is no list of numbers") from None
+            raise InexpressibleError(f"layers_per_stage={stated} is not a list of numbers") from None
         counts[0] -= 1
         counts[-1] -= 1
         return counts

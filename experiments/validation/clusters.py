@@ -1,10 +1,11 @@
-"""The cluster of a measured run, from its row, with nominal rates of links.
+"""The cluster of a measured run, built from its row, with nominal link rates.
 
-GPUs are types of the catalogue, named by the words of the column `gpu` and by `gpu_mem_gb`; `8xA+16xB` makes machines
-of each type, `8xA(2x4)` two of four. Links inside machines are those that the type usually has (`hexiopt.synthetic`).
-Between machines, `inter_node_link_gbps` of a machine is shared by one interface for each GPU, or is one interface at
-most 100 Gbit/s; a blank is what machines of the type have (`_USUAL_GBPS`). Where the row states no links and a file of
-network fits has its GPU type, the fitted rates stand instead, as measured.
+GPUs are types of the catalogue, found by the words of the column `gpu` and by `gpu_mem_gb`; `8xA+16xB` means machines
+of each type, `8xA(2x4)` two machines of four. Links inside machines are those usual for the type
+(`hexiopt.readers.synthetic`). `inter_node_link_gbps` is the rate between machines: up to 100 Gbit/s it is one interface
+per machine, above that one interface per GPU shares it; where it is blank, the usual rate of the type is taken
+(`_USUAL_GBPS`). Where the row states no links and a file of network fits has its GPU type, the fitted rates are taken
+instead and count as measured.
 """
 
 import re
@@ -14,15 +15,15 @@ from typing import Any
 from experiments.validation.rows import Row
 from experiments.validation.shapes import InexpressibleError
 from hexiopt.calibration.gpus import Gpu, catalogue
+from hexiopt.calibration.links import intra_bandwidth_gb_per_s
 from hexiopt.problem.cluster import Cluster
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.readers.link_files import NetworkFits
-from hexiopt.readers.synthetic import intra_bandwidth_gb_per_s
 from hexiopt.reading import Section
 from hexiopt.units import GB, GIB
 
-# Gbit/s of a machine: NVIDIA's DGX of the type and its like at clouds, 8 x HDR 200 and 8 x NDR 400; four Slingshot of
-# 200 in a GH200 node. Others: 10 Gbit/s Ethernet.
+# Gbit/s per machine: 8 x HDR 200 or 8 x NDR 400 in NVIDIA's DGX machines and their cloud counterparts, four times
+# Slingshot 200 in a GH200 node. Others: 10 Gbit/s Ethernet.
 _USUAL_GBPS = {"a100": 1600.0, "h100": 3200.0, "h200": 3200.0, "gh200": 800.0, "b200": 3200.0}
 _USUAL_ETHERNET_GBPS = 10.0
 _ONE_INTERFACE_GBPS = 100.0
@@ -42,14 +43,14 @@ class Machines:
 
 @dataclass(frozen=True)
 class Published:
-    """A cluster, and whether the rates of its links were measured, not nominal."""
+    """A cluster, and whether its link rates were measured rather than nominal."""
 
     cluster: Cluster
     links_measured: bool
 
 
 def cluster_of(row: Row, *, fused_attention: bool, fits: NetworkFits | None) -> Published:
-    """The cluster of a row; attention stores its scores unless `fused_attention`. Raises InexpressibleError."""
+    """The cluster of a row; without `fused_attention`, attention materialises its scores. Raises InexpressibleError."""
     found = machines_of(row)
     unstated = not row.intra_node_link and row.inter_node_link_gbps is None
     measured = fits is not None and unstated and all(machines.gpu.name in fits.between for machines in found)
@@ -104,7 +105,7 @@ def _machines(gpu: Gpu, num_gpus: int, usual: int) -> Machines:
 
 
 def gpu_of(text: str, memory_gib: float | None) -> Gpu:
-    """The type of the catalogue that `text` names, of that memory if any is stated. Raises InexpressibleError."""
+    """The catalogue's type that `text` names, with the stated memory if any. Raises InexpressibleError."""
     plain = re.sub(r"[^a-z0-9]", "", text.lower())
     stated = re.search(r"[\s_-](\d+)\s*G(?:i?B)?\b", text, re.IGNORECASE)
     if memory_gib is None and stated:
@@ -132,7 +133,7 @@ def _nominal_links(row: Row, machines: Machines) -> tuple[float, int, float]:
 
 
 def _fitted_links(machines: Machines, fits: NetworkFits) -> tuple[float, int, float]:
-    """As `_nominal_links`: as many interfaces as all GPUs together send faster than one alone."""
+    """`_nominal_links` by fits; the number of interfaces is the rate of all GPUs together over that of one."""
     between, inside = fits.between[machines.gpu.name], fits.inside[machines.gpu.name]
 
     def at_most(rates: dict[int, float]) -> float:

@@ -1,10 +1,9 @@
-"""What a row measured, and what the cost model predicts, in the row's own metric.
+"""The measurement of a row, and its prediction by the cost model, in the row's own metric.
 
-`tokens_per_s_per_gpu` and `iter_time_s` are what they say. `tflops_per_gpu` and `mfu` (in percent of the dense BF16
-peak) count the FLOPs that the source counts: 6 per parameter outside the input embedding and token, and all of
-attention, not its causal half (12 · layers · width · length; PaLM, arXiv 2204.02311, appendix B); Megatron of 2021 by
-Narayanan et al., arXiv 2104.04473, section 5.1: 96 B s l h² (1 + s/6h + V/16lh) with full recompute, three quarters
-of it without.
+`tflops_per_gpu` and `mfu` (in percent of the dense BF16 peak) count FLOPs as the source does: per token, 6 for each
+parameter outside the input embedding, and all of attention rather than its causal half (12 · layers · width · length;
+PaLM, arXiv 2204.02311, appendix B). Megatron of 2021 counts 96 B s l h² (1 + s/6h + V/16lh) with full recompute and
+three quarters of that without (Narayanan et al., arXiv 2104.04473, section 5.1).
 """
 
 from experiments.validation.predict import Case
@@ -14,7 +13,7 @@ _PERCENT = 100.0
 
 
 def in_metric(case: Case, step_time_s: float) -> float:
-    """The row's metric of a step that takes so long."""
+    """The value of the row's metric for a step time in seconds."""
     row, workload, gpus = case.row, case.problem.workload, case.problem.cluster.num_devices
     if row.metric == "iter_time_s":
         return step_time_s

@@ -1,4 +1,4 @@
-"""What the cost model predicts of a measured run, with the fitted constants or with others."""
+"""The cost model's prediction of a measured run, with the fitted constants or with others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Case:
-    """A run that the cost model can express. Rates of links in `problem` are nominal unless `links_measured`."""
+    """A run that the cost model can express. Link rates in `problem` are nominal unless `links_measured`."""
 
     row: Row
     problem: Problem
@@ -30,12 +30,12 @@ class Case:
 
 
 def predicted(case: Case, values: Values | None = None) -> Cost:
-    """The cost of the run, with `values` of the fitted constants (None: those of the calibration)."""
+    """The cost of the run with the given `values` of the fitted constants (None: those of the calibration)."""
     return cost_model(case, values).price(case.plan)
 
 
 def cost_model(case: Case, values: Values | None = None) -> PlanPricer:
-    """What prices the run, with `values` as in `predicted`."""
+    """The pricer of the run, with `values` as in `predicted`."""
     values = constant_values() if values is None else values
     gpus, frameworks = _tables(tuple(values.items()))
     cluster = case.problem.cluster
@@ -59,7 +59,7 @@ def _tables(values: tuple[tuple[str, float], ...]) -> tuple[Mapping[str, Gpu], M
 def _machine(machine: Machine, gpu: Gpu, values: Values) -> Machine:
     """The machine with calibrated efficiencies; links reach a share of their nominal rates.
 
-    One interface for a whole machine is Ethernet with TCP; one for each GPU has remote access to their memory.
+    One interface for a whole machine is taken as Ethernet with TCP, one per GPU as RDMA.
     """
     link = "nvlink" if gpu.link.startswith("nvlink") else "pcie"
     network = "ethernet" if machine.num_interfaces == 1 else "infiniband"

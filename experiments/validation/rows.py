@@ -1,4 +1,4 @@
-"""The rows of a file of measured training runs, one run each, as the file states them; blank is None."""
+"""The rows of a file of measured training runs, one run per row, as stated; a blank is None."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ _REAL = ("gpu_mem_gb", "inter_node_link_gbps")
 
 @dataclass(frozen=True)
 class Row:
-    """One measured run. Names are those of the file's columns; `line` is its line there."""
+    """One measured run. Fields are named for the file's columns; `line` is its line in the file."""
 
     line: int
     source: str
@@ -55,12 +55,12 @@ class Row:
     notes: str
 
     def note(self, key: str) -> str | None:
-        """What follows `key=`, or `key ` before a bracket, in the notes; None where the key does not stand there."""
+        """The text after `key=`, or after `key ` before a bracket, in the notes; None where the key is absent."""
         found = re.search(rf"(?:^|;)\s*{re.escape(key)}\s*(?:=\s*|(?=\[))([^;]*)", self.notes)
         return found[1].strip() if found else None
 
     def says(self, *words: str) -> bool:
-        """Whether the notes have one of `words`, in any case."""
+        """Whether the notes contain one of `words`, ignoring case."""
         return any(word.lower() in self.notes.lower() for word in words)
 
 
@@ -68,7 +68,7 @@ _COLUMNS = tuple(field.name for field in fields(Row) if field.name != "line")
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a CSV file, in order. Raises InputError naming line and column of what breaks a rule."""
+    """The rows of a CSV file, in order. Raises InputError naming the line and column that break a rule."""
     reader = csv.DictReader(io.StringIO(read_text(path, max_bytes=MAX_BYTES)), strict=True)
     try:
         header = reader.fieldnames
@@ -79,7 +79,7 @@ def read_rows(path: Path) -> list[Row]:
                 raise InputError(f"{path}: the column {name!r} is missing; {did_you_mean(name, header)}")
         rows = [_row(path, reader.line_num, cells) for cells in reader]
     except csv.Error as error:
-        raise InputError(f"{path}, line {reader.line_num}: malformed CSV ({error}); mend the file") from None
+        raise InputError(f"{path}, line {reader.line_num}: malformed CSV ({error}); correct the file") from None
     if not rows:
         raise InputError(f"{path}: has no rows; add one for each measured run")
     return rows

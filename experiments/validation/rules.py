@@ -1,17 +1,17 @@
-"""What software a measured run used, and what follows from it where its row is silent.
+"""The software of a measured run, and what follows from it where its row states nothing.
 
 Frameworks are those of `hexiopt/calibration/frameworks.yaml`:
-- `fsdp` in the column of ZeRO: `torchtitan` where the source is it or the column says `fsdp2`, `torchtitan_async` where
+- `fsdp` in the ZeRO column: `torchtitan` where that is the source or the column says `fsdp2`, `torchtitan_async` where
   the notes have "async TP", `torchtitan_eager` where they do not have "compile"; else `fsdp`;
 - InternEvo, nanotron and DeepSpeed by their names in the source or the notes;
 - else Megatron: `megatron_2022` where the notes say "sequence parallel on", `megatron_2021` in FP16 or with full
   recompute (selective recompute came with sequence parallelism), else `megatron`.
-Precision: by the column; blank, BF16; FP32 where the column says that TF32 is unknown; a row of another is not
-predicted. Attention scores are stored in DeepSpeed and in Megatron of 2021 and 2022. Gradients take 4 bytes, but 2
-where `mp_mode` is PURE, in Megatron of 2021 and 2022, in InternEvo and in DeepSpeed. A blank recompute policy is `full`
-where the notes say so, else open.
-Selective recompute in torchtitan is of all operators but attention and every second product, or of every second layer:
-either is taken as every second layer in full.
+The precision is the column's; blank means BF16; it is FP32 where the column says that TF32 is unknown; rows of other
+precisions are not predicted. DeepSpeed and Megatron of 2021 and 2022 materialise attention scores. Gradients take 4
+bytes, but 2 where `mp_mode` is PURE, in Megatron of 2021 and 2022, in InternEvo and in DeepSpeed. A blank recompute
+policy is `full` where the notes say so, else open.
+Selective recompute in torchtitan covers all operators but attention and every second matrix product, or every second
+layer; both are taken as full recompute of every second layer.
 """
 
 import re
@@ -43,7 +43,7 @@ def framework_of(row: Row) -> str:
 
 
 def precision_of(row: Row) -> str:
-    """The arithmetic of a run's matrix products. Raises InputError for one that is not modelled."""
+    """The precision of a run's matrix products. Raises InputError for one that is not modelled."""
     words = re.findall(r"[a-z0-9]+", row.precision.lower().split("(")[0])
     found = next((name for name in PRECISIONS if name in words), None)
     if found is None and words:
@@ -57,7 +57,7 @@ def stores_scores(row: Row) -> bool:
 
 
 def gradient_bytes_of(row: Row) -> int:
-    """Bytes of a gradient element in its synchronisation."""
+    """Bytes per gradient element in gradient synchronisation."""
     return 2 if row.note("mp_mode") == "PURE" or framework_of(row) in (*_OLD_MEGATRON, *_HALF_SYNC) else 4
 
 
@@ -69,7 +69,7 @@ def policies_of(row: Row) -> tuple[str, ...]:
 
 
 def recompute_of(row: Row, policy: str, num_layers: int) -> tuple[str, ...]:
-    """What a stage of `num_layers` layers does under `policy`: one policy for all, or one for each."""
+    """The recompute policies of a stage of `num_layers` layers under `policy`: one for all, or one per layer."""
     if policy == "selective" and framework_of(row).startswith("torchtitan"):
         return tuple("none" if layer % 2 else "full" for layer in range(num_layers))
     return (policy,)

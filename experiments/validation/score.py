@@ -1,7 +1,7 @@
-"""How well runs were predicted: errors in percent, and the order of configurations.
+"""The quality of predictions: errors in percent, and the ranking of configurations.
 
-The error of a row is |predicted − measured| / measured in the row's own metric. Spearman's ρ is over rows of one family
-(source, model and cluster); figures that differ by less than 3 % count as ties.
+The error of a row is |predicted − measured| / measured in the row's own metric. Spearman's ρ is computed over the rows
+of one family (source, model and cluster); values that differ by less than 3 % count as ties.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +15,7 @@ from experiments.validation.predict import Case
 from experiments.validation.rows import Row
 
 Floats = NDArray[np.float64]
-Predicted = tuple[Case, float]  # and the metric predicted of it
+Predicted = tuple[Case, float]  # a case and its predicted metric
 T = TypeVar("T")
 K = TypeVar("K")
 TIE = 0.03
@@ -54,7 +54,7 @@ def is_half_precision(row: Row) -> bool:
 
 
 def grouped(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Rows of one key together, in the order in which they come."""
+    """The rows of each key, in their order of appearance."""
     found: dict[K, list[T]] = {}
     for row in rows:
         found.setdefault(key(row), []).append(row)
@@ -75,7 +75,7 @@ def family(case: Case) -> tuple[str, str]:
 
 
 def spearman(measured: Sequence[float], predicted: Sequence[float]) -> float:
-    """Spearman's ρ, figures within 3 % of each other as ties; NaN where one side has no order."""
+    """Spearman's ρ, with values within 3 % of each other as ties; NaN where all values of one side are ties."""
     a, b = (_ranks(np.array(values, float)) for values in (measured, predicted))
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return float("nan")
@@ -83,7 +83,7 @@ def spearman(measured: Sequence[float], predicted: Sequence[float]) -> float:
 
 
 def _ranks(values: Floats) -> Floats:
-    """How many of the others are less, ties counted half."""
+    """For each value, the number of smaller ones, ties counting half."""
     ratio = values[:, None] / values
     less = (ratio > 1.0 + TIE).sum(axis=1)
     tied = ((ratio <= 1.0 + TIE) & (ratio >= 1.0 / (1.0 + TIE))).sum(axis=1)

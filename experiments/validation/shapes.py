@@ -1,9 +1,9 @@
-"""The model of a measured run, with the blanks of its row filled.
+"""The model of a measured run, with the blanks of its row completed.
 
 A model is a Llama (gated MLP, RMSNorm, RoPE) where its name says Llama, InternLM, Mistral or Qwen, else a GPT-2
-(plain MLP, LayerNorm, learned positions; embeddings tied). Blank MLP columns are four times the hidden size, blank
-key-value heads are the heads, a blank vocabulary is Megatron's padded GPT-2 one. What a row's model is known to be
-stands in `experiments/data/model_shapes.yaml`.
+(plain MLP, LayerNorm, learned positions, tied embeddings). A blank MLP size is four times the hidden size, a blank
+number of key-value heads is the number of heads, a blank vocabulary is Megatron's padded GPT-2 one. Known shapes of
+named models are in `experiments/data/model_shapes.yaml`.
 """
 
 from functools import cache
@@ -21,7 +21,7 @@ _SHAPES = Path(__file__).parent.parent / "data" / "model_shapes.yaml"
 
 
 class InexpressibleError(Exception):
-    """Why a row cannot be predicted, in a few words that many rows may share."""
+    """The reason why a row cannot be predicted, in a few words, so that rows can be counted by it."""
 
 
 @cache

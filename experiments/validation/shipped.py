@@ -1,4 +1,4 @@
-"""The measurements that come with hexiopt: published runs, and the profiles that their authors published beside."""
+"""The measurements that ship with hexiopt: published runs, and the profiles that their authors published."""
 
 from functools import cache
 from pathlib import Path
@@ -9,7 +9,7 @@ from hexiopt.readers.profile_files import read_profile
 
 DATA = Path(__file__).parent.parent / "data"
 RUNS = DATA / "measured_training_throughput.csv"
-HELD_OUT = DATA / "held_out_runs.csv"  # nothing was fitted to these
+HELD_OUT = DATA / "held_out_runs.csv"  # no constant was fitted to these
 
 
 @cache

@@ -1,22 +1,23 @@
-"""The cheapest chain of stages that takes one sequence of a micro-batch through the model, devices at given prices.
+"""The cheapest chain of stages that takes one sequence of a micro-batch through the model, at given prices of devices.
 
-Follow one sequence of a micro-batch through the stages of its pipeline: a *chain*. A TP group of t devices that takes
-x sequences of each micro-batch charges each of them t / x devices, so that a pipeline's chains share its price, however
-its stages are replicated. A chain obeys what every schedule of its family does in a step of T seconds with M
-micro-batches (`BoundTerms`). With t_s the forward and backward of stage s for a micro-batch, f_s its forward, and k_s
-the most forwards that it runs ahead:
+A *chain* is the path of one sequence of a micro-batch through the stages of its pipeline. A TP group of t devices that
+takes x sequences of each micro-batch charges each of them t / x devices, so that a pipeline's chains share its price,
+however its stages are replicated. A chain satisfies the conditions of every schedule of its family in a step of T
+seconds with M micro-batches (`BoundTerms`). With t_s the forward and backward time of stage s for a micro-batch, f_s
+its forward time, and k_s the largest number of forwards that it runs ahead:
 
     one layer range:  (M − 1) · t_s − min(k_s, M − 1) · f_s + Σ t ≤ T
     several:          M · t_s − c_s − k_s · (its longest layer range's forward) + Σ c ≤ T,  c_s its shortest range
 
-where Σ is what the first micro-batch's journey takes. Each policy mix takes at least the time of the fastest one that
-fits the micro-batches in flight, fractions of layers allowed.
+where Σ is the time that the first micro-batch takes through the pipeline and back. Every mix of recompute policies
+takes at least the time of the fastest mix that fits the micro-batches in flight, with fractions of layers allowed.
 
-A stage that waits for gradient sync (`columns.py`) ends that much before T: the first one as above, any other M · t_s
-after the step's start at least.
+A stage that waits for gradient sync (`columns.py`) ends that much before T: the first one as above, any other at least
+M · t_s after the start of the step.
 
-Pairs (M, Σ) lie in *boxes*. In a box, stages obey the conditions at its low ends; Σ ≤ its high end is priced by a
-multiplier (Lagrange) or counted in parts, so a recursion over layers gives a price that no chain of the box undercuts.
+Pairs (M, Σ) are covered by *boxes*. In a box, stages satisfy the conditions at its low ends; Σ ≤ its high end is priced
+by a Lagrange multiplier or counted in discrete parts. A recursion over layers then gives a lower bound on the price of
+every chain in the box.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -33,14 +34,14 @@ from hexiopt.schedules.schedule import BoundTerms, Schedule, weakest_terms
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_PARTS = 48  # of Σ, where the recursion knows it
+_PARTS = 48  # of Σ, where the recursion tracks it
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleFamily:
-    """Pipelines under one of `schedules`: how many layer ranges each stage has and how many stages a pipeline has, both
-    from least to most; and the micro-batches of every pipeline under ZeRO-2 and 3, where all have equally many. None
-    under ZeRO-0 and 1."""
+    """Pipelines under one of `schedules`: the least and most layer ranges per stage, the least and most stages per
+    pipeline, and the number of micro-batches of every pipeline under ZeRO-2 and 3, where it is the same for all (None
+    under ZeRO-0 and 1)."""
 
     schedules: tuple[Schedule, ...]
     least_ranges: int
@@ -60,8 +61,8 @@ class ScheduleFamily:
         return self.most_ranges > 1
 
     def terms(self, after: int, num_stages: int = 1) -> BoundTerms:
-        """What holds, whatever the schedule, for a stage with `after` stages behind in a pipeline of at least
-        `num_stages`."""
+        """The conditions, under every schedule of the family, of a stage followed by `after` stages in a pipeline of at
+        least `num_stages`."""
         count = max(num_stages, self.least_stages, after + 1)
         return weakest_terms(self.schedules, after, count, self.least_ranges)
 
@@ -90,7 +91,7 @@ class Boxes:
         return Boxes(self.low_m[where], self.high_m[where], self.low_s[where], self.high_s[where])
 
     def halves(self, by_m: NDArray[np.bool_]) -> "Boxes":
-        """Every box cut in two, along micro-batches where `by_m`, else along Σ."""
+        """Every box halved, along micro-batches where `by_m`, else along Σ."""
         a, b = self.take(by_m), self.take(~by_m)
         m, s = np.floor((a.low_m + a.high_m) / 2), (b.low_s + b.high_s) / 2
         return Boxes(
@@ -103,8 +104,8 @@ class Boxes:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Stages from the last to the first: stage type, layers, seconds forward and backward, and the most forwards that
-    each runs ahead (`BoundTerms`) [stages] each."""
+    """Stages from the last to the first: stage type, layers, forward and backward seconds, and the largest number
+    of forwards that each runs ahead (`BoundTerms`), all of shape [stages]."""
 
     types: Ints
     layers: Ints
@@ -114,7 +115,7 @@ class Chain:
 
 
 class Chains:
-    """The cheapest chains of one shape."""
+    """The cheapest chains of one schedule family."""
 
     def __init__(self, types: StageTypes, shape: ScheduleFamily) -> None:
         self.types, self.shape = types, shape
@@ -149,17 +150,17 @@ class Chains:
     def least_price(
         self, prices: Multipliers, step_s: float, boxes: Boxes, wanted: Floats, weights: Floats | None
     ) -> tuple[Floats, list[tuple[Chain, int]]]:
-        """What a chain costs at least in each box [boxes], infinite where not under `wanted`; and chains that are,
-        with the box of each.
+        """A lower bound on the price of the chains in each box [boxes], infinite where it is not under `wanted`; and
+        chains that are under it, with the box of each.
 
-        Each row of `weights` ≥ 0 [weights, boxes] prices a second of Σ, the best row counts. Without them the recursion
-        knows Σ itself, which takes longer.
+        Each row of `weights` ≥ 0 [weights, boxes] prices a second of Σ; the row with the best bound counts. Without
+        weights the recursion tracks Σ itself, which takes longer.
         """
         shape, count = self.shape, len(boxes)
         found = Found(np.empty(count), np.empty(count, np.int64), np.empty((count, shape.most_stages, 2), np.int64))
         ends = (shape.least_ranges, shape.most_ranges, shape.least_stages, shape.most_stages)
         task = Task(step_s * SLACK, float(self.types.global_batch), ends, self._rows, prices)
-        # Every core takes boxes in turns, as neighbours take about as long.
+        # Boxes are dealt to cores in turn, since neighbours take about equally long.
         cores = usable_cores()
         turns = np.argsort(np.arange(count) % cores, kind="stable")
 
@@ -178,7 +179,7 @@ class Chains:
         return least, [(self._chain(stages[k, : counts[k]]), int(k)) for k in np.flatnonzero(least < wanted)]
 
     def _chain(self, stages: Ints) -> Chain:
-        """A chain of (row, layers), timed as with many micro-batches."""
+        """The chain of (stage type, layers) pairs, with the times of many micro-batches."""
         rows, n = stages.T
         terms = [self.shape.terms(after, len(rows)) for after in range(len(rows))]
         seconds = [

@@ -1,21 +1,22 @@
-"""The linear program over the chains found so far: how many sequences they process in T seconds, and at what prices.
+"""The linear program over the chains found so far: the most sequences that they process in T seconds, and its duals.
 
-Beside devices, a chain needs room in its machines for layers, because layers that several machines hold cost time.
-Let h be the number of machines that hold a layer. Gradient sync carries (h − 1)/h of the layer's gradients through the
-interface of each of them, each way (`rings.py`, `lockstep.py`), so that of a machine's a layers
+In addition to devices, a chain uses layer slots of its machines, because layers held by several machines cost time. Let
+h be the number of machines that hold a layer. Gradient sync carries (h − 1)/h of the layer's gradients through the
+interface of each of them in each direction (`rings.py`, `lockstep.py`). So for a machine that holds a layers
 
     o = Σ 1/h,  s = a − o:   its interface syncs for s · interface_s seconds, and Σ o over all machines = L, the layers.
 
-Every stage with a layer that another machine has too waits for all of that after its last backward. Machines are in
-*modes* by their s; per kind and mode, with y machines that have O = Σ o,
+Every stage with a layer that another machine also holds waits for all of that after its last backward. Machines are
+divided into *modes* by their s. Per kind and mode, with y machines and O = Σ o over them,
 
     devices:  Σ t / x       ≤ devices a machine · y
-    slots:    Σ n M / B     ≤ O + most s · y      as a layer in a machine processes the batch once at most
-    longest:  Σ t/x/devices · (n, or n − most s if it shares layers)  ≤ O      as o ≥ n − s, of the longest stage
+    slots:    Σ n M / B     ≤ O + most s · y      since a layer in a machine processes the batch at most once
+    longest:  Σ t/x/devices · (n, or n − most s if it shares layers)  ≤ O      since o ≥ n − s for the longest stage
     modes:    Σ y ≤ machines of the kind,   ΣΣ O ≤ L
 
-over chains, each a sequence of a micro-batch, and their stages of n layers. In the same way, replicas that hold a layer
-wait for its ring on their own links, unless they are few: Σ 1/replicas ≤ L over all stages and layers (*holders*).
+summed over chains, each one sequence of a micro-batch, and their stages of n layers. Likewise, replicas that hold a
+layer wait for its ring on their own links, unless they are few: Σ 1/replicas ≤ L over all stages and layers
+(*holders*).
 """
 
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ _SHARED = (0, 1, 3, 6, 12, 23, 46, 92)  # bounds of modes, layers
 
 
 class Modes:
-    """Machine modes, by the layers that a machine shares with others: from `least` to `most` [modes]."""
+    """Machine modes by the number of layers that a machine shares with others, `least` to `most` [modes]."""
 
     def __init__(self, types: StageTypes) -> None:
         bounds = [n for n in _SHARED if n < types.num_layers]
@@ -51,7 +52,7 @@ class Modes:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A chain with, for every stage, its machine's mode and whether it shares layers with other machines."""
+    """A chain with the mode of each stage's machine, and whether the stage shares layers with other machines."""
 
     chain: Chain
     modes: Ints
@@ -59,21 +60,21 @@ class Column:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells it from other columns."""
+        """A key that identifies the column."""
         parts = (self.chain.types, self.chain.layers, self.modes, self.shares)
         return (self.chain.shape.interleaved, *(part.tobytes() for part in parts))
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns with numbers of micro-batches: what they process, and what they use of every row of the program."""
+    """Columns with numbers of micro-batches: the sequences that they process, and their use of the program's rows."""
 
     micro_batches: Floats  # [columns]
     usage: Floats  # [rows, columns]
 
 
 class Columns:
-    """The columns found so far; where `micro_batches` is given, all pipelines have as many."""
+    """The columns found so far; where `micro_batches` is given, all pipelines have that many."""
 
     def __init__(self, types: StageTypes, micro_batches: int | None = None) -> None:
         self.types, self.modes, self._micro_batches = types, Modes(types), micro_batches
@@ -86,7 +87,7 @@ class Columns:
 
     @cached_property
     def first_prices(self) -> Multipliers:
-        """So low that many chains earn more."""
+        """Initial prices, low enough that many chains have a positive reduced cost."""
         types = self.types
         price = 0.5 * types.global_batch / float(types.supply @ types.machine_devices)
         return self._multipliers(np.full(self._shape, price), np.zeros(self._shape), np.zeros(self._shape), 0.0)
@@ -96,14 +97,14 @@ class Columns:
         return Multipliers(device, slot, longest, holder, self.modes.most, self.modes.tail_s, types.machine_devices)
 
     def worth(self, prices: Multipliers) -> float:
-        """What the whole cluster and its layers cost at `prices`: no chain may cost less than it processes."""
+        """The value of the cluster and its layers at `prices`, at which no chain may cost less than it processes."""
         machine = self.types.machine_devices[:, None] * prices.device + self.modes.most * prices.slot
         layer = float((prices.slot + prices.longest).max()) + prices.holder
         return float(self.types.supply @ machine.max(axis=1)) + self.types.num_layers * layer
 
     def add(self, found: Sequence[tuple[Chain, float]], prices: Multipliers, step_s: float, gain: float) -> bool:
-        """Keep new chains, each with micro-batches at which it seemed cheap, that process more than `gain` of their
-        price; whether there were any."""
+        """Keep new chains, given with numbers of micro-batches at which they seemed cheap, that process more than
+        `gain` times their price; returns whether there were any."""
         new: dict[tuple[object, ...], Column] = {}
         for chain, m in found:
             column = self._column(chain, m, prices, step_s)
@@ -113,7 +114,7 @@ class Columns:
             return False
         table = _Stages(self.types, self.modes, list(new.values())).table(step_s, self._micro_batches)
         price = self._vector(prices) @ table.usage
-        # Of both numbers of micro-batches, the better.
+        # the better of both numbers of micro-batches
         earned = (table.micro_batches - gain * price).reshape(2, -1).max(axis=0)
         kept = {key: column for (key, column), left in zip(new.items(), earned.tolist(), strict=True) if left > 0.0}
         self._columns.update(kept)
@@ -122,7 +123,7 @@ class Columns:
         return bool(kept)
 
     def _column(self, chain: Chain, m: float, prices: Multipliers, step_s: float) -> Column:
-        """`chain` in the modes that cost least with m micro-batches."""
+        """The column of `chain` in the cheapest modes with m micro-batches."""
         types, count = self.types, len(self.modes)
         own, shared = np.empty(count), np.empty(count)
         rows = _Stages(types, self.modes, [Column(chain, np.zeros(len(chain.types), np.int64), chain.types >= 0)])
@@ -149,7 +150,7 @@ class Columns:
         return np.concatenate([prices.device.ravel(), prices.slot.ravel(), prices.longest.ravel(), [prices.holder]])
 
     def most(self, step_s: float) -> tuple[float, Multipliers]:
-        """Most sequences that the columns process in `step_s` seconds, and the prices that show it."""
+        """The most sequences that the columns process in `step_s` seconds, and the dual prices that prove it."""
         if not self._columns:
             return 0.0, self.first_prices
         if self._stages is None:
@@ -160,7 +161,7 @@ class Columns:
         kinds, modes = self._shape
         cells, types = kinds * modes, self.types
         count = table.usage.shape[1]
-        # Variables: columns, machines of every kind and mode, their own layers.
+        # Variables: columns; machines of each kind and mode; their O.
         matrix = np.zeros((3 * cells + 1 + kinds + 1, count + 2 * cells))
         matrix[: 3 * cells + 1, :count] = table.usage
         cell = np.arange(cells)
@@ -173,16 +174,16 @@ class Columns:
         limits = np.concatenate([np.zeros(3 * cells), [types.num_layers], types.supply, [types.num_layers]])
         objective = np.concatenate([-table.micro_batches, np.zeros(2 * cells)])
         program = linprog(objective, A_ub=matrix, b_ub=limits, method="highs")
-        assert program.fun is not None, "no chains at all is always possible"
+        assert program.fun is not None, "the empty solution is always feasible"
         return -float(program.fun), self._lifted(np.maximum(-program.ineqlin.marginals, 0.0))
 
     def _lifted(self, duals: Floats) -> Multipliers:
-        """Prices as high as the `duals` of machines and layers allow: columns become no cheaper."""
+        """Prices raised as far as the `duals` of machines and layers allow, so that no column becomes cheaper."""
         (kinds, modes), types = self._shape, self.types
         cells = kinds * modes
         slot, longest = duals[cells : 2 * cells].reshape(kinds, modes), duals[2 * cells : 3 * cells]
         machine, layer = duals[3 * cells + 1 : -1], duals[-1]
-        # A kind without a price would let its chains cost nothing; a trace of one keeps ratios finite.
+        # Chains of a kind with price 0 would cost nothing; a tiny price keeps ratios finite.
         least = 1e-6 * types.global_batch / float(types.supply @ types.machine_devices)
         left = (machine[:, None] - self.modes.most * slot) / types.machine_devices[:, None]
         device = np.maximum(np.maximum(duals[:cells].reshape(kinds, modes), left), least)
@@ -191,7 +192,7 @@ class Columns:
 
 
 class _Stages:
-    """The stages of many columns, one array element each."""
+    """The stages of many columns, one array element per stage."""
 
     def __init__(self, types: StageTypes, modes: Modes, columns: Sequence[Column]) -> None:
         self._types, self._modes = types, modes
@@ -213,7 +214,7 @@ class _Stages:
         head_s = np.where(after == 0, types.head_forward_s[self._row], 0.0)
         forward_s = types.forward_s[self._row]
         ahead = np.concatenate([chain.ahead for chain in chains])
-        self._ahead_s = ahead * (-(-self._n // least) * forward_s + head_s)  # of the longest layer range
+        self._ahead_s = ahead * (-(-self._n // least) * forward_s + head_s)  # of its longest layer range
         self._journey_s = np.where(turns, (self._n // most) * types.layer_s[self._row], self._t)
         self._multiple = np.where(interleaved, self._sizes, 1)  # of micro-batches
         self._inner_s = types.inner_s[self._row]
@@ -222,18 +223,18 @@ class _Stages:
         self._tail_s = np.where(waits, modes.tail_s[kind, self._mode], 0.0)
 
     def _own_s(self) -> Floats:
-        """What a stage's time is at least beside its micro-batches."""
+        """A lower bound on each stage's time outside its micro-batches."""
         total: Floats = np.add.reduceat(self._journey_s, self._starts)
-        with np.errstate(invalid="ignore"):  # a stage that does not fit takes for ever
+        with np.errstate(invalid="ignore"):  # stages that do not fit take infinitely long
             return np.asarray(total[self._column] - self._journey_s - self._ahead_s)
 
     def busy_s(self, m: Floats) -> Floats:
-        """When every stage ends with m micro-batches [columns], from the step's start, as far as is certain."""
+        """A lower bound on the end of every stage with m micro-batches [columns], in seconds of the step."""
         work_s = m[self._column] * self._t
         return np.asarray(np.where(self._first, np.maximum(work_s, work_s + self._own_s()), work_s))
 
     def _micro_batches(self, step_s: float, tail_s: Floats) -> Floats:
-        """The most micro-batches that leave `tail_s` after each stage."""
+        """The largest number of micro-batches that leaves `tail_s` after each stage."""
         with np.errstate(divide="ignore", invalid="ignore"):
             alone = (step_s - tail_s) / self._t
             together = (step_s - np.where(self._first, tail_s, 0.0) - self._own_s()) / self._t
@@ -242,8 +243,8 @@ class _Stages:
         return np.asarray(self._multiple * np.floor(np.maximum(found, 0.0) / self._multiple))
 
     def table(self, step_s: float, micro_batches: int | None) -> Table:
-        """Every column twice: with the most micro-batches, and with as many as leave time for sync by many holders; if
-        `micro_batches` are given, with these or none."""
+        """Every column twice: with the most micro-batches, and with as many as leave time for the sync of many holders.
+        Where `micro_batches` is given, with that many or none."""
         each = [
             self._micro_batches(step_s, tail)
             for tail in (self._tail_s, np.maximum(self._tail_s, self._inner_s * self._n))

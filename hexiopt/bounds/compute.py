@@ -1,4 +1,4 @@
-"""A step time that no plan of the space can beat, whatever the solver."""
+"""The compute bound on the step time of every plan in the space."""
 
 from hexiopt.bounds.sequence import sequence_bound_s
 from hexiopt.cost.pricer import PlanPricer
@@ -7,13 +7,13 @@ from hexiopt.problem.space import recompute_policies
 
 
 def compute_bound_s(model: PlanPricer) -> float:
-    """The compute bound, in seconds: every device busy all the time at its best.
+    """The compute bound in seconds: the step time if every device always computed at its best rate.
 
-    In a step of T seconds a TP group of t devices runs at most T / l micro-batches of b sequences through a
-    layer, l being the layer's forward and backward. Summed over devices: global_batch · layers ≤
-    T · Σ max over (t, b, policy) of b / (t · l). Bubbles, messages, embedding, head, gradient sync, optimiser and
-    memory only add time. The best TP ring of a machine stands for all its groups of that size. Where the space has
-    sequence layouts, `sequence_bound_s` says what devices may do instead.
+    In a step of T seconds a TP group of t devices runs at most T / l micro-batches of b sequences through a layer whose
+    forward and backward take l. Summed over devices, global_batch · layers ≤ T · Σ max over (t, b, policy) of
+    b / (t · l). Bubbles, messages, embedding, head, gradient sync, optimiser and memory only add time. All TP groups of
+    a size in a machine are bounded by its best TP ring. Where the space has sequence layouts, `sequence_bound_s` bounds
+    what devices can do in them.
     """
     problem = model.problem
     machines: dict[object, int] = {}

@@ -1,4 +1,4 @@
-"""The recursion of `chains.py` over stages and layers, compiled: least prices of chains in boxes."""
+"""The compiled recursion of `chains.py` over stages and layers: least prices of chains in boxes."""
 
 from typing import Any, NamedTuple
 
@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-SLACK = 1 + 1e-9  # rounding may only make a chain more feasible
+SLACK = 1 + 1e-9  # rounding errors may only make a chain more feasible
 
 
 class Rows(NamedTuple):
-    """Stage types, as in `StageTypes`, and their seconds for the stages of one shape.
+    """Stage types, as in `StageTypes`, and their seconds for the stages of one schedule family.
 
-    `many` and `few` are forward and backward seconds [stages behind, types, layers + 1] with many micro-batches
-    and with fewer than `enough` [stages behind]; `ahead` [stages behind] are the most forwards that a stage runs ahead.
+    `many` and `few` are forward and backward seconds [following stages, types, layers + 1] with many micro-batches and
+    with fewer than `enough` [following stages]; `ahead` [following stages] is the most forwards a stage runs ahead.
     """
 
     kind: Ints
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
 
 
 class Multipliers(NamedTuple):
-    """Prices of what is scarce, [kinds, modes] but `holder`; see `programme.py`. `tail_s` is a mode's sync."""
+    """Prices of the program's rows (`columns.py`), [kinds, modes] except for `holder`; `tail_s` is a mode's sync."""
 
     device: Floats
     slot: Floats
@@ -45,7 +45,7 @@ class Multipliers(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What all boxes share: `shape` as in `ScheduleFamily`, least and most ranges, least and most stages."""
+    """The data shared by all boxes; `shape` has the least and most ranges and the least and most stages."""
 
     limit_s: float
     batch: float
@@ -55,7 +55,7 @@ class Task(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Boxes: least micro-batches, least and most Σ, and the most that a chain may cost, [boxes] each."""
+    """Boxes: least micro-batches, least and most Σ, and the highest price of interest, each [boxes]."""
 
     low_m: Floats
     low_s: Floats
@@ -64,24 +64,24 @@ class Ends(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a chain costs at least [boxes], infinite if more than wanted; how many stages the cheapest has [boxes], and
-    from the last to the first the type and layers of each [boxes, stages, 2]."""
+    """The least price of a chain [boxes], infinite if above the wanted one; the number of stages of the cheapest chain
+    [boxes], and from the last to the first the type and layers of each [boxes, stages, 2]."""
 
     least: Floats
     counts: Ints
     chains: Ints
 
     def some(self, boxes: slice | Ints) -> "Found":
-        """Of some boxes; a slice is filled with the whole."""
+        """A view of some boxes; filling it fills the whole."""
         return Found(self.least[boxes], self.counts[boxes], self.chains[boxes])
 
 
 class _Stages(NamedTuple):
     """Stages of a box: the most layers of every type [types] that its micro-batches allow, and prices up to there.
 
-    `own_price` [types, layers + 1], and `shared_price` [types, layers + 1, modes] of the cheapest mode up to each. With
-    some stages behind, prices `value` of inner and first ones [types, layers + 1, 2], infinite where one does not fit,
-    and what each adds to Σ, `journey` [types, layers + 1].
+    `own_price` is [types, layers + 1]; `shared_price` [types, layers + 1, modes] is that of the cheapest mode up to
+    each. For a number of following stages, `value` has the prices of inner and first stages [types, layers + 1, 2],
+    infinite where one does not fit, and `journey` [types, layers + 1] its contribution to Σ.
     """
 
     longest: Ints
@@ -102,9 +102,9 @@ def stage_prices(
     own: Floats,
     shared: Floats,
 ) -> Any:
-    """Price of a stage of n layers of a type with m micro-batches: at least, by mode.
+    """Lower bounds on the price of a stage of n layers of a type with m micro-batches, by mode.
 
-    `own` if it alone has its layers, `shared` if other machines have some of them.
+    `own` applies if no other machine has its layers, `shared` if other machines have some of them.
     """
     machines = devices / prices.machine_devices[kind]
     for j in range(len(prices.most_shared)):
@@ -128,7 +128,7 @@ def _no_stages(task: Task) -> Any:
 
 @numba.njit(cache=True, nogil=True)
 def _price_lengths(m: float, task: Task, stages: _Stages) -> Any:
-    """Fill what does not depend on the stages behind: longest, own and shared prices."""
+    """Fill the values that do not depend on the following stages: longest, own and shared prices."""
     rows, prices, layers = task.rows, task.prices, task.rows.many.shape[2] - 1
     num_modes = len(prices.most_shared)
     own, shared = np.empty(num_modes), np.empty(num_modes)
@@ -152,7 +152,7 @@ def _price_lengths(m: float, task: Task, stages: _Stages) -> Any:
 def _price_stages(
     after: int, m: float, low_s: float, high_s: float, most_price: float, task: Task, stages: _Stages
 ) -> Any:
-    """Fill value and journey of stages with `after` stages behind. Returns the most layers of any."""
+    """Fill value and journey of stages followed by `after` stages. Returns the most layers of any."""
     limit_s, rows, prices = task.limit_s, task.rows, task.prices
     least_ranges, most_ranges = task.shape[0], task.shape[1]
     enough, ahead, top = m >= rows.enough[after], rows.ahead[after], 0
@@ -168,7 +168,7 @@ def _price_stages(
             if most_ranges > 1:
                 most, fewest = -(-n // least_ranges), n // most_ranges
                 journey_s, busy_s = fewest * rows.layer_s[row], work_s
-                # Where forwards count negatively, a slower link than the best would not make it worse.
+                # Used only where a link slower than the assumed one, whose forwards count negatively, cannot lower it.
                 if m * n >= ahead * most + fewest:
                     ahead_s = ahead * (most * rows.forward_s[row] + head_s)
                     busy_s = max(busy_s, work_s - journey_s - ahead_s + low_s)
@@ -180,7 +180,7 @@ def _price_stages(
                 continue
             stages.journey[row, n] = journey_s
             for first in range(2):
-                # Only a first stage surely ends its last backward when the step's journeys are over.
+                # Only a first stage certainly ends its last backward at the end of the last journey.
                 slack_s = limit_s - (busy_s if first else work_s)
                 price = stages.own_price[row, n]
                 mode = len(prices.most_shared) - 1
@@ -201,7 +201,7 @@ def _price_stages(
 
 @numba.njit(cache=True, nogil=True)
 def least_prices(task: Task, boxes: Ends, weights: Floats, found: Found) -> Any:
-    """Fill `found`. Each row of `weights` [weights, boxes] prices a second of Σ; the one that shows most counts."""
+    """Fill `found`. Each row of `weights` [weights, boxes] prices a second of Σ; the row with the best bound counts."""
     least_stages, most_stages = task.shape[2], task.shape[3]
     num_rows, layers, num_weights = len(task.rows.kind), task.rows.many.shape[2] - 1, len(weights)
     stages = _no_stages(task)
@@ -264,8 +264,8 @@ def least_prices(task: Task, boxes: Ends, weights: Floats, found: Found) -> Any:
 
 @numba.njit(cache=True, nogil=True)
 def least_prices_finely(task: Task, boxes: Ends, parts: int, found: Found) -> Any:
-    """As `least_prices`, without multipliers for Σ: instead the recursion knows Σ in `parts` of its most, each stage's
-    rounded down."""
+    """Like `least_prices`, but instead of pricing Σ by multipliers the recursion tracks it in `parts` of its maximum,
+    rounding down each stage's share."""
     least_stages, most_stages = task.shape[2], task.shape[3]
     num_rows, layers = len(task.rows.kind), task.rows.many.shape[2] - 1
     stages = _no_stages(task)
@@ -290,7 +290,7 @@ def least_prices_finely(task: Task, boxes: Ends, parts: int, found: Found) -> An
                             part = min(parts, int(journey[row, n] / high_s * parts))
                             if value[row, n, first] < price[first, n, part]:
                                 price[first, n, part], picked[first, n, part] = value[row, n, first], row
-            for first in range(2):  # more time at no lower price is of no use
+            for first in range(2):  # more time without a lower price is dominated
                 for n in range(1, top + 1):
                     best = np.inf
                     for part in range(parts + 1):

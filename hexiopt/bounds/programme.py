@@ -1,18 +1,18 @@
 """A configuration linear program over chains of stages: the most sequences that a cluster processes in T seconds.
 
-    max Σ M_c · x_c   over all chains c, x ≥ 0, which together use no more than there is
+    max Σ M_c · x_c   over all chains c, x ≥ 0, subject to the supply
 
 of devices, of machines' interfaces for gradients, and of layers (`columns.py` has the rows). A plan whose step takes T
 seconds gives a solution: each pipeline's chains, one for each sequence of its micro-batches. So if the optimum is below
-the global batch, every step takes longer than T. Only weak duality is used: with any prices of what there is, and α the
-largest ratio of micro-batches to price of any chain, no plan processes more than α times the worth of the cluster at
+the global batch, every step takes longer than T. Only weak duality is used: for any prices of the supply, with α the
+largest ratio of micro-batches to price of any chain, no plan processes more than α times the value of the cluster at
 these prices (Farley, 1990). `Chains.least_price` bounds α from above, by branch and bound over boxes.
 
-Chains that come out are columns of a restricted program, whose duals are the next prices (Gilmore and Gomory, 1961).
-Under ZeRO-2 and 3 all pipelines have as many micro-batches, a divisor of the batch: each has a program of its own, and
-the lowest bound of all programs counts. Activations are not charged to interfaces, and a program may mix what plans
-cannot: fractions of pipelines, layers that are whole in one machine for some sequences and in another for others. So
-the bound is loose on slow networks.
+The chains found become columns of a restricted program, whose duals are the next prices (Gilmore and Gomory, 1961).
+Under ZeRO-2 and 3 all pipelines have equally many micro-batches, a divisor of the batch: each divisor has a program of
+its own, and the lowest bound of all programs counts. Activations are not charged to interfaces, and a program may mix
+what plans cannot: fractions of pipelines, and layers that are whole in one machine for some sequences and in another
+machine for others. So the bound is loose on slow networks.
 """
 
 import time
@@ -32,26 +32,26 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import schedules, sharding_stages
 
 Floats = NDArray[np.float64]
-_WEIGHTS = (0.0, 0.35, 1.0, 2.5)  # multipliers of Σ tried, as shares of the price that matters
-_EFFORTS = ((0.05, 2), (0.02, 5), (0.008, 8))  # smallest box, in shares; rounds of halving
+_WEIGHTS = (0.0, 0.35, 1.0, 2.5)  # multipliers of Σ to try, as shares of the relevant price
+_EFFORTS = ((0.05, 2), (0.02, 5), (0.008, 8))  # relative size of the smallest box; rounds of halving
 _CERTAIN = (0.002, 16)
-_COARSELY = 4  # rounds before multipliers of Σ do not do
-_GAIN = 1.0005  # by what a chain must earn more than it costs
-_STALE = 1e-3  # of the step time, that new chains must gain to look for more like them
-_FIRST = 0.75  # share of the time left for plans of ZeRO-0 and 1; the rest is for the others
-_LEARNING = 0.5  # share of the time for columns; the rest is for certainty
+_COARSELY = 4  # rounds with multipliers of Σ before it is tracked
+_GAIN = 1.0005  # least excess of a chain's value over its price
+_STALE = 1e-3  # share of the step time that new chains must gain for the search to continue
+_FIRST = 0.75  # share of the remaining time for ZeRO-0 and 1; the rest is for ZeRO-2 and 3
+_LEARNING = 0.5  # share of the time for columns; the rest is for the proof
 _TOLERANCE = 5e-4  # of the step time
-_LOOSE = 0.6  # share of the way from the optimum so far down to what is known, where certainty is tried first
-_TOGETHER = 64  # boxes between two looks at the clock
-_RANGES = (*((v, v) for v in range(2, 9)), (9, 2**30))  # classes of layer ranges a stage, when interleaved,
+_LOOSE = 0.6  # share of the way from the current optimum down to the proven bound at which a proof is tried first
+_TOGETHER = 64  # boxes between two readings of the clock
+_RANGES = (*((v, v) for v in range(2, 9)), (9, 2**30))  # classes of layer ranges per stage, when interleaved,
 _STAGES = (*((p, p) for p in range(2, 21)), (21, 24), (25, 30), (31, 2**30))  # and of stages
 
 
 def chain_bound_s(model: PlanPricer, lower_s: float, deadline_s: float) -> float:
-    """A step time that no plan beats, from `lower_s` (which must hold) upwards as far as time allows. It stays there
-    where plans may have a schedule for which the conditions of `chains.py` are not proved.
+    """A lower bound on the step time in seconds, raised from `lower_s` (which must hold) as far as time allows. It
+    stays `lower_s` where plans may have a schedule for which the conditions of `chains.py` are not proved.
 
-    `deadline_s` is of `time.perf_counter`.
+    `deadline_s` is a time of `time.perf_counter`.
     """
     proved = all(schedule.bounded for schedule in schedules(model.problem.workload))
     if not proved or time.perf_counter() >= deadline_s:
@@ -59,7 +59,7 @@ def chain_bound_s(model: PlanPricer, lower_s: float, deadline_s: float) -> float
     types, kinds = StageTypes(model), dict[int | None, list[ScheduleFamily]]()
     for shape in families_of(model.problem):
         kinds.setdefault(shape.micro_batches, []).append(shape)
-    # A plan has shapes of one kind, so that what holds for all kinds holds: raise the lowest ones, up to the next.
+    # The pipelines of a plan are of one kind, so the lowest bound of all kinds holds: raise the lowest up to the next.
     programs = [ChainProgram(types, shapes) for shapes in kinds.values()]
     bounds_s, prices, stuck = [lower_s] * len(programs), Columns(types).first_prices, False
     while (now_s := time.perf_counter()) < deadline_s:
@@ -76,7 +76,7 @@ def chain_bound_s(model: PlanPricer, lower_s: float, deadline_s: float) -> float
 
 
 def families_of(problem: Problem) -> list[ScheduleFamily]:
-    """All shapes of a problem's pipelines, in classes that share their conditions."""
+    """All schedule families of a problem's pipelines, each with its own conditions."""
     allowed, sharding = schedules(problem.workload), sharding_stages(problem.workload)
     chunked, lockstep = (tuple(s for s in allowed if getattr(s, word)) for word in ("chunked", "lockstep"))
     num_layers, batch = problem.model.num_layers, problem.workload.global_batch
@@ -85,7 +85,7 @@ def families_of(problem: Problem) -> list[ScheduleFamily]:
         found.append(ScheduleFamily(allowed, 1, 1, 1, num_layers))
         max_chunks = problem.space.max_chunks if chunked else 1
     else:
-        max_chunks = 1  # from ZeRO-2 on, stages have one range
+        max_chunks = 1  # under ZeRO-2 and 3, stages have one range
     if lockstep and any(stage >= 2 for stage in sharding):
         found += [ScheduleFamily(lockstep, 1, 1, 1, num_layers, m) for m in range(1, batch + 1) if batch % m == 0]
     for least, most in _RANGES:
@@ -97,7 +97,7 @@ def families_of(problem: Problem) -> list[ScheduleFamily]:
 
 
 class ChainProgram:
-    """The program over all chains of some shapes, which agree in `micro_batches`."""
+    """The program over all chains of some schedule families, which have the same `micro_batches`."""
 
     def __init__(self, types: StageTypes, shapes: Sequence[ScheduleFamily]) -> None:
         self.types, self._batch = types, types.global_batch
@@ -105,14 +105,14 @@ class ChainProgram:
         self._chains: dict[ScheduleFamily, Chains] = {}
         self._columns = Columns(types, shapes[0].micro_batches)
         self._prices = self._columns.first_prices
-        self._searched = False  # for columns, which is done once
+        self._searched = False  # for columns, which are searched only once
         self._began_s = self._until_s = time.perf_counter()
 
     def raised(self, lower_s: float, enough_s: float, until_s: float, prices: Multipliers) -> tuple[float, Multipliers]:
-        """A step time that no plan of the shapes beats, in seconds, and the prices of the last attempt.
+        """A lower bound in seconds on the step time of the families' plans, and the prices of the last attempt.
 
-        It is at least `lower_s`, which must hold; `enough_s` is the most of use. `until_s` is of `time.perf_counter`,
-        `prices` are those to begin with.
+        It is at least `lower_s`, which must hold; a bound above `enough_s` is of no use. `until_s` is a time of
+        `time.perf_counter`, `prices` are the initial ones.
         """
         self._began_s, self._until_s, self._prices = time.perf_counter(), until_s, prices
         return self._raised_s(lower_s, enough_s), self._prices
@@ -121,7 +121,7 @@ class ChainProgram:
         if enough_s < inf and self._suffices(lower_s, enough_s):
             return enough_s
         step_s = most_s = self._learned(lower_s, enough_s)
-        # First something that surely holds, then ever closer to the program's optimum: from it down by a share.
+        # First a bound that is easy to prove, then ones ever closer to the program's optimum.
         proven_s, proven, tried = lower_s, 1.0, _LOOSE
         while self._on_time() and (step_s - lower_s) * (proven - tried) > _TOLERANCE * step_s:
             tried_s, known = step_s - tried * (step_s - lower_s), len(self._columns)
@@ -137,7 +137,7 @@ class ChainProgram:
         return proven_s
 
     def _learned(self, lower_s: float, enough_s: float) -> float:
-        """Look for columns, the first time: about the bound that they allow, with its prices."""
+        """Search for columns, the first time only; returns about the bound that they allow, and its prices."""
         if self._searched:
             step_s, self._prices = self._longest(lower_s, enough_s)
             return step_s
@@ -150,7 +150,7 @@ class ChainProgram:
                 if self._on_time(_LEARNING) and self._learn(step_s, shape, *_EFFORTS[level])
             ]
             step_s, self._prices = self._longest(lower_s, most_s)
-            # Shapes that gave nothing are asked again when the others give no more.
+            # Families without new chains are tried again when the others have none left.
             stale = not gained or step_s > most_s * (1 - _STALE)
             level += stale and len(promising) == len(self._shapes)
             promising = list(self._shapes) if stale else gained
@@ -159,7 +159,7 @@ class ChainProgram:
         return step_s
 
     def _suffices(self, lower_s: float, enough_s: float) -> bool:
-        """Whether no plan has a step of `enough_s`, if the prices of other shapes are nearly right for these too."""
+        """Whether no plan has a step of `enough_s`, tried with the prices of other families."""
         while self._on_time():
             known = len(self._columns)
             if self._refutes(enough_s):
@@ -175,12 +175,12 @@ class ChainProgram:
         return time.perf_counter() < self._began_s + share * (self._until_s - self._began_s)
 
     def _longest(self, lower_s: float, most_s: float) -> tuple[float, Multipliers]:
-        """The longest step in which the columns so far do not process the batch, and prices that show it."""
+        """The longest step in which the columns found so far cannot process the batch, and prices that prove it."""
         high_s = min(2.0 * lower_s, most_s)
         most, prices = self._columns.most(high_s)
         if most < self._batch:
             return high_s, prices
-        # The optimum is near the one of fewer columns: look down from there in growing steps, then halve.
+        # The optimum is near that of fewer columns: step down from there in growing steps, then bisect.
         low_s, width = high_s, 4 * _TOLERANCE
         while most >= self._batch and low_s > lower_s:
             high_s, low_s = low_s, max(lower_s, low_s * (1 - width))
@@ -196,9 +196,9 @@ class ChainProgram:
         return low_s, prices
 
     def _refutes(self, step_s: float) -> bool:
-        """Whether the prices show that no plan of the shapes has a step of `step_s` seconds. If not, there may be more
-        columns."""
-        # Below the batch, not just at it.
+        """Whether the prices prove that no plan of the families has a step of `step_s` seconds; if not, there may be
+        more columns."""
+        # strictly below the batch
         enough = (1 - 1e-9) * self._batch / self._columns.worth(self._prices)
         smallest, rounds = _CERTAIN
         self._shapes.sort(key=lambda shape: shape not in self._doubtful)
@@ -218,7 +218,7 @@ class ChainProgram:
         return not self._doubtful
 
     def _learn(self, step_s: float, shape: ScheduleFamily, smallest: float, rounds: int) -> bool:
-        """Add chains of `shape` that earn more than they cost; whether there were any."""
+        """Add chains of `shape` whose value exceeds their price; returns whether there were any."""
         boxes, gained = self._first_boxes(step_s, shape), False
         for _ in range(rounds):
             ratio, found = self._evaluate(step_s, shape, boxes, 1.0)
@@ -244,11 +244,11 @@ class ChainProgram:
     def _evaluate(
         self, step_s: float, shape: ScheduleFamily, boxes: Boxes, target: float, finely: bool = False
     ) -> tuple[Floats, list[tuple[Chain, float]]]:
-        """Micro-batches over the least price, for each box; and chains, with the box's least micro-batches, where that
-        is above `target`. `finely` by both recursions over chains, of which the better counts."""
+        """Micro-batches over the least price for each box; and chains, with the box's least micro-batches, where that
+        ratio is above `target`. `finely` uses both recursions over chains, of which the better counts."""
         ratio, chains = np.full(len(boxes), inf), []
         if shape.interleaved and shape.least_stages == shape.most_stages:
-            # Micro-batches are a multiple of the stages.
+            # the number of micro-batches is a multiple of that of the stages
             boxes = replace(boxes, high_m=boxes.high_m - boxes.high_m % shape.least_stages)
         if shape not in self._chains:
             self._chains[shape] = Chains(self.types, shape)
@@ -260,7 +260,7 @@ class ChainProgram:
             wanted = some.high_m / target
             weights = np.array(_WEIGHTS)[:, None] * wanted / some.high_s
             least, found = self._chains[shape].least_price(self._prices, step_s, some, wanted, weights)
-            if finely:  # multipliers miss what is between, parts what rounding takes from many stages
+            if finely:  # multipliers lose to convexification, parts to the rounding of many stages
                 other, more = self._chains[shape].least_price(self._prices, step_s, some, wanted, None)
                 least, found = np.maximum(least, other), found + more
             any_m = np.isfinite(least) & (some.high_m >= some.low_m)
@@ -270,7 +270,7 @@ class ChainProgram:
 
     @staticmethod
     def _halved(boxes: Boxes, chosen: NDArray[np.bool_], step_s: float, smallest: float) -> tuple[Boxes, bool]:
-        """The `chosen` boxes cut in two where they are wider, and whether some were too narrow to cut."""
+        """The `chosen` boxes halved along their wider side, and whether some were too narrow to halve."""
         wide_m, wide_s = (boxes.high_m - boxes.low_m) / boxes.high_m, (boxes.high_s - boxes.low_s) / step_s
         wide = (wide_m > smallest) | (wide_s > smallest)
         by_m = (wide_m >= 3.0 * wide_s) & (boxes.high_m > boxes.low_m)

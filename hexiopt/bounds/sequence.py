@@ -1,4 +1,4 @@
-"""The compute bound where stages may have sequence layouts, which deal tokens and attention out as they like."""
+"""The compute bound where stages may have sequence layouts, which divide tokens and attention freely among devices."""
 
 from collections.abc import Sequence
 
@@ -19,20 +19,20 @@ _HEADS = 10**9  # sequences, likewise
 
 
 def sequence_bound_s(model: PlanPricer, devices: Sequence[tuple[Gpu, int, float]]) -> float:
-    """Seconds that every step takes at least; `devices`: GPU type, how many, and layers · sequences that each runs in a
-    second at most in a TP group.
+    """A lower bound on the step time in seconds. `devices` has GPU types, their numbers, and the most layers times
+    sequences that each device runs per second in a TP group.
 
     A device of a sequence layout takes a share x of the tokens of a sequence and a share y of its (query, key) pairs
-    through a layer, in x · A + y · B seconds at least: A and B are forward and backward of all operators outside
-    attention, and of causal attention, at the rates that they near when they grow. All shares of a layer sum to 1. So
-    in a step of T seconds that runs W = global_batch · layers of both, and for any price λ between 0 and 1,
+    through a layer in at least x · A + y · B seconds. A and B are the forward and backward times of all operators
+    outside attention, and of causal attention, at their asymptotic rates. All shares of a layer sum to 1. So in a step
+    of T seconds that runs W = global_batch · layers of both, for any price λ between 0 and 1,
 
         W = λ·Σx + (1-λ)·Σy ≤ T · Σ max(λ / A, (1-λ) / B, r),
 
-    r being the rate in a TP group, where x = y. Final norm, head and loss of a sequence take C seconds at least,
+    where r is the rate in a TP group, for which x = y. Final norm, head and loss of a sequence take at least C seconds,
     wherever they run; at the price λ' = min C · max(...) they add global_batch · λ' to the left and nothing to the
-    right. All prices give bounds; the best of those where two terms of a device are equal is taken, and none is lost,
-    since the sum is convex in λ and bends only there.
+    right. Every price gives a bound. The best is at a price where two terms of a device are equal, since the sum is
+    convex and piecewise linear in λ with breakpoints only there.
     """
     problem = model.problem
     batch, layers = problem.workload.global_batch, problem.model.num_layers
@@ -43,7 +43,7 @@ def sequence_bound_s(model: PlanPricer, devices: Sequence[tuple[Gpu, int, float]
     best_s = 0.0
     for price in prices:
         each = [max(price / a, (1.0 - price) / b, rate) for a, b, _, _, rate in limits]
-        # What is measured may be faster than what is calculated.
+        # measured times may be below calculated ones
         head = 0.0 if problem.cluster.profile.entries else min(m * row[2] for m, row in zip(each, limits, strict=True))
         total = sum(m * row[3] for m, row in zip(each, limits, strict=True))
         best_s = max(best_s, batch * (layers + head) / total)
@@ -51,8 +51,8 @@ def sequence_bound_s(model: PlanPricer, devices: Sequence[tuple[Gpu, int, float]
 
 
 def _limits_s(model: PlanPricer, gpu: Gpu) -> tuple[float, float, float]:
-    """Least forward and backward seconds of a sequence on a device: a layer without attention, its attention, and final
-    norm, head and loss. Whole operators take no less a token than ever larger ones take for one more."""
+    """Least forward and backward seconds of a sequence on a device: of a layer without attention, of its attention, and
+    of final norm, head and loss. The time per token of an operator is at least its marginal time at infinite size."""
     problem, framework = model.problem, model.framework
     spec, workload = problem.model, problem.workload
     clock, shard = OperatorTimes(gpu, workload.precision), largest_shard(spec, 1)
@@ -63,7 +63,7 @@ def _limits_s(model: PlanPricer, gpu: Gpu) -> tuple[float, float, float]:
         seconds.append(dense.before_s(*passes) + dense.after_s(*passes))
     head = [head_compute(spec, workload, gpu, 1, n * _HEADS) for n in (1, 2)]
     pairs = 0.5 * float(workload.seq_len) ** 2 * spec.num_heads
-    # Unfused kernels run over no fewer pairs than the mask leaves.
+    # unfused kernels process at least the pairs that the mask leaves
     blocks = Blocks(pairs, pairs, 0.0)
     attention_s = sum(attention_times(clock, gpu.flash_attention, spec, workload.element_bytes, blocks, framework))
     head_s = (head[1].forward_s + head[1].backward_s - head[0].forward_s - head[0].backward_s) / _HEADS

@@ -1,4 +1,4 @@
-"""Stage types: what a TP group of a machine kind takes at least for n layers and x sequences of a micro-batch."""
+"""Stage types: least times of a TP group of a machine kind for n layers and x sequences per micro-batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ Ints = NDArray[np.int64]
 
 
 class StageTypes:
-    """All stage types of a problem, one array element each; `supply` is in machines of each kind.
+    """All stage types of a problem, one array element each; `supply` is the number of machines of each kind.
 
-    Of every ZeRO stage, side by side; from ZeRO-2 on they are `late`. A plan has those of one kind.
+    It has the types of every ZeRO stage; those of ZeRO-2 and 3 are `late`. A plan uses either late types or others.
     """
 
     def __init__(self, model: PlanPricer) -> None:
@@ -68,12 +68,15 @@ class StageTypes:
         self._seconds: dict[tuple[object, ...], Floats] = {}
 
     def numbers(self, late: bool) -> Ints:
-        """The types of ZeRO-2 and 3, or of the others."""
+        """The indices of the types of ZeRO-2 and 3, or of the others."""
         return np.flatnonzero(self.late == late)
 
     def seconds(self, late: bool, after: int, terms: BoundTerms, least_ranges: int = 1, most_ranges: int = 1) -> Floats:
-        """Least forward and backward seconds of n layers in so many layer ranges, with `after` stages behind, where
-        micro-batches are in flight as `terms` say; infinite where memory lacks [`numbers(late)`, layers + 1]."""
+        """Least forward and backward seconds of n layers in so many layer ranges, followed by `after` stages, with the
+        micro-batches in flight that `terms` states [`numbers(late)`, layers + 1].
+
+        They are infinite where memory does not suffice.
+        """
         key = (late, after, terms, least_ranges, most_ranges)
         found = self._seconds.get(key)
         if found is None:
@@ -93,14 +96,14 @@ class StageTypes:
         room = (memory[:, 0:1] * (1 + 1e-9) - memory[:, 1:2] * n - memory[:, 2:3] * held)[:, :, None]
         each, once = memory[:, None, 3 : 3 + count], memory[:, None, 3 + count :]
         with np.errstate(divide="ignore", invalid="ignore"):
-            # Bytes for activations where a policy is the leanest of those used.
+            # Bytes for activations if a policy is the one of those used that stores least.
             spare = room - once - more[None, :, None] * each
             seconds = np.full(room.shape[:2], np.inf)
             for smaller in range(count):
                 alone = spare[:, :, smaller] >= stored * each[:, :, smaller]
                 seconds = np.where(alone, np.minimum(seconds, n * policy_s[:, smaller : smaller + 1]), seconds)
                 for faster in range(count) if count > 1 else ():
-                    # Whole layers by the leaner policy; the others store as little as any other policy would.
+                    # Whole layers by the policy that stores less; the others store as little as any other policy would.
                     stores = np.delete(each, smaller, axis=2).min(axis=2)
                     saved = repeated * (stores - each[:, :, smaller])
                     some = np.ceil((stored * stores - spare[:, :, smaller]) / saved * (1 - 1e-9) - 1e-9).clip(1, n)
@@ -113,9 +116,9 @@ class StageTypes:
 
 @dataclass(frozen=True, slots=True)
 class _Holders:
-    """A ZeRO stage, and over how many devices the states of a stage are spread, from `least` to `most`.
+    """A ZeRO stage, and the least and most devices over which the states of a stage are sharded.
 
-    `lockstep`: in several machines, gathering and scattering layer by layer.
+    `lockstep` means that these are in several machines and gather and scatter layer by layer.
     """
 
     sharding: int
@@ -125,9 +128,9 @@ class _Holders:
 
 
 def _holders(stages: Sequence[int], devices: int, together: int) -> list[_Holders]:
-    """Classes that share their conditions; `together` TP groups have room in a machine.
+    """Classes of sharding with different conditions; `together` TP groups fit in a machine.
 
-    ZeRO-1 needs less memory than 0, and here no more time, so that it stands for both.
+    ZeRO-1 needs less memory than ZeRO-0 and in these bounds no more time, so it represents both.
     """
     early = max((stage for stage in stages if stage <= 1), default=None)
     found = [] if early is None else [_Holders(early, 1, devices if early else 1, False)]
@@ -143,7 +146,7 @@ def _holders(stages: Sequence[int], devices: int, together: int) -> list[_Holder
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One stage type: `share` sequences of a micro-batch at a site of a machine of `kind`."""
+    """One stage type: `share` sequences of a micro-batch on a TP group in a machine of `kind`."""
 
     kind: int
     machine: Machine
@@ -158,7 +161,7 @@ class _Row:
         return max((self.machine.pair_bandwidth(i, j) for i, j in pairs), default=0.0)
 
     def layer_s(self, model: PlanPricer, policy: str) -> tuple[float, float]:
-        """Least forward and backward seconds of a layer. From ZeRO-2 on, a layer takes as long as its rings."""
+        """Least forward and backward seconds of a layer, under ZeRO-2 and 3 no less than those of its rings."""
         forward_s, backward_s = model.stages.layer_s(self.tp_group, self.share, policy)
         if self.holders.sharding <= 1 or self.holders.most == 1:
             return forward_s, backward_s
@@ -173,8 +176,8 @@ class _Row:
         return max(forward_s, gather_s), max(backward_s, gather_s + scatter_s)
 
     def bytes(self, model: PlanPricer, last: bool) -> list[float]:
-        """Room beside what does not grow; bytes per layer, per micro-batch in flight; then, for each policy, bytes
-        per layer and micro-batch; and what each needs once."""
+        """Memory left by constant parts; bytes per layer and per micro-batch in flight; then, for each policy, bytes
+        per layer and micro-batch, and the bytes that it needs once."""
         memory, holders = model.stages.memory_model(self.tp_group, self.share), self.holders
         policies = recompute_policies(model.problem.workload)
         growth = _Growth(memory, last, StateSharding(holders.sharding, holders.most), policies)
@@ -188,10 +191,10 @@ class _Row:
 
 
 def _undominated(model: PlanPricer, rows: Sequence[_Row]) -> tuple[list[_Row], Floats]:
-    """Without rows that take no less time and memory than another that differs in its holders alone; and the `bytes`
+    """The rows that are not dominated in time and memory by another that differs only in its holders; and the `bytes`
     of each as an inner stage and as a last one [2, rows, ...].
 
-    Without lockstep, a stage may be the only one with its layers, or sync gradients at the end.
+    Without lockstep, a stage may be the only one with its layers, or synchronise gradients at the end.
     """
     policies = recompute_policies(model.problem.workload)
     less_room = np.array([-1, *[1] * (2 + 2 * len(policies))])
@@ -200,7 +203,7 @@ def _undominated(model: PlanPricer, rows: Sequence[_Row]) -> tuple[list[_Row], F
         seconds = np.array([row.layer_s(model, policy) for policy in policies]).ravel()
         memory = np.array([row.bytes(model, last) for last in (False, True)])
         tail = row.holders.most == 1 or row.holders.sharding <= 1
-        late = row.holders.sharding >= 2  # no stage of the other kind can take its place
+        late = row.holders.sharding >= 2  # no stage of the other kind can replace it
         own = alike.setdefault((row.kind, row.tp_group, row.share, row.holders.lockstep, late), [])
         value = np.concatenate([seconds, (memory * less_room).ravel(), [tail]])
         if not any((other <= value).all() for _, _, other in own):
@@ -211,10 +214,11 @@ def _undominated(model: PlanPricer, rows: Sequence[_Row]) -> tuple[list[_Row], F
 
 
 def _sync_s(model: PlanPricer, rows: Sequence[_Row], examples: Sequence[Machine]) -> tuple[Floats, Floats]:
-    """Seconds that gradient sync needs a layer after the last backward, if it has many holders.
+    """Seconds of gradient sync per layer after the last backward, if the layer has many holders.
 
-    [kinds]: of a machine's interface, for a layer that many machines hold. Zero with several interfaces: no stage
-    need wait for the busiest. [types]: of a device's own links, for a layer that many replicas hold whole.
+    They are given for a machine's interface and a layer held by many machines [kinds], zero where a machine has
+    several interfaces, since no stage need wait for the busiest; and for a device's own links and a layer that many
+    replicas hold whole [types].
     """
     workload = model.problem.workload
     passes = workload.stored_gradient_bytes + min(workload.stored_gradient_bytes, workload.element_bytes)
@@ -232,18 +236,18 @@ def _sync_s(model: PlanPricer, rows: Sequence[_Row], examples: Sequence[Machine]
 
 
 class _Growth:
-    """How a stage's bytes grow with layers and micro-batches in flight, taken from the memory model itself."""
+    """The growth of a stage's bytes with layers and micro-batches in flight, derived from the memory model."""
 
     def __init__(self, memory: MemoryModel, last: bool, shards: StateSharding, policies: tuple[str, ...]) -> None:
         @cache
         def total(layers: int, policy: str, held: int) -> float:
             return memory.stage(layers, False, last, policy, holding(held), shards).total
 
-        base = 3  # layers beyond which ZeRO-3 gathers no more of them at once
+        base = 3  # number of layers above which ZeRO-3 does not gather more of them at once
         smaller = min(policies, key=lambda policy: total(base, policy, 0))
         self.layer = total(base + 1, smaller, 0) - total(base, smaller, 0)
         self.held = total(0, smaller, 1) - total(0, smaller, 0)
         self.both = [total(base + 1, p, 1) - total(base, p, 1) - self.layer for p in policies]
         self.once = [total(base, p, 0) - total(base, smaller, 0) for p in policies]
-        # With fewer layers than `base` less is gathered; the least of both lines holds for all.
+        # With fewer layers than `base`, less is gathered; the lower of both lines is valid for all.
         self.fixed = min(total(0, smaller, 0), total(base, smaller, 0) - base * self.layer)

@@ -1,4 +1,4 @@
-"""Machines: devices of one GPU type, the links inside them, and the names by which files call them."""
+"""Machines: devices of one GPU type, the links inside them, and their names in files."""
 
 import math
 import re
@@ -11,9 +11,12 @@ from hexiopt.calibration.gpus import Gpu
 from hexiopt.errors import InputError, quoted
 from hexiopt.reading import number_in, whole_in
 from hexiopt.units import GB, MICROSECOND
+from hexiopt.value import Value
 
 MAX_BANDWIDTH_GB_PER_S = 1e5
 MAX_LATENCY_US = 1e7
+DEFAULT_INTER_LATENCY_US = 20.0
+DEFAULT_INTRA_LATENCY_US = 10.0
 MAX_GPUS_PER_MACHINE = 1024
 MAX_INTERFACES = 64
 MAX_PRICE_PER_HOUR = 1e6
@@ -23,19 +26,19 @@ _EXACT_RING = 12
 
 
 def check_name(name: object, where: str) -> None:
-    """Raises InputError where `name` can name no machine or group."""
+    """Raises InputError where `name` is not a valid name of a machine or group."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InputError(f"{where}: name: {quoted(name)} {NAME_RULE}")
 
 
 def check_rate(bytes_per_s: object, where: str) -> None:
-    """Raises InputError where `bytes_per_s` is no bandwidth: bytes/s, infinite where nothing binds."""
+    """Raises InputError where `bytes_per_s` is not a bandwidth: above 0, infinite where unlimited."""
     if bytes_per_s != math.inf:
         number_in(bytes_per_s, where, above=0, at_most=MAX_BANDWIDTH_GB_PER_S * GB)
 
 
 def check_latency(seconds: object, where: str) -> None:
-    """Raises InputError where `seconds` is no latency."""
+    """Raises InputError where `seconds` is not a latency."""
     number_in(seconds, where, at_least=0, at_most=MAX_LATENCY_US * MICROSECOND)
 
 
@@ -54,12 +57,12 @@ class IntraLink:
         check_latency(self.latency_s, f"{where}: latency_s")
 
 
-@dataclass(frozen=True)
-class Machine:
-    """Devices of one type behind common network interfaces. Raises InputError where a value breaks its rule.
+@dataclass(frozen=True, repr=False)
+class Machine(Value):
+    """Devices of one type that share network interfaces. Raises InputError where a value breaks its rule.
 
-    Bandwidths are per direction: inside the machine per device, point to point (infinite with one device);
-    outside per network interface. `spec_name` is the name in the file, before `count` numbers the machines.
+    Bandwidths are per direction: inside the machine per device, point to point (infinite with one device); between
+    machines per network interface. `spec_name` is the name in the file, which `count` extends by a number.
     """
 
     name: str
@@ -93,9 +96,12 @@ class Machine:
                 raise InputError(f"{where}: intra_links: {quoted([link.a, link.b])} {wrong}")
             seen.add((min(link.a, link.b), max(link.a, link.b)))
 
+    def __repr__(self) -> str:
+        return f"Machine({self.name}: {self.num_gpus} × {self.gpu.name})"
+
     @cached_property
     def kind(self) -> Hashable:
-        """Equal for machines that are interchangeable in themselves: all but the names."""
+        """Everything about a machine but its names; equal for machines that are interchangeable by themselves."""
         return tuple(getattr(self, f.name) for f in fields(self) if f.name not in ("name", "spec_name"))
 
     @cached_property
@@ -104,7 +110,7 @@ class Machine:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether its devices are interchangeable: none has a faster link, or another interface."""
+        """Whether its devices are interchangeable: they have equal links and share one interface."""
         return not self.intra_links and self.num_interfaces == 1
 
     def interface(self, index: int) -> int:
@@ -128,8 +134,8 @@ class Machine:
     def ring(self, indices: tuple[int, ...]) -> tuple[float, float]:
         """Bytes/s of the slowest link and seconds of the largest latency on the best ring through devices.
 
-        Best is the order whose slowest link is fastest, then that of least latency: exact for up to 12
-        devices, the better of two simple orders beyond. One device gives (infinity, 0).
+        The best order has the fastest slowest link, then the least latency. It is exact for up to 12 devices; beyond,
+        it is the better of two simple orders. One device gives (infinity, 0).
         """
         if len(indices) < 2:
             return math.inf, 0.0
@@ -145,21 +151,21 @@ class Machine:
 
 
 def broken_pair(pair: Sequence[object], num_gpus: int, seen: Container[tuple[int, int]]) -> str | None:
-    """The rule that a pair of devices linked inside a machine breaks, given the (ascending) pairs `seen` before."""
+    """The rule that a linked pair of a machine's devices breaks, if any; `seen` has the previous pairs, ascending."""
     whole = [value for value in pair if isinstance(value, int) and not isinstance(value, bool)]
     if len(pair) != 2 or len(whole) != 2 or not all(0 <= value < num_gpus for value in whole):
         return f"is not a pair of the machine's devices; write two of 0 to {num_gpus - 1}"
     a, b = sorted(whole)
     if a == b:
         return "links a device with itself; name two devices"
-    return "stands twice; keep one" if (a, b) in seen else None
+    return "appears twice; keep one" if (a, b) in seen else None
 
 
 @lru_cache(maxsize=65536)
 def _best_ring(
     bandwidth: float, latency: float, links: tuple[IntraLink, ...], indices: tuple[int, ...]
 ) -> tuple[float, float]:
-    """See `Machine.ring`; at least three devices."""
+    """The ring of `Machine.ring` for at least three devices."""
     size = len(indices)
     position = {index: k for k, index in enumerate(indices)}
     bandwidths = [[bandwidth] * size for _ in range(size)]
@@ -221,19 +227,19 @@ def _has_ring(neighbours: list[int]) -> bool:
 
 
 def spec_spans(machines: Iterable[Machine]) -> dict[str, range]:
-    """Spec name -> its machines. The machines of a spec stand together."""
+    """The machines of each spec by its name; they must be consecutive."""
     spans: dict[str, range] = {}
     for m, machine in enumerate(machines):
         span = spans.get(machine.spec_name)
         if span is not None and span.stop != m:
-            said = f"machine {machine.name}: spec_name: {machine.spec_name!r} is that of machines further up"
+            said = f"machine {machine.name}: spec_name: {machine.spec_name!r} is that of earlier machines"
             raise InputError(f"{said}; put machines of one spec together")
         spans[machine.spec_name] = range(span.start if span else m, m + 1)
     return spans
 
 
 def machine_names(machines: Sequence[Machine]) -> dict[str, range]:
-    """Names of specs and of machines -> the machines they stand for."""
+    """The machines that each name of a spec or of a machine stands for."""
     names = spec_spans(machines)
     for m, machine in enumerate(machines):
         names.setdefault(machine.name, range(m, m + 1))

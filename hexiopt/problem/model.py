@@ -1,4 +1,4 @@
-"""The shape of a decoder-only transformer: what it stores (parameters) and computes (FLOPs), exactly."""
+"""The shape of a decoder-only transformer, and its exact numbers of parameters and FLOPs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from hexiopt.errors import InputError
+from hexiopt.value import Value
 
 RANGES: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
@@ -31,12 +32,12 @@ _DEFAULTS = {"norm_eps": 1e-5, "rope_theta": 10_000.0}
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a `model_type` of Hugging Face fixes, and the names its `config.json` gives the rest.
+    """What a `model_type` of Hugging Face fixes, and the keys of its `config.json` for everything else.
 
-    `keys` maps fields of `ModelSpec` to keys of `config.json`; what has no key there is fixed: a bias to the
-    value given here (None: as `attention_bias`), key-value heads to the query heads, `head_dim` to
-    hidden_size / num_heads. `learned_rows` are the rows of a learned position embedding beyond
-    `max_positions`, None for RoPE. `gated` has a gated MLP and RMSNorm, else a plain MLP and LayerNorm.
+    `keys` maps fields of `ModelSpec` to keys of `config.json`. Fields without a key are fixed: biases to the values
+    given here (None: as `attention_bias`), the number of key-value heads to that of query heads, `head_dim` to
+    hidden_size / num_heads. `learned_rows` is the number of rows of a learned position embedding beyond
+    `max_positions`, None for RoPE. `gated` means a gated MLP and RMSNorm, otherwise a plain MLP and LayerNorm.
     """
 
     keys: Mapping[str, str]
@@ -111,14 +112,14 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelSpec:
-    """A decoder-only transformer's shape, checked once; edit it with `dataclasses.replace`.
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ModelSpec(Value):
+    """A decoder-only transformer's shape, checked once; `replace` edits it.
 
-    All layers are alike. `attention_window` (tokens; None: full attention) is trained with but not counted: the
-    FLOPs below are those of full causal attention, and the cost model refuses a window shorter than the sequence. It
-    holds for every layer, in GPT-Neo for every second one.
-    `norm_eps`, `activation`, `rope_theta` and `rope_type` do not change the shape; training needs them.
+    All layers are equal. `attention_window` (in tokens; None: full attention) applies to every layer, in GPT-Neo to
+    every second one. The runtime trains with it, but the FLOPs below are those of full causal attention, and the cost
+    model refuses a window shorter than the sequence.
+    `norm_eps`, `activation`, `rope_theta` and `rope_type` do not change the shape, but training needs them.
 
     Raises InputError where a value is out of `RANGES` or the architecture cannot have it.
     """
@@ -148,7 +149,7 @@ class ModelSpec:
     norm_eps: float = _DEFAULTS["norm_eps"]
     rope_theta: float = _DEFAULTS["rope_theta"]
     rope_type: str = "default"
-    """`default` is plain RoPE; other names are Hugging Face's rules for stretching it."""
+    """`default` is plain RoPE; other names are Hugging Face's rules for scaling it."""
 
     def __post_init__(self) -> None:
         if not _is_word(self.name):
@@ -157,6 +158,10 @@ class ModelSpec:
             self._fail(f"the architecture is not modelled; known: {', '.join(ARCHITECTURES)}")
         self._check_values()
         self._check_architecture()
+
+    def __repr__(self) -> str:
+        shape = f"{self.num_layers} layers, hidden size {self.hidden_size:,}"
+        return f"ModelSpec({self.name}: {self.architecture}, {self.num_params / 1e9:.3g} B parameters, {shape})"
 
     def _check_values(self) -> None:
         for name, (low, high) in RANGES.items():
@@ -182,13 +187,13 @@ class ModelSpec:
             )
 
     def _check_architecture(self) -> None:
-        """Refuse what `config.json` of this architecture could not say."""
+        """Refuse values that the `config.json` of this architecture cannot express."""
         keys = self._facts.keys
         for name in ("attention_bias", "mlp_bias"):
             fixed = getattr(self._facts, name)
             fixed = self.attention_bias if fixed is None else fixed
             if name not in keys and getattr(self, name) is not fixed:
-                self._fail(f"{self.architecture} has {name} {str(fixed).lower()}; set it so")
+                self._fail(f"{self.architecture} has {name} {str(fixed).lower()}; set it to that")
         if "num_kv_heads" not in keys and self.num_kv_heads != self.num_heads:
             self._fail(f"{self.architecture} has as many key-value heads as heads; state {self.num_heads}")
         if "head_dim" not in keys and self.head_dim * self.num_heads != self.hidden_size:
@@ -197,7 +202,7 @@ class ModelSpec:
                 f"{self.head_dim}; {self.architecture} needs it equal"
             )
         if "rope_theta" in keys and self._facts.gated and self.head_dim % 2:
-            self._fail(f"head_dim {self.head_dim} is odd; rotary positions turn pairs, make it even")
+            self._fail(f"head_dim {self.head_dim} is odd; RoPE rotates pairs of values, so make it even")
         if "final_norm" not in keys and not self.final_norm:
             self._fail(f"{self.architecture} always has a final norm; set final_norm true")
         for name in _MAY_BE_NONE:
@@ -225,17 +230,17 @@ class ModelSpec:
 
     @property
     def gated_mlp(self) -> bool:
-        """The MLP multiplies an activated projection with a plain one (three matrices, not two)."""
+        """Whether the MLP multiplies an activated projection by a plain one (three matrices instead of two)."""
         return self._facts.gated
 
     @property
     def norm_bias(self) -> bool:
-        """Norms are LayerNorm (weight and bias), not RMSNorm (weight)."""
+        """Whether norms are LayerNorm (weight and bias) rather than RMSNorm (weight)."""
         return not self._facts.gated
 
     @property
     def qk_norm(self) -> bool:
-        """Queries and keys are normed per head, one weight of head_dim for all heads."""
+        """Whether queries and keys are normalised per head, with one weight of size head_dim for all heads."""
         return self._facts.qk_norm
 
     @property
@@ -246,7 +251,7 @@ class ModelSpec:
 
     @property
     def learned_positions(self) -> int:
-        """Rows of the learned position embedding; 0 with RoPE."""
+        """The number of rows of the learned position embedding, 0 with RoPE."""
         extra = self._facts.learned_rows
         return 0 if extra is None else self.max_positions + extra
 
@@ -264,41 +269,41 @@ class ModelSpec:
 
     @property
     def kv_size(self) -> int:
-        """Width of all key heads together, which is that of all value heads."""
+        """Width of all key heads together, equal to that of all value heads."""
         return self.num_kv_heads * self.head_dim
 
     # Parameters
 
     @property
     def attention_q_params(self) -> int:
-        """Query projection of one layer with its bias; tensor parallelism splits it by heads."""
+        """Parameters of one layer's query projection with its bias; tensor parallelism splits them by heads."""
         return (self.hidden_size + self.attention_bias) * self.q_size
 
     @property
     def attention_kv_params(self) -> int:
-        """Key and value projections of one layer with their biases; split by key-value heads."""
+        """Parameters of one layer's key and value projections with their biases, split by key-value heads."""
         return 2 * (self.hidden_size + self.attention_bias) * self.kv_size
 
     @property
     def attention_out_params(self) -> int:
-        """Weight of attention's output projection of one layer; split by heads."""
+        """Weights of one layer's attention output projection, split by heads."""
         return self.q_size * self.hidden_size
 
     @property
     def mlp_params(self) -> int:
-        """MLP weights of one layer, and the biases inside it; split by columns of ffn_size."""
+        """Weights of one layer's MLP and the biases inside it, split along ffn_size."""
         inward = 2 if self.gated_mlp else 1
         return (inward * (self.hidden_size + self.mlp_bias) + self.hidden_size) * self.ffn_size
 
     @cached_property
     def replicated_layer_params(self) -> int:
-        """Norms and output biases of one layer: every tensor-parallel rank holds all of them."""
+        """Parameters of one layer's norms and output biases, which every tensor-parallel rank holds whole."""
         norms = 2 * self._norm_params + (2 * self.head_dim if self.qk_norm else 0)
         return norms + (self.output_bias + self.mlp_bias) * self.hidden_size
 
     @cached_property
     def layer_params(self) -> int:
-        """One decoder layer: the sum of the five parts above."""
+        """Parameters of one decoder layer: the sum of the five parts above."""
         return (
             self.attention_q_params
             + self.attention_kv_params
@@ -309,12 +314,12 @@ class ModelSpec:
 
     @cached_property
     def vocabulary_params(self) -> int:
-        """The matrix of the token embedding, and of the LM head; tied, first and last stage both hold it."""
+        """Parameters of the token embedding or the LM head; if tied, first and last stage each hold a copy."""
         return self.vocab_size * self.embedding_size
 
     @cached_property
     def embedding_params(self) -> int:
-        """Token embedding, learned positions and the projection to hidden_size."""
+        """Parameters of token embedding, learned positions and the projection to hidden_size."""
         return self.vocabulary_params + self.learned_positions * self.hidden_size + self._projection
 
     @property
@@ -324,13 +329,13 @@ class ModelSpec:
 
     @cached_property
     def head_params(self) -> int:
-        """Final norm, projection from hidden_size, and the LM head's own matrix (none if tied)."""
+        """Parameters of the final norm, the projection from hidden_size and the LM head's own matrix, if untied."""
         own = 0 if self.tied_embeddings else self.vocabulary_params
         return self.final_norm_params + self._projection + own
 
     @property
     def num_params(self) -> int:
-        """All parameters, a tied matrix once: the count that is published."""
+        """All parameters, a tied matrix counted once, as in published counts."""
         return self.embedding_params + self.num_layers * self.layer_params + self.head_params
 
     @property
@@ -341,7 +346,7 @@ class ModelSpec:
     def _projection(self) -> int:
         return 0 if self.projected_embedding is None else self.projected_embedding * self.hidden_size
 
-    # FLOPs; a multiply-add counts two
+    # FLOPs, where a multiply-add counts as two
 
     @property
     def layer_gemm_flops_per_token(self) -> int:
@@ -359,7 +364,7 @@ class ModelSpec:
 
     @property
     def embedding_flops_per_token(self) -> int:
-        """Forward FLOPs per token before the first layer: the projection 2·e·h; a look-up is no FLOP."""
+        """Forward FLOPs per token before the first layer: the projection 2·e·h; a look-up counts none."""
         return 2 * self._projection
 
     @property
@@ -370,9 +375,9 @@ class ModelSpec:
     def model_flops_per_token(self, seq_len: int) -> int:
         """Training FLOPs per token at `seq_len` tokens; this defines MFU.
 
-        Three times the forward (backward is two): 3·(L·(layer GEMMs + causal attention) + embedding + head),
-        without recompute. Megatron-LM's count (arXiv 2104.04473, less its recompute) is the same but for
-        attention, which it counts whole.
+        They are three times those of the forward, since the backward has twice as many:
+        3·(L·(layer GEMMs + causal attention) + embedding + head), without recompute. Megatron-LM's count (arXiv
+        2104.04473, less its recompute) differs only in attention, which it counts whole.
         """
         layer = self.layer_gemm_flops_per_token + self.attention_flops_per_token(seq_len)
         return 3 * (self.num_layers * layer + self.embedding_flops_per_token + self.head_flops_per_token)
@@ -380,7 +385,7 @@ class ModelSpec:
     # As a mapping
 
     def to_dict(self) -> dict[str, Any]:
-        """A `config.json` mapping of JSON values, from which the reader gives back an equal `ModelSpec`."""
+        """A `config.json` mapping of JSON values, from which the reader makes an equal `ModelSpec`."""
         out: dict[str, Any] = {"name": self.name, "model_type": self.architecture}
         for name, key in self._facts.keys.items():
             value = getattr(self, name)

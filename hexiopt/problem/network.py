@@ -1,6 +1,6 @@
 """The network between machines: groups, stated links, rates, latencies, and the resources that transfers share.
 
-Everything is kept per machine, network interface, group and stated link, never per pair of devices.
+All values are stored per machine, network interface, group or stated link, never per pair of devices.
 """
 
 import math
@@ -23,7 +23,7 @@ MAX_GROUP_DEPTH = 16
 
 @dataclass(frozen=True)
 class Group:
-    """Machines behind a common uplink: a rack or a zone. Members are machines, specs and other groups."""
+    """Machines that share an uplink, such as a rack or a zone. Members are machines, specs and other groups."""
 
     name: str
     members: tuple[str, ...]
@@ -38,9 +38,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Link:
-    """A stated link from machine (or spec) `source` to `target`, in both directions where `both`.
+    """A stated link from the machine or spec `source` to `target`, in both directions if `both`.
 
-    `latency_s` None leaves the pair's latency as it is.
+    `latency_s` None leaves the pair's latency unchanged.
     """
 
     source: str
@@ -67,7 +67,7 @@ def broken_group(
 ) -> tuple[int, str] | None:
     """The first of `groups` (name, members) that breaks a rule, and the rule; None if none does.
 
-    Members are names of machines, specs (`names`) and groups; each is in one group, and no group in itself.
+    Members are names of machines, specs (`names`) and groups. Each may be in one group only, and no group in itself.
     """
     numbers = {name: g for g, (name, _) in enumerate(groups)}
     parent_of_machine: dict[int, str] = {}
@@ -78,7 +78,7 @@ def broken_group(
         for member in members:
             if not isinstance(member, str) or not (member in names or member in numbers):
                 hint = closest_of_many(member, [*names, *numbers]) if isinstance(member, str) else "write its name"
-                return g, f"has {quoted(member)}, which is no machine or group; {hint}"
+                return g, f"has {quoted(member)}, which is not a machine or group; {hint}"
             if member in numbers:
                 if member in parent:
                     return g, f"has {member!r}, which is in {parent[member]!r} too; keep it in one group"
@@ -92,10 +92,10 @@ def broken_group(
         chain = [name]
         while (above := parent.get(chain[-1])) is not None:
             if above in chain:
-                return g, f"makes the group {above!r} contain itself; untie the groups"
+                return g, f"makes the group {above!r} contain itself; remove the cycle"
             chain.append(above)
             if len(chain) > MAX_GROUP_DEPTH:
-                return g, f"stands in more than {MAX_GROUP_DEPTH} nested groups; nest fewer"
+                return g, f"is in more than {MAX_GROUP_DEPTH} nested groups; nest fewer"
     return None
 
 
@@ -104,7 +104,7 @@ def broken_end(ends: Sequence[object], names: Mapping[str, range]) -> tuple[int,
     for k, end in enumerate(ends):
         if not isinstance(end, str) or end not in names:
             hint = closest_of_many(end, names) if isinstance(end, str) else "write its name"
-            return k, f"names {quoted(end)}, which is no machine; {hint}"
+            return k, f"names {quoted(end)}, which is not a machine; {hint}"
     first, second = (names[str(end)] for end in ends)
     if first == second and len(first) == 1:
         return 1, "links a machine with itself; name two machines"
@@ -112,7 +112,7 @@ def broken_end(ends: Sequence[object], names: Mapping[str, range]) -> tuple[int,
 
 
 class _Crossing(NamedTuple):
-    """Uplink resources that a transfer crosses going out and in; their least bytes/s and summed seconds."""
+    """The uplinks that a transfer crosses outwards and inwards, their least bytes/s and total latency in seconds."""
 
     out: tuple[int, ...]
     into: tuple[int, ...]
@@ -123,9 +123,9 @@ class _Crossing(NamedTuple):
 class Network:
     """Rates and routes between the machines of a cluster called `name`.
 
-    `names` says which machines a name in groups and links stands for. Resources are numbered: interfaces
-    transmitting, interfaces receiving, uplinks (out and in of each group that states one), stated links (one
-    for each ordered machine pair). `capacity[resource]` is in bytes/s.
+    `names` has the machines that each name in groups and links stands for. Resources are numbered: transmitting
+    interfaces, receiving interfaces, uplinks (out and in for each group that states one), stated links (one per
+    ordered machine pair). `capacity[resource]` is in bytes/s.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Network:
         self._name, self._machines, self._groups = name, machines, groups
         counts = [machine.num_interfaces for machine in machines]
         self._num_interfaces = sum(counts)
-        # Of each device: its machine, its index there, its network interface.
+        # For each device: its machine, its index in it, and its network interface.
         self._machine_of = [m for m, machine in enumerate(machines) for _ in range(machine.num_gpus)]
         self._index = [i for machine in machines for i in range(machine.num_gpus)]
         first_interface = accumulate([0, *counts[:-1]])
@@ -152,7 +152,7 @@ class Network:
         parts = [nics, nics]
         size = 2 * self._num_interfaces
 
-        # Chains of groups, innermost first: of every group, and of every machine by its innermost group.
+        # For every group: the chain of groups around it, innermost first; for every machine: its innermost group.
         numbers = {group.name: g for g, group in enumerate(groups)}
         parents: list[int | None] = [None] * len(numbers)
         self._group_of: list[int | None] = [None] * len(machines)
@@ -178,7 +178,7 @@ class Network:
                 size += 2
         self._crossing = Memo(self._cross)
 
-        # A stated link from a run of machines to another: its first resource, and both runs.
+        # For each stated link between two ranges of machines: its first resource and both ranges.
         self._links: dict[tuple[range, range], tuple[int, Link]] = {}
         for link in links:
             for source, target in link.directions():
@@ -208,11 +208,11 @@ class Network:
         return self._num_interfaces + self.transmitters
 
     def transmit_interface(self, device: int) -> int:
-        """The resource by which a device sends to other machines."""
+        """The resource through which a device sends to other machines."""
         return self._interface[device]
 
     def receive_interface(self, device: int) -> int:
-        """The resource by which a device receives from other machines."""
+        """The resource through which a device receives from other machines."""
         return self._num_interfaces + self._interface[device]
 
     def route(self, a: int, b: int) -> tuple[int, ...]:
@@ -228,7 +228,7 @@ class Network:
         return (transmit, *crossing.out, *link, *crossing.into, receive)
 
     def pair_bandwidth(self, a: int, b: int) -> float:
-        """Bytes/s from device a to device b with nothing else on the way; infinite to itself."""
+        """Bytes/s from device a to device b without other traffic; infinite to itself."""
         machine = self._machine_of[a]
         if machine == self._machine_of[b]:
             return self._machines[machine].pair_bandwidth(self._index[a], self._index[b])
@@ -300,7 +300,7 @@ class Network:
         return table
 
     def resource_name(self, resource: int) -> str:
-        """What a resource is, in words."""
+        """The name of a resource, in words."""
         count = self._num_interfaces
         if resource < 2 * count:
             direction = "transmit" if resource < count else "receive"
@@ -328,7 +328,7 @@ class Network:
             )
 
     def _sides(self) -> list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-        """Group, machines in it (at any depth), machines outside."""
+        """For each group: its index, the machines in it at any depth, and the machines outside."""
         inside: list[list[int]] = [[] for _ in self._groups]
         for m, group in enumerate(self._group_of):
             for g in self._chains[group]:
@@ -337,7 +337,7 @@ class Network:
         return [(g, np.array(own), np.delete(every, own)) for g, own in enumerate(inside)]
 
     def _cross(self, ends: tuple[int | None, int | None]) -> _Crossing:
-        """The uplinks crossed from a machine whose innermost group is a to one whose innermost group is b."""
+        """The uplinks crossed between machines whose innermost groups are a and b."""
         a, b = ends
         groups = self._groups
         out = [g for g in self._chains[a] if g not in self._chains[b]]

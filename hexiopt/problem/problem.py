@@ -1,22 +1,24 @@
-"""The problem: a cluster, a model and a workload, and the plan space over them; immutable, checked once."""
+"""The problem: a cluster, a model, a workload, and the plan space over them; immutable, checked once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from hexiopt.errors import InputError
+from hexiopt.errors import InputError, quoted
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.value import Value
 
 
-@dataclass(frozen=True)
-class Problem:
+@dataclass(frozen=True, repr=False)
+class Problem(Value):
     """Place one training step of `model` under `workload` on `cluster`, within `space`.
 
-    Raises InputError where the parts do not fit each other: an excluded name that does not exist, a GPU type
-    without the workload's arithmetic, more stages than layers, more pipelines than sequences or devices.
+    Raises InputError for parts of another class, and where parts are inconsistent: an excluded name that does not
+    exist, a GPU type without the workload's precision, more stages than layers, more pipelines than sequences or
+    devices.
     """
 
     cluster: Cluster
@@ -25,18 +27,23 @@ class Problem:
     space: Space = field(default_factory=Space)
 
     def __post_init__(self) -> None:
+        parts = {"cluster": Cluster, "model": ModelSpec, "workload": Workload, "space": Space}
+        for name, kind in parts.items():
+            if not isinstance(part := getattr(self, name), kind):
+                made = f"{name}(...)" if name in ("cluster", "model") else f"{kind.__name__}(...)"
+                raise InputError(f"problem: {name}: {quoted(part)} is not a {kind.__name__}; give hexiopt.{made}")
         precision, space = self.workload.precision, self.space
         usable = self.usable_devices
         if not usable:
             raise InputError("constraints: exclude: leaves no device; exclude fewer machines")
         for m in dict.fromkeys(self.cluster.machine_of[list(usable)].tolist()):
             machine = self.cluster.machines[m]
-            needed = (precision, "bf16") if precision == "fp8" else (precision,)  # FP8 is for matrix products alone
+            needed = (precision, "bf16") if precision == "fp8" else (precision,)  # only matrix products use FP8
             lacking = next((name for name in needed if machine.gpu.peak_flops(name) is None), None)
             if lacking is not None:
                 others = " or ".join(p for p in ("fp16", "fp32") if machine.gpu.peak_flops(p) is not None)
                 raise InputError(
-                    f"workload: precision: {lacking} is not in the hardware of {machine.gpu.name} "
+                    f"workload: precision: {lacking} is not supported by {machine.gpu.name} "
                     f"(machine {machine.name}); choose workload.precision={others}, or leave it out with "
                     f"'constraints.exclude=[{machine.spec_name}]'"
                 )
@@ -63,9 +70,14 @@ class Problem:
                 f"cluster has {len(usable)} to use; ask for fewer pipelines or stages"
             )
 
+    def __repr__(self) -> str:
+        work, space = self.workload, "" if self.space == Space() else f", {self.space}"
+        batch = f"{work.global_batch:,} × {work.seq_len:,} tokens in {work.precision}"
+        return f"Problem({self.model.name} on {self.cluster.name}: {self.cluster.num_devices:,} GPUs, {batch}{space})"
+
     @cached_property
     def usable_devices(self) -> tuple[int, ...]:
-        """The devices that a plan may use: all but the excluded, ascending."""
+        """The devices that a plan may use, ascending: all that are not excluded."""
         if not self.space.exclude:
             return tuple(range(self.cluster.num_devices))
         out: set[int] = set()
@@ -75,7 +87,7 @@ class Problem:
 
     @cached_property
     def usable_by_machine(self) -> Mapping[int, tuple[int, ...]]:
-        """Usable devices of each machine (by index) that has any, ascending."""
+        """The usable devices of each machine that has any, both ascending, by the machine's index."""
         found: dict[int, list[int]] = {}
         for device, machine in zip(
             self.usable_devices, self.cluster.machine_of[list(self.usable_devices)].tolist(), strict=True

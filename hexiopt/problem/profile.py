@@ -1,4 +1,4 @@
-"""Measured times of layers, which the cost model takes instead of calculated ones where they fit the problem."""
+"""Measured layer times, which the cost model uses instead of calculated ones where they match the problem."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Times = tuple[float, float]  # forward and backward seconds
 
 @dataclass(frozen=True)
 class Shape:
-    """What must equal for a measurement to stand for a problem's layers."""
+    """The values that must be equal for a measurement to apply to a problem's layers."""
 
     hidden_size: int
     num_heads: int
@@ -31,7 +31,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Measured:
-    """Forward and backward seconds of a micro-batch, on each rank of a TP group."""
+    """Forward and backward seconds per micro-batch on each rank of a TP group."""
 
     embedding: Times
     layer: Times
@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Profile:
-    """Measured layers by shape, GPU type, TP degree and micro-batch size. Raises InputError where one differs."""
+    """Measured layers by shape, GPU type, TP degree and micro-batch size. Raises InputError for contradictions."""
 
     entries: tuple[Entry, ...] = ()
 
@@ -61,7 +61,7 @@ class Profile:
             key = entry.shape, entry.gpu, entry.tp, entry.micro_batch_size
             if seen.setdefault(key, entry.times) != entry.times:
                 said = f"{entry.gpu} at TP {entry.tp} and micro-batches of {entry.micro_batch_size}"
-                raise InputError(f"profile: {said} is measured twice, and differently; keep one of them")
+                raise InputError(f"profile: {said} has two different measurements; keep one of them")
 
     @cached_property
     def _sizes(self) -> dict[tuple[Shape, str, int], list[tuple[int, Measured]]]:
@@ -73,7 +73,7 @@ class Profile:
         return found
 
     def times(self, shape: Shape, gpu: str, tp: int, micro_batch_size: int) -> Measured | None:
-        """What was measured, linear between the nearest sizes of micro-batches; None outside what was measured."""
+        """The measured times, interpolated between the nearest micro-batch sizes; None outside the measured range."""
         sizes = self._sizes.get((shape, gpu, tp))
         if sizes is None:
             return None

@@ -1,13 +1,13 @@
-"""The plan space, stated once: solvers, oracle, check and bounds ask here what a plan may be.
+"""The plan space, defined once for solvers, oracles, checks and bounds.
 
-Tensor parallelism stays inside one machine and one GPU type; a stage holds consecutive layers, or several ranges of
-them, as equal as they go, where the schedule is interleaved; a stage may have replicas, which share the samples of
-each micro-batch; pipelines have any structure and any number of micro-batches; a pipeline has one micro-batch size;
-every stage has its own recompute policy, or two, the leaner one on its first layers; sharding groups are all holders or
-those of a machine; devices may stay unused. Switches take freedoms away, for ablations and rivals. One gives: with
-`sequence`, a stage may have a sequence layout instead of tensor parallelism (`hexiopt/plan/token_layout.py`), over
-devices of any machines and types, with one recompute policy. Other policies layer by layer and stated sharding groups
-are priced and checked too, but no solver for the whole space needs to look at them.
+Tensor parallelism stays inside one machine and one GPU type. A stage holds consecutive layers or, where the schedule is
+interleaved, several ranges of nearly equal length. A stage may have replicas, which share the samples of each
+micro-batch. Pipelines have any structure and any number of micro-batches, and one micro-batch size each. Every stage
+has its own recompute policy, or two, the one that stores less on its first layers. Sharding groups are all holders or
+those of a machine. Devices may stay unused. Switches remove freedoms, for ablations and rivals; one adds a freedom:
+with `sequence`, a stage may have a sequence layout instead of tensor parallelism (`hexiopt/plan/token_layout.py`) over
+devices of any machines and types, with one recompute policy. Other policies per layer and stated sharding groups can be
+priced and checked too, but solvers of the whole space need not consider them.
 """
 
 from collections.abc import Sequence
@@ -19,25 +19,26 @@ from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, SHARDING_STAGES, 
 from hexiopt.reading import Section
 from hexiopt.schedules.registry import ONE_F_ONE_B, SCHEDULES, schedule_named
 from hexiopt.schedules.schedule import Schedule
+from hexiopt.value import Value
 
 SHARDING_GROUPS = ("all", "machine")
 
-Recompute = tuple[str, ...]  # of a stage: one policy, or one a layer
+Recompute = tuple[str, ...]  # of a stage: one policy, or one per layer
 
 
-@dataclass(frozen=True)
-class Space:
-    """Which freedoms a plan has.
+@dataclass(frozen=True, repr=False)
+class Space(Value):
+    """The freedoms of a plan.
 
     `tp_degrees` is `powers_of_two` or `all`, up to the machine's size. `max_micro_batch_size` bounds the
-    micro-batch sizes 1, 2, 4, ..., `max_chunks` the layer ranges of an interleaved stage. A freedom set to False
-    binds: `uneven_layers`, equal layers in the stages of a pipeline (within one); `uneven_tp`, one TP degree for
-    all stages; `uneven_batch`, equally many sequences for all pipelines (within one micro-batch);
-    `uneven_structure`, the same TP degrees and layers in all pipelines; `recompute_per_stage`, one recompute
-    policy for all stages; `recompute_per_layer`, one for all layers of a stage; `replicas`, no replicated stages.
-    `sequence` gives one: stages with sequence layouts.
-    `num_pipelines`, `num_stages` and `max_tp` bind from outside (None leaves free); `exclude` names machines or
-    devices (`machine:index`) to leave unused.
+    micro-batch sizes 1, 2, 4, ..., `max_chunks` the layer ranges of an interleaved stage. Each switch, if False, adds a
+    restriction: `uneven_layers`, the stages of a pipeline have equally many layers (within one); `uneven_tp`, all
+    stages have one TP degree; `uneven_batch`, all pipelines have equally many sequences (within one micro-batch);
+    `uneven_structure`, all pipelines have the same TP degrees and layers; `recompute_per_stage`, all stages have one
+    recompute policy; `recompute_per_layer`, all layers of a stage have one; `replicas`, no stage is replicated.
+    `sequence`, if True, allows sequence layouts.
+    `num_pipelines`, `num_stages` and `max_tp` are the user's constraints (None: no constraint); `exclude` names
+    machines or devices (`machine:index`) to leave unused.
     Raises InputError where a value breaks its rule.
     """
 
@@ -63,6 +64,10 @@ class Space:
         for name, value in checked_space(Section(stated, "space"), Section(bounds, "constraints")).items():
             object.__setattr__(self, name, value)
 
+    def __repr__(self) -> str:
+        stated = ((one.name, getattr(self, one.name), one.default) for one in fields(self))
+        return f"Space({', '.join(f'{name}={value!r}' for name, value, default in stated if value != default)})"
+
     def allowed_tp(self, num_gpus: int) -> tuple[int, ...]:
         """TP degrees in a machine of `num_gpus` devices, ascending."""
         top = min(num_gpus, self.max_tp or num_gpus)
@@ -78,9 +83,9 @@ class Space:
 
 
 def layer_ranges(counts: Sequence[int], chunks: int) -> list[tuple[tuple[int, int], ...]]:
-    """The layer ranges of stages that hold `counts` layers, `chunks` ranges each, in the order of interleaving.
+    """The layer ranges of stages that hold `counts` layers in `chunks` ranges each, interleaved.
 
-    A stage's layers are divided as equally as they go, longer ranges first.
+    A stage's layers are divided as equally as possible, longer ranges first.
     """
     parts = [length for turn in zip(*(range_lengths(n, chunks) for n in counts), strict=True) for length in turn]
     ends = [0, *accumulate(parts)]
@@ -89,7 +94,7 @@ def layer_ranges(counts: Sequence[int], chunks: int) -> list[tuple[tuple[int, in
 
 
 def range_lengths(count: int, chunks: int) -> list[int]:
-    """The layers of each of `chunks` ranges of a stage that holds `count`."""
+    """The number of layers of each of `chunks` ranges of a stage that holds `count` layers."""
     return [count // chunks + (c < count % chunks) for c in range(chunks)]
 
 
@@ -99,16 +104,16 @@ def recompute_policies(workload: Workload) -> tuple[str, ...]:
 
 
 def recompute_first(smaller: str, num_smaller: int, faster: str, num_layers: int) -> Recompute:
-    """The policies of a stage's layers, the first `num_smaller` with `smaller`; a single policy where all are alike."""
+    """The policies of a stage's layers, `smaller` for the first `num_smaller`; a single policy where all are equal."""
     if smaller == faster or not num_smaller:
         return (faster,)
     return (smaller,) * num_smaller + (faster,) * (num_layers - num_smaller) if num_smaller < num_layers else (smaller,)
 
 
 def recompute_chains(policies: Sequence[str], num_layers: int, per_layer: bool) -> tuple[tuple[Recompute, ...], ...]:
-    """All that a stage of `num_layers` may recompute, `policies` ordered from the fastest to the leanest.
+    """All recompute choices of a stage of `num_layers`; `policies` range from the fastest to the one storing least.
 
-    In each chain a layer more of the stage has a leaner policy than in the element before; without `per_layer`, all.
+    From one element of a chain to the next, one more layer (without `per_layer`, every layer) has the next policy.
     """
     if not per_layer or num_layers == 1:
         return (tuple((policy,) for policy in policies),)
@@ -134,7 +139,7 @@ def schedules(workload: Workload) -> tuple[Schedule, ...]:
 def default_schedule(workload: Workload) -> Schedule:
     """The schedule of pipelines whose stages hold one layer range each: 1F1B, unless the workload fixes another.
 
-    Interleaved only where it is fixed: with one range a stage it is 1F1B under a second name.
+    It is interleaved only where that is fixed, since with one range per stage that equals 1F1B.
     """
     return ONE_F_ONE_B if workload.schedule == AUTO else schedule_named(workload.schedule)
 
@@ -160,7 +165,7 @@ BOUNDS = ("num_pipelines", "num_stages", "max_tp", "exclude")
 
 
 def checked_space(space: Section, constraints: Section) -> dict[str, Any]:
-    """The fields of `Space` that the mappings state, each by its rule, absent ones by default. Raises InputError."""
+    """The fields of `Space` that the mappings state, each checked, absent ones by default. Raises InputError."""
     defaults = {field.name: field.default for field in fields(Space)}
 
     def whole(key: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a training step must do: how many sequences of what length, in which arithmetic, under which rules."""
+"""The workload of a training step: its sequences, precision, and choices that are fixed for the whole plan."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -7,6 +7,7 @@ from hexiopt.calibration.gpus import PRECISIONS
 from hexiopt.errors import InputError
 from hexiopt.reading import Section
 from hexiopt.schedules.registry import schedule_named, schedule_names
+from hexiopt.value import Value
 
 RECOMPUTE_POLICIES = ("none", "selective", "full")
 SHARDING_STAGES = (0, 1, 2, 3)
@@ -14,12 +15,12 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True)
-class Workload:
+class Workload(Value):
     """One optimiser step of `global_batch` sequences of `seq_len` tokens.
 
     `recompute`, `schedule` and `optimizer_sharding` (ZeRO stage) fix a choice for the whole plan, or leave it
-    to the search (`auto`). `gradient_bytes` is what a gradient element takes in mixed precision, stored and
-    synchronised (2 or 4; 4 always in fp32 and tf32).
+    to the search (`auto`). `gradient_bytes` is the size of a gradient element in mixed precision, both
+    stored and synchronised (2 or 4; in fp32 and tf32 always 4).
     Raises InputError where a value breaks its rule.
     """
 
@@ -48,7 +49,7 @@ class Workload:
 
     @property
     def master_bytes(self) -> int:
-        """Bytes of a master weight: FP32 beside 16-bit weights, none beside FP32 ones."""
+        """Bytes of a master weight: FP32 in addition to 16-bit weights, none in addition to FP32 ones."""
         return 4 if self.element_bytes == 2 else 0
 
     @property
@@ -63,7 +64,7 @@ class Workload:
 
 
 def checked_workload(section: Section) -> dict[str, Any]:
-    """The fields of `Workload` that the mapping states, each by its rule, absent ones by default. Raises InputError."""
+    """The fields of `Workload` that the mapping states, each checked, absent ones by default. Raises InputError."""
     defaults = {field.name: field.default for field in fields(Workload)}
 
     def whole(key: str, at_least: int, at_most: int) -> Any:
@@ -89,7 +90,7 @@ def checked_workload(section: Section) -> dict[str, Any]:
     schedule = values["schedule"]
     if schedule != AUTO and str(sharding) in ("2", "3") and not schedule_named(schedule).lockstep:
         raise InputError(
-            f"{section.at('optimizer_sharding')}: {sharding} does not go with the {schedule} schedule; "
+            f"{section.at('optimizer_sharding')}: {sharding} does not work with the {schedule} schedule; "
             f"choose workload.schedule=1f1b, or {AUTO}, 0 or 1"
         )
     section.finish()

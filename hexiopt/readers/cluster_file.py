@@ -1,4 +1,4 @@
-"""The cluster file: reading a cluster from the file format, and writing it so that it reads back equal."""
+"""The cluster file: reads a cluster from the file format, and writes it so that reading gives an equal cluster."""
 
 import math
 from collections.abc import Container, Mapping
@@ -10,6 +10,8 @@ from hexiopt.calibration.gpus import Gpu, catalogue, find_gpu, gpu_from_section,
 from hexiopt.errors import InputError
 from hexiopt.problem.cluster import MAX_TITLE, TITLE_RULE, Cluster
 from hexiopt.problem.machine import (
+    DEFAULT_INTER_LATENCY_US,
+    DEFAULT_INTRA_LATENCY_US,
     MAX_BANDWIDTH_GB_PER_S,
     MAX_GPUS_PER_MACHINE,
     MAX_INTERFACES,
@@ -33,8 +35,6 @@ from hexiopt.units import GB, MICROSECOND, in_unit
 MAX_MACHINES = 100_000
 MAX_DEVICES = 1_000_000
 MAX_LINK_PAIRS = 4_000_000
-DEFAULT_INTER_LATENCY_US = 20.0
-DEFAULT_INTRA_LATENCY_US = 10.0
 
 
 def read_cluster(path: str | Path) -> Cluster:
@@ -45,7 +45,7 @@ def read_cluster(path: str | Path) -> Cluster:
 def cluster_from_section(section: Section, folder: Path = Path()) -> Cluster:
     """The cluster that a mapping in the file format describes. Raises InputError naming the key.
 
-    A `profile` is a path from `folder`, or the content of such a file.
+    A `profile` is a path relative to `folder`, or the content of a profile file.
     """
     if "synthetic" in section:
         section = resolve_synthetic(section)
@@ -102,7 +102,7 @@ def _new_name(section: Section, *taken: Container[str]) -> str:
     if not NAME.fullmatch(name):
         section.fail("name", NAME_RULE)
     if any(name in names for names in taken):
-        section.fail("name", "stands twice; give machines and groups different names")
+        section.fail("name", "appears twice; give machines and groups different names")
     return name
 
 
@@ -240,16 +240,16 @@ def _read_links(section: Section, machines: tuple[Machine, ...], names: Mapping[
             if num_pairs > MAX_LINK_PAIRS:
                 entry.fail(keys[0], f"makes more than {MAX_LINK_PAIRS} linked machine pairs; use groups")
             if covered.add(source, target):
-                entry.fail(keys[0], "covers a pair of machines that has a link already; keep one link")
+                entry.fail(keys[0], "covers a pair of machines that already has a link; keep one link")
         links.append(link)
     return tuple(links)
 
 
 class _Covered:
-    """The ordered machine pairs that have a stated link, kept as pairs of names.
+    """The ordered machine pairs that have a stated link, stored as pairs of names.
 
-    Names are whole specs or single machines, so that two pairs of names meet where both their ends do. A spec
-    linked with one of its own machines leaves out that machine's pair with itself, where nothing can meet.
+    Names are whole specs or single machines, so two pairs of names overlap where both of their ends do. A link between
+    a spec and one of its own machines does not cover that machine's pair with itself, so nothing can overlap there.
     """
 
     def __init__(self, machines: tuple[Machine, ...]) -> None:
@@ -257,7 +257,7 @@ class _Covered:
         self._noted: dict[tuple[str, str], _Noted] = {}
 
     def add(self, source: str, target: str) -> bool:
-        """Note the pair of names; whether a machine pair of it was noted before."""
+        """Add the pair of names; returns whether any of its machine pairs has been added before."""
         specs = self._spec.get(source, source), self._spec.get(target, target)
         noted = self._noted.setdefault(specs, _Noted())
         ends = source, target
@@ -281,7 +281,7 @@ class _Covered:
 
 
 class _Noted:
-    """Pairs of names between two specs; single machines at each end, and those paired with a whole spec."""
+    """The stored pairs of names between two specs: of single machines, and of single machines with a whole spec."""
 
     def __init__(self) -> None:
         self.pairs: set[tuple[str, str]] = set()
@@ -293,7 +293,7 @@ class _Noted:
 
 
 def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
-    """The cluster in the file format, defaults filled in; reading it gives an equal cluster."""
+    """The cluster in the file format with defaults filled in; reading it gives an equal cluster."""
     inter: dict[str, Any] = {"latency_us": in_unit(cluster.inter_latency_s, MICROSECOND)}
     if math.isfinite(cluster.inter_bandwidth_bytes_per_s):
         inter["bandwidth_gb_per_s"] = in_unit(cluster.inter_bandwidth_bytes_per_s, GB)

@@ -1,4 +1,4 @@
-"""Writing a cluster file as people do, a machine a line, with comments; and what is unknown in it."""
+"""Writes a cluster file as a person would, with one machine per line and comments, and lists its unknown values."""
 
 import json
 import re
@@ -13,9 +13,10 @@ _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def cluster_text(cluster: Mapping[str, Any], head: Sequence[str], notes: Mapping[str, Sequence[str]]) -> str:
-    """A cluster of plain data in the file format as YAML: comments `head` first, those of a machine above it.
+    """The YAML text of a cluster of plain data in the file format: first `head`, as comments, then the cluster with the
+    `notes` of each machine above it.
 
-    Raises InputError where the file would be larger than what is read.
+    Raises InputError where the file would be larger than the reader accepts.
     """
     lines = [f"# {_one_line(line)}" for line in head]
     for key, value in cluster.items():
@@ -37,7 +38,7 @@ def cluster_text(cluster: Mapping[str, Any], head: Sequence[str], notes: Mapping
 
 
 def read_open_cluster(path: str) -> dict[str, Any]:
-    """The mapping of a cluster file in which nulls may stand. Raises InputError for whatever else is wrong with it."""
+    """The mapping of a cluster file that may contain nulls. Raises InputError for any other error in it."""
     data = read_mapping(path)
     if "synthetic" in data:
         raise InputError(f"{path}: synthetic: has no machines of its own; give a file that states them")
@@ -47,7 +48,7 @@ def read_open_cluster(path: str) -> dict[str, Any]:
 
 
 def _stood_in(value: Any, key: str = "") -> Any:
-    """With some value in place of each null, so that the rest can be checked."""
+    """`value` with some valid value in place of each null, so that the rest can be checked."""
     if isinstance(value, Mapping):
         return {name: _stood_in(inner, str(name)) for name, inner in value.items()}
     if isinstance(value, list):
@@ -56,7 +57,7 @@ def _stood_in(value: Any, key: str = "") -> Any:
 
 
 def unknowns(cluster: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Whose values are null, and their keys: of each machine, of the network between machines, of stated links."""
+    """The owner and the key of each null: of the network between machines, of each machine, of stated links."""
     for key in _nulls(cluster.get("inter_machine", {})):
         yield "between machines", f"inter_machine.{key}"
     for machine in cluster["machines"]:
@@ -79,7 +80,7 @@ def _nulls(value: Any, where: str = "") -> Iterator[str]:
 
 
 def _flow(value: Any) -> str:
-    """Plain data on one line, text quoted where it would read back as something else."""
+    """Plain data on one line; text is quoted where YAML would read it as something else."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_flow(key)}: {_flow(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):

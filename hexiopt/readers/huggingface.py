@@ -1,6 +1,6 @@
-"""Reads a Hugging Face `config.json` into a `ModelSpec`, with the defaults of transformers but without it.
+"""Reads a Hugging Face `config.json` into a `ModelSpec`, with the defaults of transformers but without importing it.
 
-What would change the shape and is not modelled is refused, and so is every key that is not known.
+Keys that change the shape in a way that is not modelled are refused, and so are unknown keys.
 """
 
 from pathlib import Path
@@ -39,8 +39,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "gpt_neox": {"max_positions": 2048, "activation": "gelu", "norm_eps": 1e-5},
     "opt": {"max_positions": 2048, "activation": "relu"},
 }
-"""Defaults of transformers' configuration classes where `config.json` lacks the key. The sizes that make a
-model (layers, widths, heads, vocabulary) have defaults there too; here they must be stated."""
+"""Defaults of transformers' configuration classes for keys that `config.json` lacks. Transformers has defaults for the
+sizes of a model too (layers, widths, heads, vocabulary); here they must be stated."""
 
 _IGNORED_WORDS = (
     "architectures transformers_version torch_dtype dtype use_bfloat16 torchscript use_cache "
@@ -93,9 +93,9 @@ _REFUSED = {
     "pruned_heads": "layers with unequal heads are not modelled; use the model before pruning",
     "per_layer_config": "unequal layers are not modelled; use a model whose layers are alike",
     "num_nextn_predict_layers": "multi-token prediction is not modelled; use a model without it",
-    "auto_map": "the model brings its own code, of unknown shape; remove the key if it is the usual one",
+    "auto_map": "the model has its own code, of unknown shape; remove the key if it has the usual shape",
 }
-"""Keys that announce what is not modelled, unless null, false, zero or empty."""
+"""Keys for features that are not modelled; refused unless null, false, zero or empty."""
 
 
 _EXTRA = {
@@ -106,7 +106,7 @@ _EXTRA = {
     "gpt_neo": {"attention_types", "attention_layers"},
     "opt": {"layer_norm_elementwise_affine", "_remove_final_layer_norm"},
 }
-"""Keys that are read beside those of `ARCHITECTURES`."""
+"""Keys that are read in addition to those of `ARCHITECTURES`."""
 
 
 def read_model(path: str | Path) -> ModelSpec:
@@ -117,7 +117,7 @@ def read_model(path: str | Path) -> ModelSpec:
 def model_from_config(section: Section) -> ModelSpec:
     """The model that a `config.json` mapping describes. Raises InputError, one line naming the key.
 
-    The further key `name` names it, else `_name_or_path`, else `model_type`.
+    Its name is the additional key `name`, else `_name_or_path`, else `model_type`.
     """
     if section.raw("model_type", None) is None:
         raise InputError(f"{section.at('model_type')}: is missing; state one of {', '.join(ARCHITECTURES)}")
@@ -134,7 +134,7 @@ def model_from_config(section: Section) -> ModelSpec:
 
 
 class _Config:
-    """A `config.json` mapping of a known architecture, asked for the fields of `ModelSpec`."""
+    """A `config.json` mapping of a known architecture, from which the fields of `ModelSpec` are read."""
 
     def __init__(self, section: Section, architecture: str) -> None:
         self._section = section
@@ -144,7 +144,7 @@ class _Config:
         self._defaults = _DEFAULTS[architecture]
 
     def refuse(self) -> None:
-        """Refuse keys that announce an unmodelled shape, and keys that are not known."""
+        """Refuse keys for shapes that are not modelled, and unknown keys."""
         known = {"name", "_name_or_path", "model_type", *self._keys.values()}
         known |= _EXTRA.get(self._architecture, set())
         if "rope_theta" in self._keys:
@@ -161,7 +161,7 @@ class _Config:
                 raise InputError(f"{self._section.at(key)}: {rule}")
 
     def name(self) -> Any:
-        """What the model is called; whatever `name` states is checked by `ModelSpec`."""
+        """The name of the model; `ModelSpec` checks it."""
         if "name" in self._section:
             return self._section.raw("name", None)
         path = self._section.raw("_name_or_path", None)
@@ -169,7 +169,7 @@ class _Config:
         return path if usable else self._architecture
 
     def sizes(self) -> dict[str, Any]:
-        """The whole numbers of the shape."""
+        """The sizes of the shape, which are whole numbers."""
         needed = ("num_layers", "hidden_size", "num_heads", "vocab_size")
         out = {name: self._required(name) for name in needed}
         hidden_size, num_heads = out["hidden_size"], out["num_heads"]
@@ -186,7 +186,7 @@ class _Config:
         }
 
     def switches(self) -> dict[str, bool]:
-        """What is tied, biased and normed."""
+        """Whether embeddings are tied, which projections have biases, and which norms exist."""
         facts = self._facts
         attention_bias = self._flag("attention_bias", facts.attention_bias)
         mlp_bias = attention_bias if facts.mlp_bias is None else self._flag("mlp_bias", facts.mlp_bias)
@@ -205,7 +205,7 @@ class _Config:
         }
 
     def numerics(self) -> dict[str, Any]:
-        """What training needs beside the shape."""
+        """The values that training needs in addition to the shape."""
         out: dict[str, Any] = {
             "activation": self._section.text(self._keys["activation"], default=None) or self._defaults["activation"]
         }
@@ -268,7 +268,7 @@ class _Config:
         return hidden_size // num_heads
 
     def _attention_window(self, num_layers: int) -> int | None:
-        """The window that all layers have, in GPT-Neo every second one; None where attention is full."""
+        """The attention window of all layers, in GPT-Neo of every second one; None for full attention."""
         if self._architecture == "gpt_neo":
             local = self._alternates(num_layers)
             return self._size("attention_window") if local else None
@@ -284,18 +284,18 @@ class _Config:
         return None if kind == "full_attention" else self._size("attention_window")
 
     def _qwen_layer_type(self, num_layers: int) -> str:
-        """Qwen's older way to say it: layers from `max_window_layers` (28) on have the window."""
+        """Qwen's older notation: layers from `max_window_layers` (28) on have the window."""
         first = self._section.integer("max_window_layers", at_least=0, at_most=RANGES["num_layers"][1], default=None)
         first = 28 if first is None else first
         if 0 < first < num_layers:
             raise InputError(
-                f"{self._section.at('max_window_layers')}: {first} of {num_layers} layers attend fully; "
-                "a mixture is not modelled, make them alike"
+                f"{self._section.at('max_window_layers')}: {first} of {num_layers} layers attend fully; a mixture is "
+                "not modelled, use one kind for all layers"
             )
         return "sliding_attention" if first == 0 else "full_attention"
 
     def _layer_type(self, num_layers: int) -> str | None:
-        """The one kind in `layer_types`; None where that key is absent or null."""
+        """The single kind in `layer_types`; None where the key is absent or null."""
         if "layer_types" not in _EXTRA.get(self._architecture, ()) or (self._section.raw("layer_types", None) is None):
             return None
         kinds = self._section.each(
@@ -308,7 +308,8 @@ class _Config:
                 f"{self._section.at('layer_types')}: {len(kinds)} entries for {num_layers} layers; state each"
             )
         if len(set(kinds)) > 1:
-            raise InputError(f"{self._section.at('layer_types')}: a mixture of kinds is not modelled; make them alike")
+            where = self._section.at("layer_types")
+            raise InputError(f"{where}: a mixture of kinds is not modelled; use one kind for all layers")
         return str(kinds[0])
 
     def _alternates(self, num_layers: int) -> bool:
@@ -331,12 +332,12 @@ class _Config:
         if kinds == ["global"] * num_layers:
             return False
         raise InputError(
-            f"{self._section.at(key)}: must give {num_layers} layers, all global or "
-            "global and local by turns; no other order is modelled"
+            f"{self._section.at(key)}: must give {num_layers} layers, all global or alternately global and local; no "
+            "other order is modelled"
         )
 
     def _rope(self) -> dict[str, Any]:
-        """`rope_theta` and `rope_type`, from the keys of transformers before or since version 5."""
+        """`rope_theta` and `rope_type`, from the keys of transformers before version 5 or since."""
         theta = self._number(self._section, self._keys["rope_theta"], MAX_ROPE_THETA, 10_000.0)
         for holder in ("rope_scaling", "rope_parameters"):
             if self._section.raw(holder, None) in (None, {}):
@@ -352,7 +353,7 @@ class _Config:
 
 
 def _is_repeat(item: Any) -> bool:
-    """Whether `item` is GPT-Neo's [[kinds], repeats], of no more layers than a model may have."""
+    """Whether `item` is GPT-Neo's [[kinds], repeats] and has no more layers than a model may have."""
     if not isinstance(item, list | tuple) or len(item) != 2:
         return False
     kinds, repeats = item

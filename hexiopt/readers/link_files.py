@@ -16,23 +16,23 @@ from hexiopt.reading import read_mapping, read_text
 from hexiopt.units import GB, MICROSECOND
 
 Floats = NDArray[np.float64]
-_OUTLIER = 0.1  # relative error from which on a point counts less than its square
+_OUTLIER = 0.1  # relative error above which the loss is linear rather than quadratic
 _ROUNDS = 30
-_SEEN = 2.0  # times the fastest message: a bandwidth beyond it no point has shown
+_SEEN = 2.0  # times the rate of the fastest message: no point supports a higher bandwidth
 
 
 @dataclass(frozen=True)
 class Channel:
-    """Seconds of a message: `latency_s` and its bytes over `bytes_per_s`."""
+    """A link on which a message takes `latency_s` plus its bytes over `bytes_per_s`."""
 
     latency_s: float
     bytes_per_s: float
 
 
 def channel_of(per_latency: Floats, per_byte: Floats, seconds: Floats) -> Channel:
-    """The channel in which points take `per_latency` latencies and the time of `per_byte` bytes, all of shape [points].
+    """The channel fitted to points of `per_latency` latencies and `per_byte` bytes each, all of shape [points].
 
-    Its bandwidth is at most twice that of the fastest point, latency included. One point at least has bytes.
+    Its bandwidth is at most twice that of the fastest point, latency included. At least one point must have bytes.
     """
     latency_s, s_per_byte = nonnegative([per_latency, per_byte], seconds)
     most_bytes_per_s = _SEEN * float((per_byte / seconds).max())
@@ -40,9 +40,9 @@ def channel_of(per_latency: Floats, per_byte: Floats, seconds: Floats) -> Channe
 
 
 def nonnegative(columns: Sequence[Floats], seconds: Floats) -> list[float]:
-    """Coefficients of columns [points], none negative, whose sum is nearest to `seconds` [points] in relative terms.
+    """Non-negative coefficients of columns [points] that fit `seconds` [points] by relative errors.
 
-    Nearest by the loss "soft L1": weighted least squares again and again, weights from the errors before.
+    The soft L1 loss is minimised by iteratively reweighted least squares.
     """
     relative = np.column_stack(columns) / seconds[:, None]
     scale = 1.0 / relative.max(axis=0)
@@ -57,9 +57,10 @@ def nonnegative(columns: Sequence[Floats], seconds: Floats) -> list[float]:
 
 @dataclass(frozen=True)
 class NetworkFits:
-    """Sailor's fits: bytes/s by GPU type and by how many GPUs of a machine send at once, inside and between machines.
+    """Sailor's fits: bytes/s by GPU type and by the number of GPUs of a machine that send at once, inside and between
+    machines.
 
-    The rates of large messages: the greatest that each fit takes.
+    They are the rates of large messages, the greatest value of each fit.
     """
 
     inside: Mapping[str, Mapping[int, float]]
@@ -80,10 +81,10 @@ def _rates(data: Mapping[str, Any], key: str, where: str) -> dict[str, dict[int,
     try:
         for gpu, counts in data[key].items():
             if gpu not in SAILOR_GPUS:
-                raise InputError(f"{where}: {key}.{gpu}: is no GPU of Sailor's; {did_you_mean(gpu, SAILOR_GPUS)}")
+                raise InputError(f"{where}: {key}.{gpu}: is not a GPU of Sailor's; {did_you_mean(gpu, SAILOR_GPUS)}")
             found[SAILOR_GPUS[gpu]] = {int(count): float(most) for count, (_, most) in counts.items()}
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise InputError(f"{where}: {key} is not GPUs, counts and [[a, b, c], maximum]; mend the file") from None
+        raise InputError(f"{where}: {key} is not GPUs, counts and [[a, b, c], maximum]; correct the file") from None
     return found
 
 
@@ -94,10 +95,10 @@ def read_nccl_tests(path: Path) -> Channel:
     """Latency and bus bandwidth of a run of nccl-tests, from the text that it prints.
 
     Its columns are size, count, type, redop, root, and time (µs), algbw and busbw (GB/s) out of place. Bus bandwidth is
-    what each link carries (nccl-tests, doc/PERFORMANCE.md), so that rings of any length give the rate of a link.
+    the rate on each link (nccl-tests, doc/PERFORMANCE.md), so rings of any length give the rate of a link.
     Raises InputError where no line has these columns.
     """
-    moved: list[float] = []  # bytes that a link carried
+    moved: list[float] = []  # bytes that a link has carried
     times: list[float] = []
     for line in read_text(path).splitlines():
         found = _COLUMNS.match(line)

@@ -1,4 +1,4 @@
-"""`plan.json`: a plan with its whole problem, prediction and solver; written whole or not at all."""
+"""`plan.json`: a plan with its whole problem, prediction and solver."""
 
 import json
 import os
@@ -38,7 +38,7 @@ MAX_PLAN_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class PlanFile:
-    """What a plan file says. `solver` is what made it, as read; a new price replaces the prediction."""
+    """The content of a plan file. `solver` is the object of that name as read; a prediction is made anew by pricing."""
 
     problem: Problem
     plan: Plan
@@ -91,7 +91,7 @@ def _group_to_dict(group: TensorParallel | Replica, names: Any) -> dict[str, Any
 
 
 def prediction_to_dict(problem: Problem, plan: Plan, cost: Cost) -> dict[str, Any]:
-    """What the cost model predicts: seconds, tokens/s, MFU, GiB per device."""
+    """The cost model's prediction: seconds, tokens/s, MFU, and GiB per device."""
     memory = {}
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
         for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True):
@@ -114,7 +114,7 @@ def prediction_to_dict(problem: Problem, plan: Plan, cost: Cost) -> dict[str, An
 
 
 def solver_to_dict(result: Result) -> dict[str, Any]:
-    """Who found the plan, and how good it is known to be."""
+    """The solver that found the plan, its search, and its bounds."""
     own = result.restricted_bound
     beside = (
         {}
@@ -147,7 +147,7 @@ def plan_file_to_dict(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all: into a neighbour first, then renamed over."""
+    """Write a file atomically: first under another name in its folder, then renamed."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -165,10 +165,10 @@ def write_plan(path: Path, problem: Problem, plan: Plan, cost: Cost, solver: Map
 
 
 def read_plan(path: str | Path) -> PlanFile:
-    """A plan file, its problem rebuilt and checked against its hash. Raises InputError."""
+    """Read a plan file, rebuild its problem and check it against its hash. Raises InputError."""
     section = Section(read_mapping(path, max_bytes=MAX_PLAN_BYTES), str(path))
     if section.text("format") != FORMAT:
-        section.fail("format", f"is not {FORMAT}; give a plan.json that this program wrote")
+        section.fail("format", f"is not {FORMAT}; give a plan.json written by this program")
     if type(version := section.raw("version")) is not int or version != VERSION:
         section.fail("version", f"is not read here; this program reads version {VERSION}")
     whole = section.section("problem")

@@ -1,4 +1,4 @@
-"""The problem of a plan file and of the command line, read and written as plain data."""
+"""Reads and writes the problem of a plan file and of the command line as plain data."""
 
 from dataclasses import fields
 from functools import lru_cache
@@ -17,7 +17,7 @@ COST_MODEL_VERSION = "1"
 
 
 def problem_to_dict(problem: Problem) -> dict[str, Any]:
-    """The whole problem with all defaults filled in, as a plan file holds it."""
+    """The whole problem with all defaults filled in, as stored in a plan file."""
     return {
         "cluster": cluster_to_dict(problem.cluster),
         "model": problem.model.to_dict(),

@@ -2,13 +2,13 @@
 
 Our own is JSON: `{"format": "hexiopt.profile", "version": 1, "layers": [...]}`, each entry for one model shape,
 sequence length, precision, GPU type, TP degree and micro-batch size, with forward and backward seconds of the
-embedding, of a layer, and of the LM head with the loss. TP collectives are in them.
+embedding, of a layer, and of the LM head with the loss, including TP collectives.
 
-Sailor (SOSP 25) measured at sequences of 2,048 tokens in FP32, with the collectives of TP. Its layers are numbered: 0
-is the embedding, the last one the LM head with the loss. Files name models and GPUs only; what they are stands here.
+Sailor (SOSP 25) measured sequences of 2,048 tokens in FP32, including TP collectives. Its layers are numbered: 0 is
+the embedding, the last one the LM head with the loss. Its files only name models and GPUs; their shapes are below.
 
 AMP (NeurIPS 22) measured 30 modules of Megatron's GPT-2 (24 layers of 1,024, vocabulary padded to 52,256) in FP16 at
-1,024 tokens: before the layers two of the embedding, after them four of the head. It takes the backward as twice the
+1,024 tokens: two of the embedding before the layers, four of the head after them. AMP takes the backward as twice the
 forward, and so does this reader.
 """
 
@@ -25,7 +25,7 @@ from hexiopt.reading import Section, read_mapping
 
 FORMAT, VERSION = "hexiopt.profile", 1
 MAX_SECONDS = 1e4
-# (hidden size, heads, MLP columns, vocabulary) of its models/*.json
+# (hidden size, heads, MLP size, vocabulary) of Sailor's models/*.json
 _SAILOR_SHAPES = {
     "OPT-350": (1024, 16, 4096, 50272),
     "OPT-30": (7168, 56, 28672, 50272),
@@ -57,8 +57,7 @@ def read_profile(path: Path) -> Profile:
     if set(data) <= set(_SAILOR_SHAPES) and data and all(isinstance(gpus, dict) for gpus in data.values()):
         return _sailor_profile(data, str(path))
     raise InputError(
-        f"{path}: is no profile of layers that is known; write format: hexiopt.profile (as hexiopt profile does), or "
-        "give a file of Sailor's or AMP's"
+        f"{path}: is not a known profile of layers; write format: hexiopt.profile, or give a file of Sailor's or AMP's"
     )
 
 
@@ -119,15 +118,15 @@ def profile_to_dict(profile: Profile) -> Mapping[str, Any]:
 
 
 def _sailor_profile(data: Mapping[str, Any], where: str) -> Profile:
-    """The profile in a file of Sailor's. Raises InputError naming what it does not know or cannot read."""
+    """The profile in a file of Sailor's. Raises InputError naming the part that is unknown or cannot be read."""
     entries = []
     for model, gpus in data.items():
         if model not in _SAILOR_SHAPES:
-            raise InputError(f"{where}: {model!r} is no model of Sailor's; {did_you_mean(model, _SAILOR_SHAPES)}")
+            raise InputError(f"{where}: {model!r} is not a model of Sailor's; {did_you_mean(model, _SAILOR_SHAPES)}")
         shape = Shape(*_SAILOR_SHAPES[model], 2048, "fp32")
         for gpu, sizes in gpus.items():
             if gpu not in SAILOR_GPUS:
-                raise InputError(f"{where}: {model}.{gpu}: is no GPU of Sailor's; {did_you_mean(gpu, SAILOR_GPUS)}")
+                raise InputError(f"{where}: {model}.{gpu}: is not a GPU of Sailor's; {did_you_mean(gpu, SAILOR_GPUS)}")
             for size, tp, layers in _counted(sizes, f"{where}: {model}.{gpu}"):
                 times = _sailor_times(layers, f"{where}: {model}.{gpu}.{size}.{tp}")
                 entries.append(Entry(shape, SAILOR_GPUS[gpu], tp, size, times))
@@ -135,20 +134,20 @@ def _sailor_profile(data: Mapping[str, Any], where: str) -> Profile:
 
 
 def _counted(sizes: Any, where: str) -> list[tuple[int, int, Any]]:
-    """Micro-batch size, TP degree, and what stands under them."""
+    """Micro-batch size, TP degree, and the value under them, for each pair."""
     try:
         return [(int(size), int(tp), layers) for size, degrees in sizes.items() for tp, layers in degrees.items()]
     except (AttributeError, ValueError):
-        raise InputError(f"{where}: is not layers by micro-batch size and TP degree; mend the file") from None
+        raise InputError(f"{where}: is not layers by micro-batch size and TP degree; correct the file") from None
 
 
 def _sailor_times(layers: Mapping[str, Any], where: str) -> Measured:
     try:
         each = [(float(forward), float(backward)) for forward, backward, _ in layers.values()]
     except (AttributeError, TypeError, ValueError):
-        raise InputError(f"{where}: is not layers with [forward, backward, update] in seconds; mend the file") from None
+        raise InputError(f"{where}: is not layers with [forward, backward, update] in s; correct the file") from None
     if len(each) < 3:
-        raise InputError(f"{where}: has {len(each)} layers; an embedding, layers and a head are three at least")
+        raise InputError(f"{where}: has {len(each)} layers; an embedding, layers and a head make at least three")
     inner = each[1:-1]
     layer: Times = fmean(forward for forward, _ in inner), fmean(backward for _, backward in inner)
     return Measured(each[0], layer, each[-1])
@@ -161,9 +160,9 @@ def _amp_profile(data: Mapping[str, Any], where: str) -> Profile:
         gpu, _, tp = name.partition("_tp")
         if gpu not in _AMP_GPUS or not tp.isdigit():
             known = [f"{gpu}_tp{degree}" for gpu in _AMP_GPUS for degree in (1, 2, 4)]
-            raise InputError(f"{where}: forward_s.{name}: is no table of AMP's; {did_you_mean(name, known)}")
+            raise InputError(f"{where}: forward_s.{name}: is not a table of AMP's; {did_you_mean(name, known)}")
         if not isinstance(seconds, list) or len(seconds) != _MODULES:
-            raise InputError(f"{where}: forward_s.{name}: is not the seconds of {_MODULES} modules; mend the file")
+            raise InputError(f"{where}: forward_s.{name}: is not the seconds of {_MODULES} modules; correct the file")
         entries.append(Entry(_AMP_SHAPE, _AMP_GPUS[gpu], int(tp), 1, _amp_times(seconds)))
     return Profile(tuple(entries))
 

@@ -1,4 +1,4 @@
-"""The clusters and models that come with hexiopt, by name: the YAML files of the package `conf`."""
+"""The clusters and models that ship with hexiopt, by name: the YAML files of the package `conf`."""
 
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from hexiopt.errors import InputError, did_you_mean, quoted
 from hexiopt.reading import read_mapping
 
-_FOR_A_PATH = {"cluster": "file", "model": "hf"}  # files of `conf` that only take the path of a user's file
+_FOR_A_PATH = {"cluster": "file", "model": "hf"}  # configurations that only hold the path of a user's file
 
 
 def shipped_names(group: str) -> list[str]:

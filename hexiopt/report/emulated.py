@@ -1,31 +1,42 @@
-"""Predicted steps beside steps measured on an emulated cluster: a table, CSV, and a picture."""
+"""Predicted step times and those measured on an emulated cluster: a table, a CSV file and a picture."""
 
-import csv
-import io
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Table
-from rich.text import Text
 
 from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped, seconds
+from hexiopt.report.tabular import csv_text, plain_table
 
 SYMMETRIC = "megatron"  # whose plans are symmetric
+_COLUMNS = [
+    "plan",
+    "predicted_s",
+    "measured_s",
+    "error",
+    "least_s",
+    "most_s",
+    "steps",
+    "late",
+    "dilation",
+    "simulated_s",
+]
 _NOTE = (
-    "Compute is paced to the predicted times: what is checked is schedule, overlap, communication and sharing. "
-    "Simulated: a step in which messages share the network only with those under way beside them; as predicted, all "
-    "share it all the time. Late: how much longer than given the slowest rank computed."
+    "Compute is paced to the predicted times, so that the comparison checks schedule, overlap, communication and "
+    "sharing. In a simulated step, messages share the network only while they are in transit together; in the "
+    "predicted one, all share it throughout. Late: by how much the slowest rank exceeded its compute time."
 )
 
 
 @dataclass(frozen=True)
 class Emulated:
-    """A plan's predicted step, and as simulated, if it was; measured steps in seconds of the cluster, and the share by
-    which computing was late."""
+    """A plan's predicted and, if available, simulated step time; its measured step times in seconds on the cluster; and
+    the share by which the slowest rank exceeded its compute time."""
 
     name: str
     predicted_s: float
@@ -45,47 +56,35 @@ class Emulated:
 
 
 def emulated_csv(rows: Sequence[Emulated], dilation: float) -> str:
-    """One row a plan."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        ("plan", "predicted_s", "measured_s", "error", "least_s", "most_s", "steps", "late", "dilation", "simulated_s")
-    )
+    """One row per plan."""
+    written: list[Sequence[Any]] = [_COLUMNS]
     for row in rows:
-        steps = row.steps_s
-        least_s, most_s = min(steps), max(steps)
-        measured = row.measured_s, row.error, least_s, most_s, len(steps), row.late
-        writer.writerow((row.name, row.predicted_s, *measured, dilation, row.simulated_s))
-    return text.getvalue()
+        spread = min(row.steps_s), max(row.steps_s), len(row.steps_s)
+        measured = row.measured_s, row.error, *spread, row.late
+        written.append((row.name, row.predicted_s, *measured, dilation, row.simulated_s))
+    return csv_text(written)
 
 
 def emulated_table(rows: Sequence[Emulated]) -> Table:
-    """The same for people, the fastest first; and how much faster each is than the best symmetric plan."""
+    """The same for a terminal, the fastest plan first; speeds are relative to the symmetric plan if there is one."""
     symmetric_s = next((row.measured_s for row in rows if row.name == SYMMETRIC), None)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), caption=_NOTE, caption_justify="left")
-    for name in ("Plan", "Predicted", "Measured", "Error", "Simulated", "Error", "Least to most", "Late"):
-        table.add_column(name, justify="left" if name == "Plan" else "right")
-    if symmetric_s is not None:
-        table.add_column("Over symmetric", justify="right")
+    header = ["Plan", "Predicted", "Measured", "Error", "Simulated", "Error", "Least to most", "Late"]
+    cells = []
     for row in sorted(rows, key=lambda row: row.measured_s):
-        cells = [
-            row.name,
-            seconds(row.predicted_s),
-            seconds(row.measured_s),
-            f"{row.error:+.1%}",
-            "" if row.simulated_s is None else seconds(row.simulated_s),
-            "" if row.simulated_s is None else f"{row.simulated_s / row.measured_s - 1:+.1%}",
-            f"{seconds(min(row.steps_s))} to {seconds(max(row.steps_s))}",
-            f"{row.late:.1%}",
-        ]
-        if symmetric_s is not None:
-            cells.append(f"{symmetric_s / row.measured_s:.2f}×")
-        table.add_row(*map(Text, cells))
-    return table
+        simulated = ["", ""]
+        if row.simulated_s is not None:
+            simulated = [seconds(row.simulated_s), f"{row.simulated_s / row.measured_s - 1:+.1%}"]
+        spread = f"{seconds(min(row.steps_s))} to {seconds(max(row.steps_s))}"
+        times = [seconds(row.predicted_s), seconds(row.measured_s), f"{row.error:+.1%}", *simulated, spread]
+        faster = [] if symmetric_s is None else [f"{symmetric_s / row.measured_s:.2f}×"]
+        cells.append([row.name, *times, f"{row.late:.1%}", *faster])
+    if symmetric_s is not None:
+        header.append("Over symmetric")
+    return plain_table(header, cells, left=("Plan",), caption=_NOTE, caption_justify="left")
 
 
 def draw_emulated(rows: Sequence[Emulated], title: str, path: str | Path) -> None:
-    """Two bars a plan, as a PNG."""
+    """Write a PNG with two bars per plan, predicted and measured."""
     figure = Figure(figsize=(7.5, 1.6 + 0.62 * len(rows)), facecolor=PAPER, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -99,7 +98,7 @@ def draw_emulated(rows: Sequence[Emulated], title: str, path: str | Path) -> Non
     axes.set_yticks(range(len(ordered)), [row.name for row in ordered], color=INK)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.75 * max(max(row.predicted_s, *row.steps_s) for row in rows))
-    axes.set_xlabel("seconds a step of the cluster", color=MUTED)
+    axes.set_xlabel("step time on the cluster (s)", color=MUTED)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(colors=MUTED, length=0)
     figure.suptitle(clipped(title, 90), color=INK, fontsize=11, x=0.01, ha="left")

@@ -1,4 +1,4 @@
-"""A plan as a picture: who works where, which layers, when, and in how much memory."""
+"""A plan as a picture: its devices, layers, timeline and memory."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ _MARGIN = 0.35  # inches around the figure
 
 
 def draw_plan(problem: Problem, plan: Plan, cost: Cost, path: str | Path) -> None:
-    """Write plan.png: `plan_figure` at 150 dots an inch."""
+    """Write plan.png: `plan_figure` at 150 dots per inch."""
     figure = plan_figure(problem, plan, cost)
     figure.savefig(path, format="png", dpi=DPI, metadata={"Software": None})
 
@@ -34,7 +34,7 @@ def plan_figure(problem: Problem, plan: Plan, cost: Cost) -> Figure:
     top = max(1.5 + 0.5 * (machines > 4) + 1.0 * (machines > 8), 0.4 + 0.28 * len(rows.pipelines))
     middle = min(1.4 + 0.2 * lanes, 5.8)
     bottom = 1.8
-    # From the lower edge: the memory panel, the timeline, cluster beside layers; a title over each.
+    # From the lower edge: the memory panel, the timeline, then cluster and layers side by side; a title above each.
     y_memory = 0.62
     y_timeline = y_memory + bottom + 0.85
     y_top = y_timeline + middle + 0.55
@@ -52,7 +52,7 @@ def plan_figure(problem: Problem, plan: Plan, cost: Cost) -> Figure:
     draw_memory(problem, plan, cost, panel(left, y_memory, right - left, bottom))
     used = len(plan.devices())
     facts = (
-        f"{seconds(cost.step_time_s)} a step · {cost.tokens_per_s:,.0f} tokens/s · MFU {cost.mfu:.1%} · "
+        f"{seconds(cost.step_time_s)} per step · {cost.tokens_per_s:,.0f} tokens/s · MFU {cost.mfu:.1%} · "
         f"{count(len(plan.pipelines), 'pipeline')} · {used:,} of {problem.cluster.num_devices:,} GPUs"
     )
     room = right - _MARGIN - text_inches(facts, 11) - 0.3

@@ -1,4 +1,4 @@
-"""A measured step beside the predicted one: in the same trace, and stage by stage in a table."""
+"""A measured step compared with the predicted one: in one trace, and stage by stage in a table."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _NOTE = "Predicted for the plan's GPUs, measured on these devices. F+B: per micr
 
 @dataclass(frozen=True, slots=True)
 class MeasuredOperation:
-    """When a rank computed what, in seconds of any clock that all ranks share."""
+    """One operation of a rank with its start and end, in seconds of a clock shared by all ranks."""
 
     backward: bool
     chunk: int
@@ -30,7 +30,7 @@ class MeasuredOperation:
 
 @dataclass(frozen=True)
 class MeasuredRank:
-    """A rank's operations of one step, and where in the plan it stands."""
+    """A rank's operations of one step, and the rank's place in the plan."""
 
     pipeline: int
     stage: int
@@ -38,11 +38,11 @@ class MeasuredRank:
     device: str
     operations: tuple[MeasuredOperation, ...]
     peak_bytes: int | None = None
-    """The most that torch's allocator has given out at once, where the rank is a GPU."""
+    """Peak bytes allocated by torch, where the rank is a GPU."""
 
     @classmethod
     def of_event(cls, event: Mapping[str, Any]) -> "MeasuredRank":
-        """The rank that an event of a run's end is about."""
+        """The rank that an event at the end of a run describes."""
         operations = tuple(MeasuredOperation(bool(backward), *rest) for backward, *rest in event["operations"])
         at = (event["pipeline"], event["stage"], event["replica"], event["device"])
         return cls(*at, operations, event["peak_bytes"])
@@ -54,7 +54,7 @@ class MeasuredRank:
 
 
 def both_timelines(problem: Problem, plan: Plan, cost: Cost, ranks: Sequence[MeasuredRank]) -> dict[str, Any]:
-    """The predicted trace, and the measured one below it: again a process a pipeline, but a thread a rank."""
+    """The predicted trace and below it the measured one, with a process per pipeline too, but a thread per rank."""
     found = timeline_events(problem, plan, cost)
     began_s, count = _span_s(ranks)[0], len(plan.pipelines)
     events: list[dict[str, Any]] = []
@@ -80,7 +80,7 @@ def both_timelines(problem: Problem, plan: Plan, cost: Cost, ranks: Sequence[Mea
 
 
 def _span_s(ranks: Sequence[MeasuredRank]) -> tuple[float, float]:
-    """When the first operation of all began, and when the last one ended."""
+    """The start of the first operation of all ranks and the end of the last one."""
     return (
         min(one.began_s for rank in ranks for one in rank.operations),
         max(one.ended_s for rank in ranks for one in rank.operations),
@@ -88,10 +88,10 @@ def _span_s(ranks: Sequence[MeasuredRank]) -> tuple[float, float]:
 
 
 def measured_table(problem: Problem, plan: Plan, cost: Cost, ranks: Sequence[MeasuredRank]) -> RenderableType:
-    """Forward and backward of a micro-batch, and how busy a stage is, predicted for the plan's devices and measured
-    here. Of a replicated stage, the slowest replica; of a TP group, the slowest rank.
+    """Forward plus backward time of a micro-batch and busy share of each stage, predicted for the plan's devices and
+    measured on these. A replicated stage is represented by its slowest replica, a TP group by its slowest rank.
 
-    Where ranks are GPUs, also the most memory of their tensors; predicted without the reserve, which is not of tensors.
+    Where ranks are GPUs, the peak memory of their tensors is shown too; the prediction excludes the reserve.
     """
     began_s, ended_s = _span_s(ranks)
     table = Table(box=None, pad_edge=False, caption=_NOTE)

@@ -1,101 +1,108 @@
-"""How a search is going, on stderr: a live line in a terminal, now and then a plain line elsewhere."""
+"""Progress on stderr: a live line on a terminal or in a notebook, elsewhere a plain line every few seconds."""
 
+import sys
 import time
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn
 
 from hexiopt.report.style import seconds
+from hexiopt.report.training import StepLike, share
+from hexiopt.solving import Progress as SolverProgress
 
 PLAIN_INTERVAL_S = 5.0
+NOTEBOOK_INTERVAL_S = 0.3
 
 
-class ProgressLike(Protocol):
-    """What a solver tells while it works (`solvers/core/search.py` has ours)."""
+class LiveLine:
+    """A context in which a line of progress is shown, unless `quiet`; a live line disappears at the end.
 
-    @property
-    def solver(self) -> str:
-        """The solver's name."""
-
-    @property
-    def runtime_s(self) -> float:
-        """Seconds since the start."""
-
-    @property
-    def time_limit_s(self) -> float:
-        """Seconds that it may take."""
-
-    @property
-    def steps(self) -> int:
-        """Steps of the solver's own unit."""
-
-    @property
-    def best_s(self) -> float:
-        """The best step time so far, infinite before the first plan."""
-
-    @property
-    def bound_s(self) -> float:
-        """A step time that no plan can beat, 0 where none is known."""
-
-
-class SearchProgress:
-    """Shows what a solver tells. Used as a context manager, and itself as the solver's `listen`.
-
-    `tokens` of a step turn step times into tokens/s. The live line disappears at the end.
+    `columns` precede the line, `first` is its initial text, `total` the length of its bar.
     """
 
-    def __init__(self, tokens: int, console: Console | None = None) -> None:
-        self._tokens = tokens
-        self._console = console or Console(stderr=True)
-        self._live: Progress | None = None
-        self._task: TaskID | None = None
-        self._told = time.monotonic()
+    def __init__(
+        self,
+        *columns: ProgressColumn,
+        first: str = "",
+        total: float | None = None,
+        quiet: bool = False,
+        console: Console | None = None,
+    ) -> None:
+        self._quiet, self._console = quiet, console or Console(stderr=True)
+        self._is_live = self._console.is_terminal and not quiet
+        line = TextColumn("{task.fields[line]}", markup=False)
+        self._live = Progress(*columns, line, console=self._console, transient=True, refresh_per_second=8)
+        self._task = self._live.add_task("", total=total, line=first, visible=bool(first))
+        self._began = self._told = time.monotonic()
 
     def __enter__(self) -> Self:
-        self._told = time.monotonic()
-        if self._console.is_terminal:
-            self._live = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=20),
-                TextColumn("{task.fields[line]}", markup=False),
-                console=self._console,
-                transient=True,
-                refresh_per_second=8,
-            )
+        self._began = self._told = time.monotonic()
+        if self._is_live:
             self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._live is not None:
+        if self._is_live:
             self._live.stop()
-            self._live = self._task = None
 
-    def __call__(self, progress: ProgressLike) -> bool:
-        """Show `progress`; never stops the search."""
-        if self._live is not None:
-            line = self._line(progress)
-            if self._task is None:
-                self._task = self._live.add_task(progress.solver, total=progress.time_limit_s, line=line)
-            self._live.update(
-                self._task,
-                description=progress.solver,
-                completed=min(progress.runtime_s, progress.time_limit_s),
-                total=progress.time_limit_s,
-                line=line,
-            )
+    def tell(self, line: str) -> None:
+        """Print a line that stays."""
+        if not self._quiet:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _change(self, line: str, plain: str = "", **task: Any) -> None:
+        """Update the line and `task`, the fields of its bar. Off a terminal, print `plain`, by default the line."""
+        if self._is_live:
+            self._live.update(self._task, line=line, visible=True, **task)
         elif time.monotonic() - self._told >= PLAIN_INTERVAL_S:
             self._told = time.monotonic()
-            self._console.print(
-                f"{progress.solver}: {self._line(progress)}", markup=False, highlight=False, soft_wrap=True
-            )
+            self.tell(plain or line)
+
+
+class SearchProgress(LiveLine):
+    """The progress of a search, to be passed as `on_progress`. `tokens` is the number of tokens per step.
+
+    A `notebook` has no cursor to move: there each line overwrites the one before.
+    """
+
+    def __init__(self, tokens: int, console: Console | None = None, *, notebook: bool = False) -> None:
+        name = TextColumn("{task.description}", markup=False)
+        super().__init__(SpinnerColumn(), name, BarColumn(bar_width=20), console=console)
+        self._tokens, self._notebook, self._width = tokens, notebook, 0
+        self._is_live = self._is_live and not notebook
+
+    def __call__(self, progress: SolverProgress) -> bool:
+        """Show `progress`; never stops the search."""
+        line, limit_s = self._line(progress), progress.time_limit_s
+        completed = min(progress.runtime_s, limit_s)
+        self._change(
+            line, f"{progress.solver}: {line}", description=progress.solver, completed=completed, total=limit_s
+        )
         return True
 
-    def _line(self, progress: ProgressLike) -> str:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if self._width:
+            self._overwrite("")
+
+    def _change(self, line: str, plain: str = "", **task: Any) -> None:
+        if not self._notebook:
+            super()._change(line, plain, **task)
+        elif time.monotonic() - self._told >= NOTEBOOK_INTERVAL_S:
+            self._told = time.monotonic()
+            self._overwrite(plain)
+
+    def _overwrite(self, line: str) -> None:
+        print(f"\r{line.ljust(self._width)}" + ("" if line else "\r"), end="", file=sys.stderr, flush=True)
+        self._width = len(line)
+
+    def _line(self, progress: SolverProgress) -> str:
         parts = [f"{progress.runtime_s:.0f} of {progress.time_limit_s:.0f} s", f"{progress.steps:,} steps"]
         if progress.best_s < float("inf"):
             parts += [f"best {seconds(progress.best_s)}", f"{self._tokens / progress.best_s:,.0f} tokens/s"]
@@ -104,3 +111,31 @@ class SearchProgress:
         else:
             parts.append("no plan yet")
         return " · ".join(parts)
+
+
+class MeasuringProgress(LiveLine):
+    """What `profile` is measuring."""
+
+    def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
+        super().__init__(SpinnerColumn(), first="measuring: starting processes", quiet=quiet, console=console)
+
+    def __call__(self, what: str) -> None:
+        """Show what is measured next."""
+        self._change(f"measuring: {what} · {time.monotonic() - self._began:.0f} s")
+
+
+class TrainingProgress(LiveLine):
+    """The steps of a training run as they end."""
+
+    def __init__(self, steps: int, *, quiet: bool = False, console: Console | None = None) -> None:
+        columns = TextColumn("training"), BarColumn(bar_width=20)
+        super().__init__(*columns, first="starting processes", total=steps, quiet=quiet, console=console)
+        self._steps = steps
+
+    def step(self, ended: StepLike) -> None:
+        """Show a step."""
+        self._change(
+            f"step {ended.step} of {self._steps} · loss {ended.loss:.4f} · gradient norm {ended.norm:.3g} · "
+            f"{seconds(ended.seconds)} · {ended.tokens_per_s:,.0f} tokens/s · MFU {share(ended.mfu)}",
+            completed=ended.step,
+        )

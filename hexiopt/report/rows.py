@@ -1,4 +1,4 @@
-"""A plan as rows of numbers, pipelines that are alike in one row: what tables and pictures show."""
+"""A plan as rows of numbers for tables and pictures; equal pipelines may share a row."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -10,13 +10,13 @@ from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.report.style import FULL_MEMORY, gib, gpu_names, place, stage_colour
 
-# Of the slowest stage, what another may lack to be called slowest too.
+# Stages within this share of the slowest stage's time are marked as slowest too.
 _TIE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
-    """One stage: its choices in words, its costs in seconds (per micro-batch) and bytes."""
+    """One stage: its choices in words, its costs in seconds per micro-batch and in bytes."""
 
     stage: int
     devices: tuple[int, ...]
@@ -40,13 +40,13 @@ class StageRow:
 
     @property
     def kind(self) -> str:
-        """How many devices of which type, or the layout of which types."""
+        """The number and types of its devices, or its sequence layout and types."""
         return f"{self.tp} on {self.gpus}" if self.is_sequence else f"{self.tp} × {self.gpus}"
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineRow:
-    """Pipelines that are alike, shown by the slowest of them. `number` is the shown one's in the plan."""
+    """Equal pipelines, represented by the slowest of them, whose index in the plan is `number`."""
 
     number: int
     hue: int
@@ -68,7 +68,7 @@ class PipelineRow:
         return f"{self.num_micro_batches:,} × {self.micro_batch_size}"
 
     def stage_name(self, stage: StageRow) -> str:
-        """`2·1`: the pipeline's number, the stage's."""
+        """`2·1`: the numbers of the pipeline and of the stage."""
         return f"{self.number}·{stage.stage}"
 
     def stage_colour(self, stage: StageRow) -> str:
@@ -78,7 +78,7 @@ class PipelineRow:
 
 @dataclass(frozen=True, slots=True)
 class PlanRows:
-    """The pipelines to show, and how many are left out."""
+    """The pipelines to show, and the number of those left out."""
 
     pipelines: tuple[PipelineRow, ...]
     num_left_out: int
@@ -90,10 +90,10 @@ class PlanRows:
 
     @property
     def note(self) -> str:
-        """What is not shown one by one, as a sentence; empty where all is."""
+        """A note on pipelines that are grouped or left out; empty where every pipeline has a row."""
         parts = []
         if any(len(row.members) > 1 for row in self.pipelines):
-            alike = "×N: pipelines alike in machines, TP, layers and micro-batches; the slowest is shown"
+            alike = "×N: pipelines equal in machine kinds, TP, layers and micro-batches; the slowest is shown"
             parts.append(alike)
         if self.num_left_out:
             parts.append(f"{self.num_left_out:,} pipelines of other shapes left out")
@@ -101,7 +101,7 @@ class PlanRows:
 
 
 def identical_pipelines(problem: Problem, plan: Plan) -> tuple[tuple[int, ...], ...]:
-    """Pipelines grouped by machine kinds, TP, layers, recompute and micro-batches; in the plan's order."""
+    """Pipelines grouped by machine kinds, TP, layers, recompute and micro-batches, in the plan's order."""
     cluster = problem.cluster
     numbers: dict[Hashable, int] = {}
     kinds = [numbers.setdefault(machine.kind, len(numbers)) for machine in cluster.machines]
@@ -135,10 +135,10 @@ def identical_pipelines(problem: Problem, plan: Plan) -> tuple[tuple[int, ...], 
 def plan_rows(
     problem: Problem, plan: Plan, cost: Cost, *, group_above: int, max_pipelines: int, max_stages: int
 ) -> PlanRows:
-    """One row a pipeline, or a kind of pipeline where there are more than `group_above` pipelines.
+    """One row per pipeline, or per group of equal pipelines where there are more than `group_above` pipelines.
 
-    Where even the kinds are more than `max_pipelines`, or have more than `max_stages` stages, the longest
-    pipeline, the one with the least room in memory and then the most frequent are kept, one at least.
+    Where the groups are more than `max_pipelines`, or have more than `max_stages` stages together, at least one is
+    kept: first the longest pipeline's, then that with the least free memory, then the most frequent ones.
     """
     if len(plan.pipelines) <= group_above and sum(len(p.stages) for p in plan.pipelines) <= max_stages:
         groups: tuple[tuple[int, ...], ...] = tuple((index,) for index in range(len(plan.pipelines)))
@@ -178,7 +178,7 @@ def _pipeline_row(
     longest_s: float,
 ) -> PipelineRow:
     pipeline, priced = plan.pipelines[number], cost.pipelines[number]
-    # That the only pipeline is the longest goes without saying.
+    # A single pipeline is not marked as the longest.
     longest = priced.end_s == longest_s and len(plan.pipelines) > 1
     times = [stage.forward_s + stage.backward_s for stage in priced.stages]
     slow_s = max(times) * (1 - _TIE)
@@ -223,24 +223,24 @@ def _pipeline_row(
 
 
 def _layers(stage: Stage) -> str:
-    """The stage's ranges; of many, the first and the last."""
+    """The stage's layer ranges; of more than two, their number, the first and the last."""
     ranges = [f"[{first}, {end})" for first, end in stage.layers]
     return " ".join(ranges) if len(ranges) <= 2 else f"{len(ranges)}: {ranges[0]} … {ranges[-1]}"
 
 
 def _recompute(policies: Sequence[str]) -> str:
-    """The policy; where layers have several, how many have which, in the order of the first that has it."""
+    """The recompute policy; where layers differ, the number of layers with each, in order of appearance."""
     counts = Counter(policies)
     return policies[0] if len(counts) == 1 else ", ".join(f"{n} {policy}" for policy, n in counts.items())
 
 
 def unused_devices(problem: Problem, plan: Plan) -> tuple[int, ...]:
-    """The cluster's devices that the plan leaves out."""
+    """The cluster's devices that the plan does not use."""
     used = set(plan.devices())
     return tuple(device for device in range(problem.cluster.num_devices) if device not in used)
 
 
 def num_operations(pipeline: Pipeline) -> int:
-    """Forwards and backwards of one step, one a replica and layer range."""
+    """The number of forwards and backwards of one step, counted per replica and layer range."""
     replicas = sum(len(stage.executors) for stage in pipeline.stages)
     return 2 * pipeline.num_micro_batches * pipeline.num_chunks * replicas

@@ -1,4 +1,4 @@
-"""Where the seconds of a step go, written so that the figures shown add up to the step time shown."""
+"""The parts of the step time, rounded so that the figures shown add up to the step time shown."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.report.style import INK, MEMORY_COLOURS, OPTIMIZER_COLOUR, SYNC_COLOUR, seconds_scale
 
-# Compute and what repeats it in blues, waiting and collectives in warm colours, the end of the step as in the timeline.
+# Compute and recompute in blues, waiting and collectives in warm colours, the end of the step as in the timeline.
 _COLOURS = {
     "compute": "#4477AA",
     "recompute": "#6FB7DD",
@@ -26,7 +26,7 @@ _COLOURS = {
 
 @dataclass(frozen=True, slots=True)
 class StepPart:
-    """One part of a step: its seconds and its share as written, and the share as a number from 0 to 1."""
+    """One part of a step: its duration and percentage as text, and its share from 0 to 1."""
 
     name: str
     duration: str
@@ -41,7 +41,7 @@ class StepPart:
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """The parts of a step on `executor`, the one that ends last: "stage 2 of pipeline 0", or a replica of it."""
+    """The parts of a step on the executor that ends last; `executor` names it, as in "stage 2 of pipeline 0"."""
 
     executor: str
     parts: tuple[StepPart, ...]
@@ -50,8 +50,8 @@ class StepParts:
 def step_parts(problem: Problem, plan: Plan, cost: Cost) -> StepParts:
     """The breakdown of `cost`, the price of `plan`, without the parts that round to nothing.
 
-    Durations are in the unit and with the digits of `style.seconds` of the step time, and are rounded so that their
-    sum is that step time; percentages so that their sum is 100.0.
+    Durations have the unit and the digits that `style.seconds` gives the step time, and are rounded so that they sum to
+    it; percentages are rounded so that they sum to 100.0.
     """
     spent = breakdown(PlanPricer(problem), plan, cost)
     unit_s, decimals, unit = seconds_scale(cost.step_time_s)
@@ -73,7 +73,7 @@ def step_parts(problem: Problem, plan: Plan, cost: Cost) -> StepParts:
 
 
 def _rounded_to_sum(values: Sequence[float], total: int) -> list[int]:
-    """`values`, scaled to a sum of `total`, as whole numbers of that sum: the largest remainders are rounded up."""
+    """`values` scaled to whole numbers that sum to `total`; the largest remainders are rounded up."""
     scale = total / sum(values)
     exact = [max(0.0, value * scale) for value in values]
     whole = [int(value) for value in exact]

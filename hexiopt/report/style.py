@@ -1,4 +1,4 @@
-"""What all reports share: the palette, and how numbers and devices are written."""
+"""The palette of all reports, and the formats of numbers and devices."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -7,7 +7,7 @@ from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.problem.cluster import Cluster
 from hexiopt.units import GIB
 
-# Hues of Paul Tol's colour-blind-safe schemes (https://personal.sron.nl/~pault/), neighbours far apart.
+# Hues of Paul Tol's colour-blind-safe schemes (https://personal.sron.nl/~pault/), ordered so that neighbours contrast.
 PIPELINE_HUES = (
     "#4477AA",
     "#DD7744",
@@ -23,7 +23,7 @@ PIPELINE_HUES = (
 INK, MUTED, FAINT, PAPER = "#1F2933", "#616E7C", "#D5DAE0", "#FFFFFF"
 SYNC_COLOUR, OPTIMIZER_COLOUR = "#B8C0CA", "#5F6C7B"
 
-# Model states in greys and blues, what grows with the micro-batch in warm colours.
+# Model states in greys and blues, memory that grows with the micro-batch in warm colours.
 MEMORY_COLOURS = dict(
     zip(
         MEMORY_PARTS,
@@ -49,7 +49,7 @@ MEMORY_LABELS = dict(
 )
 
 FULL_MEMORY = 0.95
-"""Share of the limit from which memory is said to bind."""
+"""Share of the limit above which memory counts as binding."""
 
 _LIGHTEST = 0.5
 
@@ -73,8 +73,8 @@ def ink_on(colour: str) -> str:
 
 
 def seconds_scale(value: float) -> tuple[float, int, str]:
-    """How a duration is written: its unit in seconds, digits after the point, and the unit's name."""
-    if value >= 0.9995:  # less is not rounded to 1,000 ms
+    """The format of a duration: its unit in seconds, the digits after the point, and the unit's name."""
+    if value >= 0.9995:  # so that no duration is written as 1,000 ms
         return 1.0, 1 if value >= 100 else 2, "s"
     unit_s, unit = (1e-3, "ms") if value >= 0.9995e-3 else (1e-6, "µs")
     number = float(f"{value / unit_s:.3g}")
@@ -82,7 +82,7 @@ def seconds_scale(value: float) -> tuple[float, int, str]:
 
 
 def seconds(value: float) -> str:
-    """A duration in words, four significant digits at most."""
+    """A duration with its unit, in at most four significant digits."""
     unit_s, decimals, unit = seconds_scale(value)
     if unit == "s":
         return f"{value:,.{decimals}f} s"
@@ -90,7 +90,7 @@ def seconds(value: float) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """The number of milliseconds, with a digit after the point where that says something."""
+    """The number of milliseconds, with one digit after the point below a second."""
     return f"{value * 1e3:,.0f}" if value >= 1 else f"{value * 1e3:.1f}"
 
 
@@ -100,7 +100,7 @@ def gib(value: float) -> str:
 
 
 def rate(bytes_per_s: float) -> str:
-    """The number of GB/s, without needless digits."""
+    """The number of GB/s, in at most four significant digits."""
     return f"{bytes_per_s / 1e9:.4g}"
 
 
@@ -115,12 +115,12 @@ def count(number: int, noun: str) -> str:
 
 
 def clipped(text: str, limit: int) -> str:
-    """`text` in at most `limit` characters, what is cut marked by an ellipsis."""
+    """`text`, truncated with an ellipsis to at most `limit` characters."""
     return text if len(text) <= limit else text[: max(0, limit - 1)] + "…"
 
 
 def device_ranges(cluster: Cluster, devices: Iterable[int]) -> list[str]:
-    """Devices by machine with ranges, machines of a spec as Slurm writes them: `b:0-3`, `d-[0-2]:0,2`."""
+    """Devices as ranges by machine, with machines of a spec in Slurm's notation: `b:0-3`, `d-[0-2]:0,2`."""
     machines, machine_of, index_of = cluster.machines, cluster.machine_of, cluster.index_in_machine
     parts: list[tuple[int, str]] = []
     for machine, members in groupby(sorted(devices), key=lambda device: int(machine_of[device])):
@@ -140,14 +140,14 @@ def device_ranges(cluster: Cluster, devices: Iterable[int]) -> list[str]:
 
 
 def _index_ranges(indices: Sequence[int]) -> str:
-    """Ascending numbers with runs as ranges: `0-3,6`."""
+    """Ascending numbers with consecutive ones as ranges: `0-3,6`."""
     runs = groupby(enumerate(indices), key=lambda at: at[1] - at[0])
     whole = [[index for _, index in run] for _, run in runs]
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in whole)
 
 
 def place(cluster: Cluster, devices: Sequence[int]) -> str:
-    """Devices and their types, `b:0-3 (rtx_3090)`; a type that the machine's name tells is not repeated."""
+    """Devices and their types, `b:0-3 (rtx_3090)`; a type that begins the machine's name is omitted."""
     ranges = device_ranges(cluster, devices)
     gpus = gpu_names(cluster, devices)
     told = all(name.startswith(gpus) for name in ranges)
@@ -160,6 +160,6 @@ def gpu_names(cluster: Cluster, devices: Iterable[int]) -> str:
 
 
 def listed(names: Sequence[str], limit: int) -> str:
-    """The first `limit` names; how many more there are."""
+    """The first `limit` names, and the number of others."""
     rest = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {rest:,} more" if rest > 0 else "")

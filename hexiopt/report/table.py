@@ -42,21 +42,21 @@ _HEADERS = (
 )
 _LEFT = (True, True, False, False, True, False, False, False, False, True)
 _DEVICES, _BINDS = 1, 9
-# All pipelines of a small plan are shown, alike ones in one row; a table of a large one keeps to 60 lines.
+# A small plan is shown with all its pipelines, equal ones grouped; the table of a large one has at most 60 lines.
 _FEW_DEVICES = 128
 _MANY = {"max_pipelines": 12, "max_stages": 40}
 _MIN_DEVICES = 12
 
 
 def plan_table(problem: Problem, plan: Plan, cost: Cost) -> RenderableType:
-    """One row a stage, grouped by pipeline; pipelines that are alike in one where there are many."""
+    """One row per stage, grouped by pipeline; where pipelines are many, equal ones are shown once."""
     few = len(plan.devices()) <= _FEW_DEVICES
     limits = {"max_pipelines": _FEW_DEVICES, "max_stages": _FEW_DEVICES} if few else _MANY
     return _PlanTable(plan_rows(problem, plan, cost, group_above=12, **limits))
 
 
 class _PlanTable:
-    """Draws itself to the width of the console: the devices' column takes what the others leave."""
+    """A table as wide as the console: the column of devices takes the width that the others leave."""
 
     def __init__(self, rows: PlanRows) -> None:
         self._rows = rows
@@ -127,7 +127,7 @@ def _memory(cost: StageCost) -> Text:
 
 
 def summary_table(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str, Any] | None = None) -> RenderableType:
-    """What a plan achieves and where it comes from; `solver` is the plan file's object of that name."""
+    """The performance, choices and origin of a plan; `solver` is the plan file's object of that name."""
     left = [*performance(problem, cost), *bound(cost, solver)]
     right = [*choices(problem, plan), *origin(solver)]
     table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False, expand=False)
@@ -138,6 +138,7 @@ def summary_table(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str,
         (a, b), (c, d) = pair
         table.add_row(Text(a), Text(b, "bold" if k == 0 else ""), Text(c), Text(d))
     lines: list[RenderableType] = [Text(headline(problem), style="bold"), table]
+    lines += [Text(proved) for proved in restricted_bound(cost, solver)]
     if not cost.fits:
         lines.append(Text(misfit(problem, plan, cost), style="bold red"))
     unused = unused_devices(problem, plan)
@@ -147,7 +148,7 @@ def summary_table(problem: Problem, plan: Plan, cost: Cost, solver: Mapping[str,
 
 
 def breakdown_table(problem: Problem, plan: Plan, cost: Cost) -> RenderableType:
-    """Where the seconds of a step go, largest share as the longest bar; the figures add up to the step time."""
+    """The parts of the step time with bars of their shares; the figures add up to the step time."""
     spent = step_parts(problem, plan, cost)
     table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(style="dim")
@@ -163,7 +164,7 @@ def breakdown_table(problem: Problem, plan: Plan, cost: Cost) -> RenderableType:
 
 
 def headline(problem: Problem) -> str:
-    """Model and cluster in a line."""
+    """The model and the cluster in one line."""
     cluster, model = problem.cluster, problem.model
     gpus: dict[str, int] = {}
     for machine in cluster.machines:
@@ -176,7 +177,7 @@ def headline(problem: Problem) -> str:
 
 
 def performance(problem: Problem, cost: Cost) -> list[tuple[str, str]]:
-    """Step time, and what it comes to."""
+    """Step time, throughput and MFU."""
     return [
         ("step time", seconds(cost.step_time_s)),
         ("tokens/s", f"{cost.tokens_per_s:,.0f}"),
@@ -184,19 +185,39 @@ def performance(problem: Problem, cost: Cost) -> list[tuple[str, str]]:
     ]
 
 
+def known_bound(cost: Cost, solver: Mapping[str, Any] | None, key: str) -> list[tuple[float, float]]:
+    """The lower bound in seconds that the plan file's `solver` states under `key`, and the plan's gap to it.
+
+    Empty where there is none, or where it does not bound the price: a plan file may have been priced again.
+    """
+    bound_s = (solver or {}).get(key)
+    if not isinstance(bound_s, int | float) or not 0 < bound_s <= cost.step_time_s * (1 + 1e-9):
+        return []
+    return [(bound_s, max(0.0, 1 - bound_s / cost.step_time_s))]
+
+
 def bound(cost: Cost, solver: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """The lower bounds that the solver left, of all plans and of those that it searches, and the gaps to them."""
-    given, rows = solver or {}, []
-    for key, name in (("lower_bound_s", "lower bound"), ("own_lower_bound_s", "  of its own space")):
-        bound_s, space = given.get(key), given.get("own_space") if key.startswith("own") else None
-        if isinstance(bound_s, (int, float)) and 0 < bound_s <= cost.step_time_s * (1 + 1e-9):
-            gap = max(0.0, 1 - bound_s / cost.step_time_s)
-            rows.append((name, f"{seconds(bound_s)} (gap {gap:.1%})" + (f": {space}" if space else "")))
-    return rows
+    """The lower bound on the step time of every plan, and the gap to it; empty where none is known."""
+    return [
+        ("lower bound", f"{seconds(bound_s)} (gap {gap:.1%})")
+        for bound_s, gap in known_bound(cost, solver, "lower_bound_s")
+    ]
+
+
+def restricted_bound(cost: Cost, solver: Mapping[str, Any] | None) -> list[str]:
+    """The lower bound that the solver proved for the part of the plan space that it searched, as a sentence; empty
+    where it proved none."""
+    space = clipped(str((solver or {}).get("own_space", "")), 200)
+    return [restricted_in_words(space, *known) for known in known_bound(cost, solver, "own_lower_bound_s")]
+
+
+def restricted_in_words(space: str, bound_s: float, gap: float) -> str:
+    """A lower bound in seconds for `space`, a part of the plan space in words, and a plan's gap to it."""
+    return f"Among {space}, none has a step shorter than {seconds(bound_s)} (gap {gap:.1%})."
 
 
 def choices(problem: Problem, plan: Plan) -> list[tuple[str, str]]:
-    """Workload, and what is chosen once for the plan."""
+    """The workload, and the choices made once for the plan."""
     workload = problem.workload
     stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
     used = len(plan.devices())
@@ -232,7 +253,7 @@ def origin(solver: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def misfit(problem: Problem, plan: Plan, cost: Cost) -> str:
-    """Where memory does not suffice, as a sentence."""
+    """A sentence on the stage that exceeds its memory most."""
     p, s = cost.binding_stage()
     devices = device_ranges(problem.cluster, plan.pipelines[p].stages[s].all_devices())
     where = f"stage {p}·{s} ({listed(devices, 4)})"

@@ -28,10 +28,10 @@ _LETTERS = {"forward": "F", "backward": "B", "send_forward": "→", "send_backwa
 
 
 def timeline_events(problem: Problem, plan: Plan, cost: Cost) -> dict[str, Any]:
-    """The trace: a process a pipeline, a thread a replica of a stage (and one for each link that it sends on), µs.
+    """The trace in µs: one process per pipeline, one thread per replica of a stage and per link on which it sends.
 
-    Beyond 200,000 events one pipeline stands for those alike; pipelines that are still too many are left out,
-    and a pipeline that alone is too long has one event a replica. `otherData` says so.
+    Beyond 200,000 events, one pipeline represents all equal ones; if that does not suffice, pipelines are left out, and
+    a pipeline that is too long by itself has one event per replica. `otherData` states what was done.
     """
     quoted = [(index, 1) for index in range(len(plan.pipelines))]
     if sum(_num_events(plan, cost, index) for index, _ in quoted) > MAX_EVENTS:
@@ -67,7 +67,7 @@ def timeline_events(problem: Problem, plan: Plan, cost: Cost) -> dict[str, Any]:
 
 
 def _num_fixed(plan: Plan, cost: Cost, index: int) -> int:
-    """Events that do not depend on the number of micro-batches."""
+    """The number of events that do not depend on the number of micro-batches."""
     replicas = sum(len(stage.executors) for stage in plan.pipelines[index].stages)
     return 2 + 5 * replicas + 2 * len(cost.pipelines[index].messages)
 
@@ -78,11 +78,11 @@ def _num_events(plan: Plan, cost: Cost, index: int) -> int:
     return _num_fixed(plan, cost, index) + num_operations(pipeline) + num_messages
 
 
-_Lane = tuple[int, int, str, int]  # stage, replica, and for messages their kind and the receiving replica
+_Lane = tuple[int, int, str, int]  # stage, replica, and for messages also kind and receiving replica
 
 
 def _lanes(pipeline: Pipeline, priced: PipelineCost) -> dict[_Lane, str]:
-    """The threads of a pipeline, in order, with their names but for the devices."""
+    """The threads of a pipeline in order, with their names without devices."""
     names = {
         (s, r): f"stage {s}" + (f".{r}" if len(stage.executors) > 1 else "")
         for s, stage in enumerate(pipeline.stages)
@@ -103,7 +103,7 @@ def _pipeline_events(
     problem: Problem, plan: Plan, cost: Cost, index: int, alike: int, whole: bool
 ) -> Iterator[dict[str, Any]]:
     pipeline, priced = plan.pipelines[index], cost.pipelines[index]
-    others = f", stands for {alike} alike" if alike > 1 else ""
+    others = f", represents {alike} equal ones" if alike > 1 else ""
     batch = f"{pipeline.num_micro_batches} × {pipeline.micro_batch_size}"
     yield meta_event("process_name", index, 0, name=f"pipeline {index} ({batch}{others})")
     yield meta_event("process_sort_index", index, 0, sort_index=index)
@@ -146,8 +146,8 @@ def _pipeline_events(
 
 
 def has_gradient_sync(problem: Problem, plan: Plan) -> bool:
-    """Whether any gradient has more than one holder: of several pipelines, of a replicated stage, or, where embeddings
-    are tied, the first and the last stage."""
+    """Whether any gradient has more than one holder: in several pipelines, in a replicated stage or, with tied
+    embeddings, in the first and the last stage."""
     return parameter_holders(plan.pipelines, problem.model).count > 0
 
 
@@ -159,7 +159,7 @@ def meta_event(kind: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
 def operation_event(
     kind: str, pid: int, tid: int, micro_batch: int, chunk: int | None, start_s: float, end_s: float
 ) -> dict[str, Any]:
-    """A forward, a backward or a message of a micro-batch; of a layer range, where there are several."""
+    """A forward, a backward or a message of a micro-batch, and of one layer range where a stage has several."""
     name = f"{_LETTERS[kind]}{micro_batch}" + ("" if chunk is None else f"·{chunk}")
     more = {} if chunk is None else {"layer_range": chunk}
     return _slice(name, kind, pid, tid, start_s, end_s, micro_batch=micro_batch, **more)

@@ -1,30 +1,29 @@
-"""Predictions beside measured runs: tables of errors, CSV, and a picture."""
+"""Predictions compared with measured runs: tables of errors, a CSV file and a picture."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from rich.table import Table
-from rich.text import Text
 
 from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped
+from hexiopt.report.tabular import csv_text, plain_table
 
 _COLUMNS = (
     *("line", "source", "gpu", "gpus", "model", "precision", "framework", "micro_batch_size", "recompute", "chunks"),
     *("metric", "measured", "predicted", "error", "measured_step_s", "predicted_step_s", "simulated_step_s", "reason"),
 )
-_WITHIN = 0.1  # the band drawn around perfect
+_WITHIN = 0.1  # half width of the band drawn around equality
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A measured run and what was predicted of it; where `reason` stands, nothing could be."""
+    """A measured run and its prediction, or the `reason` why there is none."""
 
     line: int
     source: str
@@ -52,7 +51,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Errors:
-    """A line of the table of errors; percent, and the least ρ of its families of enough rows (None: it has none)."""
+    """A line of the table of errors in percent; `rho` is the least ρ of its families with enough rows, if any."""
 
     name: str
     gpu: str
@@ -65,41 +64,40 @@ class Errors:
 
 
 def validation_csv(rows: Sequence[Prediction]) -> str:
-    """One line a run, in the order of the file."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_COLUMNS)
+    """One row per run, in the order of the file; a run that could not be predicted has empty cells and the reason."""
+    written: list[Sequence[Any]] = [_COLUMNS]
     for row in rows:
         known = row.line, row.source, row.gpu, row.gpus or "", row.model, row.precision
         if row.reason:
-            writer.writerow((*known, *[""] * 4, row.metric, row.measured, *[""] * 5, row.reason))
+            written.append((*known, *[""] * 4, row.metric, row.measured, *[""] * 5, row.reason))
             continue
         chosen = row.framework, row.micro_batch_size, row.recompute, row.chunks
         seconds = row.measured_step_s, row.predicted_step_s, row.simulated_step_s
-        writer.writerow((*known, *chosen, row.metric, row.measured, row.predicted, row.error, *seconds, ""))
-    return text.getvalue()
+        written.append((*known, *chosen, row.metric, row.measured, row.predicted, row.error, *seconds, ""))
+    return csv_text(written)
 
 
 def errors_table(lines: Sequence[Errors], title: str) -> Table:
     """Errors by source and GPU."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
-    for name in ("Source", "GPU", "Rows", "Mean", "Median", "90th", "Bias", "ρ"):
-        table.add_column(name, justify="left" if name in ("Source", "GPU") else "right")
-    for line in lines:
-        percents = (f"{value:.1f} %" for value in (line.mean_percent, line.median_percent, line.p90_percent))
-        rho = "" if line.rho is None else f"{line.rho:.3f}"
-        table.add_row(line.name, line.gpu, str(line.num_rows), *percents, f"{line.bias_percent:+.1f} %", rho)
-    return table
+    rows = [
+        [
+            line.name,
+            line.gpu,
+            str(line.num_rows),
+            *(f"{value:.1f} %" for value in (line.mean_percent, line.median_percent, line.p90_percent)),
+            f"{line.bias_percent:+.1f} %",
+            "" if line.rho is None else f"{line.rho:.3f}",
+        ]
+        for line in lines
+    ]
+    header = ("Source", "GPU", "Rows", "Mean", "Median", "90th", "Bias", "ρ")
+    return plain_table(header, rows, left=("Source", "GPU"), title=title, title_justify="left")
 
 
 def left_out_table(reasons: Mapping[str, int]) -> Table:
-    """Runs that no plan expresses, counted by reason."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title="Not predicted", title_justify="left")
-    table.add_column("Rows", justify="right")
-    table.add_column("Reason")
-    for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
-        table.add_row(str(count), Text(reason))
-    return table
+    """Runs that no plan expresses, counted by reason, the most frequent first."""
+    rows = [(str(count), reason) for reason, count in sorted(reasons.items(), key=lambda item: -item[1])]
+    return plain_table(("Rows", "Reason"), rows, left=("Reason",), title="Not predicted", title_justify="left")
 
 
 def draw_validation(rows: Sequence[Prediction], title: str, path: Path) -> None:

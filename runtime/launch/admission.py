@@ -96,6 +96,17 @@ def check_machine(plan_file: PlanFile, ranks: Sequence[int], kind: str) -> None:
         _check_cpu([needed[devices[rank]] for rank in ranks])
 
 
+def admitted_device(plan_file: PlanFile, ranks: Sequence[int], wanted: str, force: bool) -> tuple[str, str | None]:
+    """The device kind for `ranks` of a plan on this machine, and one line that explains a fallback, if any.
+
+    Raises InputError where the machine has too few GPUs or, unless `force`, cannot carry the ranks.
+    """
+    device, fallback = chosen_device(wanted, len(ranks))
+    if not force:
+        check_machine(plan_file, ranks, device)
+    return device, fallback
+
+
 def _check_cpu(needed: Sequence[float]) -> None:
     count, cores = len(needed), usable_cores()
     most = MOST_PROCESSES_PER_CORE * cores

@@ -2,8 +2,11 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from hexiopt.readers.plan_file import PlanFile
+
+_OF_A_MACHINE = ("train.machine=", "train.master=")
 
 
 def machines_of(plan_file: PlanFile) -> list[str]:
@@ -11,6 +14,21 @@ def machines_of(plan_file: PlanFile) -> list[str]:
     cluster = plan_file.problem.cluster
     machines = sorted({int(cluster.machine_of[device]) for device in plan_file.plan.devices()})
     return [cluster.machines[machine].name for machine in machines]
+
+
+def launch_commands(
+    plan_file: PlanFile, plan: Path, overrides: Sequence[str], master: str | None, folder: Path
+) -> dict[str, list[str]]:
+    """The command of each machine of the plan file `plan`, in words, by which it takes its part in a run in `folder`.
+
+    Of the `overrides` of the command that asks for them, those of `train` and the seed are repeated. The machines meet
+    at `master`, by default at port 29500 of the machine with rank 0.
+    """
+    names = machines_of(plan_file)
+    kept = [one for one in overrides if one.startswith(("train.", "seed=")) and not one.startswith(_OF_A_MACHINE)]
+    first = ["hexiopt", "train", f"plan={plan}", *kept]
+    last = [f"train.master={master or f'{names[0]}:29500'}", f"hydra.run.dir={folder}"]
+    return {name: [*first, f"train.machine={name}", *last] for name in names}
 
 
 def launch_script(command_of: Mapping[str, Sequence[str]]) -> str:

@@ -1,7 +1,7 @@
 """A training run as its user follows it: the steps that count, what the ranks measured, and a line of JSON an event."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -34,13 +34,13 @@ class TrainedStep:
 class Session:
     """Follows the events of a run of `problem` and writes them to `metrics`.
 
-    `on_step` is called with each step, `on_restart` with one line on each restart. Steps that a restart takes back
-    leave `steps`; `timelines` holds the last event of each rank, with the operations of its last step.
+    Each of `on_step` is called with each step, `on_restart` with one line on each restart. Steps that a restart takes
+    back leave `steps`; `timelines` holds the last event of each rank, with the operations of its last step.
     """
 
     problem: Problem
     metrics: TextIO
-    on_step: Callable[[TrainedStep], None]
+    on_step: Sequence[Callable[[TrainedStep], None]]
     on_restart: Callable[[str], None]
     steps: list[TrainedStep] = field(default_factory=list)
     timelines: list[Event] = field(default_factory=list)
@@ -56,7 +56,8 @@ class Session:
                     step = TrainedStep.of(event, self.problem)
                     self.steps.append(step)
                     event = {"event": "step", **asdict(step)}
-                    self.on_step(step)
+                    for hear in self.on_step:
+                        hear(step)
                 case "restart":
                     resumed = 0 if event["from"] is None else _step_of(event["from"])
                     self.steps = [step for step in self.steps if step.step <= resumed]

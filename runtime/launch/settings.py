@@ -1,9 +1,11 @@
 """The settings of a training run, and the file through which every process of the run reads them."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from math import cos, pi
 from pathlib import Path
+from typing import Any
 
 from hexiopt.readers.plan_file import write_text
 from hexiopt.reading import Section, read_mapping
@@ -28,6 +30,14 @@ class Settings:
     keep_checkpoints: int = 2
     timeout_s: float = 60.0
     silence_s: float = 15.0
+
+    @classmethod
+    def of(cls, stated: Mapping[str, Any]) -> "Settings":
+        """The settings among `stated`, where those of AdamW stand beside the others."""
+        adam, own = (
+            {one.name: stated[one.name] for one in fields(made) if one.name in stated} for made in (AdamW, cls)
+        )
+        return cls(adam=AdamW(**adam), **own)
 
     def lr(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""

@@ -1,10 +1,11 @@
-"""What is known of each step, for TensorBoard."""
+"""The steps of a training run, written for TensorBoard."""
 
-from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
 from hexiopt.errors import InputError
+from runtime.launch.session import TrainedStep
 
 
 class Board:
@@ -17,8 +18,10 @@ class Board:
 
         self._writer = SummaryWriter(folder)
 
-    def step(self, number: int, values: Mapping[str, float]) -> None:
-        """Add what a step has shown, by name."""
+    def __call__(self, step: TrainedStep) -> None:
+        """Add the loss, norm, seconds, tokens/s and MFU of a step."""
+        values = asdict(step)
+        number = values.pop("step")
         for name, value in values.items():
             self._writer.add_scalar(name, value, number)
         self._writer.flush()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from hexiopt.errors import InputError
 from hexiopt.readers.plan_file import PlanFile
-from runtime.launch.admission import check_machine, chosen_device
+from runtime.launch.admission import admitted_device
 from runtime.launch.rank import Event, run_rank
 from runtime.launch.settings import TrainingRun
 from runtime.launch.supervisor import TrainingFailedError
@@ -48,10 +48,8 @@ def train_as_torchrun(run: TrainingRun, plan_file: PlanFile, wanted_device: str,
             f"train.launch=torchrun: {place.size} processes for {num_devices} devices of the plan; "
             "set --nnodes and --nproc-per-node to them, or take train.launch=machine"
         )
-    device, told = chosen_device(wanted_device, place.num_local)
-    if not force:
-        first = place.rank - place.local
-        check_machine(plan_file, range(first, first + place.num_local), device)
+    first = place.rank - place.local
+    device, told = admitted_device(plan_file, range(first, first + place.num_local), wanted_device, force)
     if told is not None and place.local == 0:
         print(told, file=sys.stderr)
     losses = [float("nan")]

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hexiopt.readers.profile_files import FORMAT, VERSION
+
 PRECISIONS = ("bf16", "fp16", "fp32")
 
 
@@ -73,8 +75,10 @@ class Measurement:
     torch_version: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """The content of `profile.json`."""
         return {
+            "format": FORMAT,
+            "version": VERSION,
             "torch": self.torch_version,
             "devices": [device.to_dict() for device in self.devices],
             "points": [point.to_dict() for point in self.points],

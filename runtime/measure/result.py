@@ -6,8 +6,11 @@ from itertools import combinations
 from typing import Any
 
 from hexiopt.errors import InputError, closest_of_many, quoted
+from hexiopt.readers.cluster_file import cluster_from_section
+from hexiopt.readers.cluster_yaml import cluster_text, unknowns
 from hexiopt.readers.discovery.product import match
 from hexiopt.readers.link_files import Channel
+from hexiopt.reading import Section
 from runtime.measure.network import (
     NetworkPart,
     Pair,
@@ -29,6 +32,17 @@ class MeasuredCluster:
     cluster: dict[str, Any]
     types: tuple[Type, ...]
     links: Mapping[Pair, Channel]
+
+    def unknowns(self) -> list[tuple[str, str]]:
+        """Whose values are still null, and their keys."""
+        return list(unknowns(self.cluster))
+
+    def text(self, head: str) -> str:
+        """The cluster file, `head` its first comment. Raises InputError where the measured values are out of range."""
+        if self.unknowns():
+            return cluster_text(self.cluster, (head, "null is what was not measured."), {})
+        cluster_from_section(Section(self.cluster, "cluster.yaml"))
+        return cluster_text(self.cluster, (head,), {})
 
 
 def result_of(measured: Measurement, name: str, base: Mapping[str, Any] | None) -> MeasuredCluster:
@@ -54,8 +68,10 @@ def result_of(measured: Measurement, name: str, base: Mapping[str, Any] | None) 
     return MeasuredCluster(_filled(base, parts, entries, across, inside + unusual, gpus, links), tuple(types), links)
 
 
-def check_base(base: Mapping[str, Any], devices: Sequence[Device]) -> None:
-    """Refuse a base file that has no place for the devices, before anything is measured. Raises InputError."""
+def check_base(base: Mapping[str, Any] | None, devices: Sequence[Device]) -> None:
+    """Refuse a base file, if any, that has no place for the devices, before anything is measured. Raises InputError."""
+    if base is None:
+        return
     machines: dict[str, list[Device]] = {}
     for device in devices:
         machines.setdefault(device.machine, []).append(device)
@@ -86,7 +102,7 @@ def _agree(entry: Mapping[str, Any], name: str, gpu: str | None, num_gpus: int) 
     for key, own in (("gpu", gpu), ("num_gpus", num_gpus)):
         stated = entry.get(key)
         if stated is not None and own is not None and stated != own:
-            raise InputError(f"profile.base: {name} has {key} {stated}, measured {own}; mend the file, or measure all")
+            raise InputError(f"profile.base: {name} has {key} {stated}, measured {own}; correct it, or measure all")
 
 
 def _filled(

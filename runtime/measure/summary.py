@@ -1,4 +1,4 @@
-"""What was measured, as rows of a table for people."""
+"""What was measured, as tables for a terminal."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,8 +11,20 @@ from runtime.measure.types import Type
 
 _SHOWN_LINKS = 40
 
+Header = tuple[str, str, str]
+Rows = Iterator[tuple[str, str, str]]
 
-def type_rows(one: Type) -> Iterator[tuple[str, str, str]]:
+
+def summary_tables(measured: Measurement, result: MeasuredCluster) -> Iterator[tuple[str, Header, Rows]]:
+    """Title, header and rows of a table for each device type, and of one for the links where any were measured."""
+    for one in result.types:
+        title = f"{one.name}: {len(one.ranks)} device(s), in {one.precision}"
+        yield title, ("", "measured", "catalogue"), _type_rows(one)
+    if result.links:
+        yield "Links", ("Link", "GB/s", "Latency, µs"), _link_rows(measured, result)
+
+
+def _type_rows(one: Type) -> Rows:
     """What was measured of a type, beside the catalogue's."""
     listed, entry = one.listed, one.entry
     usable = "" if listed is None else f"{listed.usable_memory_bytes / GIB:.1f} GiB"
@@ -31,7 +43,7 @@ def type_rows(one: Type) -> Iterator[tuple[str, str, str]]:
         yield name, say(one.efficiency), "" if listed is None else say(listed.efficiency)
 
 
-def link_rows(measured: Measurement, result: MeasuredCluster) -> Iterator[tuple[str, str, str]]:
+def _link_rows(measured: Measurement, result: MeasuredCluster) -> Rows:
     """Every link measured, and the links that collectives behave as if they had."""
     names = [device.name for device in measured.devices]
     pairs = list(result.links.items())

@@ -85,7 +85,7 @@ BAD_COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("plan", *CLUSTER, "cluster.path=tag.yaml"), "tag"),
     (("plan", *CLUSTER, "cluster.path=anchor.yaml"), "anchors"),
     (("plan", *CLUSTER, "cluster.path=nan.yaml"), "inter_machine.bandwidth_gb_per_s: nan is not finite"),
-    (("plan", *CLUSTER, "cluster.path=twice.yaml"), "stands twice"),
+    (("plan", *CLUSTER, "cluster.path=twice.yaml"), "appears twice"),
     (("plan", *CLUSTER, "cluster.path=list.yaml"), "not a mapping"),
     (("plan", *CLUSTER, "cluster.path=empty.yaml"), "not a mapping"),
     (("plan", *CLUSTER, "cluster.path=latin.yaml"), "UTF-8"),
@@ -104,8 +104,8 @@ BAD_COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("explain", "plan=nope.json"), "does not exist"),
     (("compare", *QUICK, "compare.solvers=[]"), "names no solver"),
     (("compare", *QUICK, "compare.solvers=[nope]"), "'nope' is not known"),
-    (("compare", *QUICK, "compare.solvers=[random,random]"), "stands twice"),
-    (("collect",), "no sweep below multirun/"),
+    (("compare", *QUICK, "compare.solvers=[random,random]"), "appears twice"),
+    (("collect",), "there is no sweep in multirun/"),
     (("collect", "collect.folders=[nope]"), "holds no status.json"),
 ]
 

@@ -26,7 +26,7 @@ def test_discover_writes_a_cluster_file_that_plan_reads_once_it_is_whole(hexiopt
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.splitlines()[-1] == "out/cluster.yaml"
     assert "torchrun" in ran.out
-    assert "left out: login" in ran.out
+    assert "Left out, without GPUs: login" in ran.out
     data = read_mapping(tmp_path / "out" / "cluster.yaml")
     assert data["name"] == "ours"
     names = [machine["name"] for machine in data["machines"]]
@@ -40,7 +40,7 @@ def test_discover_writes_a_cluster_file_that_plan_reads_once_it_is_whole(hexiopt
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([], "discover: no text is given"),
+        ([], "discover: no input is given"),
         (["discover.slurm=none.txt"], "none.txt: the file does not exist"),
         (["discover.hostfile=bad"], "bad, line 2: 'x' is not a number of slots"),
         (["discover.nvidia_smi=[a.csv]"], "discover.nvidia_smi: .* is neither a path nor a mapping"),

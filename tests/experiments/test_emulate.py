@@ -39,7 +39,7 @@ def test_measures_plans_of_solvers(hexiopt: Run, tmp_path: Path) -> None:
     [
         (("emulate.divisor=3",), "emulate.divisor: 3 does not divide"),
         (("emulate.steps=0",), "emulate: steps: 0"),
-        (("emulate.solvers=[random,random]",), "emulate.solvers: 'random' stands twice"),
+        (("emulate.solvers=[random,random]",), "emulate.solvers: 'random' appears twice"),
         (("emulate.solvers=[]",), "emulate.solvers: [] names no solver"),
         (("workload.optimizer_sharding=3",), "ZeRO-3 cannot be trained"),
     ],

@@ -1,8 +1,8 @@
 """What binds a plan with sequence stages, as `explain` tells it."""
 
-from experiments.explain import measured_rows, stage_rows, step_rows
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan, SequenceGroup, SequenceLayout, Stage
+from hexiopt.report.explanation import measured_rows, stage_rows, step_rows
 from tests.hexiopt.cost.test_sequence_plans import PROBLEM
 
 

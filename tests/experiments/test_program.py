@@ -62,7 +62,7 @@ def test_the_process_exits_with_the_code(tmp_path: Path) -> None:
 
 def test_ctrl_c_keeps_the_best_plan_so_far(tmp_path: Path) -> None:
     ran = interrupted("plan", "report=false", "hydra.run.dir=out", cwd=tmp_path)
-    assert (ran.code, ran.err) == (130, "hexiopt: interrupted; the best so far is kept\n")
+    assert (ran.code, ran.err) == (130, "hexiopt: interrupted; the best plan so far is kept\n")
     assert (tmp_path / "out" / "plan.json").is_file()
 
 

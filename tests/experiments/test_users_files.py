@@ -54,5 +54,5 @@ def test_overlay_merges_mappings_and_list_items() -> None:
     assert overlay({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}) == {"a": {"b": 3, "c": 2}}
     assert overlay([{"a": 1}, 2], {"0": {"a": 5}}) == [{"a": 5}, 2]
     assert overlay({"a": [1, 2]}, {"a": [3]}) == {"a": [3]}
-    with pytest.raises(InputError, match="no index"):
+    with pytest.raises(InputError, match="not an index"):
         overlay([1], {"1": 2})

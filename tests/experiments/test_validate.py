@@ -148,7 +148,7 @@ def test_a_schedule_that_notes_name_is_taken() -> None:
         ({"seq_len": None}, "no length of sequences"),
         ({"global_batch": 63}, "the batch does not divide among the pipelines"),
         ({"global_batch": None, "micro_batch": None}, "neither micro-batch nor batch is stated"),
-        ({"dp": 3}, "degrees do not make the number of GPUs"),
+        ({"dp": 3}, "degrees do not multiply to the number of GPUs"),
         ({"gpu": "TPU"}, "no type of the catalogue is 'TPU'"),
         ({"gpu": "T4", "gpu_mem_gb": 16, "precision": "bf16"}, "a GPU without bf16"),
         ({"layers": 3, "vpp": 2}, "layers do not divide into the stages"),

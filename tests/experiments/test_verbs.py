@@ -114,8 +114,8 @@ def test_a_replicated_interleaved_plan_is_priced_and_explained(hexiopt: Run, tmp
 
 
 def test_explain_gives_every_coefficient_a_source() -> None:
-    from experiments.explain import coefficient_rows
     from hexiopt.calibration.coefficients import COEFFICIENTS
+    from hexiopt.report.explanation import coefficient_rows
 
     rows = list(coefficient_rows())
     assert {name.upper() for name, _, _ in rows} == set(COEFFICIENTS)
@@ -140,7 +140,7 @@ def test_a_solvers_options_hold_where_several_run(hexiopt: Run, verb: str) -> No
     ran = hexiopt(*command, "solver=flashflex", "solver.defects=as_released")
     assert ran.code == 2
     assert ran.err == (
-        "hexiopt: solver.defects: none of random, espresso takes it; name a solver that does, or remove it\n"
+        "hexiopt: solver.defects: none of random, espresso accepts it; name one that does, or remove it\n"
     )
 
 

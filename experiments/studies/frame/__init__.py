@@ -1,1 +1,1 @@
-"""What all studies share: searches and their cache, the page, figures, the papers' settings and figures."""
+"""What all studies share: searches and their cache, pages, pictures, and the settings and figures of the papers."""

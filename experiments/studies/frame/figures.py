@@ -1,4 +1,4 @@
-"""What the figures of all studies share: their frame, colours, axes and bars."""
+"""Frame, colours, axes and bars of all studies' figures."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,12 +17,12 @@ MARKERS = ("o", "s", "^", "D", "v", "X", ">", "*")
 PAPER_COLOUR, GRID, BAND = "#E8DFC8", "#ECEEF1", "#F5F6F8"
 _DPI = 150
 _LINE_INCHES = 0.24
-_GROUP, _BAR = 0.84, 0.92  # shares of the room that a group of bars takes, and of a bar's own that it fills
-_UPRIGHT = 32  # bars side by side whose labels need not be turned
+_GROUP, _BAR = 0.84, 0.92  # widths of a group of bars and of a bar, as shares of the space for each
+_UPRIGHT = 32  # with more bars side by side, labels are rotated
 
 
 def hue(k: int) -> str:
-    """The k-th colour; neighbours can be told apart without seeing red or green."""
+    """The k-th colour; neighbours differ for colour-blind readers too."""
     return PIPELINE_HUES[k % len(PIPELINE_HUES)]
 
 
@@ -34,7 +34,7 @@ def line(k: int) -> dict[str, Any]:
 def framed(
     title: str, below: str, *, columns: int = 1, width: float = 10.5, height: float = 4.8
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with a title, a line on its conditions under it, and axes side by side; sizes in inches."""
+    """A figure with a title, below it a line on the conditions, and axes side by side; sizes are in inches."""
     below_title = (0.0, 0.0, 1.0, 1 - (2 * _LINE_INCHES + 0.12) / height)
     figure = Figure(figsize=(width, height), facecolor=PAPER, layout=ConstrainedLayoutEngine(rect=below_title))
     FigureCanvasAgg(figure)
@@ -71,13 +71,13 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def spread(count: int, width: float) -> Sequence[float]:
-    """Offsets of `count` things side by side around 0, together `width` wide."""
+    """Offsets of `count` items side by side, centred on 0 and `width` wide together."""
     step = width / count
     return [(k - (count - 1) / 2) * step for k in range(count)]
 
 
 def relative_bars(ax: Axes, ratios: pd.DataFrame) -> None:
-    """A group of bars for each row of `ratios`, a bar for each column; NaN says that there is no plan."""
+    """One group of bars per row of `ratios`, one bar per column; NaN means that there is no plan."""
     crowded = ratios.size > _UPRIGHT
     without = "no plan" if crowded else "no\nplan"
     for k, (offset, label) in enumerate(zip(spread(len(ratios.columns), _GROUP), ratios, strict=True)):
@@ -91,7 +91,7 @@ def relative_bars(ax: Axes, ratios: pd.DataFrame) -> None:
 
 
 def row_bars(ax: Axes, shares: pd.DataFrame) -> None:
-    """Shares in percent: the rows of `shares` from the top, and in each a bar of every column; NaN has no plan."""
+    """Horizontal bars of shares in percent, one group per row of `shares` from the top; NaN means no plan."""
     least, most = min(0.0, shares.min().min()), max(0.001, shares.max().max())
     offsets = reversed(spread(len(shares.columns), 0.8))
     for k, (offset, label) in enumerate(zip(offsets, shares, strict=True)):
@@ -107,7 +107,7 @@ def row_bars(ax: Axes, shares: pd.DataFrame) -> None:
 
 
 def sizes_axis(ax: Axes, label: str, names: Mapping[int, str]) -> None:
-    """Sizes along x, logarithmic, with the name of each."""
+    """Make x a logarithmic axis of cluster sizes, each labelled."""
     ax.set_xscale("log")
     ax.xaxis.set_major_locator(FixedLocator(sorted(names)))
     ax.xaxis.set_minor_locator(NullLocator())

@@ -1,7 +1,7 @@
-"""The settings of HexiSeq's evaluation (arXiv 2605.07569): clusters, models and lengths, and who is compared.
+"""The settings of HexiSeq's evaluation (arXiv 2605.07569): clusters, models, lengths and planners.
 
-Global batch 8 is the paper's; its models are of GPT style (`conf/model/gpt_*.yaml`), its simulated clusters known by
-their sizes alone (`conf/cluster/hexiseq_sim_*.yaml` say what was chosen).
+The global batch of 8 is the paper's. Its models are GPT-style (`conf/model/gpt_*.yaml`). It states only the sizes of
+its simulated clusters; `conf/cluster/hexiseq_sim_*.yaml` state what was chosen beyond that.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ GLOBAL_BATCH = 8
 LAYOUTS = Space(sequence=True)
 HEXISEQ = Planner("ours", "hexiseq")
 BASELINES = (Planner("Ring Attention", "ring"), Planner("Ulysses", "ulysses"), Planner("USP", "usp"))
-OURS_S, BASELINE_S, BOUND_S = 5.0, 30.0, 40.0  # time limits; baselines need theirs to end their search
+OURS_S, BASELINE_S, BOUND_S = 5.0, 30.0, 40.0  # time limits; the baselines need theirs to finish
 IF_BY_PEAK = "Were all types of GPU as efficient as an A100, so that an H100 had three times its speed"
 _KI = 1024
 _EXAMPLE = "a100_80gb_sxm"
@@ -30,9 +30,9 @@ _EXAMPLE = "a100_80gb_sxm"
 class LongSetting:
     """A cluster and a model, by name, and the length of a sequence in tokens.
 
-    `by_peak`: every type of GPU is as efficient as an A100, in place of its calibrated efficiency. The paper sets
-    clusters of like FLOPS against each other, which counts an H100 as three A100; by published runs it is worth less
-    (`hexiopt/calibration`). What a table says with either tells what depends on it.
+    `by_peak` gives every GPU type the efficiency of an A100 instead of its calibrated efficiency. The paper compares
+    clusters of similar peak FLOPS, which counts an H100 as three A100; by published runs it is worth less
+    (`hexiopt/calibration`). Tables with both show what depends on that.
     """
 
     cluster: str
@@ -58,7 +58,7 @@ class LongSetting:
         return {"setting": self.label, "place": self.place, "seq_len": self.seq_len, "speeds": speeds}
 
     def problem(self, scale: Scale, *, cluster: str | None = None, space: Space = LAYOUTS) -> Problem:
-        """The problem, on `cluster` instead where one is named."""
+        """The problem, on the cluster named `cluster` if one is given."""
         found = named_cluster(cluster or self.cluster, inter_gb_per_s=scale.inter_gb_per_s)
         workload = Workload(self.global_batch, self.seq_len)
         if self.by_peak:
@@ -72,7 +72,7 @@ def context(seq_len: int) -> str:
 
 
 def equally_efficient(cluster: Cluster, precision: str) -> Cluster:
-    """The cluster with the efficiency of an A100 for all types, and its fill time of a GEMM."""
+    """The cluster with an A100's efficiency and GEMM fill time for all GPU types."""
     example = catalogue()[_EXAMPLE]
     peak = example.peak_flops(precision)
     assert peak is not None

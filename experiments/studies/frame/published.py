@@ -21,15 +21,16 @@ def paper(name: str) -> dict[str, Any]:
 
 
 def ratio_range(what: str) -> str:
-    """A range of ratios of HexiScale's paper, in words."""
+    """The range of ratios that HexiScale's paper reports, in words."""
     own = paper("hexiscale")[what]
     return f"{own['least']:g} to {own['most']:g} ×"
 
 
 def setting_figures(number: str, model: str) -> dict[str, float]:
-    """What HexiScale's paper measured for a model in a setting; nothing where it did not.
+    """The measurements of HexiScale's paper for a model in a setting; empty where it has none.
 
-    FLOPS over the partner's; MFU of HexiScale and of Megatron as shares; tokens/s over Megatron's: MFU times FLOPS.
+    They are peak FLOPS over the partner cluster's, the MFU of HexiScale and of Megatron as shares, and tokens/s over
+    Megatron's, which is the ratio of MFU times FLOPS.
     """
     setting = paper("hexiscale")["settings"].get(number, {})
     if model not in setting.get("mfu", {}):
@@ -39,7 +40,7 @@ def setting_figures(number: str, model: str) -> dict[str, float]:
 
 
 def verdict(who: str, ratios: Iterable[float], what: str, than: str = "ours") -> str:
-    """A sentence that compares ratios of `than` over `who` with the range `what` of HexiScale's paper."""
+    """A sentence comparing our ratios over `who` with the range `what` of HexiScale's paper; `than` names our side."""
     values, own = list(ratios), paper("hexiscale")[what]
     fact = f"{than} is {span(values, '.2f')} × as fast; {HEXISCALE}, says {ratio_range(what)}"
     if min(values) < own["least"]:

@@ -1,4 +1,4 @@
-"""The frame of a study, a row a search, and what reports ask of it."""
+"""The data frame of a study, one row per search, and the queries of reports."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ _FIGURES = ("step_time_s", "tokens_per_s", "mfu", "bound_s", "runtime_s", "first
 
 
 def frame(specs: Sequence[SearchSpec], found: Mapping[str, Measured]) -> pd.DataFrame:
-    """A row a search: its labels, what it was, what it measured; NaN where it has no plan."""
+    """One row per search: its labels, specification and measurements; NaN where it has no plan."""
     rows = pd.DataFrame(
         {
             **spec.labels,
@@ -27,23 +27,23 @@ def frame(specs: Sequence[SearchSpec], found: Mapping[str, Measured]) -> pd.Data
 
 
 def points_frame(rows: pd.DataFrame) -> pd.DataFrame:
-    """Every improvement of every search: seconds since its start, and the best step time then."""
+    """Every improvement of every search: seconds since the start of the search, and its best step time then."""
     points = rows[["search_sha256", "solver", "seed", "trajectory"]].explode("trajectory").dropna()
     both = pd.DataFrame(points["trajectory"].tolist(), columns=["runtime_s", "step_time_s"], index=points.index)
     return pd.concat([points.drop(columns="trajectory"), both], axis=1)
 
 
 def grid(rows: pd.DataFrame, index: str, columns: str, values: str = "step_time_s") -> pd.DataFrame:
-    """`values` by two labels, in the order in which the labels come; NaN where there is no such row."""
+    """`values` by two labels, in the labels' order of appearance; NaN where there is no such row."""
     return rows.pivot(index=index, columns=columns, values=values).reindex(
         index=rows[index].unique(), columns=rows[columns].unique()
     )
 
 
 def credited(found: pd.DataFrame, inside: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Step times of nested plan spaces (rows): each is credited with the best plan of the spaces `inside` it.
+    """Step times of nested plan spaces (rows), each the best of the spaces `inside` it.
 
-    A plan of a restricted space is valid in every larger one, so that only the search can have missed it there.
+    A plan of a restricted space is valid in every larger one; a search of that may have missed it.
     """
     own = {
         name: found.loc[[other for other in others if other in found.index]].min() for name, others in inside.items()

@@ -1,4 +1,4 @@
-"""One search of a study: what it is identified by, and how it is measured, in a process of its own."""
+"""One search of a study: its identity, and its measurement in a process of its own."""
 
 import hashlib
 import multiprocessing
@@ -30,13 +30,13 @@ from hexiopt.solving import Budget, Pricer
 from solvers.registry import make_solver, names
 
 BOUND = "lower_bound"
-"""In place of a solver: the lower bound of all plans, raised for as long as the time limit allows."""
+"""Stands for a solver: the lower bound of all plans, computed within the time limit."""
 
 _TWO_CORES = (*names(lambda able: able.cores > 1), BOUND)
 _KIB = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
 _CODE = ("hexiopt", "solvers")
 _ROOT = Path(hexiopt.__file__).parent.parent
-# A search is ended after this many times its limit and these seconds more, for loading and for pricing what is large.
+# A search is killed after this multiple of its limit plus these seconds, which allow for loading and slow pricing.
 GRACE, GRACE_S = 2.0, 60.0
 
 Measured = dict[str, Any]
@@ -44,10 +44,10 @@ Measured = dict[str, Any]
 
 @dataclass(frozen=True)
 class SearchSpec:
-    """A problem, a solver with its options, and its budget; `labels` are the columns that tell its row from others.
+    """A problem, a solver with its options, and its budget; `labels` are the columns that identify its row.
 
-    `pricer` makes the cost model that the search minimises in place of ours; `judge` adds columns about the plan. Both
-    are functions of a module, so that another process finds them and their names identify the search.
+    `pricer` makes the cost model that the search minimises instead of ours; `judge` adds columns about the plan. Both
+    are functions of a module, so that another process can import them and their names identify the search.
     """
 
     problem: Problem
@@ -83,14 +83,15 @@ class SearchSpec:
 
 
 def provenance() -> dict[str, str]:
-    """Columns on where, when and with what code a search is measured."""
+    """Columns on the machine, the date and the code of a measurement."""
     machine = f"{usable_cores()} cores, {platform.machine()}, Python {platform.python_version()}"
     return {"machine": machine, "date": datetime.now(UTC).date().isoformat(), "code": code_sha256()}
 
 
 @cache
 def code_sha256() -> str:
-    """SHA-256 of the source and data files of `hexiopt` and `solvers`: a cached measurement holds for one version."""
+    """SHA-256 of the source and data files of `hexiopt` and `solvers`: a cached measurement is valid for
+    one version of the code."""
     digest = hashlib.sha256()
     paths = [path for folder in _CODE for suffix in ("py", "yaml") for path in (_ROOT / folder).rglob(f"*.{suffix}")]
     for path in sorted(paths):
@@ -99,10 +100,10 @@ def code_sha256() -> str:
 
 
 def measure(spec: SearchSpec, plan_path: Path) -> Measured:
-    """Run a search in this process; its plan goes into `plan_path`.
+    """Run a search in this process and write its plan to `plan_path`.
 
-    Returns the columns of its row. `status` is a result's, `bound`, or `refused` where the solver does not take the
-    problem; `trajectory` has (seconds since the start, best step time then).
+    Returns the columns of its row. `status` is that of a result, `bound`, or `refused` where the solver refuses the
+    problem; `trajectory` is a list of (seconds since the start, best step time then).
     """
     began = time.perf_counter()
     found: Measured = {"status": "bound", "bound_s": 0.0, "reason": "", "trajectory": []}
@@ -139,7 +140,7 @@ def _searched(spec: SearchSpec, plan_path: Path) -> Measured:
 
 
 class Isolated:
-    """Runs searches in processes of their own, so that memory is a search's own and a crash ends only that search."""
+    """Runs each search in a process of its own, which isolates its memory use and its crashes."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
@@ -147,7 +148,7 @@ class Isolated:
         self._running: set[BaseProcess] = set()
 
     def measure(self, spec: SearchSpec, plan_path: Path) -> Measured:
-        """What `measure` returns; `overran` where the search was ended, `failed` where it raised or crashed."""
+        """The row of a search; its status is `overran` where it was killed, `failed` where it raised or crashed."""
         answer, there = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_work, args=(spec, plan_path, there))
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""The settings of HexiScale's evaluation (arXiv 2409.01143, section 5), made-up clusters, and who is compared."""
+"""The settings of HexiScale's evaluation (arXiv 2409.01143, section 5), synthetic clusters, and planners."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class Planner:
     options: tuple[tuple[str, str | bool], ...] = ()
 
     def search(self, problem: Problem, limit_s: float, labels: Mapping[str, Any], seed: int = 0) -> SearchSpec:
-        """Its search on `problem`, labelled with its name too."""
+        """Its search on `problem`, with its name among the labels."""
         return SearchSpec(problem, self.solver, limit_s, {**labels, "planner": self.label}, seed, dict(self.options))
 
 
@@ -42,7 +42,7 @@ RIVALS = (
 
 @dataclass(frozen=True)
 class Setting:
-    """A mixed cluster, a model, and the homogeneous cluster of like FLOPS, all by name."""
+    """A mixed cluster, a model, and the homogeneous cluster of similar FLOPS, all by name."""
 
     number: str
     cluster: str
@@ -86,17 +86,17 @@ QUICK = (Setting("quick", "small_mixed", _TWO, "tiny", Workload(32, 512)),)
 
 
 def settings(scale: Scale) -> Sequence[Setting]:
-    """Every setting; with `scale.quick` a tiny one."""
+    """All settings; a tiny one if `scale.quick`."""
     return QUICK if scale.quick else SETTINGS
 
 
 def first_models(scale: Scale) -> Sequence[Setting]:
-    """The first model of settings 1 to 3, or the tiny one."""
+    """Settings 1 to 3 with their first model; the tiny one if `scale.quick`."""
     return QUICK if scale.quick else (SETTINGS[0], SETTINGS[2], SETTINGS[4])
 
 
 def synthetic(gpus: int, scale: Scale, model: str, workload: Workload, space: Space | None = None) -> Problem:
-    """A made-up cluster of `gpus` (`conf/cluster/synthetic.yaml`), with a tiny model where `scale.quick`."""
+    """A synthetic cluster of `gpus` (`conf/cluster/synthetic.yaml`), with a tiny model if `scale.quick`."""
     given: dict[str, float] = {"num_machines": gpus // GPUS_A_MACHINE}
     if scale.inter_gb_per_s is not None:
         given["inter_bandwidth_gb_per_s"] = scale.inter_gb_per_s

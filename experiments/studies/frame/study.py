@@ -1,4 +1,4 @@
-"""A study: the searches that it needs, and a page on what they found."""
+"""A study: the searches that it needs, and a page about their results."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,10 +33,10 @@ SIZES = (16, 64, 256, 1024, 10_240)
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a study is made: a factor of all time limits, seeds, and what is left out or put in place of defaults.
+    """The scale of a study: a factor for all time limits, the number of seeds, and a selection of its rows.
 
-    `quick`: one tiny setting, half a second a search. `only` keeps rows by label, `limits_s` states a solver's time
-    limit, `solvers` and `sizes` (GPUs) replace those of the studies that have a choice.
+    `quick` is one tiny setting with half a second per search. `only` keeps rows by label, `limits_s` sets the time
+    limits of solvers, `solvers` and `sizes` (GPUs) replace those of studies that let them be chosen.
     """
 
     seconds: float = 1.0
@@ -49,15 +49,15 @@ class Scale:
     only: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def limit_s(self, full_s: float) -> float:
-        """The time limit of a search that has `full_s` at full scale."""
+        """The time limit of a search whose limit is `full_s` at full scale."""
         return self.seconds * (min(QUICK_S, full_s) if self.quick else full_s)
 
 
 @dataclass(frozen=True)
 class Report:
-    """A part of a page: tables of texts by heading, claims computed from the rows, a figure, and how to read them.
+    """A part of a page: tables of texts by heading, claims computed from the rows, a figure, and explanatory notes.
 
-    A study with several parts gives each a `title` and a `name`, that of its figure's file.
+    In a study with several parts, each has a `title` and a `name`, which is also its figure's file name.
     """
 
     tables: Mapping[str, pd.DataFrame]
@@ -70,9 +70,9 @@ class Report:
 
 @dataclass(frozen=True)
 class Study:
-    """A question; `searches` that answer it, a row of one frame each; `report` makes the page's parts of the frame.
+    """A question, the `searches` that answer it (one row each), and the `report` that makes the parts of the page.
 
-    `always`: values of labels that `Scale.only` never drops, since the report compares with these rows.
+    `always` has values of labels that `Scale.only` never drops, since the report compares with their rows.
     """
 
     name: str
@@ -84,12 +84,12 @@ class Study:
 
     @property
     def question(self) -> str:
-        """The paragraphs of its file's docstring, without commands."""
+        """The paragraphs of its module's docstring, without commands."""
         paragraphs = self.doc.strip().split("\n\n")
         return "\n\n".join(text for text in paragraphs if not text.strip().startswith("python -m"))
 
     def specs(self, scale: Scale) -> list[SearchSpec]:
-        """The searches of the scale. Raises InputError for unknown labels and solvers, and where `only` leaves none."""
+        """The searches at a scale. Raises InputError for unknown labels and solvers, and where `only` leaves none."""
         found, solvers, known = [], set[str](), set[str]()
         for spec in self.searches(scale):
             values = {**spec.labels, "solver": spec.solver}
@@ -108,12 +108,12 @@ class Study:
         return found
 
     def rows(self, scale: Scale, out: Path, console: Console, *, any_code: bool = False) -> pd.DataFrame:
-        """The frame alone: what each search measured, now or before."""
+        """The frame of all searches, measured now or before."""
         specs = self.specs(scale)
         return frame(specs, measured(self.name, specs, out / "searches", console, any_code=any_code))
 
     def run(self, scale: Scale, out: Path, command: str, console: Console, *, any_code: bool = False) -> "Outcome":
-        """Measure what is not measured yet, and write page, figures and CSV below `out`."""
+        """Run the searches that have not been measured yet, and write page, figures and CSV files in `out`."""
         specs, rows = self.specs(scale), self.rows(scale, out, console, any_code=any_code)
         folder = out / self.name
         folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a study has written, its rows, and the searches that failed, in words."""
+    """The folder that a study has written, its rows, and the failed searches in words."""
 
     rows: pd.DataFrame
     page: Path
@@ -151,8 +151,8 @@ class Outcome:
 def measured(
     name: str, specs: Sequence[SearchSpec], folder: Path, console: Console, *, any_code: bool = False
 ) -> dict[str, Measured]:
-    """What each search measured, by its SHA-256: as `folder` has it from this version of the code (`any_code`: from
-    any), else measured now. Raises InputError where the folder cannot be made."""
+    """The measurement of each search by its SHA-256, from `folder` where it has one of this version of the code
+    (`any_code`: of any version), else made now. Raises InputError where the folder cannot be made."""
     plans = folder / "plans"
     try:
         plans.mkdir(parents=True, exist_ok=True)
@@ -198,7 +198,7 @@ def measured(
 
 
 def _kept(key: str, spec: SearchSpec, isolated: Isolated, plan_path: Path) -> Measured:
-    """What a search measures, kept by its `key`."""
+    """The measurement of a search, cached by its `key`."""
     found = search.provenance() | isolated.measure(spec, plan_path)
     if found["status"] == "failed":
         raise _FailedError(found)
@@ -206,7 +206,7 @@ def _kept(key: str, spec: SearchSpec, isolated: Isolated, plan_path: Path) -> Me
 
 
 class _FailedError(Exception):
-    """A search that failed is not kept, so that it is run again."""
+    """Raised for a failed search, so that it is not cached and will be run again."""
 
     def __init__(self, measured: Measured) -> None:
         super().__init__(measured["reason"])
@@ -216,7 +216,7 @@ class _FailedError(Exception):
 def _parallel(
     one: Callable[[str], tuple[str, Measured]], keys: Sequence[str], specs: Mapping[str, SearchSpec], cores: int
 ) -> Iterator[tuple[str, Measured]]:
-    """Searches that keep two cores busy first, then the others; as many at a time as there are cores for them."""
+    """Run searches that use two cores first, then the others, as many at a time as the cores allow."""
     for busy in (2, 1):
         own = [key for key in keys if specs[key].cores == busy]
         workers = joblib.Parallel(max(1, cores // busy), backend="threading", return_as="generator_unordered")
@@ -224,7 +224,7 @@ def _parallel(
 
 
 def conditions(specs: Sequence[SearchSpec], rows: pd.DataFrame, command: str) -> list[str]:
-    """Under which the rows were measured: hardware, workload, limits, machine, and the command that repeats them."""
+    """The conditions of the rows: hardware, workload, limits, machine, and the command that repeats the searches."""
     problems = list({problem_sha256(spec.problem): spec.problem for spec in specs}.values())
     limits = rows.groupby("solver", sort=False)["time_limit_s"].unique()
     budgets = [f"{solver} {' / '.join(f'{limit:g}' for limit in sorted(own))} s" for solver, own in limits.items()]
@@ -242,7 +242,7 @@ def conditions(specs: Sequence[SearchSpec], rows: pd.DataFrame, command: str) ->
 def page_text(
     study: Study, reports: Sequence[Report], pictures: Sequence[str], stated: Sequence[str], command: str
 ) -> str:
-    """The page: question, then figure, tables and claims of each part, and conditions."""
+    """The page: the question, then figure, tables and claims of each part, then the conditions."""
     parts = [
         {
             "title": report.title,
@@ -257,7 +257,7 @@ def page_text(
 
 
 def render(**values: Any) -> str:
-    """The template of pages with its values in place."""
+    """The page template, rendered with the given values."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     own = jinja2.Environment(
         loader=loader,

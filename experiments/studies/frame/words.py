@@ -1,4 +1,4 @@
-"""How a page writes numbers, tables, hardware and workloads; what was not found is NaN and an empty cell."""
+"""How a page writes numbers, tables, hardware and workloads; NaN, a missing value, becomes an empty cell."""
 
 import re
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ def share(value: float) -> str:
 
 
 def change(ratio: float, digits: int = 1) -> str:
-    """What a ratio adds or takes, signed, in percent."""
+    """The change that a ratio states, signed, in percent."""
     return "" if pd.isna(ratio) else f"{ratio - 1:+.{digits}%}".replace("-", "−")
 
 
@@ -47,14 +47,14 @@ def seconds(value: float) -> str:
 
 
 def span(values: Iterable[float], spec: str) -> str:
-    """From the least value to the greatest, each as the format `spec` has it; one where they look the same."""
+    """The least and the greatest value in the format `spec`, or one of them where both look the same."""
     known = [value for value in values if not pd.isna(value)]
     low, high = format(min(known), spec), format(max(known), spec)
     return low if low == high else f"{low} to {high}"
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """A table of texts, its index first; columns of numbers stand to the right."""
+    """A Markdown table of texts, the index first; columns of numbers are aligned right."""
     cells = table.reset_index()
     numbers = [all(_NUMBER.fullmatch(str(text)) for text in column) for column in cells.to_numpy().T]
     lines = [[str(name) for name in cells], ["--:" if number else "---" for number in numbers]]
@@ -63,7 +63,7 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def hardware(clusters: Iterable[Cluster], precision: str) -> list[str]:
-    """A line for each cluster: GPUs with their figures, and the network."""
+    """One line per cluster: its GPUs with their figures, and its network."""
     return list(dict.fromkeys(f"`{cluster.name}`: {_machines(cluster, precision)}" for cluster in clusters))
 
 

@@ -1,1 +1,1 @@
-"""What the tools of a cluster print about it, read as a cluster file whose unknowns are null."""
+"""Outputs of a cluster's tools, read as a cluster file whose unknown values are null."""

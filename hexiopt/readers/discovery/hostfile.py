@@ -12,7 +12,8 @@ _SLOTS = ("slots", "count")
 
 
 def read_hostfile(path: str) -> dict[str, int | None]:
-    """Slots, which are taken as GPUs, by host; None where they are not stated. Raises InputError with file and line."""
+    """The slots of each host, which are taken as GPUs; None where they are not stated. Raises InputError with file and
+    line."""
     hosts: dict[str, int | None] = {}
     for line in read_lines(path):
         text = re.sub(r"\s*=\s*", "=", line.text.partition("#")[0]).split()
@@ -25,7 +26,7 @@ def read_hostfile(path: str) -> dict[str, int | None]:
         for word in text[1:]:
             key, equals, value = word.partition("=")
             if not equals or key not in (*_SLOTS, *_PASSED_OVER):
-                line.refuse("is not understood after a host; write host slots=8", word)
+                line.refuse("is not valid after a host; write host slots=8", word)
             if key in _SLOTS:
                 said.append(value)
         if len(said) > 1:
@@ -33,8 +34,8 @@ def read_hostfile(path: str) -> dict[str, int | None]:
         if said and not (re.fullmatch(r"[0-9]{1,4}", said[0]) and 1 <= int(said[0]) <= _MOST_SLOTS):
             line.refuse(f"is not a number of slots from 1 to {_MOST_SLOTS}; write host slots=8", said[0])
         if host in hosts:
-            line.refuse("is a host that stands twice; write it once, as host slots=8", host)
+            line.refuse("is a host that appears twice; write it once, as host slots=8", host)
         hosts[line.name(host)] = int(said[0]) if said else None
     if not hosts:
-        raise InputError(f"{path}: names no host; write a host a line, such as host slots=8")
+        raise InputError(f"{path}: names no host; write one host per line, such as host slots=8")
     return hosts

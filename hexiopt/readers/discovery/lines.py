@@ -1,4 +1,4 @@
-"""The lines of a tool's text, numbered, so that a refusal says where."""
+"""The numbered lines of a tool's output, so that errors can state the line."""
 
 import re
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines the header of 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a file, without colours and blanks at its end."""
+    """A line of a file, without colour codes and trailing blanks."""
 
     path: str
     number: int
     text: str
 
     def refuse(self, rule: str, value: str | None = None) -> NoReturn:
-        """Raise InputError: file, line, `value` (by default the line), `rule` with its remedy."""
+        """Raise InputError with file, line, `value` (by default the line) and `rule`, which includes the remedy."""
         text = quoted(self.text.strip() if value is None else value)
         raise InputError(f"{self.path}, line {self.number}: {text} {rule}")
 
@@ -34,7 +34,7 @@ class Line:
 
 
 def read_lines(path: str) -> Iterator[Line]:
-    """The lines of a file that are not blank. Raises InputError where it cannot be read."""
+    """The non-blank lines of a file. Raises InputError where it cannot be read."""
     for number, text in enumerate(read_text(Path(path)).splitlines(), 1):
         plain = _COLOURS.sub("", text).rstrip()
         if plain:

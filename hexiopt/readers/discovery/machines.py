@@ -1,6 +1,6 @@
-"""One cluster from what several tools say: machines, their GPUs and links, and null for what nobody says.
+"""One cluster from the outputs of several tools: machines, their GPUs and links; values that none states are null.
 
-Machines are those that any text names. Texts that contradict each other are refused, never weighed.
+Every machine that any text names is included. Texts that contradict each other are refused.
 """
 
 import re
@@ -21,14 +21,14 @@ from hexiopt.readers.discovery.topology import NVLINK_GB_PER_S, Topology, read_t
 from hexiopt.readers.link_files import Channel, read_nccl_tests
 from hexiopt.units import GB, GIB
 
-LONE = ""  # the key of a path that is given without a machine
-_LOCAL = "local"  # what the only machine is called, where no text names it
+LONE = ""  # key of a path given without a machine
+_LOCAL = "local"  # name of a single machine that no text names
 _NUMBERED = re.compile(r"(.+)-(0|[1-9][0-9]{0,5})")
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Paths of what tools printed: nvidia-smi's and nccl-tests' by machine (or `LONE`), the others' of the cluster."""
+    """Paths of tools' outputs: of nvidia-smi and nccl-tests by machine (or `LONE`), the others of the cluster."""
 
     nvidia_smi: Mapping[str, str] = field(default_factory=dict)
     topology: Mapping[str, str] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class Discovery:
-    """A cluster in the file format, comments by machine, and the nodes left out because they have no GPU."""
+    """A cluster in the file format, comments by machine, and the nodes that are left out since they have no GPU."""
 
     cluster: dict[str, Any]
     notes: dict[str, tuple[str, ...]]
@@ -48,7 +48,7 @@ class Discovery:
 
 @dataclass(frozen=True)
 class _Kind:
-    """GPUs of one kind in a machine; None for what no text says. `indices` are their numbers in it."""
+    """GPUs of one kind in a machine, with their `indices`; None marks what no text states."""
 
     product: str | None
     memory_bytes: int | None
@@ -57,7 +57,7 @@ class _Kind:
 
 
 def discover(name: str, texts: Texts) -> Discovery:
-    """The cluster called `name` that texts describe. Raises InputError naming file and line."""
+    """The cluster called `name` that the texts describe. Raises InputError naming file and line."""
     slurm = read_slurm(texts.slurm) if texts.slurm else {}
     hosts = read_hostfile(texts.hostfile) if texts.hostfile else {}
     named = list(dict.fromkeys([*slurm, *hosts, *texts.nvidia_smi, *texts.topology, *texts.nccl_tests]))
@@ -77,7 +77,7 @@ def discover(name: str, texts: Texts) -> Discovery:
             continue
         kinds = _kinds(smi.get(machine), slurm.get(machine), count)
         if len(kinds) > 1 and topology is not None and machine not in smi:
-            what = f"has GPUs of {len(kinds)} types, and Slurm does not say which is which"
+            what = f"has GPUs of {len(kinds)} types, and Slurm does not state which GPU has which"
             raise InputError(f"discover.topology: {machine!r} {what}; give its discover.nvidia_smi too")
         parts = _part_names(machine, kinds)
         for part, kind in zip(parts, kinds, strict=True):
@@ -93,7 +93,7 @@ def discover(name: str, texts: Texts) -> Discovery:
         ]
     if not entries:
         raise InputError(
-            "discover: no text names a GPU; give discover.{nvidia_smi,slurm,hostfile} of machines with some"
+            "discover: no text names a GPU; give discover.{nvidia_smi,slurm,hostfile} of machines with GPUs"
         )
     _check_names(entries)
     cluster: dict[str, Any] = {"name": name}
@@ -106,22 +106,22 @@ def discover(name: str, texts: Texts) -> Discovery:
 
 
 def _by_machine(option: str, paths: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
-    """Paths by machine, a lone one being of the only machine there is."""
+    """Paths by machine; a path without a machine belongs to the only machine."""
     for machine in paths:
         if machine != LONE and not NAME.fullmatch(machine):
             raise InputError(f"discover.{option}: {quoted(machine)} {NAME_RULE}")
     if LONE not in paths:
         return dict(paths)
     if len(named) > 1:
-        which = f"{paths[LONE]!r} is of one of {len(named)} machines"
-        raise InputError(f"discover.{option}: {which}; say of which: discover.{option}={{{named[0]}: {paths[LONE]}}}")
+        which = f"{paths[LONE]!r} belongs to one of {len(named)} machines"
+        raise InputError(f"discover.{option}: {which}; state which: discover.{option}={{{named[0]}: {paths[LONE]}}}")
     return {named[0] if named else _LOCAL: paths[LONE]}
 
 
 def _count(
     machine: str, smi: Sequence[SmiGpu] | None, topology: Topology | None, gres: Gres | None, slots: int | None
 ) -> int | None:
-    """How many GPUs a machine has; None where no text says. Raises InputError where texts differ."""
+    """The number of GPUs of a machine; None where no text states it. Raises InputError where texts differ."""
     said: dict[str, int] = {}
     if smi is not None:
         said["nvidia-smi"] = len(smi)
@@ -143,7 +143,7 @@ def _count(
 def _kinds(smi: Sequence[SmiGpu] | None, gres: Gres | None, count: int | None) -> list[_Kind]:
     if smi is not None:
         by_kind: dict[tuple[str, Any], list[SmiGpu]] = {}
-        for gpu in smi:  # memory of one product may differ by what ECC takes, but not its type
+        for gpu in smi:  # ECC may change the memory of a product, but not its type
             by_kind.setdefault((gpu.name, match(gpu.name, gpu.memory_bytes)), []).append(gpu)
         return [
             _Kind(gpus[0].name, gpus[0].memory_bytes, tuple(gpu.index for gpu in gpus), _pcie(gpus))
@@ -166,7 +166,7 @@ def _pcie(gpus: Sequence[SmiGpu]) -> str | None:
 
 
 def _part_names(machine: str, kinds: Sequence[_Kind]) -> list[str]:
-    """The machine's own name; where it has GPUs of several types, the type's behind a dot: a part for each."""
+    """The name of each part of a machine: its own, or with several GPU types, its name, a dot and the type."""
     if len(kinds) == 1:
         return [machine]
     names = []
@@ -178,7 +178,7 @@ def _part_names(machine: str, kinds: Sequence[_Kind]) -> list[str]:
 
 
 def _entry(name: str, kind: _Kind, topology: Topology | None) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """A machine in the file format, and comments on it."""
+    """A machine in the file format, and its comments."""
     found = match(kind.product or "", kind.memory_bytes)
     notes = []
     if kind.product is None:
@@ -197,7 +197,7 @@ def _entry(name: str, kind: _Kind, topology: Topology | None) -> tuple[dict[str,
         entry |= {"intra_bandwidth_gb_per_s": None, "intra_latency_us": None}
     if topology is not None and kind.indices is not None:
         notes += _join(entry, kind.indices, topology)
-        if len(topology.cards) > 1:  # which of them training uses no text says
+        if len(topology.cards) > 1:  # no text states which of them training uses
             entry["network_interfaces"] = None
             notes.append(f"network cards: {', '.join(topology.cards)}; state how many of them training uses")
     if kind.pcie is not None:
@@ -206,14 +206,14 @@ def _entry(name: str, kind: _Kind, topology: Topology | None) -> tuple[dict[str,
 
 
 def _measure(entry: dict[str, Any], bus: Channel) -> str:
-    """Write what nccl-tests measured inside a machine: the rate of every link of a ring, over that of a datasheet."""
+    """Write the rate measured by nccl-tests into a machine: that of every link of a ring, in place of a datasheet's."""
     entry["intra_bandwidth_gb_per_s"] = float(f"{bus.bytes_per_s / GB:.4g}")
     entry.pop("intra_links", None)
     return f"nccl-tests: {entry['intra_bandwidth_gb_per_s']:g} GB/s on the bus of large messages"
 
 
 def _join(entry: dict[str, Any], indices: Sequence[int], topology: Topology) -> list[str]:
-    """Write the links between GPUs into a machine: NVLinks at the rate of their generation, PCIe as unknown."""
+    """Write the links between GPUs into a machine: NVLink at the rate of its generation, PCIe as unknown."""
     pairs = [(a, b) for b in range(len(indices)) for a in range(b)]
     if not pairs:
         return []
@@ -232,7 +232,7 @@ def _join(entry: dict[str, Any], indices: Sequence[int], topology: Topology) -> 
     if others:
         entry["intra_links"] = others
     said = ", ".join(f"{path} {number}×" for path, number in sorted(Counter(paths.values()).items()))
-    of_link = f"; {each:g} GB/s an NVLink and direction" if each is not None and usual + len(others) else ""
+    of_link = f"; {each:g} GB/s per NVLink and direction" if each is not None and usual + len(others) else ""
     return [f"pairs of GPUs: {said}{of_link}"]
 
 
@@ -248,7 +248,7 @@ def _check_names(entries: Sequence[Mapping[str, Any]]) -> None:
 def _counted(
     entries: Sequence[dict[str, Any]], notes: Mapping[str, tuple[str, ...]]
 ) -> tuple[list[dict[str, Any]], dict[str, tuple[str, ...]]]:
-    """Machines d-0, d-1, ... that are alike as one entry d with a count; any others as they are."""
+    """The entries with equal machines d-0, d-1, ... merged into one entry d with a count."""
     taken = {entry["name"] for entry in entries}
     runs: dict[str, dict[int, dict[str, Any]]] = {}
     for entry in entries:

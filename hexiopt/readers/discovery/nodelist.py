@@ -9,9 +9,9 @@ _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],\s]+)")
 
 
 def expand(text: str) -> list[str]:
-    """The nodes that a list names, in its order. Numbers keep the width of a range's first one.
+    """The nodes that a list names, in its order. Numbers are padded to the width of a range's first number.
 
-    Raises ValueError with the rule that the text breaks, in words.
+    Raises ValueError with the rule that the text breaks.
     """
     names: list[str] = []
     for entry in _entries(text):
@@ -19,7 +19,7 @@ def expand(text: str) -> list[str]:
         while at < len(entry):
             piece = _PIECE.match(entry, at)
             if piece is None:
-                raise ValueError("has brackets that do not match; write such as gpu[01-04,07]")
+                raise ValueError("has unbalanced brackets; write, for example, gpu[01-04,07]")
             parts.append([piece[2]] if piece[1] is None else _numbers(piece[1], most))
             at = piece.end()
         count = 1
@@ -32,10 +32,10 @@ def expand(text: str) -> list[str]:
 
 
 def _entries(text: str) -> list[str]:
-    """The entries between commas outside brackets."""
+    """The entries separated by commas outside brackets."""
     entries = re.split(r",(?![^\[\]]*\])", text)
     if not all(entries):
-        raise ValueError("has an empty name; write such as gpu[01-04,07]")
+        raise ValueError("has an empty name; write, for example, gpu[01-04,07]")
     return entries
 
 
@@ -44,10 +44,10 @@ def _numbers(text: str, most: int) -> list[str]:
     for entry in text.split(","):
         found = _RANGE.fullmatch(entry)
         if found is None:
-            raise ValueError(f"has {entry!r} in brackets, which is no range; write such as gpu[01-04,07]")
+            raise ValueError(f"has {entry!r} in brackets, which is not a range; write, for example, gpu[01-04,07]")
         first, last = found[1], found[2] or found[1]
         if int(last) < int(first):
-            raise ValueError(f"has the range {entry}, which goes down; write the lower number first")
+            raise ValueError(f"has the range {entry}, which descends; write the lower number first")
         if len(numbers) + int(last) - int(first) >= most:
             raise ValueError(f"names more than {MAX_NODES:,} nodes; name fewer")
         numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]

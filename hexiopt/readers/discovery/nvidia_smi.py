@@ -16,7 +16,7 @@ _MOST_GPUS = 1024
 
 @dataclass(frozen=True, slots=True)
 class SmiGpu:
-    """One GPU as the driver names it; None for what it does not tell."""
+    """One GPU as the driver reports it; None marks what it does not report."""
 
     index: int
     name: str
@@ -26,10 +26,10 @@ class SmiGpu:
 
 
 def read_nvidia_smi(path: str) -> tuple[SmiGpu, ...]:
-    """The GPUs by index, which go from 0 without gaps.
+    """The GPUs by index, from 0 without gaps.
 
-    Columns may stand in any order, further ones are passed over, units may be left out (`nounits`). Raises InputError
-    naming file and line.
+    Columns may be in any order, others are ignored, and units may be absent (`nounits`). Raises InputError naming file
+    and line.
     """
     lines = list(read_lines(path))
     if not lines:
@@ -42,7 +42,7 @@ def read_nvidia_smi(path: str) -> tuple[SmiGpu, ...]:
             line.refuse(f"has {len(cells)} columns, the header {len(columns)}; write it with {_QUERY}")
         gpu = _gpu(line, dict(zip(columns, cells, strict=True)))
         if gpu.index in gpus:
-            line.refuse("is an index that stands twice; give the text of one machine", str(gpu.index))
+            line.refuse("is an index that appears twice; give the output of one machine", str(gpu.index))
         gpus[gpu.index] = gpu
     if not gpus:
         raise InputError(f"{path}: names no GPU below its header; write it with {_QUERY}")
@@ -55,17 +55,17 @@ def _columns(header: Line) -> list[str]:
     columns = [re.sub(r"\s*\[.*\]$", "", cell.strip()) for cell in header.text.split(",")]
     missing = [name for name in _REQUIRED if name not in columns]
     if missing:
-        header.refuse(f"is no header with {', '.join(missing)}; write it with {_QUERY}")
+        header.refuse(f"is not a header with {', '.join(missing)}; write it with {_QUERY}")
     twice = next((name for name in columns if columns.count(name) > 1), None)
     if twice is not None:
-        header.refuse("is a column that stands twice; keep one", twice)
+        header.refuse("is a column that appears twice; keep one", twice)
     return columns
 
 
 def _gpu(line: Line, cells: dict[str, str]) -> SmiGpu:
     index = _whole(line, cells["index"], "", 0, _MOST_GPUS - 1)
     if index is None:
-        line.refuse("is no index; write the GPU's number", cells["index"])
+        line.refuse("is not an index; write the GPU's number", cells["index"])
     name = cells["name"]
     if not name or len(name) > 100 or not name.isprintable() or _UNKNOWN.fullmatch(name):
         line.refuse("is not a GPU's name; query it again", name)
@@ -80,7 +80,7 @@ def _gpu(line: Line, cells: dict[str, str]) -> SmiGpu:
 
 
 def _whole(line: Line, cell: str, unit: str, least: int, most: int) -> int | None:
-    """A whole number with or without its unit; None where the driver does not tell it."""
+    """A whole number with or without its unit; None where the driver does not report it."""
     if _UNKNOWN.fullmatch(cell):
         return None
     digits = cell.removesuffix(unit).strip() if unit else cell

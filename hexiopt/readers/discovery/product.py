@@ -1,6 +1,6 @@
-"""Which type of the catalogue a product's name means, as the driver or an administrator writes it.
+"""The catalogue's type for a product name as written by the driver or an administrator.
 
-Driver names are those of NVIDIA's list of products (README of open-gpu-kernel-modules): `NVIDIA A100-SXM4-80GB`,
+Driver names follow NVIDIA's list of products (README of open-gpu-kernel-modules): `NVIDIA A100-SXM4-80GB`,
 `NVIDIA H100 80GB HBM3` (SXM), `NVIDIA H100 PCIe`, `NVIDIA H200` (SXM; the PCIe card is named NVL).
 """
 
@@ -11,17 +11,17 @@ from functools import cache
 from hexiopt.calibration.gpus import Gpu, catalogue
 from hexiopt.units import GIB
 
-# What the driver reports over the nameplate: K80 with ECC 11441 MiB of 12 GiB, T4 15360 of 16, H200 143771 of 141.
+# Reported over nominal memory: K80 with ECC 11441 MiB of 12 GiB, T4 15360 of 16, H200 143771 of 141.
 _LEAST_MEMORY, _MOST_MEMORY = 0.9, 1.02
 _BRANDS = {"nvidia", "geforce", "tesla", "gpu", "generation"}
-_SXM_UNSAID = {"h200", "h800"}  # the driver names only their PCIe cards by the form
-_ONE_FORM = {"h20", "b200", "b100", "gh200"}  # are made as modules only
+_SXM_UNSAID = {"h200", "h800"}  # the driver states the form only of their PCIe cards
+_ONE_FORM = {"h20", "b200", "b100", "gh200"}  # exist only as modules
 _SXM_MEMORY = {"h100": "hbm3"}  # the PCIe card has HBM2e
 
 
 @dataclass(frozen=True)
 class Match:
-    """`gpu` is the type of the catalogue that a name means; where that is open, `choices` are what it may be."""
+    """`gpu` is the catalogue's type for a name; None if the name is ambiguous, with `choices` as candidates."""
 
     gpu: str | None
     choices: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class Match:
 
 @dataclass(frozen=True)
 class _Named:
-    """The parts of a name: model words, form (sxm, pcie or unsaid), GB of memory (or unsaid)."""
+    """The parts of a name: model words, form (sxm, pcie or None), GB of memory (or None)."""
 
     model: frozenset[str]
     form: str | None
@@ -37,7 +37,7 @@ class _Named:
 
 
 def match(product: str, memory_bytes: float | None = None) -> Match:
-    """The type that a name means; `memory_bytes` is what the driver reports. Never a guess: see `Match`."""
+    """The type for a name, never guessed (see `Match`); `memory_bytes` is what the driver reports."""
     said = _product(product)
     fitting = [name for name, own in _types().items() if _fits(said, own, catalogue()[name], memory_bytes)]
     if len(fitting) == 1 and _certain(said, _types()[fitting[0]], memory_bytes):
@@ -46,7 +46,7 @@ def match(product: str, memory_bytes: float | None = None) -> Match:
 
 
 def _fits(said: _Named, own: _Named, gpu: Gpu, memory_bytes: float | None) -> bool:
-    """Whether nothing that is said speaks against a type."""
+    """Whether a type contradicts nothing that is stated."""
     if said.model != own.model or said.form not in (None, own.form or "pcie"):
         return False
     if memory_bytes is not None:
@@ -55,21 +55,21 @@ def _fits(said: _Named, own: _Named, gpu: Gpu, memory_bytes: float | None) -> bo
 
 
 def _certain(said: _Named, own: _Named, memory_bytes: float | None) -> bool:
-    """Whether all is said that tells products of one model apart."""
+    """Whether everything is stated that distinguishes the products of one model."""
     formed = said.form is not None or own.form is None
     return formed and (own.memory_gb is None or said.memory_gb is not None or memory_bytes is not None)
 
 
 @cache
 def _types() -> dict[str, _Named]:
-    """Of every type; one that is joined by NVLink is a module, also where its name does not say so."""
+    """The name parts of every type; a type with NVLink is a module even if its name does not say so."""
     types = {name: _named(name) for name in catalogue()}
     modules = {name for name, own in types.items() if catalogue()[name].link.startswith("nvlink")}
     return {name: replace(own, form="sxm") if name in modules else own for name, own in types.items()}
 
 
 def _product(text: str) -> _Named:
-    """The parts of what the driver (which begins with the brand) or an administrator writes."""
+    """The parts of a name written by the driver, which begins with the brand, or by an administrator."""
     named = _named(text)
     by_driver = text.lower().startswith("nvidia")
     for model in named.model:
@@ -77,7 +77,7 @@ def _product(text: str) -> _Named:
         if by_memory is not None and re.search(rf"\b{by_memory}\b", text.lower().replace("_", " ")):
             return _Named(named.model, named.form or "sxm", named.memory_gb)
         if model in _ONE_FORM or (by_driver and model in _SXM_UNSAID):
-            # A GH200 names the memory of its processor.
+            # The name of a GH200 states its processor's memory.
             memory_gb = None if model == "gh200" and by_driver else named.memory_gb
             return _Named(named.model, named.form or "sxm", memory_gb)
     return named

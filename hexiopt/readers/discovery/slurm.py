@@ -7,7 +7,7 @@ from hexiopt.errors import InputError
 from hexiopt.readers.discovery.lines import Line, read_lines
 from hexiopt.readers.discovery.nodelist import expand
 
-Gres = tuple[tuple[str | None, int], ...]  # GPU type as Slurm calls it (None: not stated) and how many
+Gres = tuple[tuple[str | None, int], ...]  # Slurm's name of the GPU type (None: not stated), and the number of GPUs
 
 _NODE = re.compile(r"(?:^|\s)NodeName=(\S+)")
 _GRES = re.compile(r"(?:^|\s)Gres=(\S+)")
@@ -18,7 +18,7 @@ _COMMANDS = "scontrol show node, or sinfo -N -o '%N %G'"
 
 
 def read_slurm(path: str) -> dict[str, Gres]:
-    """The GPUs of every node, in the order of the text; () for a node without. Raises InputError with file and line."""
+    """The GPUs of every node in the order of the text, () where it has none. Raises InputError with file and line."""
     lines = list(read_lines(path))
     nodes = _from_scontrol(lines) if any(_NODE.search(line.text) for line in lines) else _from_sinfo(lines)
     if not nodes:
@@ -35,11 +35,11 @@ def _from_scontrol(lines: list[Line]) -> dict[str, Gres]:
             names = [name for name in _names(line, node[1]) if name != "DEFAULT"]
             for name in names:
                 if name in nodes:
-                    line.refuse("is a node that stands twice; keep one", name)
+                    line.refuse("is a node that appears twice; keep one", name)
                 nodes[name] = ()
         if gres is not None:
             if not nodes:
-                line.refuse(f"is of no node; write it with {_COMMANDS}", gres[0].strip())
+                line.refuse(f"belongs to no node; write it with {_COMMANDS}", gres[0].strip())
             nodes |= dict.fromkeys(names, gpus_of(line, gres[1]))
     return nodes
 
@@ -57,8 +57,8 @@ def _from_sinfo(lines: list[Line]) -> dict[str, Gres]:
             line.refuse(f"is not a node and its GRES; write it with {_COMMANDS}")
         found = gpus_of(line, words[at[1]])
         for name in _names(line, words[at[0]]):
-            if nodes.setdefault(name, found) != found:  # a node stands once for each of its partitions
-                line.refuse("stands above with another GRES; keep one", name)
+            if nodes.setdefault(name, found) != found:  # a node appears once per partition
+                line.refuse("appears above with another GRES; keep one", name)
     return nodes
 
 
@@ -77,13 +77,13 @@ def gpus_of(line: Line, gres: str) -> Gres:
     for entry in [] if gres in _NONE else _SOCKETS.sub("", gres).split(","):
         name, *words = entry.split(":")
         if not name or "" in words or re.search(r"[()\s]", entry):
-            line.refuse("is no GRES; write such as gpu:a100:8(S:0-1)", entry)
+            line.refuse("is not a GRES; write, for example, gpu:a100:8(S:0-1)", entry)
         if name != "gpu":
             continue
         words = [word for word in words if word != "no_consume"]
         count = words.pop() if words and re.fullmatch(r"[0-9]+", words[-1]) else "1"
         if len(words) > 1 or len(count) > 4 or int(count) > _MOST_GPUS:
-            line.refuse(f"is no GRES of up to {_MOST_GPUS} GPUs; write such as gpu:a100:8", entry)
+            line.refuse(f"is not a GRES of up to {_MOST_GPUS} GPUs; write, for example, gpu:a100:8", entry)
         kind = words[0] if words else None
         if int(count):
             gpus[kind] = gpus.get(kind, 0) + int(count)

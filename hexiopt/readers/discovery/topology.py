@@ -1,4 +1,4 @@
-"""How the GPUs of a machine are joined, from `nvidia-smi topo -m`."""
+"""The connections between the GPUs of a machine, from `nvidia-smi topo -m`."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from hexiopt.readers.discovery.lines import Line, read_lines
 NVLINK_GB_PER_S = {"nvlink1": 20.0, "nvlink2": 25.0, "nvlink3": 25.0, "nvlink4": 25.0, "nvlink5": 50.0}
 
 _SELF = "X"
-_PCIE = ("PIX", "PXB", "PHB", "NODE", "SYS", "PSB", "SOC")  # SOC: SYS of old drivers
+_PCIE = ("PIX", "PXB", "PHB", "NODE", "SYS", "PSB", "SOC")  # SOC is what old drivers call SYS
 _CELL = re.compile(rf"{_SELF}|NV[1-9][0-9]?|C2C|{'|'.join(_PCIE)}")
 _GPU = re.compile(r"GPU(0|[1-9][0-9]{0,3})")
 _COMMAND = "nvidia-smi topo -m"
@@ -20,7 +20,7 @@ _COMMAND = "nvidia-smi topo -m"
 
 @dataclass(frozen=True)
 class Topology:
-    """The paths between a machine's GPUs i < j (`NV12`, `SYS`, ...), and its network cards as the tool names them."""
+    """The paths between a machine's GPUs i < j (`NV12`, `SYS`, ...), and its network cards by the tool's names."""
 
     num_gpus: int
     paths: Mapping[tuple[int, int], str]
@@ -66,7 +66,7 @@ def read_topology(path: str) -> Topology:
 
 
 def _devices(header: Line) -> list[str]:
-    """The columns that are GPUs and network cards, before those of affinity."""
+    """The columns of GPUs and network cards, which precede those of affinity."""
     names = re.split(r"\s+(?:CPU|NUMA) Affinity", header.text)[0].split()
     if len(set(names)) != len(names):
         header.refuse(f"names a device twice; write it with {_COMMAND}")

@@ -1,1 +1,1 @@
-"""The parts of a plan's picture: each draws into `ax`, or into a new figure where `ax` is None."""
+"""The parts of a plan's picture: each draws into `ax`, by default into a new figure."""

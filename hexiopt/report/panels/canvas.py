@@ -1,7 +1,9 @@
-"""What all panels are drawn with: figures, axes and text, measured in inches."""
+"""Figures, axes and text of all panels, measured in inches."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from io import BytesIO
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
@@ -16,15 +18,31 @@ SMALL, NORMAL, TITLE = 7.0, 8.0, 10.5
 LABELS = 1.5  # inches left of the timeline and the memory panel
 
 
+class Picture(Figure):
+    """A figure that a notebook shows without pyplot, which is a figure manager of its own."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        FigureCanvasAgg(self)
+
+    def _repr_png_(self) -> bytes:
+        return png(self)
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG."""
+    sink = BytesIO()
+    figure.savefig(sink, format="png", metadata={"Software": None})
+    return sink.getvalue()
+
+
 def new_figure(width: float, height: float) -> Figure:
-    """Blank paper of that many inches."""
-    figure = Figure(figsize=(width, height), dpi=DPI, facecolor=PAPER)
-    FigureCanvasAgg(figure)
-    return figure
+    """A blank figure; sizes are in inches."""
+    return Picture(figsize=(width, height), dpi=DPI, facecolor=PAPER)
 
 
 def new_axes(ax: Axes | None, width: float, height: float) -> Axes:
-    """`ax`, or the axes of a new figure of that many inches."""
+    """`ax`, or the axes of a new figure; sizes are in inches."""
     return new_figure(width, height).add_axes((0.1, 0.14, 0.875, 0.74)) if ax is None else ax
 
 
@@ -37,9 +55,9 @@ def inches(ax: Axes) -> tuple[float, float]:
 
 
 def title(ax: Axes, letter: str, text: str, note: str = "", outdent: float = 0.0) -> None:
-    """The panel's title at its upper left, `outdent` inches left of the axes; the note beside it."""
+    """Draw the panel's title at its upper left, `outdent` inches left of the axes, and the note next to it."""
     width, _ = inches(ax)
-    heading = f"({letter})  {text}"
+    heading = f"({letter})  {text}" if letter else text
     taken = text_inches(heading, TITLE, bold=True) + 0.15 - outdent
     for x, words, size, weight in (
         (-outdent, heading, TITLE, "bold"),
@@ -61,7 +79,7 @@ def title(ax: Axes, letter: str, text: str, note: str = "", outdent: float = 0.0
 
 
 def legend(ax: Axes, entries: Sequence[Patch]) -> None:
-    """The entries in a line, over the upper right corner."""
+    """Draw the entries in one line above the upper right corner."""
     _, height = inches(ax)
     ax.legend(
         handles=list(entries),
@@ -79,7 +97,7 @@ def legend(ax: Axes, entries: Sequence[Patch]) -> None:
 
 
 def plain_axes(ax: Axes) -> None:
-    """No frame but a faint left and lower edge."""
+    """Hide the frame except for a faint left and lower edge."""
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -97,12 +115,12 @@ def text_inches(text: str, size: float, bold: bool = False) -> float:
 
 @lru_cache(maxsize=1)
 def _renderer() -> RendererAgg:
-    """Measures text as it will be drawn, hinting included."""
+    """A renderer that measures text as it will be drawn, with hinting."""
     return RendererAgg(16, 16, DPI)  # type: ignore[no-untyped-call]
 
 
 def clipped_to(text: str, width: float, size: float, bold: bool = False) -> str:
-    """`text`, or as much of it as fits `width` inches with an ellipsis."""
+    """`text`, truncated with an ellipsis to fit `width` inches."""
     limit = len(text)
     while limit > 1 and text_inches(clipped(text, limit), size, bold) > width:
         limit -= 1
@@ -110,7 +128,7 @@ def clipped_to(text: str, width: float, size: float, bold: bool = False) -> str:
 
 
 def first_fitting(choices: Iterable[str], width: float, size: float) -> str:
-    """The first choice that fits `width` inches; nothing where none does."""
+    """The first choice that fits `width` inches; empty where none does."""
     for text in choices:
         if max(text_inches(line, size) for line in text.split("\n")) <= width:
             return text

@@ -18,20 +18,20 @@ from hexiopt.report.style import FAINT, INK, MUTED, PAPER, clipped, count, ink_o
 
 MAX_MACHINES = 15
 _NO_LIMIT = float("inf")
-_MAX_SQUARES = 32  # devices drawn of one machine
+_MAX_SQUARES = 32  # devices drawn per machine
 
 
 @dataclass(frozen=True, slots=True)
 class _Square:
-    """A device in the map: what is written on it and its colour (None: not shown one by one, or unused)."""
+    """A device on the map: its label and colour (None: unused, or in a pipeline that is not shown)."""
 
     label: str
     colour: str | None
     unused: bool
 
 
-def draw_cluster(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None) -> Axes:
-    """Machines as boxes, devices in the colours of their stages; machines that look alike once, with ×N."""
+def draw_cluster(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None, letter: str = "a") -> Axes:
+    """Machines as boxes, devices in the colours of their stages; machines that look alike are drawn once, with ×N."""
     ax = new_axes(ax, 8, 4)
     cluster, rows = problem.cluster, shown_rows(problem, plan, cost)
     kinds = _machine_kinds(problem, plan, rows)
@@ -47,8 +47,8 @@ def draw_cluster(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = Non
     if unused:
         notes.append(f"hatched: {count(unused, 'device')} unused")
     if rows.num_left_out:
-        notes.append("grey: in pipelines left out")
-    title(ax, "a", "Cluster", "; ".join(notes))
+        notes.append("grey: in pipelines not shown")
+    title(ax, letter, "Cluster", "; ".join(notes))
 
     width, height = inches(ax)
     foot = clipped_to(_network_notes(cluster), width, SMALL)
@@ -61,7 +61,7 @@ def draw_cluster(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = Non
     columns = max(_columns(len(squares)) for _, _, squares in quoted)
     lines = max(-(-len(squares) // _columns(len(squares))) for _, _, squares in quoted)
     best = (0.0, 1, 1)
-    # Inches: between boxes; for a box's texts; the least width of a box.
+    # Inches: the gap between boxes, the height of a box's texts, the least width of a box.
     margin, text, least = 0.12, 0.46 if all(_named_by_gpu(machine) for machine, _, _ in quoted) else 0.58, 1.3
     for across in range(1, min(len(quoted), int((width + margin) / (least + margin))) + 1):
         down = -(-len(quoted) // across)
@@ -79,14 +79,14 @@ def draw_cluster(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = Non
 
 
 def _columns(num_devices: int) -> int:
-    """Squares in a line: all up to four, half of six or eight, then eight."""
+    """Squares per row: all of up to four, half of six or eight, otherwise eight."""
     if num_devices <= 4:
         return num_devices
     return -(-num_devices // 2) if num_devices <= 16 else 8
 
 
 def _machine_kinds(problem: Problem, plan: Plan, rows: PlanRows) -> list[tuple[list[int], tuple[_Square, ...]]]:
-    """Machines that look alike (in clusters too large to draw each), and the squares of their devices."""
+    """Groups of machines that look alike (each by itself in small clusters), with the squares of their devices."""
     cluster = problem.cluster
     on: dict[int, tuple[PipelineRow, StageRow]] = {}
     for row in rows.pipelines:
@@ -205,12 +205,12 @@ def _draw_machine(
 
 
 def _named_by_gpu(machine: Machine) -> bool:
-    """Whether the machine's name tells its type already."""
+    """Whether the machine's name contains its GPU type."""
     return machine.spec_name == machine.gpu.name and machine.num_gpus <= _MAX_SQUARES
 
 
 def _machine_notes(machine: Machine) -> list[str]:
-    """GPU type and link speeds, the longest wording first."""
+    """GPU type and link rates, the longest wording first."""
     gpu = machine.gpu.name + (f" · {machine.num_gpus} GPUs" if machine.num_gpus > _MAX_SQUARES else "")
     inside = [rate(machine.intra_bandwidth_bytes_per_s)] if machine.num_gpus > 1 else []
     inside += sorted({rate(link.bandwidth_bytes_per_s) for link in machine.intra_links}, key=float)
@@ -226,7 +226,7 @@ def _machine_notes(machine: Machine) -> list[str]:
 
 
 def _network_notes(cluster: Cluster) -> str:
-    """Uplinks and stated links in a line; empty where there are none."""
+    """Uplinks and stated links in one line; empty where there are none."""
     parts = [
         f"{group.name} uplink {rate(group.uplink_bytes_per_s)}"
         for group in cluster.groups

@@ -10,18 +10,18 @@ from hexiopt.report.panels.stages import left_out, shown_rows
 from hexiopt.report.style import INK, PAPER, ink_on
 
 
-def draw_layers(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None) -> Axes:
-    """A bar a pipeline, divided into its stages by layers."""
+def draw_layers(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None, letter: str = "b") -> Axes:
+    """Draw one bar per pipeline, divided into its stages by layers."""
     ax = new_axes(ax, 7, 3)
     rows = shown_rows(problem, plan, cost)
     num_layers = problem.model.num_layers
     notes = ["left: pipeline; right: micro-batches × size", *left_out(rows)]
-    title(ax, "b", "Layers", "; ".join(notes), outdent=0.8)
+    title(ax, letter, "Layers", "; ".join(notes), outdent=0.8)
     width, height = inches(ax)
     lines = len(rows.pipelines)
-    # The axis ends with the layers, the axes with the texts beside them.
+    # The visible axis ends with the layers; the axes also hold the texts next to them.
     stretch = 1 / (1 - (max(text_inches(row.batch, SMALL) for row in rows.pipelines) + 0.1) / width)
-    bar = min(0.8, 0.62 / (height / lines))  # of a line; not thicker than 0.62 inches
+    bar = min(0.8, 0.62 / (height / lines))  # thickness of a bar, at most 0.62 inches
     two_lines = bar * height / lines > 0.3
     for k, row in enumerate(rows.pipelines):
         for stage in row.stages:

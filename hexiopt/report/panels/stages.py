@@ -1,4 +1,4 @@
-"""The stages in the picture: which are shown, where in a line they stand, and the chips that name them."""
+"""The stages in the picture: the ones shown, their positions in a row, and their labels."""
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
@@ -15,18 +15,18 @@ MAX_STAGES = 32
 
 
 def shown_rows(problem: Problem, plan: Plan, cost: Cost) -> PlanRows:
-    """The pipelines in the picture, alike ones together in big plans."""
+    """The pipelines in the picture; in big plans, equal ones share a row."""
     group_above = MAX_PIPELINES if len(plan.devices()) <= 64 else 1
     return plan_rows(problem, plan, cost, group_above=group_above, max_pipelines=MAX_PIPELINES, max_stages=MAX_STAGES)
 
 
 def left_out(rows: PlanRows) -> list[str]:
-    """The note on pipelines that are not shown, where there are any."""
+    """A note on the pipelines that are not shown, if any."""
     return [f"{count(rows.num_left_out, 'pipeline')} left out"] if rows.num_left_out else []
 
 
 def in_line(rows: PlanRows, gap: float) -> tuple[list[tuple[float, PipelineRow, StageRow]], float]:
-    """Where each stage begins, one unit each with a gap between pipelines; where the last one ends."""
+    """The start of each stage, one unit long, with gaps between pipelines; and the end of the last one."""
     places: list[tuple[float, PipelineRow, StageRow]] = []
     end = 0.0
     for row in rows.pipelines:
@@ -44,7 +44,7 @@ def draw_chip(
     room: float,
     size: float,
 ) -> None:
-    """The stage's name in a box of its colour, in letters of `size` or such that fit `room` inches."""
+    """Draw the stage's name in a box of its colour, in font size `size` or a smaller one that fits `room` inches."""
     left, low, width, height = box
     name, colour = row.stage_name(stage), row.stage_colour(stage)
     ax.add_patch(Rectangle((left, low), width, height, facecolor=colour, clip_on=False, linewidth=0))

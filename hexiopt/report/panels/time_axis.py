@@ -1,4 +1,4 @@
-"""Time on paper: a step as a line, a long one with a cut."""
+"""The time axis of a step; that of a long step is cut."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ from matplotlib.ticker import MaxNLocator
 from hexiopt.cost.cost import Cost
 from hexiopt.report.rows import PlanRows
 
-_WHOLE_MICRO_BATCHES = 48  # up to which the step is drawn without a cut
-_SHOWN_MICRO_BATCHES = 14  # on either side of the cut
+_WHOLE_MICRO_BATCHES = 48  # steps up to this length are drawn without a cut
+_SHOWN_MICRO_BATCHES = 14  # length drawn on either side of the cut
 
 
 @dataclass(frozen=True, slots=True)
 class TimeAxis:
-    """Time on paper: all of [0, end], or [0, cut] and [resume, end] with a gap between."""
+    """Maps time to positions on paper: all of [0, end], or [0, cut] and [resume, end] with a gap between them."""
 
     cut: float
     resume: float
@@ -22,7 +22,7 @@ class TimeAxis:
 
     @property
     def gap(self) -> float:
-        """Width of what stands for the time left out."""
+        """The width of the gap that stands for the omitted time."""
         return 0.018 * (self.cut + self.end - self.resume) if self.resume > self.cut else 0.0
 
     @property
@@ -31,7 +31,7 @@ class TimeAxis:
         return self.cut + self.gap + self.end - self.resume
 
     def spans(self, start: float, end: float) -> list[tuple[float, float]]:
-        """(left, width) on paper of what is visible of an interval."""
+        """(left, width) on paper of the visible parts of an interval."""
         found = []
         second = self.cut + self.gap - self.resume
         for low, high, shift in ((0.0, self.cut, 0.0), (self.resume, self.end, second)):
@@ -41,14 +41,14 @@ class TimeAxis:
         return found
 
     def at(self, time: float) -> float | None:
-        """Where a moment lies on paper; None in what is left out."""
+        """The position of a moment on paper; None if it is omitted."""
         if time <= self.cut:
             return time
         return time - self.resume + self.cut + self.gap if time >= self.resume else None
 
 
 def time_axis(rows: PlanRows, cost: Cost) -> TimeAxis:
-    """All of a short step; of a long one its beginning and its end."""
+    """The whole of a short step; the beginning and the end of a long one."""
     whole = TimeAxis(cost.step_time_s, cost.step_time_s, cost.step_time_s)
     if max(row.num_micro_batches for row in rows.pipelines) <= _WHOLE_MICRO_BATCHES:
         return whole
@@ -63,7 +63,7 @@ def time_axis(rows: PlanRows, cost: Cost) -> TimeAxis:
 
 
 def time_ticks(ax: Axes, axis: TimeAxis, width: float) -> None:
-    """Round moments and the end of the step, on axes `width` inches wide."""
+    """Ticks at round times and at the end of the step, on axes `width` inches wide."""
     unit, scale = ("s", 1.0) if axis.end >= 1 else ("ms", 1e3)
     number = max(4, int(width / (1.0 if not axis.gap else 0.8)))
     times = MaxNLocator(number).tick_values(0.0, axis.width * scale)

@@ -1,4 +1,4 @@
-"""The predicted step: a lane a stage, over time."""
+"""The predicted step over time, one lane per stage."""
 
 from typing import Any
 
@@ -27,15 +27,15 @@ from hexiopt.report.style import INK, MUTED, OPTIMIZER_COLOUR, PAPER, SYNC_COLOU
 from hexiopt.report.timeline import has_gradient_sync
 from hexiopt.simulation.engine import simulate_pipeline
 
-_MAX_OPERATIONS = 100_000  # of a pipeline, to be drawn one by one
+_MAX_OPERATIONS = 100_000  # operations of a pipeline that are drawn one by one
 _SYNC: dict[str, Any] = {"facecolor": PAPER, "edgecolor": SYNC_COLOUR, "hatch": "/////", "linewidth": 0}
 _OPTIMIZER: dict[str, Any] = {"facecolor": SYNC_COLOUR, "edgecolor": OPTIMIZER_COLOUR, "hatch": "xxxxx", "linewidth": 0}
 
 
-def draw_timeline(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None) -> Axes:
-    """A lane a stage: forward, backward, messages, gradient sync and optimizer; a long step with a cut.
+def draw_timeline(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None, letter: str = "c") -> Axes:
+    """Draw one lane per stage with forward, backward, messages, gradient sync and optimizer; a long step is cut.
 
-    Replicas of a stage stand one below the other in its lane; later layer ranges are paler.
+    Replicas of a stage are stacked in its lane; later layer ranges are paler.
     """
     ax = new_axes(ax, 14, 4)
     rows = shown_rows(problem, plan, cost)
@@ -73,8 +73,8 @@ def draw_timeline(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = No
     plain_axes(ax)
     ax.spines["left"].set_visible(False)
     hidden = seconds(axis.resume - axis.cut)
-    notes = [f"{hidden} left out at the cut"] if axis.gap else []
-    title(ax, "c", "Predicted step", "; ".join([*notes, *left_out(rows)]), outdent=LABELS)
+    notes = [f"{hidden} omitted at the cut"] if axis.gap else []
+    title(ax, letter, "Predicted step", "; ".join([*notes, *left_out(rows)]), outdent=LABELS)
     entries = [
         Patch(facecolor="#C9CFD6", label="forward"),
         Patch(facecolor="#7B8794", label="backward"),
@@ -100,7 +100,7 @@ def _draw_pipeline(
     lane_inches: float,
     syncs: bool,
 ) -> None:
-    """Draw one pipeline's events; `at` says where the lane of each stage begins."""
+    """Draw one pipeline's events; `at` has the position of each stage's lane."""
     pipeline, priced = plan.pipelines[row.number], cost.pipelines[row.number]
     boxes: dict[tuple[int, int, str, int], list[tuple[float, float]]] = {}
     labels: list[tuple[float, int, int, str, int]] = []
@@ -109,7 +109,7 @@ def _draw_pipeline(
     room = text_inches("0" * len(str(pipeline.num_micro_batches - 1)), size) + 0.03
 
     def place(stage: int, replica: int) -> tuple[float, float]:
-        """Where a replica's part of its stage's lane begins, and how high it is."""
+        """The start and height of a replica's part of its stage's lane."""
         height = 0.72 / len(pipeline.stages[stage].executors)
         return at[stage] + 0.12 + replica * height, height
 
@@ -153,6 +153,6 @@ def _draw_pipeline(
 
 
 def _step_colours(row: PipelineRow, stage: int) -> tuple[str, str]:
-    """Of forward and backward: the stage's colour lightened, and nearer to the pipeline's hue."""
+    """Colours of forward and backward: the stage's colour lightened, and one nearer to the pipeline's hue."""
     colour = row.stage_colour(row.stages[stage])
     return mix(colour, PAPER, 0.5), mix(colour, stage_colour(row.hue, 0, 1), 0.45)

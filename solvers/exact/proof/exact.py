@@ -114,10 +114,14 @@ def is_provable(problem: Problem) -> bool:
 
 
 def not_covered(problem: Problem) -> str:
-    """What the plan space has and the proof does not cover, in words; empty where it covers all."""
+    """What the plan space allows and the proof does not cover, in words; empty where it covers everything."""
     parts = [
-        *(f"{schedule}" for schedule in schedules(problem.workload) if schedule not in (GPIPE, ONE_F_ONE_B)),
+        *(
+            f"the {schedule} schedule"
+            for schedule in schedules(problem.workload)
+            if schedule not in (GPIPE, ONE_F_ONE_B)
+        ),
         *(f"ZeRO-{zero}" for zero in sharding_stages(problem.workload) if zero > 1),
-        *(["replicas"] if problem.space.replicas else []),
+        *(["replicated stages"] if problem.space.replicas else []),
     ]
-    return ", ".join(parts)
+    return " or ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

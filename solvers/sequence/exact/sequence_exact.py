@@ -372,7 +372,7 @@ class SequenceExact(SearchSolver):
         plans = ExactPlans(run, resolution)
         if problem.space.num_stages in (None, 1):
             plans.run()
-        space = f"pipelines of one sequence stage, tokens in 1/{resolution} of a sequence"
+        space = f"plans whose pipelines have one stage each, with tokens in multiples of 1/{resolution} of a sequence"
         run.restricted_bound = RestrictedBound(max(run.bound_s, plans.bound_s), space)
 
     def _resolution(self, problem: Problem) -> int:

@@ -96,7 +96,7 @@ def refusal(build: Callable[[], object]) -> str | None:
         ),
         (
             lambda: replace(LAB, groups=(Group("a", ("v",), 1e9, 0.0),)),
-            "cluster lab: group a: stands twice; give machines and groups different names",
+            "cluster lab: group a: appears twice; give machines and groups different names",
         ),
         (
             lambda: replace(LAB, links=(Link("a", "b", 1e9, None, True),)),

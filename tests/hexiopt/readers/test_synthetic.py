@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.calibration.gpus import catalogue
+from hexiopt.calibration.links import intra_bandwidth_gb_per_s
 from hexiopt.errors import InputError
 from hexiopt.problem.cluster import Cluster
 from hexiopt.readers.cluster_file import cluster_from_section, cluster_to_dict
-from hexiopt.readers.synthetic import intra_bandwidth_gb_per_s, resolve_synthetic
+from hexiopt.readers.synthetic import resolve_synthetic
 from hexiopt.reading import Section
 from tests.timing import within
 

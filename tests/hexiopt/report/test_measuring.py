@@ -5,13 +5,13 @@ import io
 import pytest
 from rich.console import Console
 
-from hexiopt.report import measuring
-from hexiopt.report.measuring import MeasuringProgress
+from hexiopt.report import progress
+from hexiopt.report.progress import MeasuringProgress
 
 
 def test_lines_are_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(measuring.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     told, quiet = io.StringIO(), io.StringIO()
     with (
         MeasuringProgress(console=Console(file=told)) as tell,

@@ -3,7 +3,7 @@
 import io
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from hexiopt.readers.problem_file import problem_sha256
 from hexiopt.report.html import report_html
 from hexiopt.report.progress import SearchProgress
 from hexiopt.result import Point
+from hexiopt.solving import Progress
 from tests.hexiopt.report.pictures import SOLVER, Case
 
 # ------------------------------------------------------------------------------------------------- page
@@ -61,14 +62,7 @@ def test_trajectories_of_any_length(small: Case, times: tuple[float, ...]) -> No
 # ------------------------------------------------------------------------------------------------- progress
 
 
-@dataclass(frozen=True)
-class Told:
-    solver: str = "[bold]metis"
-    runtime_s: float = 3.0
-    time_limit_s: float = 10.0
-    steps: int = 1234
-    best_s: float = 2.0
-    bound_s: float = 1.5
+TOLD = Progress("[bold]metis", 3.0, 10.0, 1234, best_s=2.0, bound_s=1.5)
 
 
 @pytest.fixture
@@ -83,7 +77,7 @@ def test_plain_progress_is_a_line_now_and_then(clock: Iterator[list[float]]) -> 
     with SearchProgress(tokens=8192, console=Console(file=out, width=40)) as listen:
         for _ in range(100):
             now[0] += 0.12
-            assert listen(Told())
+            assert listen(TOLD)
     lines = out.getvalue().splitlines()
     assert lines == ["[bold]metis: 3 of 10 s · 1,234 steps · best 2.00 s · 4,096 tokens/s · gap 25.0%"] * 2
 
@@ -91,7 +85,7 @@ def test_plain_progress_is_a_line_now_and_then(clock: Iterator[list[float]]) -> 
 def test_live_progress_vanishes() -> None:
     out = io.StringIO()
     with SearchProgress(tokens=8192, console=Console(file=out, width=120, force_terminal=True)) as listen:
-        assert listen(Told(best_s=float("inf")))
-        assert listen(Told())
+        assert listen(replace(TOLD, best_s=float("inf")))
+        assert listen(TOLD)
     assert "4,096 tokens/s" in out.getvalue()
     assert "no plan yet" not in out.getvalue().splitlines()[-1]

@@ -9,12 +9,14 @@ from matplotlib.text import Text
 
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Pipeline, Plan
+from hexiopt.report.comparison import restricted_bounds
 from hexiopt.report.figure import plan_figure
 from hexiopt.report.html import report_html
 from hexiopt.report.rows import identical_pipelines, plan_rows
 from hexiopt.report.step_parts import step_parts
 from hexiopt.report.style import device_ranges, mix, place, seconds, stage_colour
 from hexiopt.report.table import breakdown_table, plan_table, summary_table
+from hexiopt.result import RestrictedBound, Result, Status
 from tests.hexiopt.report.pictures import SOLVER, Case, printed
 
 # ------------------------------------------------------------------------------------------------- words
@@ -148,6 +150,21 @@ def test_summary(mixed: Case) -> None:
     assert "unused: m3080ti:7" in text
     assert "metis, seed 3" in text
     assert f"(gap {1 - 1.0 / cost.step_time_s:.1%})" in text
+
+
+def test_a_bound_of_part_of_the_space_is_shown_with_that_part(mixed: Case) -> None:
+    problem, plan, cost = mixed
+    bound_s, space = 0.9 * cost.step_time_s, "plans without the interleaved schedule"
+    proved = f"Among {space}, none has a step shorter than {seconds(bound_s)} (gap 10.0%)."
+    for solver in (SOLVER, SOLVER | {"lower_bound_s": 0.0}):
+        solver = solver | {"own_lower_bound_s": bound_s, "own_gap": 0.1, "own_space": space}
+        assert proved in " ".join(printed(summary_table(problem, plan, cost, solver)).split())
+        assert proved in report_html(problem, plan, cost, b"", solver=solver)
+    priced_again = SOLVER | {"own_lower_bound_s": 2 * cost.step_time_s, "own_space": space}
+    assert space not in printed(summary_table(problem, plan, cost, priced_again))
+    restricted = RestrictedBound(bound_s, space)
+    result = Result("exact", Status.FEASIBLE, 0, 1.0, 5, plan, cost, restricted_bound=restricted)
+    assert restricted_bounds([result]) == [f"exact: {proved}"]
 
 
 def test_the_parts_of_a_step_add_up_as_they_are_written(case: Case) -> None:

@@ -4,8 +4,21 @@ import subprocess
 from pathlib import Path
 
 from hexiopt.readers.plan_file import PlanFile
-from runtime.launch.launch_file import launch_script, machines_of
+from runtime.launch.launch_file import launch_commands, launch_script, machines_of
 from tests.runtime.launch.test_faults import problem, wide
+
+
+def test_commands_repeat_what_the_user_stated_of_the_training() -> None:
+    plan_file = PlanFile(problem(), wide(), {})
+    overrides = ["train.steps=7", "train.machine=old", "train.master=x:1", "seed=3", "model=tiny", "plan=p.json"]
+    commands = launch_commands(plan_file, Path("/p.json"), overrides, None, Path("/out"))
+    names = machines_of(plan_file)
+    assert list(commands) == names
+    for name, words in commands.items():
+        first = ["hexiopt", "train", "plan=/p.json", "train.steps=7", "seed=3", f"train.machine={name}"]
+        assert words == [*first, f"train.master={names[0]}:29500", "hydra.run.dir=/out"]
+    stated = launch_commands(plan_file, Path("/p.json"), [], "10.0.0.1:5000", Path("/out"))
+    assert all("train.master=10.0.0.1:5000" in words for words in stated.values())
 
 
 def test_each_machine_runs_its_own_command(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ BAD = [
     (read_topology, "\tGPU0\tGPU0\n", "line 1: .*twice"),
     (read_slurm, "", "names no node"),
     (read_slurm, "Gres=gpu:2\nNodeName=a\n", "line 1: 'Gres=gpu:2' is of no node"),
-    (read_slurm, "NodeName=a Gres=gpu:1\nNodeName=a Gres=gpu:1\n", "line 2: 'a' is a node that stands twice"),
+    (read_slurm, "NodeName=a Gres=gpu:1\nNodeName=a Gres=gpu:1\n", "line 2: 'a' is a node that appears twice"),
     (read_slurm, "NodeName=a[1-\n", "line 1: .*brackets"),
     (read_slurm, "NodeName=a/b Gres=gpu:1\n", "line 1: 'a/b' is not a name"),
     (read_slurm, "NODELIST GRES\na gpu:1\na gpu:2\n", "line 3: 'a' stands above with another GRES"),
@@ -114,7 +114,7 @@ BAD = [
     (read_hostfile, "a slots=8\n\nb:x\n", "line 3: 'x' is not a number of slots"),
     (read_hostfile, "a:4 slots=4\n", "line 1: .*states slots twice"),
     (read_hostfile, "a gpus=4\n", "line 1: 'gpus=4' is not understood"),
-    (read_hostfile, "a slots=1\na slots=1\n", "line 2: 'a' is a host that stands twice"),
+    (read_hostfile, "a slots=1\na slots=1\n", "line 2: 'a' is a host that appears twice"),
     (read_hostfile, "fe80::1:4\n", "line 1: 'fe80::1' is not a name"),
 ]
 
