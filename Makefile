@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: install demo test test-slow lint golden bench stress results clean
+.PHONY: install demo test test-slow lint golden reference bench stress results clean
 
 install: $(STAMP)
 
@@ -42,6 +42,10 @@ lint: install
 # Prices, plans and error lines as they are now: commit what changed, and say why it did.
 golden: install
 	$(BIN)/python -m tests.golden.make
+
+# docs/api.md from docstrings, as its test asks.
+reference: install
+	$(BIN)/python -m tests.api_reference
 
 bench: install
 	$(BIN)/python -m experiments.bench

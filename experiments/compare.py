@@ -4,10 +4,9 @@ import sys
 
 from rich.text import Text
 
-from experiments.app.common import Job, NoPlanError, bounded, interrupt, search, solvers_of
+from experiments.app.common import Job, NoPlanError, bounded, interrupt, listener, solvers_of
 from experiments.cli import main
-from hexiopt.referee import InvalidPlanError
-from hexiopt.result import Result
+from hexiopt.toolkit.comparing import each_result
 
 
 def run(job: Job) -> float:
@@ -17,25 +16,21 @@ def run(job: Job) -> float:
     where no solver finds a plan.
     """
     problem = job.problem
-    results: list[Result] = []
-    for solver in solvers_of(job, job.config.compare.solvers):
-        try:
-            results.append(search(job, solver, problem))
-        except InvalidPlanError as invalid:
-            results.append(invalid.result)
-        if interrupt.pressed:
-            break
+    solvers = [(solver.name, solver) for solver in solvers_of(job, job.config.compare.solvers)]
+    with listener(job, problem) as listen:
+        results = list(each_result(problem, solvers, job.budget, [job.config.seed], listen, interrupt))
     results = bounded(job, results, problem)
     if all(result.plan is None for result in results):
         said = (f"{result.solver} ({result.status}): {result.reason or 'found no plan'}" for result in results)
         raise NoPlanError(f"no plan: {'; '.join(said)}")
-    from hexiopt.report.comparison import comparison_csv, comparison_table, operators_csv, restricted_bounds
+    from hexiopt.report.compared import comparison_frame, operators_frame
+    from hexiopt.report.comparison import comparison_table, restricted_bounds
     from hexiopt.report.table import headline
 
-    job.write("comparison.csv", comparison_csv(results))
+    job.write("comparison.csv", comparison_frame(results).to_csv())
     written = ["comparison.csv"]
     if any(result.operators for result in results):
-        job.write("operators.csv", operators_csv(results))
+        job.write("operators.csv", operators_frame(results).to_csv())
         written.append("operators.csv")
     if job.pictures:
         from hexiopt.report.comparison import draw_comparison

@@ -1,20 +1,23 @@
-"""The front door: read a cluster and a model, state a problem, solve, price, check and bound it.
+"""The public Python API: read clusters and models, state a problem, solve, price, check, bound, compare, sweep, draw.
 
-All seconds are of one training step. Whatever a user states wrongly raises `InputError`, whose text is one line.
+All seconds are of one training step. Bad input raises `InputError`, a `ValueError` with a one-line message. All objects
+are immutable and display themselves in Jupyter.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hexiopt.bounds import lower_bound_s
-from hexiopt.cost.cost import Cost, violations
+from hexiopt import plot
+from hexiopt.bounds import compute_bound_s, lower_bound_s
+from hexiopt.cost.cost import violations
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.errors import InputError, did_you_mean
+from hexiopt.errors import InputError, quoted
+from hexiopt.frame import Frame
 from hexiopt.plan.check import Violation
 from hexiopt.plan.check import check as broken_rules
 from hexiopt.plan.plan import Plan
-from hexiopt.plugins import current_name, declared, imported, refereed
+from hexiopt.plugins import current_name, declared_pricer
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
@@ -22,132 +25,250 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section, read_cluster
 from hexiopt.readers.huggingface import model_from_config, read_model
-from hexiopt.readers.plan_file import PlanFile, read_plan, solver_to_dict, write_plan
+from hexiopt.readers.plan_file import read_plan
 from hexiopt.readers.shipped import is_shipped, shipped
+from hexiopt.readers.sweep_files import job_folders, jobs_frame
 from hexiopt.reading import Section, number_in, whole_in
-from hexiopt.result import Result
-from hexiopt.solving import MAX_SEED, MAX_TIME_LIMIT_S, Budget
+from hexiopt.solving import MAX_SEED, MAX_TIME_LIMIT_S, Budget, Pricer, Solver
+from hexiopt.toolkit import html
+from hexiopt.toolkit.catalogue import SolverCatalogue, SolverInfo, made_solver
+from hexiopt.toolkit.comparing import Comparison, bound_above, each_result, labelled
+from hexiopt.toolkit.running import Interrupt, listening
+from hexiopt.toolkit.solution import PlacedPlan, PlanCost, Solution
+from hexiopt.toolkit.sweeping import Sources, jobs_of, run_jobs
 
 __all__ = [
+    "Cluster",
+    "Comparison",
+    "Frame",
     "InputError",
+    "ModelSpec",
+    "PlacedPlan",
     "Plan",
+    "PlanCost",
     "Problem",
+    "Solution",
+    "SolverCatalogue",
+    "SolverInfo",
     "Space",
     "Workload",
     "check",
     "cluster",
+    "compare",
     "load_plan",
     "lower_bound",
     "model",
+    "plot",
     "price",
-    "save_plan",
+    "read_sweep",
     "solve",
+    "solver",
     "solvers",
+    "sweep",
 ]
+
+html.register()
 
 
 def cluster(source: str | Path | Mapping[str, Any]) -> Cluster:
-    """A shipped cluster by its name, the cluster of a YAML or JSON file, or that of a mapping (docs/clusters.md).
+    """The cluster with a shipped name, from a YAML or JSON file, or from a mapping (docs/clusters.md).
 
-    A string that is a shipped name is that cluster; "./NAME" or a Path is a file. The path of a `profile` starts at the
-    folder of the file, or at the working directory for a mapping. Raises InputError, which names file and key.
+    A shipped name takes precedence over a file; write "./NAME" or a Path for the file. The path of a `profile` is
+    relative to the file, or to the working directory for a mapping. Raises InputError naming file and key.
     """
+    if isinstance(source, Cluster):
+        return source
     if isinstance(source, str) and is_shipped("cluster", source):
         return cluster_from_section(Section(shipped("cluster", source), f"{source}.yaml"))
     return read_cluster(source) if isinstance(source, str | Path) else cluster_from_section(Section(source, "cluster"))
 
 
-def model(source: str | Path | Mapping[str, Any]) -> ModelSpec:
-    """A shipped model by its name, the model of a Hugging Face `config.json`, of YAML with its keys, or of a mapping.
+def model(source: Any) -> ModelSpec:
+    """The model with a shipped name, from a Hugging Face `config.json` or its folder, or a YAML file or a mapping with
+    the same keys, or from a configuration object of transformers.
 
-    A string that is a shipped name is that model; "./NAME" or a Path is a file. Raises InputError, which names file and
-    key.
+    A shipped name takes precedence over a file; write "./NAME" or a Path for the file. Raises InputError naming file
+    and key.
     """
+    if isinstance(source, ModelSpec):
+        return source
     if isinstance(source, str) and is_shipped("model", source):
         return model_from_config(Section(shipped("model", source), f"{source}.yaml"))
-    return read_model(source) if isinstance(source, str | Path) else model_from_config(Section(source, "model"))
+    if isinstance(source, str | Path):
+        path = Path(source)
+        return read_model(path / "config.json" if path.is_dir() else path)
+    if not isinstance(source, Mapping) and callable(getattr(source, "to_dict", None)):
+        source = source.to_dict()  # as transformers' configurations have it
+    return model_from_config(Section(source, "model"))
 
 
-def load_plan(path: str | Path) -> PlanFile:
-    """The content of a `plan.json`: `problem`, `plan`, and the `solver` that made it. Raises InputError.
-
-    `check` and `price` take it in place of its plan.
-    """
-    return read_plan(path)
+def load_plan(path: str | Path) -> PlacedPlan:
+    """The plan in a `plan.json`, with its `problem` and the record of its `solver`. Raises InputError."""
+    read = read_plan(path)
+    return PlacedPlan.of(read.problem, read.plan, read.solver)
 
 
-def save_plan(path: str | Path, problem: Problem, result: Result) -> None:
-    """Write the plan of `result`, found for `problem`, as a `plan.json`, which `load_plan` reads. Raises InputError."""
-    if result.plan is None or result.cost is None:
-        raise InputError(f"plan: {result.solver} found none ({result.status}); there is nothing to save")
-    write_plan(Path(path), problem, result.plan, result.cost, solver_to_dict(result))
-
-
-def price(problem: Problem, plan: Plan | PlanFile) -> Cost:
+def price(problem: Problem, plan: Plan) -> PlanCost:
     """The price of one step of `plan`: seconds with their parts, tokens per second, bytes of every stage.
 
-    A plan that does not fit in memory has a price too; see `Cost.fits`. Raises InputError for a plan that breaks any
-    other rule.
+    A plan that does not fit in memory has a price too; see `PlanCost.fits`. Raises InputError for a plan that breaks
+    any other rule.
     """
-    plan = _plan_of(plan)
     broken = broken_rules(problem, plan)
     if broken:
         more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
         raise InputError(f"plan: breaks the rule {broken[0].rule}: {broken[0].text}{more}; correct it, or plan again")
-    return PlanPricer(problem).price(plan)
+    return PlanCost.of(problem, plan, PlanPricer(problem).price(plan))
 
 
-def _plan_of(plan: Plan | PlanFile) -> Plan:
-    return plan.plan if isinstance(plan, PlanFile) else plan
-
-
-def check(problem: Problem, plan: Plan | PlanFile) -> list[Violation]:
-    """The rules that `plan` breaks; empty for a valid plan that fits.
+def check(problem: Problem, plan: Plan) -> list[Violation]:
+    """The rules that `plan` breaks; empty for a valid plan that fits in memory.
 
     Memory is checked only if no other rule is broken.
     """
-    plan = _plan_of(plan)
     return broken_rules(problem, plan) or violations(problem, plan, price(problem, plan))
 
 
 def lower_bound(problem: Problem, time_limit_s: float = 10.0) -> float:
-    """A step time in seconds that no plan can beat; more time makes it tighter, less time never makes it wrong.
+    """A step time in seconds that no plan can beat. It holds for every time limit, and tightens with more time.
 
-    With a limit of 0 it is the compute bound, which takes no search. Raises InputError for a time limit below 0 or
-    above 30 days.
+    With a limit of 0, and after Ctrl-C, it is the compute bound, which needs no search. Raises InputError for a time
+    limit below 0 or above 30 days.
     """
     limit_s = number_in(time_limit_s, "time_limit_s", at_least=0.0, at_most=MAX_TIME_LIMIT_S)
-    return lower_bound_s(PlanPricer(problem), limit_s)
+    pricer = PlanPricer(problem)
+    try:
+        return lower_bound_s(pricer, limit_s)
+    except KeyboardInterrupt:
+        return compute_bound_s(pricer)
 
 
-def solvers() -> tuple[str, ...]:
-    """The names of the solvers that installed packages declare, sorted."""
-    return tuple(declared())
+def solvers() -> SolverCatalogue:
+    """The solvers that installed packages declare, as a mapping from name to `SolverInfo` that prints as a table.
+
+    It lists the capabilities of each solver, and its parameters with their defaults.
+    """
+    return SolverCatalogue()
+
+
+def solver(name: str, **options: object) -> Solver:
+    """The solver `name`, one of `solvers()`, with parameters, for `solve` and `compare`. Raises InputError."""
+    return made_solver(current_name(name), options)
 
 
 def solve(
     problem: Problem,
-    solver: str = "portfolio",
+    solver: str | Solver | type = "portfolio",
     time_limit_s: float = 10.0,
     seed: int = 0,
     max_steps: int | None = None,
+    *,
+    constraints: Mapping[str, Any] | None = None,
+    pricer: str | Pricer | Callable[[Problem], Pricer] | None = None,
+    progress: bool | None = None,
     **options: object,
-) -> Result:
-    """The best plan that `solver`, one of `solvers()`, finds within `time_limit_s` seconds, checked and priced again.
+) -> Solution:
+    """The best plan that `solver` finds within `time_limit_s` seconds, checked by the referee.
 
-    With `max_steps`, in the solver's own unit, the same `seed` gives the same plan, whatever the load of the machine.
-    `options` are the solver's own parameters. A result without a plan gives the reason in `reason`; `bound_s` is the
-    bound that the solver proved, which `result.above(lower_bound(problem))` may raise.
+    `solver` is a name in `solvers()`, or a solver class or object; `options` are its parameters. `max_steps` limits the
+    search in the solver's own unit; the same `seed` then gives the same plan, whatever the load of the machine.
+    `constraints` are fields of `Space` that replace those of the problem for this call. `pricer` is the cost model that
+    steers the search instead of our own: a declared name, or a class or function that makes one for a problem.
+    Progress appears on a terminal and in a notebook, unless `progress` is False. Ctrl-C ends the search, and the best
+    plan so far is returned.
 
-    Raises InputError for unknown solvers and options, values out of range, and problems that the solver does not take;
-    `hexiopt.referee.InvalidPlanError` for a plan that breaks a rule: a fault of the solver.
+    Without a plan, `reason` of the result says why. `bound_s` is the bound that the solver proved;
+    `result.above(lower_bound(problem))` may raise it.
+
+    Raises InputError for unknown solvers and options, for values out of range, and for problems that the solver does
+    not accept; raises `hexiopt.referee.InvalidPlanError` where the solver returns a plan that breaks a rule.
     """
     budget = Budget(time_limit_s, max_steps)
     seed = whole_in(seed, "seed", at_least=0, at_most=MAX_SEED)
-    known = declared()
-    if not known:
-        raise InputError('solver: no installed package declares one; install this project, as by "pip install -e ."')
-    solver = current_name(solver)
-    if solver not in known:
-        raise InputError(f"solver: {solver!r} is not known; {did_you_mean(str(solver), known)}")
-    return refereed(imported(solver, known[solver]), **options).solve(problem, budget, seed=seed)
+    problem = _constrained(problem, constraints)
+    made = made_solver(current_name(solver) if isinstance(solver, str) else solver, options)
+    judge = _pricer(pricer, problem)
+    with listening(Interrupt(), problem.workload.tokens, budget.time_limit_s, progress) as listen:
+        result = made.solve(problem, budget, seed=seed, pricer=judge, on_progress=listen)
+    return Solution.of(problem, result, judge)
+
+
+def compare(
+    problem: Problem,
+    solvers: Sequence[str | Solver | type] | Mapping[str, str | Solver | type],
+    seeds: int | Iterable[int] = 1,
+    time_limit_s: float = 10.0,
+    max_steps: int | None = None,
+    *,
+    bound_time_limit_s: float | None = None,
+    progress: bool | None = None,
+) -> Comparison:
+    """Run solvers one after the other on one problem, with the same budget, for each of `seeds` (or for that many
+    seeds from 0).
+
+    `solvers` are as in `solve`. The keys of a mapping are labels, under which one solver can appear twice with other
+    parameters (`hexiopt.solver(NAME, ...)`). The lower bound is computed within `bound_time_limit_s` seconds, by
+    default half the time limit of a search. A result whose plan breaks a rule is marked `invalid` and not ranked.
+    Ctrl-C ends the comparison, and the results so far are returned. Raises InputError.
+    """
+    budget = Budget(time_limit_s, max_steps)
+    own = range(whole_in(seeds, "seeds", at_least=1, at_most=10**6)) if not isinstance(seeds, Iterable) else seeds
+    chosen = [whole_in(seed, "seeds", at_least=0, at_most=MAX_SEED) for seed in own]
+    limit_s = 0.5 * budget.time_limit_s if bound_time_limit_s is None else bound_time_limit_s
+    limit_s = number_in(limit_s, "bound_time_limit_s", at_least=0.0, at_most=MAX_TIME_LIMIT_S)
+    made = [(label, made_solver(one, {})) for label, one in labelled(solvers).items()]
+    interrupt = Interrupt()
+    with listening(interrupt, problem.workload.tokens, budget.time_limit_s, progress) as listen:
+        results = list(each_result(problem, made, budget, chosen, listen, interrupt))
+    bound_s = 0.0 if interrupt.pressed else bound_above(problem, results, limit_s)
+    return Comparison.among(problem, results, bound_s)
+
+
+def sweep(
+    problem: Problem,
+    over: Mapping[str, Iterable[Any]],
+    folder: str | Path,
+    *,
+    solver: str = "portfolio",
+    time_limit_s: float = 10.0,
+    max_steps: int | None = None,
+    processes: int | None = None,
+    progress: bool | None = None,
+) -> Frame:
+    """Run one search for each combination of the values in `over`, on several `processes` (by default one per core).
+
+    Keys are those of the command line: `cluster`, `model`, `workload.KEY`, `space.KEY`, `constraints.KEY`, `solver`,
+    `solver.KEY` and `seed`; `problem` and the other arguments supply the rest. Each job writes `plan.json` and
+    `status.json` to a sub-folder of `folder` that is named by a hash of everything that determines its result. The same
+    call resumes a sweep: it skips finished jobs, and repeats failed and interrupted ones. A failing job does not end
+    the sweep. The frame has one row per job, with the columns of `hexiopt collect`.
+
+    Raises InputError for wrong keys. Raises KeyboardInterrupt after Ctrl-C, once running jobs have saved their best
+    plans.
+    """
+    jobs = jobs_of(problem, over, current_name(solver), Budget(time_limit_s, max_steps), Sources(cluster, model))
+    return run_jobs(jobs, Path(folder), processes, progress)
+
+
+def read_sweep(*folders: str | Path) -> Frame:
+    """The jobs in `folders`, one row per job, whether `sweep` or `hexiopt plan -m` (a Hydra multirun) wrote them.
+
+    Each overridden key is a column, followed by exit code, message and the prediction of the plan. Raises InputError
+    for a folder without jobs.
+    """
+    return jobs_frame([job for folder in folders for job in job_folders(Path(folder))])
+
+
+def _constrained(problem: Problem, constraints: Mapping[str, Any] | None) -> Problem:
+    if not isinstance(problem, Problem):
+        raise InputError(f"problem: {quoted(problem)} is not a Problem; give hexiopt.Problem(cluster, model, ...)")
+    return problem.replace(space=problem.space.replace(**constraints)) if constraints else problem
+
+
+def _pricer(stated: Any, problem: Problem) -> Pricer | None:
+    """The pricer given by name, as an object, or as a class or function that makes one. Raises InputError."""
+    if stated is None:
+        return None
+    made: Any = declared_pricer(stated) if isinstance(stated, str) else stated
+    pricer: Pricer = made if hasattr(made, "price") and not isinstance(made, type) else made(problem)
+    return pricer

@@ -1,20 +1,25 @@
-"""Solvers that installed packages declare, by the entry-point group `hexiopt.solvers`: `name = "module:Class"`.
+"""Solvers and cost models that installed packages declare, by entry points: `name = "module:Class"`.
 
-Found by their metadata and imported only when asked for, so that `hexiopt` imports no package of solvers.
+The groups are `hexiopt.solvers` and `hexiopt.pricers`. Our own solvers are in one table, which the group
+`hexiopt.solver_table` points to. All are found by their metadata and imported only when asked for, so that `hexiopt`
+imports no package of solvers.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, fields, is_dataclass
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import Any, Protocol, cast
 
-from hexiopt.errors import InputError, RenamedWarning
+from hexiopt.errors import InputError, RenamedWarning, did_you_mean
+from hexiopt.problem.problem import Problem
 from hexiopt.referee import Refereed
-from hexiopt.solving import Capabilities, Solver
+from hexiopt.solving import Capabilities, Pricer, Solver
 
 GROUP = "hexiopt.solvers"
+TABLE_GROUP = "hexiopt.solver_table"
+PRICERS = "hexiopt.pricers"
 OWN_DISTRIBUTION = "hexiopt"
 ALIASES: Mapping[str, str] = {"metis": "hexiscale"}  # old names of solvers, kept for one release
 
@@ -37,13 +42,21 @@ def current_name(name: str) -> str:
 
 
 def declared() -> dict[str, str]:
-    """`module:Class` of every declared solver by name, sorted; where two packages declare a name, ours comes first."""
-    points = sorted(entry_points(group=GROUP), key=lambda point: (point.name, _is_own(point.dist)))
-    return {point.name: point.value for point in points}
+    """`module:Class` of every declared solver by name, sorted; where another package declares a name of ours, ours."""
+    found = {point.name: point.value for point in entry_points(group=GROUP)}
+    for point in entry_points(group=TABLE_GROUP):
+        if point.dist is not None and point.dist.name == OWN_DISTRIBUTION:
+            found |= point.load()
+    return dict(sorted(found.items()))
 
 
-def _is_own(distribution: Any) -> bool:
-    return distribution is not None and distribution.name == OWN_DISTRIBUTION
+def declared_pricer(name: str) -> Callable[[Problem], Pricer]:
+    """The class or function that makes the cost model `name`. Raises InputError for unknown and broken ones."""
+    known = {point.name: point.value for point in entry_points(group=PRICERS)}
+    if name not in known:
+        others = did_you_mean(name, known) if known else f"no installed package declares one in {PRICERS}"
+        raise InputError(f"pricer: {name!r} is not known; {others}")
+    return cast(Callable[[Problem], Pricer], _resolved("pricer", name, known[name]))
 
 
 def imported(name: str, target: str) -> SolverClass:
@@ -51,18 +64,22 @@ def imported(name: str, target: str) -> SolverClass:
 
     Raises InputError where it cannot be imported or is no solver.
     """
-    try:
-        found = resolve_name(target)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(
-            f"solver: {name}: {target} cannot be imported ({error}); correct or remove the package that declares it"
-        ) from None
+    found = _resolved("solver", name, target)
     missing = [own for own in ("name", "capabilities", "solve") if not hasattr(found, own)]
     if missing:
         raise InputError(
             f"solver: {name}: {target} has no {' and no '.join(missing)}; a solver is as in hexiopt/solving.py"
         )
     return cast(SolverClass, found)
+
+
+def _resolved(kind: str, name: str, target: str) -> Any:
+    try:
+        return resolve_name(target)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"{kind}: {name}: {target} cannot be imported ({error}); correct or remove the package that declares it"
+        ) from None
 
 
 def parameters(made: SolverClass) -> tuple[Field[Any], ...]:

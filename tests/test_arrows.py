@@ -21,14 +21,18 @@ ALLOWED = {
 SOLVERS = ("core", "completion", "frame", "heuristics", "columns", "sequence", "portfolio", "exact")
 NO_BASELINE_USES = {"portfolio", "exact", "registry"}
 LAW_PACKAGES = {"numpy", "scipy", "yaml"}
-COMPILED = {path: {"numba"} for path in ("hexiopt/bounds/kernel.py", "hexiopt/schedules/kernel.py")}
+FURTHER = {
+    **{path: {"numba"} for path in ("hexiopt/bounds/kernel.py", "hexiopt/schedules/kernel.py")},
+    "hexiopt/frame.py": {"pandas"},
+}
 REPORT_PACKAGES = LAW_PACKAGES | {"rich", "matplotlib", "jinja2"}
+FRONT = ("report", "toolkit", "plot", "api", "testing")  # what people see: no law, and no solver, imports it
 
 # Parts of hexiopt, lowest first: each imports only itself and what stands before it.
 PARTS = (
-    *("errors", "units", "cores", "memo", "reading", "calibration", "schedules", "problem", "plan"),
+    *("errors", "value", "frame", "units", "cores", "memo", "reading", "calibration", "schedules", "problem", "plan"),
     *("cost.executors", "cost", "simulation", "bounds", "result", "solving", "referee", "plugins"),
-    *("readers", "report", "api"),
+    *("readers", *FRONT),
 )
 EXCEPTIONS: set[tuple[str, str]] = set()  # (module, what it imports from further up): may only shrink
 
@@ -92,22 +96,27 @@ def test_parts_of_hexiopt_import_what_stands_before_them() -> None:
 
 
 def test_laws_import_only_numpy_scipy_and_yaml() -> None:
-    """And numba, where a recursion is compiled."""
+    """And numba, where a recursion is compiled, and pandas, where a table becomes one of its own."""
     for path in files("hexiopt"):
-        in_report = "report" in path.relative_to(ROOT).parts
-        packages = (
-            REPORT_PACKAGES if in_report else LAW_PACKAGES | COMPILED.get(path.relative_to(ROOT).as_posix(), set())
-        )
+        further = FURTHER.get(path.relative_to(ROOT).as_posix(), set())
+        packages = REPORT_PACKAGES if is_front(path) else LAW_PACKAGES | further
         for name in imports(path):
             top = name.partition(".")[0]
             known = top in packages or top == "hexiopt" or top in sys.stdlib_module_names
             assert known, f"{path} imports {name}"
 
 
-def test_no_law_imports_the_reports() -> None:
+def is_front(path: Path) -> bool:
+    """Whether a file is of what people see, rather than a law."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[0] == "hexiopt" and parts[1] in FRONT
+
+
+def test_no_law_imports_what_people_see() -> None:
+    front = tuple(f"hexiopt.{name}" for name in FRONT)
     for path in files("hexiopt") + files("solvers"):
-        if "report" not in path.relative_to(ROOT).parts:
-            assert not any(name.startswith("hexiopt.report") for name in imports(path)), path
+        if not is_front(path) and path != ROOT / "hexiopt" / "__init__.py":
+            assert not any(name.startswith(front) for name in imports(path)), path
 
 
 def test_only_the_runtime_imports_torch() -> None:
@@ -136,6 +145,13 @@ def test_test_files_have_names_of_their_own() -> None:
     """Outside packages, pytest imports a test file by its name alone, so that two of one name hide each other."""
     names = [path.name for path in files("tests") if path.name.startswith("test_")]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("folder", ["hexiopt", "solvers", "runtime"])
+def test_tests_stand_in_folders_of_what_they_test(folder: str) -> None:
+    """But `every_solver`, the contract that all of `solvers` keeps."""
+    folders = {path.parent.relative_to(ROOT / "tests").as_posix() for path in files(f"tests/{folder}")}
+    assert {own for own in folders if not (ROOT / own).is_dir()} <= {"solvers/every_solver"}
 
 
 # ------------------------------------------------------------------------------ inside the runtime

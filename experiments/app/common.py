@@ -3,9 +3,7 @@
 import json
 import math
 import os
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,9 +16,7 @@ from typing import Any
 
 from experiments.app.config import Config
 from experiments.app.terminal import mute, show
-from hexiopt.bounds import lower_bound_s
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.plan import Plan
 from hexiopt.plugins import parameters
@@ -28,17 +24,18 @@ from hexiopt.problem.problem import Problem
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.readers.huggingface import model_from_config
 from hexiopt.readers.plan_file import PlanFile, read_plan, write_text
+from hexiopt.readers.sweep_files import status_to_dict
 from hexiopt.reading import Section, read_mapping
 from hexiopt.referee import InvalidPlanError
 from hexiopt.result import Result
 from hexiopt.solving import Budget, OnProgress, Solver
+from hexiopt.toolkit.comparing import bound_above
+from hexiopt.toolkit.running import Interrupt, listening
 from solvers.registry import make_solver, solver_class
 
-STATUS_FILE = "status.json"
 INTERRUPTED = 130
 _FILE_CHOICES = {"cluster": "file", "model": "hf"}
 _PROBLEM_KEYS = ("cluster", "model", "workload", "space", "constraints", "solver", "seed", "experiment")
-_LONG_S = 60.0  # searches longer than this show their progress in a log too
 
 
 class NoPlanError(Exception):
@@ -244,7 +241,7 @@ def search(job: Job, solver: Solver, problem: Problem) -> Result:
 
     Raises InputError, and InvalidPlanError where the plan breaks a rule.
     """
-    with _listener(job, problem) as listen:
+    with listener(job, problem) as listen:
         return solver.solve(problem, job.budget, seed=job.config.seed, on_progress=listen)
 
 
@@ -253,10 +250,8 @@ def bounded(job: Job, results: Sequence[Result], problem: Problem) -> list[Resul
     limit_s = job.config.bound.time_limit_s
     if limit_s is None:
         limit_s = 0.5 * job.budget.time_limit_s
-    if limit_s == 0.0 or interrupt.pressed or all(result.plan is None for result in results):
-        return list(results)
-    bound_s = lower_bound_s(PlanPricer(problem), limit_s)
-    return [result.above(bound_s) for result in results]
+    bound_s = 0.0 if interrupt.pressed else bound_above(problem, results, limit_s)
+    return [result.above(bound_s) for result in results] if bound_s else list(results)
 
 
 def found(result: Result) -> tuple[Plan, Cost]:
@@ -266,40 +261,11 @@ def found(result: Result) -> tuple[Plan, Cost]:
     return result.plan, result.cost
 
 
-class Interrupt:
-    """Ctrl-C as a flag while a search runs: the first press asks the search to stop, the second raises."""
-
-    def __init__(self) -> None:
-        self.pressed = False
-
-    @contextmanager
-    def caught(self) -> Iterator[None]:
-        """A context in which Ctrl-C sets the flag, provided that the main thread entered it."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.getsignal(signal.SIGINT)
-        if before is not signal.default_int_handler:
-            yield
-            return
-
-        def press(number: int, frame: Any) -> None:
-            if self.pressed:
-                raise KeyboardInterrupt
-            self.pressed = True
-
-        signal.signal(signal.SIGINT, press)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-
 interrupt = Interrupt()
 
 
 @contextmanager
-def _listener(job: Job, problem: Problem) -> Iterator[OnProgress]:
+def listener(job: Job, problem: Problem) -> Iterator[OnProgress]:
     """A listener that stops the search at Ctrl-C, and shows its progress on a terminal or, if it is long, in a log.
 
     In a sweep it does neither: there Ctrl-C ends the sweep.
@@ -307,15 +273,8 @@ def _listener(job: Job, problem: Problem) -> Iterator[OnProgress]:
     if job.in_sweep:
         yield lambda _: True
         return
-    with interrupt.caught():
-        long = job.budget.time_limit_s > _LONG_S
-        if not (sys.stderr.isatty() or long):
-            yield lambda _: not interrupt.pressed
-            return
-        from hexiopt.report.progress import SearchProgress
-
-        with SearchProgress(problem.workload.tokens) as quoted:
-            yield lambda progress: quoted(progress) and not interrupt.pressed
+    with listening(interrupt, problem.workload.tokens, job.budget.time_limit_s) as listen:
+        yield listen
 
 
 # ----------------------------------------------------------------------------------- running
@@ -339,9 +298,4 @@ def run_verb(verb: str, start: Callable[[], Job]) -> RunOutcome:
 
 def status_of(outcome: RunOutcome, overrides: Sequence[str]) -> dict[str, Any]:
     """The content of the `status.json` of a job in a sweep."""
-    return {
-        "exit_code": outcome.exit_code,
-        "message": outcome.message,
-        "overrides": list(overrides),
-        "step_time_s": float(outcome) if math.isfinite(outcome) else None,
-    }
+    return status_to_dict(outcome.exit_code, outcome.message, overrides, outcome)

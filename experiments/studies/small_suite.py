@@ -25,11 +25,11 @@ from experiments.studies.frame.search import SearchSpec
 from experiments.studies.frame.study import Report, Scale, Study
 from experiments.studies.frame.words import seconds, share
 from hexiopt.calibration.gpus import catalogue
+from hexiopt.calibration.links import intra_bandwidth_gb_per_s
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.readers.cluster_file import cluster_from_section
-from hexiopt.readers.synthetic import intra_bandwidth_gb_per_s
 from hexiopt.reading import Section, read_mapping
 
 _LATENCY_US = 20.0

@@ -15,10 +15,10 @@ from typing import Any
 from experiments.validation.rows import Row
 from experiments.validation.shapes import InexpressibleError
 from hexiopt.calibration.gpus import Gpu, catalogue
+from hexiopt.calibration.links import intra_bandwidth_gb_per_s
 from hexiopt.problem.cluster import Cluster
 from hexiopt.readers.cluster_file import cluster_from_section
 from hexiopt.readers.link_files import NetworkFits
-from hexiopt.readers.synthetic import intra_bandwidth_gb_per_s
 from hexiopt.reading import Section
 from hexiopt.units import GB, GIB
 

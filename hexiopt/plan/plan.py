@@ -34,7 +34,7 @@ class Stage:
     recompute: tuple[str, ...] = ("none",)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.parallelism, TensorParallel | Replicated | SequenceParallel):
+        if not isinstance(self.parallelism, StageParallelism):
             said = f"plan: stage: {quoted(self.parallelism)} is no way to be parallel"
             raise InputError(f"{said}; give TensorParallel, Replicated or SequenceParallel of hexiopt.plan.parallelism")
 

@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -9,18 +11,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.calibration.gpus import Gpu
+from hexiopt.calibration.gpus import Gpu, find_gpu
+from hexiopt.calibration.links import intra_bandwidth_gb_per_s
 from hexiopt.errors import InputError, closest_of_many, quoted
-from hexiopt.problem.machine import Machine, check_latency, check_rate, machine_names, spec_spans
+from hexiopt.problem.machine import (
+    DEFAULT_INTER_LATENCY_US,
+    DEFAULT_INTRA_LATENCY_US,
+    MAX_BANDWIDTH_GB_PER_S,
+    MAX_GPUS_PER_MACHINE,
+    Machine,
+    check_latency,
+    check_rate,
+    machine_names,
+    spec_spans,
+)
 from hexiopt.problem.network import Group, Link, Network, broken_end, broken_group
 from hexiopt.problem.profile import NOTHING_MEASURED, Profile
+from hexiopt.reading import number_in, whole_in
+from hexiopt.units import GB, MICROSECOND
+from hexiopt.value import Value
 
 MAX_TITLE = 100
 TITLE_RULE = f"is not a name; use up to {MAX_TITLE} printable characters"
 
 
-@dataclass(frozen=True)
-class Cluster:
+@dataclass(frozen=True, repr=False)
+class Cluster(Value):
     """Machines and the network between them. Devices are numbered from 0, machine by machine.
 
     `inter_bandwidth_bytes_per_s` is the rate per network interface of machines that state none (infinite where it is
@@ -78,6 +94,63 @@ class Cluster:
                 said = f"{where}: group {group.name}: appears twice"
                 raise InputError(f"{said}; give machines and groups different names")
             names.add(group.name)
+
+    @classmethod
+    def of(
+        cls,
+        gpus: Mapping[str, int],
+        inter_gb_per_s: float = math.inf,
+        *,
+        intra_gb_per_s: float | None = None,
+        gpus_per_machine: int = 8,
+        name: str = "by_hand",
+    ) -> "Cluster":
+        """A cluster from the number of GPUs of each type, in machines of `gpus_per_machine` and a smaller last one.
+
+        Bandwidths are in GB/s per direction: `inter_gb_per_s` per machine, required for several machines, and
+        `intra_gb_per_s` between two GPUs of a machine, by default the usual one of their type. Raises InputError.
+        """
+        per_machine = whole_in(gpus_per_machine, "cluster: gpus_per_machine", at_least=1, at_most=MAX_GPUS_PER_MACHINE)
+        for key, rate in (("inter_gb_per_s", inter_gb_per_s), ("intra_gb_per_s", intra_gb_per_s)):
+            if rate not in (None, math.inf):
+                number_in(rate, f"cluster: {key}", above=0, at_most=MAX_BANDWIDTH_GB_PER_S)
+        if not isinstance(gpus, Mapping):
+            raise InputError(f"cluster: gpus: {quoted(gpus)} is not a mapping; write {{'rtx_4090': 8}}")
+        machines: list[Machine] = []
+        for kind, count in gpus.items():
+            gpu = find_gpu(str(kind), {}, "cluster: gpus")
+            full, rest = divmod(whole_in(count, f"cluster: gpus: {kind}", at_least=1, at_most=10**6), per_machine)
+            inside = intra_bandwidth_gb_per_s(gpu) if intra_gb_per_s is None else intra_gb_per_s
+            sizes = [(gpu.name, per_machine, full)] if full else []
+            if rest:
+                sizes.append((f"{gpu.name}-rest" if full else gpu.name, rest, 1))
+            for spec, size, number in sizes:
+                machine = Machine(
+                    name=spec,
+                    spec_name=spec,
+                    gpu=gpu,
+                    num_gpus=size,
+                    intra_bandwidth_bytes_per_s=inside * GB if size > 1 else math.inf,
+                    intra_latency_s=DEFAULT_INTRA_LATENCY_US * MICROSECOND,
+                    intra_links=(),
+                    num_interfaces=1,
+                    nic_bandwidth_bytes_per_s=inter_gb_per_s * GB,
+                    nic_latency_s=DEFAULT_INTER_LATENCY_US * MICROSECOND,
+                )
+                names = [f"{spec}-{i}" for i in range(number)] if number > 1 else [spec]
+                machines += [machine.replace(name=own) for own in names]
+        if len(machines) > 1 and inter_gb_per_s == math.inf:
+            said = f"cluster: inter_gb_per_s: is missing for {len(machines)} machines"
+            raise InputError(f"{said}; state GB/s per machine and direction")
+        return cls(name, tuple(machines), inter_gb_per_s * GB, DEFAULT_INTER_LATENCY_US * MICROSECOND)
+
+    def __repr__(self) -> str:
+        counts = Counter[str]()
+        for machine in self.machines:
+            counts[machine.gpu.name] += machine.num_gpus
+        gpus = " + ".join(f"{count:,} {gpu}" for gpu, count in counts.items())
+        number = len(self.machines)
+        return f"Cluster({self.name}: {gpus} in {number:,} machine{'s' if number > 1 else ''})"
 
     @cached_property
     def _hash(self) -> int:

@@ -11,9 +11,12 @@ from hexiopt.calibration.gpus import Gpu
 from hexiopt.errors import InputError, quoted
 from hexiopt.reading import number_in, whole_in
 from hexiopt.units import GB, MICROSECOND
+from hexiopt.value import Value
 
 MAX_BANDWIDTH_GB_PER_S = 1e5
 MAX_LATENCY_US = 1e7
+DEFAULT_INTER_LATENCY_US = 20.0
+DEFAULT_INTRA_LATENCY_US = 10.0
 MAX_GPUS_PER_MACHINE = 1024
 MAX_INTERFACES = 64
 MAX_PRICE_PER_HOUR = 1e6
@@ -54,8 +57,8 @@ class IntraLink:
         check_latency(self.latency_s, f"{where}: latency_s")
 
 
-@dataclass(frozen=True)
-class Machine:
+@dataclass(frozen=True, repr=False)
+class Machine(Value):
     """Devices of one type that share network interfaces. Raises InputError where a value breaks its rule.
 
     Bandwidths are per direction: inside the machine per device, point to point (infinite with one device); between
@@ -92,6 +95,9 @@ class Machine:
             if wrong is not None:
                 raise InputError(f"{where}: intra_links: {quoted([link.a, link.b])} {wrong}")
             seen.add((min(link.a, link.b), max(link.a, link.b)))
+
+    def __repr__(self) -> str:
+        return f"Machine({self.name}: {self.num_gpus} × {self.gpu.name})"
 
     @cached_property
     def kind(self) -> Hashable:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from hexiopt.errors import InputError
+from hexiopt.value import Value
 
 RANGES: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
@@ -111,9 +112,9 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelSpec:
-    """A decoder-only transformer's shape, checked once; edit it with `dataclasses.replace`.
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ModelSpec(Value):
+    """A decoder-only transformer's shape, checked once; `replace` edits it.
 
     All layers are equal. `attention_window` (in tokens; None: full attention) applies to every layer, in GPT-Neo to
     every second one. The runtime trains with it, but the FLOPs below are those of full causal attention, and the cost
@@ -157,6 +158,10 @@ class ModelSpec:
             self._fail(f"the architecture is not modelled; known: {', '.join(ARCHITECTURES)}")
         self._check_values()
         self._check_architecture()
+
+    def __repr__(self) -> str:
+        shape = f"{self.num_layers} layers, hidden size {self.hidden_size:,}"
+        return f"ModelSpec({self.name}: {self.architecture}, {self.num_params / 1e9:.3g} B parameters, {shape})"
 
     def _check_values(self) -> None:
         for name, (low, high) in RANGES.items():

@@ -4,19 +4,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from hexiopt.errors import InputError
+from hexiopt.errors import InputError, quoted
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.value import Value
 
 
-@dataclass(frozen=True)
-class Problem:
+@dataclass(frozen=True, repr=False)
+class Problem(Value):
     """Place one training step of `model` under `workload` on `cluster`, within `space`.
 
-    Raises InputError where the parts are inconsistent: an excluded name that does not exist, a GPU type without the
-    workload's precision, more stages than layers, more pipelines than sequences or devices.
+    Raises InputError for parts of another class, and where parts are inconsistent: an excluded name that does not
+    exist, a GPU type without the workload's precision, more stages than layers, more pipelines than sequences or
+    devices.
     """
 
     cluster: Cluster
@@ -25,6 +27,11 @@ class Problem:
     space: Space = field(default_factory=Space)
 
     def __post_init__(self) -> None:
+        parts = {"cluster": Cluster, "model": ModelSpec, "workload": Workload, "space": Space}
+        for name, kind in parts.items():
+            if not isinstance(part := getattr(self, name), kind):
+                made = f"{name}(...)" if name in ("cluster", "model") else f"{kind.__name__}(...)"
+                raise InputError(f"problem: {name}: {quoted(part)} is not a {kind.__name__}; give hexiopt.{made}")
         precision, space = self.workload.precision, self.space
         usable = self.usable_devices
         if not usable:
@@ -62,6 +69,11 @@ class Problem:
                 f"constraints: {pipelines} pipelines of {stages} stages need {pipelines * stages} devices, the "
                 f"cluster has {len(usable)} to use; ask for fewer pipelines or stages"
             )
+
+    def __repr__(self) -> str:
+        work, space = self.workload, "" if self.space == Space() else f", {self.space}"
+        batch = f"{work.global_batch:,} × {work.seq_len:,} tokens in {work.precision}"
+        return f"Problem({self.model.name} on {self.cluster.name}: {self.cluster.num_devices:,} GPUs, {batch}{space})"
 
     @cached_property
     def usable_devices(self) -> tuple[int, ...]:

@@ -19,14 +19,15 @@ from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, SHARDING_STAGES, 
 from hexiopt.reading import Section
 from hexiopt.schedules.registry import ONE_F_ONE_B, SCHEDULES, schedule_named
 from hexiopt.schedules.schedule import Schedule
+from hexiopt.value import Value
 
 SHARDING_GROUPS = ("all", "machine")
 
 Recompute = tuple[str, ...]  # of a stage: one policy, or one per layer
 
 
-@dataclass(frozen=True)
-class Space:
+@dataclass(frozen=True, repr=False)
+class Space(Value):
     """The freedoms of a plan.
 
     `tp_degrees` is `powers_of_two` or `all`, up to the machine's size. `max_micro_batch_size` bounds the
@@ -62,6 +63,10 @@ class Space:
         bounds = {name: stated.pop(name) for name in BOUNDS}
         for name, value in checked_space(Section(stated, "space"), Section(bounds, "constraints")).items():
             object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        stated = ((one.name, getattr(self, one.name), one.default) for one in fields(self))
+        return f"Space({', '.join(f'{name}={value!r}' for name, value, default in stated if value != default)})"
 
     def allowed_tp(self, num_gpus: int) -> tuple[int, ...]:
         """TP degrees in a machine of `num_gpus` devices, ascending."""

@@ -7,6 +7,7 @@ from hexiopt.calibration.gpus import PRECISIONS
 from hexiopt.errors import InputError
 from hexiopt.reading import Section
 from hexiopt.schedules.registry import schedule_named, schedule_names
+from hexiopt.value import Value
 
 RECOMPUTE_POLICIES = ("none", "selective", "full")
 SHARDING_STAGES = (0, 1, 2, 3)
@@ -14,7 +15,7 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True)
-class Workload:
+class Workload(Value):
     """One optimiser step of `global_batch` sequences of `seq_len` tokens.
 
     `recompute`, `schedule` and `optimizer_sharding` (ZeRO stage) fix a choice for the whole plan, or leave it

@@ -10,6 +10,8 @@ from hexiopt.calibration.gpus import Gpu, catalogue, find_gpu, gpu_from_section,
 from hexiopt.errors import InputError
 from hexiopt.problem.cluster import MAX_TITLE, TITLE_RULE, Cluster
 from hexiopt.problem.machine import (
+    DEFAULT_INTER_LATENCY_US,
+    DEFAULT_INTRA_LATENCY_US,
     MAX_BANDWIDTH_GB_PER_S,
     MAX_GPUS_PER_MACHINE,
     MAX_INTERFACES,
@@ -33,8 +35,6 @@ from hexiopt.units import GB, MICROSECOND, in_unit
 MAX_MACHINES = 100_000
 MAX_DEVICES = 1_000_000
 MAX_LINK_PAIRS = 4_000_000
-DEFAULT_INTER_LATENCY_US = 20.0
-DEFAULT_INTRA_LATENCY_US = 10.0
 
 
 def read_cluster(path: str | Path) -> Cluster:

@@ -4,41 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from hexiopt.calibration.gpus import Gpu, catalogue
+from hexiopt.calibration.gpus import catalogue
+from hexiopt.calibration.links import intra_bandwidth_gb_per_s
 from hexiopt.errors import did_you_mean
 from hexiopt.reading import Section
 
 MAX_MACHINES = 16_384
 DEFAULT_MIX = {"h100_80gb_sxm": 1, "a100_80gb_sxm": 1, "rtx_4090": 1, "rtx_3090": 1}
-
-# GB/s per GPU, per direction, by the catalogue's `link`. NVLink: half of the datasheets' bidirectional
-# figures (P100 160, V100 300, A100 600, H100 900, B200 1,800). PCIe with peer-to-peer copies: about 75 % of
-# the raw 15.8, 31.5 and 63 GB/s of 16 lanes; bridges connect only pairs, so they count as PCIe 4. `memory`:
-# copies on one CPU, nominal.
-_LINK_GB_PER_S = {
-    "nvlink1": 80.0,
-    "nvlink2": 150.0,
-    "nvlink3": 300.0,
-    "nvlink4": 450.0,
-    "nvlink5": 900.0,
-    "nvlink_bridge": 24.0,
-    "pcie3": 12.0,
-    "pcie4": 24.0,
-    "pcie5": 48.0,
-    "memory": 2.0,
-}
-# GeForce drivers do not allow peer-to-peer copies: data crosses PCIe twice, through host memory.
-_STAGED_SHARE = 0.5
-# Export versions with NVLink cut to 400 GB/s bidirectional (NVIDIA A800 and H800 datasheets).
-_TYPE_GB_PER_S = {"a800_80gb_sxm": 200.0, "h800_80gb_sxm": 200.0}
-
-
-def intra_bandwidth_gb_per_s(gpu: Gpu) -> float:
-    """Usual GB/s between two GPUs of a type in one machine, per direction. KeyError for an unknown link."""
-    stated = _TYPE_GB_PER_S.get(gpu.name)
-    if stated is not None:
-        return stated
-    return _LINK_GB_PER_S[gpu.link] * (1.0 if gpu.peer_to_peer else _STAGED_SHARE)
 
 
 def resolve_synthetic(section: Section) -> Section:

@@ -1,57 +1,21 @@
-"""Solvers compared on one problem: a table, a CSV file, and a picture of their step times over search time."""
+"""Solvers compared on one problem: a table, and a picture of their step times over search time."""
 
-import math
-from collections.abc import Sequence
-from dataclasses import astuple, fields
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import median
 
+import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from hexiopt.report.panels.canvas import Picture
 from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES, clipped, count, seconds
 from hexiopt.report.table import restricted_in_words
-from hexiopt.report.tabular import csv_text, plain_table
-from hexiopt.result import OperatorCounts, Result
+from hexiopt.report.tabular import plain_table
+from hexiopt.result import Result
 
-_COLUMNS = (
-    "solver",
-    "status",
-    "step_time_s",
-    "tokens_per_s",
-    "mfu",
-    "over_best",
-    "lower_bound_s",
-    "gap",
-    "runtime_s",
-    "time_to_best_s",
-    "steps",
-    "seed",
-    "reason",
-)
 _HEADER = ("Solver", "Step time", "Over best", "Tokens/s", "MFU", "Gap", "Best after", "Search", "Steps", "Status")
-
-
-def comparison_csv(results: Sequence[Result]) -> str:
-    """One row per solver; a solver without a plan has empty cells and its reason."""
-    best_s = min((result.objective for result in results), default=math.inf)
-    rows: list[Sequence[Any]] = [_COLUMNS]
-    for result in results:
-        cost = result.cost
-        achieved = (cost.step_time_s, cost.tokens_per_s, cost.mfu, cost.step_time_s / best_s - 1) if cost else ("",) * 4
-        bounds = result.bound_s or "", result.gap if cost else ""
-        best_after_s = result.trajectory[-1].runtime_s if result.trajectory else ""
-        searched = result.runtime_s, best_after_s, result.steps, result.seed, result.reason
-        rows.append((result.solver, str(result.status), *achieved, *bounds, *searched))
-    return csv_text(rows)
-
-
-def operators_csv(results: Sequence[Result]) -> str:
-    """One row per operator of a solver, with the counts of its candidates' outcomes."""
-    rows = [(result.solver, *astuple(counts)) for result in results for counts in result.operators]
-    return csv_text([("solver", *(field.name for field in fields(OperatorCounts))), *rows])
 
 
 def comparison_table(results: Sequence[Result]) -> Table:
@@ -86,30 +50,62 @@ def restricted_bounds(results: Sequence[Result]) -> list[str]:
 
 def draw_comparison(results: Sequence[Result], title: str, path: str | Path) -> None:
     """Write a PNG of trajectories over time, and a bar per solver."""
-    figure = Figure(figsize=(11, 4.6), facecolor=PAPER, layout="constrained")
-    FigureCanvasAgg(figure)
+    comparison_figure(results, title).savefig(path, format="png", dpi=150, metadata={"Software": None})
+
+
+def comparison_figure(results: Sequence[Result], title: str) -> Figure:
+    """Trajectories over search time beside one bar per solver."""
+    figure = Picture(figsize=(11, 4.6), facecolor=PAPER, layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     draw_trajectories(results, left)
     draw_bars(results, right)
     figure.suptitle(clipped(title, 120), color=INK, fontsize=12, x=0.01, ha="left")
-    figure.savefig(path, format="png", dpi=150, metadata={"Software": None})
+    return figure
+
+
+def by_solver(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """The results of each solver, one per seed, in the given order."""
+    runs: dict[str, list[Result]] = {}
+    for result in results:
+        runs.setdefault(result.solver, []).append(result)
+    return runs
 
 
 def draw_trajectories(results: Sequence[Result], ax: Axes) -> Axes:
-    """Best step time over search time, up to the end of each search, and the best lower bound."""
+    """Best step time over search time, up to the end of each search, and the best lower bound.
+
+    With several seeds the line is their median and the band spans best to worst.
+    """
     ends = [result.runtime_s for result in results]
     start_s = min((p.runtime_s for result in results for p in result.trajectory), default=1e-3)
-    for k, result in enumerate(results):
-        if not result.trajectory:
+    for k, (name, runs) in enumerate(by_solver(results).items()):
+        found = [run for run in runs if run.trajectory]
+        if not found:
             continue
-        times = [point.runtime_s for point in result.trajectory]
-        values = [point.step_time_s for point in result.trajectory]
-        colour = _colour(k)
-        ax.step([*times, result.runtime_s], [*values, values[-1]], where="post", color=colour, label=result.solver)
-        ax.plot(times, values, ".", color=colour, markersize=4)
+        colour, end_s = _colour(k), max(run.runtime_s for run in found)
+        times = sorted({point.runtime_s for run in found for point in run.trajectory} | {end_s})
+        at_s = np.array([_best_at(run, times) for run in found])
+        middle = np.median(at_s, axis=0)
+        known = np.isfinite(middle)
+        ax.step(np.array(times)[known], middle[known], where="post", color=colour, label=name)
+        if len(found) == 1:
+            points = found[0].trajectory
+            ax.plot([p.runtime_s for p in points], [p.step_time_s for p in points], ".", color=colour, markersize=4)
+            continue
+        whole = np.isfinite(at_s).all(axis=0)
+        low, high = at_s.min(axis=0), at_s.max(axis=0)
+        ax.fill_between(
+            np.array(times)[whole], low[whole], high[whole], step="post", color=colour, alpha=0.2, linewidth=0
+        )
     bound_s = max((result.bound_s for result in results), default=0.0)
     if bound_s > 0:
         ax.axhline(bound_s, color=MUTED, linestyle=":", linewidth=1, label="lower bound")
+    ends_s = [result.objective for result in results if result.trajectory]
+    if ends_s:  # first plans are often far worse, and would squeeze all later ones
+        first_s = max(result.trajectory[0].step_time_s for result in results if result.trajectory)
+        low_s, high_s = bound_s or min(ends_s), min(2.0 * max(ends_s), first_s)
+        if high_s > low_s:
+            ax.set_ylim(low_s - 0.05 * (high_s - low_s), high_s + 0.05 * (high_s - low_s))
     ax.set_xscale("log")
     ax.set_xlim(max(start_s / 2, 1e-4), max([*ends, start_s * 2]) * 1.1)
     ax.set_xlabel("search time (s)")
@@ -119,25 +115,33 @@ def draw_trajectories(results: Sequence[Result], ax: Axes) -> Axes:
     return _plain(ax)
 
 
+def _best_at(run: Result, times: Sequence[float]) -> list[float]:
+    """The best step time of a run at each of `times`, infinite before its first plan."""
+    points = list(reversed(run.trajectory))
+    return [next((p.step_time_s for p in points if p.runtime_s <= time_s), float("inf")) for time_s in times]
+
+
 def draw_bars(results: Sequence[Result], ax: Axes) -> Axes:
-    """The step time of each solver in the given order, or its status where it has no plan."""
+    """The step time of each solver in the given order, or its status where it has no plan.
+
+    With several seeds the bar is the median of the runs with a plan, and a line spans best to worst.
+    """
     top = max((result.objective for result in results if result.cost), default=1.0)
-    for k, result in enumerate(results):
-        y = len(results) - 1 - k
-        if result.cost:
-            ax.barh(y, result.cost.step_time_s, color=_colour(k), height=0.6)
-            ax.text(
-                result.cost.step_time_s + 0.01 * top,
-                y,
-                seconds(result.cost.step_time_s),
-                va="center",
-                color=INK,
-            )
+    solvers = by_solver(results)
+    for k, runs in enumerate(solvers.values()):
+        y = len(solvers) - 1 - k
+        found_s = [run.objective for run in runs if run.cost]
+        if found_s:
+            middle_s = median(found_s)
+            ax.barh(y, middle_s, color=_colour(k), height=0.6)
+            if len(found_s) > 1:
+                ax.plot([min(found_s), max(found_s)], [y, y], color=INK, linewidth=1.2)
+            ax.text(max(found_s) + 0.01 * top, y, seconds(middle_s), va="center", color=INK)
         else:
-            ax.text(0.01 * top, y, f"{result.status}", va="center", color=MUTED)
-    ax.set_yticks(range(len(results)), [result.solver for result in reversed(results)])
+            ax.text(0.01 * top, y, f"{runs[0].status}", va="center", color=MUTED)
+    ax.set_yticks(range(len(solvers)), list(reversed(solvers)))
     ax.set_xlim(0, top * 1.2)
-    ax.set_xlabel(f"step time (s), {count(len(results), 'solver')}")
+    ax.set_xlabel(f"step time (s), {count(len(solvers), 'solver')}")
     return _plain(ax)
 
 

@@ -1,5 +1,6 @@
-"""Progress on stderr: a live line on a terminal, elsewhere a plain line every few seconds."""
+"""Progress on stderr: a live line on a terminal or in a notebook, elsewhere a plain line every few seconds."""
 
+import sys
 import time
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -11,6 +12,7 @@ from hexiopt.report.style import seconds, small_percent
 from hexiopt.solving import Progress as SolverProgress
 
 PLAIN_INTERVAL_S = 5.0
+NOTEBOOK_INTERVAL_S = 0.3
 
 
 class LiveLine:
@@ -61,12 +63,16 @@ class LiveLine:
 
 
 class SearchProgress(LiveLine):
-    """The progress of a search, to be passed as `on_progress`. `tokens` is the number of tokens per step."""
+    """The progress of a search, to be passed as `on_progress`. `tokens` is the number of tokens per step.
 
-    def __init__(self, tokens: int, console: Console | None = None) -> None:
+    A `notebook` has no cursor to move: there each line overwrites the one before.
+    """
+
+    def __init__(self, tokens: int, console: Console | None = None, *, notebook: bool = False) -> None:
         name = TextColumn("{task.description}", markup=False)
         super().__init__(SpinnerColumn(), name, BarColumn(bar_width=20), console=console)
-        self._tokens = tokens
+        self._tokens, self._notebook, self._width = tokens, notebook, 0
+        self._is_live = self._is_live and not notebook
 
     def __call__(self, progress: SolverProgress) -> bool:
         """Show `progress`; never stops the search."""
@@ -76,6 +82,24 @@ class SearchProgress(LiveLine):
             line, f"{progress.solver}: {line}", description=progress.solver, completed=completed, total=limit_s
         )
         return True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if self._width:
+            self._overwrite("")
+
+    def _change(self, line: str, plain: str = "", **task: Any) -> None:
+        if not self._notebook:
+            super()._change(line, plain, **task)
+        elif time.monotonic() - self._told >= NOTEBOOK_INTERVAL_S:
+            self._told = time.monotonic()
+            self._overwrite(plain)
+
+    def _overwrite(self, line: str) -> None:
+        print(f"\r{line.ljust(self._width)}" + ("" if line else "\r"), end="", file=sys.stderr, flush=True)
+        self._width = len(line)
 
     def _line(self, progress: SolverProgress) -> str:
         parts = [f"{progress.runtime_s:.0f} of {progress.time_limit_s:.0f} s", f"{progress.steps:,} steps"]

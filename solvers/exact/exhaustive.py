@@ -118,6 +118,8 @@ class Enumeration:
         share = _START_SHARE if budget.max_steps is None else 1.0  # where steps are counted, the clock has no influence
         other.budget = Budget(budget.time_limit_s * share, steps)
         LocalSearch().search(other, random.Random(self.search.seed))
+        if other.stopped:
+            self.search.stop()
         return other
 
     def examine(self, assignments: Iterable[DeviceAssignment], bar_s: float) -> bool:

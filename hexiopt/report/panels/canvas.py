@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from io import BytesIO
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
@@ -16,11 +18,27 @@ SMALL, NORMAL, TITLE = 7.0, 8.0, 10.5
 LABELS = 1.5  # inches left of the timeline and the memory panel
 
 
+class Picture(Figure):
+    """A figure that a notebook shows without pyplot, which is a figure manager of its own."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        FigureCanvasAgg(self)
+
+    def _repr_png_(self) -> bytes:
+        return png(self)
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG."""
+    sink = BytesIO()
+    figure.savefig(sink, format="png", metadata={"Software": None})
+    return sink.getvalue()
+
+
 def new_figure(width: float, height: float) -> Figure:
     """A blank figure; sizes are in inches."""
-    figure = Figure(figsize=(width, height), dpi=DPI, facecolor=PAPER)
-    FigureCanvasAgg(figure)
-    return figure
+    return Picture(figsize=(width, height), dpi=DPI, facecolor=PAPER)
 
 
 def new_axes(ax: Axes | None, width: float, height: float) -> Axes:
@@ -39,7 +57,7 @@ def inches(ax: Axes) -> tuple[float, float]:
 def title(ax: Axes, letter: str, text: str, note: str = "", outdent: float = 0.0) -> None:
     """Draw the panel's title at its upper left, `outdent` inches left of the axes, and the note next to it."""
     width, _ = inches(ax)
-    heading = f"({letter})  {text}"
+    heading = f"({letter})  {text}" if letter else text
     taken = text_inches(heading, TITLE, bold=True) + 0.15 - outdent
     for x, words, size, weight in (
         (-outdent, heading, TITLE, "bold"),

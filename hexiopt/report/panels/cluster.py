@@ -30,7 +30,7 @@ class _Square:
     unused: bool
 
 
-def draw_cluster(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None) -> Axes:
+def draw_cluster(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None, letter: str = "a") -> Axes:
     """Machines as boxes, devices in the colours of their stages; machines that look alike are drawn once, with ×N."""
     ax = new_axes(ax, 8, 4)
     cluster, rows = problem.cluster, shown_rows(problem, plan, cost)
@@ -48,7 +48,7 @@ def draw_cluster(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = Non
         notes.append(f"hatched: {count(unused, 'device')} unused")
     if rows.num_left_out:
         notes.append("grey: in pipelines not shown")
-    title(ax, "a", "Cluster", "; ".join(notes))
+    title(ax, letter, "Cluster", "; ".join(notes))
 
     width, height = inches(ax)
     foot = clipped_to(_network_notes(cluster), width, SMALL)

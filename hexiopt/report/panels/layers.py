@@ -10,13 +10,13 @@ from hexiopt.report.panels.stages import left_out, shown_rows
 from hexiopt.report.style import INK, PAPER, ink_on
 
 
-def draw_layers(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None) -> Axes:
+def draw_layers(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None, letter: str = "b") -> Axes:
     """Draw one bar per pipeline, divided into its stages by layers."""
     ax = new_axes(ax, 7, 3)
     rows = shown_rows(problem, plan, cost)
     num_layers = problem.model.num_layers
     notes = ["left: pipeline; right: micro-batches × size", *left_out(rows)]
-    title(ax, "b", "Layers", "; ".join(notes), outdent=0.8)
+    title(ax, letter, "Layers", "; ".join(notes), outdent=0.8)
     width, height = inches(ax)
     lines = len(rows.pipelines)
     # The visible axis ends with the layers; the axes also hold the texts next to them.

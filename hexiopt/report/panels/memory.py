@@ -24,7 +24,7 @@ from hexiopt.report.style import FULL_MEMORY, INK, MEMORY_COLOURS, MEMORY_LABELS
 from hexiopt.units import GIB
 
 
-def draw_memory(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None) -> Axes:
+def draw_memory(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None, letter: str = "d") -> Axes:
     """Draw one bar per stage: the memory of its fullest device by part, against the limit."""
     ax = new_axes(ax, 14, 3)
     rows = shown_rows(problem, plan, cost)
@@ -75,7 +75,7 @@ def draw_memory(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None
     ax.set_yticks([tick for tick in MaxNLocator(5).tick_values(0, top) if tick <= top * 1.16])
     ax.set_ylabel("GiB", fontsize=NORMAL, color=MUTED)
     plain_axes(ax)
-    title(ax, "d", "Memory", "fullest device of each stage; line: its limit", outdent=LABELS)
+    title(ax, letter, "Memory", "fullest device of each stage; line: its limit", outdent=LABELS)
     used = [part for part in MEMORY_PARTS if any(getattr(s.cost.memory, part) for _, _, s in places)]
     legend(ax, [Patch(facecolor=MEMORY_COLOURS[part], label=MEMORY_LABELS[part]) for part in used])
     return ax

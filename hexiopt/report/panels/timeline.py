@@ -32,7 +32,7 @@ _SYNC: dict[str, Any] = {"facecolor": PAPER, "edgecolor": SYNC_COLOUR, "hatch": 
 _OPTIMIZER: dict[str, Any] = {"facecolor": SYNC_COLOUR, "edgecolor": OPTIMIZER_COLOUR, "hatch": "xxxxx", "linewidth": 0}
 
 
-def draw_timeline(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None) -> Axes:
+def draw_timeline(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = None, letter: str = "c") -> Axes:
     """Draw one lane per stage with forward, backward, messages, gradient sync and optimizer; a long step is cut.
 
     Replicas of a stage are stacked in its lane; later layer ranges are paler.
@@ -74,7 +74,7 @@ def draw_timeline(problem: Problem, plan: Plan, cost: Cost, ax: Axes | None = No
     ax.spines["left"].set_visible(False)
     hidden = seconds(axis.resume - axis.cut)
     notes = [f"{hidden} omitted at the cut"] if axis.gap else []
-    title(ax, "c", "Predicted step", "; ".join([*notes, *left_out(rows)]), outdent=LABELS)
+    title(ax, letter, "Predicted step", "; ".join([*notes, *left_out(rows)]), outdent=LABELS)
     entries = [
         Patch(facecolor="#C9CFD6", label="forward"),
         Patch(facecolor="#7B8794", label="backward"),

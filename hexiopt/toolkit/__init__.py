@@ -1,0 +1,1 @@
+"""The parts behind `import hexiopt`: plans and results that know their problem, comparisons, sweeps, progress."""

@@ -1,0 +1,118 @@
+"""A job of a sweep: one problem, one solver, one budget and one seed, identified by its hash."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hexiopt.errors import InputError
+from hexiopt.problem.problem import Problem
+from hexiopt.readers.plan_file import solver_to_dict, write_plan, write_text
+from hexiopt.readers.problem_file import problem_from_section, problem_to_dict
+from hexiopt.readers.sweep_files import PLAN_FILE, STATUS_FILE, status_to_dict
+from hexiopt.reading import Section, read_mapping, sha256_of
+from hexiopt.referee import InvalidPlanError
+from hexiopt.solving import Budget, OnProgress, Progress
+from hexiopt.toolkit.catalogue import made_solver
+
+FINAL = (0, 2, 3)  # exit codes of jobs that are not run again: success, bad input, no plan
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """One job. `overrides` are the KEY=VALUE pairs that distinguish it from the others of its sweep.
+
+    If the overrides do not form a problem, `problem` is None and `refused` says why, in one line.
+    """
+
+    overrides: tuple[str, ...]
+    problem: Problem | None
+    solver: str
+    seed: int
+    budget: Budget
+    options: Mapping[str, Any] = field(default_factory=dict)
+    refused: str = ""
+
+    @cached_property
+    def key(self) -> str:
+        """The name of the job's folder: 16 hexadecimal digits of a hash of everything that determines its result."""
+        data = self.to_dict()
+        return sha256_of(data if self.problem is None else data | {"overrides": []})[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The job as plain data that `job_from_dict` reads."""
+        return {
+            "overrides": list(self.overrides),
+            "problem": None if self.problem is None else problem_to_dict(self.problem),
+            "solver": self.solver,
+            "seed": self.seed,
+            "budget": asdict(self.budget),
+            "options": dict(self.options),
+            "refused": self.refused,
+        }
+
+    def is_done(self, folder: Path) -> bool:
+        """Whether an earlier run finished the job in `folder`."""
+        path = folder / self.key / STATUS_FILE
+        try:
+            return path.is_file() and read_mapping(path).get("exit_code") in FINAL
+        except InputError:
+            return False
+
+    def ended(self, folder: Path, exit_code: int, message: str, step_time_s: float = math.inf) -> int:
+        """Write the job's `status.json`; returns the exit code."""
+        status = status_to_dict(exit_code, " ".join(message.split()), self.overrides, step_time_s)
+        (folder / self.key).mkdir(parents=True, exist_ok=True)
+        write_text(folder / self.key / STATUS_FILE, json.dumps(status, indent=1, allow_nan=False) + "\n")
+        return exit_code
+
+    def run(self, folder: Path, listen: OnProgress) -> int:
+        """Search, and write `plan.json` and `status.json` into the job's folder; returns the command line's exit code.
+
+        Every exception but an interrupt becomes an exit code. 130 means that `listen` stopped the search; the plan is
+        then the best so far.
+        """
+        stopped = False
+
+        def heed(progress: Progress) -> bool:
+            nonlocal stopped
+            stopped = not listen(progress)
+            return not stopped
+
+        try:
+            if self.problem is None:
+                raise InputError(self.refused)
+            solver = made_solver(self.solver, self.options)
+            result = solver.solve(self.problem, self.budget, seed=self.seed, on_progress=heed)
+            own = folder / self.key
+            own.mkdir(parents=True, exist_ok=True)
+            if result.plan is not None and result.cost is not None:
+                write_plan(own / PLAN_FILE, self.problem, result.plan, result.cost, solver_to_dict(result))
+            if stopped:
+                return self.ended(folder, INTERRUPTED, "interrupted; the best plan so far is kept", result.objective)
+            code, said = (3, f"{result.status}: {result.reason}") if result.plan is None else (0, "")
+            return self.ended(folder, code, said, result.objective)
+        except InputError as error:
+            return self.ended(folder, 2, str(error))
+        except InvalidPlanError as error:
+            return self.ended(folder, 1, str(error))
+        except Exception as error:  # a failing solver must not end the sweep
+            return self.ended(folder, 1, f"unexpected {type(error).__name__}: {error}")
+
+
+def job_from_dict(data: Mapping[str, Any]) -> SweepJob:
+    """The inverse of `SweepJob.to_dict`."""
+    problem = data["problem"]
+    return SweepJob(
+        tuple(data["overrides"]),
+        None if problem is None else problem_from_section(Section(problem, "problem")),
+        data["solver"],
+        data["seed"],
+        Budget(**data["budget"]),
+        data["options"],
+        data["refused"],
+    )

@@ -1,0 +1,145 @@
+"""Sweeps over a grid of problems, solvers and seeds on several processes; finished jobs are not run again."""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from hexiopt.cores import usable_cores
+from hexiopt.errors import InputError, did_you_mean, quoted
+from hexiopt.frame import Frame
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from hexiopt.readers.sweep_files import jobs_frame
+from hexiopt.reading import whole_in
+from hexiopt.solving import MAX_SEED, Budget
+from hexiopt.toolkit.jobs import INTERRUPTED, SweepJob
+from hexiopt.toolkit.running import in_notebook
+from hexiopt.toolkit.workers import JobProcesses
+
+_GROUPS = ("workload", "space", "constraints")
+_KEYS = ("cluster", "model", "solver", "seed", *(f"{group}.KEY" for group in _GROUPS), "solver.KEY")
+_FIELDS = {group: [field.name for field in fields(Workload if group == "workload" else Space)] for group in _GROUPS}
+_BUDGET = ("time_limit_s", "max_steps")
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The functions that read the clusters and models of a grid."""
+
+    cluster: Callable[[Any], Cluster]
+    model: Callable[[Any], ModelSpec]
+
+
+def jobs_of(
+    problem: Problem, over: Mapping[str, Iterable[Any]], solver: str, budget: Budget, sources: Sources
+) -> list[SweepJob]:
+    """One job for each combination of the values in `over`; the last key varies fastest.
+
+    Raises InputError for unknown keys and for keys without values. A combination that does not form a problem becomes
+    a job with the reason.
+    """
+    axes: dict[str, list[Any]] = {}
+    for key, values in over.items():
+        group, dot, name = str(key).partition(".")
+        if (dot and not (name and group in (*_GROUPS, "solver"))) or (not dot and key not in _KEYS):
+            raise InputError(f"over: {quoted(key)}: unknown key; {did_you_mean(str(key), _KEYS)}")
+        if group in _FIELDS and name not in _FIELDS[group]:
+            raise InputError(f"over: {key}: unknown key; {did_you_mean(name, _FIELDS[group])}")
+        if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+            raise InputError(f"over: {key}: {quoted(values)} is not a list; write [{values!r}]")
+        axes[str(key)] = list(values)
+        if not axes[str(key)]:
+            raise InputError(f"over: {key}: is empty; give at least one value")
+    return [
+        _job(problem, dict(zip(axes, values, strict=True)), solver, budget, sources)
+        for values in product(*axes.values())
+    ]
+
+
+def run_jobs(jobs: list[SweepJob], folder: Path, processes: int | None, progress: bool | None) -> Frame:
+    """Run the unfinished jobs; returns all of them in order. Raises KeyboardInterrupt after Ctrl-C, with the way to
+    resume."""
+    count = usable_cores() if processes is None else whole_in(processes, "processes", at_least=1, at_most=1024)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made ({error.strerror}); choose another folder") from None
+    distinct = {job.key: job for job in jobs}
+    left = [job for job in distinct.values() if not job.is_done(folder)]
+    shown = sys.stderr.isatty() or in_notebook() if progress is None else progress
+    count_down = _Counter(len(distinct), len(distinct) - len(left), shown)
+    try:
+        JobProcesses(left, folder, count, count_down).run()
+    except KeyboardInterrupt:
+        done = sum(job.is_done(folder) for job in distinct.values())
+        said = f"{done} of {len(distinct)} jobs are done in {os.fspath(folder)}; call sweep again to resume"
+        raise KeyboardInterrupt(said) from None
+    finally:
+        count_down.close()
+    frame = jobs_frame([folder / job.key for job in jobs])
+    codes = frame["exit_code"]
+    words = {0: "done", INTERRUPTED: "interrupted", 3: "without a plan", 2: "refused", 1: "failed"}
+    told = ", ".join(f"{codes.count(code)} {word}" for code, word in words.items() if code in codes)
+    return Frame(frame.columns, frame.rows, title=f"{len(jobs)} jobs: {told}")
+
+
+class _Counter:
+    """The number of finished jobs, as a line on stderr that is overwritten."""
+
+    def __init__(self, total: int, done: int, shown: bool) -> None:
+        self._total, self._ended, self._bad, self._shown = total, done, 0, shown
+        self._tell()
+
+    def __call__(self, job: SweepJob, code: int) -> None:
+        self._ended += 1
+        self._bad += code != 0
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._shown:
+            bad = f", {self._bad} without a plan" if self._bad else ""
+            print(f"\r{self._ended} of {self._total} jobs{bad}", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """End the line."""
+        if self._shown:
+            print(file=sys.stderr)
+
+
+def _job(problem: Problem, values: Mapping[str, Any], solver: str, budget: Budget, sources: Sources) -> SweepJob:
+    overrides = tuple(f"{key}={_word(value)}" for key, value in values.items())
+    groups: dict[str, dict[str, Any]] = {group: dict(_within(values, group)) for group in (*_GROUPS, "solver")}
+    for name, value in groups["solver"].items():
+        if not isinstance(value, str | int | float | None):
+            raise InputError(
+                f"over: solver.{name}: {quoted(value)} is not a plain value; give a number, a string or None"
+            )
+    stated = {name: groups["solver"].pop(name) for name in _BUDGET if name in groups["solver"]}
+    seed = whole_in(values.get("seed", 0), "seed", at_least=0, at_most=MAX_SEED)
+    changed, refused = None, ""
+    try:
+        parts = {name: getattr(sources, name)(values[name]) for name in ("cluster", "model") if name in values}
+        changed = problem.replace(
+            **parts,
+            workload=problem.workload.replace(**groups["workload"]),
+            space=problem.space.replace(**groups["space"], **groups["constraints"]),
+        )
+        budget = Budget(**{name: getattr(budget, name) for name in _BUDGET} | stated)
+    except InputError as error:
+        refused = str(error)
+    return SweepJob(overrides, changed, str(values.get("solver", solver)), seed, budget, groups["solver"], refused)
+
+
+def _within(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, Any]]:
+    return ((key.partition(".")[2], value) for key, value in values.items() if key.startswith(f"{group}."))
+
+
+def _word(value: Any) -> str:
+    return value.name if isinstance(value, Cluster | ModelSpec) else str(value)

@@ -1,0 +1,116 @@
+"""Generates `docs/api.md`, the reference of the Python API, from docstrings: `python -m tests.api_reference`.
+
+`tests/hexiopt/toolkit/test_reference.py` checks that the page is current and that every public name is described.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import hexiopt
+from hexiopt import plot, testing
+
+PAGE = Path(__file__).parent.parent / "docs" / "api.md"
+HEAD = """# Reference
+
+`make reference` generates this page from docstrings; [another page](python.md) has examples. All seconds are of one
+training step, except where a name says otherwise. Bad input raises `hexiopt.InputError`, a `ValueError` with a one-line
+message.
+"""
+# In the order in which one meets them; a test sees that none is missing.
+PARTS = {
+    "State a problem": ("cluster", "model", "Cluster", "ModelSpec", "Workload", "Space", "Problem"),
+    "Find and judge a plan": ("solve", "solver", "solvers", "load_plan", "price", "check", "lower_bound"),
+    "Compare and sweep": ("compare", "sweep", "read_sweep"),
+    "What they give back": (
+        *("Solution", "PlacedPlan", "PlanCost", "Comparison", "Frame", "SolverCatalogue", "SolverInfo", "Plan"),
+        "InputError",
+    ),
+}
+
+
+def written() -> str:
+    """The whole page."""
+    lines = [HEAD]
+    for title, names in PARTS.items():
+        lines.append(f"## {title}\n")
+        for name in names:
+            lines += _entry(f"hexiopt.{name}", getattr(hexiopt, name))
+    for title, module in (("Plots", plot), ("Contracts", testing)):
+        lines += [f"## {title}: `{module.__name__}`\n", f"{_doc(module)}\n"]
+        for name in module.__all__:
+            lines += _entry(f"{module.__name__}.{name}", getattr(module, name))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def members(made: type) -> Iterator[tuple[str, Any]]:
+    """The public methods and properties that a class of ours states or inherits from ours, in the order of the code."""
+    seen = set[str]()
+    for kind in made.__mro__:
+        if not kind.__module__.startswith("hexiopt"):
+            continue
+        for name, member in vars(kind).items():
+            if name.startswith("_") or name in seen:
+                continue
+            is_method = isinstance(member, FunctionType | classmethod | property) or hasattr(member, "attrname")
+            if is_method:
+                seen.add(name)
+                yield name, member
+
+
+def _entry(name: str, value: Any) -> Iterator[str]:
+    yield f"### `{name}`\n"
+    if not isinstance(value, type):
+        yield f"```python\n{_signature(name.rpartition('.')[2], value)}\n```\n"
+    elif is_dataclass(value):
+        yield f"```python\n{_signature(value.__name__, value)}\n```\n"
+    yield f"{_doc(value)}\n"
+    if isinstance(value, type):
+        own = [f"- {_member(member_name, member)}" for member_name, member in members(value)]
+        if own:
+            yield "\n".join(own) + "\n"
+
+
+def _member(name: str, member: Any) -> str:
+    function = getattr(member, "__func__", None) or getattr(member, "fget", None) or getattr(member, "func", member)
+    called = "" if function is not member and not isinstance(member, classmethod) else "(...)"
+    said = " ".join(_doc(function).partition("\n\n")[0].split())
+    return f"`{name}{called}`: {said[:1].lower() + said[1:] if said[1:2].islower() else said}"
+
+
+def _signature(name: str, value: Any) -> str:
+    """With types as they are written in the code, one parameter a line where it is long."""
+    found = inspect.signature(value)
+    parameters = [str(own) for own in found.parameters.values() if own.name != "self"]
+    kinds = [own.kind for own in found.parameters.values() if own.name != "self"]
+    if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        parameters.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+    back = found.return_annotation
+    arrow = "" if back is inspect.Signature.empty or isinstance(value, type) else f" -> {_named(back)}"
+    parameters, arrow = list(map(_short, parameters)), _short(arrow)
+    text = f"{name}({', '.join(parameters)}){arrow}"
+    return text if len(text) <= 100 else f"{name}(\n    " + ",\n    ".join(parameters) + f",\n){arrow}"
+
+
+def _short(text: str) -> str:
+    """Names without their modules."""
+    text = text.replace("<factory>", "...").replace("'Axes | None'", "Axes | None")
+    return re.sub(r"\b(?:hexiopt|collections|pathlib|typing|matplotlib)(?:\.\w+)*\.(\w+)", r"\1", text)
+
+
+def _named(annotation: Any) -> str:
+    return inspect.formatannotation(annotation).strip("'")
+
+
+def _doc(value: ModuleType | type | Any) -> str:
+    return (inspect.getdoc(value) or "").strip()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(), encoding="utf-8")
+    print(PAGE, file=sys.stderr)
